@@ -1,0 +1,238 @@
+"""The one table of typed errors: what went wrong, in which field, whether to try again, and at whose cost.
+
+Every error that crosses a room's border is one of these. `code` is what travels in feedback events, wire close
+frames and `--json` output; `field` names the offending part of the input; `retryable` says whether the same request
+may succeed later or elsewhere; `pays` says who bears what it cost.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+Payer = Literal["sender", "customer", "provider", "nobody"]
+
+
+class NodewireError(Exception):
+    """Base of the table. `str()` reads "field: reason"."""
+
+    code: ClassVar[str] = "error"
+    retryable: ClassVar[bool] = False
+    pays: ClassVar[Payer] = "nobody"
+
+    def __init__(self, field: str, reason: str = "") -> None:
+        super().__init__(f"{field}: {reason}" if reason else field)
+        self.field = field
+        self.reason = reason
+
+    def as_dict(self) -> dict[str, str | bool]:
+        """The error as plain data, for `--json` and the wire."""
+        return {
+            "code": self.code,
+            "field": self.field,
+            "reason": self.reason,
+            "retryable": self.retryable,
+            "pays": self.pays,
+        }
+
+
+class BadInput(NodewireError):
+    """Whatever a peer or a user sent was malformed; it costs the sender."""
+
+    code = "bad-input"
+    pays = "sender"
+
+
+class BadEvent(BadInput):
+    """A Nostr event is malformed."""
+
+    code = "bad-event"
+
+
+class BadTag(BadEvent):
+    """A tag of an event is malformed."""
+
+    code = "bad-tag"
+
+
+class BadSignature(BadInput):
+    """A signature or an id does not match what it signs."""
+
+    code = "bad-signature"
+
+
+class BadHash(BadInput):
+    """Content does not have the hash it was cited by."""
+
+    code = "bad-hash"
+
+
+class BadVersion(BadInput):
+    """A version of the protocol that this software does not speak."""
+
+    code = "bad-version"
+
+
+class TooLarge(BadInput):
+    """A length, count or rank is above its cap; nothing was allocated for it."""
+
+    code = "too-large"
+
+
+class BadManifest(BadInput):
+    code = "bad-manifest"
+
+
+class BadTask(BadInput):
+    """A task's program or weights are not what the whitelist and its own types allow."""
+
+    code = "bad-task"
+
+
+class BadPlan(BadInput):
+    code = "bad-plan"
+
+
+class BadFrame(BadInput):
+    """A wire frame is malformed, mis-keyed or comes from the wrong producer."""
+
+    code = "bad-frame"
+
+
+class BadPeer(BadInput):
+    """The other end of a link is not who it must be."""
+
+    code = "bad-peer"
+
+
+class BadCiphertext(BadInput):
+    code = "bad-ciphertext"
+
+
+class BadInvoice(BadInput):
+    code = "bad-invoice"
+
+
+class BadZap(BadInput):
+    """A zap request or receipt breaks a clause of NIP-57."""
+
+    code = "bad-zap"
+
+
+class BadQuorum(BadInput):
+    """A certificate lacks 2f+1 valid votes, or votes for something else."""
+
+    code = "bad-quorum"
+
+
+class BadConfig(NodewireError):
+    """A configuration file or command line cannot be used as it is."""
+
+    code = "bad-config"
+
+
+class NotFound(NodewireError):
+    code = "not-found"
+    retryable = True
+
+
+class NotAllowed(NodewireError):
+    """The state or policy does not admit the request."""
+
+    code = "not-allowed"
+
+
+class Busy(NodewireError):
+    """No free slot; another provider, or a later moment, may do."""
+
+    code = "busy"
+    retryable = True
+
+
+class PaymentRequired(NodewireError):
+    """Work waits for a payment that is due."""
+
+    code = "payment-required"
+    retryable = True
+    pays = "customer"
+
+
+class PaymentFailed(NodewireError):
+    """Lightning could not deliver; nothing was paid."""
+
+    code = "payment-failed"
+    retryable = True
+
+
+class OverBudget(NodewireError):
+    """The price is above what the customer allowed."""
+
+    code = "over-budget"
+    pays = "customer"
+
+
+class NoQuorum(NodewireError):
+    """The committee certified no usable epoch in time."""
+
+    code = "no-quorum"
+    retryable = True
+
+
+class NoProvider(NodewireError):
+    """No live provider serves a task under the customer's terms."""
+
+    code = "no-provider"
+    retryable = True
+
+
+class TimedOut(NodewireError):
+    code = "timed-out"
+    retryable = True
+
+
+class LinkLost(NodewireError):
+    """A connection to a peer ended."""
+
+    code = "link-lost"
+    retryable = True
+
+
+class RelayRefused(NodewireError):
+    """A relay answered no (`reason` holds its words)."""
+
+    code = "relay-refused"
+    retryable = True
+
+
+class WorkerFailed(NodewireError):
+    """A worker process died or broke its memory cap."""
+
+    code = "worker-failed"
+    retryable = True
+    pays = "provider"
+
+
+class OverMemory(NodewireError):
+    """The work does not fit the memory it was given."""
+
+    code = "over-memory"
+    pays = "sender"
+
+
+TABLE: dict[str, type[NodewireError]] = {}
+
+
+def _register(cls: type[NodewireError]) -> None:
+    assert cls.code not in TABLE, cls.code
+    TABLE[cls.code] = cls
+    for child in cls.__subclasses__():
+        _register(child)
+
+
+_register(NodewireError)
+
+
+def from_dict(data: dict[str, object]) -> NodewireError:
+    """The error that a peer reported; an unknown code becomes a plain NodewireError that keeps it in its text."""
+    code, field, reason = (str(data.get(k, ""))[:200] for k in ("code", "field", "reason"))
+    cls = TABLE.get(code)
+    return cls(field, reason) if cls else NodewireError(field, f"{code}: {reason}")

@@ -1,0 +1,1 @@
+"""Nodewire's own events and documents: frozen schemas, pure codecs and checks. NIPS.md is their specification."""

@@ -1,0 +1,77 @@
+"""Canonical bytes and tagged hashes: the same document has the same hash in every implementation.
+
+A document is maps, lists, strings, byte strings, integers, booleans and null (no floats), written as msgpack with map
+keys sorted by their UTF-8 bytes and every integer, string and container in its shortest form. A hash is
+SHA-256(SHA-256(tag) || SHA-256(tag) || bytes), as in BIP-340.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from typing import Any
+
+import msgpack
+
+from nodewire.errors import BadInput, TooLarge
+
+MAX_DEPTH = 32
+
+
+def encode(document: Any) -> bytes:
+    """Canonical msgpack of `document`.
+
+    Raises:
+        BadInput: it holds a float, a non-string key or another type that has no canonical form.
+    """
+    try:
+        return bytes(msgpack.packb(_ordered(document, 0), use_bin_type=True))
+    except OverflowError as error:
+        raise BadInput("document", "an integer is beyond 64 bits") from error
+
+
+def decode(data: bytes | memoryview, *, max_bytes: int) -> Any:
+    """The document in `data`.
+
+    Raises:
+        TooLarge: longer than `max_bytes`.
+        BadInput: not msgpack, or not its canonical form.
+    """
+    if len(data) > max_bytes:
+        raise TooLarge("document", f"{len(data)} bytes, at most {max_bytes}")
+    try:
+        document = msgpack.unpackb(data, raw=False, strict_map_key=True)
+    except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
+        raise BadInput("document", "not msgpack") from error
+    if encode(document) != bytes(data):
+        raise BadInput("document", "not in canonical form")
+    return document
+
+
+def tagged_hash(tag: str, data: bytes) -> bytes:
+    """The BIP-340 style tagged SHA-256 of `data`, 32 bytes."""
+    return hashlib.sha256(_prefix(tag) + data).digest()
+
+
+def digest(tag: str, document: Any) -> str:
+    """The tagged hash of a document's canonical bytes, as 64 hex digits."""
+    return tagged_hash(tag, encode(document)).hex()
+
+
+@lru_cache(maxsize=64)
+def _prefix(tag: str) -> bytes:
+    return hashlib.sha256(tag.encode()).digest() * 2
+
+
+def _ordered(value: Any, depth: int) -> Any:
+    if depth > MAX_DEPTH:
+        raise TooLarge("document", f"nested more than {MAX_DEPTH} deep")
+    if value is None or isinstance(value, bool | int | str | bytes):
+        return value
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            raise BadInput("document", "a map key is not a string")
+        return {key: _ordered(value[key], depth + 1) for key in sorted(value, key=str.encode)}
+    if isinstance(value, list | tuple):
+        return [_ordered(item, depth + 1) for item in value]
+    raise BadInput("document", f"{type(value).__name__} has no canonical form")

@@ -1,0 +1,118 @@
+"""A manifest (kind 38840): a model as a DAG of tasks. NIPS.md, "Manifests".
+
+A task is an actor: tensors come in on its edges, tensors go out on its edges. `customer` is the node outside: edges
+from it carry the request, edges to it the answer. Decoders close a ring through their driver; edges marked `back`
+do not count as dependencies, so that the rest is acyclic.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from nodewire.errors import BadInput, BadManifest
+from nodewire.protocol.schema import Count, Hex32, Label, Name, Schema
+
+CUSTOMER = "customer"
+MAX_TASKS = 1_024
+MAX_EDGES = 8_192
+
+Engine = Literal["decoder.driver", "decoder.stage", "encoder.driver", "graph"]
+"""What interprets a task's program in the worker (`kinds` maps it to a worker entry)."""
+
+
+class BlobRef(Schema):
+    """A content-addressed file: plain SHA-256 of its bytes, as Blossom has it."""
+
+    sha256: Hex32
+    bytes: Count
+
+
+class Tensor(Schema):
+    """The type of one tensor on an edge. A dimension is a number, or a name with its largest value in `Edge.dims`."""
+
+    name: Name
+    dtype: Literal["float32", "bfloat16", "float16", "int64", "int32", "uint8", "bool"]
+    shape: tuple[int | Name, ...] = Field(max_length=8)
+
+
+class Edge(Schema):
+    """Tensors that travel together from one task's output to another's input.
+
+    `bytes_per_position` is what one position (token) or item adds to a frame: the planner's and the wire's estimate.
+    """
+
+    name: Name
+    source: Name
+    target: Name
+    tensors: tuple[Tensor, ...] = Field(max_length=64)
+    dims: dict[Name, Count] = Field(default_factory=dict, max_length=16)
+    bytes_per_position: Count
+    back: bool = False
+
+
+class Task(Schema):
+    """One piece of the model.
+
+    `program` is a canonical msgpack blob read by `engine`; `weights` are safetensors blobs of only this task's tensors.
+    `memory_bytes` is the predicted peak of weights, caches for `slots` sessions and activations, in a loaded worker
+    above its empty baseline; `flops` is per position; `limit` says in words what bounded the cut.
+    """
+
+    name: Name
+    engine: Engine
+    program: BlobRef
+    weights: tuple[BlobRef, ...] = Field(max_length=64)
+    memory_bytes: Count
+    slots: int = Field(ge=1, le=4_096)
+    flops: Count
+    limit: Label = ""
+
+
+class Manifest(Schema):
+    TAG: ClassVar[str] = "nodewire/manifest/1"
+    MAX_BYTES: ClassVar[int] = 1_048_576
+    ERROR: ClassVar[type[BadInput]] = BadManifest
+
+    v: Literal[1] = 1
+    name: Name
+    kind: Literal[8843] = 8843
+    mode: Literal["generate", "embed", "run"]
+    license: Label = ""
+    context: Count = 0
+    """Most positions in one session, prompt included (0: not a sequence model)."""
+    chunk: int = Field(default=64, ge=1, le=4_096)
+    """Positions that one payment and one commitment cover; a call of a stateless DAG is one chunk."""
+    tasks: tuple[Task, ...] = Field(min_length=1, max_length=MAX_TASKS)
+    """In topological order, the driver first."""
+    edges: tuple[Edge, ...] = Field(min_length=1, max_length=MAX_EDGES)
+
+    @model_validator(mode="after")
+    def _is_a_dag(self) -> Self:
+        order = {task.name: i for i, task in enumerate(self.tasks)}
+        if len(order) != len(self.tasks) or CUSTOMER in order:
+            raise ValueError("tasks: names are not unique, or one is called 'customer'")
+        if len({edge.name for edge in self.edges}) != len(self.edges):
+            raise ValueError("edges: names are not unique")
+        for edge in self.edges:
+            for end in (edge.source, edge.target):
+                if end != CUSTOMER and end not in order:
+                    raise ValueError(f"edges: {edge.name} names an unknown task {end}")
+            inner = CUSTOMER not in (edge.source, edge.target)
+            if inner and not edge.back and order[edge.source] >= order[edge.target]:
+                raise ValueError(f"edges: {edge.name} runs against the order of tasks")
+        return self
+
+    def task(self, name: str) -> Task:
+        return next(task for task in self.tasks if task.name == name)
+
+    def inputs(self, task: str) -> tuple[Edge, ...]:
+        return tuple(edge for edge in self.edges if edge.target == task)
+
+    def outputs(self, task: str) -> tuple[Edge, ...]:
+        return tuple(edge for edge in self.edges if edge.source == task)
+
+    @property
+    def driver(self) -> Task:
+        return self.tasks[0]

@@ -1,0 +1,106 @@
+"""A plan: every task's provider and standby, fixed prices, deadlines and the verification policy. NIPS.md, "Plans".
+
+`nodewire.plan.assign` derives one from (manifest, snapshot, beacon, terms, customer, busy, k); a job request carries
+it whole, and anyone re-derives it.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from nodewire.errors import BadInput, BadPlan
+from nodewire.protocol import canonical
+from nodewire.protocol.schema import Count, Hex32, Label, Msat, Name, Schema
+
+LOCAL = "local"
+MAX_BUSY = 8
+MAX_REDRAWS = 8
+
+
+class Terms(Schema):
+    """What the customer asks for; part of the plan, so that it can be re-derived."""
+
+    max_chunk_msat: Msat
+    """Most that one chunk may cost over all tasks."""
+    max_total_msat: Msat
+    trusted: tuple[Hex32, ...] = Field(default=(), max_length=64)
+    """If not empty, only these providers."""
+    excluded: tuple[Hex32, ...] = Field(default=(), max_length=64)
+    regions: tuple[Label, ...] = Field(default=(), max_length=16)
+    """If not empty, only providers that declare one of these."""
+    driver: Literal["provider", "local"] = "provider"
+    verify: Literal["none", "sampled"] = "none"
+
+
+class Assignment(Schema):
+    """One task of a plan. `provider` is "local" where the customer runs the task itself, for nothing."""
+
+    task: Name
+    provider: Hex32 | Literal["local"]
+    standby: Hex32 | None
+    price_msat: Msat
+    """Per chunk."""
+
+
+class Verification(Schema):
+    """`rate_ppm` of chunks are re-computed; `share_ppm` of the price pays for it."""
+
+    policy: Literal["none", "sampled"]
+    rate_ppm: int = Field(ge=0, le=1_000_000)
+    share_ppm: int = Field(ge=0, le=1_000_000)
+
+
+class Plan(Schema):
+    TAG: ClassVar[str] = "nodewire/plan/1"
+    MAX_BYTES: ClassVar[int] = 32_768
+    ERROR: ClassVar[type[BadInput]] = BadPlan
+
+    v: Literal[1] = 1
+    algorithm: Literal["assign/1"] = "assign/1"
+    manifest: Hex32
+    """Manifest.digest()."""
+    committee: Hex32
+    """Committee.digest()."""
+    epoch: Count
+    snapshot: Hex32
+    """SHA-256 of the snapshot blob that the epoch's QC certifies."""
+    certificate: Hex32
+    """Digest of the epoch's certified body (Body.digest()), which the beacon signs."""
+    beacon: Hex32
+    customer: Hex32
+    k: int = Field(ge=0, lt=MAX_REDRAWS)
+    busy: tuple[Hex32, ...] = Field(default=(), max_length=MAX_BUSY)
+    """Ids of the signed `busy` feedbacks whose authors were excluded."""
+    terms: Terms
+    tasks: tuple[Assignment, ...] = Field(min_length=1, max_length=1_024)
+    """In the manifest's order."""
+    chunk_msat: Msat
+    """Sum of the tasks' prices: what one chunk costs."""
+    first_result_ms: Count
+    """Deadline for the first output after the request."""
+    next_result_ms: Count
+    """Deadline between outputs."""
+    verification: Verification
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        if self.chunk_msat != sum(task.price_msat for task in self.tasks):
+            raise ValueError("chunk_msat: not the sum of the tasks' prices")
+        return self
+
+    def assignment(self, task: str) -> Assignment:
+        return next(a for a in self.tasks if a.task == task)
+
+    def providers(self) -> tuple[str, ...]:
+        """The distinct providers in task order, the customer's own tasks left out."""
+        return tuple(dict.fromkeys(a.provider for a in self.tasks if a.provider != LOCAL))
+
+
+def tensor_key(request: str, edge: str, attempt: int, seq: int) -> bytes:
+    """The name, known to everybody in advance, of the `seq`-th frame on an edge of a job (16 bytes).
+
+    `request` is the job request's event id; `attempt` counts signed takeovers.
+    """
+    return canonical.tagged_hash("nodewire/tensor/1", canonical.encode([request, edge, attempt, seq]))[:16]

@@ -1,0 +1,101 @@
+"""The frozen model that every document of the protocol is, and the field types they share.
+
+A document travels as JSON (in an event's content) or canonical msgpack (as a blob) and is hashed over its canonical
+msgpack. Models are strict and closed: a field that a version does not know is an error, so what was parsed hashes to
+what was signed. Lists in documents are tuples in Python.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Self
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from nodewire.errors import BadInput, BadVersion, TooLarge
+from nodewire.protocol import canonical
+
+Hex32 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+"""32 bytes as lowercase hex: event ids, public keys, hashes."""
+Hex64 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{128}$")]
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+"""Names of tasks, edges, tensors, models."""
+Label = Annotated[str, StringConstraints(max_length=128)]
+"""Short free text for people."""
+Count = Annotated[int, Field(ge=0, le=2**53 - 1)]
+Msat = Annotated[int, Field(ge=0, le=2_100_000_000_000_000_000)]
+Seconds = Annotated[int, Field(ge=0, le=2**53 - 1)]
+
+
+class Schema(BaseModel):
+    """Base of all documents. Subclasses set `TAG` (hash domain), `MAX_BYTES` and `ERROR` (raised by `parse`)."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    TAG: ClassVar[str] = ""
+    MAX_BYTES: ClassVar[int] = 32_768
+    ERROR: ClassVar[type[BadInput]] = BadInput
+
+    @classmethod
+    def parse(cls, data: bytes | str) -> Self:
+        """The document in JSON text.
+
+        Raises:
+            TooLarge: longer than MAX_BYTES.
+            BadVersion: its `v` is one that this software does not speak.
+            cls.ERROR: any other fault, naming the field.
+        """
+        if len(data) > cls.MAX_BYTES:
+            raise TooLarge(cls.__name__.lower(), f"{len(data)} bytes, at most {cls.MAX_BYTES}")
+        try:
+            return cls.from_document(orjson.loads(data))
+        except orjson.JSONDecodeError as error:
+            raise cls.ERROR(cls.__name__.lower(), "not JSON") from error
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        """The document in canonical msgpack. Raises as `parse`."""
+        try:
+            return cls.from_document(canonical.decode(data, max_bytes=cls.MAX_BYTES))
+        except TooLarge:
+            raise
+        except BadInput as error:
+            raise (
+                error if isinstance(error, cls.ERROR | BadVersion) else cls.ERROR(error.field, error.reason)
+            ) from error
+
+    @classmethod
+    def from_document(cls, document: Any) -> Self:
+        """The model of decoded JSON or msgpack. Raises as `parse`."""
+        if "v" in cls.model_fields and isinstance(document, dict):
+            known = cls.model_fields["v"].default
+            if document.get("v") != known:
+                raise BadVersion("v", f"{document.get('v')!r}; this software speaks {known}")
+        try:
+            return cls.model_validate(_tuples(document))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or cls.__name__.lower()
+            raise cls.ERROR(where[:200], first["msg"][:200]) from error
+
+    def document(self) -> dict[str, Any]:
+        return self.model_dump(mode="python")
+
+    def to_json(self) -> str:
+        return orjson.dumps(self.document(), option=orjson.OPT_SORT_KEYS).decode()
+
+    def pack(self) -> bytes:
+        return canonical.encode(self.document())
+
+    def digest(self) -> str:
+        """The tagged hash by which others cite this document (64 hex digits)."""
+        assert self.TAG, type(self)
+        return canonical.tagged_hash(self.TAG, self.pack()).hex()
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_tuples(item) for item in value)
+    if isinstance(value, dict):
+        return {key: _tuples(item) for key, item in value.items()}
+    return value
