@@ -1,0 +1,26 @@
+"""The numbers of nodewire's event kinds. NIPS.md, "Kinds"."""
+
+from __future__ import annotations
+
+INFERENCE = 8843
+FEEDBACK = 7000
+INVENTORY = 8850
+BEACON = 8851
+CERTIFICATE = 8852
+EVIDENCE = 8853
+COMMITMENT = 8854
+RATING = 8855
+RECEIPT = 8856
+TAKEOVER = 8857
+BOND = 8858
+MANIFEST = 38840
+COMMITTEE = 38841
+AD = 31990
+BEAT = 11998
+TELEMETRY = 28840
+TICKET = 28841
+
+
+def result_of(request: int) -> int:
+    """The kind that answers a job request of kind `request`."""
+    return request - 2000

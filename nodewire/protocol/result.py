@@ -1,0 +1,69 @@
+"""Results (kind 6843): one by each provider of a job, when its part is done. NIPS.md, "Results".
+
+The tags carry the roots it committed to, chunk by chunk; the content is NIP-44 ciphertext for the customer (the
+driver's holds the whole output, so that a customer who lost its link still gets what it paid for).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nodewire.errors import BadEvent, BadTag, TooLarge
+from nodewire.nostr import event as _event
+from nodewire.nostr.event import Event
+from nodewire.nostr.keys import Keys
+from nodewire.protocol import kinds
+
+MAX_ROOTS = 512
+_HEX32 = re.compile(r"^[0-9a-f]{64}$")
+_NUMBER = re.compile(r"^[0-9]{1,15}$")
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """What one provider computed in one chunk of one attempt."""
+
+    chunk: int
+    attempt: int
+    root: str
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    id: str
+    provider: str
+    request: str
+    customer: str
+    roots: tuple[Root, ...]
+    ciphertext: str
+
+
+def build(keys: Keys, request: str, customer: str, roots: Sequence[Root], ciphertext: str, *, created_at: int) -> Event:
+    tags = [["e", request], ["p", customer], ["encrypted"]]
+    tags += [["root", str(r.chunk), str(r.attempt), r.root] for r in roots[-MAX_ROOTS:]]
+    return _event.sign(keys, kinds.result_of(kinds.INFERENCE), created_at=created_at, content=ciphertext, tags=tags)
+
+
+def parse(event: Event) -> Result:
+    """The result in `event`, whose signature has been checked.
+
+    Raises:
+        BadEvent, BadTag, TooLarge: with the field at fault.
+    """
+    if event.kind != kinds.result_of(kinds.INFERENCE):
+        raise BadEvent("kind", f"{event.kind} is not a result")
+    request, customer = event.tag("e") or "", event.tag("p") or ""
+    if not _HEX32.match(request):
+        raise BadTag("e", "not an event id")
+    if not _HEX32.match(customer):
+        raise BadTag("p", "not a public key")
+    rows = [t for t in event.tags if t[0] == "root"]
+    if len(rows) > MAX_ROOTS:
+        raise TooLarge("root", f"{len(rows)} roots, at most {MAX_ROOTS}")
+    for row in rows:
+        if len(row) != 4 or not all(_NUMBER.match(n) for n in row[1:3]) or not _HEX32.match(row[3]):
+            raise BadTag("root", "not [root, chunk, attempt, hash]")
+    roots = tuple(Root(int(r[1]), int(r[2]), r[3]) for r in rows)
+    return Result(event.id, event.pubkey, request, customer, roots, event.content)
