@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol
 
 from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.manifest import Manifest
 
 Params = Mapping[str, Any]
 """A session's parameters (max_tokens, stop ...): plain msgpack data, checked by the kind."""
@@ -26,6 +28,15 @@ class Limits:
     memory_bytes: int
     threads: int = 1
     device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A model that was split: its manifest, every blob that the manifest cites (sha256 -> file), what limited each cut."""
+
+    manifest: Manifest
+    blobs: Mapping[str, Path]
+    report: tuple[str, ...]
 
 
 class Actor(Protocol):
@@ -72,3 +83,51 @@ class Clock(Protocol):
         """Unix time."""
 
     def monotonic_s(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One job as a node that runs part of it sees it. `tasks` are this node's, in the manifest's order."""
+
+    request: str
+    manifest: Manifest
+    tasks: tuple[str, ...]
+    params: Params
+
+
+class Desk(Protocol):
+    """What the role does around a job's computation: credit, commitment, closing."""
+
+    async def admit(self, chunk: int) -> None:
+        """Return when work on `chunk` may begin: its predecessors but one are paid. Raises PaymentRequired."""
+
+    def produced(self, task: str, chunk: int, frame: Frame[Array]) -> None:
+        """Take note of an output for the chunk's commitment, before it is delivered."""
+
+    async def completed(self, chunk: int, units: int, end: bool) -> None:
+        """All of this node's part of `chunk` is done; it counts as `units` chunks. `end`: it was the last."""
+
+
+class JobKind(Protocol):
+    """One job kind: what the entry point `nodewire.kinds` names."""
+
+    request: int
+    worker_entry: str
+
+    def check(self, manifest: Manifest, params: Params) -> Params:
+        """The parameters with their defaults filled in. Raises BadInput naming the field."""
+
+    async def serve(self, job: Job, mailbox: Mailbox, worker: Worker, desk: Desk) -> None:
+        """Run this node's tasks of a job until its part is done; cancelling it ends its sessions in the worker.
+
+        A node without the driver learns of a chunk's end from the driver's signed close, through its role.
+        """
+
+
+def installed() -> dict[int, JobKind]:
+    """The job kinds of all installed packages, by request number."""
+    found: dict[int, JobKind] = {}
+    for entry in entry_points(group="nodewire.kinds"):
+        kind: JobKind = entry.load()
+        found[kind.request] = kind
+    return found

@@ -1,0 +1,181 @@
+"""Kind 8843 -> 6843: split inference. NIPS.md, "Jobs".
+
+Any manifest is served by one loop: a frame that arrives on an edge goes to the task at its end, and what the task
+makes of it goes out on the task's edges. A manifest's mode decides what a chunk is. `generate`: 64 positions, closed
+by the driver, which alone knows how many were accepted. `embed` and `run`: one call, closed by each node itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from nodewire.errors import BadFrame, BadInput
+from nodewire.kind import Desk, Job, Mailbox, Params, Worker
+from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.manifest import CUSTOMER, Manifest
+
+MAX_NEW_TOKENS = 1_000_000
+MAX_STOPS = 4
+MAX_STOP_CHARS = 64
+
+
+class SplitInference:
+    request = 8843
+    worker_entry = "kinds.k8843_worker"
+
+    def check(self, manifest: Manifest, params: Params) -> Params:
+        if manifest.mode != "generate":
+            _only(params, ())
+            return {}
+        _only(params, ("max_tokens", "temperature", "top_p", "seed", "stop"))
+        stop = params.get("stop", [])
+        if not isinstance(stop, list | tuple) or len(stop) > MAX_STOPS:
+            raise BadInput("stop", f"not a list of at most {MAX_STOPS} strings")
+        if not all(isinstance(s, str) and 0 < len(s) <= MAX_STOP_CHARS for s in stop):
+            raise BadInput("stop", f"a stop string is empty or longer than {MAX_STOP_CHARS} characters")
+        return {
+            "max_tokens": _integer(
+                params, "max_tokens", 128, 1, min(manifest.context or MAX_NEW_TOKENS, MAX_NEW_TOKENS)
+            ),
+            "temperature": _number(params, "temperature", 0.0, 0.0, 10.0),
+            "top_p": _number(params, "top_p", 1.0, 0.0, 1.0),
+            "seed": _integer(params, "seed", 0, 0, 2**63 - 1),
+            "stop": list(stop),
+        }
+
+    async def serve(self, job: Job, mailbox: Mailbox, worker: Worker, desk: Desk) -> None:
+        targets = {edge.name: edge.target for edge in job.manifest.edges}
+        inboxes: dict[str, asyncio.Queue[Frame[Array]]] = {task: asyncio.Queue() for task in job.tasks}
+        closing = _Closing(job, desk)
+        opened: list[str] = []
+        try:
+            for task in job.tasks:
+                await worker.open(task, job.request, job.params)
+                opened.append(task)
+            async with asyncio.TaskGroup() as group:
+                actors = [
+                    group.create_task(self._act(task, job, inboxes[task], mailbox, worker, desk, closing))
+                    for task in job.tasks
+                ]
+                pump = group.create_task(_distribute(mailbox, targets, inboxes))
+                await closing.ended.wait()
+                for running in (pump, *actors):
+                    running.cancel()
+        except* asyncio.CancelledError:
+            if not closing.ended.is_set():
+                raise
+        finally:
+            for task in opened:
+                # A worker that died has no sessions left to close; its death has been reported by the call it broke.
+                with suppress(Exception):
+                    await worker.close(task, job.request)
+
+    async def _act(
+        self,
+        task: str,
+        job: Job,
+        inbox: asyncio.Queue[Frame[Array]],
+        mailbox: Mailbox,
+        worker: Worker,
+        desk: Desk,
+        closing: _Closing,
+    ) -> None:
+        while True:
+            frame = await inbox.get()
+            await desk.admit(_chunk(frame))
+            for out in await worker.receive(task, job.request, frame):
+                await closing.before(task, out)
+                desk.produced(task, _chunk(out), out)
+                await mailbox.put(out)
+                await closing.after(task, out)
+
+
+class _Closing:
+    """Tells the desk when this node's part of a chunk is complete."""
+
+    def __init__(self, job: Job, desk: Desk) -> None:
+        self.ended = asyncio.Event()
+        self._job = job
+        self._desk = desk
+        self._generates = job.manifest.mode == "generate"
+        self._open = 0
+        self._units = 1
+        self._to_customer = {edge.name for edge in job.manifest.edges if edge.target == CUSTOMER}
+        self._outputs = {edge.name for task in job.tasks for edge in job.manifest.outputs(task)}
+        self._seen: dict[int, set[str]] = {}
+        self._last: int | None = None
+        self._done: set[int] = set()
+
+    async def before(self, task: str, out: Frame[Array]) -> None:
+        """The driver opens the next chunk: the one before it is complete."""
+        if not self._generates or task != self._job.manifest.driver.name or out.edge in self._to_customer:
+            return
+        chunk = _chunk(out)
+        if out.seq == 0:
+            positions = out.meta.get("tokens", 1)
+            assert isinstance(positions, int)
+            self._units = -(-positions // self._job.manifest.chunk)
+        elif chunk > self._open:
+            await self._desk.completed(self._open, self._units, end=False)
+            self._open, self._units = chunk, 1
+
+    async def after(self, task: str, out: Frame[Array]) -> None:
+        end = out.meta.get("end") is True
+        if self._generates:
+            if task == self._job.manifest.driver.name and out.edge in self._to_customer and end:
+                await self._desk.completed(_chunk(out), self._units, end=True)
+                self.ended.set()
+            return
+        chunk = _chunk(out)
+        seen = self._seen.setdefault(chunk, set())
+        seen.add(out.edge)
+        if end:
+            self._last = chunk
+        if seen == self._outputs:
+            del self._seen[chunk]
+            self._done.add(chunk)
+            last = self._last is not None and len(self._done) == self._last + 1
+            await self._desk.completed(chunk, 1, end=last)
+            if last:
+                self.ended.set()
+
+
+async def _distribute(
+    mailbox: Mailbox, targets: Mapping[str, str], inboxes: Mapping[str, asyncio.Queue[Frame[Array]]]
+) -> None:
+    while True:
+        frame = await mailbox.get()
+        inboxes[targets[frame.edge]].put_nowait(frame)
+
+
+def _chunk(frame: Frame[Array]) -> int:
+    chunk = frame.meta.get("chunk", 0)
+    if type(chunk) is not int or not 0 <= chunk < 2**31:
+        raise BadFrame("chunk", "not a chunk number")
+    return chunk
+
+
+def _only(params: Params, known: tuple[str, ...]) -> None:
+    unknown = sorted(set(params) - set(known))
+    if unknown:
+        raise BadInput(str(unknown[0])[:64], "not a parameter of this job")
+
+
+def _integer(params: Params, name: str, default: int, low: int, high: int) -> int:
+    value: Any = params.get(name, default)
+    if type(value) is not int or not low <= value <= high:
+        raise BadInput(name, f"not an integer from {low} to {high}")
+    return value
+
+
+def _number(params: Params, name: str, default: float, low: float, high: float) -> float:
+    value: Any = params.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise BadInput(name, f"not a number from {low} to {high}")
+    return float(value)
+
+
+KIND = SplitInference()

@@ -1,0 +1,25 @@
+"""The worker entry of kind 8843: hands a task to the engine that its manifest names. Imported by workers only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from nodewire.errors import BadTask
+from nodewire.graph import actor as graph
+from nodewire.kind import Actor, Limits
+from nodewire.llm import actor as llm
+
+_ENGINES = {
+    "decoder.driver": llm.load,
+    "decoder.stage": llm.load,
+    "encoder.driver": graph.load,
+    "graph": graph.load,
+}
+
+
+def load(engine: str, program: bytes, weights: Sequence[Path], limits: Limits) -> Actor:
+    """The loaded task. Raises BadTask, BadHash, OverMemory before memory is taken."""
+    if engine not in _ENGINES:
+        raise BadTask("engine", f"{engine[:40]!r} is not one of {', '.join(_ENGINES)}")
+    return _ENGINES[engine](engine, program, weights, limits)

@@ -1,0 +1,160 @@
+"""Configuration files: TOML, strict, with errors that name the file and the field. One model per role.
+
+Paths are relative to the file that names them, so that a folder with its configuration can be moved.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from nodewire.errors import BadConfig
+from nodewire.protocol.schema import Count, Hex32, Label, Msat, Name
+
+_SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+def parse_size(text: object) -> int:
+    """Bytes from 3000000, "3MB", "512 MiB", "24GB".
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if isinstance(text, int):
+        return text
+    match = re.fullmatch(r"\s*(\d{1,12}(?:\.\d{1,3})?)\s*([kmg]?i?b?)\s*", str(text).lower())
+    unit = match[2] if match else ""
+    if match is None or (unit and unit not in _SIZES and unit + "b" not in _SIZES):
+        raise ValueError(f"{text!r} is not a size such as 3MB or 24GiB")
+    return int(float(match[1]) * _SIZES.get(unit, _SIZES.get(unit + "b", 1)))
+
+
+Size = Annotated[int, BeforeValidator(parse_size), Field(ge=0)]
+Address = Annotated[str, Field(pattern=r"^[^\s]{1,255}:[0-9]{1,5}$")]
+Coordinate = Annotated[str, Field(pattern=r"^388(40|41):[0-9a-f]{64}:[a-z0-9][a-z0-9._-]{0,63}$")]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class WalletConfig(Section):
+    """Where the role's Lightning wallet is. `token_file` holds what the wallet service gave for the account."""
+
+    kind: str = Field(default="sim", pattern=r"^sim$")
+    url: str
+    token_file: Path
+
+
+class Role(Section):
+    """What every role's file has."""
+
+    key: Path
+    relays: tuple[str, ...] = Field(min_length=1, max_length=8)
+    blossom: tuple[str, ...] = Field(min_length=1, max_length=8)
+    committee: Coordinate
+    state: Path
+    """A folder for the role's database and cached blobs."""
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """The configuration in the TOML file `path`.
+
+        Raises:
+            BadConfig: the file cannot be read, is not TOML, or a field is wrong.
+        """
+        try:
+            data = tomllib.loads(path.read_text())
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadConfig(str(path), f"cannot be read ({error})") from error
+        except tomllib.TOMLDecodeError as error:
+            raise BadConfig(str(path), f"is not TOML: {error}") from error
+        try:
+            return cls.model_validate(_resolved(cls, data, path.parent.resolve()))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise BadConfig(f"{path}: {where}", first["msg"]) from error
+
+
+class WireConfig(Section):
+    listen: Address = "127.0.0.1:0"
+    announce: tuple[Address, ...] = Field(default=(), max_length=8)
+    """Addresses that others reach this node by; the listening address if empty."""
+
+
+class LnurlConfig(Section):
+    listen: Address = "127.0.0.1:0"
+    url: str = ""
+    """Public base URL of the endpoint; the listening address if empty."""
+
+
+class WorkerConfig(Section):
+    memory: Size = 2 * 10**9
+    threads: int = Field(default=1, ge=1, le=256)
+    device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?|mps)$")
+
+
+class Serve(Section):
+    """A specialization: tasks of one manifest and what a chunk of each costs."""
+
+    manifest: Coordinate
+    digest: Hex32 | None = None
+    """Serve only this version of the manifest; whatever its author publishes if empty."""
+    tasks: tuple[Name, ...] = Field(min_length=1, max_length=1_024)
+    price_msat: Msat
+    slots: int = Field(default=4, ge=1, le=4_096)
+    us_per_position: Count = 1_000
+
+
+class ProviderConfig(Role):
+    name: Label = ""
+    hardware: Label = ""
+    region: Label = ""
+    wire: WireConfig = WireConfig()
+    lnurl: LnurlConfig = LnurlConfig()
+    wallet: WalletConfig
+    worker: WorkerConfig = WorkerConfig()
+    serve: tuple[Serve, ...] = Field(min_length=1, max_length=64)
+    pow_bits: int = Field(default=8, ge=0, le=40)
+    """NIP-13 work that an unknown customer's request must carry."""
+
+    @model_validator(mode="after")
+    def _no_task_twice(self) -> Self:
+        served = [(s.manifest, task) for s in self.serve for task in s.tasks]
+        if len(served) != len(set(served)):
+            raise ValueError("serve: a task is named twice")
+        return self
+
+
+class CustomerConfig(Role):
+    wallet: WalletConfig
+    wire: WireConfig = WireConfig()
+    worker: WorkerConfig = WorkerConfig()
+    max_chunk_msat: Msat = 100_000
+    max_total_msat: Msat = 10_000_000
+
+
+class OracleConfig(Role):
+    share: Path
+    """The oracle's share of the committee's beacon key."""
+    blob_quota: Size = 10**9
+
+
+def _resolved(model: type[BaseModel], data: Any, folder: Path) -> Any:
+    """`data` with the values of Path fields made absolute."""
+    if not isinstance(data, dict):
+        return data
+    out = dict(data)
+    for name, field in model.model_fields.items():
+        if name not in out:
+            continue
+        if field.annotation is Path and isinstance(out[name], str):
+            out[name] = folder / Path(out[name]).expanduser()
+        elif isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            out[name] = _resolved(field.annotation, out[name], folder)
+    return out
