@@ -1,0 +1,34 @@
+"""`nodewire ...`: the wiring of rooms into commands. Every command takes `--json`; none imports torch to show help."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from nodewire.cli import ask, audit, committee, daemons, doctor, keys, models, wallet
+from nodewire.cli.output import fail
+from nodewire.errors import NodewireError
+
+app = typer.Typer(
+    name="nodewire",
+    help="A Nostr-native, peer-to-peer marketplace where strangers run pieces of AI models for sats.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+for room in (ask, models, daemons, audit, doctor):
+    room.add_to(app)
+app.add_typer(committee.app, name="committee")
+app.add_typer(keys.app, name="keys")
+app.add_typer(wallet.app, name="wallet")
+
+
+def main() -> None:
+    """The console script: typed errors become one line (or one JSON object) and exit code 1, never a traceback."""
+    try:
+        app()
+    except NodewireError as error:
+        fail(error, as_json="--json" in sys.argv)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,5 @@
+"""`python -m nodewire.cli`."""
+
+from nodewire.cli import main
+
+main()

@@ -1,0 +1,37 @@
+"""`nodewire keys`: make and show Nostr keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nodewire.cli.output import Json, console, print_json
+from nodewire.errors import BadConfig
+from nodewire.nostr.keys import Keys
+
+app = typer.Typer(help="Make and show Nostr keys.", no_args_is_help=True)
+
+
+@app.command()
+def new(file: Annotated[Path, typer.Argument(help="Where the nsec is written (mode 0600).")], json: Json = False) -> None:
+    """Make a new key in FILE; refuses if the file exists."""
+    if file.exists():
+        raise BadConfig(str(file), "exists; a key is never overwritten")
+    _show(Keys.from_file(file), file, json)
+
+
+@app.command()
+def show(file: Annotated[Path, typer.Argument(help="A key file.")], json: Json = False) -> None:
+    """Print the public key of FILE."""
+    if not file.exists():
+        raise BadConfig(str(file), "does not exist; `nodewire keys new` makes one")
+    _show(Keys.from_file(file), file, json)
+
+
+def _show(keys: Keys, file: Path, as_json: bool) -> None:
+    if as_json:
+        print_json({"file": str(file), "npub": keys.npub, "public": keys.public})
+    else:
+        console.print(f"{file}: [bold]{keys.npub}[/]\n[dim]hex {keys.public}[/]")

@@ -1,0 +1,45 @@
+"""What commands print: people's text through rich on stderr, results on stdout, JSON documents on request."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any, NoReturn
+
+import orjson
+import typer
+from rich.console import Console
+
+from nodewire.errors import NodewireError
+
+console = Console(stderr=True, highlight=False)
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout instead of text.")]
+
+_ADVICE = {
+    "no-quorum": "Is the committee running, and are these its relays? `nodewire doctor --config FILE` looks.",
+    "no-provider": "Raise the price cap, widen the terms, or wait: `nodewire models` shows who serves what.",
+    "bad-config": "See docs/operating.md for every field.",
+    "payment-failed": "`nodewire wallet balance --config FILE` shows what the wallet holds.",
+    "worker-failed": "The worker's log on stderr says more; more memory may help ([worker] memory).",
+}
+
+
+def fail(error: NodewireError, *, as_json: bool = False) -> NoReturn:
+    """Print the error and exit with 1."""
+    if as_json:
+        print_json({"error": error.as_dict()})
+    else:
+        console.print(f"[bold red]{error.code}[/]  {error}", markup=True)
+        if advice := _ADVICE.get(error.code):
+            console.print(f"[dim]{advice}[/]")
+    sys.exit(1)
+
+
+def print_json(document: Any) -> None:
+    """One JSON document and a newline on stdout, flushed, so that a script can read it from a running daemon."""
+    sys.stdout.buffer.write(orjson.dumps(document, option=orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE))
+    sys.stdout.flush()
+
+
+def sats(msat: int) -> str:
+    """Millisats for people: "12.345 sat"."""
+    return f"{msat / 1000:,.3f} sat"
