@@ -1,0 +1,133 @@
+"""`nodewire relay | simnet | oracle | provider | up`: processes that run until they are told to stop.
+
+Each prints one line when it is ready (with `--json` one JSON document, so that a script knows where it listens).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import uvloop
+
+from nodewire.cli.output import Json, console, print_json
+
+Config = Annotated[Path, typer.Option("--config", "-c", help="The role's TOML file (docs/operating.md).", exists=True)]
+Host = Annotated[str, typer.Option(help="Address to listen on.")]
+Port = Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.", min=0, max=65_535)]
+
+Start = Callable[[AsyncExitStack], Awaitable[dict[str, Any]]]
+"""Starts a service on the stack; returns what its ready line says."""
+
+
+def run_until_stopped(start: Start, as_json: bool) -> None:
+    """Run a service under uvloop until SIGINT or SIGTERM; what it opened is closed in reverse order.
+
+    A service whose ready document has `wait` (an awaitable) also ends when that does.
+    """
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        async with AsyncExitStack() as stack:
+            ready = await start(stack)
+            wait = ready.pop("wait", None)
+            if as_json:
+                print_json(ready)
+            else:
+                said = "  ".join(f"{key} {value}" for key, value in ready.items() if key != "ready")
+                console.print(f"[bold green]{ready['ready']}[/] ready  {said}")
+            stopping = asyncio.create_task(stop.wait())
+            waiting = [stopping] if wait is None else [stopping, asyncio.ensure_future(wait)]
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in waiting:
+                task.cancel()
+            for task in done:
+                if task is not stopping:
+                    task.result()
+
+    uvloop.run(main())
+
+
+def relay(
+    host: Host = "127.0.0.1",
+    port: Port = 7777,
+    db: Annotated[Path, typer.Option(help="SQLite file of events.")] = Path("relay.db"),
+    blobs: Annotated[Path, typer.Option(help="Folder of the Blossom store.")] = Path("blobs"),
+    json: Json = False,
+) -> None:
+    """Run the embedded relay and Blossom store."""
+    import relay as room
+
+    async def start(stack: AsyncExitStack) -> dict[str, Any]:
+        running = await stack.enter_async_context(room.serve(room.Config(host=host, port=port, db=db, blobs=blobs)))
+        return {"ready": "relay", "url": running.url, "blossom": running.http_url}
+
+    run_until_stopped(start, json)
+
+
+def simnet(
+    host: Host = "127.0.0.1",
+    port: Port = 7778,
+    db: Annotated[Path, typer.Option(help="SQLite file of the network's journal.")] = Path("simnet.db"),
+    faucet: Annotated[bool, typer.Option(help="Let anyone open an account with money in it.")] = False,
+    json: Json = False,
+) -> None:
+    """Run the simulated Lightning network: real bolt11 invoices, no real money. For development."""
+    from nodewire.pay.simnet.service import serve
+
+    async def start(stack: AsyncExitStack) -> dict[str, Any]:
+        url = await stack.enter_async_context(serve(host=host, port=port, db=db, faucet=faucet))
+        return {"ready": "simnet", "url": url}
+
+    run_until_stopped(start, json)
+
+
+def oracle(config: Config, json: Json = False) -> None:
+    """Run one oracle of a committee."""
+    from nodewire.cli.wiring import start_oracle
+    from nodewire.config import OracleConfig
+
+    run_until_stopped(lambda stack: start_oracle(stack, OracleConfig.load(config)), json)
+
+
+def provider(config: Config, json: Json = False) -> None:
+    """Run a provider: serve tasks of models and be paid for them."""
+    from nodewire.cli.wiring import start_provider
+    from nodewire.config import ProviderConfig
+
+    run_until_stopped(lambda stack: start_provider(stack, ProviderConfig.load(config)), json)
+
+
+def up(
+    config: Config,
+    host: Host = "127.0.0.1",
+    port: Port = 7777,
+    json: Json = False,
+) -> None:
+    """Run a provider with its own relay and blob store beside it, in one process."""
+    import relay as room
+    from nodewire.cli.wiring import start_provider
+    from nodewire.config import ProviderConfig
+
+    async def start(stack: AsyncExitStack) -> dict[str, Any]:
+        settings = ProviderConfig.load(config)
+        settings.state.mkdir(parents=True, exist_ok=True)
+        beside = room.Config(host=host, port=port, db=settings.state / "relay.db", blobs=settings.state / "blossom")
+        running = await stack.enter_async_context(room.serve(beside))
+        ready = await start_provider(stack, settings)
+        return {**ready, "relay": running.url, "blossom": running.http_url}
+
+    run_until_stopped(start, json)
+
+
+def add_to(app: typer.Typer) -> None:
+    for command in (relay, simnet, oracle, provider, up):
+        app.command(rich_help_panel="Daemons")(command)

@@ -1,0 +1,35 @@
+"""What a provider commits to in one chunk: a salted leaf for every frame it put out, in order. NIPS.md, "Commitments".
+
+    leaf data = canonical [tensor key, [[dtype, shape, SHA-256 of the raw bytes] ...]]
+    leaf i    = merkle.leaf(data, merkle.salt(secret, i))
+
+The salt keeps a root from confirming a guessed prompt; it is revealed to verifiers, one leaf at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from nodewire.protocol import canonical, merkle
+from nodewire.protocol.frame import Array, Frame
+
+
+def leaf_data(key: bytes, frame: Frame[Array]) -> bytes:
+    """The bytes under the leaf of `frame`, whose tensor key is `key`."""
+    arrays = [[a.dtype, list(a.shape), hashlib.sha256(a.data).digest()] for a in frame.tensors]
+    return canonical.encode([key, arrays])
+
+
+class Tally:
+    """One chunk's leaves as they come. `secret` is 32 bytes that only the provider knows."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self._leaves: list[bytes] = []
+
+    def add(self, key: bytes, frame: Frame[Array]) -> None:
+        self._leaves.append(merkle.leaf(leaf_data(key, frame), merkle.salt(self._secret, len(self._leaves))))
+
+    def root(self) -> str:
+        """The root as 64 hex digits."""
+        return merkle.root(self._leaves).hex()

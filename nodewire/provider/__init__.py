@@ -1,0 +1,1 @@
+"""The provider role: serves tasks and is paid for them."""

@@ -1,0 +1,61 @@
+"""How far a provider works ahead of its money: chunk n + 2 begins when chunk n is paid."""
+
+from __future__ import annotations
+
+import asyncio
+
+from nodewire.errors import PaymentRequired
+
+AHEAD = 2
+
+
+class Credit:
+    """One job's chunks as the provider's own wallet sees them. `price_msat` of 0 (a private swarm) asks for nothing."""
+
+    def __init__(self, price_msat: int, *, patience_s: float) -> None:
+        self._free = price_msat == 0
+        self._patience_s = patience_s
+        self._paid: set[int] = set()
+        self._due: set[int] = set()
+        self._changed = asyncio.Condition()
+
+    async def admit(self, chunk: int) -> None:
+        """Return when `chunk` may be computed.
+
+        Raises:
+            PaymentRequired: an earlier chunk stays unpaid for the patience.
+        """
+        if self._may(chunk):
+            return
+        try:
+            async with asyncio.timeout(self._patience_s), self._changed:
+                await self._changed.wait_for(lambda: self._may(chunk))
+        except TimeoutError as error:
+            raise PaymentRequired(f"chunk {chunk - AHEAD}", f"not paid within {self._patience_s:.0f} s") from error
+
+    async def due(self, chunk: int) -> None:
+        async with self._changed:
+            self._due.add(chunk)
+
+    async def paid(self, chunk: int) -> None:
+        async with self._changed:
+            self._paid.add(chunk)
+            self._changed.notify_all()
+
+    async def all_paid(self) -> None:
+        """Return when everything that is due is paid.
+
+        Raises:
+            PaymentRequired: it is not, for the patience.
+        """
+        if self._free:
+            return
+        try:
+            async with asyncio.timeout(self._patience_s), self._changed:
+                await self._changed.wait_for(lambda: self._due <= self._paid)
+        except TimeoutError as error:
+            missing = sorted(self._due - self._paid)
+            raise PaymentRequired(f"chunk {missing[0]}", f"not paid within {self._patience_s:.0f} s") from error
+
+    def _may(self, chunk: int) -> bool:
+        return self._free or all(earlier in self._paid for earlier in range(chunk - AHEAD + 1))

@@ -1,0 +1,230 @@
+"""One job at this provider: the desk that its kind works at. Credit, commitment, closing, results."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import orjson
+
+from nodewire.errors import BadFrame, NodewireError
+from nodewire.kind import Job, JobKind, Mailbox, Params, Worker
+from nodewire.nostr import nip44
+from nodewire.nostr.event import Event
+from nodewire.nostr.keys import Keys
+from nodewire.pay.debts import Key
+from nodewire.pay.dues import Due
+from nodewire.pay.ledger import Ledger
+from nodewire.protocol import feedback, result
+from nodewire.protocol.chunk import Tally
+from nodewire.protocol.close import Close
+from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.job import Request
+from nodewire.protocol.manifest import Manifest
+from nodewire.protocol.plan import LOCAL, tensor_key
+from nodewire.protocol.result import Root
+from nodewire.provider.credit import Credit
+
+Publish = Callable[[Event], Awaitable[None]]
+PATIENCE_S = 30.0
+"""How long a provider waits for a payment that is due before it gives the job up."""
+
+
+class JobMailbox(Mailbox, Protocol):
+    """A job's mailbox as the wire gives it: frames, and control documents between the job's nodes."""
+
+    async def control(self, peer: str, document: dict[str, Any]) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class JobRun:
+    """Runs this provider's tasks of one job, from its first frame to its last payment. A desk for the job's kind."""
+
+    def __init__(
+        self,
+        *,
+        keys: Keys,
+        request: Request,
+        manifest: Manifest,
+        params: Params,
+        kind: JobKind,
+        mailbox: JobMailbox,
+        worker: Worker,
+        ledger: Ledger,
+        publish: Publish,
+        committed: Callable[[str, Root], None],
+    ) -> None:
+        self.request = request
+        self.attempt = 0
+        self.tasks = tuple(a.task for a in request.plan.tasks if a.provider == keys.public)
+        self.price_msat = sum(a.price_msat for a in request.plan.tasks if a.provider == keys.public)
+        self.credit = Credit(self.price_msat, patience_s=PATIENCE_S)
+        self._keys = keys
+        self._kind = kind
+        self._mailbox = mailbox
+        self._worker = _Timed(worker)
+        self._ledger = ledger
+        self._publish = publish
+        self._committed = committed
+        self._job = Job(request.id, manifest, self.tasks, params)
+        self._driver = request.plan.assignment(manifest.driver.name).provider
+        self._generates = manifest.mode == "generate"
+        self._tallies: dict[int, Tally] = {}
+        self._closed: set[int] = set()
+        self._roots: list[Root] = []
+        self._frames = 0
+        self._text: list[str] = []
+        self._ended = asyncio.Event()
+
+    @property
+    def drives(self) -> bool:
+        return self._driver == self._keys.public
+
+    async def run(self) -> None:
+        """Serve until the job has ended and everything due is paid; publishes feedback and the result.
+
+        Raises:
+            NodewireError: the job failed here; feedback says so.
+        """
+        await self._say("processing")
+        serving = asyncio.create_task(self._kind.serve(self._job, self._mailbox, self._worker, self))
+        ended = asyncio.create_task(self._ended.wait())
+        try:
+            await asyncio.wait((serving, ended), return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                _raise_first(serving)
+            await self._ended.wait()
+            serving.cancel()
+            await self._publish(self._result())
+            await self.credit.all_paid()
+            await self._say("success")
+        except NodewireError as error:
+            await self._say("error", error.code)
+            raise
+        finally:
+            for task in (serving, ended):
+                task.cancel()
+            await asyncio.gather(serving, ended, return_exceptions=True)
+            await self._mailbox.close()
+
+    async def admit(self, chunk: int) -> None:
+        await self.credit.admit(chunk)
+
+    def produced(self, task: str, chunk: int, frame: Frame[Array]) -> None:
+        key = tensor_key(self.request.id, frame.edge, self.attempt, frame.seq)
+        if chunk not in self._tallies:
+            self._tallies[chunk] = Tally(secrets.token_bytes(32))
+        self._tallies[chunk].add(key, frame)
+        self._frames += 1
+        if isinstance(text := frame.meta.get("text"), str):
+            self._text.append(text)
+
+    async def completed(self, chunk: int, units: int, end: bool) -> None:
+        if self._generates:
+            close = Close.sign(
+                self._keys, request=self.request.id, attempt=self.attempt, chunk=chunk, units=units, end=end
+            )
+            peers = [p for p in (*self.request.plan.providers(), self.request.customer) if p != self._keys.public]
+            await asyncio.gather(*(self._mailbox.control(peer, {"close": close.document()}) for peer in peers))
+        await self._finish(chunk, units, end)
+
+    async def heard(self, peer: str, document: dict[str, Any]) -> None:
+        """A control document of this job came from `peer` (its identity is the link's).
+
+        Raises:
+            BadFrame, BadSignature: it is none that this peer may send.
+        """
+        close = Close.from_document(document.get("close"))
+        driver = self.request.customer if self._driver == LOCAL else self._driver
+        if close.request != self.request.id or close.attempt != self.attempt or not self._generates:
+            raise BadFrame("close", "of another job or attempt")
+        close.check(driver)
+        await self._finish(close.chunk, close.units, close.end)
+
+    async def _finish(self, chunk: int, units: int, end: bool) -> None:
+        """This node's part of a chunk is complete: commit, and ask for its payment."""
+        if chunk in self._closed:
+            return
+        self._closed.add(chunk)
+        tally = self._tallies.pop(chunk, None)
+        if tally is not None:
+            root = Root(chunk, self.attempt, tally.root())
+            self._roots.append(root)
+            self._committed(self.request.id, root)
+            if self.price_msat:
+                await self._ask(root, units)
+        if end:
+            self._ended.set()
+
+    async def _ask(self, root: Root, units: int) -> None:
+        amount_msat = units * self.price_msat
+        key = Key(self.request.id, self._keys.public, root.chunk, root.attempt)
+        due_by_s = int(time.time() + PATIENCE_S)
+        self._ledger.owe(Due(key, self.request.customer, amount_msat, due_by_s))
+        await self.credit.due(root.chunk)
+        due = feedback.Due(root.chunk, root.attempt, units, amount_msat, root.root)
+        await self._say("payment-required", due=due)
+
+    async def _say(self, status: feedback.Status, text: str = "", due: feedback.Due | None = None) -> None:
+        event = feedback.build(
+            self._keys,
+            self.request.id,
+            self.request.customer,
+            status,
+            created_at=int(time.time()),
+            text=text,
+            due=due,
+        )
+        await self._publish(event)
+
+    def _result(self) -> Event:
+        said: dict[str, Any] = {"frames": self._frames, "compute_us": self._worker.microseconds()}
+        if self.drives:
+            said["text"] = "".join(self._text)
+        conversation = nip44.conversation_key(self._keys, self.request.customer)
+        ciphertext = nip44.encrypt(orjson.dumps(said).decode(), conversation)
+        return result.build(
+            self._keys, self.request.id, self.request.customer, self._roots, ciphertext, created_at=int(time.time())
+        )
+
+
+class _Timed:
+    """A worker whose `receive` calls are timed, for the result's report."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._us: list[int] = []
+
+    async def load(self, task: str, engine: str, program: Path, weights: Sequence[Path]) -> Any:
+        return await self._worker.load(task, engine, program, weights)
+
+    async def open(self, task: str, session: str, params: Params) -> None:
+        await self._worker.open(task, session, params)
+
+    async def receive(self, task: str, session: str, frame: Frame[Array]) -> list[Frame[Array]]:
+        started = time.perf_counter_ns()
+        frames = await self._worker.receive(task, session, frame)
+        self._us.append((time.perf_counter_ns() - started) // 1000)
+        return frames
+
+    async def close(self, task: str, session: str) -> None:
+        await self._worker.close(task, session)
+
+    def microseconds(self) -> list[int]:
+        """[median, total] of the calls so far."""
+        return [int(statistics.median(self._us)), sum(self._us)] if self._us else [0, 0]
+
+
+def _raise_first(task: asyncio.Task[None]) -> None:
+    """Re-raise what ended `task`; of a group of errors the first typed one."""
+    error = task.exception()
+    while isinstance(error, BaseExceptionGroup):
+        error = next((e for e in error.exceptions if isinstance(e, NodewireError)), error.exceptions[0])
+    if error is not None:
+        raise error
