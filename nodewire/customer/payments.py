@@ -1,0 +1,124 @@
+"""Pays a job's chunks as their providers ask for them, within the plan and after the goods came."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from nodewire.errors import BadInput, NodewireError, OverBudget
+from nodewire.pay import lnurl
+from nodewire.pay.debts import Debt, Key
+from nodewire.pay.payer import Payer
+from nodewire.protocol.ad import Ad
+from nodewire.protocol.feedback import Due, Feedback
+from nodewire.protocol.manifest import Manifest
+from nodewire.protocol.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Paid:
+    """One zap: the provider's claim (`feedback`: its event id) and the debt that it was."""
+
+    provider: str
+    feedback: str
+    due: Due
+    debt: Debt
+
+
+class JobPayments:
+    """One job's payments. Give it every `payment-required`; it pays each chunk once and remembers the rest."""
+
+    def __init__(
+        self,
+        request: str,
+        plan: Plan,
+        manifest: Manifest,
+        ads: Mapping[str, Ad],
+        payer: Payer,
+        relays: tuple[str, ...],
+        network: str,
+        on_paid: Callable[[Paid], None] = lambda paid: None,
+    ) -> None:
+        self.paid: dict[tuple[str, int], Paid] = {}
+        self.failed: list[NodewireError] = []
+        self._request = request
+        self._plan = plan
+        self._manifest = manifest
+        self._ads = ads
+        self._payer = payer
+        self._relays = relays
+        self._network = network
+        self._on_paid = on_paid
+        self._price_msat = {
+            provider: sum(a.price_msat for a in plan.tasks if a.provider == provider) for provider in plan.providers()
+        }
+        self._delivered = -1
+        self._changed = asyncio.Condition()
+
+    def price_msat(self, provider: str) -> int:
+        """What one chunk costs at `provider`."""
+        return self._price_msat[provider]
+
+    async def delivered(self, chunk: int) -> None:
+        """Output of `chunk` has come: it may be paid, and so may those before it."""
+        async with self._changed:
+            self._delivered = max(self._delivered, chunk)
+            self._changed.notify_all()
+
+    async def asked(self, said: Feedback) -> None:
+        """Pay what a `payment-required` asks for, if the plan says so and the chunk has come.
+
+        Raises:
+            BadInput: the provider asks for what the plan does not say; nothing is paid.
+            OverBudget, PaymentFailed, BadInvoice, BadZap, LinkLost, TimedOut: see `Payer.pay`.
+        """
+        due = said.due
+        if due is None or said.provider not in self._price_msat or said.request != self._request:
+            raise BadInput("payment-required", "not by a provider of this job")
+        self._check(said.provider, due)
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._delivered >= due.chunk)
+        ad = self._ads[said.provider]
+        key = Key(self._request, said.provider, due.chunk, due.attempt)
+        fetch = lnurl.over_lnurl(
+            ad.lnurl, nostr_pubkey=said.provider, network=self._network, allow_private=_is_private(ad.lnurl)
+        )
+        debt = await self._payer.pay(
+            key,
+            due.amount_msat,
+            fetch,
+            relays=self._relays,
+            lnurl=lnurl.encode(ad.lnurl),
+            budget_msat=self._plan.terms.max_total_msat,
+        )
+        paid = Paid(said.provider, said.id, due, debt)
+        async with self._changed:
+            self.paid[said.provider, due.chunk] = paid
+            self._changed.notify_all()
+        self._on_paid(paid)
+
+    async def settled(self, last_chunk: int) -> None:
+        """Return when every provider that charges has been paid every chunk up to `last_chunk`, or a payment failed."""
+        wanted = {(p, n) for p, price in self._price_msat.items() if price for n in range(last_chunk + 1)}
+        async with self._changed:
+            await self._changed.wait_for(lambda: wanted <= self.paid.keys() or self.failed)
+
+    async def fail(self, error: NodewireError) -> None:
+        async with self._changed:
+            self.failed.append(error)
+            self._changed.notify_all()
+
+    def _check(self, provider: str, due: Due) -> None:
+        if due.amount_msat != due.units * self._price_msat[provider] or not due.amount_msat:
+            raise BadInput("amount", f"{due.amount_msat} msat is not {due.units} times the plan's price")
+        prefill = -(-max(self._manifest.context, 1) // self._manifest.chunk)
+        if due.attempt != 0 or due.units > (prefill if due.chunk == 0 else 1):
+            raise BadInput("chunk", "more units, or another attempt, than this job can have")
+        if due.amount_msat > self._plan.terms.max_total_msat:
+            raise OverBudget("amount", f"{due.amount_msat} msat")
+
+
+def _is_private(url: str) -> bool:
+    """Plain http is for endpoints on loopback and private networks; `lnurl` dials only those then."""
+    return url.startswith("http://")

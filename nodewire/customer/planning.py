@@ -1,0 +1,61 @@
+"""Draws a plan: the newest certified epoch, its snapshot, and `assign/1` under the customer's terms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nodewire.errors import OverBudget
+from nodewire.market import Epoch, Market
+from nodewire.plan.assign import assign
+from nodewire.protocol.ad import Ad
+from nodewire.protocol.manifest import Manifest
+from nodewire.protocol.plan import Plan, Terms
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A plan, the epoch that it stands on, and its providers' ads (addresses, LNURL endpoints, required work)."""
+
+    plan: Plan
+    epoch: Epoch
+    ads: dict[str, Ad]
+
+    @property
+    def pow_bits(self) -> int:
+        return max((ad.pow_bits for ad in self.ads.values()), default=0)
+
+
+async def draw(
+    market: Market,
+    manifest: Manifest,
+    terms: Terms,
+    customer: str,
+    *,
+    busy: Sequence[tuple[str, str]] = (),
+    k: int = 0,
+    timeout_s: float,
+) -> Draw:
+    """The `k`-th plan that the newest epoch gives; `busy` are (provider, feedback id) of refusals to avoid.
+
+    Raises:
+        NoQuorum: no epoch was certified in time.
+        NoProvider: a task has no live provider under these terms.
+        OverBudget: one chunk would cost more than the terms allow.
+    """
+    epoch = await market.epoch(timeout_s=timeout_s)
+    snapshot = await market.snapshot(epoch.body.snapshot)
+    plan = assign(
+        manifest=manifest,
+        committee=market.committee,
+        body=epoch.body,
+        snapshot=snapshot,
+        beacon=epoch.beacon,
+        terms=terms,
+        customer=customer,
+        busy=tuple(busy),
+        k=k,
+    )
+    if plan.chunk_msat > terms.max_chunk_msat:
+        raise OverBudget("chunk_msat", f"{plan.chunk_msat} msat a chunk, at most {terms.max_chunk_msat} allowed")
+    return Draw(plan, epoch, snapshot.ads(set(plan.providers())))

@@ -1,0 +1,221 @@
+"""The market as customers and providers both read it: committee, certified epochs, snapshots, manifests.
+
+All of it comes from relays and blob stores and is checked before it is believed: signatures by the pool, certificates
+and beacons against the committee, blobs against their hashes, manifests against the digest that cites them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+from nodewire.errors import BadConfig, BadEvent, BadInput, NodewireError, NoQuorum, NotFound
+from nodewire.nostr.event import Event
+from nodewire.nostr.nip01 import Filter
+from nodewire.nostr.pool import Pool
+from nodewire.protocol import beacon, certificate, committee, kinds, publish, snapshot
+from nodewire.protocol.beacon import BeaconPartial
+from nodewire.protocol.body import Body
+from nodewire.protocol.certificate import Certificate
+from nodewire.protocol.committee import VALID_EPOCHS, Committee
+from nodewire.protocol.manifest import Manifest
+from nodewire.protocol.snapshot import Snapshot
+from nodewire.store.blobs import Blobs
+
+_FETCH_S = 10.0
+_KEPT_EPOCHS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """A certified epoch whose beacon is known: what an assignment stands on."""
+
+    body: Body
+    digest: str
+    certificate_event: str
+    beacon: str
+    partials: tuple[Event, ...]
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What has come of one body so far."""
+
+    certificate: Certificate | None = None
+    event: str = ""
+    partials: dict[int, tuple[BeaconPartial, Event]] | None = None
+    epoch: Epoch | None = None
+
+
+class Market:
+    """Follows one committee over a pool of relays. `run` must be running for epochs to arrive."""
+
+    def __init__(self, pool: Pool, blobs: Blobs, committee_: Committee) -> None:
+        self.committee = committee_
+        self.committee_digest = committee_.digest()
+        self.last_body = self.committee_digest
+        """Digest of the newest certified body seen, as beats cite it."""
+        self._pool = pool
+        self._blobs = blobs
+        self._bodies: OrderedDict[str, _Seen] = OrderedDict()
+        self._newest: Epoch | None = None
+        self._last_epoch = -1
+        self._changed = asyncio.Condition()
+        self._snapshots: OrderedDict[str, Snapshot] = OrderedDict()
+        self._manifests: dict[str, Manifest] = {}
+
+    @classmethod
+    async def open(cls, pool: Pool, blobs: Blobs, address: str) -> Market:
+        """The market of the committee at `address` (38841:<author>:<name>).
+
+        Raises:
+            NotFound: no relay has the committee.
+            BadConfig: the address is not a committee's.
+        """
+        event = await _addressed(pool, address, kinds.COMMITTEE)
+        return cls(pool, blobs, committee.parse(event))
+
+    async def run(self) -> None:
+        """Follow certificates and beacon partials until cancelled."""
+        since = int(time.time()) - VALID_EPOCHS * self.committee.epoch_ms // 1000 - 60
+        oracles = frozenset(oracle.pubkey for oracle in self.committee.oracles)
+        both = frozenset({kinds.CERTIFICATE, kinds.BEACON})
+        async for event in self._pool.subscribe([Filter(kinds=both, authors=oracles, since=since)]):
+            try:
+                await self.take(event)
+            except NodewireError:
+                continue  # one oracle's malformed event; the others' go on
+
+    async def take(self, event: Event) -> None:
+        """Take note of a certificate or a beacon partial. Raises what `check` raises for a bad one."""
+        if event.kind == kinds.CERTIFICATE:
+            found = certificate.parse(event)
+            if self._seen(found.digest).certificate is not None:
+                return
+            found.check(self.committee)
+            seen = self._seen(found.digest)
+            seen.certificate, seen.event = found, event.id
+            if found.body.epoch > self._last_epoch:
+                self._last_epoch, self.last_body = found.body.epoch, found.digest
+            await self._combine(found.digest)
+        elif event.kind == kinds.BEACON:
+            partial = beacon.parse(event)
+            partial.check(self.committee)
+            seen = self._seen(partial.body)
+            seen.partials = seen.partials or {}
+            seen.partials.setdefault(partial.partial.index, (partial, event))
+            await self._combine(partial.body)
+
+    async def epoch(self, *, timeout_s: float) -> Epoch:
+        """The newest epoch that an assignment may stand on.
+
+        Raises:
+            NoQuorum: none was certified in time.
+        """
+        try:
+            async with asyncio.timeout(timeout_s), self._changed:
+                await self._changed.wait_for(lambda: self._newest is not None and self.is_valid(self._newest.body))
+        except TimeoutError as error:
+            raise NoQuorum("epoch", f"no valid one was certified within {timeout_s:.0f} s") from error
+        assert self._newest is not None
+        return self._newest
+
+    async def certified(self, digest: str, event_id: str) -> Body:
+        """The body with `digest`, certified; fetched from relays by the certificate's event id if it has not come.
+
+        Raises:
+            NotFound, BadQuorum: there is none, or the event does not certify it.
+        """
+        seen = self._bodies.get(digest)
+        if seen is None or seen.certificate is None:
+            events = await self._pool.fetch([Filter(ids=frozenset({event_id}))], timeout_s=_FETCH_S)
+            if not events:
+                raise NotFound("certificate", f"no relay has {event_id}")
+            await self.take(events[0])
+            seen = self._bodies.get(digest)
+        if seen is None or seen.certificate is None:
+            raise BadInput("certificate", "certifies another body")
+        return seen.certificate.body
+
+    def is_valid(self, body: Body) -> bool:
+        """Whether a request made now may stand on `body`."""
+        age = self.committee.epoch_at(int(time.time() * 1000)) - body.epoch
+        return age <= VALID_EPOCHS + 1
+
+    async def snapshot(self, sha256: str) -> Snapshot:
+        """The snapshot blob, checked against its hash.
+
+        Raises:
+            NotFound, BadHash, BadInput: no store has it, or it is not what was cited.
+        """
+        if sha256 not in self._snapshots:
+            path = await self._blobs.get(sha256, max_bytes=Snapshot.MAX_BYTES)
+            blob = await asyncio.to_thread(path.read_bytes)
+            self._snapshots[sha256] = snapshot.unpack(blob, sha256)
+            while len(self._snapshots) > _KEPT_EPOCHS:
+                self._snapshots.popitem(last=False)
+        return self._snapshots[sha256]
+
+    async def manifest(self, address: str, digest: str | None = None) -> Manifest:
+        """The manifest at `address` (38840:<author>:<name>), or that version of it whose digest is given.
+
+        Raises:
+            NotFound: no relay has it, or only another version.
+            BadManifest, BadHash: it is malformed or not what its event says.
+        """
+        if digest is not None and digest in self._manifests:
+            return self._manifests[digest]
+        event = await _addressed(self._pool, address, kinds.MANIFEST)
+        blob = None
+        if not event.content:
+            path = await self._blobs.get(event.tag("blob") or "", max_bytes=Manifest.MAX_BYTES)
+            blob = await asyncio.to_thread(path.read_bytes)
+        manifest = publish.parse(event, blob)
+        found = manifest.digest()
+        self._manifests[found] = manifest
+        if digest is not None and found != digest:
+            raise NotFound("manifest", f"{address} is now another version than {digest}")
+        return manifest
+
+    async def fetch_blob(self, sha256: str, max_bytes: int) -> Path:
+        """A blob's file in the local cache. Raises NotFound, BadHash, TooLarge."""
+        return await self._blobs.get(sha256, max_bytes=max_bytes)
+
+    def _seen(self, digest: str) -> _Seen:
+        seen = self._bodies.setdefault(digest, _Seen())
+        while len(self._bodies) > _KEPT_EPOCHS * 4:
+            self._bodies.popitem(last=False)
+        return seen
+
+    async def _combine(self, digest: str) -> None:
+        seen = self._seen(digest)
+        if seen.certificate is None or not seen.partials or len(seen.partials) < self.committee.quorum:
+            return
+        if seen.epoch is None:
+            chosen = [seen.partials[i] for i in sorted(seen.partials)][: self.committee.quorum]
+            value = beacon.combine(self.committee, digest, [partial for partial, _ in chosen])
+            body = seen.certificate.body
+            seen.epoch = Epoch(body, digest, seen.event, value, tuple(event for _, event in chosen))
+        async with self._changed:
+            if self._newest is None or seen.epoch.body.epoch > self._newest.body.epoch:
+                self._newest = seen.epoch
+                self._changed.notify_all()
+
+
+async def _addressed(pool: Pool, address: str, kind: int) -> Event:
+    """The newest event at an address `kind:author:name`."""
+    number, _, rest = address.partition(":")
+    author, _, name = rest.partition(":")
+    if number != str(kind):
+        raise BadConfig("address", f"{address[:80]!r} is not of kind {kind}")
+    wanted = Filter(kinds=frozenset({kind}), authors=frozenset({author}), tags={"d": frozenset({name})})
+    events = await pool.fetch([wanted], timeout_s=_FETCH_S)
+    if not events:
+        raise NotFound(address[:120], "no relay has it")
+    newest = min(events, key=lambda e: (-e.created_at, e.id))
+    if newest.tag("d") != name:
+        raise BadEvent("d", "not the name that was asked for")
+    return newest
