@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from nodewire.errors import BadInput, BadPlan
 from nodewire.protocol import canonical
+from nodewire.protocol.manifest import CUSTOMER, Manifest
 from nodewire.protocol.schema import Count, Hex32, Label, Msat, Name, Schema
 
 LOCAL = "local"
@@ -104,3 +105,10 @@ def tensor_key(request: str, edge: str, attempt: int, seq: int) -> bytes:
     `request` is the job request's event id; `attempt` counts signed takeovers.
     """
     return canonical.tagged_hash("nodewire/tensor/1", canonical.encode([request, edge, attempt, seq]))[:16]
+
+
+def ends(manifest: Manifest, plan: Plan) -> dict[str, tuple[str, str]]:
+    """For every edge the public keys of its producer and its consumer under `plan`."""
+    place = {a.task: plan.customer if a.provider == LOCAL else a.provider for a in plan.tasks}
+    place[CUSTOMER] = plan.customer
+    return {edge.name: (place[edge.source], place[edge.target]) for edge in manifest.edges}

@@ -81,6 +81,7 @@ class JobRun:
         self._frames = 0
         self._text: list[str] = []
         self._ended = asyncio.Event()
+        self._cancelled = False
 
     @property
     def drives(self) -> bool:
@@ -112,6 +113,11 @@ class JobRun:
                 task.cancel()
             await asyncio.gather(serving, ended, return_exceptions=True)
             await self._mailbox.close()
+
+    def cancel(self) -> None:
+        """The customer wants no more: what is due stays due, nothing further is computed."""
+        self._cancelled = True
+        self._ended.set()
 
     async def admit(self, chunk: int) -> None:
         await self.credit.admit(chunk)

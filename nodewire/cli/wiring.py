@@ -1,0 +1,167 @@
+"""Opens what a role needs, from its configuration, on an exit stack that closes it again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from nodewire.config import OracleConfig, ProviderConfig, Role, WalletConfig, WorkerConfig
+from nodewire.errors import BadConfig
+from nodewire.kind import Limits, Worker, installed
+from nodewire.market import Market
+from nodewire.nostr.event import Event
+from nodewire.nostr.keys import Keys
+from nodewire.nostr.pool import Pool
+from nodewire.pay import lnurl_server
+from nodewire.pay.ledger import Ledger
+from nodewire.pay.sim_wallet import SimWallet
+from nodewire.pay.till import Till
+from nodewire.provider.admission import Admission
+from nodewire.provider.announcing import Announcer, describe
+from nodewire.provider.daemon import Provider
+from nodewire.provider.serving import specialize
+from nodewire.store.blobs import Blobs
+from nodewire.wire.node import Node
+from nodewire.worker.client import WorkerProcess
+
+
+def ledger_file(role: Role) -> Path:
+    role.state.mkdir(parents=True, exist_ok=True)
+    return role.state / "ledger.db"
+
+
+def open_wallet(config: WalletConfig) -> SimWallet:
+    """The role's wallet. Raises BadConfig if the token cannot be read."""
+    try:
+        token = config.token_file.read_text().strip()
+    except OSError as error:
+        raise BadConfig(
+            str(config.token_file), f"cannot be read ({error.strerror}); `nodewire wallet open` makes one"
+        ) from error
+    return SimWallet(config.url, token)
+
+
+async def open_market(stack: AsyncExitStack, role: Role) -> tuple[Keys, Pool, Market]:
+    """Keys, relay pool and market of a role, with the market not yet running."""
+    role.state.mkdir(parents=True, exist_ok=True)
+    keys = Keys.from_file(role.key)
+    pool = await stack.enter_async_context(Pool(role.relays, keys=keys))
+    blobs = await stack.enter_async_context(Blobs(role.blossom, role.state / "blobs", keys=keys))
+    return keys, pool, await Market.open(pool, blobs, role.committee)
+
+
+def worker_starter(stack: AsyncExitStack, config: WorkerConfig, readable: Path) -> Callable[[str], Awaitable[Worker]]:
+    """Starts workers under the configuration's caps; they stop with the stack."""
+
+    async def start(entry: str) -> Worker:
+        readable.mkdir(parents=True, exist_ok=True)
+        limits = Limits(memory_bytes=config.memory, threads=config.threads, device=config.device)
+        worker = await WorkerProcess.start(entry, limits, readable=[readable])
+        stack.push_async_callback(worker.stop)
+        return worker
+
+    return start
+
+
+async def start_provider(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]:
+    """Start a provider; returns its ready line with `wait`, which ends only by an error."""
+    _log_to_stderr()
+    keys, pool, market = await open_market(stack, config)
+    starter = worker_starter(stack, config.worker, config.state / "blobs")
+    served, workers = await specialize(market, config.serve, installed(), starter)
+
+    ledger = Ledger(ledger_file(config))
+    stack.callback(ledger.close)
+    wallet = open_wallet(config.wallet)
+    stack.push_async_callback(wallet.close)
+
+    async def publish(event: Event, relays: tuple[str, ...]) -> None:
+        await pool.publish(event, timeout_s=10.0)
+
+    till = Till(keys, wallet, ledger, publish)
+    lnurl = await _serve_lnurl(stack, config, keys, till)
+
+    providers: list[Provider] = []
+
+    async def on_control(request: str, peer: str, document: dict[str, Any]) -> None:
+        await providers[0].heard(request, peer, document)
+
+    node = Node(keys, on_control=on_control)
+    stack.push_async_callback(node.close)
+    host, _, port = config.wire.listen.rpartition(":")
+    listening = await node.listen(host, int(port))
+    wire = config.wire.announce or (listening,)
+
+    ad = describe(config, keys.public, served.values(), wire=wire, lnurl=lnurl, committee=market.committee_digest)
+    announcer = Announcer(keys, pool, market, ad, served.values())
+    manifests = {s.digest: s.manifest for s in served.values()}
+    admission = Admission(keys.public, market, pool, ledger, manifests, config.pow_bits)
+    provider = Provider(
+        keys=keys,
+        pool=pool,
+        market=market,
+        node=node,
+        till=till,
+        ledger=ledger,
+        served=served,
+        workers=workers,
+        announcer=announcer,
+        admission=admission,
+    )
+    providers.append(provider)
+    running = asyncio.create_task(provider.run())
+    stack.callback(running.cancel)
+    return {
+        "ready": "provider",
+        "npub": keys.npub,
+        "public": keys.public,
+        "wire": list(wire),
+        "lnurl": lnurl,
+        "serves": {s.manifest.name: list(s.tasks) for s in served.values()},
+        "wait": running,
+    }
+
+
+async def _serve_lnurl(stack: AsyncExitStack, config: ProviderConfig, keys: Keys, till: Till) -> str:
+    """Serve the provider's LNURL-pay endpoint; its payRequest URL."""
+    host, _, port = config.lnurl.listen.rpartition(":")
+    app = web.Application()
+    runner = web.AppRunner(app)
+    sock = await _listening_socket(host, int(port))
+    base = config.lnurl.url.rstrip("/") or f"http://{host}:{sock.getsockname()[1]}"
+    endpoint = lnurl_server.Endpoint("nodewire", base, keys.public, till.quote)
+    app.add_routes(lnurl_server.routes(endpoint))
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    await web.SockSite(runner, sock).start()
+    return endpoint.pay_url
+
+
+async def _listening_socket(host: str, port: int) -> Any:
+    import socket
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host.strip("[]"), port))
+    except OSError as error:
+        sock.close()
+        raise BadConfig("lnurl.listen", f"cannot listen on {host}:{port} ({error.strerror})") from error
+    return sock
+
+
+async def start_oracle(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
+    raise NotImplementedError
+
+
+def _log_to_stderr() -> None:
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s %(message)s", datefmt="%H:%M:%S"
+    )

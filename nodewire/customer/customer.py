@@ -1,0 +1,168 @@
+"""`nodewire.Customer`: the Python API.
+
+async with nodewire.Customer.open("customer.toml") as customer:
+    async for piece in customer.generate(model, "def main():"):
+        print(piece.text, end="")
+    vectors = await customer.embed(model, ["a sentence", "another"])
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import orjson
+
+from nodewire.config import CustomerConfig
+from nodewire.customer.purchase import Purchase, summary
+from nodewire.customer.session import Session
+from nodewire.customer.starting import start
+from nodewire.errors import BadFrame, BadInput, NotAllowed
+from nodewire.kind import installed
+from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.manifest import Manifest
+from nodewire.protocol.plan import Terms
+
+MAX_PROMPT_BYTES = 1_000_000
+MAX_TEXTS_BYTES = 16_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One step of a generation: its token ids and the text that became printable with them."""
+
+    text: str
+    ids: tuple[int, ...]
+    end: bool
+    reason: str
+
+
+class Customer:
+    """Buys work from the market. Made by `open`, used in `async with`."""
+
+    def __init__(self, config: CustomerConfig) -> None:
+        self.last: dict[str, Any] = {}
+        """What the last finished job was and cost: request id, plan, payments, timing."""
+        self.terms = Terms(max_chunk_msat=config.max_chunk_msat, max_total_msat=config.max_total_msat)
+        self._config = config
+        self._session: Session | None = None
+        self._stack = AsyncExitStack()
+
+    @classmethod
+    def open(cls, config: Path | str | CustomerConfig) -> Self:
+        """A customer with the configuration in a TOML file. Raises BadConfig."""
+        return cls(config if isinstance(config, CustomerConfig) else CustomerConfig.load(Path(config)))
+
+    async def __aenter__(self) -> Self:
+        await self._stack.__aenter__()
+        try:
+            self._session = await start(self._stack, self._config)
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._stack.aclose()
+
+    @property
+    def session(self) -> Session:
+        if self._session is None:
+            raise NotAllowed("customer", "use it inside `async with`")
+        return self._session
+
+    async def generate(
+        self, model: str, prompt: str, *, terms: Terms | None = None, **params: Any
+    ) -> AsyncIterator[Piece]:
+        """Continue `prompt` on the manifest at address `model`; `params` are those of kind 8843 (max_tokens ...).
+
+        Raises:
+            BadInput: a parameter or the prompt is out of range.
+            NoQuorum, NoProvider, OverBudget, TimedOut, LinkLost ...: nothing, or no more, was bought.
+        """
+        if not prompt or len(prompt.encode()) > MAX_PROMPT_BYTES:
+            raise BadInput("prompt", f"empty, or more than {MAX_PROMPT_BYTES} bytes")
+        manifest = await self._manifest(model, "generate")
+        edge = next(e for e in manifest.edges if e.source == "customer")
+        text = np.frombuffer(prompt.encode(), np.uint8)
+        frame = Frame(edge.name, 0, (Array("uint8", text.shape, text.tobytes()),), {"chunk": 0})
+        ids: list[int] = []
+        texts: list[str] = []
+        bought = self._purchase(model, manifest, terms, params, [frame])
+        async with bought:
+            async for out in bought.outputs():
+                piece = _piece(out)
+                ids += piece.ids
+                texts.append(piece.text)
+                yield piece
+        self.last = {**self._finished(bought), "ids": ids, "text": "".join(texts)}
+
+    async def embed(self, model: str, texts: Sequence[str], *, terms: Terms | None = None) -> np.ndarray:
+        """The vectors of `texts`, float32 [len(texts), width]. Raises as `generate`."""
+        body = orjson.dumps(list(texts))
+        if not texts or len(body) > MAX_TEXTS_BYTES:
+            raise BadInput("texts", f"none, or more than {MAX_TEXTS_BYTES} bytes")
+        manifest = await self._manifest(model, "embed")
+        edge = next(e for e in manifest.edges if e.source == "customer")
+        frame = Frame(edge.name, 0, (Array("uint8", (len(body),), body),), {"chunk": 0})
+        rows: list[np.ndarray] = []
+        bought = self._purchase(model, manifest, terms, {}, [frame])
+        async with bought:
+            async for out in bought.outputs():
+                rows.append(_matrix(out))
+        vectors = np.concatenate(rows)
+        if len(vectors) != len(texts):
+            raise BadFrame("vectors", f"{len(vectors)} came for {len(texts)} texts")
+        self.last = self._finished(bought)
+        return vectors
+
+    async def _manifest(self, address: str, mode: str) -> Manifest:
+        manifest = await self.session.market.manifest(address)
+        if manifest.mode != mode:
+            raise BadInput("model", f"{manifest.name} serves {manifest.mode}, not {mode}")
+        return manifest
+
+    def _purchase(
+        self,
+        address: str,
+        manifest: Manifest,
+        terms: Terms | None,
+        params: Mapping[str, Any],
+        inputs: Sequence[Frame[Array]],
+    ) -> Purchase:
+        kinds = installed()
+        if manifest.kind not in kinds:
+            raise BadInput("model", f"no installed package serves kind {manifest.kind}")
+        return Purchase(self.session, kinds[manifest.kind], address, manifest, terms or self.terms, params, inputs)
+
+    def _finished(self, bought: Purchase) -> dict[str, Any]:
+        """The summary, with the time that a hop took: a step's time less its tasks' compute, over the ring's hops."""
+        timing, results = bought.timing, bought.results.values()
+        compute_ms = sum(r.get("compute_us", [0])[0] for r in results) / 1000
+        hops = len(bought.manifest.tasks)
+        return {
+            **summary(bought),
+            "first_token_ms": round(timing.first_output_ms(), 1),
+            "tokens_per_s": round(timing.rate(), 1),
+            "step_ms_p50": round(timing.step_ms(), 2),
+            "hop_ms_p50": round(max(0.0, timing.step_ms() - compute_ms) / hops, 3),
+        }
+
+
+def _piece(frame: Frame[Array]) -> Piece:
+    ids = np.frombuffer(frame.tensors[0].data, np.int64) if frame.tensors else np.zeros(0, np.int64)
+    meta = frame.meta
+    return Piece(
+        str(meta.get("text", "")), tuple(int(i) for i in ids), meta.get("end") is True, str(meta.get("reason", ""))
+    )
+
+
+def _matrix(frame: Frame[Array]) -> np.ndarray:
+    array = frame.tensors[0]
+    if array.dtype != "float32" or len(array.shape) != 2:
+        raise BadFrame("vectors", f"{array.dtype} of rank {len(array.shape)}, not a float32 matrix")
+    return np.frombuffer(array.data, np.float32).reshape(array.shape)

@@ -1,0 +1,411 @@
+"""One job as its buyer sees it: plan, request, tickets, streaming, payments, receipts."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from nodewire.customer.payments import JobPayments
+from nodewire.customer.planning import Draw, draw
+from nodewire.customer.session import Session
+from nodewire.errors import (
+    TABLE,
+    Busy,
+    LinkLost,
+    NodewireError,
+    NoProvider,
+    TimedOut,
+    WorkerFailed,
+)
+from nodewire.kind import JobKind, Params
+from nodewire.nostr import event as events
+from nodewire.nostr import nip13, nip44, nip59
+from nodewire.nostr.event import Event
+from nodewire.nostr.nip01 import Filter
+from nodewire.protocol import feedback, job, kinds, receipt, result
+from nodewire.protocol.feedback import Feedback
+from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.manifest import CUSTOMER, Manifest
+from nodewire.protocol.plan import LOCAL, MAX_BUSY, MAX_REDRAWS, Plan, Terms, ends
+from nodewire.protocol.receipt import PaidChunk, Receipt
+
+EPOCH_S = 30.0
+"""How long a customer waits for a certified epoch."""
+SETTLE_S = 30.0
+"""How long after the last output payments and receipts may take."""
+_TICKET_EVERY_S = 1.0
+
+
+@dataclass(slots=True)
+class Timing:
+    """Monotonic moments of a job, seconds."""
+
+    started: float = field(default_factory=time.monotonic)
+    planned: float = 0.0
+    outputs: list[float] = field(default_factory=list)
+
+    def first_output_ms(self) -> float:
+        return (self.outputs[0] - self.started) * 1000 if self.outputs else 0.0
+
+    def step_ms(self) -> float:
+        """Median time between outputs."""
+        gaps = [b - a for a, b in zip(self.outputs, self.outputs[1:], strict=False)]
+        return statistics.median(gaps) * 1000 if gaps else 0.0
+
+    def rate(self) -> float:
+        """Outputs per second after the first."""
+        span = self.outputs[-1] - self.outputs[0] if len(self.outputs) > 1 else 0.0
+        return (len(self.outputs) - 1) / span if span > 0 else 0.0
+
+
+class Purchase:
+    """Buys one job: `async with Purchase(...) as bought: async for frame in bought.outputs(): ...`.
+
+    `inputs` are the frames for the manifest's edges from the customer; outputs are the frames on its edges to the
+    customer. After the last output the block's end pays what is still due and publishes receipts.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        kind: JobKind,
+        manifest_address: str,
+        manifest: Manifest,
+        terms: Terms,
+        params: Params,
+        inputs: Sequence[Frame[Array]],
+    ) -> None:
+        self.manifest = manifest
+        self.timing = Timing()
+        self.receipts: list[Event] = []
+        self.results: dict[str, dict[str, Any]] = {}
+        """What each provider's result says (decrypted), by public key."""
+        self._session = session
+        self._kind = kind
+        self._address = manifest_address
+        self._terms = terms
+        self._params = kind.check(manifest, params)
+        self._inputs = inputs
+        self._busy: list[tuple[str, str]] = []
+        self._draw: Draw | None = None
+        self._request: Event | None = None
+        self._payments: JobPayments | None = None
+        self._mailbox: Any = None
+        self._heard: set[str] = set()
+        self._zap_receipts: dict[str, list[Event]] = {}
+        self._failure: NodewireError | None = None
+        self._failed = asyncio.Event()
+        self._last_chunk = -1
+        self._done = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def plan(self) -> Plan:
+        assert self._draw is not None
+        return self._draw.plan
+
+    @property
+    def request(self) -> Event:
+        assert self._request is not None
+        return self._request
+
+    @property
+    def payments(self) -> JobPayments:
+        assert self._payments is not None
+        return self._payments
+
+    async def __aenter__(self) -> Purchase:
+        try:
+            await self._begin()
+        except BaseException:
+            await self._end()
+            raise
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        try:
+            if error is None and self._done:
+                await self._settle()
+            elif self._mailbox is not None:
+                await self._cancel()
+        finally:
+            await self._end()
+
+    async def outputs(self) -> AsyncIterator[Frame[Array]]:
+        """The frames on the edges to the customer, until one on each is marked as the end.
+
+        Raises:
+            TimedOut: the plan's deadline passed without an output.
+            LinkLost: a provider's link broke.
+            NodewireError: a provider reported the error.
+        """
+        open_edges = {edge.name for edge in self.manifest.edges if edge.target == CUSTOMER}
+        deadline_s = self.plan.first_result_ms / 1000
+        while open_edges:
+            try:
+                frame = await self._next(deadline_s)
+            except _Refused as refusal:
+                await self._redraw(refusal)
+                continue
+            self.timing.outputs.append(time.monotonic())
+            deadline_s = self.plan.next_result_ms / 1000
+            chunk = frame.meta.get("chunk", 0)
+            assert isinstance(chunk, int)
+            self._last_chunk = max(self._last_chunk, chunk)
+            await self.payments.delivered(chunk)
+            if frame.meta.get("end") is True:
+                open_edges.discard(frame.edge)
+                self._done = not open_edges
+            yield frame
+
+    async def _next(self, deadline_s: float) -> Frame[Array]:
+        getting = asyncio.ensure_future(self._mailbox.get())
+        failing = asyncio.ensure_future(self._failed.wait())
+        try:
+            done, _ = await asyncio.wait((getting, failing), timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
+            if getting in done:
+                frame: Frame[Array] = getting.result()
+                return frame
+            if failing in done:
+                assert self._failure is not None
+                raise self._failure
+            raise TimedOut("output", f"none came within {deadline_s:.0f} s")
+        finally:
+            for task in (getting, failing):
+                task.cancel()
+
+    async def _redraw(self, refusal: _Refused) -> None:
+        """Begin anew without the provider that has no free slot.
+
+        Raises:
+            NoProvider: as many plans as there may be were refused, or output has already come.
+        """
+        self._busy.append((refusal.provider, refusal.feedback))
+        await self._cancel()
+        await self._end()
+        if self.timing.outputs or len(self._busy) >= min(MAX_BUSY, MAX_REDRAWS):
+            raise NoProvider("plan", f"{len(self._busy)} providers were busy")
+        await self._begin()
+
+    async def _begin(self) -> None:
+        """Draw a plan, publish the request, send the tickets and the inputs."""
+        drawn = self._draw = await draw(
+            self._session.market,
+            self.manifest,
+            self._terms,
+            self._session.keys.public,
+            busy=self._busy,
+            k=len(self._busy),
+            timeout_s=EPOCH_S,
+        )
+        plan, session = drawn.plan, self._session
+        self._request = await self._signed(drawn)
+        self.timing.planned = time.monotonic()
+        self._payments = JobPayments(
+            self._request.id,
+            plan,
+            self.manifest,
+            drawn.ads,
+            session.payer,
+            session.relays,
+            session.network,
+        )
+        self._heard, self._failure, self._failed = set(), None, asyncio.Event()
+        routes = ends(self.manifest, plan)
+        self._mailbox = session.node.open_job(self._request.id, routes)
+        neighbours = {other for pair in routes.values() if session.keys.public in pair for other in pair}
+        for provider in sorted(neighbours - {session.keys.public}):
+            self._spawn(self._connect(provider, drawn.ads[provider].wire))
+        self._spawn(self._listen(self._request.id))
+        await session.pool.publish(self._request, timeout_s=10.0)
+        for provider in plan.providers():
+            self._spawn(self._ticket(provider, self._request.id))
+        for frame in self._inputs:
+            await self._mailbox.put(frame)
+        if any(a.provider == LOCAL for a in plan.tasks):
+            self._spawn(
+                session.serve_locally(self._kind, self._request.id, self.manifest, plan, self._params, self._mailbox)
+            )
+
+    async def _signed(self, drawn: Draw) -> Event:
+        tags, content = job.tags_and_content(
+            drawn.plan,
+            manifest_address=self._address,
+            certificate_event=drawn.epoch.certificate_event,
+            partials=drawn.epoch.partials,
+            relays=self._session.relays,
+        )
+        now_s = int(time.time())
+        if drawn.pow_bits:
+            tags = await asyncio.to_thread(
+                nip13.mine, self._session.keys.public, now_s, kinds.INFERENCE, tags, content, drawn.pow_bits
+            )
+        return events.sign(self._session.keys, kinds.INFERENCE, created_at=now_s, content=content, tags=tags)
+
+    async def _connect(self, provider: str, addresses: Sequence[str]) -> None:
+        try:
+            await self._session.node.link(provider, addresses)
+        except NodewireError as error:
+            self._fail(error)
+
+    async def _ticket(self, provider: str, request: str) -> None:
+        """Send the provider its ticket until it has been heard of."""
+        ticket = job.Ticket(request=request, params=dict(self._params))
+        while provider not in self._heard:
+            now_s = int(time.time())
+            rumor = nip59.rumor(
+                self._session.keys.public, kinds.TICKET, created_at=now_s, content=ticket.to_json(), tags=[]
+            )
+            wrap = nip59.wrap(self._session.keys, provider, rumor, now_s=now_s, ephemeral=True)
+            try:
+                await self._session.pool.publish(wrap, timeout_s=5.0)
+            except NodewireError as error:
+                self._session.log.debug("ticket: %s", error)
+            await asyncio.sleep(_TICKET_EVERY_S)
+
+    async def _listen(self, request: str) -> None:
+        """Follow what the providers say about this job."""
+        answers = frozenset({kinds.FEEDBACK, kinds.result_of(kinds.INFERENCE), 9735})
+        wanted = Filter(kinds=answers, tags={"e": frozenset({request})})
+        async for event in self._session.pool.subscribe([wanted]):
+            try:
+                self._take(event)
+            except NodewireError as error:
+                self._session.log.debug("%s by %s ignored: %s", event.kind, event.pubkey[:8], error)
+
+    def _take(self, event: Event) -> None:
+        if event.pubkey not in self.plan.providers():
+            return
+        if event.kind == kinds.FEEDBACK:
+            self._feedback(feedback.parse(event))
+        elif event.kind == kinds.result_of(kinds.INFERENCE):
+            said = result.parse(event)
+            text = nip44.decrypt(said.ciphertext, nip44.conversation_key(self._session.keys, event.pubkey))
+            self.results[event.pubkey] = orjson.loads(text)
+        else:
+            self._zap_receipts.setdefault(event.pubkey, []).append(event)
+
+    def _feedback(self, said: Feedback) -> None:
+        self._heard.add(said.provider)
+        if said.status == "payment-required":
+            self._spawn(self._pay(said))
+        elif said.status == "busy":
+            self._fail(_Refused(said.provider, said.id))
+        elif said.status == "error":
+            cls = TABLE.get(said.text, WorkerFailed)
+            self._fail(cls("provider", f"{said.provider[:8]} reports {said.text or 'an error'}"))
+
+    async def _pay(self, said: Feedback) -> None:
+        try:
+            await self.payments.asked(said)
+        except NodewireError as error:
+            self._session.log.warning("payment to %s: %s", said.provider[:8], error)
+            await self.payments.fail(error)
+
+    async def _settle(self) -> None:
+        """Wait for the last payments and the providers' receipts, then publish ours."""
+        try:
+            async with asyncio.timeout(SETTLE_S):
+                await self.payments.settled(self._last_chunk)
+                while set(self.plan.providers()) - self.results.keys() or not self._has_zap_receipts():
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            self._session.log.warning("some providers asked for no payment or gave no receipt in time")
+        for provider in self.plan.providers():
+            event = receipt.build(self._session.keys, self._receipt(provider), created_at=int(time.time()))
+            await self._session.pool.publish(event, timeout_s=10.0)
+            self.receipts.append(event)
+
+    def _has_zap_receipts(self) -> bool:
+        return all(self._zap_receipt(provider, paid.debt.bolt11) for (provider, _), paid in self.payments.paid.items())
+
+    def _zap_receipt(self, provider: str, bolt11: str | None) -> str | None:
+        seen = self._zap_receipts.get(provider, [])
+        return next((event.id for event in seen if event.tag("bolt11") == bolt11), None)
+
+    def _receipt(self, provider: str) -> Receipt:
+        chunks = []
+        for (payee, chunk), paid in sorted(self.payments.paid.items()):
+            if payee == provider:
+                assert paid.debt.payment_hash is not None
+                chunks.append(
+                    PaidChunk(
+                        chunk=chunk,
+                        attempt=paid.due.attempt,
+                        units=paid.due.units,
+                        root=paid.due.root,
+                        feedback=paid.feedback,
+                        amount_msat=paid.due.amount_msat,
+                        fee_msat=paid.debt.fee_msat,
+                        payment_hash=paid.debt.payment_hash,
+                        zap_receipt=self._zap_receipt(provider, paid.debt.bolt11),
+                    )
+                )
+        return Receipt(request=self.request.id, plan=self.plan.digest(), provider=provider, chunks=tuple(chunks[:128]))
+
+    async def _cancel(self) -> None:
+        for provider in self.plan.providers():
+            try:
+                await asyncio.wait_for(self._mailbox.control(provider, {"cancel": True}), 1.0)
+            except (NodewireError, TimeoutError) as error:
+                self._session.log.debug("cancel at %s: %s", provider[:8], error)
+
+    async def _end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        if self._mailbox is not None:
+            await self._mailbox.close()
+            self._mailbox = None
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error if isinstance(error, NodewireError) else LinkLost("job", repr(error)[:200]))
+
+    def _fail(self, error: NodewireError) -> None:
+        if self._failure is None:
+            self._failure = error
+            self._failed.set()
+
+
+class _Refused(Busy):
+    """A provider of the plan has no free slot; `feedback` is the id of its signed word."""
+
+    code = "busy"
+
+    def __init__(self, provider: str, feedback: str) -> None:
+        super().__init__("provider", f"{provider[:8]} has no free slot")
+        self.provider = provider
+        self.feedback = feedback
+
+
+def summary(bought: Purchase) -> Mapping[str, Any]:
+    """What happened, as plain data: assignments, spending, timing."""
+    plan, paid = bought.plan, bought.payments.paid.values()
+    return {
+        "request": bought.request.id,
+        "plan": plan.digest(),
+        "epoch": plan.epoch,
+        "tasks": [
+            {"task": a.task, "provider": a.provider, "standby": a.standby, "price_msat": a.price_msat}
+            for a in plan.tasks
+        ],
+        "providers": list(plan.providers()),
+        "paid_msat": {p: sum(x.due.amount_msat for x in paid if x.provider == p) for p in plan.providers()},
+        "fees_msat": sum(x.debt.fee_msat for x in paid),
+        "zaps": len(paid),
+        "receipts": len(bought.receipts),
+    }

@@ -1,0 +1,67 @@
+"""Opens a customer's session from its configuration."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+from nodewire.config import CustomerConfig
+from nodewire.customer.session import Session
+from nodewire.errors import BadConfig
+from nodewire.kind import Limits, Worker
+from nodewire.market import Market
+from nodewire.nostr.keys import Keys
+from nodewire.nostr.pool import Pool
+from nodewire.pay.ledger import Ledger
+from nodewire.pay.payer import Payer
+from nodewire.pay.sim_wallet import SimWallet
+from nodewire.store.blobs import Blobs
+from nodewire.wire.node import Node
+from nodewire.worker.client import WorkerProcess
+
+_NETWORKS = {"sim": "lnbcrt"}
+
+
+async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
+    """Connect to the relays, recover what an earlier run left unpaid, and follow the committee.
+
+    Raises:
+        BadConfig: a file of the configuration cannot be used.
+        NotFound: no relay knows the committee.
+    """
+    config.state.mkdir(parents=True, exist_ok=True)
+    keys = Keys.from_file(config.key)
+    try:
+        token = config.wallet.token_file.read_text().strip()
+    except OSError as error:
+        raise BadConfig(str(config.wallet.token_file), f"cannot be read ({error.strerror})") from error
+    pool = await stack.enter_async_context(Pool(config.relays, keys=keys))
+    blobs = await stack.enter_async_context(Blobs(config.blossom, config.state / "blobs", keys=keys))
+    market = await Market.open(pool, blobs, config.committee)
+    wallet = SimWallet(config.wallet.url, token)
+    stack.push_async_callback(wallet.close)
+    ledger = Ledger(config.state / "ledger.db")
+    stack.callback(ledger.close)
+    payer = Payer(keys, wallet, ledger)
+    await payer.recover()
+    node = Node(keys)
+    stack.push_async_callback(node.close)
+
+    async def start_worker(entry: str) -> Worker:
+        limits = Limits(config.worker.memory, config.worker.threads, config.worker.device)
+        worker = await WorkerProcess.start(entry, limits, readable=[config.state / "blobs"])
+        stack.push_async_callback(worker.stop)
+        return worker
+
+    following = asyncio.create_task(market.run())
+    stack.callback(following.cancel)
+    return Session(
+        keys=keys,
+        pool=pool,
+        relays=config.relays,
+        market=market,
+        payer=payer,
+        network=_NETWORKS[config.wallet.kind],
+        node=node,
+        start_worker=start_worker,
+    )

@@ -1,0 +1,115 @@
+"""Whether a provider takes a job: the cheap checks first, the plan re-derived last. NIPS.md, "Job requests"."""
+
+from __future__ import annotations
+
+from nodewire.errors import BadPlan, NodewireError, NotAllowed, NotFound, PaymentRequired
+from nodewire.market import Market
+from nodewire.nostr import nip13
+from nodewire.nostr.event import Event
+from nodewire.nostr.nip01 import Filter
+from nodewire.nostr.pool import Pool
+from nodewire.pay.ledger import Ledger
+from nodewire.plan.assign import Busy, assign
+from nodewire.protocol import beacon, feedback, job, kinds
+from nodewire.protocol.job import Request
+from nodewire.protocol.manifest import Manifest
+from nodewire.protocol.plan import Plan
+
+_FETCH_S = 5.0
+
+
+class Admission:
+    """Checks requests against what this provider serves, whom it trusts and who owes it."""
+
+    def __init__(
+        self,
+        public: str,
+        market: Market,
+        pool: Pool,
+        ledger: Ledger,
+        manifests: dict[str, Manifest],
+        pow_bits: int,
+    ) -> None:
+        self._public = public
+        self._market = market
+        self._pool = pool
+        self._ledger = ledger
+        self._manifests = manifests
+        self._pow_bits = pow_bits
+
+    def glance(self, event: Event, now_s: float) -> tuple[Request, Manifest]:
+        """What needs no I/O: form, work, debt, manifest, committee, that this provider is in the plan.
+
+        Raises:
+            BadEvent, BadTag, BadPlan, BadVersion, TooLarge: the request is malformed.
+            NotAllowed: too little work, or nothing of it is served here.
+            PaymentRequired: the customer let an earlier job's payment pass its time.
+        """
+        nip13.check(event, self._pow_bits)
+        request = job.parse(event)
+        if self._public not in request.plan.providers():
+            raise NotAllowed("p", "this provider is not in the plan")
+        if self._ledger.in_debt(request.customer, now_s):
+            raise PaymentRequired("customer", "an earlier job's chunk is unpaid")
+        manifest = self._manifests.get(request.plan.manifest)
+        if manifest is None:
+            raise NotAllowed("x", "this manifest is not served here")
+        if request.plan.committee != self._market.committee_digest:
+            raise NotAllowed("committee", "another committee than this provider accepts")
+        return request, manifest
+
+    async def check(self, request: Request, manifest: Manifest) -> None:
+        """The certificate, the beacon, and that `assign/1` gives this very plan.
+
+        Raises:
+            NotFound, BadQuorum, NoQuorum, BadHash: what the plan stands on is missing or not certified.
+            NotAllowed: the epoch is too old.
+            BadPlan: the plan is not the one that the public record gives.
+        """
+        plan = request.plan
+        body = await self._market.certified(plan.certificate, request.certificate_event)
+        if not self._market.is_valid(body):
+            raise NotAllowed("epoch", f"{plan.epoch} is too old")
+        value = beacon.combine(
+            self._market.committee, plan.certificate, [beacon.parse(partial) for partial in request.partials]
+        )
+        snapshot = await self._market.snapshot(body.snapshot)
+        expected = assign(
+            manifest,
+            snapshot,
+            body=body,
+            beacon=value,
+            committee=self._market.committee,
+            terms=plan.terms,
+            customer=plan.customer,
+            k=plan.k,
+            busy=await self._busy(plan),
+        )
+        if expected != plan:
+            raise BadPlan(_first_difference(expected, plan), "not what assign/1 gives")
+
+    async def _busy(self, plan: Plan) -> list[Busy]:
+        """The signed refusals that the plan cites, in its order."""
+        if not plan.busy:
+            return []
+        wanted = Filter(ids=frozenset(plan.busy), kinds=frozenset({kinds.FEEDBACK}))
+        found = {event.id: event for event in await self._pool.fetch([wanted], timeout_s=_FETCH_S)}
+        cited = []
+        for id_ in plan.busy:
+            if id_ not in found:
+                raise NotFound("busy", f"no relay has the feedback {id_[:8]}")
+            said = feedback.parse(found[id_])
+            if said.status != "busy" or said.customer != plan.customer:
+                raise BadPlan("busy", f"{id_[:8]} is no refusal of this customer's job")
+            cited.append(Busy(id_, said.provider))
+        return cited
+
+
+def _first_difference(expected: Plan, plan: Plan) -> str:
+    a, b = expected.document(), plan.document()
+    return next((name for name in a if a[name] != b[name]), "plan")
+
+
+def feedback_for(error: NodewireError) -> tuple[feedback.Status, str]:
+    """Which status a refusal has, and the public text of it."""
+    return ("busy" if error.code == "busy" else "error"), error.code

@@ -1,0 +1,115 @@
+"""What a provider says of itself: its ad (31990), its beats (11998), its commitments (8854)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+
+from nodewire.config import ProviderConfig
+from nodewire.errors import NodewireError
+from nodewire.market import Market
+from nodewire.nostr.keys import Keys
+from nodewire.nostr.pool import Pool
+from nodewire.protocol import ad as ads
+from nodewire.protocol import beat as beats
+from nodewire.protocol import commitment as commitments
+from nodewire.protocol.ad import Ad, ManifestOffer, TaskOffer
+from nodewire.protocol.beat import Beat
+from nodewire.protocol.commitment import MAX_CHUNKS, ChunkRoot, Commitment
+from nodewire.provider.serving import Served
+
+log = logging.getLogger("nodewire.provider")
+_PUBLISH_S = 5.0
+
+
+def describe(
+    config: ProviderConfig, public: str, served: Iterable[Served], *, wire: tuple[str, ...], lnurl: str, committee: str
+) -> Ad:
+    """The ad of what is loaded and where it is reached."""
+    offers = tuple(
+        ManifestOffer(
+            manifest=s.digest,
+            tasks=tuple(
+                TaskOffer(task=task, price_msat=s.prices_msat[task], us_per_position=max(1, s.us_per_position))
+                for task in s.tasks
+            ),
+            slots=s.slots,
+        )
+        for s in served
+    )
+    charges = any(task.price_msat for offer in offers for task in offer.tasks)
+    return Ad(
+        name=f"nodewire-{public[:8]}",
+        manifests=offers,
+        wire=wire,
+        lnurl=lnurl if charges else "",
+        pow_bits=config.pow_bits,
+        memory_bytes=config.worker.memory,
+        hardware=config.hardware,
+        region=config.region,
+        relays=config.relays,
+        committees=(committee,),
+    )
+
+
+class Announcer:
+    """Publishes the ad once, then beats, and commits to chunk roots before every epoch's close."""
+
+    def __init__(self, keys: Keys, pool: Pool, market: Market, ad: Ad, served: Iterable[Served]) -> None:
+        self._keys = keys
+        self._pool = pool
+        self._market = market
+        self._ad = ad
+        self._served = tuple(served)
+        self._roots: list[ChunkRoot] = []
+
+    def commit(self, root: ChunkRoot) -> None:
+        """Take a chunk's root into this epoch's commitment."""
+        self._roots.append(root)
+
+    async def run(self) -> None:
+        """Announce and beat until cancelled."""
+        event = ads.build(self._keys, self._ad, created_at=int(time.time()))
+        await self._pool.publish(event, timeout_s=30.0)
+        committed = -1
+        while True:
+            epoch = self._market.committee.epoch_at(int(time.time() * 1000))
+            if epoch >= 0:
+                await self._beat(event.id, epoch)
+            if self._roots and epoch != committed:
+                committed = await self._commit(epoch)
+            await asyncio.sleep(self._market.committee.beat_ms / 1000)
+
+    async def _beat(self, ad: str, epoch: int) -> None:
+        slots = sum(s.slots for s in self._served)
+        beat = Beat(
+            committee=self._market.committee_digest,
+            last=self._market.last_body,
+            epoch=epoch,
+            ad=ad,
+            load_ppm=sum(s.busy for s in self._served) * 1_000_000 // slots,
+            free={s.digest: s.free for s in self._served},
+            coordinates=(0, 0, 0),
+        )
+        expires_at_s = beats.expires_at_s(self._market.committee, epoch)
+        event = beats.build(self._keys, beat, created_at=int(time.time()), expires_at_s=expires_at_s)
+        try:
+            await self._pool.publish(event, timeout_s=_PUBLISH_S)
+        except NodewireError as error:
+            log.warning("beat: %s", error)
+
+    async def _commit(self, epoch: int) -> int:
+        """Publish one commitment for `epoch`; returns the epoch, or -1 if it must be tried again."""
+        now, self._roots = self._roots[:MAX_CHUNKS], self._roots[MAX_CHUNKS:]
+        chunks = tuple(sorted(now, key=lambda root: root.key))
+        document = Commitment(committee=self._market.committee_digest, epoch=epoch, chunks=chunks)
+        event = commitments.build(self._keys, document, created_at=int(time.time()))
+        try:
+            await self._pool.publish(event, timeout_s=_PUBLISH_S)
+        except NodewireError as error:
+            log.warning("commitment: %s", error)
+            self._roots = [*now, *self._roots]
+            return -1
+        return epoch

@@ -1,0 +1,222 @@
+"""The provider: follows its relays, admits jobs, runs them, takes its zaps."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from nodewire.errors import BadFrame, BadInput, NodewireError, NotAllowed
+from nodewire.kind import Worker
+from nodewire.market import Market
+from nodewire.nostr import nip59
+from nodewire.nostr.event import Event
+from nodewire.nostr.keys import Keys
+from nodewire.nostr.nip01 import Filter
+from nodewire.nostr.pool import Pool
+from nodewire.pay.dues import Due
+from nodewire.pay.ledger import Ledger
+from nodewire.pay.till import Till
+from nodewire.protocol import feedback, job, kinds
+from nodewire.protocol.commitment import ChunkRoot
+from nodewire.protocol.job import Request, Ticket
+from nodewire.protocol.manifest import Manifest
+from nodewire.protocol.plan import ends
+from nodewire.provider.admission import Admission, feedback_for
+from nodewire.provider.announcing import Announcer
+from nodewire.provider.job import JobRun
+from nodewire.provider.serving import OneManifest, Served
+from nodewire.wire.node import Node
+
+log = logging.getLogger("nodewire.provider")
+
+MAX_WAITING = 1_024
+"""Requests without ticket and tickets without request, together."""
+WAITING_S = 30.0
+
+
+class Provider:
+    """One operator's daemon. Made with everything open; `run` serves until it is cancelled."""
+
+    def __init__(
+        self,
+        *,
+        keys: Keys,
+        pool: Pool,
+        market: Market,
+        node: Node,
+        till: Till,
+        ledger: Ledger,
+        served: Mapping[str, Served],
+        workers: Mapping[str, Worker],
+        announcer: Announcer,
+        admission: Admission,
+    ) -> None:
+        self._keys = keys
+        self._pool = pool
+        self._market = market
+        self._node = node
+        self._till = till
+        self._ledger = ledger
+        self._served = served
+        self._workers = workers
+        self._announcer = announcer
+        self._admission = admission
+        self._requests: dict[str, tuple[float, Request, Manifest]] = {}
+        self._tickets: dict[str, tuple[float, str, Ticket]] = {}
+        self._jobs: dict[str, JobRun] = {}
+        self._seen: dict[str, float] = {}
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._market.run())
+            group.create_task(self._till.run(self._settled))
+            group.create_task(self._follow())
+            group.create_task(self._announcer.run())
+
+    async def _follow(self) -> None:
+        mine = {"p": frozenset({self._keys.public})}
+        since = int(time.time()) - int(WAITING_S)
+        wanted = [
+            Filter(kinds=frozenset({kinds.INFERENCE}), tags=mine, since=since),
+            Filter(kinds=frozenset({nip59.EPHEMERAL_WRAP}), tags=mine),
+        ]
+        async for event in self._pool.subscribe(wanted):
+            self._forget_old()
+            try:
+                if event.kind == kinds.INFERENCE:
+                    await self._requested(event)
+                else:
+                    self._ticketed(event)
+            except NodewireError as error:
+                log.info("%s %s refused: %s", event.kind, event.id[:8], error)
+
+    async def _requested(self, event: Event) -> None:
+        if event.id in self._seen:
+            return
+        self._seen[event.id] = time.monotonic()
+        try:
+            request, manifest = self._admission.glance(event, time.time())
+        except NodewireError as error:
+            if self._keys.public in event.values("p"):
+                await self._refuse(event.id, event.pubkey, error)
+            raise
+        self._requests[request.id] = (time.monotonic(), request, manifest)
+        self._begin_if_complete(request.id)
+
+    def _ticketed(self, event: Event) -> None:
+        rumor = nip59.unwrap(self._keys, event)
+        if rumor.kind != kinds.TICKET:
+            raise BadInput("kind", f"{rumor.kind} is not a ticket")
+        ticket = Ticket.parse(rumor.content)
+        if ticket.request in self._jobs or len(self._tickets) + len(self._requests) >= MAX_WAITING:
+            return
+        self._tickets.setdefault(ticket.request, (time.monotonic(), rumor.pubkey, ticket))
+        self._begin_if_complete(ticket.request)
+
+    def _begin_if_complete(self, id_: str) -> None:
+        """A job begins when its request and its ticket are here, from the same key."""
+        if id_ not in self._requests or id_ not in self._tickets:
+            return
+        _, request, manifest = self._requests.pop(id_)
+        _, author, ticket = self._tickets.pop(id_)
+        if author != request.customer:
+            log.info("ticket for %s by another key than the request's", id_[:8])
+            return
+        task = asyncio.create_task(self._serve(request, manifest, ticket))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _serve(self, request: Request, manifest: Manifest, ticket: Ticket) -> None:
+        served = self._served[request.plan.manifest]
+        try:
+            params = served.kind.check(manifest, ticket.params)
+            await self._admission.check(request, manifest)
+            served.take()
+        except NodewireError as error:
+            log.info("job %s refused: %s", request.id[:8], error)
+            await self._refuse(request.id, request.customer, error)
+            return
+        try:
+            await self._run_job(request, manifest, served, params)
+        except NodewireError as error:
+            log.warning("job %s ended: %s", request.id[:8], error)
+        except Exception:
+            log.exception("job %s ended by a fault of this software", request.id[:8])
+        finally:
+            served.give()
+            self._jobs.pop(request.id, None)
+
+    async def _run_job(self, request: Request, manifest: Manifest, served: Served, params: Mapping[str, Any]) -> None:
+        routes = ends(manifest, request.plan)
+        snapshot = await self._market.snapshot(request.plan.snapshot)
+        ads = snapshot.ads(set(request.plan.providers()))
+        mailbox = self._node.open_job(request.id, routes)
+        run = JobRun(
+            keys=self._keys,
+            request=request,
+            manifest=manifest,
+            params=params,
+            kind=served.kind,
+            mailbox=mailbox,
+            worker=OneManifest(self._workers[served.digest], served.digest),
+            ledger=self._ledger,
+            publish=self._publish,
+            committed=self._announcer.commit,
+        )
+        self._jobs[request.id] = run
+        consumers = {c for p, c in routes.values() if p == self._keys.public} - {self._keys.public, request.customer}
+        links = [asyncio.create_task(self._node.link(peer, ads[peer].wire)) for peer in consumers]
+        try:
+            await run.run()
+        finally:
+            for link in links:
+                link.cancel()
+            await asyncio.gather(*links, return_exceptions=True)
+
+    async def heard(self, request: str, peer: str, document: dict[str, Any]) -> None:
+        """A control document of job `request` came over the wire from `peer`.
+
+        Raises:
+            BadFrame, BadSignature, NotAllowed: it is none that this peer may send now.
+        """
+        run = self._jobs.get(request)
+        if run is None:
+            raise NotAllowed("job", "not running here")
+        if document.get("cancel") is True:
+            if peer != run.request.customer:
+                raise BadFrame("cancel", "not by the job's customer")
+            run.cancel()
+        else:
+            await run.heard(peer, document)
+
+    def _settled(self, due: Due) -> None:
+        """The wallet says that a chunk is paid: its job may go on."""
+        run = self._jobs.get(due.key.job)
+        if run is not None:
+            task = asyncio.create_task(run.credit.paid(due.key.chunk))
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+
+    async def _publish(self, event: Event) -> None:
+        await self._pool.publish(event, timeout_s=10.0)
+
+    async def _refuse(self, request: str, customer: str, error: NodewireError) -> None:
+        status, text = feedback_for(error)
+        said = feedback.build(self._keys, request, customer, status, created_at=int(time.time()), text=text)
+        try:
+            await self._publish(said)
+        except NodewireError as failure:
+            log.warning("feedback: %s", failure)
+
+    def _forget_old(self) -> None:
+        horizon = time.monotonic() - WAITING_S
+        for waiting in (self._requests, self._tickets):
+            for id_ in [i for i, entry in waiting.items() if entry[0] < horizon]:
+                del waiting[id_]
+        while len(self._seen) > 4 * MAX_WAITING:
+            del self._seen[next(iter(self._seen))]

@@ -1,0 +1,117 @@
+"""What a provider serves: manifests fetched and checked, tasks loaded into a capped worker before anything is announced."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from nodewire.config import Serve
+from nodewire.errors import Busy, NotAllowed
+from nodewire.kind import JobKind, Worker
+from nodewire.market import Market
+from nodewire.protocol.manifest import Manifest
+
+log = logging.getLogger("nodewire.provider")
+
+StartWorker = Callable[[str], Awaitable[Worker]]
+
+
+@dataclass(slots=True)
+class Served:
+    """One manifest of which this provider holds tasks. `busy` sessions of `slots` are taken."""
+
+    manifest: Manifest
+    digest: str
+    kind: JobKind
+    tasks: tuple[str, ...]
+    prices_msat: Mapping[str, int]
+    us_per_position: int
+    slots: int
+    busy: int = 0
+
+    @property
+    def free(self) -> int:
+        return self.slots - self.busy
+
+    def take(self) -> None:
+        """Take a slot. Raises Busy if none is free."""
+        if not self.free:
+            raise Busy("slots", f"all {self.slots} sessions are taken")
+        self.busy += 1
+
+    def give(self) -> None:
+        self.busy -= 1
+
+
+async def specialize(
+    market: Market, wanted: tuple[Serve, ...], kinds: Mapping[int, JobKind], start_worker: StartWorker
+) -> tuple[dict[str, Served], dict[str, Worker]]:
+    """Fetch, verify and load everything in `wanted`: what is served, and the workers, both by manifest digest.
+
+    Raises:
+        NotFound, BadHash, BadManifest: a manifest or blob is not to be had or not what was cited.
+        BadTask, OverMemory, WorkerFailed: a task is refused by the worker, or does not fit its cap.
+        NotAllowed: no installed package serves the manifest's kind, or it has no such task.
+    """
+    served: dict[str, Served] = {}
+    workers: dict[str, Worker] = {}
+    entries: dict[str, Worker] = {}
+    for want in wanted:
+        manifest = await market.manifest(want.manifest, want.digest)
+        kind = kinds.get(manifest.kind)
+        if kind is None:
+            raise NotAllowed("kind", f"no installed package serves {manifest.kind}")
+        names = {task.name for task in manifest.tasks}
+        if missing := sorted(set(want.tasks) - names):
+            raise NotAllowed("tasks", f"{manifest.name} has no task {missing[0]}; it has {', '.join(sorted(names))}")
+        digest = manifest.digest()
+        worker = entries.get(kind.worker_entry)
+        if worker is None:
+            worker = entries[kind.worker_entry] = await start_worker(kind.worker_entry)
+        for name in want.tasks:
+            await _load(market, manifest, name, worker)
+        slots = min(want.slots, *(manifest.task(name).slots for name in want.tasks))
+        prices = dict.fromkeys(want.tasks, want.price_msat)
+        known = served.get(digest)
+        if known is None:
+            served[digest] = Served(manifest, digest, kind, want.tasks, prices, want.us_per_position, slots)
+        else:
+            known.tasks += want.tasks
+            known.prices_msat = {**known.prices_msat, **prices}
+            known.slots = min(known.slots, slots)
+        workers[digest] = worker
+    return served, workers
+
+
+def loaded_name(manifest_digest: str, task: str) -> str:
+    """A task's name in a worker that may hold several manifests."""
+    return f"{manifest_digest[:16]}/{task}"
+
+
+class OneManifest:
+    """A worker as a job of one manifest sees it: tasks go by the manifest's own names."""
+
+    def __init__(self, worker: Worker, manifest_digest: str) -> None:
+        self._worker = worker
+        self._digest = manifest_digest
+        self.load = worker.load
+
+    async def open(self, task, session, params):  # type: ignore[no-untyped-def]  # the port's own signature
+        await self._worker.open(loaded_name(self._digest, task), session, params)
+
+    async def receive(self, task, session, frame):  # type: ignore[no-untyped-def]
+        return await self._worker.receive(loaded_name(self._digest, task), session, frame)
+
+    async def close(self, task, session):  # type: ignore[no-untyped-def]
+        await self._worker.close(loaded_name(self._digest, task), session)
+
+
+async def _load(market: Market, manifest: Manifest, name: str, worker: Worker) -> None:
+    task = manifest.task(name)
+    program, *weights = await asyncio.gather(
+        *(market.fetch_blob(ref.sha256, ref.bytes) for ref in (task.program, *task.weights))
+    )
+    took = await worker.load(loaded_name(manifest.digest(), name), task.engine, program, weights)
+    log.info("%s of %s loaded: %.1f MB in %d ms", name, manifest.name, took["memory_bytes"] / 1e6, took["load_ms"])
