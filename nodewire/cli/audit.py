@@ -1,0 +1,89 @@
+"""`nodewire audit EVENT`: re-derive a job's plan from relays and blobs alone, and say what differs."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nodewire.cli.output import Json, console, print_json
+from nodewire.config import CustomerConfig
+from nodewire.errors import NodewireError, NotFound
+
+
+def audit(
+    event: Annotated[str, typer.Argument(help="Id of the job request (kind 8843).")],
+    config: Annotated[
+        Path, typer.Option("--config", "-c", help="A customer's TOML file: relays, stores, committee.", exists=True)
+    ],
+    json: Json = False,
+) -> None:
+    """Re-derive the plan of a job; exit code 1 if it is not the one that the public record gives."""
+    found = asyncio.run(_audit(CustomerConfig.load(config), event))
+    if json:
+        print_json(found)
+    else:
+        for check, fault in found["checks"].items():
+            console.print(f"{'[red]✗' if fault else '[green]✓'}[/] {check}{': ' + fault if fault else ''}")
+        for finding in found["findings"]:
+            console.print(f"[red]  {finding['path']}[/]: expected {finding['expected']}, found {finding['found']}")
+        verdict = "[bold green]the plan follows from the public record" if found["ok"] else "[bold red]it does not"
+        console.print(f"{verdict}[/]")
+    if not found["ok"]:
+        sys.exit(1)
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(rich_help_panel="Customers")(audit)
+
+
+async def _audit(config: CustomerConfig, id_: str) -> dict[str, Any]:
+    from nodewire.cli.wiring import open_market
+    from nodewire.nostr.nip01 import Filter
+    from nodewire.plan.audit import audit as rederive
+    from nodewire.protocol import beacon, certificate, job
+
+    checks: dict[str, str] = {}
+    async with AsyncExitStack() as stack:
+        _, pool, market = await open_market(stack, config)
+        events = await pool.fetch([Filter(ids=frozenset({id_}))], timeout_s=10.0)
+        if not events:
+            raise NotFound("event", f"no relay has {id_}")
+        findings: list[dict[str, str]] = []
+        try:
+            request = job.parse(events[0])
+            checks["the request is well-formed, signed, and its tags say what the plan says"] = ""
+            manifest = await market.manifest(request.manifest_address, request.plan.manifest)
+            cited = await pool.fetch([Filter(ids=frozenset({request.certificate_event}))], timeout_s=10.0)
+            if not cited:
+                raise NotFound("certificate", f"no relay has {request.certificate_event}")
+            proof = certificate.parse(cited[0])
+            checks["the committee's quorum certificate is there"] = ""
+            path = await market.fetch_blob(proof.body.snapshot, 100_663_296)
+            blob = await asyncio.to_thread(path.read_bytes)
+            checks["the certified snapshot is there and has its hash"] = ""
+            busy = []
+            if request.plan.busy:
+                busy = await pool.fetch([Filter(ids=frozenset(request.plan.busy))], timeout_s=10.0)
+            found = rederive(
+                request.plan,
+                customer=request.customer,
+                manifest=manifest,
+                committee=market.committee,
+                certificate=proof,
+                partials=[beacon.parse(partial) for partial in request.partials],
+                snapshot_blob=blob,
+                busy=busy,
+            )
+            findings = [{"path": f.path, "expected": f.expected, "found": f.found} for f in found]
+            checks["assign/1 over certificate, beacon and snapshot gives this plan"] = (
+                f"{len(findings)} fields differ" if findings else ""
+            )
+        except NodewireError as error:
+            checks[f"{error.code}"] = str(error)
+            findings.append({"path": error.field, "expected": "", "found": error.reason or str(error)})
+    return {"request": id_, "ok": not any(checks.values()), "checks": checks, "findings": findings}

@@ -1,0 +1,176 @@
+"""`nodewire register` and `nodewire models`: put a model on the market, and see what is on it."""
+
+from __future__ import annotations
+
+import asyncio
+import json as jsonlib
+import tempfile
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nodewire.cli.output import Json, console, print_json
+from nodewire.config import CustomerConfig, parse_size
+from nodewire.errors import BadConfig, BadInput, NodewireError
+from nodewire.kind import Registration
+
+Relays = Annotated[list[str], typer.Option("--relay", help="Relay to publish to (may be repeated).")]
+Blossoms = Annotated[list[str], typer.Option("--blossom", help="Blob store to upload to (may be repeated).")]
+
+_DECODERS = ("LlamaForCausalLM",)
+_ENCODERS = ("BertModel", "BertForMaskedLM")
+
+
+def register(
+    folder: Annotated[
+        Path, typer.Argument(help="A Hugging Face model folder: config.json, safetensors, tokenizer.json.")
+    ],
+    target_vram: Annotated[str, typer.Option(help="Most memory that one piece may need, such as 6MB or 12GiB.")],
+    relay: Relays,
+    blossom: Blossoms,
+    key: Annotated[Path, typer.Option(help="The author's key file (made if missing).")] = Path("author.nsec"),
+    name: Annotated[str, typer.Option(help="The model's name (default: the folder's).")] = "",
+    slots: Annotated[int, typer.Option(help="Sessions that one piece must have room for.", min=1)] = 4,
+    json: Json = False,
+) -> None:
+    """Cut a model into pieces, upload them, publish the manifest."""
+    try:
+        target_bytes = parse_size(target_vram)
+    except ValueError as error:
+        raise BadInput("--target-vram", str(error)) from error
+    with tempfile.TemporaryDirectory() as scratch:
+        with console.status(f"cutting {folder.name} into pieces of at most {target_vram}"):
+            made = _split(folder, target_bytes, Path(scratch), name or folder.resolve().name.lower(), slots)
+        done = asyncio.run(_publish(made, key, relay, blossom, show=not json))
+    if json:
+        print_json(done)
+        return
+    for line in made.report:
+        console.print(f"  {line}")
+    console.print(f"[bold green]registered[/] {done['address']}\n[dim]digest {done['digest']}[/]")
+
+
+def models(
+    config: Annotated[Path, typer.Option("--config", "-c", help="The customer's TOML file.", exists=True)],
+    json: Json = False,
+) -> None:
+    """List the models on the market: who serves what, at what price."""
+    found = asyncio.run(_models(CustomerConfig.load(config)))
+    if json:
+        print_json({"models": found})
+        return
+    from rich.table import Table
+
+    for model in found:
+        table = Table(f"{model['name']}  {model['mode']}", "memory", "live providers", "a chunk from", box=None)
+        for task in model["tasks"]:
+            price = "-" if task["min_price_msat"] is None else f"{task['min_price_msat'] / 1000:.3f} sat"
+            table.add_row(task["name"], f"{task['memory_bytes'] / 1e6:.1f} MB", str(task["providers"]), price)
+        console.print(table)
+        console.print(f"[dim]{model['address']}[/]\n")
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(rich_help_panel="Developers")(register)
+    app.command(rich_help_panel="Customers")(models)
+
+
+def _split(folder: Path, target_bytes: int, out: Path, name: str, slots: int) -> Registration:
+    """Cut by the engine that the folder's architecture belongs to. torch is imported here, not before."""
+    try:
+        config = jsonlib.loads((folder / "config.json").read_text())
+        architecture = config["architectures"][0]
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise BadConfig(str(folder), "holds no config.json that names its architecture") from error
+    if architecture in _DECODERS:
+        from nodewire.llm.split import split_decoder
+
+        return split_decoder(folder, target_bytes, out, slots=slots, name=name)
+    if architecture in _ENCODERS:
+        from nodewire.graph.register import split_encoder
+
+        return split_encoder(folder, target_bytes, out, slots=slots, name=name)
+    raise BadInput("architecture", f"{architecture!r} is not one of {', '.join(_DECODERS + _ENCODERS)}")
+
+
+async def _publish(
+    made: Registration, key: Path, relays: list[str], servers: list[str], *, show: bool
+) -> dict[str, Any]:
+    from rich.progress import Progress
+
+    from nodewire.nostr.keys import Keys
+    from nodewire.nostr.pool import Pool
+    from nodewire.protocol import publish
+    from nodewire.store.blobs import Blobs
+
+    keys = Keys.from_file(key)
+    manifest = made.manifest
+    async with AsyncExitStack() as stack:
+        pool = await stack.enter_async_context(Pool(relays, keys=keys))
+        cache = stack.enter_context(tempfile.TemporaryDirectory())
+        blobs = await stack.enter_async_context(Blobs(servers, Path(cache), keys=keys))
+        with Progress(console=console, transient=True, disable=not show) as progress:
+            for path in progress.track(list(made.blobs.values()), description="uploading"):
+                await blobs.put(path)
+        packed = await blobs.put(manifest.pack())
+        event = publish.build(
+            keys, manifest, created_at=int(time.time()), blob_sha256=packed.sha256, servers=tuple(servers)
+        )
+        await pool.publish(event, timeout_s=30.0)
+    return {
+        "address": publish.address(event),
+        "event": event.id,
+        "digest": manifest.digest(),
+        "name": manifest.name,
+        "report": list(made.report),
+        "tasks": [
+            {
+                "name": t.name,
+                "engine": t.engine,
+                "memory_bytes": t.memory_bytes,
+                "weights_bytes": sum(w.bytes for w in t.weights),
+                "limit": t.limit,
+            }
+            for t in manifest.tasks
+        ],
+    }
+
+
+async def _models(config: CustomerConfig) -> list[dict[str, Any]]:
+    from nodewire.cli.wiring import open_market
+    from nodewire.nostr.nip01 import Filter
+    from nodewire.protocol import kinds, publish
+
+    async with AsyncExitStack() as stack:
+        _, pool, market = await open_market(stack, config)
+        following = asyncio.create_task(market.run())
+        stack.callback(following.cancel)
+        epoch = await market.epoch(timeout_s=30.0)
+        snapshot = await market.snapshot(epoch.body.snapshot)
+        found = []
+        for event in await pool.fetch([Filter(kinds=frozenset({kinds.MANIFEST}), limit=200)], timeout_s=10.0):
+            try:
+                manifest = await market.manifest(publish.address(event))
+            except NodewireError as error:
+                console.print(f"[dim]{event.tag('d')}: {error}[/]")
+                continue
+            digest = manifest.digest()
+            offers = [t for n in snapshot.nodes for h in n.held if h.manifest == digest for t in h.tasks]
+            tasks = []
+            for task in manifest.tasks:
+                prices = [offer.price_msat for offer in offers if offer.task == task.name]
+                tasks.append(
+                    {
+                        "name": task.name,
+                        "memory_bytes": task.memory_bytes,
+                        "providers": len(prices),
+                        "min_price_msat": min(prices, default=None),
+                    }
+                )
+            found.append(
+                {"address": publish.address(event), "name": manifest.name, "mode": manifest.mode, "tasks": tasks}
+            )
+        return found
