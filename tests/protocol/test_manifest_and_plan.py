@@ -1,0 +1,92 @@
+"""Manifests and plans: what is signed is what is parsed, and nothing else is."""
+
+import orjson
+import pytest
+
+from nodewire.errors import BadManifest, BadPlan, BadVersion, TooLarge
+from nodewire.protocol.manifest import Manifest
+from nodewire.protocol.plan import Plan, ends, tensor_key
+from tests.protocol import documents
+
+
+def altered(document, **changes):
+    return orjson.dumps({**document.document(), **changes})
+
+
+def test_a_manifest_survives_json_and_msgpack():
+    manifest = documents.manifest()
+    assert Manifest.parse(manifest.to_json()) == manifest
+    assert Manifest.unpack(manifest.pack()) == manifest
+    assert Manifest.parse(manifest.to_json()).digest() == manifest.digest()
+
+
+def test_a_plan_survives_json_and_msgpack():
+    plan = documents.plan()
+    assert Plan.parse(plan.to_json()) == plan == Plan.unpack(plan.pack())
+
+
+@pytest.mark.parametrize("v", [0, 2, "1", None])
+def test_another_version_is_refused_as_such(v):
+    with pytest.raises(BadVersion):
+        Manifest.parse(altered(documents.manifest(), v=v))
+
+
+def test_a_field_that_this_version_does_not_know_is_refused_by_name():
+    with pytest.raises(BadManifest, match="colour"):
+        Manifest.parse(altered(documents.manifest(), colour="red"))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("name", "Tiny Model"), ("mode", "dream"), ("context", -1), ("context", "256"), ("chunk", 0), ("tasks", [])],
+)
+def test_a_wrong_field_is_refused_by_name(field, value):
+    with pytest.raises(BadManifest, match=field):
+        Manifest.parse(altered(documents.manifest(), **{field: value}))
+
+
+def test_a_cycle_is_refused():
+    document = documents.manifest().document()
+    edges = [dict(e) for e in document["edges"]]
+    edges[3]["back"] = False
+    with pytest.raises(BadManifest, match="return"):
+        Manifest.parse(orjson.dumps({**document, "edges": edges}))
+
+
+def test_an_edge_from_nowhere_is_refused():
+    document = documents.manifest().document()
+    edges = [dict(e) for e in document["edges"]]
+    edges[1]["source"] = "ghost"
+    with pytest.raises(BadManifest, match="ghost"):
+        Manifest.parse(orjson.dumps({**document, "edges": edges}))
+
+
+def test_a_document_over_its_cap_is_refused_unread():
+    with pytest.raises(TooLarge):
+        Plan.parse(b" " * (Plan.MAX_BYTES + 1))
+
+
+def test_a_plan_whose_prices_do_not_add_up_is_refused():
+    with pytest.raises(BadPlan, match="chunk_msat"):
+        Plan.parse(altered(documents.plan(), chunk_msat=2999))
+
+
+def test_everybody_knows_where_an_edge_begins_and_ends():
+    found = ends(documents.manifest(), documents.plan())
+    driver, first, last = (k.public for k in documents.PROVIDERS)
+    me = documents.CUSTOMER.public
+    assert found == {
+        "prompt": (me, driver),
+        "hidden.0": (driver, first),
+        "hidden.1": (first, last),
+        "return": (last, driver),
+        "tokens": (driver, me),
+    }
+
+
+def test_tensor_keys_differ_by_everything_that_names_a_frame():
+    base = ("aa" * 32, "hidden.0", 0, 0)
+    others = [("bb" * 32, "hidden.0", 0, 0), ("aa" * 32, "hidden.1", 0, 0), ("aa" * 32, "hidden.0", 1, 0)]
+    keys = {tensor_key(*k) for k in [base, *others, ("aa" * 32, "hidden.0", 0, 1)]}
+    assert len(keys) == 5
+    assert all(len(k) == 16 for k in keys)
