@@ -138,15 +138,11 @@ class SimWallet:
         timeout = aiohttp.ClientTimeout(total=self._timeout_s + wait_s)
         data = orjson.dumps(body) if body is not None else None
         try:
-            async with self._session.request(
-                method, self._url + path, data=data, timeout=timeout, allow_redirects=False
-            ) as response:
-                raw = bytearray()
-                async for piece in response.content.iter_chunked(65_536):
-                    raw += piece
-                    if len(raw) > MAX_ANSWER_BYTES:
-                        raise TooLarge("wallet", f"its answer is over {MAX_ANSWER_BYTES} bytes")
-                status = response.status
+            try:
+                status, raw = await self._exchange(self._session, method, path, data, timeout)
+            except aiohttp.ServerDisconnectedError:  # a connection kept from before the service's restart
+                # Every request may be repeated: what moves money is idempotent, an unused invoice expires.
+                status, raw = await self._exchange(self._session, method, path, data, timeout)
         except TimeoutError as error:
             raise TimedOut("wallet", f"no answer from {self._url}") from error
         except aiohttp.ClientError as error:
@@ -160,3 +156,15 @@ class SimWallet:
         if status != 200:
             raise from_dict(answer)
         return answer
+
+    async def _exchange(
+        self, session: aiohttp.ClientSession, method: str, path: str, data: bytes | None, timeout: aiohttp.ClientTimeout
+    ) -> tuple[int, bytes]:
+        url = self._url + path
+        async with session.request(method, url, data=data, timeout=timeout, allow_redirects=False) as response:
+            raw = bytearray()
+            async for piece in response.content.iter_chunked(65_536):
+                raw += piece
+                if len(raw) > MAX_ANSWER_BYTES:
+                    raise TooLarge("wallet", f"its answer is over {MAX_ANSWER_BYTES} bytes")
+            return response.status, bytes(raw)
