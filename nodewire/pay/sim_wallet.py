@@ -135,14 +135,17 @@ class SimWallet:
         """The service's JSON answer. Raises what it reports, LinkLost or TimedOut."""
         if self._session is None:
             self._session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {self._token}"})
-        timeout = aiohttp.ClientTimeout(total=self._timeout_s + wait_s)
+        limit = aiohttp.ClientTimeout(total=self._timeout_s + wait_s)
         data = orjson.dumps(body) if body is not None else None
         try:
             try:
-                status, raw = await self._exchange(self._session, method, path, data, timeout)
-            except aiohttp.ServerDisconnectedError:  # a connection kept from before the service's restart
+                status, raw = await self._exchange(self._session, method, path, data, limit)
+            except (
+                aiohttp.ServerDisconnectedError,
+                aiohttp.ClientOSError,
+            ):  # a connection kept from before the service's restart
                 # Every request may be repeated: what moves money is idempotent, an unused invoice expires.
-                status, raw = await self._exchange(self._session, method, path, data, timeout)
+                status, raw = await self._exchange(self._session, method, path, data, limit)
         except TimeoutError as error:
             raise TimedOut("wallet", f"no answer from {self._url}") from error
         except aiohttp.ClientError as error:
@@ -158,10 +161,10 @@ class SimWallet:
         return answer
 
     async def _exchange(
-        self, session: aiohttp.ClientSession, method: str, path: str, data: bytes | None, timeout: aiohttp.ClientTimeout
+        self, session: aiohttp.ClientSession, method: str, path: str, data: bytes | None, limit: aiohttp.ClientTimeout
     ) -> tuple[int, bytes]:
         url = self._url + path
-        async with session.request(method, url, data=data, timeout=timeout, allow_redirects=False) as response:
+        async with session.request(method, url, data=data, timeout=limit, allow_redirects=False) as response:
             raw = bytearray()
             async for piece in response.content.iter_chunked(65_536):
                 raw += piece
