@@ -6,6 +6,7 @@ https://github.com/lnurl/luds: LUD-01 (bech32), LUD-06 (payRequest), LUD-16 (add
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import ipaddress
 import socket
@@ -166,10 +167,8 @@ async def _get(url: URL, allow_private: bool) -> dict[str, Any]:
     if url.scheme == "http" and not allow_private:
         raise NotAllowed("url", "https only")
     policy = _Policy(public=url.scheme == "https", private=allow_private)
-    try:
-        policy.check(ipaddress.ip_address(url.host))  # aiohttp asks no resolver for an address
-    except ValueError:
-        pass  # a name; _PolicyResolver checks what it stands for
+    with contextlib.suppress(ValueError):  # a name: the resolver checks what it stands for
+        policy.check(ipaddress.ip_address(url.host))  # an address: no resolver is asked
     connector = aiohttp.TCPConnector(resolver=_PolicyResolver(policy))
     try:
         async with (
