@@ -32,7 +32,7 @@ class Due:
     preimage: str | None = None
     settled_at_s: int = 0
     receipt: str | None = None
-    """The signed receipt (9735) as JSON, written before it is published."""
+    """The published receipt's event id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +50,13 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True)
-class Signed:
-    """A receipt has been signed; not yet published."""
+class Receipted:
+    """A relay has taken the receipt with this event id."""
 
     receipt: str
 
 
-@dataclass(frozen=True, slots=True)
-class Receipted:
-    """A relay has taken the receipt."""
-
-
-Event = Invoiced | Settled | Signed | Receipted
+Event = Invoiced | Settled | Receipted
 
 
 def apply(event: Event, due: Due) -> Due:
@@ -77,12 +72,8 @@ def apply(event: Event, due: Due) -> Due:
             return replace(due, state="settled", payment_hash=payment_hash, preimage=preimage, settled_at_s=at_s)
         case Settled(payment_hash, _, _), "settled" | "receipted" if payment_hash == due.payment_hash:
             return due
-        case Signed(receipt), "settled" if due.receipt is None:
-            return replace(due, receipt=receipt)
-        case Signed(), "settled" | "receipted":
-            return due  # the first one signed stands
-        case Receipted(), "settled" if due.receipt is not None:
-            return replace(due, state="receipted")
-        case Receipted(), "receipted":
+        case Receipted(receipt), "settled":
+            return replace(due, state="receipted", receipt=receipt)
+        case Receipted(receipt), "receipted" if receipt == due.receipt:
             return due
     raise NotAllowed(f"{type(event).__name__} of a due that is {due.state}")

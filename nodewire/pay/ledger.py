@@ -221,10 +221,10 @@ class Ledger:
                 return due
             return self._apply(due, dues.Settled(payment_hash, preimage, at_s))
 
-    def note(self, key: Key, event: dues.Signed | dues.Receipted) -> Due:
-        """Apply the receipt's steps to a due. Raises NotFound, NotAllowed."""
+    def receipted(self, key: Key, receipt: str) -> Due:
+        """A relay has taken the receipt with this event id. Raises NotFound, NotAllowed."""
         with self._transaction():
-            return self._apply(self.due(key), event)
+            return self._apply(self.due(key), dues.Receipted(receipt))
 
     def unreceipted(self) -> list[Due]:
         """Paid dues whose receipt no relay has taken yet."""

@@ -6,10 +6,9 @@ import time
 from collections.abc import Awaitable, Callable
 
 from nodewire.errors import BadZap, NodewireError, NotAllowed, NotFound
-from nodewire.nostr import event as nostr
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
-from nodewire.pay import dues, invoices, zaps
+from nodewire.pay import invoices, zaps
 from nodewire.pay.dues import Due
 from nodewire.pay.invoices import Invoice
 from nodewire.pay.ledger import Ledger, Quote
@@ -111,7 +110,7 @@ class Till:
     async def publish_receipts(self) -> list[NodewireError]:
         """Publish every receipt that no relay has yet; what failed is tried again next time.
 
-        A receipt is signed once and kept, so that a crash never leads to two.
+        A receipt is a function of the request and the moment of payment: published again, it is the same event.
         """
         failed: list[NodewireError] = []
         for due in self._ledger.unreceipted():
@@ -121,7 +120,7 @@ class Till:
             except NodewireError as error:
                 failed.append(error)
                 continue
-            self._ledger.note(due.key, dues.Receipted())
+            self._ledger.receipted(due.key, signed.id)
         return failed
 
     def _receipt(self, due: Due) -> tuple[Event, tuple[str, ...]]:
@@ -131,8 +130,5 @@ class Till:
         if quote is None:
             raise NotFound("quote", "a due was cleared by an invoice that is not in the book")
         request = zaps.parse_request(quote.zap_request, None, receipt_pubkey=self._keys.public)
-        if due.receipt is None:
-            signed = zaps.build_receipt(self._keys, request, quote.bolt11, due.preimage, due.settled_at_s)
-            due = self._ledger.note(due.key, dues.Signed(signed.to_json()))
-        assert due.receipt is not None
-        return nostr.parse(due.receipt), request.relays
+        signed = zaps.build_receipt(self._keys, request, quote.bolt11, due.preimage, due.settled_at_s)
+        return signed, request.relays

@@ -31,13 +31,13 @@ class Relays:
 
 
 class Market:
-    def __init__(self, payee_wallet, payer_wallet, directory):
+    def __init__(self, payee_wallet, payer_wallet, directory, now_s=time.time):
         self.provider, self.customer = Keys(b"\x02" * 32), Keys(b"\x01" * 32)
         self.payee_wallet, self.payer_wallet = payee_wallet, payer_wallet
         self.relays = Relays()
         self.provider_book, self.customer_book = Ledger(directory / "provider.db"), Ledger(directory / "customer.db")
-        self.till = Till(self.provider, payee_wallet, self.provider_book, self.relays.publish)
-        self.payer = Payer(self.customer, payer_wallet, self.customer_book)
+        self.till = Till(self.provider, payee_wallet, self.provider_book, self.relays.publish, now_s=now_s)
+        self.payer = Payer(self.customer, payer_wallet, self.customer_book, now_s=now_s)
 
     def key(self, chunk=0, attempt=0):
         return Key(JOB, self.provider.public, chunk, attempt)

@@ -34,8 +34,7 @@ due_events = st.lists(
     st.one_of(
         st.integers(0, 2).map(lambda n: dues.Invoiced(HASHES[n])),
         st.integers(0, 2).map(lambda n: dues.Settled(HASHES[n], PREIMAGES[n], n)),
-        st.sampled_from(["r1", "r2"]).map(dues.Signed),
-        st.just(dues.Receipted()),
+        st.sampled_from(["r1", "r2"]).map(dues.Receipted),
     ),
     max_size=12,
 )
@@ -79,7 +78,7 @@ def test_a_due_is_cleared_by_one_payment_and_has_one_receipt(log):
     _, steps = run(dues.apply, log, Due(KEY, CUSTOMER, 1_000, 100))
     assert len({after.payment_hash for _, _, after in steps} - {None}) <= 1
     assert len({after.receipt for _, _, after in steps} - {None}) <= 1
-    assert all(after.receipt is not None for _, _, after in steps if after.state == "receipted")
+    assert all(after.payment_hash is not None for _, _, after in steps if after.receipt is not None)
     for event, _, after in steps:
         assert dues.apply(event, after) == after
 
@@ -224,20 +223,17 @@ def test_a_payment_for_something_else_only_moves_the_cursor(ledger):
     assert ledger.cursor() == 3
 
 
-def test_a_receipt_is_written_before_it_is_published_and_signed_once(ledger):
+def test_a_receipt_follows_a_settlement_and_is_published_once(ledger):
     owe(ledger)
     ledger.quoted(quote(0))
     with pytest.raises(NotAllowed):
-        ledger.note(KEY, dues.Signed("{}"))
+        ledger.receipted(KEY, "r1")
     due = ledger.settled(HASHES[0], PREIMAGES[0], 1_000, 50, cursor=1)
     assert ledger.unreceipted() == [due]
-    with pytest.raises(NotAllowed):
-        ledger.note(KEY, dues.Receipted())
-    ledger.note(KEY, dues.Signed("first"))
-    assert ledger.note(KEY, dues.Signed("second")).receipt == "first"
-    assert [due.receipt for due in ledger.unreceipted()] == ["first"]
-    ledger.note(KEY, dues.Receipted())
+    assert ledger.receipted(KEY, "r1") == ledger.receipted(KEY, "r1") == ledger.due(KEY)
     assert ledger.unreceipted() == []
+    with pytest.raises(NotAllowed):
+        ledger.receipted(KEY, "r2")
 
 
 def test_a_due_is_entered_once(ledger):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import time
 
@@ -33,7 +34,8 @@ RICH_MSAT = 1_000_000
 
 @pytest.fixture
 async def market(open_wallet, tmp_path):
-    market = Market(await open_wallet(0), await open_wallet(RICH_MSAT), tmp_path)
+    ticks = itertools.count()  # no two requests are signed in the same second
+    market = Market(await open_wallet(0), await open_wallet(RICH_MSAT), tmp_path, lambda: time.time() + next(ticks))
     yield market
     market.close()
 
@@ -129,16 +131,17 @@ async def test_the_operators_policy_is_asked(market):
         await till.quote(request(market).to_json(), 21_000)
 
 
-async def test_a_receipt_waits_for_a_relay_and_is_the_same_one(market):
+async def test_a_receipt_waits_for_a_relay(market):
     market.deliver()
     await market.pay()
     market.relays.is_down = True
     (error,) = await market.settle(1)
     assert isinstance(error, RelayRefused)
-    written = market.provider_book.due(market.key()).receipt
+    assert market.provider_book.due(market.key()).state == "settled"
     market.relays.is_down = False
     assert await market.till.publish_receipts() == []
-    assert [event.to_json() for event, _ in market.relays.events] == [written]
+    assert await market.till.publish_receipts() == []
+    assert [event.id for event, _ in market.relays.events] == [market.provider_book.due(market.key()).receipt]
 
 
 async def test_a_running_till_tells_of_each_settlement_and_finds_what_it_missed(market):
@@ -283,12 +286,14 @@ class Steps:
         return mortal
 
 
-def life(url, tokens, directory, last):
-    """One life of a customer and a provider, who die together after `last` steps (never: -1)."""
+def life(url, tokens, directory, last, number):
+    """The `number`-th life of a customer and a provider, who die together after `last` steps (never: -1)."""
 
     async def trade():
         steps = Steps(last)
-        market = Market(SimWallet(url, tokens[0]), SimWallet(url, tokens[1]), directory)
+        # Later lives have later clocks: whatever they sign anew is another event than before.
+        wallets = SimWallet(url, tokens[0]), SimWallet(url, tokens[1])
+        market = Market(*wallets, directory, lambda: time.time() + 10 * number)
 
         async def publish(event, relays):
             with (directory / "relay").open("a") as file:
@@ -298,7 +303,7 @@ def life(url, tokens, directory, last):
         steps.before(market.payer_wallet, "pay", "lookup")
         steps.before(market.payee_wallet, "make_invoice")
         steps.before(market.customer_book, "plan", "record")
-        steps.before(market.provider_book, "quoted", "settled", "note")
+        steps.before(market.provider_book, "quoted", "settled", "receipted")
         steps.before(market.till, "_publish")
         market.deliver()
         await market.payer.recover()
@@ -323,18 +328,16 @@ def test_killed_between_any_two_steps_both_sides_pay_and_receipt_once(simnet_url
         for second in (None, 1, 3) if first % 4 == 3 else (None,):
             directory = tmp_path / f"{first}-{second}"
             directory.mkdir()
-            tokens, codes = asyncio.run(accounts(simnet_url)), []
-            codes.append(life(simnet_url, tokens, directory, first))
-            if second is not None and codes[0] == 9:
-                codes.append(life(simnet_url, tokens, directory, second))
-            codes.append(life(simnet_url, tokens, directory, -1))
-            assert codes[-1] == 0, (first, second, codes)
+            tokens = asyncio.run(accounts(simnet_url))
+            deaths = [first, -1] if second is None else [first, second, -1]
+            codes = [life(simnet_url, tokens, directory, last, n) for n, last in enumerate(deaths)]
+            assert codes[-1] == 0, (deaths, codes)
             died += codes.count(9)
             asyncio.run(paid_once(simnet_url, tokens, directory))
             rounds += 1
         if codes[0] == 0:
             break
-    assert died > rounds > 15
+    assert died >= rounds > 14
 
 
 async def accounts(url):
