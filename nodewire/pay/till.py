@@ -6,8 +6,10 @@ import time
 from collections.abc import Awaitable, Callable
 
 from nodewire.errors import BadZap, NodewireError, NotAllowed, NotFound
+from nodewire.nostr import nip57
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
+from nodewire.nostr.nip57 import ZapRequest
 from nodewire.pay import invoices, zaps
 from nodewire.pay.dues import Due
 from nodewire.pay.invoices import Invoice
@@ -16,7 +18,7 @@ from nodewire.pay.wallet import Receipt, Wallet
 
 Publish = Callable[[Event, tuple[str, ...]], Awaitable[None]]
 """Publishes an event to relays and returns once one has taken it; raises a typed error otherwise."""
-Expect = Callable[[Event], None]
+Expect = Callable[[ZapRequest], None]
 """What the operator's policy demands of a zap request besides; raises a typed error to refuse."""
 
 MAX_QUOTES = 8
@@ -52,11 +54,11 @@ class Till:
         The same request gets the same invoice while that lives.
 
         Raises:
-            BadZap, BadSignature, BadEvent, TooLarge: the request breaks a clause.
+            BadZap: the request breaks a clause.
             NotFound: nothing is due for that job, chunk and attempt.
             NotAllowed: it is paid, or too many invoices are open; or what `expect` raises.
         """
-        request = zaps.parse_request(zap_request, amount_msat, receipt_pubkey=self._keys.public)
+        request = nip57.parse_request(zap_request, amount_msat=amount_msat, receipt_signer=self._keys.public)
         if request.recipient != self._keys.public:
             raise BadZap("p", "another provider")
         key = zaps.chunk_of(request)
@@ -68,7 +70,7 @@ class Till:
         if due.amount_msat != amount_msat:
             raise BadZap("amount", f"{due.amount_msat} msat are due, not {amount_msat}")
         if self._expect is not None:
-            self._expect(request.event)
+            self._expect(request)
         quotes = self._ledger.quotes(key)
         now_s = self._now_s()
         for earlier in quotes:
@@ -129,6 +131,11 @@ class Till:
         quote = self._ledger.quote(due.payment_hash)
         if quote is None:
             raise NotFound("quote", "a due was cleared by an invoice that is not in the book")
-        request = zaps.parse_request(quote.zap_request, None, receipt_pubkey=self._keys.public)
-        signed = zaps.build_receipt(self._keys, request, quote.bolt11, due.preimage, due.settled_at_s)
-        return signed, request.relays
+        signed = nip57.build_receipt(
+            self._keys,
+            quote.zap_request,
+            bolt11=quote.bolt11,
+            paid_at_s=due.settled_at_s,
+            preimage=due.preimage,
+        )
+        return signed, nip57.parse_request(quote.zap_request).relays

@@ -308,7 +308,7 @@ async def test_the_endpoints_refusal_comes_back_as_its_typed_error(provider):
         ({"amount": "100001"}, "amount"),
         ({"amount": "9" * 50}, "amount"),
         ({"amount": "21000"}, "nostr"),
-        ({"amount": "21000", "nostr": "{}"}, "id"),
+        ({"amount": "21000", "nostr": "{}"}, "request"),
         ({"amount": "21000", "nostr": "x" * 5_000}, "nostr"),
     ],
 )

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewire.errors import BadInput, BadInvoice, BadSignature, BadZap, TooLarge
+from nodewire.errors import BadInput, BadInvoice, BadZap
 from nodewire.nostr import event as nostr
+from nodewire.nostr import nip57
 from nodewire.nostr.keys import Keys
 from nodewire.pay import invoices, zaps
 from nodewire.pay.debts import Key
@@ -37,7 +38,7 @@ def request_event(keys=CUSTOMER, **changes):
         "attempt": ["1"],
         "lnurl": [LNURL],
     }
-    kind = changes.pop("kind", zaps.REQUEST)
+    kind = changes.pop("kind", nip57.REQUEST)
     more = changes.pop("more", [])
     tags = {**tags, **changes}
     listed = [[name, *values] for name, values in tags.items() if values is not None]
@@ -45,7 +46,7 @@ def request_event(keys=CUSTOMER, **changes):
 
 
 def parse(event, amount_msat=21_000):
-    return zaps.parse_request(event.to_json(), amount_msat, receipt_pubkey=PROVIDER.public)
+    return nip57.parse_request(event.to_json(), amount_msat=amount_msat, receipt_signer=PROVIDER.public)
 
 
 def invoice_for(text, **changes):
@@ -63,25 +64,25 @@ def invoice_for(text, **changes):
 def test_a_chunks_request_is_parsed_back_as_it_was_built():
     event = zaps.build_request(CUSTOMER, KEY, 21_000, relays=RELAYS, lnurl=LNURL, created_at=5)
     request = parse(event)
-    assert (request.sender, request.recipient, request.zapped) == (CUSTOMER.public, KEY.payee, KEY.job)
+    assert (request.sender, request.recipient, request.event) == (CUSTOMER.public, KEY.payee, KEY.job)
     assert (request.amount_msat, request.relays, request.lnurl) == (21_000, RELAYS, LNURL)
     assert zaps.chunk_of(request) == KEY
 
 
 def test_d1_the_signature_must_be_valid():
     text = request_event().to_json()
-    assert zaps.parse_request(text, 21_000)
+    assert nip57.parse_request(text)
     for damaged in (text.replace('"21000"', '"22000"'), dataclasses.replace(request_event(), id="00" * 32).to_json()):
-        with pytest.raises(BadSignature):
-            zaps.parse_request(damaged, None)
+        with pytest.raises(BadZap, match="signature"):
+            nip57.parse_request(damaged)
     forged = dataclasses.replace(request_event(), sig=request_event(OTHER).sig)
-    with pytest.raises(BadSignature, match="sig"):
+    with pytest.raises(BadZap, match="signature"):
         parse(forged)
 
 
 def test_d2_there_must_be_tags():
     with pytest.raises(BadZap, match="tags"):
-        parse(nostr.sign(CUSTOMER, zaps.REQUEST, created_at=1))
+        parse(nostr.sign(CUSTOMER, nip57.REQUEST, created_at=1))
 
 
 @pytest.mark.parametrize(
@@ -93,14 +94,10 @@ def test_d2_there_must_be_tags():
         ("D3 a p that is no key", {"p": ["alice"]}, "p"),
         ("D4 two e", {"more": [["e", "11" * 32]]}, "e"),
         ("D4 an e that is no id", {"e": ["JOB"]}, "e"),
-        ("D5 no relays", {"relays": None}, "relays"),
-        ("D5 relays that name none", {"relays": []}, "relays"),
-        ("D5 relays without end", {"relays": ["wss://a"] * 17}, "relays"),
+        ("D5 relays without end", {"relays": ["wss://a"] * 33}, "relays"),
         ("D6 another amount", {"amount": ["21001"]}, "amount"),
         ("D6 an amount that is no number", {"amount": ["21e3"]}, "amount"),
-        ("D6 two amounts", {"more": [["amount", "21000"]]}, "amount"),
         ("D7 an a that is no coordinate", {"a": ["38840:x:y"]}, "a"),
-        ("D7 an a of no kind", {"a": [f"99999:{OTHER.public}:x"]}, "a"),
         ("D8 two P", {"more": [["P", PROVIDER.public], ["P", PROVIDER.public]]}, "P"),
         ("D8 a P that is not the receipt's key", {"P": [OTHER.public]}, "P"),
     ],
@@ -115,6 +112,7 @@ def test_a_request_that_breaks_a_clause_is_refused_by_the_tag(clause, changes, f
     "changes",
     [
         {"e": None},
+        {"relays": None},
         {"amount": None},
         {"lnurl": None},
         {"a": [f"38840:{OTHER.public}:tiny"]},
@@ -127,8 +125,8 @@ def test_a_request_may_leave_out_or_add_what_the_clauses_allow(changes):
 
 
 def test_a_request_is_bounded():
-    with pytest.raises(TooLarge):
-        parse(request_event(more=[["x", "y" * 5_000]]))
+    with pytest.raises(BadZap, match="request"):
+        parse(request_event(more=[["x", "y" * 9_000]]))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +149,7 @@ def receipt(request=None, keys=PROVIDER, invoice=None, **changes):
         "description": text,
         "preimage": PREIMAGE,
     }
-    kind, more = changes.pop("kind", zaps.RECEIPT), changes.pop("more", [])
+    kind, more = changes.pop("kind", nip57.RECEIPT), changes.pop("more", [])
     tags = {**tags, **changes}
     listed = [[name, value] for name, value in tags.items() if value is not None]
     return nostr.sign(keys, kind, created_at=PAID_AT_S, tags=[*listed, *more])
@@ -164,7 +162,7 @@ def check(event, **options):
 def test_e_the_providers_receipt_is_what_the_clauses_ask_for():
     text = request_event(a=[f"38840:{OTHER.public}:tiny"]).to_json()
     bolt11_text = invoice_for(text)
-    event = zaps.build_receipt(PROVIDER, zaps.parse_request(text, 21_000), bolt11_text, PREIMAGE, PAID_AT_S)
+    event = nip57.build_receipt(PROVIDER, text, bolt11=bolt11_text, paid_at_s=PAID_AT_S, preimage=PREIMAGE)
     assert (event.kind, event.content, event.created_at, event.pubkey) == (9735, "", PAID_AT_S, PROVIDER.public)
     assert (event.tag("p"), event.tag("P"), event.tag("e")) == (KEY.payee, CUSTOMER.public, KEY.job)
     assert event.tag("a") == f"38840:{OTHER.public}:tiny"
@@ -185,9 +183,12 @@ def test_e_what_is_optional_may_be_missing(changes):
         ("another kind", {"kind": 9734}, "kind"),
         ("F1 not the endpoint's key", {"keys": OTHER}, "pubkey"),
         ("E no bolt11", {"bolt11": None}, "bolt11"),
-        ("E two bolt11", {"more": [["bolt11", "lnbcrt1"]]}, "bolt11"),
         ("E no description", {"description": None}, "description"),
-        ("E another request than the invoice's", {"description": request_event(amount=None).to_json()}, "description"),
+        (
+            "E another request than the invoice's",
+            {"description": request_event(amount=None).to_json()},
+            "description_hash",
+        ),
         ("E another recipient", {"p": OTHER.public}, "p"),
         ("E no recipient", {"p": None}, "p"),
         ("E another event", {"e": "11" * 32}, "e"),
@@ -205,10 +206,10 @@ def test_a_receipt_that_breaks_a_clause_is_refused_by_the_tag(clause, changes, f
 
 def test_e_the_invoice_must_commit_to_the_request():
     wrong = invoice_for("something else")
-    with pytest.raises(BadZap, match="description"):
+    with pytest.raises(BadZap, match="description_hash"):
         check(receipt(invoice=wrong))
     plain = invoice_for("", description_hash=None, description="a coffee")
-    with pytest.raises(BadZap, match="description"):
+    with pytest.raises(BadZap, match="description_hash"):
         check(receipt(invoice=plain))
 
 
@@ -228,7 +229,7 @@ def test_the_request_inside_a_receipt_must_keep_appendix_d():
     with pytest.raises(BadZap, match="P"):
         check(receipt(request_event(P=[OTHER.public])))
     unsigned = dataclasses.replace(request_event(), sig="00" * 64)
-    with pytest.raises(BadSignature):
+    with pytest.raises(BadZap, match="signature"):
         check(receipt(unsigned))
 
 
@@ -252,7 +253,7 @@ def test_a_forged_n_field_in_the_invoice_is_refused():
     ],
 )
 def test_a_receipt_counts_for_its_own_chunk_only(key):
-    with pytest.raises(BadZap, match="e: "):
+    with pytest.raises(BadZap, match="p: " if key.payee != KEY.payee else "e: "):
         check(receipt(), key=key)
 
 
@@ -260,6 +261,13 @@ def test_a_receipt_is_counted_once():
     first = check(receipt())
     with pytest.raises(BadZap, match="before"):
         check(receipt(preimage=None), seen={first.invoice.payment_hash})
+
+
+def test_the_invoice_must_be_of_the_recipients_node_where_that_is_known():
+    node = coincurve.PrivateKey(NODE_SECRET).public_key.format().hex()
+    assert check(receipt(), payee=node)
+    with pytest.raises(BadZap, match="payee"):
+        check(receipt(), payee="02" + "11" * 32)
 
 
 def test_another_networks_invoice_is_refused():
