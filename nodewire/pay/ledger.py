@@ -147,10 +147,12 @@ class Ledger:
         """Sums over all debts, those of one job, to one payee, or both."""
         sql = (
             "SELECT sum(amount_msat) FILTER (WHERE state = 'paid'), sum(fee_msat), "
-            "sum(amount_msat) FILTER (WHERE state <> 'paid') FROM debts "
-            "WHERE (?1 IS NULL OR job = ?1) AND (?2 IS NULL OR payee = ?2)"
+            "sum(amount_msat) FILTER (WHERE state <> 'paid') FROM debts"
         )
-        return Spent(*(value or 0 for value in self._db.execute(sql, (job, payee)).fetchone()))
+        asked = {name: value for name, value in (("job", job), ("payee", payee)) if value is not None}
+        if asked:
+            sql += " WHERE " + " AND ".join(f"{name} = :{name}" for name in asked)
+        return Spent(*(value or 0 for value in self._db.execute(sql, asked).fetchone()))
 
     # The provider's side.
 
@@ -251,8 +253,10 @@ class Ledger:
         return self._db.execute(sql, (customer, int(now_s))).fetchone() is not None
 
     def earned_msat(self, *, job: str | None = None) -> int:
-        sql = "SELECT sum(amount_msat) FROM dues WHERE state IN ('settled', 'receipted') AND (?1 IS NULL OR job = ?1)"
-        return int(self._db.execute(sql, (job,)).fetchone()[0] or 0)
+        """Settled dues, all or one job's."""
+        sql = "SELECT sum(amount_msat) FROM dues WHERE state IN ('settled', 'receipted')"
+        rows = self._db.execute(sql) if job is None else self._db.execute(sql + " AND job = ?", (job,))
+        return int(rows.fetchone()[0] or 0)
 
     def overpaid_msat(self, customer: str) -> int:
         """What a customer key paid beyond its dues."""

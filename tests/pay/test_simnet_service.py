@@ -232,3 +232,22 @@ async def test_money_in_the_shared_network_adds_up(simnet_url):
     async with aiohttp.ClientSession() as session, session.get(simnet_url + "/v1/totals") as response:
         totals = await response.json()
     assert totals["issued_msat"] == totals["balances_msat"] + totals["held_msat"]
+
+
+async def test_own_invoices_are_listed_page_by_page(simnet_url):
+    wallet, token = await SimWallet.open_account(simnet_url, "a", 0)
+    made = [(await wallet.make_invoice(n, description_hash=HASH, expiry_s=60)).bolt11 for n in range(1, 6)]
+    await wallet.close()
+    listed, after = [], 0
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}) as session:
+        while True:
+            async with session.get(f"{simnet_url}/v1/invoices?limit=2&after={after}") as response:
+                page = (await response.json())["invoices"]
+            if not page:
+                break
+            listed += [invoice["bolt11"] for invoice in page]
+            after = page[-1]["cursor"]
+        for query in ("after=-1", "after=x", "limit=501", "after=9999999999999999999999"):
+            async with session.get(f"{simnet_url}/v1/invoices?{query}") as response:
+                assert response.status == 400
+    assert listed == made

@@ -28,7 +28,7 @@ from nodewire.errors import BadInput, NodewireError, NotAllowed, NotFound, OverB
 from nodewire.pay import invoices
 from nodewire.pay.simnet import network
 from nodewire.pay.simnet.journal import Entry
-from nodewire.pay.simnet.service import Simnet, positive
+from nodewire.pay.simnet.service import Simnet
 
 MAX_BODY_BYTES = 16_384
 MAX_WAIT_S = 60
@@ -139,7 +139,7 @@ class _Routes:
         name = body.get("name")
         if not isinstance(name, str) or len(name) > 128:
             raise BadInput("name", "not a string of at most 128 characters")
-        opening_msat = positive(body.get("opening_msat", 0), "opening_msat", invoices.MAX_MSAT)
+        opening_msat = _bounded(body.get("opening_msat", 0), "opening_msat", invoices.MAX_MSAT)
         node, token = self._simnet.open_account(name, opening_msat)
         return _json({"node": node, "token": token})
 
@@ -154,8 +154,8 @@ class _Routes:
             raise BadInput("description", "not a string")
         invoice = self._simnet.make_invoice(
             node,
-            positive(body.get("amount_msat"), "amount_msat", invoices.MAX_MSAT),
-            positive(body.get("expiry_s"), "expiry_s", invoices.MAX_EXPIRY_S),
+            _bounded(body.get("amount_msat"), "amount_msat", invoices.MAX_MSAT),
+            _bounded(body.get("expiry_s"), "expiry_s", invoices.MAX_EXPIRY_S),
             description=description,
             description_hash=_hex32(body, "description_hash") if "description_hash" in body else None,
             payment_hash=_hex32(body, "payment_hash") if "payment_hash" in body else None,
@@ -172,7 +172,7 @@ class _Routes:
         bolt11 = body.get("bolt11")
         if not isinstance(bolt11, str):
             raise BadInput("bolt11", "not a string")
-        max_fee_msat = positive(body.get("max_fee_msat"), "max_fee_msat", invoices.MAX_MSAT)
+        max_fee_msat = _bounded(body.get("max_fee_msat"), "max_fee_msat", invoices.MAX_MSAT)
         return _json(_transfer(self._simnet.pay(node, bolt11, max_fee_msat), node))
 
     async def settle(self, request: web.Request) -> web.Response:
@@ -251,6 +251,13 @@ async def _body(request: web.Request) -> dict[str, Any]:
     return body
 
 
+def _bounded(value: object, name: str, most: int) -> int:
+    """`value` as an integer from 0 to `most`."""
+    if type(value) is not int or not 0 <= value <= most:
+        raise BadInput(name, f"not an integer from 0 to {most}")
+    return value
+
+
 def _hex32(body: dict[str, Any], name: str) -> str:
     value = body.get(name)
     if not (isinstance(value, str) and len(value) == 64 and _HEX.issuperset(value)):
@@ -264,4 +271,4 @@ def _query(request: web.Request, name: str, most: int, default: int = 0) -> int:
         return default
     if not (text.isascii() and text.isdecimal() and len(text) <= 19):
         raise BadInput(name, f"not an integer from 0 to {most}")
-    return positive(int(text), name, most)
+    return _bounded(int(text), name, most)

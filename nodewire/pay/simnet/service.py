@@ -13,7 +13,7 @@ from pathlib import Path
 
 import coincurve
 
-from nodewire.errors import BadInput, NotAllowed, OverBudget, PaymentFailed
+from nodewire.errors import NotAllowed, NotFound, OverBudget, PaymentFailed
 from nodewire.pay import invoices
 from nodewire.pay.simnet import network
 from nodewire.pay.simnet.journal import Entry, Journal, Node, token_sha256
@@ -196,9 +196,9 @@ class Simnet:
     def transfer(self, node: str, payment_hash: str) -> Invoice:
         """An invoice that `node` issued or has tried to pay. Raises NotFound."""
         self.sweep()
-        invoice = self.state.invoice(payment_hash)
-        if node not in (invoice.payee, invoice.payer):
-            self.state.invoice("")  # others' invoices do not exist
+        invoice = self.state.invoices.get(payment_hash)
+        if invoice is None or node not in (invoice.payee, invoice.payer):
+            raise NotFound("payment_hash", "no invoice or payment of this account")
         return invoice
 
     def outcomes(self, node: str, after: int, limit: int) -> list[Entry]:
@@ -257,10 +257,3 @@ class Simnet:
             if invoice.phase == "held" and invoice.preimage is not None:
                 event = network.Settled(invoice.payment_hash, invoice.preimage, int(self._now_s()))
                 self._commit(event, invoice.payee, invoice.payer)
-
-
-def positive(value: object, name: str, most: int) -> int:
-    """`value` as an integer from 0 to `most`. Raises BadInput."""
-    if type(value) is not int or not 0 <= value <= most:
-        raise BadInput(name, f"not an integer from 0 to {most}")
-    return value
