@@ -13,6 +13,7 @@ import hashlib
 import os
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 import bolt11 as _bolt11
 from bolt11 import FeatureExtra, FeatureState
@@ -60,9 +61,15 @@ def decode(text: str, *, network: str | None = None) -> Invoice:
     if not text.isascii() or text not in (text.lower(), text.upper()):
         raise BadInvoice("invoice", "not ASCII in one case")
     text = text.lower()
-    found, amount_msat = _prefix(text)
+    found, _ = _prefix(text)
     if network is not None and found != network:
         raise BadInvoice("network", f"ln{found}, not ln{network}")
+    return _decode(text)
+
+
+@lru_cache(maxsize=512)  # 3 ms each, and an invoice is looked at several times on its way
+def _decode(text: str) -> Invoice:
+    found, amount_msat = _prefix(text)
     try:
         raw = _bolt11.decode(text)
         assert raw.signature is not None

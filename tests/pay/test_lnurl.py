@@ -10,7 +10,7 @@ import pytest
 from aiohttp import ClientSession, web
 from hypothesis import given
 from hypothesis import strategies as st
-from market import Market
+from pay_market import Market
 
 from nodewire.errors import (
     BadInput,

@@ -7,7 +7,7 @@ import os
 
 import aiohttp
 import pytest
-from conftest import run_simnet
+from simnet_process import run_simnet
 
 from nodewire.errors import BadConfig, NotAllowed, NotFound
 from nodewire.pay import invoices

@@ -9,7 +9,7 @@ import os
 import time
 
 import pytest
-from market import JOB, RELAYS, Market
+from pay_market import JOB, RELAYS, Market
 
 from nodewire.errors import (
     BadInvoice,
