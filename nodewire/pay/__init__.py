@@ -1,0 +1,1 @@
+"""Payment: one interface to wallets, invoices, zaps, and the ledger; `simnet` is a Lightning network to develop on."""

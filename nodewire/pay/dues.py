@@ -1,0 +1,79 @@
+"""What a provider is owed for one chunk, from delivery to published receipt: a pure state machine, no I/O, no clock.
+
+due ──invoiced──▶ invoiced ──settled──▶ settled ──receipted──▶ receipted
+                     └─another invoice
+
+A customer that lost an invoice may ask for another, so a due can have several; the first that the provider's own
+wallet reports as settled clears it, and every later one is kept as overpaid.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from nodewire.errors import NotAllowed
+from nodewire.pay.debts import Key
+
+State = Literal["due", "invoiced", "settled", "receipted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """`customer` (pubkey) owes `amount_msat`; from `due_by_s` (unix seconds) on it is in debt."""
+
+    key: Key
+    customer: str
+    amount_msat: int
+    due_by_s: int
+    state: State = "due"
+    payment_hash: str | None = None
+    """The invoice that cleared it."""
+    preimage: str | None = None
+    settled_at_s: int = 0
+    receipt: str | None = None
+    """The published receipt's event id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Invoiced:
+    payment_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The provider's own wallet says so."""
+
+    payment_hash: str
+    preimage: str
+    at_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Receipted:
+    """A relay has taken the receipt with this event id."""
+
+    receipt: str
+
+
+Event = Invoiced | Settled | Receipted
+
+
+def apply(event: Event, due: Due) -> Due:
+    """The due after `event`; the same due if the event has been applied before.
+
+    Raises:
+        NotAllowed: the due's state does not admit the event.
+    """
+    match event, due.state:
+        case Invoiced(), "due" | "invoiced":
+            return replace(due, state="invoiced")
+        case Settled(payment_hash, preimage, at_s), "invoiced":
+            return replace(due, state="settled", payment_hash=payment_hash, preimage=preimage, settled_at_s=at_s)
+        case Settled(payment_hash, _, _), "settled" | "receipted" if payment_hash == due.payment_hash:
+            return due
+        case Receipted(receipt), "settled":
+            return replace(due, state="receipted", receipt=receipt)
+        case Receipted(receipt), "receipted" if receipt == due.receipt:
+            return due
+    raise NotAllowed(f"{type(event).__name__} of a due that is {due.state}")

@@ -1,0 +1,183 @@
+"""BOLT 11 invoices, read with suspicion and written for a node's key.
+
+https://github.com/lightning/bolts/blob/master/11-payment-encoding.md
+
+The `bolt11` library does the bit work. What it leaves open is closed here: it folds mixed case, ignores what follows
+the amount in the prefix, truncates amounts below one millisatoshi, accepts an `n` field that a signature fits without
+being recoverable to it, and lets malformed fields escape as whatever exception its bit reader raises.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+import bolt11 as _bolt11
+from bolt11 import FeatureExtra, FeatureState
+
+from nodewire.errors import BadInvoice, TooLarge
+
+MAX_CHARS = 2_048  # a plain invoice has about 300, one with route hints under 1,000
+MAX_MSAT = 2_100_000_000_000_000_000
+MAX_EXPIRY_S = 366 * 86_400
+NETWORKS = ("bc", "tb", "tbs", "bcrt")
+REGTEST = "bcrt"
+
+_PREFIX = re.compile(r"ln(bcrt|bc|tbs|tb)([1-9][0-9]{0,18})([munp]?)")
+_PICO_BTC = {"": 10**12, "m": 10**9, "u": 10**6, "n": 10**3, "p": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Invoice:
+    """A decoded invoice whose signature is `payee`'s. Hashes and keys are lowercase hex, times unix seconds."""
+
+    bolt11: str
+    network: str
+    payee: str
+    """The node's compressed public key, 66 hex digits."""
+    payment_hash: str
+    amount_msat: int
+    description: str | None
+    description_hash: str | None
+    created_at_s: int
+    expires_at_s: int
+
+    def is_expired(self, now_s: float) -> bool:
+        return now_s >= self.expires_at_s
+
+
+def decode(text: str, *, network: str | None = None) -> Invoice:
+    """The invoice in `text`; of `network` ("bc", "tb", "tbs", "bcrt") if one is named.
+
+    Raises:
+        TooLarge: more than 2,048 characters.
+        BadInvoice: malformed, without an amount, of another network, or not signed by the node it names.
+    """
+    if len(text) > MAX_CHARS:
+        raise TooLarge("invoice", f"{len(text)} characters, at most {MAX_CHARS}")
+    if not text.isascii() or text not in (text.lower(), text.upper()):
+        raise BadInvoice("invoice", "not ASCII in one case")
+    text = text.lower()
+    found, _ = _prefix(text)
+    if network is not None and found != network:
+        raise BadInvoice("network", f"ln{found}, not ln{network}")
+    return _decode(text)
+
+
+@lru_cache(maxsize=512)  # 3 ms each, and an invoice is looked at several times on its way
+def _decode(text: str) -> Invoice:
+    found, amount_msat = _prefix(text)
+    try:
+        raw = _bolt11.decode(text)
+        assert raw.signature is not None
+        signer = raw.signature.recover_public_key()
+        features = raw.features.feature_list if raw.features else {}
+        payee, payment_hash, created_at_s, expiry_s = raw.payee, raw.payment_hash, raw.date, raw.expiry
+        description, description_hash = raw.description, raw.description_hash
+    except Exception as error:  # the library's bit reader raises whatever it stumbled over
+        raise BadInvoice("invoice", f"{type(error).__name__}: {error}"[:200]) from error
+    if payee != signer:
+        raise BadInvoice("n", "names another node than the one that signed")
+    if any(isinstance(f, FeatureExtra) and state is FeatureState.required for f, state in features.items()):
+        raise BadInvoice("features", "requires a feature that is unknown")
+    if not 0 < expiry_s <= MAX_EXPIRY_S:
+        raise BadInvoice("expiry", f"{expiry_s} s, at most a year")
+    return Invoice(
+        bolt11=text,
+        network=found,
+        payee=signer,
+        payment_hash=payment_hash,
+        amount_msat=amount_msat,
+        description=description,
+        description_hash=description_hash,
+        created_at_s=created_at_s,
+        expires_at_s=created_at_s + expiry_s,
+    )
+
+
+def check(
+    invoice: Invoice,
+    *,
+    amount_msat: int,
+    now_s: float,
+    description_hash: str | None = None,
+    network: str | None = None,
+    payee: str | None = None,
+) -> None:
+    """Check an invoice against what was asked for, before it is paid.
+
+    Raises:
+        BadInvoice: another amount, network, payee or description hash, or expired.
+    """
+    if network is not None and invoice.network != network:
+        raise BadInvoice("network", f"ln{invoice.network}, not ln{network}")
+    if invoice.amount_msat != amount_msat:
+        raise BadInvoice("amount", f"{invoice.amount_msat} msat, asked for {amount_msat}")
+    if description_hash is not None and invoice.description_hash != description_hash:
+        raise BadInvoice("description_hash", "not the hash of what is paid for")
+    if payee is not None and invoice.payee != payee:
+        raise BadInvoice("payee", "another node than before")
+    if invoice.is_expired(now_s):
+        raise BadInvoice("expiry", f"expired at {invoice.expires_at_s}")
+
+
+def issue(
+    secret: bytes,
+    *,
+    network: str,
+    amount_msat: int,
+    payment_hash: str,
+    created_at_s: int,
+    expiry_s: int,
+    description: str | None = None,
+    description_hash: str | None = None,
+    min_final_cltv_expiry: int = 144,
+) -> Invoice:
+    """A new invoice signed with a node's `secret` (32 bytes); exactly one of description and its hash.
+
+    Raises:
+        BadInvoice: a value is out of range.
+    """
+    if network not in NETWORKS:
+        raise BadInvoice("network", f"{network!r} is not one of {', '.join(NETWORKS)}")
+    if not 0 < amount_msat <= MAX_MSAT:
+        raise BadInvoice("amount", f"{amount_msat} msat")
+    if not 0 < expiry_s <= MAX_EXPIRY_S:
+        raise BadInvoice("expiry", f"{expiry_s} s, at most a year")
+    if (description is None) == (description_hash is None):
+        raise BadInvoice("description", "exactly one of description and description_hash")
+    if description is not None and not 0 < len(description.encode()) <= 639:
+        raise BadInvoice("description", "empty or over 639 bytes")
+    fields: dict[str, object] = {"payment_hash": payment_hash, "payment_secret": os.urandom(32).hex()}
+    fields |= {"description": description} if description is not None else {"description_hash": description_hash}
+    fields |= {
+        "min_final_cltv_expiry": min_final_cltv_expiry,
+        "expire_time": expiry_s,
+        "features": {"var_onion_optin": "required", "payment_secret": "required"},
+    }
+    raw = _bolt11.Bolt11(
+        currency=network,
+        date=created_at_s,
+        amount_msat=_bolt11.MilliSatoshi(amount_msat),
+        tags=_bolt11.Tags.from_dict(fields),
+    )
+    return decode(_bolt11.encode(raw, secret.hex()))
+
+
+def hash_of(preimage: str) -> str:
+    """The payment hash of a preimage, both 64 hex digits."""
+    return hashlib.sha256(bytes.fromhex(preimage)).hexdigest()
+
+
+def _prefix(text: str) -> tuple[str, int]:
+    match = _PREFIX.fullmatch(text[: max(text.rfind("1"), 0)])
+    if match is None:
+        raise BadInvoice("amount", "the prefix names no network and amount")
+    network, digits, unit = match.groups()
+    pico_btc = int(digits) * _PICO_BTC[unit]
+    if pico_btc % 10 or pico_btc // 10 > MAX_MSAT:
+        raise BadInvoice("amount", "not a whole number of millisatoshis, or more than there are")
+    return network, pico_btc // 10

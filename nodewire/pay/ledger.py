@@ -1,0 +1,305 @@
+"""The ledger in SQLite: a customer's debts, a provider's dues. Transitions are pure (`debts`, `dues`); this keeps them.
+
+Every method is one transaction, on disk (synchronous=FULL) before it returns. The primary key is the payment's key,
+and a payment hash stands at most once, so that no chunk is paid twice and no payment counts for two chunks.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+from nodewire.errors import BadConfig, NotAllowed, NotFound, OverBudget
+from nodewire.pay import debts, dues
+from nodewire.pay.debts import Debt, Key
+from nodewire.pay.dues import Due
+
+_VERSION = 1
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS debts (
+    job TEXT NOT NULL, payee TEXT NOT NULL, chunk INTEGER NOT NULL, attempt INTEGER NOT NULL,
+    amount_msat INTEGER NOT NULL, state TEXT NOT NULL, bolt11 TEXT, payment_hash TEXT UNIQUE, preimage TEXT,
+    fee_msat INTEGER NOT NULL, reason TEXT NOT NULL, PRIMARY KEY (job, payee, chunk, attempt)
+) STRICT;
+CREATE INDEX IF NOT EXISTS debts_unpaid ON debts (state) WHERE state <> 'paid';
+CREATE TABLE IF NOT EXISTS dues (
+    job TEXT NOT NULL, payee TEXT NOT NULL, chunk INTEGER NOT NULL, attempt INTEGER NOT NULL,
+    customer TEXT NOT NULL, amount_msat INTEGER NOT NULL, due_by_s INTEGER NOT NULL, state TEXT NOT NULL,
+    payment_hash TEXT, preimage TEXT, settled_at_s INTEGER NOT NULL, receipt TEXT,
+    PRIMARY KEY (job, payee, chunk, attempt)
+) STRICT;
+CREATE INDEX IF NOT EXISTS dues_of_customer ON dues (customer, state);
+CREATE INDEX IF NOT EXISTS dues_unreceipted ON dues (state) WHERE state = 'settled';
+CREATE TABLE IF NOT EXISTS quotes (
+    payment_hash TEXT PRIMARY KEY, job TEXT NOT NULL, payee TEXT NOT NULL, chunk INTEGER NOT NULL,
+    attempt INTEGER NOT NULL, zap_request TEXT NOT NULL, bolt11 TEXT NOT NULL, overpaid_msat INTEGER NOT NULL DEFAULT 0
+) STRICT;
+CREATE INDEX IF NOT EXISTS quotes_of_due ON quotes (job, payee, chunk, attempt);
+CREATE TABLE IF NOT EXISTS cursor (only_row INTEGER PRIMARY KEY CHECK (only_row = 1), at INTEGER NOT NULL) STRICT;
+"""
+_KEY = "job = ? AND payee = ? AND chunk = ? AND attempt = ?"
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Money out: paid amounts and their routing fees, and what is planned or on its way."""
+
+    paid_msat: int
+    fees_msat: int
+    pending_msat: int
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """An invoice that a provider made for a due: the zap request (JSON as received) and its bolt11."""
+
+    key: Key
+    payment_hash: str
+    zap_request: str
+    bolt11: str
+
+
+class Ledger:
+    """The ledger at `path` (":memory:" for none).
+
+    Raises:
+        BadConfig: the file cannot be opened or is another version's.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None, timeout=10.0)
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")
+            (version,) = self._db.execute("PRAGMA user_version").fetchone()
+            if version not in (0, _VERSION):
+                raise BadConfig(str(path), f"a ledger of version {version}; this software writes {_VERSION}")
+            self._db.executescript(_SCHEMA)
+            self._db.execute(f"PRAGMA user_version = {_VERSION}")
+        except sqlite3.Error as error:
+            raise BadConfig(str(path), str(error)) from error
+
+    def close(self) -> None:
+        self._db.close()
+
+    # The customer's side.
+
+    def plan(self, key: Key, amount_msat: int, *, budget_msat: int | None = None) -> Debt:
+        """Enter a debt, or find it as it stands.
+
+        Raises:
+            NotAllowed: it is entered with another amount.
+            OverBudget: with it, the job would cost more than `budget_msat`, fees included.
+        """
+        with self._transaction():
+            known = self._debt(key)
+            if known is not None:
+                if known.amount_msat != amount_msat:
+                    raise NotAllowed("amount_msat", f"planned with {known.amount_msat}, not {amount_msat}")
+                return known
+            if amount_msat <= 0:
+                raise NotAllowed("amount_msat", "nothing to pay")
+            spent = self.spent(job=key.job)
+            total_msat = spent.paid_msat + spent.fees_msat + spent.pending_msat + amount_msat
+            if budget_msat is not None and total_msat > budget_msat:
+                raise OverBudget("amount_msat", f"{total_msat} msat for the job, at most {budget_msat} allowed")
+            debt = Debt(key, amount_msat)
+            self._db.execute("INSERT INTO debts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", _row(debt))
+            return debt
+
+    def debt(self, key: Key) -> Debt:
+        """Raises NotFound."""
+        debt = self._debt(key)
+        if debt is None:
+            raise NotFound("debt", "never planned")
+        return debt
+
+    def record(self, key: Key, event: debts.Event) -> Debt:
+        """Apply `event` to a debt and write it down.
+
+        Raises:
+            NotFound: no such debt.
+            NotAllowed, BadInput: the transition does not exist (`debts.apply`), or the payment hash is another debt's.
+        """
+        with self._transaction():
+            before = self.debt(key)
+            after = debts.apply(event, before)
+            if after is before:
+                return before
+            sql = (
+                "UPDATE debts SET state = ?, bolt11 = ?, payment_hash = ?, preimage = ?, fee_msat = ?, reason = ? "
+                f"WHERE {_KEY}"
+            )
+            try:
+                self._db.execute(sql, (*_row(after)[5:], *astuple(key)))
+            except sqlite3.IntegrityError as error:
+                raise NotAllowed("payment_hash", "another debt is paid with it") from error
+            return after
+
+    def unpaid(self) -> list[Debt]:
+        """Every debt that is not paid, oldest entry first."""
+        return [_to_debt(row) for row in self._db.execute("SELECT * FROM debts WHERE state <> 'paid' ORDER BY rowid")]
+
+    def spent(self, *, job: str | None = None, payee: str | None = None) -> Spent:
+        """Sums over all debts, those of one job, to one payee, or both."""
+        sql = (
+            "SELECT sum(amount_msat) FILTER (WHERE state = 'paid'), sum(fee_msat), "
+            "sum(amount_msat) FILTER (WHERE state <> 'paid') FROM debts"
+        )
+        asked = {name: value for name, value in (("job", job), ("payee", payee)) if value is not None}
+        if asked:
+            sql += " WHERE " + " AND ".join(f"{name} = :{name}" for name in asked)
+        return Spent(*(value or 0 for value in self._db.execute(sql, asked).fetchone()))
+
+    # The provider's side.
+
+    def owe(self, due: Due) -> Due:
+        """Enter a due, or find it as it stands.
+
+        Raises:
+            NotAllowed: it is entered with another customer or amount.
+        """
+        with self._transaction():
+            known = self._due(due.key)
+            if known is None:
+                self._db.execute("INSERT INTO dues VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", _row(due))
+                return due
+            if (known.customer, known.amount_msat) != (due.customer, due.amount_msat):
+                raise NotAllowed("due", "entered with another customer or amount")
+            return known
+
+    def due(self, key: Key) -> Due:
+        """Raises NotFound."""
+        due = self._due(key)
+        if due is None:
+            raise NotFound("due", "nothing is owed for that")
+        return due
+
+    def quoted(self, quote: Quote) -> Due:
+        """Write down an invoice for a due before the customer gets it.
+
+        Raises:
+            NotFound: nothing is owed for that.
+            NotAllowed: it is paid, or the payment hash is another due's.
+        """
+        with self._transaction():
+            due = self._apply(self.due(quote.key), dues.Invoiced(quote.payment_hash))
+            row = (quote.payment_hash, *astuple(quote.key), quote.zap_request, quote.bolt11)
+            sql = "INSERT INTO quotes VALUES (?, ?, ?, ?, ?, ?, ?, 0)"
+            try:
+                self._db.execute(sql, row)
+            except sqlite3.IntegrityError as error:
+                raise NotAllowed("payment_hash", "quoted before") from error
+            return due
+
+    def quotes(self, key: Key) -> list[Quote]:
+        """The invoices made for a due, oldest first."""
+        sql = f"SELECT payment_hash, zap_request, bolt11 FROM quotes WHERE {_KEY} ORDER BY rowid"
+        return [Quote(key, *row) for row in self._db.execute(sql, astuple(key))]
+
+    def quote(self, payment_hash: str) -> Quote | None:
+        sql = "SELECT job, payee, chunk, attempt, payment_hash, zap_request, bolt11 FROM quotes WHERE payment_hash = ?"
+        row = self._db.execute(sql, (payment_hash,)).fetchone()
+        return None if row is None else Quote(Key(*row[:4]), *row[4:])
+
+    def settled(self, payment_hash: str, preimage: str, amount_msat: int, at_s: int, cursor: int) -> Due | None:
+        """The provider's wallet received a payment; the due that it clears, or None if the invoice is not for a due.
+
+        A second payment for the same due is kept as overpaid. `cursor` (the wallet's) is stored with it.
+        """
+        with self._transaction():
+            sql = "INSERT INTO cursor VALUES (1, ?) ON CONFLICT DO UPDATE SET at = max(at, excluded.at)"
+            self._db.execute(sql, (cursor,))
+            quote = self.quote(payment_hash)
+            if quote is None:
+                return None
+            due = self.due(quote.key)
+            if due.state in ("settled", "receipted") and due.payment_hash != payment_hash:
+                sql = "UPDATE quotes SET overpaid_msat = ? WHERE payment_hash = ?"
+                self._db.execute(sql, (amount_msat, payment_hash))
+                return due
+            return self._apply(due, dues.Settled(payment_hash, preimage, at_s))
+
+    def receipted(self, key: Key, receipt: str) -> Due:
+        """A relay has taken the receipt with this event id. Raises NotFound, NotAllowed."""
+        with self._transaction():
+            return self._apply(self.due(key), dues.Receipted(receipt))
+
+    def unreceipted(self) -> list[Due]:
+        """Paid dues whose receipt no relay has taken yet."""
+        return [_to_due(row) for row in self._db.execute("SELECT * FROM dues WHERE state = 'settled' ORDER BY rowid")]
+
+    def cursor(self) -> int:
+        """Where the wallet's stream of settled payments goes on after a restart."""
+        row = self._db.execute("SELECT at FROM cursor").fetchone()
+        return 0 if row is None else int(row[0])
+
+    def open_chunks(self, job: str, payee: str) -> int:
+        """How many delivered chunks of a job are not paid."""
+        sql = "SELECT count(*) FROM dues WHERE job = ? AND payee = ? AND state IN ('due', 'invoiced')"
+        return int(self._db.execute(sql, (job, payee)).fetchone()[0])
+
+    def owed_msat(self, customer: str) -> int:
+        """What a customer key has not paid, overdue or not."""
+        sql = "SELECT sum(amount_msat) FROM dues WHERE customer = ? AND state IN ('due', 'invoiced')"
+        return int(self._db.execute(sql, (customer,)).fetchone()[0] or 0)
+
+    def in_debt(self, customer: str, now_s: float) -> bool:
+        """Whether a customer key has let a due pass its time: such a key gets no credit."""
+        sql = "SELECT 1 FROM dues WHERE customer = ? AND state IN ('due', 'invoiced') AND due_by_s <= ? LIMIT 1"
+        return self._db.execute(sql, (customer, int(now_s))).fetchone() is not None
+
+    def earned_msat(self, *, job: str | None = None) -> int:
+        """Settled dues, all or one job's."""
+        sql = "SELECT sum(amount_msat) FROM dues WHERE state IN ('settled', 'receipted')"
+        rows = self._db.execute(sql) if job is None else self._db.execute(sql + " AND job = ?", (job,))
+        return int(rows.fetchone()[0] or 0)
+
+    def overpaid_msat(self, customer: str) -> int:
+        """What a customer key paid beyond its dues."""
+        sql = "SELECT sum(overpaid_msat) FROM quotes JOIN dues USING (job, payee, chunk, attempt) WHERE customer = ?"
+        return int(self._db.execute(sql, (customer,)).fetchone()[0] or 0)
+
+    def _apply(self, before: Due, event: dues.Event) -> Due:
+        after = dues.apply(event, before)
+        if after is not before:
+            sql = (
+                f"UPDATE dues SET state = ?, payment_hash = ?, preimage = ?, settled_at_s = ?, receipt = ? WHERE {_KEY}"
+            )
+            self._db.execute(sql, (*_row(after)[7:], *astuple(after.key)))
+        return after
+
+    def _debt(self, key: Key) -> Debt | None:
+        row = self._db.execute(f"SELECT * FROM debts WHERE {_KEY}", astuple(key)).fetchone()
+        return None if row is None else _to_debt(row)
+
+    def _due(self, key: Key) -> Due | None:
+        row = self._db.execute(f"SELECT * FROM dues WHERE {_KEY}", astuple(key)).fetchone()
+        return None if row is None else _to_due(row)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        # IMMEDIATE: what is read inside cannot change before it is written, in another process either.
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+
+def _row(entry: Debt | Due) -> tuple[object, ...]:
+    key, *rest = astuple(entry)
+    return (*key, *rest)
+
+
+def _to_debt(row: tuple[object, ...]) -> Debt:
+    return Debt(Key(*row[:4]), *row[4:])  # type: ignore[arg-type]  # STRICT tables hold these types
+
+
+def _to_due(row: tuple[object, ...]) -> Due:
+    return Due(Key(*row[:4]), *row[4:])  # type: ignore[arg-type]

@@ -1,0 +1,234 @@
+"""LNURL-pay: the URL forms, and a payer that believes nothing it is told. The payee's side is `lnurl_server`.
+
+https://github.com/lnurl/luds: LUD-01 (bech32), LUD-06 (payRequest), LUD-16 (addresses); NIP-57 for `nostr` and `lnurl`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import ipaddress
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import orjson
+from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.resolver import DefaultResolver
+from bech32 import bech32_decode, bech32_encode, convertbits
+from yarl import URL
+
+from nodewire.errors import BadInput, BadInvoice, BadZap, LinkLost, NotAllowed, TimedOut, TooLarge, from_dict
+from nodewire.nostr.event import Event
+from nodewire.pay import invoices
+from nodewire.pay.invoices import Invoice
+
+MAX_URL_CHARS = 1_024
+MAX_ANSWER_BYTES = 65_536
+
+Fetch = Callable[[Event, int], Awaitable[Invoice]]
+"""How a payer gets the invoice for a signed zap request and its amount in msat."""
+
+
+def encode(url: str) -> str:
+    """`url` as "lnurl1..." (LUD-01)."""
+    words = convertbits(url.encode(), 8, 5)
+    assert words is not None
+    return bech32_encode("lnurl", words)
+
+
+def pay_url(text: str) -> str:
+    """The payRequest URL that a URL, an "lnurl1..." or an address "name@host" stands for.
+
+    Raises:
+        BadInput: it is none of these.
+    """
+    if len(text) > 2 * MAX_URL_CHARS:
+        raise TooLarge("lnurl", f"{len(text)} characters")
+    if text.lower().startswith("lnurl1"):
+        prefix, words = bech32_decode(text)
+        octets = convertbits(words, 5, 8, False) if words is not None else None
+        if prefix != "lnurl" or octets is None:
+            raise BadInput("lnurl", "not bech32")
+        try:
+            text = bytes(octets).decode()
+        except UnicodeDecodeError as error:
+            raise BadInput("lnurl", "not UTF-8") from error
+    elif "@" in text and "/" not in text:
+        name, _, host = text.partition("@")
+        text = f"https://{host}/.well-known/lnurlp/{name}"
+    _url(text)
+    return text
+
+
+def over_lnurl(
+    url: str, *, nostr_pubkey: str, network: str, allow_private: bool = False, timeout_s: float = 10.0
+) -> Fetch:
+    """`fetch_invoice` as the `Fetch` of one provider's endpoint."""
+
+    async def fetch(zap_request: Event, amount_msat: int) -> Invoice:
+        return await fetch_invoice(
+            url,
+            zap_request,
+            amount_msat,
+            nostr_pubkey=nostr_pubkey,
+            network=network,
+            allow_private=allow_private,
+            timeout_s=timeout_s,
+        )
+
+    return fetch
+
+
+async def fetch_invoice(
+    url: str,
+    zap_request: Event,
+    amount_msat: int,
+    *,
+    nostr_pubkey: str,
+    network: str,
+    payee: str | None = None,
+    allow_private: bool = False,
+    timeout_s: float = 10.0,
+) -> Invoice:
+    """The invoice that the endpoint at `url` makes for `zap_request`, checked against everything that was asked for.
+
+    `nostr_pubkey` must be the endpoint's zapper, `payee` (if known) its node. With `allow_private`, addresses that are
+    not public (loopback, private networks) may be dialled, and these alone over plain http; without, only public
+    addresses and only https. Redirects are not followed.
+
+    Raises:
+        BadInput: the endpoint's answer is malformed (BadInvoice, BadZap: it is not what was asked for).
+        NotAllowed: an address or scheme that the policy excludes, or the endpoint's own refusal.
+        TooLarge, TimedOut, LinkLost: more than 64 KB, more than `timeout_s`, or no connection.
+    """
+    text = zap_request.to_json()
+    try:
+        async with asyncio.timeout(timeout_s):
+            offer = await _get(_url(url), allow_private)
+            callback = _callback(offer, amount_msat, nostr_pubkey)
+            query = {"amount": str(amount_msat), "nostr": text, "lnurl": encode(url)}
+            answer = await _get(callback.update_query(query), allow_private)
+    except TimeoutError as error:
+        raise TimedOut("lnurl", f"no invoice from {url[:200]} within {timeout_s} s") from error
+    bolt11 = answer.get("pr")
+    if not isinstance(bolt11, str):
+        raise BadInvoice("pr", "not a string")
+    invoice = invoices.decode(bolt11, network=network)
+    invoices.check(
+        invoice,
+        amount_msat=amount_msat,
+        now_s=time.time(),
+        description_hash=hashlib.sha256(text.encode()).hexdigest(),
+        payee=payee,
+    )
+    return invoice
+
+
+def _callback(offer: dict[str, Any], amount_msat: int, nostr_pubkey: str) -> URL:
+    """The callback of a payRequest that takes this amount as a zap."""
+    if offer.get("tag") != "payRequest":
+        raise BadInput("tag", "not a payRequest")
+    if offer.get("allowsNostr") is not True:
+        raise BadZap("allowsNostr", "the endpoint takes no zaps")
+    if offer.get("nostrPubkey") != nostr_pubkey:
+        raise BadZap("nostrPubkey", "receipts would be signed by another key")
+    least, most = offer.get("minSendable"), offer.get("maxSendable")
+    if type(least) is not int or type(most) is not int:
+        raise BadInput("minSendable", "the limits are not integers")
+    if not least <= amount_msat <= most:
+        raise NotAllowed("amount", f"{amount_msat} msat, the endpoint takes {least} to {most}")
+    callback = offer.get("callback")
+    if not isinstance(callback, str):
+        raise BadInput("callback", "not a string")
+    return _url(callback)
+
+
+def _url(text: str) -> URL:
+    if len(text) > MAX_URL_CHARS:
+        raise TooLarge("url", f"{len(text)} characters, at most {MAX_URL_CHARS}")
+    try:
+        url = URL(text)
+        port = url.port
+    except ValueError as error:
+        raise BadInput("url", "not a URL") from error
+    if url.scheme not in ("https", "http") or not url.host or port is None or url.user or url.fragment:
+        raise BadInput("url", "not an http(s) URL with a host and without user or fragment")
+    return url
+
+
+async def _get(url: URL, allow_private: bool) -> dict[str, Any]:
+    """The JSON object at `url`, under 64 KB, without redirects."""
+    assert url.host is not None
+    if url.scheme == "http" and not allow_private:
+        raise NotAllowed("url", "https only")
+    policy = _Policy(public=url.scheme == "https", private=allow_private)
+    with contextlib.suppress(ValueError):  # a name: the resolver checks what it stands for
+        policy.check(ipaddress.ip_address(url.host))  # an address: no resolver is asked
+    connector = aiohttp.TCPConnector(resolver=_PolicyResolver(policy))
+    try:
+        async with (
+            aiohttp.ClientSession(connector=connector) as session,
+            session.get(url, allow_redirects=False) as got,
+        ):
+            if 300 <= got.status < 400:
+                raise NotAllowed("url", "the endpoint redirects")
+            body = bytearray()
+            async for piece in got.content.iter_chunked(16_384):
+                body += piece
+                if len(body) > MAX_ANSWER_BYTES:
+                    raise TooLarge("answer", f"over {MAX_ANSWER_BYTES} bytes")
+    except (aiohttp.ClientError, OSError) as error:
+        raise LinkLost("lnurl", f"{url.host}: {error}"[:300]) from error
+    try:
+        answer = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadInput("answer", "not JSON") from error
+    if not isinstance(answer, dict):
+        raise BadInput("answer", "not an object")
+    if answer.get("status") == "ERROR":
+        # Another nodewire tells its typed error; any other service only a reason.
+        raise from_dict(answer) if "code" in answer else NotAllowed("lnurl", str(answer.get("reason"))[:200])
+    return answer
+
+
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+@dataclass(frozen=True, slots=True)
+class _Policy:
+    """Which addresses may be dialled."""
+
+    public: bool
+    private: bool
+
+    def check(self, address: _Address) -> None:
+        """Raises NotAllowed."""
+        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+            address = address.ipv4_mapped
+        is_public = address.is_global and not address.is_multicast
+        if not (self.public if is_public else self.private):
+            raise NotAllowed("url", "plain http to a public address" if is_public else "not a public address")
+
+
+class _PolicyResolver(AbstractResolver):
+    """Resolves names under a policy, so that the addresses that are checked are those that are dialled."""
+
+    def __init__(self, policy: _Policy) -> None:
+        self._resolver = DefaultResolver()
+        self._policy = policy
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        found = await self._resolver.resolve(host, port, family)
+        for result in found:
+            self._policy.check(ipaddress.ip_address(result["host"].partition("%")[0]))
+        return found
+
+    async def close(self) -> None:
+        await self._resolver.close()

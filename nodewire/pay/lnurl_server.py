@@ -1,0 +1,98 @@
+"""A provider's LNURL-pay endpoint: aiohttp routes that answer zap requests with invoices.
+
+https://github.com/lnurl/luds (LUD-06, LUD-16) and NIP-57 appendices B, C. What a zap request must satisfy is the
+till's affair (`zaps.Till.quote`); this is its HTTP form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from nodewire.errors import BadInput, NodewireError, TooLarge
+from nodewire.pay.invoices import MAX_MSAT, Invoice
+
+MAX_ZAP_REQUEST_CHARS = 4_096
+WELL_KNOWN = "/.well-known/lnurlp/"
+
+Quote = Callable[[str, int], Awaitable[Invoice]]
+"""The invoice for a zap request (JSON as received) and the amount in msat; raises a typed error to refuse."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One name at `base_url` (scheme, host, port; no path). Receipts will be signed by `nostr_pubkey`."""
+
+    name: str
+    base_url: str
+    nostr_pubkey: str
+    quote: Quote
+    min_msat: int = 1
+    max_msat: int = 100_000_000_000
+
+    @property
+    def pay_url(self) -> str:
+        return f"{self.base_url}{WELL_KNOWN}{self.name}"
+
+    @property
+    def callback(self) -> str:
+        return f"{self.base_url}/lnurlp/{self.name}/callback"
+
+
+def routes(endpoint: Endpoint) -> list[web.RouteDef]:
+    """The two routes of LUD-06 for `endpoint`, to be added to any aiohttp application."""
+
+    async def offer(_: web.Request) -> web.Response:
+        host = endpoint.base_url.partition("://")[2]
+        metadata = [
+            ["text/plain", f"nodewire provider {endpoint.name}"],
+            ["text/identifier", f"{endpoint.name}@{host}"],
+        ]
+        return _json(
+            {
+                "tag": "payRequest",
+                "callback": endpoint.callback,
+                "minSendable": endpoint.min_msat,
+                "maxSendable": endpoint.max_msat,
+                "metadata": orjson.dumps(metadata).decode(),
+                "allowsNostr": True,
+                "nostrPubkey": endpoint.nostr_pubkey,
+            }
+        )
+
+    async def callback(request: web.Request) -> web.Response:
+        try:
+            invoice = await endpoint.quote(*_asked(request, endpoint))
+        except NodewireError as error:
+            return _json({"status": "ERROR", **error.as_dict(), "reason": error.reason or error.field})
+        return _json({"pr": invoice.bolt11, "routes": []})
+
+    return [
+        web.get(f"{WELL_KNOWN}{endpoint.name}", offer),
+        web.get(f"/lnurlp/{endpoint.name}/callback", callback),
+    ]
+
+
+def _asked(request: web.Request, endpoint: Endpoint) -> tuple[str, int]:
+    text = request.query.get("amount", "")
+    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(MAX_MSAT))):
+        raise BadInput("amount", "not an amount in millisats")
+    amount_msat = int(text)
+    if not endpoint.min_msat <= amount_msat <= endpoint.max_msat:
+        raise BadInput("amount", f"{amount_msat} msat, from {endpoint.min_msat} to {endpoint.max_msat} are taken")
+    zap_request = request.query.get("nostr")
+    if zap_request is None:
+        raise BadInput("nostr", "this endpoint takes zaps only")
+    if len(zap_request) > MAX_ZAP_REQUEST_CHARS:
+        raise TooLarge("nostr", f"{len(zap_request)} characters, at most {MAX_ZAP_REQUEST_CHARS}")
+    return zap_request, amount_msat
+
+
+def _json(data: dict[str, Any]) -> web.Response:
+    # LUD-06 tells errors in the body; browsers need the header.
+    headers = {"Access-Control-Allow-Origin": "*"}
+    return web.Response(body=orjson.dumps(data), content_type="application/json", headers=headers)

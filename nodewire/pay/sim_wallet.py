@@ -1,0 +1,173 @@
+"""A wallet on the simulated Lightning network (`nodewire.pay.simnet`), over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Self
+
+import aiohttp
+import orjson
+
+from nodewire.errors import BadInput, LinkLost, PaymentFailed, TimedOut, TooLarge, from_dict
+from nodewire.pay import invoices
+from nodewire.pay.invoices import Invoice
+from nodewire.pay.wallet import Payment, Receipt, Transfer
+
+MAX_ANSWER_BYTES = 2_000_000
+_WAIT_S = 30
+_PAGE = 200
+
+
+class SimWallet:
+    """One account's wallet. `url` is the service's, `token` the account's bearer token."""
+
+    def __init__(self, url: str, token: str, *, timeout_s: float = 10.0) -> None:
+        self._url = url.rstrip("/")
+        self._token = token
+        self._timeout_s = timeout_s
+        self._session: aiohttp.ClientSession | None = None
+
+    @classmethod
+    async def open_account(cls, url: str, name: str, opening_msat: int = 0) -> tuple[Self, str]:
+        """A wallet on a new account, and its token (to be kept: it is the account).
+
+        Raises:
+            NotAllowed: more than the service's faucet gives.
+        """
+        stranger = cls(url, "")
+        try:
+            answer = await stranger._ask("POST", "/v1/accounts", {"name": name, "opening_msat": opening_msat})
+        finally:
+            await stranger.close()
+        return cls(url, str(answer["token"])), str(answer["token"])
+
+    async def balance_msat(self) -> int:
+        return int((await self._ask("GET", "/v1/balance"))["balance_msat"])
+
+    async def make_invoice(self, amount_msat: int, *, description_hash: str, expiry_s: int) -> Invoice:
+        return await self._invoice(
+            {"amount_msat": amount_msat, "description_hash": description_hash, "expiry_s": expiry_s}
+        )
+
+    async def make_hold_invoice(
+        self, amount_msat: int, *, payment_hash: str, description_hash: str, expiry_s: int
+    ) -> Invoice:
+        return await self._invoice(
+            {
+                "amount_msat": amount_msat,
+                "payment_hash": payment_hash,
+                "description_hash": description_hash,
+                "expiry_s": expiry_s,
+            }
+        )
+
+    async def settle_hold(self, preimage: str) -> None:
+        await self._ask("POST", "/v1/holds/settle", {"preimage": preimage})
+
+    async def cancel_hold(self, payment_hash: str) -> None:
+        await self._ask("POST", "/v1/holds/cancel", {"payment_hash": payment_hash})
+
+    async def pay(self, bolt11: str, *, max_fee_msat: int, timeout_s: float = 60.0) -> Payment:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + timeout_s
+        answer = await self._ask("POST", "/v1/payments", {"bolt11": bolt11, "max_fee_msat": max_fee_msat})
+        while answer["state"] == "held":
+            left_s = until - loop.time()
+            if left_s <= 0:
+                raise TimedOut("payment", "held by the payee; it may still settle")
+            wait_s = min(_WAIT_S, int(left_s) + 1)
+            answer = await self._ask("GET", f"/v1/transfers/{answer['payment_hash']}?wait_s={wait_s}", wait_s=left_s)
+        if answer["state"] != "settled":
+            raise PaymentFailed("invoice", str(answer["reason"]))
+        preimage = str(answer["preimage"])
+        if invoices.hash_of(preimage) != answer["payment_hash"]:
+            raise BadInput("preimage", "the wallet's proof does not hash to the payment hash")
+        return Payment(answer["payment_hash"], preimage, int(answer["amount_msat"]), int(answer["fee_msat"]))
+
+    async def lookup(self, payment_hash: str) -> Transfer:
+        answer = await self._ask("GET", f"/v1/transfers/{payment_hash}")
+        return Transfer(
+            payment_hash=answer["payment_hash"],
+            direction=answer["direction"],
+            state=answer["state"],
+            amount_msat=int(answer["amount_msat"]),
+            fee_msat=int(answer["fee_msat"]),
+            preimage=answer["preimage"],
+            at_s=int(answer["at_s"]),
+        )
+
+    async def settled(self, after: int = 0) -> AsyncIterator[Receipt]:
+        pause_s = 0.05
+        while True:
+            try:
+                page = await self._ask(
+                    "GET", f"/v1/events?after={after}&limit={_PAGE}&wait_s={_WAIT_S}", wait_s=_WAIT_S
+                )
+            except (LinkLost, TimedOut):  # the service restarts; the cursor says where to go on
+                await asyncio.sleep(pause_s)
+                pause_s = min(5.0, pause_s * 2)
+                continue
+            pause_s = 0.05
+            for event in page["events"]:
+                after = int(event["cursor"])
+                if event["event"] == "settled" and event["direction"] == "in":
+                    yield Receipt(
+                        cursor=after,
+                        payment_hash=event["payment_hash"],
+                        preimage=event["preimage"],
+                        amount_msat=int(event["amount_msat"]),
+                        settled_at_s=int(event["at_s"]),
+                    )
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _invoice(self, body: dict[str, Any]) -> Invoice:
+        answer = await self._ask("POST", "/v1/invoices", body)
+        return invoices.decode(str(answer["bolt11"]), network=invoices.REGTEST)
+
+    async def _ask(
+        self, method: str, path: str, body: dict[str, Any] | None = None, *, wait_s: float = 0.0
+    ) -> dict[str, Any]:
+        """The service's JSON answer. Raises what it reports, LinkLost or TimedOut."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {self._token}"})
+        limit = aiohttp.ClientTimeout(total=self._timeout_s + wait_s)
+        data = orjson.dumps(body) if body is not None else None
+        try:
+            try:
+                status, raw = await self._exchange(self._session, method, path, data, limit)
+            except (
+                aiohttp.ServerDisconnectedError,
+                aiohttp.ClientOSError,
+            ):  # a connection kept from before the service's restart
+                # Every request may be repeated: what moves money is idempotent, an unused invoice expires.
+                status, raw = await self._exchange(self._session, method, path, data, limit)
+        except TimeoutError as error:
+            raise TimedOut("wallet", f"no answer from {self._url}") from error
+        except aiohttp.ClientError as error:
+            raise LinkLost("wallet", f"{self._url}: {error}"[:300]) from error
+        try:
+            answer = orjson.loads(raw)
+        except orjson.JSONDecodeError as error:
+            raise BadInput("wallet", f"answered {status} and no JSON") from error
+        if not isinstance(answer, dict):
+            raise BadInput("wallet", "answered no object")
+        if status != 200:
+            raise from_dict(answer)
+        return answer
+
+    async def _exchange(
+        self, session: aiohttp.ClientSession, method: str, path: str, data: bytes | None, limit: aiohttp.ClientTimeout
+    ) -> tuple[int, bytes]:
+        url = self._url + path
+        async with session.request(method, url, data=data, timeout=limit, allow_redirects=False) as response:
+            raw = bytearray()
+            async for piece in response.content.iter_chunked(65_536):
+                raw += piece
+                if len(raw) > MAX_ANSWER_BYTES:
+                    raise TooLarge("wallet", f"its answer is over {MAX_ANSWER_BYTES} bytes")
+            return response.status, bytes(raw)

@@ -1,0 +1,123 @@
+"""The network's log in SQLite: an event is committed to disk before it counts; the state is the log, folded."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import orjson
+
+from nodewire.errors import BadConfig
+from nodewire.pay.simnet import network
+from nodewire.pay.simnet.network import Event
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS events (
+    seq INTEGER PRIMARY KEY, type TEXT NOT NULL, payment_hash TEXT, payee TEXT, payer TEXT, body BLOB NOT NULL
+) STRICT;
+CREATE INDEX IF NOT EXISTS events_of_payee ON events (payee, seq) WHERE payee IS NOT NULL;
+CREATE INDEX IF NOT EXISTS events_of_payer ON events (payer, seq) WHERE payer IS NOT NULL;
+CREATE TABLE IF NOT EXISTS nodes (
+    node TEXT PRIMARY KEY, name TEXT NOT NULL, secret BLOB NOT NULL, token_sha256 TEXT NOT NULL UNIQUE
+) STRICT;
+"""
+_TYPES: dict[str, type[Event]] = {
+    cls.__name__: cls
+    for cls in (
+        network.Opened,
+        network.Invoiced,
+        network.Offered,
+        network.Settled,
+        network.Cancelled,
+        network.Expired,
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node's keys: `secret` (32 bytes) signs its invoices."""
+
+    node: str
+    name: str
+    secret: bytes
+    token_sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An event with its place in the log."""
+
+    seq: int
+    event: Event
+
+
+class Journal:
+    """One writer's log at `path`.
+
+    Raises:
+        BadConfig: the file cannot be opened, or another process writes it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None, timeout=0.2)
+            self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.executescript(_SCHEMA)
+        except sqlite3.Error as error:
+            raise BadConfig(str(path), str(error)) from error
+
+    def append(self, event: Event, *, payee: str | None = None, payer: str | None = None) -> int:
+        """Commit `event`; its place in the log. The parties find it again by `of`."""
+        return self._insert(event, payee, payer)
+
+    def open_node(self, event: network.Opened, node: Node) -> None:
+        """Commit a new node's keys together with the event that opens its account."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            row = (node.node, node.name, node.secret, node.token_sha256)
+            self._db.execute("INSERT INTO nodes VALUES (?, ?, ?, ?)", row)
+            self._insert(event, None, None)
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    def nodes(self) -> list[Node]:
+        return [Node(*row) for row in self._db.execute("SELECT node, name, secret, token_sha256 FROM nodes")]
+
+    def replay(self) -> Iterator[Event]:
+        """Every event, in order."""
+        for _, event in self._select("", ()):
+            yield event
+
+    def of(self, node: str, *, after: int, types: tuple[str, ...], limit: int) -> list[Entry]:
+        """The first `limit` events of these types after place `after` in which `node` pays or is paid."""
+        marks = ", ".join("?" * len(types))
+        where = f"WHERE seq > ? AND (payee = ? OR payer = ?) AND type IN ({marks})"
+        rows = self._select(where, (after, node, node, *types), limit)
+        return [Entry(seq, event) for seq, event in rows]
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _insert(self, event: Event, payee: str | None, payer: str | None) -> int:
+        row = (type(event).__name__, getattr(event, "payment_hash", None), payee, payer, orjson.dumps(asdict(event)))
+        sql = "INSERT INTO events (type, payment_hash, payee, payer, body) VALUES (?, ?, ?, ?, ?)"
+        seq = self._db.execute(sql, row).lastrowid
+        assert seq is not None
+        return seq
+
+    def _select(self, where: str, values: tuple[object, ...], limit: int = -1) -> Iterator[tuple[int, Event]]:
+        sql = f"SELECT seq, type, body FROM events {where} ORDER BY seq LIMIT ?"
+        for seq, kind, body in self._db.execute(sql, (*values, limit)):
+            yield seq, _TYPES[kind](**orjson.loads(body))
+
+
+def token_sha256(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()

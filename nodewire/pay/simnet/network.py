@@ -1,0 +1,269 @@
+"""The simulated network's state machine: accounts, invoices, and the msat between them. No I/O, no clock.
+
+open ──offer──▶ held ──settle──▶ settled         (a plain invoice is settled as soon as it is held)
+  │              ├─────cancel──▶ cancelled       (by the payee: the payer has everything back, fee included)
+  └──cancel──────┴─────expire──▶ expired         (never offered in time, or held for too long)
+
+An amount is in exactly one place: an account, or held by one invoice. Applying an event twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Generic, Literal, TypeVar
+
+from nodewire.errors import BadInput, NotAllowed, NotFound, PaymentFailed
+
+ROUTING = "routing"
+"""The account that collects routing fees."""
+
+Phase = Literal["open", "held", "settled", "cancelled", "expired"]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Invoice:
+    """One invoice and the payment that it may have met. Nodes are 66 hex digits, hashes and preimages 64."""
+
+    payment_hash: str
+    payee: str
+    amount_msat: int
+    bolt11: str
+    expires_at_s: int
+    hold_s: int
+    """How long an amount may be held (0: a plain invoice)."""
+    preimage: str | None
+    """Known from the start for a plain invoice, from settlement on for a hold invoice."""
+    phase: Phase = "open"
+    payer: str | None = None
+    fee_msat: int = 0
+    held_at_s: int = 0
+    ended_at_s: int = 0
+
+    @property
+    def deadline_s(self) -> int:
+        """When it expires unless something happens."""
+        return self.held_at_s + self.hold_s if self.phase == "held" else self.expires_at_s
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A node joins with `opening_msat` of new money: the only way that money comes into the network."""
+
+    node: str
+    opening_msat: int
+
+
+@dataclass(frozen=True, slots=True)
+class Invoiced:
+    payment_hash: str
+    payee: str
+    amount_msat: int
+    bolt11: str
+    expires_at_s: int
+    hold_s: int
+    preimage: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """`payer` locks the amount and the routing fee."""
+
+    payment_hash: str
+    payer: str
+    fee_msat: int
+    at_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    payment_hash: str
+    preimage: str
+    at_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    payment_hash: str
+    at_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    payment_hash: str
+    at_s: int
+
+
+Event = Opened | Invoiced | Offered | Settled | Cancelled | Expired
+
+
+class Table(Mapping[str, T], Generic[T]):
+    """An immutable mapping that is cheap to change: 256 buckets, of which a change copies one."""
+
+    __slots__ = ("_buckets",)
+
+    def __init__(self, buckets: tuple[dict[str, T], ...] = ({},) * 256) -> None:
+        self._buckets = buckets
+
+    def __getitem__(self, key: str) -> T:
+        return self._buckets[_bucket(key)][key]
+
+    def __iter__(self) -> Iterator[str]:
+        return (key for bucket in self._buckets for key in bucket)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._buckets))
+
+    def put(self, key: str, value: T) -> Table[T]:
+        n = _bucket(key)
+        return Table((*self._buckets[:n], {**self._buckets[n], key: value}, *self._buckets[n + 1 :]))
+
+
+def _bucket(key: str) -> int:
+    return sum(key[-8:].encode()) & 255  # keys end in the hex digits of a hash or a point
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Balances by node, invoices by payment hash, and all money ever issued."""
+
+    balances: Table[int] = field(default_factory=lambda: Table[int]().put(ROUTING, 0))
+    invoices: Table[Invoice] = field(default_factory=Table)
+    issued_msat: int = 0
+
+    def invoice(self, payment_hash: str) -> Invoice:
+        """Raises NotFound."""
+        try:
+            return self.invoices[payment_hash]
+        except KeyError:
+            raise NotFound("payment_hash", "no such invoice") from None
+
+    def held_msat(self) -> int:
+        return sum(i.amount_msat + i.fee_msat for i in self.invoices.values() if i.phase == "held")
+
+
+def apply(event: Event, network: Network) -> Network:
+    """The network after `event`; the same network if the event has been applied before.
+
+    Raises:
+        NotFound: an invoice or a node is unknown.
+        BadInput: the event's own values are impossible (a preimage of another hash, a negative amount).
+        PaymentFailed: the payer has too little, pays itself, or the invoice is paid by another or no longer payable.
+        NotAllowed: the invoice's phase does not admit the event.
+    """
+    match event:
+        case Opened(node, opening_msat):
+            if opening_msat < 0:
+                raise BadInput("opening_msat", "negative")
+            if node in network.balances:
+                return network
+            balances = network.balances.put(node, opening_msat)
+            return replace(network, balances=balances, issued_msat=network.issued_msat + opening_msat)
+        case Invoiced():
+            return _invoice(event, network)
+        case Offered():
+            return _offer(event, network)
+        case Settled():
+            return _settle(event, network)
+        case Cancelled(payment_hash, at_s):
+            return _end(network, payment_hash, "cancelled", at_s)
+        case Expired(payment_hash, at_s):
+            invoice = network.invoice(payment_hash)
+            if invoice.phase in ("open", "held") and at_s < invoice.deadline_s:
+                raise NotAllowed("expiry", f"not before {invoice.deadline_s}")
+            return _end(network, payment_hash, "expired", at_s)
+
+
+def _invoice(event: Invoiced, network: Network) -> Network:
+    if event.payee not in network.balances:
+        raise NotFound("payee", "no such node")
+    if event.amount_msat <= 0 or event.hold_s < 0:
+        raise BadInput("amount_msat" if event.amount_msat <= 0 else "hold_s", "out of range")
+    if (event.hold_s == 0) != (event.preimage is not None):
+        raise BadInput("preimage", "a plain invoice has one from the start, a hold invoice has none")
+    if event.preimage is not None and not _opens(event.preimage, event.payment_hash):
+        raise BadInput("preimage", "does not hash to the payment hash")
+    known = network.invoices.get(event.payment_hash)
+    if known is not None:
+        if known.bolt11 == event.bolt11:
+            return network
+        raise NotAllowed("payment_hash", "another invoice has it")
+    invoice = Invoice(
+        event.payment_hash,
+        event.payee,
+        event.amount_msat,
+        event.bolt11,
+        event.expires_at_s,
+        event.hold_s,
+        event.preimage,
+    )
+    return replace(network, invoices=network.invoices.put(event.payment_hash, invoice))
+
+
+def _offer(event: Offered, network: Network) -> Network:
+    invoice = network.invoice(event.payment_hash)
+    if event.fee_msat < 0:
+        raise BadInput("fee_msat", "negative")
+    if invoice.payer is not None:
+        if invoice.payer == event.payer and invoice.phase in ("held", "settled"):
+            return network
+        raise PaymentFailed("invoice", "already paid" if invoice.phase in ("held", "settled") else invoice.phase)
+    if invoice.phase != "open" or event.at_s >= invoice.expires_at_s:
+        raise PaymentFailed("invoice", "expired" if invoice.phase == "open" else invoice.phase)
+    if event.payer == invoice.payee:
+        raise PaymentFailed("invoice", "a node cannot pay itself")
+    balance_msat = network.balances.get(event.payer)
+    if balance_msat is None:
+        raise NotFound("payer", "no such node")
+    needed_msat = invoice.amount_msat + event.fee_msat
+    if balance_msat < needed_msat:
+        raise PaymentFailed("balance", f"{balance_msat} msat, {needed_msat} needed")
+    held = replace(invoice, phase="held", payer=event.payer, fee_msat=event.fee_msat, held_at_s=event.at_s)
+    return replace(
+        network,
+        balances=network.balances.put(event.payer, balance_msat - needed_msat),
+        invoices=network.invoices.put(invoice.payment_hash, held),
+    )
+
+
+def _settle(event: Settled, network: Network) -> Network:
+    invoice = network.invoice(event.payment_hash)
+    if not _opens(event.preimage, event.payment_hash):
+        raise BadInput("preimage", "does not hash to the payment hash")
+    if invoice.phase == "settled":
+        return network
+    if invoice.phase != "held":
+        raise NotAllowed("invoice", f"settling one that is {invoice.phase}")
+    settled = replace(invoice, phase="settled", preimage=event.preimage, ended_at_s=event.at_s)
+    balances = _credit(network.balances, invoice.payee, invoice.amount_msat)
+    return replace(
+        network,
+        balances=_credit(balances, ROUTING, invoice.fee_msat),
+        invoices=network.invoices.put(invoice.payment_hash, settled),
+    )
+
+
+def _end(network: Network, payment_hash: str, phase: Phase, at_s: int) -> Network:
+    """Cancelled or expired: what was held goes back to the payer."""
+    invoice = network.invoice(payment_hash)
+    if invoice.phase == phase:
+        return network
+    if invoice.phase not in ("open", "held"):
+        raise NotAllowed("invoice", f"it is {invoice.phase}")
+    if invoice.phase == "held" and invoice.hold_s == 0:
+        raise NotAllowed("invoice", "a plain payment that is held can only settle")
+    balances = network.balances
+    if invoice.payer is not None:
+        balances = _credit(balances, invoice.payer, invoice.amount_msat + invoice.fee_msat)
+    ended = replace(invoice, phase=phase, ended_at_s=at_s)
+    return replace(network, balances=balances, invoices=network.invoices.put(payment_hash, ended))
+
+
+def _credit(balances: Table[int], node: str, amount_msat: int) -> Table[int]:
+    return balances.put(node, balances[node] + amount_msat)
+
+
+def _opens(preimage: str, payment_hash: str) -> bool:
+    return hashlib.sha256(bytes.fromhex(preimage)).hexdigest() == payment_hash

@@ -1,0 +1,259 @@
+"""What a node may ask of the simulated network: each request is checked, written ahead, then applied."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import os
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import coincurve
+
+from nodewire.errors import NotAllowed, NotFound, OverBudget, PaymentFailed
+from nodewire.pay import invoices
+from nodewire.pay.simnet import network
+from nodewire.pay.simnet.journal import Entry, Journal, Node, token_sha256
+from nodewire.pay.simnet.network import Event, Invoice, Network
+
+HOLD_S = 86_400
+"""How long a hold invoice may hold a payment (144 blocks)."""
+OUTCOMES = ("Offered", "Settled", "Cancelled", "Expired")
+
+
+@dataclass(frozen=True, slots=True)
+class Fees:
+    """What routing costs the payer: `base_msat` + `ppm` millionths of the amount."""
+
+    base_msat: int = 0
+    ppm: int = 0
+
+    def of(self, amount_msat: int) -> int:
+        return self.base_msat + amount_msat * self.ppm // 1_000_000
+
+
+class Simnet:
+    """The network over its journal at `path`.
+
+    `faucet_msat` is the most that a new account may open with, `now_s` the clock (unix seconds).
+    Methods are plain calls: one event loop asks, one journal is written.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        fees: Fees = Fees(),
+        faucet_msat: int = 0,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        self.fees = fees
+        self.faucet_msat = faucet_msat
+        self._now_s = now_s
+        self._journal = Journal(path)
+        self._nodes = {node.node: node for node in self._journal.nodes()}
+        self._by_token = {node.token_sha256: node.node for node in self._nodes.values()}
+        self._deadlines: list[tuple[int, str]] = []
+        self._changed = asyncio.Event()
+        self.state = Network()
+        for event in self._journal.replay():
+            self._apply(event)
+        self._settle_what_was_held()
+
+    def open_account(self, name: str, opening_msat: int) -> tuple[str, str]:
+        """A new node and the bearer token of its owner, which is not kept.
+
+        Raises:
+            NotAllowed: more than the faucet gives.
+        """
+        if opening_msat > self.faucet_msat:
+            raise NotAllowed("opening_msat", f"the faucet gives at most {self.faucet_msat} msat")
+        key = coincurve.PrivateKey()
+        token = secrets.token_urlsafe(32)
+        node = Node(key.public_key.format().hex(), name, key.secret, token_sha256(token))
+        event = network.Opened(node.node, opening_msat)
+        after = network.apply(event, self.state)
+        self._journal.open_node(event, node)
+        self.state = after
+        self._nodes[node.node] = node
+        self._by_token[node.token_sha256] = node.node
+        return node.node, token
+
+    def account_of(self, token: str) -> str:
+        """Raises NotAllowed for a token that opens no account."""
+        try:
+            return self._by_token[token_sha256(token)]
+        except KeyError:
+            raise NotAllowed("token", "it opens no account") from None
+
+    def balance_msat(self, node: str) -> int:
+        self.sweep()
+        return self.state.balances[node]
+
+    def make_invoice(
+        self,
+        payee: str,
+        amount_msat: int,
+        expiry_s: int,
+        *,
+        description: str | None = None,
+        description_hash: str | None = None,
+        payment_hash: str | None = None,
+    ) -> Invoice:
+        """A plain invoice, or a hold invoice for the `payment_hash` of a preimage that only the payee knows.
+
+        Raises:
+            BadInvoice: a value is out of range.
+            NotAllowed: the payment hash is taken.
+        """
+        self.sweep()
+        if payment_hash is not None and payment_hash in self.state.invoices:
+            raise NotAllowed("payment_hash", "another invoice has it")
+        preimage = None
+        if payment_hash is None:
+            preimage = os.urandom(32).hex()
+            payment_hash = invoices.hash_of(preimage)
+        invoice = invoices.issue(
+            self._nodes[payee].secret,
+            network=invoices.REGTEST,
+            amount_msat=amount_msat,
+            payment_hash=payment_hash,
+            created_at_s=int(self._now_s()),
+            expiry_s=expiry_s,
+            description=description,
+            description_hash=description_hash,
+        )
+        hold_s = HOLD_S if preimage is None else 0
+        event = network.Invoiced(
+            invoice.payment_hash,
+            payee,
+            amount_msat,
+            invoice.bolt11,
+            invoice.expires_at_s,
+            hold_s,
+            preimage,
+        )
+        self._commit(event, payee, None)
+        return self.state.invoice(invoice.payment_hash)
+
+    def pay(self, payer: str, bolt11: str, max_fee_msat: int) -> Invoice:
+        """Pay an invoice of this network; paying it again returns the first payment and moves nothing.
+
+        Returns it settled, or held if it is a hold invoice.
+
+        Raises:
+            BadInvoice: malformed or of another network.
+            PaymentFailed: unknown to this network, expired, cancelled, paid by another, or beyond the balance.
+            OverBudget: routing costs more than `max_fee_msat`.
+        """
+        self.sweep()
+        asked = invoices.decode(bolt11, network=invoices.REGTEST)
+        known = self.state.invoices.get(asked.payment_hash)
+        if known is None or known.bolt11 != asked.bolt11:
+            raise PaymentFailed("invoice", "no route to a node that knows it")
+        if known.payer != payer:
+            fee_msat = self.fees.of(known.amount_msat)
+            if fee_msat > max_fee_msat:
+                raise OverBudget("max_fee_msat", f"routing costs {fee_msat} msat, at most {max_fee_msat} allowed")
+        else:
+            fee_msat = known.fee_msat
+        now_s = int(self._now_s())
+        self._commit(network.Offered(known.payment_hash, payer, fee_msat, now_s), known.payee, payer)
+        if known.preimage is not None:
+            self._commit(network.Settled(known.payment_hash, known.preimage, now_s), known.payee, payer)
+        return self.state.invoice(known.payment_hash)
+
+    def settle(self, payee: str, preimage: str) -> Invoice:
+        """Take what a hold invoice holds.
+
+        Raises:
+            NotFound: the account has no invoice that this preimage opens.
+            NotAllowed: nothing is held.
+        """
+        self.sweep()
+        invoice = self.transfer(payee, invoices.hash_of(preimage))
+        if invoice.payee != payee:
+            raise NotAllowed("invoice", "another's to settle")
+        self._commit(network.Settled(invoice.payment_hash, preimage, int(self._now_s())), payee, invoice.payer)
+        return self.state.invoice(invoice.payment_hash)
+
+    def cancel(self, payee: str, payment_hash: str) -> Invoice:
+        """Withdraw an invoice; what it holds goes back to the payer.
+
+        Raises:
+            NotFound: the account has no such invoice.
+            NotAllowed: it is settled or expired.
+        """
+        self.sweep()
+        invoice = self.transfer(payee, payment_hash)
+        if invoice.payee != payee:
+            raise NotAllowed("invoice", "another's to cancel")
+        self._commit(network.Cancelled(payment_hash, int(self._now_s())), payee, invoice.payer)
+        return self.state.invoice(payment_hash)
+
+    def transfer(self, node: str, payment_hash: str) -> Invoice:
+        """An invoice that `node` issued or has tried to pay. Raises NotFound."""
+        self.sweep()
+        invoice = self.state.invoices.get(payment_hash)
+        if invoice is None or node not in (invoice.payee, invoice.payer):
+            raise NotFound("payment_hash", "no invoice or payment of this account")
+        return invoice
+
+    def outcomes(self, node: str, after: int, limit: int) -> list[Entry]:
+        """What happened to the node's invoices and payments after place `after` in the log."""
+        self.sweep()
+        return self._journal.of(node, after=after, types=OUTCOMES, limit=limit)
+
+    def issued(self, node: str, after: int, limit: int) -> list[Entry]:
+        """The node's own invoices made after place `after` in the log."""
+        return self._journal.of(node, after=after, types=("Invoiced",), limit=limit)
+
+    def sweep(self) -> None:
+        """Expire what is due."""
+        now_s = int(self._now_s())
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            _, payment_hash = heapq.heappop(self._deadlines)
+            invoice = self.state.invoice(payment_hash)
+            if invoice.phase in ("open", "held") and invoice.deadline_s <= now_s:
+                self._commit(network.Expired(payment_hash, now_s), invoice.payee, invoice.payer)
+
+    def time_s(self) -> float:
+        return self._now_s()
+
+    def next_deadline_s(self) -> int | None:
+        return self._deadlines[0][0] if self._deadlines else None
+
+    async def change(self, timeout_s: float) -> None:
+        """Return when anything happened on the network, or after `timeout_s`."""
+        try:
+            await asyncio.wait_for(self._changed.wait(), timeout_s)
+        except TimeoutError:
+            return
+
+    def close(self) -> None:
+        self._journal.close()
+
+    def _commit(self, event: Event, payee: str | None, payer: str | None) -> None:
+        after = network.apply(event, self.state)
+        if after is self.state:
+            return
+        self._journal.append(event, payee=payee, payer=payer)
+        self._apply(event)
+
+    def _apply(self, event: Event) -> None:
+        self.state = network.apply(event, self.state)
+        if isinstance(event, network.Invoiced | network.Offered):
+            invoice = self.state.invoice(event.payment_hash)
+            if invoice.hold_s or invoice.phase == "open":
+                heapq.heappush(self._deadlines, (invoice.deadline_s, invoice.payment_hash))
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _settle_what_was_held(self) -> None:
+        """A crash after a plain payment was offered: it settles, as it would have."""
+        for invoice in self.state.invoices.values():
+            if invoice.phase == "held" and invoice.preimage is not None:
+                event = network.Settled(invoice.payment_hash, invoice.preimage, int(self._now_s()))
+                self._commit(event, invoice.payee, invoice.payer)

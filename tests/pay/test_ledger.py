@@ -1,0 +1,263 @@
+"""Debts and dues: nothing is paid twice, nothing owed is forgotten, and the book survives its process."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import sqlite3
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nodewire.errors import BadConfig, BadInput, NodewireError, NotAllowed, NotFound, OverBudget
+from nodewire.pay import debts, dues
+from nodewire.pay.debts import Debt, Key
+from nodewire.pay.dues import Due
+from nodewire.pay.ledger import Ledger, Quote, Spent
+
+JOB, ALICE, BOB, CUSTOMER = "10" * 32, "aa" * 32, "bb" * 32, "cc" * 32
+PREIMAGES = [bytes([n]).hex() * 32 for n in range(8)]
+HASHES = [hashlib.sha256(bytes.fromhex(p)).hexdigest() for p in PREIMAGES]
+KEY = Key(JOB, ALICE, 0)
+
+debt_events = st.lists(
+    st.one_of(
+        st.integers(0, 2).map(lambda n: debts.Invoiced(f"lnbcrt{n}", HASHES[n])),
+        st.just(debts.Paying()),
+        st.integers(0, 2).map(lambda n: debts.Paid(PREIMAGES[n], n)),
+        st.just(debts.Failed("no route")),
+    ),
+    max_size=12,
+)
+due_events = st.lists(
+    st.one_of(
+        st.integers(0, 2).map(lambda n: dues.Invoiced(HASHES[n])),
+        st.integers(0, 2).map(lambda n: dues.Settled(HASHES[n], PREIMAGES[n], n)),
+        st.sampled_from(["r1", "r2"]).map(dues.Receipted),
+    ),
+    max_size=12,
+)
+
+
+def run(apply, log, entry):
+    accepted = []
+    for event in log:
+        try:
+            after = apply(event, entry)
+        except NodewireError:
+            continue
+        accepted.append((event, entry, after))
+        entry = after
+    return entry, accepted
+
+
+@given(debt_events)
+def test_a_debt_is_paid_once_and_only_from_paying(log):
+    _, steps = run(debts.apply, log, Debt(KEY, 1_000))
+    paid = [before for event, before, after in steps if after.state == "paid" and before.state != "paid"]
+    assert len(paid) <= 1
+    assert all(before.state == "paying" for before in paid)
+
+
+@given(debt_events)
+def test_an_invoice_is_replaced_only_when_nothing_can_have_been_paid_on_it(log):
+    for _, before, after in run(debts.apply, log, Debt(KEY, 1_000))[1]:
+        if before.bolt11 != after.bolt11:
+            assert before.state in ("planned", "invoiced", "failed")
+
+
+@given(debt_events)
+def test_a_step_of_a_debt_applied_twice_changes_nothing(log):
+    for event, _, after in run(debts.apply, log, Debt(KEY, 1_000))[1]:
+        assert debts.apply(event, after) == after
+
+
+@given(due_events)
+def test_a_due_is_cleared_by_one_payment_and_has_one_receipt(log):
+    _, steps = run(dues.apply, log, Due(KEY, CUSTOMER, 1_000, 100))
+    assert len({after.payment_hash for _, _, after in steps} - {None}) <= 1
+    assert len({after.receipt for _, _, after in steps} - {None}) <= 1
+    assert all(after.payment_hash is not None for _, _, after in steps if after.receipt is not None)
+    for event, _, after in steps:
+        assert dues.apply(event, after) == after
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.db")
+    yield ledger
+    ledger.close()
+
+
+def pay(ledger, key, n, amount_msat=1_000, fee_msat=0):
+    ledger.plan(key, amount_msat)
+    ledger.record(key, debts.Invoiced(f"lnbcrt{n}", HASHES[n]))
+    ledger.record(key, debts.Paying())
+    return ledger.record(key, debts.Paid(PREIMAGES[n], fee_msat))
+
+
+def test_a_debt_is_entered_once_and_found_as_it_stands(ledger):
+    paid = pay(ledger, KEY, 0)
+    assert ledger.plan(KEY, 1_000) == paid == ledger.debt(KEY)
+    with pytest.raises(NotAllowed, match="amount"):
+        ledger.plan(KEY, 2_000)
+    with pytest.raises(NotAllowed):
+        ledger.record(KEY, debts.Invoiced("another", HASHES[1]))
+
+
+def test_another_chunk_attempt_or_payee_is_another_debt(ledger):
+    keys = [KEY, Key(JOB, ALICE, 1), Key(JOB, ALICE, 0, 1), Key(JOB, BOB, 0), Key("11" * 32, ALICE, 0)]
+    for n, key in enumerate(keys):
+        pay(ledger, key, n)
+    assert ledger.spent().paid_msat == 5_000
+    assert ledger.unpaid() == []
+
+
+def test_one_payment_does_not_count_for_two_debts(ledger):
+    pay(ledger, KEY, 0)
+    other = Key(JOB, BOB, 0)
+    ledger.plan(other, 1_000)
+    with pytest.raises(NotAllowed, match="payment_hash"):
+        ledger.record(other, debts.Invoiced("lnbcrt0", HASHES[0]))
+    assert ledger.debt(other).state == "planned"
+
+
+def test_a_preimage_of_another_hash_pays_nothing(ledger):
+    ledger.plan(KEY, 1_000)
+    ledger.record(KEY, debts.Invoiced("lnbcrt0", HASHES[0]))
+    ledger.record(KEY, debts.Paying())
+    with pytest.raises(BadInput, match="preimage"):
+        ledger.record(KEY, debts.Paid(PREIMAGES[1], 0))
+    assert ledger.debt(KEY).state == "paying"
+
+
+def test_what_was_spent_is_known_by_job_and_by_payee(ledger):
+    pay(ledger, KEY, 0, 1_000, fee_msat=3)
+    pay(ledger, Key(JOB, BOB, 0), 1, 500, fee_msat=2)
+    pay(ledger, Key("11" * 32, ALICE, 0), 2, 70)
+    ledger.plan(Key(JOB, BOB, 1), 40)
+    assert ledger.spent() == Spent(1_570, 5, 40)
+    assert ledger.spent(job=JOB) == Spent(1_500, 5, 40)
+    assert ledger.spent(payee=ALICE) == Spent(1_070, 3, 0)
+    assert ledger.spent(job=JOB, payee=BOB) == Spent(500, 2, 40)
+    assert ledger.spent(job="99" * 32) == Spent(0, 0, 0)
+
+
+def test_a_budget_counts_what_is_paid_planned_and_fees(ledger):
+    pay(ledger, KEY, 0, 1_000, fee_msat=10)
+    ledger.plan(Key(JOB, ALICE, 1), 500, budget_msat=1_510)
+    with pytest.raises(OverBudget):
+        ledger.plan(Key(JOB, ALICE, 2), 1, budget_msat=1_510)
+    assert ledger.plan(Key(JOB, ALICE, 1), 500, budget_msat=0).amount_msat == 500
+
+
+@pytest.mark.parametrize("amount_msat", [0, -1])
+def test_nothing_is_no_debt(ledger, amount_msat):
+    with pytest.raises(NotAllowed):
+        ledger.plan(KEY, amount_msat)
+
+
+def test_the_book_is_on_disk_when_a_method_returns(tmp_path):
+    path = tmp_path / "ledger.db"
+    ledger = Ledger(path)
+    pay(ledger, KEY, 0)
+    other = Ledger(path)
+    assert other.debt(KEY).state == "paid"
+    other.close()
+    ledger.close()
+
+
+def test_a_ledger_of_a_later_version_is_not_touched(tmp_path):
+    path = tmp_path / "ledger.db"
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA user_version = 2")
+    db.close()
+    with pytest.raises(BadConfig, match="version 2"):
+        Ledger(path)
+
+
+def owe(ledger, key=KEY, amount_msat=1_000, customer=CUSTOMER, due_by_s=100):
+    return ledger.owe(Due(key, customer, amount_msat, due_by_s))
+
+
+def quote(n, key=KEY):
+    return Quote(key, HASHES[n], "{}", f"lnbcrt{n}")
+
+
+def test_a_customer_is_in_debt_from_the_due_time_until_its_payment_settles(ledger):
+    owe(ledger)
+    assert not ledger.in_debt(CUSTOMER, 99.9)
+    assert ledger.in_debt(CUSTOMER, 100)
+    assert not ledger.in_debt(BOB, 100)
+    ledger.quoted(quote(0))
+    assert (ledger.in_debt(CUSTOMER, 100), ledger.owed_msat(CUSTOMER), ledger.open_chunks(JOB, ALICE)) == (
+        True,
+        1_000,
+        1,
+    )
+    ledger.settled(HASHES[0], PREIMAGES[0], 1_000, 50, cursor=7)
+    assert (ledger.in_debt(CUSTOMER, 100), ledger.owed_msat(CUSTOMER), ledger.open_chunks(JOB, ALICE)) == (False, 0, 0)
+    assert (ledger.earned_msat(), ledger.earned_msat(job=JOB), ledger.earned_msat(job="99" * 32)) == (1_000, 1_000, 0)
+    assert ledger.cursor() == 7
+
+
+def test_any_of_a_dues_invoices_clears_it_and_a_second_payment_is_kept_as_overpaid(ledger):
+    owe(ledger)
+    ledger.quoted(quote(0))
+    ledger.quoted(quote(1))
+    assert ledger.quotes(KEY) == [quote(0), quote(1)]
+    ledger.settled(HASHES[0], PREIMAGES[0], 1_000, 50, cursor=1)
+    ledger.settled(HASHES[0], PREIMAGES[0], 1_000, 50, cursor=1)
+    assert ledger.overpaid_msat(CUSTOMER) == 0
+    ledger.settled(HASHES[1], PREIMAGES[1], 1_000, 60, cursor=2)
+    assert ledger.due(KEY).payment_hash == HASHES[0]
+    assert ledger.overpaid_msat(CUSTOMER) == 1_000
+    with pytest.raises(NotAllowed):
+        ledger.quoted(quote(2))
+
+
+def test_a_payment_for_something_else_only_moves_the_cursor(ledger):
+    assert ledger.settled(HASHES[5], PREIMAGES[5], 9, 1, cursor=3) is None
+    assert ledger.settled(HASHES[6], PREIMAGES[6], 9, 1, cursor=2) is None
+    assert ledger.cursor() == 3
+
+
+def test_a_receipt_follows_a_settlement_and_is_published_once(ledger):
+    owe(ledger)
+    ledger.quoted(quote(0))
+    with pytest.raises(NotAllowed):
+        ledger.receipted(KEY, "r1")
+    due = ledger.settled(HASHES[0], PREIMAGES[0], 1_000, 50, cursor=1)
+    assert ledger.unreceipted() == [due]
+    assert ledger.receipted(KEY, "r1") == ledger.receipted(KEY, "r1") == ledger.due(KEY)
+    assert ledger.unreceipted() == []
+    with pytest.raises(NotAllowed):
+        ledger.receipted(KEY, "r2")
+
+
+def test_a_due_is_entered_once(ledger):
+    due = owe(ledger)
+    assert owe(ledger, due_by_s=999) == due
+    for change in ({"amount_msat": 2}, {"customer": BOB}):
+        with pytest.raises(NotAllowed):
+            owe(ledger, **change)
+    with pytest.raises(NotFound):
+        ledger.due(dataclasses.replace(KEY, chunk=9))
+
+
+@settings(max_examples=25, deadline=None)
+@given(debt_events)
+def test_the_stored_debt_is_the_debt_of_the_machine(log):
+    ledger = Ledger(":memory:")
+    stored = debt = ledger.plan(KEY, 1_000)
+    for event in log:
+        try:
+            debt = debts.apply(event, debt)
+        except NodewireError as error:
+            with pytest.raises(type(error)):
+                ledger.record(KEY, event)
+        else:
+            stored = ledger.record(KEY, event)
+        assert stored == debt == ledger.debt(KEY)
+    ledger.close()
