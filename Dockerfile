@@ -14,7 +14,7 @@ COPY kinds kinds
 RUN pip install --no-cache-dir -c constraints.txt '.[register]'
 
 # State lives in /data; the process that meets strangers owns nothing else.
-RUN useradd --create-home --uid 1000 nodewire && install -d -o nodewire -g nodewire /data
+RUN useradd --create-home --uid 1000 nodewire && install -d -o nodewire -g nodewire /data /market
 USER nodewire
 WORKDIR /data
 VOLUME /data

@@ -10,7 +10,7 @@ VENV ?= .venv
 PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3,$(shell command -v $(name))) python3)
 TORCH_INDEX ?=
 TORCH := torch==2.13.0
-PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check -qq
 ARGS ?=
 
 say = @printf '\033[1;36m»\033[0m %s\n'
@@ -20,7 +20,7 @@ say = @printf '\033[1;36m»\033[0m %s\n'
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-install: $(VENV)/.installed ## set up $(VENV): nodewire and what the demo needs
+install: $(VENV)/.installed ## set up .venv: nodewire and what the demo needs
 
 demo: $(VENV)/.installed ## start a market on this machine and trade on it (ARGS="--stay" leaves it running)
 	@$(VENV)/bin/python demo/run.py $(ARGS)
@@ -42,7 +42,7 @@ bench: $(VENV)/.installed ## run every bench; results in bench/results (ARGS="--
 	done; \
 	[ -z "$$failed" ] || { echo "not ok:$$failed" >&2; exit 1; }
 
-clean: ## remove everything that was built, $(VENV) too
+clean: ## remove everything that was built, .venv too
 	rm -rf $(VENV) .demo build *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -56,7 +56,7 @@ $(VENV)/.python:
 	@touch $@
 
 $(VENV)/.torch: $(VENV)/.python constraints.txt
-	$(say) "$(TORCH) $(if $(TORCH_INDEX),from $(TORCH_INDEX),)"
+	$(say) "$(TORCH)$(if $(TORCH_INDEX), from $(TORCH_INDEX))"
 	@$(PIP) install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX),-c constraints.txt) $(TORCH)
 	@touch $@
 
