@@ -60,6 +60,7 @@ def fence_files(packages: Iterable[Path], readable: Iterable[Path], device: str)
     roots = {Path(p).resolve() for p in (sys.prefix, sys.base_prefix, *_SYSTEM)}
     roots |= {path.resolve() for path in (*packages, *readable)}
     listed = {Path(p).resolve() for p in sys.path}
+    roots |= {path for path in listed if path.name in ("site-packages", "dist-packages")}
     devices = [Path(p) for p in _DEVICES]
     if device != "cpu":
         devices += [p for p in Path("/dev").iterdir() if p.name.startswith(("nvidia", "kfd", "dri"))]
