@@ -54,7 +54,8 @@ def _prepare(options: dict[str, Any], channel: int) -> tuple[Server, dict[str, A
     if not callable(load):
         raise BadConfig("entry", f"{entry} has no load()")
     serve.warm_up(limits)
-    baseline = rights.cap_memory(limits.memory_bytes) if limits.device == "cpu" else rights.private_bytes()
+    on_cpu = limits.device == "cpu"
+    baseline = rights.cap_memory(limits.memory_bytes + serve.RESERVE_BYTES) if on_cpu else rights.private_bytes()
     layers.append(rights.fence_system_calls(limits.device))
     sandbox = "+".join(["rlimits", *filter(None, layers)]) if any(layers) else "rlimits only"
     hello = {"pid": os.getpid(), "sandbox": sandbox, "baseline_bytes": baseline, "torch": serve.torch_version()}

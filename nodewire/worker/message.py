@@ -34,7 +34,7 @@ def pack(message: dict[str, Any]) -> bytes:
         TooLarge: over MAX_MESSAGE_BYTES.
     """
     try:
-        body: bytes = msgpack.packb(message, use_bin_type=True)
+        body: bytes = msgpack.packb(message, use_bin_type=True, buf_size=4096)
     except (TypeError, ValueError, OverflowError) as error:
         raise BadFrame("message", str(error)[:100]) from error
     if len(body) > MAX_MESSAGE_BYTES:

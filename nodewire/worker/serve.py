@@ -9,7 +9,8 @@ import os
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from nodewire.worker import message, rights
 from nodewire.worker.arena import Slabs
 
 MAX_PROGRAM_BYTES = 64 * 2**20
+RESERVE_BYTES = 4 * 2**20
+"""On top of the cap, for reading calls and writing answers; actors do not get it."""
 _DTYPES = {name: getattr(torch, name) for name in ITEM_BYTES}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
@@ -48,6 +51,29 @@ def warm_up(limits: Limits) -> None:
     gc.collect()
 
 
+@contextmanager
+def _held_back() -> Iterator[None]:
+    """Keep RESERVE_BYTES from the actor, so that after it has used up the cap an answer can still be written.
+
+    Not where hardly more is left: then what an earlier call kept fills the cap, and this one may be to free it.
+    """
+    try:
+        reserve, room = _some_memory(), _some_memory()
+        del room
+    except RuntimeError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        del reserve
+
+
+def _some_memory() -> list[torch.Tensor]:
+    """RESERVE_BYTES, untouched, in pieces that fit into a fragmented heap as well."""
+    return [torch.empty(RESERVE_BYTES // 16, dtype=torch.uint8) for _ in range(16)]
+
+
 class Server:
     """Answers the daemon on `channel` until it hangs up."""
 
@@ -64,11 +90,14 @@ class Server:
             if "id" not in call:
                 self._slabs.free(call["slab"])
                 continue
-            try:
-                answer = {"id": call["id"], "ok": self._serve(call)}
-            except Exception as error:
-                answer = {"id": call["id"], "error": self._typed(call, error).as_dict()}
-            self._send(answer)
+            self._send({"id": call["id"], **self._answer(call)})
+
+    def _answer(self, call: dict[str, Any]) -> dict[str, Any]:
+        try:
+            with _held_back():
+                return {"ok": self._serve(call)}
+        except Exception as error:
+            return {"error": self._typed(call, error).as_dict()}
 
     def _serve(self, call: dict[str, Any]) -> dict[str, int] | None:
         op, task = call["op"], call["task"]

@@ -135,12 +135,17 @@ async def test_a_task_is_loaded_once_and_from_the_named_folders_only(worker, fol
     assert answer.meta["bytes"] == b"8"
 
 
+async def test_threads_still_start(worker):
+    await worker.receive("echo", "s", frame(do="start a thread"))
+
+
+@pytest.mark.parametrize("size", [32 * MIB, 40_000, 1_000])
 @pytest.mark.parametrize("how", ["hoard", "hoard python"])
-async def test_the_memory_cap_holds_and_the_worker_lives_on(worker, how):
+async def test_the_memory_cap_holds_and_the_worker_lives_on(worker, how, size):
     with pytest.raises(OverMemory, match="echo"):
-        await worker.receive("echo", "s", frame(do=how, bytes=32 * MIB, times=8))
+        await worker.receive("echo", "s", frame(do=how, bytes=size, times=192 * MIB // size))
     await worker.receive("echo", "s", frame(do="let go"))
-    await worker.receive("echo", "s", frame(do=how, bytes=64 * MIB))
+    await worker.receive("echo", "s", frame(do=how, bytes=size, times=64 * MIB // size))
     await worker.receive("echo", "s", frame(do="let go"))
 
 
@@ -204,10 +209,6 @@ async def test_landlock_hides_files_and_the_daemon(worker, folder):
         ("read_the_daemons_environment", None),
     ):
         assert await probe(worker, what, path) in (errno.EPERM, errno.EACCES), what
-
-
-async def test_threads_still_start(worker):
-    await worker.receive("echo", "s", frame(do="start a thread"))
 
 
 async def test_death_fails_all_callers_at_once_and_later_ones_too(folder):
