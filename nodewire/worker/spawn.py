@@ -106,10 +106,7 @@ def _environment(limits: Limits) -> dict[str, str]:
         "MKL_NUM_THREADS": threads,
         "OPENBLAS_NUM_THREADS": threads,
         "TOKENIZERS_PARALLELISM": "false",
-        # glibc gives large blocks back when they are freed, instead of keeping them in the heap and inside the cap
         "MALLOC_ARENA_MAX": "2",
-        "MALLOC_MMAP_THRESHOLD_": str(4 * 2**20),
-        "MALLOC_TRIM_THRESHOLD_": str(16 * 2**20),
         "HF_HUB_OFFLINE": "1",
         "CUDA_CACHE_DISABLE": "1",
         **{name: os.environ[name] for name in _FORWARDED if name in os.environ},
