@@ -82,7 +82,7 @@ class Keys:
 
     @property
     def nsec(self) -> str:
-        return _Bech32Private(self.secret).bech32()
+        return str(_Bech32Private(self.secret).bech32())
 
     @property
     def npub(self) -> str:
@@ -98,7 +98,7 @@ class Keys:
 
 def npub(public: str) -> str:
     """`public` (64 hex digits) for people to read."""
-    return _Bech32Public(bytes.fromhex(public)).bech32()
+    return str(_Bech32Public(bytes.fromhex(public)).bech32())
 
 
 def from_npub(text: str) -> str:
@@ -109,7 +109,7 @@ def from_npub(text: str) -> str:
     """
     if text.startswith("npub1"):
         try:
-            return _Bech32Public.from_npub(text).hex()
+            return str(_Bech32Public.from_npub(text).hex())
         except (ValueError, TypeError, AttributeError) as error:
             raise BadInput("public key", "not a valid npub") from error
     if len(text) == 64 and all(c in "0123456789abcdef" for c in text):
