@@ -17,7 +17,7 @@ import orjson
 
 from nodewire.errors import BadInput, NodewireError, TimedOut, Unsupported
 from nodewire.nostr import event as events
-from nodewire.nostr import nip01, nip40
+from nodewire.nostr import nip01, nip40, nip42
 from nodewire.nostr.event import Event
 from relay import authenticating
 from relay.fanout import Fanout, Subscription
@@ -47,10 +47,10 @@ class House(Protocol):
 
 
 class Conversation:
-    """The relay's side of one connection. `host` is the relay's name and port as the client sees it."""
+    """The relay's side of one connection. `url` is the relay's, as the client dialled it."""
 
-    def __init__(self, house: House, outbox: Outbox, host: str) -> None:
-        self._house, self._outbox, self._host = house, outbox, host
+    def __init__(self, house: House, outbox: Outbox, url: str) -> None:
+        self._house, self._outbox, self._url = house, outbox, url
         self._subscriptions: dict[str, Subscription[Conversation]] = {}
         self._challenge = authenticating.new_challenge()
         self._authed: set[str] = set()
@@ -174,15 +174,14 @@ class Conversation:
             self._say(nip01.Closed(name, _unanswerable(error)))
 
     def _authenticate(self, event: Event) -> None:
-        fault = authenticating.fault(event, self._challenge, self._host, int(self._house.clock()))
-        if fault is None:
-            try:
-                events.verify(event)
-            except BadInput as error:
-                fault = f"invalid: {error}"
-        if fault is None:
-            self._authed.add(event.pubkey)
-        self._ok(event, Outcome(fault is None, fault or ""))
+        now_s = int(self._house.clock())
+        try:
+            nip42.check(event, relay_url=self._url, challenge=self._challenge, now_s=now_s)
+            events.verify(event)
+        except BadInput as error:
+            return self._ok(event, Outcome(False, f"invalid: {error}"))
+        self._authed.add(event.pubkey)
+        self._ok(event, Outcome(True, ""))
 
     def _reader(self) -> Reader:
         hidden = authenticating.WRAPS if self._house.config.wraps_need_auth else frozenset[int]()
@@ -192,11 +191,7 @@ class Conversation:
         config = self._house.config
         if len(filters) > config.limits.filters:
             return f"unsupported: {len(filters)} filters, at most {config.limits.filters}"
-        if config.wraps_need_auth and not self._authed:
-            for filter_ in filters:
-                if filter_.kinds and filter_.kinds <= authenticating.WRAPS:
-                    return "auth-required: wraps are for those they are addressed to"
-        return None
+        return authenticating.refusal(filters, self._authed, config.wraps_need_auth)
 
     def _refuse(self, array: Sequence[Any], reason: str) -> None:
         """Answer a message that is not taken, in the form that its verb asks for, as far as it can be read."""

@@ -49,7 +49,7 @@ class Relay:
         self.writer = Writer(config, asyncio.get_running_loop())
         limits = config.limits
         self.archive = Archive(config.db, query_s=limits.query_s, most=limits.query_limit)
-        self._clients: set[web.WebSocketResponse] = set()
+        self._clients: dict[web.WebSocketResponse, web.Request] = {}
         self._port = config.port
 
     @property
@@ -94,7 +94,7 @@ class Relay:
 
     async def hang_up(self) -> None:
         """Say goodbye to all clients."""
-        await asyncio.gather(*(_close(ws, 1001, "the relay is going down") for ws in list(self._clients)))
+        await asyncio.gather(*(_close(*client, 1001, "the relay is going down") for client in self._clients.items()))
 
     def listens_on(self, port: int) -> None:
         self._port = port
@@ -107,7 +107,7 @@ class Relay:
             heartbeat=_PING_S, timeout=_CLOSE_S, max_msg_size=limits.frame_bytes, compress=False, decode_text=True
         )
         await ws.prepare(request)
-        self._clients.add(ws)
+        self._clients[ws] = request
         reading = asyncio.current_task()
         assert reading is not None
         cut: list[str] = []
@@ -117,7 +117,7 @@ class Relay:
             reading.cancel()
 
         outbox = Outbox(ws.send_str, end, limits.outbox_bytes, limits.stall_s)
-        talk = Conversation(self, outbox, self._host_of(request))
+        talk = Conversation(self, outbox, self.config.url or f"ws://{request.host}")
         sending = asyncio.create_task(outbox.run())
         try:
             talk.begin()
@@ -132,15 +132,11 @@ class Relay:
             talk.end()
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
-            self._clients.discard(ws)
+            del self._clients[ws]
         if cut:
             _LOG.info("closed a connection: %s", cut[0])
-            await _close(ws, _POLICY_VIOLATION, cut[0])
+            await _close(ws, request, _POLICY_VIOLATION, cut[0])
         return ws
-
-    def _host_of(self, request: web.Request) -> str:
-        """What AUTH events must name: the public host where one is configured, else the one the client dialled."""
-        return self.config.url.partition("://")[2].partition("/")[0] if self.config.url else request.host
 
 
 async def _listen(ws: web.WebSocketResponse, talk: Conversation) -> None:
@@ -151,14 +147,14 @@ async def _listen(ws: web.WebSocketResponse, talk: Conversation) -> None:
             await ws.send_str(nip01.Notice("invalid: binary message").to_json())
 
 
-async def _close(ws: web.WebSocketResponse, code: int, reason: str) -> None:
+async def _close(ws: web.WebSocketResponse, request: web.Request, code: int, reason: str) -> None:
     with contextlib.suppress(TimeoutError, ConnectionError):
         async with asyncio.timeout(_CLOSE_S):
             await ws.close(code=code, message=reason.encode()[:120])
             return
     # A client that reads nothing does not read the close frame either.
-    if ws._req is not None and ws._req.transport is not None:
-        ws._req.transport.abort()
+    if request.transport is not None:
+        request.transport.abort()
 
 
 @contextlib.asynccontextmanager

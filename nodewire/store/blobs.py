@@ -9,7 +9,6 @@ its place in the cache (cache/ab/<sha256>, by rename) only under the right hash.
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import hashlib
 import os
@@ -34,13 +33,12 @@ from nodewire.errors import (
     TimedOut,
     TooLarge,
 )
-from nodewire.nostr.event import sign
+from nodewire.nostr import nipb7
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.manifest import BlobRef
 
 MAX_BYTES = 4 * 1024**3
 _CHUNK_BYTES = 262_144
-_AUTHORIZATION = 24242
 _AUTHORIZED_S = 3_600  # an upload of gigabytes takes its time; the authorization is for this one hash only
 _ROUNDS = 3  # over all servers; what has come in is kept between them
 _TIMEOUT = aiohttp.ClientTimeout(total=None, connect=10, sock_read=30)
@@ -186,9 +184,10 @@ class Blobs:
 
     def _authorization(self, keys: Keys, sha256: str) -> str:
         now_s = int(self._clock())
-        tags = [["t", "upload"], ["x", sha256], ["expiration", str(now_s + _AUTHORIZED_S)]]
-        event = sign(keys, _AUTHORIZATION, created_at=now_s, content="Upload a blob", tags=tags)
-        return "Nostr " + base64.b64encode(event.to_json().encode()).decode()
+        token = nipb7.build_token(
+            keys, "upload", now_s=now_s, expires_at_s=now_s + _AUTHORIZED_S, hashes=[sha256], content="Upload a blob"
+        )
+        return nipb7.to_header(token)
 
     # Downloads
 

@@ -1,4 +1,3 @@
-
 import pytest
 from talking import talk
 

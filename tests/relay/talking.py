@@ -70,5 +70,5 @@ class Talk:
 
 @asynccontextmanager
 async def talk(url):
-    async with connect(url, compression=None) as socket:
+    async with connect(url, compression=None, max_queue=None) as socket:
         yield Talk(socket)

@@ -7,7 +7,6 @@ import nostr_sdk
 import pytest
 from talking import ALICE, BOB, NOW, note, talk
 
-from nodewire.nostr.event import sign
 from relay import Config, serve
 
 
@@ -46,7 +45,7 @@ async def published(client, *events):
 
 
 async def test_a_published_event_is_found_by_its_id(client):
-    [id_] = await published(client, note(content="héllo \n \" \\ \x08 🜁"))
+    [id_] = await published(client, note(content='héllo \n " \\ \x08 🜁'))
     assert await client.ask({"ids": [id_]}) == [id_]
 
 
@@ -65,7 +64,9 @@ async def test_a_second_copy_is_accepted_as_a_duplicate(client):
     assert message.startswith("duplicate:")
 
 
-@pytest.mark.parametrize("field, value", [("id", "0" * 64), ("sig", "0" * 128), ("content", "forged"), ("created_at", 1)])
+@pytest.mark.parametrize(
+    ("field", "value"), [("id", "0" * 64), ("sig", "0" * 128), ("content", "forged"), ("created_at", 1)]
+)
 async def test_a_forged_event_is_refused_as_invalid(client, field, value):
     accepted, message = await client.publish({**note(content="true").as_dict(), field: value})
     assert not accepted
@@ -265,9 +266,12 @@ async def test_count_answers_how_many_events_match(client):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "{}", "null", '"EVENT"', "[1]", '["EVENT"]', '["EVENT",1]', '["EVENT",{}]', '["REQ"]', '["REQ",""]']
-    + ['["REQ","s",1]', '["REQ","s",{"kinds":["1"]}]', '["REQ","s",{"ids":["zz"]}]', '["CLOSE"]', '["NONSENSE",1]']
-    + ["[" * 2_000, '["COUNT"]', '["REQ",5,{}]', '["REQ","s",{"since":-1}]', '["EVENT",{"id":5}]', "\x00", '["AUTH",[]]'],
+    [
+        *("", "{", "[]", "{}", "null", "[1]", "\x00", "[" * 2_000, '"EVENT"', '["NONSENSE",1]'),
+        *('["EVENT"]', '["EVENT",1]', '["EVENT",{}]', '["EVENT",{"id":5}]', '["AUTH",[]]', '["CLOSE"]', '["COUNT"]'),
+        *('["REQ"]', '["REQ",""]', '["REQ",5,{}]', '["REQ","s",1]', '["REQ","s",{"since":-1}]'),
+        *('["REQ","s",{"kinds":["1"]}]', '["REQ","s",{"ids":["zz"]}]'),
+    ],
 )
 async def test_what_is_malformed_does_not_end_the_conversation_of_others(client, other, text):
     await other.socket.send(text)
