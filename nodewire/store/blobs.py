@@ -1,0 +1,321 @@
+"""Blobs by SHA-256: fetched from Blossom servers into a local cache, checked while they come in; put into both.
+
+https://github.com/hzrd149/blossom (BUD-01, BUD-02)
+
+A server is trusted with nothing: what it sends is bounded before it is written, hashed while it is written, and takes
+its place in the cache (cache/ab/<sha256>, by rename) only under the right hash. So what stands in the cache is right.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+import aiohttp
+
+from nodewire.errors import (
+    BadConfig,
+    BadHash,
+    BadInput,
+    LinkLost,
+    NodewireError,
+    NotAllowed,
+    NotFound,
+    TimedOut,
+    TooLarge,
+)
+from nodewire.nostr import nipb7
+from nodewire.nostr.keys import Keys
+from nodewire.protocol.manifest import BlobRef
+
+MAX_BYTES = 4 * 1024**3
+_CHUNK_BYTES = 262_144
+_AUTHORIZED_S = 3_600  # an upload of gigabytes takes its time; the authorization is for this one hash only
+_ROUNDS = 3  # over all servers; what has come in is kept between them
+_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=10, sock_read=30)
+_HEX = frozenset("0123456789abcdef")
+
+
+class Blobs:
+    """The blobs of one node. `servers` are http(s) URLs, tried in this order; `keys` sign uploads.
+
+    Use as `async with`, or `close()` it.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[str],
+        cache_dir: Path,
+        keys: Keys | None = None,
+        *,
+        max_bytes: int = MAX_BYTES,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        for server in servers:
+            if not server.startswith(("http://", "https://")):
+                raise BadConfig("servers", f"{server!r} is not an http(s) URL")
+        self._servers = tuple(server.rstrip("/") for server in servers)
+        self._cache, self._keys, self._max_bytes, self._clock = cache_dir, keys, max_bytes, clock
+        self._incoming = cache_dir / "incoming"
+        self._incoming.mkdir(parents=True, exist_ok=True)
+        self._session: aiohttp.ClientSession | None = None
+        self._downloads: dict[tuple[str, int], asyncio.Task[Path]] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends downloads under way; those who wait for them are cancelled."""
+        tasks = list(self._downloads.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+
+    def path(self, sha256: str) -> Path:
+        """Where the blob stands, if it is cached."""
+        return self._cache / sha256[:2] / sha256
+
+    async def has(self, blob: BlobRef | str) -> bool:
+        """Whether the blob is cached, or a server says it has it."""
+        sha256 = _hash(blob)
+        if self.path(sha256).is_file():
+            return True
+        for server in self._servers:
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                if await self._holds(server, sha256):
+                    return True
+        return False
+
+    async def get(self, blob: BlobRef | str, max_bytes: int | None = None) -> Path:
+        """The file with exactly these bytes, from the cache or else from the first server that delivers.
+
+        Calls for the same blob at the same time share one download. A download that breaks off is resumed, there or at
+        the next server.
+
+        Raises:
+            TooLarge: it has more than `max_bytes` (or the node's cap, or what the reference says).
+            NotFound: no server has it.
+            BadHash: a server sent other bytes, and none sent the right ones.
+            LinkLost, TimedOut: it could not be fetched now.
+        """
+        sha256 = _hash(blob)
+        cap = self._max_bytes if max_bytes is None else min(max_bytes, self._max_bytes)
+        if isinstance(blob, BlobRef):
+            if blob.bytes > cap:
+                raise TooLarge("blob", f"{blob.bytes} bytes, at most {cap}")
+            cap = blob.bytes
+        cached = self.path(sha256)
+        if cached.is_file():
+            if cached.stat().st_size > cap:
+                raise TooLarge("blob", f"{cached.stat().st_size} bytes, at most {cap}")
+            return cached
+        key = (sha256, cap)
+        task = self._downloads.get(key)
+        if task is None:
+            task = self._downloads[key] = asyncio.create_task(self._download(sha256, cap))
+            task.add_done_callback(lambda _: self._downloads.pop(key, None))
+        return await asyncio.shield(task)  # one caller's giving up must not end it for the others
+
+    async def put(self, source: Path | bytes, type_: str = "application/octet-stream") -> BlobRef:
+        """Cache the blob and upload it to every server; done when one has it (with no servers: when it is cached).
+
+        Raises:
+            TooLarge: above the node's cap.
+            BadConfig: there are servers but no keys to sign with.
+            NotAllowed, TooLarge, LinkLost: no server took it; the last one's reason.
+        """
+        ref = await asyncio.to_thread(self._keep, source)
+        if not self._servers:
+            return ref
+        if self._keys is None:
+            raise BadConfig("keys", "an upload must be signed")
+        outcomes = await asyncio.gather(*(self._upload(server, ref, self._keys, type_) for server in self._servers))
+        if None not in outcomes:
+            raise next(error for error in reversed(outcomes) if error is not None)
+        return ref
+
+    # Uploads
+
+    def _keep(self, source: Path | bytes) -> BlobRef:
+        """Copy `source` into the cache, hashing what is copied (the file may change under our hands)."""
+        size = len(source) if isinstance(source, bytes) else source.stat().st_size
+        if size > self._max_bytes:
+            raise TooLarge("blob", f"{size} bytes, at most {self._max_bytes}")
+        with _incoming(self._incoming) as part:
+            if isinstance(source, bytes):
+                part.write(source)
+            else:
+                with source.open("rb") as file:
+                    while chunk := file.read(_CHUNK_BYTES):
+                        part.write(chunk)
+                        if part.size > self._max_bytes:
+                            raise TooLarge("blob", f"at most {self._max_bytes} bytes")
+            sha256 = part.digest.hexdigest()
+            part.settle(self.path(sha256))
+            return BlobRef(sha256=sha256, bytes=part.size)
+
+    async def _upload(self, server: str, ref: BlobRef, keys: Keys, type_: str) -> NodewireError | None:
+        """What went wrong, or None when the server has the blob."""
+        try:
+            if await self._holds(server, ref.sha256):
+                return None
+            with self.path(ref.sha256).open("rb") as file:
+                headers = {"Authorization": self._authorization(keys, ref.sha256), "Content-Type": type_}
+                async with self._http().put(f"{server}/upload", data=file, headers=headers) as response:
+                    return None if response.ok else _refusal(server, response)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            return LinkLost(server, str(error) or type(error).__name__)
+
+    def _authorization(self, keys: Keys, sha256: str) -> str:
+        now_s = int(self._clock())
+        token = nipb7.build_token(
+            keys, "upload", now_s=now_s, expires_at_s=now_s + _AUTHORIZED_S, hashes=[sha256], content="Upload a blob"
+        )
+        return nipb7.to_header(token)
+
+    # Downloads
+
+    async def _download(self, sha256: str, cap: int) -> Path:
+        failures: dict[str, NodewireError] = {}
+        left = list(self._servers)
+        with _incoming(self._incoming) as part:
+            for _ in range(_ROUNDS):
+                for server in list(left):
+                    try:
+                        await self._stream(server, sha256, cap, part)
+                    except (NotFound, NotAllowed, BadHash, TooLarge) as error:  # asking this server again will not help
+                        failures[server] = error
+                        left.remove(server)
+                    except (LinkLost, TimedOut) as error:
+                        failures[server] = error
+                    else:
+                        await asyncio.to_thread(part.settle, self.path(sha256))
+                        return self.path(sha256)
+        raise _worst(failures.values()) or NotFound("sha256", "no server is known")
+
+    async def _stream(self, server: str, sha256: str, cap: int, part: _Part) -> None:
+        """Continue `part` from `server` to its end, and check the hash."""
+        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={part.size}-"} if part.size else {})
+        try:
+            async with self._http().get(f"{server}/{sha256}", headers=headers, allow_redirects=False) as response:
+                if response.status == 416 and part.size:  # there is nothing after what we have
+                    part.restart()
+                    raise LinkLost(server, "cannot resume")
+                if response.status not in (200, 206):
+                    raise _refusal(server, response)
+                if response.status == 200 or not _continues(response, part.size):
+                    part.restart()
+                if response.status == 206 and not _continues(response, part.size):
+                    raise LinkLost(server, "sent another range than was asked for")
+                if part.size + (response.content_length or 0) > cap:
+                    raise TooLarge("blob", f"{server} announces more than {cap} bytes")
+                part.sources.add(server)
+                async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
+                    if part.size + len(chunk) > cap:
+                        part.restart()
+                        raise TooLarge("blob", f"{server} sends more than {cap} bytes")
+                    part.write(chunk)
+        except TimeoutError as error:
+            raise TimedOut(server, "the server fell silent") from error
+        except aiohttp.ClientError as error:
+            raise LinkLost(server, str(error) or type(error).__name__) from error
+        if part.digest.hexdigest() != sha256:
+            blended = part.sources != {server}
+            part.restart()
+            if blended:  # another server's part may be what is wrong: this one gets to send all of it
+                return await self._stream(server, sha256, cap, part)
+            raise BadHash("sha256", f"{server} sent other bytes")
+
+    async def _holds(self, server: str, sha256: str) -> bool:
+        async with self._http().head(f"{server}/{sha256}", allow_redirects=False) as response:
+            return response.status == 200
+
+    def _http(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=_TIMEOUT, auto_decompress=False)
+        return self._session
+
+
+@dataclass(slots=True)
+class _Part:
+    """A file on its way in: what is written is hashed and counted. `sources` are the servers that wrote."""
+
+    file: IO[bytes]
+    size: int = 0
+    digest: hashlib._Hash = field(default_factory=hashlib.sha256)
+    sources: set[str] = field(default_factory=set)
+
+    def write(self, chunk: bytes) -> None:
+        self.file.write(chunk)
+        self.digest.update(chunk)
+        self.size += len(chunk)
+
+    def restart(self) -> None:
+        self.file.seek(0)
+        self.file.truncate()
+        self.size, self.digest, self.sources = 0, hashlib.sha256(), set()
+
+    def settle(self, place: Path) -> None:
+        """Move the file to its place; after a crash it stands there whole or not at all."""
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        place.parent.mkdir(exist_ok=True)
+        os.replace(self.file.name, place)
+
+
+@contextlib.contextmanager
+def _incoming(directory: Path) -> Iterator[_Part]:
+    """A part in a new file, removed at the end unless it has settled."""
+    descriptor, name = tempfile.mkstemp(dir=directory)
+    with os.fdopen(descriptor, "wb") as file:
+        try:
+            yield _Part(file)
+        finally:
+            Path(name).unlink(missing_ok=True)
+
+
+def _hash(blob: BlobRef | str) -> str:
+    if isinstance(blob, BlobRef):
+        return blob.sha256
+    if len(blob) != 64 or not _HEX.issuperset(blob):
+        raise BadInput("sha256", "not 64 lowercase hex digits")
+    return blob
+
+
+def _continues(response: aiohttp.ClientResponse, size: int) -> bool:
+    return response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {size}-")
+
+
+def _refusal(server: str, response: aiohttp.ClientResponse) -> NodewireError:
+    """The error that a server's status stands for."""
+    reason = f"{response.status} {response.headers.get('X-Reason', '')[:200]}".strip()
+    match response.status:
+        case 404 | 410:
+            return NotFound(server, reason)
+        case 413 | 507:
+            return TooLarge(server, reason)
+        case 408 | 429 | 500 | 502 | 503 | 504:
+            return LinkLost(server, reason)
+    return NotAllowed(server, reason)
+
+
+def _worst(errors: Iterable[NodewireError]) -> NodewireError | None:
+    """The error that tells most: wrong bytes before a size, a size before a lost link, that before not found."""
+    order = (BadHash, TooLarge, TimedOut, LinkLost, NotAllowed, NotFound)
+    return min(errors, key=lambda error: order.index(type(error)), default=None)

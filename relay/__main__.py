@@ -1,0 +1,48 @@
+"""`python -m relay`: run the relay alone until it is told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import signal
+from pathlib import Path
+
+import uvloop
+
+from relay import Config, serve
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="relay", description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=7777, help="0 takes a free one, printed at start")
+    parser.add_argument("--db", type=Path, default=Path("relay.sqlite"), help="the SQLite file of events")
+    parser.add_argument("--blobs", type=Path, help="directory of the Blossom store; none without it")
+    parser.add_argument("--site", type=Path, help="directory of static files for browsers")
+    parser.add_argument("--url", help="the public ws(s) URL, where it differs from host and port")
+    parser.add_argument("--name", default=Config.__dataclass_fields__["name"].default)
+    parser.add_argument("--operator", help="public key (hex) shown by NIP-11")
+    parser.add_argument("--wraps-need-auth", action="store_true", help="serve NIP-59 wraps to their addressees only")
+    parser.add_argument(
+        "--sync", choices=("full", "normal"), default="full", help="normal: faster, OK may not survive a power cut"
+    )
+    return parser.parse_args()
+
+
+async def main(config: Config) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with serve(config) as relay:
+        print(relay.url, flush=True)
+        await stop.wait()
+
+
+if __name__ == "__main__":
+    args = arguments()
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    settings = {k: v for k, v in vars(args).items() if k not in ("sync",)}
+    with contextlib.suppress(KeyboardInterrupt):
+        uvloop.run(main(Config(**settings, synchronous=args.sync.upper())))

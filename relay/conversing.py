@@ -1,0 +1,221 @@
+"""One client's conversation: what each of its messages means and what it is answered (NIP-01, 42, 45).
+
+Messages are taken one after another. EVENTs do not wait for each other's commit; a REQ is answered up to its EOSE
+before the next message is read, so that a client cannot ask faster than it reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import orjson
+
+from nodewire.errors import BadInput, NodewireError, TimedOut, Unsupported
+from nodewire.nostr import event as events
+from nodewire.nostr import nip01, nip40, nip42
+from nodewire.nostr.event import Event
+from relay import authenticating
+from relay.fanout import Fanout, Subscription
+from relay.limits import Bucket, Config
+from relay.policing import Policy, Visit, refusal
+from relay.querying import PAGE, Archive, Reader
+from relay.sending import Outbox
+from relay.storing import Job, Outcome, Writer
+
+_LOG = logging.getLogger(__name__)
+_MOST_WAITING = 10_000  # live events held back for one subscription while its stored ones are sent
+_NOBODY = "mute: nobody listens"
+
+
+class House(Protocol):
+    """What a conversation needs of the relay that it takes place in."""
+
+    config: Config
+    policies: Sequence[Policy]
+    writer: Writer
+    archive: Archive
+    fanout: Fanout[Conversation]
+    clock: Callable[[], float]
+
+    def broadcast(self, event: Event, json: str, seq: int | None) -> bool:
+        """Tell everybody who listens; whether anybody did."""
+
+
+class Conversation:
+    """The relay's side of one connection. `url` is the relay's, as the client dialled it."""
+
+    def __init__(self, house: House, outbox: Outbox, url: str) -> None:
+        self._house, self._outbox, self._url = house, outbox, url
+        self._subscriptions: dict[str, Subscription[Conversation]] = {}
+        self._challenge = authenticating.new_challenge()
+        self._authed: set[str] = set()
+        limits = house.config.limits
+        self._bucket = Bucket(limits.messages_per_s, limits.messages_burst, asyncio.get_running_loop().time)
+        self._unanswered = asyncio.Semaphore(limits.unanswered_events)
+
+    def begin(self) -> None:
+        self._say(nip01.RelayAuth(self._challenge))
+
+    def end(self) -> None:
+        for subscription in self._subscriptions.values():
+            self._house.fanout.remove(subscription)
+        self._subscriptions.clear()
+
+    async def hear(self, text: str) -> None:
+        """Take one message of the client and see to its answer.
+
+        Raises:
+            LinkLost: the client was cut off meanwhile.
+        """
+        try:
+            array = nip01.decode(text, max_bytes=self._house.config.limits.frame_bytes)
+        except BadInput as error:
+            return self._say(nip01.Notice(f"invalid: {error}"))
+        if not self._bucket.take():
+            return self._refuse(array, "rate-limited: too many messages, slow down")
+        try:
+            message = nip01.parse_client(array)
+        except BadInput as error:
+            prefix = "unsupported" if isinstance(error, Unsupported) else "invalid"
+            return self._refuse(array, f"{prefix}: {error}")
+        match message:
+            case nip01.ClientEvent(event):
+                await self._publish(event)
+            case nip01.Req(name, filters):
+                await self._subscribe(name, filters)
+            case nip01.Close(name):
+                self._unsubscribe(name)
+            case nip01.ClientCount(name, filters):
+                await self._count(name, filters)
+            case nip01.ClientAuth(event):
+                self._authenticate(event)
+
+    def deliver(self, subscription: Subscription[Conversation], event: Event, json: str, seq: int | None) -> bool:
+        """A live event for one of this client's subscriptions; whether the client may see it."""
+        if not authenticating.may_see(event, self._authed, self._house.config.wraps_need_auth):
+            return False
+        if subscription.waiting is None:
+            self._outbox.post(_event_frame(subscription.name, json))
+        elif len(subscription.waiting) < _MOST_WAITING:
+            subscription.waiting.append((seq, json))
+        else:
+            self._outbox.cut(f"more than {_MOST_WAITING} events happened while stored ones were read")
+        return True
+
+    async def _publish(self, event: Event) -> None:
+        house = self._house
+        json = event.to_json()
+        size = len(json.encode())
+        if size > house.config.limits.event_bytes:
+            reason = f"invalid: an event of {size} bytes, at most {house.config.limits.event_bytes}"
+            return self._ok(event, Outcome(False, reason))
+        visit = Visit(int(house.clock()), self._authed, house.config)
+        if refused := refusal(event, visit, house.policies):
+            return self._ok(event, Outcome(False, refused))
+        try:
+            events.verify(event)
+        except BadInput as error:
+            return self._ok(event, Outcome(False, f"invalid: {error}"))
+        if nip01.is_ephemeral(event.kind):
+            heard = house.broadcast(event, json, None)
+            return self._ok(event, Outcome(True, "" if heard else _NOBODY))
+        await self._unanswered.acquire()
+        house.writer.submit(Job(event, json, nip40.parse(event.tags), partial(self._stored, event, json)))
+
+    def _stored(self, event: Event, json: str, outcome: Outcome) -> None:
+        self._unanswered.release()
+        self._ok(event, outcome)
+        if outcome.seq is not None:
+            self._house.broadcast(event, json, outcome.seq)
+
+    async def _subscribe(self, name: str, filters: Sequence[nip01.Filter]) -> None:
+        self._unsubscribe(name)  # a REQ under a name in use replaces what stood there
+        limits = self._house.config.limits
+        if len(self._subscriptions) >= limits.subscriptions:
+            return self._say(nip01.Closed(name, f"rate-limited: {limits.subscriptions} subscriptions are open"))
+        if refused := self._refuses(filters):
+            return self._say(nip01.Closed(name, refused))
+        # The subscription is live before the query looks, and what the query saw is not sent again: no gap, no double.
+        subscription = Subscription(self, name, filters)
+        self._subscriptions[name] = subscription
+        self._house.fanout.add(subscription)
+        try:
+            found = await self._house.archive.find(filters, self._reader())
+            page = found.first
+            for start in range(PAGE, len(found.seqs) + PAGE, PAGE):
+                for json in page:
+                    await self._outbox.put(_event_frame(name, json))
+                if seqs := found.seqs[start : start + PAGE]:
+                    page = await self._house.archive.load(seqs)
+        except (TimedOut, sqlite3.Error) as error:
+            self._unsubscribe(name)
+            return self._say(nip01.Closed(name, _unanswerable(error)))
+        await self._outbox.put(nip01.Eose(name).to_json())
+        waiting, subscription.waiting = subscription.waiting or [], None
+        for seq, json in waiting:
+            if seq is None or seq > found.seen:
+                self._outbox.post(_event_frame(name, json))
+
+    def _unsubscribe(self, name: str) -> None:
+        if subscription := self._subscriptions.pop(name, None):
+            self._house.fanout.remove(subscription)
+
+    async def _count(self, name: str, filters: Sequence[nip01.Filter]) -> None:
+        if refused := self._refuses(filters):
+            return self._say(nip01.Closed(name, refused))
+        try:
+            self._say(nip01.RelayCount(name, await self._house.archive.count(filters, self._reader())))
+        except (TimedOut, sqlite3.Error) as error:
+            self._say(nip01.Closed(name, _unanswerable(error)))
+
+    def _authenticate(self, event: Event) -> None:
+        now_s = int(self._house.clock())
+        try:
+            nip42.check(event, relay_url=self._url, challenge=self._challenge, now_s=now_s)
+            events.verify(event)
+        except BadInput as error:
+            return self._ok(event, Outcome(False, f"invalid: {error}"))
+        self._authed.add(event.pubkey)
+        self._ok(event, Outcome(True, ""))
+
+    def _reader(self) -> Reader:
+        hidden = authenticating.WRAPS if self._house.config.wraps_need_auth else frozenset[int]()
+        return Reader(int(self._house.clock()), frozenset(self._authed), hidden)
+
+    def _refuses(self, filters: Sequence[nip01.Filter]) -> str | None:
+        config = self._house.config
+        if len(filters) > config.limits.filters:
+            return f"unsupported: {len(filters)} filters, at most {config.limits.filters}"
+        return authenticating.refusal(filters, self._authed, config.wraps_need_auth)
+
+    def _refuse(self, array: Sequence[Any], reason: str) -> None:
+        """Answer a message that is not taken, in the form that its verb asks for, as far as it can be read."""
+        match array:
+            case ["EVENT" | "AUTH", {"id": str(id_)}, *_] if len(id_) <= 64:
+                self._say(nip01.Ok(id_, False, reason))
+            case ["REQ" | "COUNT", str(name), *_] if 0 < len(name) <= nip01.MAX_SUB_ID_CHARS:
+                self._say(nip01.Closed(name, reason))
+            case _:
+                self._say(nip01.Notice(reason))
+
+    def _ok(self, event: Event, outcome: Outcome) -> None:
+        self._say(nip01.Ok(event.id, outcome.accepted, outcome.message))
+
+    def _say(self, message: nip01.RelayMessage) -> None:
+        self._outbox.post(message.to_json())
+
+
+def _event_frame(name: str, json: str) -> str:
+    return f'["EVENT",{orjson.dumps(name).decode()},{json}]'
+
+
+def _unanswerable(error: NodewireError | sqlite3.Error) -> str:
+    if isinstance(error, TimedOut):
+        return f"error: {error}"
+    _LOG.error("a query failed: %s", error)
+    return "error: the query failed"

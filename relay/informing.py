@@ -1,0 +1,46 @@
+"""NIP-11: what this relay is and where its limits are.
+
+https://github.com/nostr-protocol/nips/blob/master/11.md
+"""
+
+from __future__ import annotations
+
+from relay.limits import Config
+
+NIPS = (1, 9, 11, 40, 42, 45, 70)
+MEDIA_TYPE = "application/nostr+json"
+CORS = {
+    "Access-Control-Allow-Origin": "*",
+    "Access-Control-Allow-Headers": "*",
+    "Access-Control-Allow-Methods": "*",
+}
+
+
+def document(config: Config, version: str) -> dict[str, object]:
+    """The information document; every limit in it is one that is enforced."""
+    limits = config.limits
+    about: dict[str, object] = {
+        "name": config.name,
+        "description": config.description,
+        "software": "nodewire",
+        "version": version,
+        "supported_nips": list(NIPS),
+        "limitation": {
+            "max_message_length": limits.frame_bytes,
+            "max_subscriptions": limits.subscriptions,
+            "max_filters": limits.filters,
+            "max_limit": limits.query_limit,
+            "default_limit": limits.query_limit,
+            "max_subid_length": 64,
+            "max_event_tags": limits.tags,
+            "max_content_length": limits.event_bytes,
+            "min_pow_difficulty": 0,
+            "auth_required": False,
+            "payment_required": False,
+            "restricted_writes": False,
+            "created_at_upper_limit": limits.future_s,
+        },
+    }
+    if config.operator:
+        about["pubkey"] = config.operator
+    return about

@@ -1,0 +1,92 @@
+"""What one client, one event and one blob may cost this relay; every cap is checked before memory is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Caps of the relay. Sizes in bytes, spans in seconds; a rate of 0 means no limit."""
+
+    frame_bytes: int = 131_072
+    event_bytes: int = 65_536
+    tags: int = 2_000
+    tag_value_bytes: int = 1_024  # of indexed (single-letter) tags
+    future_s: int = 900  # how far ahead of our clock created_at may be
+    ephemeral_age_s: int = 60
+    connections: int = 2_048
+    subscriptions: int = 200  # per connection
+    filters: int = 32  # per REQ or COUNT
+    query_limit: int = 500  # stored events per filter; also used where a filter has no `limit`
+    query_s: float = 5.0
+    messages_per_s: float = 500.0  # per connection, on average
+    messages_burst: int = 2_000
+    unanswered_events: int = 1_024  # per connection: events read but not yet committed
+    outbox_bytes: int = 4 * 1_048_576  # per connection; a reader that falls further behind is closed
+    stall_s: float = 30.0  # a reader that takes nothing for so long is closed
+
+
+@dataclass(frozen=True, slots=True)
+class BlobLimits:
+    """Caps of the blob store. `quota_bytes` is for all blobs together, `key_quota_bytes` for one uploader's."""
+
+    blob_bytes: int = 2 * 1024**3
+    quota_bytes: int = 64 * 1024**3
+    key_quota_bytes: int = 32 * 1024**3
+    uploads: int = 16  # at the same time
+    stall_s: float = 30.0
+    list_length: int = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """How to run one relay.
+
+    `db` is the SQLite file of events. `blobs` is the directory of the Blossom store; without it there is none. `site`
+    is a directory of static files served to browsers. `url` is the public ws(s) URL where it differs from host and port
+    (behind a proxy): AUTH events must name it. `wraps_need_auth` serves kinds 1059 and 21059 only to the keys they are
+    addressed to, once these have authenticated. `permanent_kinds` cannot be deleted by NIP-09 nor carry an expiration:
+    evidence must persist. `synchronous` is SQLite's: FULL means that an OK survives a power cut, NORMAL that it
+    survives a crash of this process only.
+    """
+
+    db: Path
+    host: str = "127.0.0.1"
+    port: int = 7777
+    url: str | None = None
+    blobs: Path | None = None
+    site: Path | None = None
+    name: str = "nodewire relay"
+    description: str = "Events, and blobs by hash, for a nodewire market"
+    operator: str | None = None  # hex public key, shown by NIP-11
+    wraps_need_auth: bool = False
+    permanent_kinds: frozenset[int] = frozenset(range(8850, 8859))
+    synchronous: Literal["FULL", "NORMAL"] = "FULL"
+    sweep_s: float = 60.0
+    limits: Limits = field(default_factory=Limits)
+    blob_limits: BlobLimits = field(default_factory=BlobLimits)
+
+
+class Bucket:
+    """A token bucket: `take()` is true while the caller stays under `per_s` on average, with bursts of `burst`."""
+
+    __slots__ = ("_burst", "_clock", "_left", "_per_s", "_then_s")
+
+    def __init__(self, per_s: float, burst: int, clock: Callable[[], float]) -> None:
+        self._per_s, self._burst, self._clock = per_s, burst, clock
+        self._left, self._then_s = float(burst), clock()
+
+    def take(self) -> bool:
+        if not self._per_s:
+            return True
+        now_s = self._clock()
+        self._left = min(self._burst, self._left + (now_s - self._then_s) * self._per_s)
+        self._then_s = now_s
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True

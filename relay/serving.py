@@ -1,0 +1,213 @@
+"""The relay itself: one port for websockets (NIP-01), its description (NIP-11), blobs (Blossom) and static files.
+
+    async with serve(Config(db=Path("events.sqlite"), port=0)) as relay:
+        print(relay.url)
+
+aiohttp serves both protocols on the one port that NIP-11 wants; its websocket also took 25 % more messages per second
+of CPU than `websockets` did (15 against 21 microseconds a message, same client, interleaved).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from importlib import metadata
+
+import orjson
+from aiohttp import WSMsgType, web
+
+from nodewire.errors import LinkLost
+from nodewire.nostr import nip01
+from nodewire.nostr.event import Event
+from relay import blossom, informing
+from relay.conversing import Conversation
+from relay.fanout import Fanout
+from relay.limits import Config
+from relay.policing import POLICIES, Policy
+from relay.querying import Archive
+from relay.sending import Outbox
+from relay.shelving import Shelf
+from relay.storing import Sweep, Writer
+
+_LOG = logging.getLogger(__name__)
+_PING_S = 30.0
+_CLOSE_S = 2.0  # what a client gets to take leave in
+_POLICY_VIOLATION = 1008
+
+
+class Relay:
+    """A running relay; made by `serve`."""
+
+    def __init__(self, config: Config, policies: Sequence[Policy], clock: Callable[[], float]) -> None:
+        self.config = config
+        self.policies = policies
+        self.clock = clock
+        self.fanout: Fanout[Conversation] = Fanout()
+        self.writer = Writer(config, asyncio.get_running_loop())
+        limits = config.limits
+        self.archive = Archive(config.db, query_s=limits.query_s, most=limits.query_limit)
+        self._clients: dict[web.WebSocketResponse, web.Request] = {}
+        self._port = config.port
+
+    @property
+    def url(self) -> str:
+        """The websocket URL; the same with http for NIP-11 and blobs."""
+        return self.config.url or f"ws://{_bracketed(self.config.host)}:{self._port}"
+
+    @property
+    def http_url(self) -> str:
+        return "http" + self.url.removeprefix("ws")
+
+    def broadcast(self, event: Event, json: str, seq: int | None) -> bool:
+        """Tell every subscription that wants `event` and may see it; whether there was one."""
+        told = [s.listener.deliver(s, event, json, seq) for s in self.fanout.matching(event)]
+        return any(told)
+
+    async def sweep(self) -> None:
+        """Have what has expired removed, again and again."""
+        while True:
+            self.writer.submit(Sweep(int(self.clock())))
+            await asyncio.sleep(self.config.sweep_s)
+
+    async def root(self, request: web.Request) -> web.StreamResponse:
+        """GET /: a websocket, the information document or a page, by what the client asks for."""
+        if request.headers.get("Upgrade", "").lower() == "websocket":
+            return await self._converse(request)
+        if informing.MEDIA_TYPE in request.headers.get("Accept", ""):
+            about = orjson.dumps(informing.document(self.config, metadata.version("nodewire")))
+            return web.Response(body=about, content_type=informing.MEDIA_TYPE)
+        if self.config.site is not None:
+            return web.FileResponse(self.config.site / "index.html")
+        return web.Response(text=f"{self.config.name}: a Nostr relay. Connect with a Nostr client to {self.url}\n")
+
+    async def page(self, request: web.Request) -> web.StreamResponse:
+        """GET /<path>: a static file of the site."""
+        site = self.config.site
+        if site is not None:
+            path = (site / request.match_info["path"]).resolve()
+            if path.is_relative_to(site.resolve()) and path.is_file():
+                return web.FileResponse(path)
+        raise web.HTTPNotFound
+
+    async def hang_up(self) -> None:
+        """Say goodbye to all clients."""
+        await asyncio.gather(*(_close(*client, 1001, "the relay is going down") for client in self._clients.items()))
+
+    def listens_on(self, port: int) -> None:
+        self._port = port
+
+    async def _converse(self, request: web.Request) -> web.StreamResponse:
+        limits = self.config.limits
+        if len(self._clients) >= limits.connections:
+            raise web.HTTPServiceUnavailable(text="too many connections")
+        ws = web.WebSocketResponse(
+            heartbeat=_PING_S, timeout=_CLOSE_S, max_msg_size=limits.frame_bytes, compress=False, decode_text=True
+        )
+        await ws.prepare(request)
+        self._clients[ws] = request
+        reading = asyncio.current_task()
+        assert reading is not None
+        cut: list[str] = []
+
+        def end(reason: str) -> None:
+            cut.append(reason)
+            reading.cancel()
+
+        outbox = Outbox(ws.send_str, end, limits.outbox_bytes, limits.stall_s)
+        talk = Conversation(self, outbox, self.config.url or f"ws://{request.host}")
+        sending = asyncio.create_task(outbox.run())
+        try:
+            talk.begin()
+            await _listen(ws, talk)
+        except asyncio.CancelledError:
+            if not cut:
+                raise
+            reading.uncancel()
+        except (LinkLost, ConnectionError):
+            pass  # the client is gone, or has been cut off: `cut` says why
+        finally:
+            talk.end()
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+            del self._clients[ws]
+        if cut:
+            _LOG.info("closed a connection: %s", cut[0])
+            await _close(ws, request, _POLICY_VIOLATION, cut[0])
+        return ws
+
+
+async def _listen(ws: web.WebSocketResponse, talk: Conversation) -> None:
+    async for message in ws:
+        if message.type is WSMsgType.TEXT:
+            await talk.hear(message.data)
+        elif message.type is WSMsgType.BINARY:
+            await ws.send_str(nip01.Notice("invalid: binary message").to_json())
+
+
+async def _close(ws: web.WebSocketResponse, request: web.Request, code: int, reason: str) -> None:
+    with contextlib.suppress(TimeoutError, ConnectionError):
+        async with asyncio.timeout(_CLOSE_S):
+            await ws.close(code=code, message=reason.encode()[:120])
+            return
+    # A client that reads nothing does not read the close frame either.
+    if request.transport is not None:
+        request.transport.abort()
+
+
+@contextlib.asynccontextmanager
+async def serve(
+    config: Config, *, policies: Sequence[Policy] = POLICIES, clock: Callable[[], float] = time.time
+) -> AsyncIterator[Relay]:
+    """A relay that runs until the block is left. Port 0 takes a free one; `relay.url` tells which.
+
+    Raises:
+        BadConfig: the database cannot be used.
+        OSError: the port is taken.
+    """
+    relay = Relay(config, policies, clock)
+    shelf = None
+    app = web.Application(middlewares=[_with_cors])
+    app.router.add_get("/", relay.root)
+    if config.blobs is not None:
+        shelf = Shelf(config.blobs, config.blob_limits)
+        blossom.add_routes(app, shelf, config, lambda: relay.http_url, clock)
+    app.router.add_get("/{path:.+}", relay.page)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_CLOSE_S, handle_signals=False)
+    await runner.setup()
+    sweeping = asyncio.create_task(relay.sweep())
+    try:
+        site = web.TCPSite(runner, config.host, config.port, backlog=1_024)
+        await site.start()
+        relay.listens_on(runner.addresses[0][1])
+        yield relay
+    finally:
+        sweeping.cancel()
+        await relay.hang_up()
+        await runner.cleanup()
+        await relay.writer.close()
+        await relay.archive.close()
+        if shelf is not None:
+            shelf.close()
+
+
+@web.middleware
+async def _with_cors(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    if request.method == "OPTIONS":
+        return web.Response(status=204, headers=informing.CORS)
+    try:
+        response = await handler(request)
+    except web.HTTPException as error:
+        error.headers.update(informing.CORS)
+        raise
+    if not response.prepared:
+        response.headers.update(informing.CORS)
+    return response
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

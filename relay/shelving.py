@@ -1,0 +1,191 @@
+"""Blobs by hash on disk: blobs/ab/<sha256>, written aside, fsynced and renamed; who uploaded what stands in SQLite.
+
+A blob is kept as long as one of its uploaders wants it. Room is reserved before the first byte is taken, so that
+uploads at the same time cannot together exceed a quota.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import sqlite3
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from nodewire.errors import BadHash, Busy, NotFound, TooLarge
+from relay.limits import BlobLimits
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS blob (
+    sha256 TEXT PRIMARY KEY, bytes INTEGER NOT NULL, type TEXT NOT NULL, uploaded_at INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS owner (
+    sha256 TEXT NOT NULL REFERENCES blob, pubkey TEXT NOT NULL, uploaded_at INTEGER NOT NULL,
+    PRIMARY KEY (sha256, pubkey)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS owner_by_key ON owner (pubkey, uploaded_at);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    sha256: str
+    bytes: int
+    type: str
+    uploaded_at_s: int
+
+
+class Shelf:
+    """The blobs under `directory`."""
+
+    def __init__(self, directory: Path, limits: BlobLimits) -> None:
+        self._directory, self._limits = directory, limits
+        self._aside = directory / "incoming"
+        self._aside.mkdir(parents=True, exist_ok=True)
+        for left in self._aside.iterdir():  # uploads that a crash interrupted
+            left.unlink()
+        self._db = sqlite3.connect(directory / "index.sqlite", isolation_level=None, check_same_thread=False)
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = FULL")
+        self._db.executescript(_TABLES)
+        self._reserved = {"": 0}  # bytes promised to uploads under way: in all (""), and by uploader
+        self._uploads = 0
+        self._placing = asyncio.Lock()
+
+    def path(self, sha256: str) -> Path:
+        return self._directory / sha256[:2] / sha256
+
+    def find(self, sha256: str) -> Blob:
+        """Raises NotFound."""
+        row = self._db.execute(
+            "SELECT sha256, bytes, type, uploaded_at FROM blob WHERE sha256 = ?", (sha256,)
+        ).fetchone()
+        if row is None:
+            raise NotFound("sha256", "no such blob")
+        return Blob(*row)
+
+    def list(self, pubkey: str, since_s: int, until_s: int) -> list[Blob]:
+        """What `pubkey` uploaded in that span, newest first, at most `list_length`."""
+        rows = self._db.execute(
+            "SELECT b.sha256, b.bytes, b.type, o.uploaded_at FROM owner o JOIN blob b USING (sha256)"
+            " WHERE o.pubkey = ? AND o.uploaded_at BETWEEN ? AND ? ORDER BY o.uploaded_at DESC, b.sha256 LIMIT ?",
+            (pubkey, since_s, until_s, self._limits.list_length),
+        )
+        return [Blob(*row) for row in rows]
+
+    async def take(
+        self,
+        chunks: AsyncIterator[bytes],
+        announced_bytes: int | None,
+        pubkey: str,
+        wanted: set[str],
+        type_: str,
+        now_s: int,
+    ) -> Blob:
+        """Store what `chunks` bring, if its hash is one of `wanted`.
+
+        Raises:
+            TooLarge: above the cap for one blob, or for an uploader or all together (field "quota").
+            Busy: too many uploads at the same time.
+            BadHash: the bytes have another hash; nothing is kept.
+            TimedOut, ConnectionError: whatever `chunks` raise; nothing is kept.
+        """
+        room = self._limits.blob_bytes if announced_bytes is None else announced_bytes
+        self._reserve(pubkey, room)
+        try:
+            descriptor, name = tempfile.mkstemp(dir=self._aside)
+            try:
+                digest, size = hashlib.sha256(), 0
+                with os.fdopen(descriptor, "wb") as file:
+                    async for chunk in chunks:
+                        size += len(chunk)
+                        if size > room:
+                            raise TooLarge("blob", f"more than {room} bytes")
+                        digest.update(chunk)
+                        file.write(chunk)
+                    file.flush()
+                    sha256 = digest.hexdigest()
+                    if sha256 not in wanted:
+                        raise BadHash("x", "the authorization is for another hash than the body's")
+                    await asyncio.to_thread(os.fsync, file.fileno())
+                async with self._placing:
+                    return await asyncio.to_thread(self._place, Path(name), Blob(sha256, size, type_, now_s), pubkey)
+            finally:
+                with contextlib.suppress(FileNotFoundError):  # it has been moved to its place
+                    os.unlink(name)
+        finally:
+            self._release(pubkey, room)
+
+    def fits(self, size: int, pubkey: str) -> None:
+        """Raises TooLarge or Busy if an upload of `size` bytes by `pubkey` would not be taken now."""
+        if size > self._limits.blob_bytes:
+            raise TooLarge("blob", f"{size} bytes, at most {self._limits.blob_bytes}")
+        if self._uploads >= self._limits.uploads:
+            raise Busy("uploads", f"{self._uploads} are under way")
+        used = self._db.execute("SELECT coalesce(sum(bytes), 0) FROM blob").fetchone()[0] + self._reserved[""]
+        own = self._db.execute(
+            "SELECT coalesce(sum(b.bytes), 0) FROM owner o JOIN blob b USING (sha256) WHERE o.pubkey = ?", (pubkey,)
+        ).fetchone()[0] + self._reserved.get(pubkey, 0)
+        if used + size > self._limits.quota_bytes or own + size > self._limits.key_quota_bytes:
+            raise TooLarge("quota", "the store has no room for it")
+
+    async def drop(self, sha256: str, pubkey: str) -> bool:
+        """Let go of `pubkey`'s claim on a blob, and of the blob with the last claim; whether there was a claim."""
+        async with self._placing:
+            return await asyncio.to_thread(self._drop, sha256, pubkey)
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _reserve(self, pubkey: str, room: int) -> None:
+        self.fits(room, pubkey)
+        self._uploads += 1
+        self._reserved[""] += room
+        self._reserved[pubkey] = self._reserved.get(pubkey, 0) + room
+
+    def _release(self, pubkey: str, room: int) -> None:
+        self._uploads -= 1
+        self._reserved[""] -= room
+        self._reserved[pubkey] -= room
+        if not self._reserved[pubkey]:
+            del self._reserved[pubkey]
+
+    def _place(self, written: Path, blob: Blob, pubkey: str) -> Blob:
+        """Put the file where it belongs, then say so in the index: a file without a row does no harm."""
+        target = self.path(blob.sha256)
+        target.parent.mkdir(exist_ok=True)
+        os.replace(written, target)
+        _sync_directory(target.parent)
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute(
+                "INSERT INTO blob VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
+                (blob.sha256, blob.bytes, blob.type, blob.uploaded_at_s),
+            )
+            self._db.execute(
+                "INSERT INTO owner VALUES (?, ?, ?) ON CONFLICT DO NOTHING", (blob.sha256, pubkey, blob.uploaded_at_s)
+            )
+        return self.find(blob.sha256)
+
+    def _drop(self, sha256: str, pubkey: str) -> bool:
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            gone = self._db.execute("DELETE FROM owner WHERE sha256 = ? AND pubkey = ?", (sha256, pubkey)).rowcount
+            last = gone and not self._db.execute("SELECT 1 FROM owner WHERE sha256 = ?", (sha256,)).fetchone()
+            if last:
+                self._db.execute("DELETE FROM blob WHERE sha256 = ?", (sha256,))
+        if last:
+            self.path(sha256).unlink(missing_ok=True)
+        return bool(gone)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

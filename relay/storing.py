@@ -1,0 +1,145 @@
+"""The one writer: drains its whole inbox, commits once, and only then says what became of each event.
+
+It owns a thread and the only connection that writes. Under load one fsync serves hundreds of events; alone, an event
+waits for its own. What it decides follows NIP-01 (replaceable and addressable kinds), NIP-09 and NIP-40.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from nodewire.nostr.event import Event
+from relay import deleting, expiring, schema
+from relay.indexing import identifier, letters
+from relay.limits import Config
+
+_LOG = logging.getLogger(__name__)
+_MOST_AT_ONCE = 4_096  # events per commit; bounds how long the first of a batch waits
+
+
+class Outcome(NamedTuple):
+    """What the writer did with an event: the OK's flag and message, and its `seq` if it is now stored."""
+
+    accepted: bool
+    message: str
+    seq: int | None = None
+
+
+DUPLICATE = Outcome(True, "duplicate: already have this event")
+OUTDATED = Outcome(False, "duplicate: have a newer version")
+DELETED = Outcome(False, "blocked: deleted by its author")
+FAILED = Outcome(False, "error: could not store the event")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A verified event to store, and its JSON. `done` is called on the event loop, after the commit."""
+
+    event: Event
+    json: str
+    expires_at_s: int | None
+    done: Callable[[Outcome], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Delete what has expired before `now_s`."""
+
+    now_s: int
+
+
+class Writer:
+    """Starts its thread at once; `close` commits what is in the inbox first."""
+
+    def __init__(self, config: Config, loop: asyncio.AbstractEventLoop) -> None:
+        self._config = config
+        self._db = schema.open_writer(config.db, config.synchronous)
+        self._loop = loop
+        self._inbox: queue.SimpleQueue[Job | Sweep | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="relay-writer", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Job | Sweep) -> None:
+        self._inbox.put(work)
+
+    async def close(self) -> None:
+        self._inbox.put(None)
+        await asyncio.to_thread(self._thread.join)
+        self._db.close()
+
+    def _run(self) -> None:
+        open_ = True
+        while open_:
+            batch = [self._inbox.get()]
+            while len(batch) < _MOST_AT_ONCE:
+                try:
+                    batch.append(self._inbox.get_nowait())
+                except queue.Empty:
+                    break
+            open_ = None not in batch
+            work = [item for item in batch if item is not None]
+            if work:
+                outcomes = self._commit(work)
+                self._loop.call_soon_threadsafe(_tell, outcomes)
+
+    def _commit(self, work: Sequence[Job | Sweep]) -> list[tuple[Job, Outcome]]:
+        outcomes: list[tuple[Job, Outcome]] = []
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            for item in work:
+                if isinstance(item, Sweep):
+                    expiring.sweep(self._db, item.now_s)
+                else:
+                    outcomes.append((item, store(self._db, item, self._config)))
+            self._db.execute("COMMIT")
+        except sqlite3.Error:  # a full disk, say: nothing of the batch is stored, everybody is told so
+            _LOG.exception("could not commit %d events", len(work))
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            return [(item, FAILED) for item in work if isinstance(item, Job)]
+        return outcomes
+
+
+def _tell(outcomes: Iterable[tuple[Job, Outcome]]) -> None:
+    for job, outcome in outcomes:
+        job.done(outcome)
+
+
+def store(db: sqlite3.Connection, job: Job, config: Config) -> Outcome:
+    """Store one verified event inside the caller's transaction."""
+    event = job.event
+    id_, author = bytes.fromhex(event.id), bytes.fromhex(event.pubkey)
+    if db.execute("SELECT 1 FROM event WHERE id = ?", (id_,)).fetchone():
+        return DUPLICATE
+    if event.kind not in config.permanent_kinds and deleting.was_deleted(db, event):
+        return DELETED
+    d = identifier(event)
+    if d is not None:
+        older = db.execute(
+            "SELECT seq, created_at, id FROM event WHERE kind = ? AND pubkey = ? AND d = ?", (event.kind, author, d)
+        ).fetchone()
+        if older:
+            seq, created_at, other = older
+            # Of two of the same second, the lower id stays.
+            if created_at > event.created_at or (created_at == event.created_at and other < id_):
+                return OUTDATED
+            deleting.remove(db, seq)
+    cursor = db.execute(
+        "INSERT INTO event (id, pubkey, created_at, kind, d, expires_at, json) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (id_, author, event.created_at, event.kind, d, job.expires_at_s, job.json),
+    )
+    stored = cursor.lastrowid
+    db.executemany(
+        "INSERT INTO tag (tag, created_at, seq, kind) VALUES (?, ?, ?, ?)",
+        [(tag, event.created_at, stored, event.kind) for tag in letters(event.tags)],
+    )
+    if event.kind == deleting.KIND:
+        deleting.obey(db, event, config.permanent_kinds)
+    return Outcome(True, "", stored)

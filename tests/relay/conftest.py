@@ -1,0 +1,22 @@
+import pytest
+from talking import talk
+
+from relay import Config, serve
+
+
+@pytest.fixture
+async def relay(tmp_path):
+    async with serve(Config(db=tmp_path / "events.sqlite", port=0, blobs=tmp_path / "blobs")) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(relay):
+    async with talk(relay.url) as client:
+        yield client
+
+
+@pytest.fixture
+async def other(relay):
+    async with talk(relay.url) as client:
+        yield client
