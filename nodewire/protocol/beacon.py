@@ -3,11 +3,11 @@
 The input is the digest of an epoch's certified body, and an honest oracle publishes its partial only when it holds the
 certificate: nobody knows the beacon before 2f+1 oracles voted for that body.
 
-The threshold is 2f+1, like the votes'. f faulty oracles hold too few shares to know a beacon early, and so do 2f. (With a
-threshold of f+1, f+1 colluders would predict every beacon and leave no trace, while a double vote always leaves one.)
+The threshold is 2f+1, like the votes'. f faulty oracles hold too few shares to know a beacon early, and so do 2f.
+(With a threshold of f+1, f+1 colluders would predict every beacon without a trace; a double vote always leaves one.)
 And f faulty oracles cannot withhold it: the 2f+1 honest ones suffice, as many as any certificate needs anyway.
 
-Event: `c`, `n` = epoch/<number>, `x` = digest of the body; content = {"v": 1, "index", "gamma", "c", "s"}, bytes in hex.
+Event: `c`, `n` = epoch/<number>, `x` = digest of the body; content = {"v": 1, "index", "gamma", "c", "s"} in hex.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Event: `c`, `n` = epoch/<number>, `x` = Merkle root over the chunks, `e` = each 
 document as JSON up to 48 KiB, else empty, with tag `blob` = SHA-256 of the document's canonical msgpack.
 
 A chunk's leaf is the canonical msgpack of [request, task, chunk, attempt, root]; `root` is the salted Merkle root of
-what the chunk produced. The first certified root of a (provider, request, task, chunk, attempt) counts, by epoch, then by
-event id; a second never does.
+what the chunk produced. The first certified root of a (provider, request, task, chunk, attempt) counts, by epoch, then
+by event id; a second never does.
 """
 
 from __future__ import annotations

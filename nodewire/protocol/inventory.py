@@ -34,7 +34,7 @@ Saying = Literal["inventory", "proposal", "vote"]
 
 
 class Inventory(Schema):
-    """Sorted ids of the valid beats (the newest two of each node) and of the epoch's commitments that an oracle holds."""
+    """Sorted ids of the valid beats (the newest two of a node) and of the epoch's commitments that an oracle holds."""
 
     TAG: ClassVar[str] = "nodewire/inventory/1"
     MAX_BYTES: ClassVar[int] = 1_048_576
