@@ -1,1 +1,1 @@
-"""Planning, pure: which node runs which task (`assign`), and whether somebody else's answer is the right one (`audit`)."""
+"""Planning, pure: which node runs which task (`assign`), and whether another's answer is right (`audit`)."""

@@ -3,8 +3,8 @@
 Integers are unbounded and never negative where divided; `//` rounds down; `isqrt` is the integer square root. H is the
 tagged SHA-256 of `nodewire.protocol.canonical`; hex fields enter it as raw bytes; u8 and u32 are big-endian.
 
-1. Nodes. Kept are the snapshot's nodes that hold the manifest with at least one free slot (a slot is room for one session
-   in every task that the node holds of it), are not in `terms.excluded`, not the author of a cited `busy`, in
+1. Nodes. Kept are the snapshot's nodes that hold the manifest with at least one free slot (a slot is room for one
+   session in every task that the node holds of it), are not in `terms.excluded`, not the author of a cited `busy`, in
    `terms.trusted` and of one of `terms.regions` (each if not empty).
 2. Offers. A kept node offers a task at (price, us) if its price is at most `terms.max_chunk_msat`. A task without any
    offer ends in NoProvider. With `terms.driver` = "local" the manifest's first task is the customer's own: provider
@@ -14,10 +14,10 @@ tagged SHA-256 of `nodewire.protocol.canonical`; hex fields enter it as raw byte
        idle  = 1 + (1_000_000 - load_ppm) * 15 // 1_000_000         known = 4 + bit length of min(epochs, 4095)
    A node is bonded if bond_msat >= bond_unit_msat.
 4. Draws. seed = H("nodewire/assign/1", beacon || manifest || customer || u8 k). For task number i (from 0, manifest's
-   order) and draw j = 0 .. 7, as long as offers are left: h = H("nodewire/draw/1", seed || u32 i || u32 j) as a big-endian
-   integer. The pool is the bonded offers; or the unbonded ones if no bonded one is left, or if both are left and
-   h mod 20 = 0. In the pool, by ascending pubkey, the first offer is drawn at which the running sum of weights exceeds
-   (h // 20) mod (the pool's total); it leaves the pool.
+   order) and draw j = 0 .. 7, as long as offers are left: h = H("nodewire/draw/1", seed || u32 i || u32 j) as a
+   big-endian integer. The pool is the bonded offers; or the unbonded ones if no bonded one is left, or if both are left
+   and h mod 20 = 0. In the pool, by ascending pubkey, the first offer is drawn at which the running sum of weights
+   exceeds (h // 20) mod (the pool's total); it leaves the pool.
 5. Placement, in the manifest's order. An offer's cost is
        us + sum over the task's edges, back edges too, whose other end is a task already placed on another node:
             link(node, other) + bytes_per_position * 1000 // 12_500
@@ -26,8 +26,9 @@ tagged SHA-256 of `nodewire.protocol.canonical`; hex fields enter it as raw byte
    Neighbouring tasks that land on one node have no link between them, so they merge wherever both drew it. Of the drawn
    offers that leave room under `terms.max_chunk_msat` for the cheapest drawn offer of every later task, the least
    (cost, price, pubkey) is taken; if none leaves room, or if the sum is above `terms.max_total_msat`, OverBudget.
-6. Standbys, once all tasks are placed. Of a task's other drawn offers whose price is not above the chosen one (a standby
-   that takes over is paid the plan's price), the least (cost, price, pubkey), its links now to all placed neighbours.
+6. Standbys, once all tasks are placed. Of a task's other drawn offers whose price is not above the chosen one (a
+   standby that takes over is paid the plan's price), the least (cost, price, pubkey), its links now to all placed
+   neighbours.
 7. Deadlines. turn = sum of the placed tasks' us + cost of all links between them; next = min(2000 + turn * 8 // 1000,
    600_000) ms; first = min(5000 + next + (sum of us) * max(context, 1) // 1000, 600_000) ms.
 8. Verification. "sampled": the committee's verify_rate_ppm and verify_share_ppm; "none": zeros.

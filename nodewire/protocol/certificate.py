@@ -119,6 +119,8 @@ def contradiction(first: Event, second: Event) -> Fault:
         raise BadEvent("events", "not two kind 8850 events by one oracle")
     if tags.hex32(first, "x") == tags.hex32(second, "x"):
         raise BadEvent("x", "both say the same")
+    if tags.text(first, "t") not in ("inventory", "proposal", "vote"):
+        raise BadEvent("t", "nothing that may be said only once")
     first, second = sorted((first, second), key=lambda event: event.id)
     return Fault(first.pubkey, tags.hex32(first, "c"), tags.text(first, "n"), first, second)
 

@@ -77,8 +77,8 @@ class Committee(Schema):
             raise ValueError("oracles: a pubkey stands twice")
         if [oracle.share_index for oracle in self.oracles] != list(range(1, n + 1)):
             raise ValueError("oracles: share indexes are not 1 to n in order")
-        if self.skew_ms * 4 > self.epoch_ms:
-            raise ValueError("skew_ms: more than a quarter of an epoch leaves no time to vote")
+        if self.skew_ms * 5 > self.epoch_ms:
+            raise ValueError("skew_ms: more than a fifth of an epoch leaves no time to vote")
         publics = {oracle.share_index: bytes.fromhex(oracle.share_public) for oracle in self.oracles}
         first = {i: publics[i] for i in range(1, self.quorum + 1)}
         try:

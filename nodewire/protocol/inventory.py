@@ -1,25 +1,31 @@
-"""What one oracle says in a round (kind 8850): its inventory, the leader's proposal, its vote.
+"""What one oracle says in a round (kind 8850): its inventory, the leader's proposal, its vote, events others lack.
 
-All three carry `t` (which of them it is), `c` (committee), `n` (topic: `epoch/<number>`) and `x` (the digest of what it
+All carry `t` (which of them it is), `c` (committee), `n` (topic: `epoch/<number>`) and `x` (the digest of what it
 says). An oracle says at most one `x` for one (`t`, `n`); two are evidence against it (kind 8853).
 
 inventory  content = Inventory as JSON up to 48 KiB; a longer one is a blob (canonical msgpack) whose SHA-256 is tag
            `blob`, and the content is empty. Lists the beats and commitments that the oracle holds and found valid.
 proposal   content = Body (kind 8852) as JSON; `x` = its digest; `e` = each cited inventory.
 vote       content empty; `x` = digest of the body voted for.
+supply     no `x`; content = JSON array of at most 64 signed events as NIP-01 objects: beats, ads, bond statements that
+           the oracle listed, that f+1 inventories list, and that some other inventory lacks. Beats are replaceable, so
+           relays may have dropped what the round still needs.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar, Literal, Self
 
+import orjson
 from pydantic import Field, model_validator
 
 from nodewire.errors import BadEvent, BadHash, BadInput, BadTag
 from nodewire.nostr.event import Event, sign
+from nodewire.nostr.event import parse as parse_event
 from nodewire.nostr.keys import Keys
 from nodewire.protocol import tags
 from nodewire.protocol.body import Body
@@ -29,8 +35,9 @@ KIND = 8_850
 MAX_INLINE_BYTES = 49_152
 MAX_BEATS = 8_192
 MAX_COMMITMENTS = 4_096
+MAX_SUPPLIED = 64
 
-Saying = Literal["inventory", "proposal", "vote"]
+Saying = Literal["inventory", "proposal", "vote", "supply"]
 
 
 class Inventory(Schema):
@@ -93,6 +100,17 @@ class Vote:
     x: str
 
 
+@dataclass(frozen=True, slots=True)
+class Supply:
+    """`events` are verified."""
+
+    id: str
+    oracle: str
+    committee: str
+    epoch: int
+    events: tuple[Event, ...]
+
+
 def build_inventory(keys: Keys, inventory: Inventory, *, created_at: int) -> tuple[Event, bytes | None]:
     """The event, and the blob that must be stored before it is published (None if it fits inline)."""
     tags_ = _tags("inventory", inventory.committee, tags.epoch_topic(inventory.epoch), inventory.digest())
@@ -114,7 +132,23 @@ def build_vote(keys: Keys, committee: str, topic: str, digest: str, *, created_a
     return sign(keys, KIND, created_at=created_at, tags=_tags("vote", committee, topic, digest))
 
 
-def parse(event: Event) -> Listed | Proposal | Vote:
+def build_supply(keys: Keys, committee: str, epoch: int, events: Sequence[Event], *, created_at: int) -> list[Event]:
+    """As many supply events as these events need, each under 48 KiB of content."""
+    batches: list[list[Event]] = [[]]
+    room = MAX_INLINE_BYTES
+    for event in events:
+        size = len(event.to_json()) + 1
+        if size > room or len(batches[-1]) == MAX_SUPPLIED:
+            batches.append([])
+            room = MAX_INLINE_BYTES
+        batches[-1].append(event)
+        room -= size
+    tags_ = [("t", "supply"), ("c", committee), ("n", tags.epoch_topic(epoch))]
+    contents = ["[" + ",".join(event.to_json() for event in batch) + "]" for batch in batches if batch]
+    return [sign(keys, KIND, created_at=created_at, content=content, tags=tags_) for content in contents]
+
+
+def parse(event: Event) -> Listed | Proposal | Vote | Supply:
     """What a verified event says.
 
     Raises:
@@ -122,7 +156,10 @@ def parse(event: Event) -> Listed | Proposal | Vote:
         BadHash: `x` is not the digest of its content.
     """
     tags.check_kind(event, KIND)
-    saying, committee, x = tags.text(event, "t"), tags.hex32(event, "c"), tags.hex32(event, "x")
+    saying, committee = tags.text(event, "t"), tags.hex32(event, "c")
+    if saying == "supply":
+        return Supply(event.id, event.pubkey, committee, tags.epoch_of(event), _supplied(event.content))
+    x = tags.hex32(event, "x")
     if saying == "vote":
         topic = tags.text(event, "n")
         if event.content or not 0 < len(topic) <= 128:
@@ -142,7 +179,17 @@ def parse(event: Event) -> Listed | Proposal | Vote:
         inventory = Inventory.parse(event.content)
         _check(inventory, committee, epoch, x)
         return Listed(event.id, event.pubkey, committee, epoch, x, None, inventory)
-    raise BadTag("t", f"{saying[:20]!r} is none of inventory, proposal, vote")
+    raise BadTag("t", f"{saying[:20]!r} is none of inventory, proposal, vote, supply")
+
+
+def _supplied(content: str) -> tuple[Event, ...]:
+    try:
+        values = orjson.loads(content)
+    except orjson.JSONDecodeError as error:
+        raise BadEvent("content", "not JSON") from error
+    if not isinstance(values, list) or len(values) > MAX_SUPPLIED:
+        raise BadEvent("content", f"not an array of at most {MAX_SUPPLIED}")
+    return tuple(parse_event(value) for value in values)
 
 
 def _check(inventory: Inventory, committee: str, epoch: int, x: str) -> None:

@@ -10,7 +10,8 @@ Rules of derivation for epoch e, over beats that f+1 of the cited inventories li
 4. free slots = min(beat, ad); speed = max(ad's us_per_position, committee's min_us_per_position).
 5. bond = min(ad's bond_msat, the amount of the statement that the ad names), if a holder listed by the committee signed
    it for this node and it runs to the end of the snapshot's last valid epoch; else 0.
-6. epochs = 1 + what the previous certified snapshot says of the node: in how many certified snapshots it has been.
+6. epochs = 1 + what the previous certified snapshot says of the node: in how many certified snapshots it has been. A
+   previous snapshot more than 16 epochs older does not count (its blob may be gone): all start again at 1.
 7. At most 4,096 nodes, and 24 MiB of ads, bond statements and counting beats: nodes are taken by descending bond, then
    by pubkey, until one does not fit.
 Nodes are sorted by pubkey. `events` holds the JSON text (NIP-01 field order, no spaces) of all listed beats, sorted by
@@ -41,6 +42,7 @@ from nodewire.protocol.inventory import MAX_BEATS, MAX_COMMITMENTS, Inventory
 from nodewire.protocol.schema import Count, Hex32, Label, Msat, Schema
 
 MAX_NODES = 4_096
+REMEMBERED_EPOCHS = 16
 MAX_EVENT_BYTES = 25_165_824
 _MAX_EVENTS = MAX_BEATS + 2 * MAX_NODES
 
@@ -146,7 +148,8 @@ def derive(
 ) -> Snapshot:
     """The snapshot of `epoch` from verified events, by the rules above. Malformed events are passed over."""
     by_id = {event.id: event for event in (*ads, *bonds) if event.kind in (_ad.KIND, _bond.KIND)}
-    seen = {node.pubkey: node.epochs for node in previous.nodes} if previous else {}
+    recent = previous is not None and previous.epoch >= epoch - REMEMBERED_EPOCHS
+    seen = {node.pubkey: node.epochs for node in previous.nodes} if previous and recent else {}
     found: list[_Found] = []
     for event, beat in _counting(committee, epoch, beats).values():
         ad_event = by_id.get(beat.ad)
