@@ -72,6 +72,12 @@ class BadVersion(BadInput):
     code = "bad-version"
 
 
+class Unsupported(BadInput):
+    """Well-formed, but something that this software does not do."""
+
+    code = "unsupported"
+
+
 class TooLarge(BadInput):
     """A length, count or rank is above its cap; nothing was allocated for it."""
 

@@ -59,10 +59,22 @@ class Event:
 
 
 def serialize(pubkey: str, created_at: int, kind: int, tags: Sequence[Sequence[str]], content: str) -> bytes:
-    """The bytes whose SHA-256 is the event's id."""
-    # orjson escapes exactly the seven characters that NIP-01 names and writes every other control character as
-    # \u00XX, which is what every other implementation's JSON does too.
-    return orjson.dumps([0, pubkey, created_at, kind, tags, content])
+    """The bytes whose SHA-256 is the event's id.
+
+    Raises:
+        BadEvent: a string is not valid Unicode (a lone surrogate).
+    """
+    # NIP-01 names seven escapes and wants everything else verbatim. orjson writes the other control characters below
+    # U+0020 as \u00XX; so do JSON.stringify (nostr-tools) and serde_json (rust-nostr), and ids must equal theirs.
+    try:
+        return orjson.dumps([0, pubkey, created_at, kind, tags, content])
+    except orjson.JSONEncodeError as error:
+        raise BadEvent("content", "not valid Unicode") from error
+
+
+def utf8_bytes(text: str | bytes) -> int:
+    """The length of `text` in UTF-8."""
+    return len(text) if isinstance(text, bytes) or text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 def event_id(pubkey: str, created_at: int, kind: int, tags: Sequence[Sequence[str]], content: str) -> str:
@@ -92,8 +104,8 @@ def parse(data: bytes | str | object, *, max_bytes: int = MAX_BYTES) -> Event:
 def parse_unverified(data: bytes | str | object, *, max_bytes: int = MAX_BYTES) -> Event:
     """As `parse`, without the check of id and signature; the caller checks with `verify`."""
     if isinstance(data, str | bytes):
-        if len(data) > max_bytes:
-            raise TooLarge("event", f"{len(data)} bytes, at most {max_bytes}")
+        if (size := utf8_bytes(data)) > max_bytes:
+            raise TooLarge("event", f"{size} bytes, at most {max_bytes}")
         try:
             data = orjson.loads(data)
         except orjson.JSONDecodeError as error:
@@ -127,11 +139,7 @@ def verify(event: Event) -> None:
     Raises:
         BadSignature: one of them is wrong.
     """
-    try:
-        digest = event_id(event.pubkey, event.created_at, event.kind, event.tags, event.content)
-    except orjson.JSONEncodeError as error:  # lone surrogates
-        raise BadEvent("content", "not valid Unicode") from error
-    if digest != event.id:
+    if event_id(event.pubkey, event.created_at, event.kind, event.tags, event.content) != event.id:
         raise BadSignature("id", "not the hash of the event")
     if not _keys.verify(event.pubkey, bytes.fromhex(event.id), bytes.fromhex(event.sig)):
         raise BadSignature("sig", "not the author's signature")

@@ -9,6 +9,7 @@ import os
 import stat
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import secp256k1
 from pynostr.key import PrivateKey as _Bech32Private
@@ -82,7 +83,7 @@ class Keys:
 
     @property
     def nsec(self) -> str:
-        return _Bech32Private(self.secret).bech32()
+        return str(_Bech32Private(self.secret).bech32())
 
     @property
     def npub(self) -> str:
@@ -92,13 +93,25 @@ class Keys:
         """The 64-byte BIP-340 signature of a 32-byte digest, with fresh auxiliary randomness."""
         return bytes(self._key.schnorr_sign(digest, None, raw=True))
 
+    def shared_x(self, public: str) -> bytes:
+        """The unhashed x coordinate (32 bytes) of this secret times `public`: ECDH as NIP-44 wants it.
+
+        Raises:
+            BadInput: `public` is no point of the curve.
+        """
+        try:
+            # libsecp256k1's ecdh runs in constant time, unlike its tweak_mul; only its hash has to be replaced.
+            return bytes(_point(public).ecdh(self.secret, hashfn=_X_ONLY))
+        except Exception as error:  # the binding raises a bare Exception
+            raise BadInput("public key", "not a point of secp256k1") from error
+
     def __repr__(self) -> str:
         return f"Keys({self.npub})"
 
 
 def npub(public: str) -> str:
     """`public` (64 hex digits) for people to read."""
-    return _Bech32Public(bytes.fromhex(public)).bech32()
+    return str(_Bech32Public(bytes.fromhex(public)).bech32())
 
 
 def from_npub(text: str) -> str:
@@ -109,12 +122,20 @@ def from_npub(text: str) -> str:
     """
     if text.startswith("npub1"):
         try:
-            return _Bech32Public.from_npub(text).hex()
+            return str(_Bech32Public.from_npub(text).hex())
         except (ValueError, TypeError, AttributeError) as error:
             raise BadInput("public key", "not a valid npub") from error
     if len(text) == 64 and all(c in "0123456789abcdef" for c in text):
         return text
     raise BadInput("public key", "neither an npub nor 64 lowercase hex digits")
+
+
+def _copy_x(output: Any, x: Any, _y: Any, _data: Any) -> int:
+    secp256k1.ffi.memmove(output, x, 32)
+    return 1
+
+
+_X_ONLY = secp256k1.ffi.callback("int (unsigned char *, const unsigned char *, const unsigned char *, void *)", _copy_x)
 
 
 @lru_cache(maxsize=4096)
