@@ -1,0 +1,211 @@
+"""The oracle's daemon: relays, blobs, clock and journal around `rules.apply`. It decides nothing itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from nodewire.errors import BadConfig, NodewireError
+from nodewire.kind import Clock
+from nodewire.nostr.event import Event
+from nodewire.nostr.nip01 import Filter
+from nodewire.oracle import rules
+from nodewire.oracle.journal import Journal
+from nodewire.oracle.setup import Seat
+from nodewire.oracle.state import (
+    Action,
+    BlobCame,
+    FetchBlob,
+    FetchCertificates,
+    FetchEvents,
+    Input,
+    PublishCertificate,
+    PublishFault,
+    PublishPartial,
+    Received,
+    SayInventory,
+    SayProposal,
+    SaySupply,
+    SayVote,
+    State,
+    Tick,
+    start,
+)
+from nodewire.protocol import beacon, beat, certificate, commitment, inventory
+from nodewire.protocol import committee as _committee
+from nodewire.protocol.committee import VALID_EPOCHS, Committee
+from nodewire.protocol.snapshot import Snapshot
+
+_log = logging.getLogger(__name__)
+_FETCH_TOGETHER_S = 0.02
+_IDS_PER_FETCH = 256
+
+
+class Relays(Protocol):
+    """The relay pool (`nodewire.nostr.pool`). Events come verified."""
+
+    async def publish(self, event: Event) -> object: ...
+
+    def subscribe(self, filters: Sequence[Filter]) -> AsyncIterator[Event]: ...
+
+    async def fetch(self, filters: Sequence[Filter]) -> Sequence[Event]: ...
+
+
+class Blobs(Protocol):
+    """Where snapshots are kept (`nodewire.store.blobs`). `get` checks the hash."""
+
+    async def put(self, source: bytes) -> object: ...
+
+    async def get(self, blob: str, max_bytes: int) -> Path: ...
+
+
+class Oracle:
+    """One oracle at work. `await run()` until cancelled.
+
+    Args:
+        seat: the oracle's secrets (`setup.load_seat`).
+        journal: its record of what it has said; must outlive restarts.
+    """
+
+    def __init__(
+        self, seat: Seat, committee: Committee, relays: Relays, blobs: Blobs, journal: Journal, clock: Clock
+    ) -> None:
+        oracle = committee.oracle(seat.keys.public)
+        if oracle is None:
+            raise BadConfig("seat", "not an oracle of this committee")
+        self._keys, self._share, self._index = seat.keys, seat.share, oracle.share_index
+        self._committee, self._digest = committee, committee.digest()
+        self._relays, self._blobs, self._journal, self._clock = relays, blobs, journal, clock
+        self._state = start(committee, seat.keys.public)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._wanted: dict[str, None] = {}
+        self._fetching = False
+
+    @property
+    def state(self) -> State:
+        """What the oracle knows now."""
+        return self._state
+
+    async def run(self) -> None:
+        """Announce the committee, then follow the rules until cancelled."""
+        now_s = int(self._clock.time_s())
+        self._spawn(self._publish(_committee.build(self._keys, self._committee, created_at=now_s)))
+        self._feed(Tick(self._now_ms()))
+        self._do(FetchCertificates())
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._listen())
+                group.create_task(self._tick())
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _listen(self) -> None:
+        since = int(self._clock.time_s()) - (VALID_EPOCHS + 1) * self._committee.epoch_ms // 1000 - 1
+        ours, oracles = {"c": {self._digest}}, {oracle.pubkey for oracle in self._committee.oracles}
+        filters = [
+            Filter(kinds={beat.KIND, commitment.KIND, certificate.KIND}, tags=ours, since=since),
+            Filter(kinds={inventory.KIND}, authors=oracles, tags=ours, since=since),
+        ]
+        async for event in self._relays.subscribe(filters):
+            self._feed(Received(event))
+
+    async def _tick(self) -> None:
+        while True:
+            self._feed(Tick(self._now_ms()))
+            await asyncio.sleep(self._committee.skew_ms / 4000)
+
+    def _feed(self, what: Input) -> None:
+        # time moves with every input, so that an event is judged by when it came
+        if isinstance(what, Received) and self._now_ms() > self._state.now_ms + self._committee.skew_ms:
+            self._feed(Tick(self._now_ms()))
+        self._state, actions = rules.apply(what, self._state)
+        for action in actions:
+            self._do(action)
+
+    def _do(self, action: Action) -> None:
+        now_s = int(self._clock.time_s())
+        match action:
+            case SayInventory(document):
+                event, blob = inventory.build_inventory(self._keys, document, created_at=now_s)
+                self._say("inventory", document.epoch, event, blob)
+            case SayProposal(body, blob):
+                event = inventory.build_proposal(self._keys, body, created_at=now_s)
+                self._say("proposal", body.epoch, event, blob)
+            case SayVote(topic, x):
+                event = inventory.build_vote(self._keys, self._digest, topic, x, created_at=now_s)
+                self._say("vote", int(topic.removeprefix("epoch/")), event, None)
+            case SaySupply(epoch, events):
+                for event in inventory.build_supply(self._keys, self._digest, epoch, events, created_at=now_s):
+                    self._spawn(self._publish(event))
+            case PublishCertificate(one):
+                _log.info("epoch %d certified: %s", one.body.epoch, one.digest)
+                self._spawn(self._publish(certificate.build(self._keys, one, created_at=now_s)))
+            case PublishPartial(body):
+                event = beacon.build(self._keys, body, self._index, self._share, created_at=now_s)
+                self._say("partial", body.epoch, event, None)
+            case PublishFault(fault):
+                _log.warning("oracle %s contradicts itself on %s", fault.oracle, fault.topic)
+                self._spawn(self._publish(certificate.build_fault(self._keys, fault, created_at=now_s)))
+            case FetchEvents(ids):
+                self._wanted.update(dict.fromkeys(ids))
+                if not self._fetching:
+                    self._fetching = True
+                    self._spawn(self._fetch_wanted())
+            case FetchCertificates():
+                self._spawn(self._fetch([Filter(kinds={certificate.KIND}, tags={"c": {self._digest}}, limit=16)]))
+            case FetchBlob(sha256):
+                self._spawn(self._fetch_blob(sha256))
+
+    def _say(self, saying: str, epoch: int, event: Event, blob: bytes | None) -> None:
+        """Record, then publish, what may be said only once; after a restart that is what was recorded before."""
+        try:
+            recorded = self._journal.record(self._digest, saying, epoch, event.tag("x") or "", event)
+        except NodewireError as error:
+            _log.error("not saying a second %s for epoch %d: %s", saying, epoch, error)
+            return
+        self._spawn(self._store_and_publish(recorded, blob))
+
+    async def _store_and_publish(self, event: Event, blob: bytes | None) -> None:
+        if blob is not None:
+            await self._blobs.put(blob)
+        self._feed(Received(event))
+        await self._publish(event)
+
+    async def _publish(self, event: Event) -> None:
+        await self._relays.publish(event)
+
+    async def _fetch_wanted(self) -> None:
+        await asyncio.sleep(_FETCH_TOGETHER_S)  # beats come in crowds, and so do the ads that they name
+        self._fetching = False
+        ids, self._wanted = list(self._wanted), {}
+        for i in range(0, len(ids), _IDS_PER_FETCH):
+            await self._fetch([Filter(ids=set(ids[i : i + _IDS_PER_FETCH]))])
+
+    async def _fetch(self, filters: Sequence[Filter]) -> None:
+        for event in await self._relays.fetch(filters):
+            self._feed(Received(event))
+
+    async def _fetch_blob(self, sha256: str) -> None:
+        path = await self._blobs.get(sha256, Snapshot.MAX_BYTES)
+        data = await asyncio.to_thread(path.read_bytes)
+        self._feed(BlobCame(sha256, data))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(self._guarded(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _guarded(self, work: Coroutine[None, None, None]) -> None:
+        """What relays and blob servers refuse is asked again by the rules, or missed: an epoch is only ever skipped."""
+        try:
+            await work
+        except NodewireError as error:
+            _log.warning("%s: %s", error.code, error)
+
+    def _now_ms(self) -> int:
+        return int(self._clock.time_s() * 1000)

@@ -1,0 +1,549 @@
+"""The committee's rules, pure: `apply(input, state) -> (state, actions)`. No I/O, no clock, no keys.
+
+A round certifies the epoch e that has just closed; it is over when e+1 closes.
+
+close(e) + skew      every oracle lists the beats and commitments that it holds and finds valid
+then                 who listed an event that f+1 inventories list and another lacks supplies it
+2f+1 inventories     the leader (e mod n), with all n of them or at close(e) + 2 skews, proposes a body; events missing
+                     until close(e) + 3 skews cost the inventories that list them their place among the cited ones
+proposal             each oracle fetches what is cited, derives snapshot and commitments again, and votes at most once
+2f+1 votes           the leader publishes the certificate, after one more skew everybody who has the votes does
+certificate          each oracle publishes its partial of the beacon
+
+An epoch without quorum is skipped: nothing carries over but what beats say next. There is no view change and no lock:
+two conflicting certificates need 2f+1 votes each, hence f+1 oracles that voted twice, and each of these is proven by
+two signed votes (kind 8853). Ads and bond statements are not listened for but fetched when a beat names them, so what
+is held stays in proportion to who is alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Literal
+
+from nodewire.errors import BadInput, NodewireError
+from nodewire.nostr.event import Event
+from nodewire.oracle.state import (
+    Action,
+    BlobCame,
+    FetchBlob,
+    FetchCertificates,
+    FetchEvents,
+    Input,
+    PublishCertificate,
+    PublishFault,
+    PublishPartial,
+    Received,
+    Round,
+    SayInventory,
+    SayProposal,
+    SaySupply,
+    SayVote,
+    State,
+    Tick,
+)
+from nodewire.protocol import ad as _ad
+from nodewire.protocol import beat as _beat
+from nodewire.protocol import bond as _bond
+from nodewire.protocol import certificate as _certificate
+from nodewire.protocol import commitment as _commitment
+from nodewire.protocol import inventory as _inventory
+from nodewire.protocol import snapshot as _snapshot
+from nodewire.protocol import tags
+from nodewire.protocol.body import Body
+from nodewire.protocol.certificate import Certificate
+from nodewire.protocol.committee import VALID_EPOCHS
+from nodewire.protocol.inventory import Inventory, Listed, Proposal, Supply, Vote
+from nodewire.protocol.snapshot import Snapshot
+
+MAX_NODES = 2 * _snapshot.MAX_NODES
+BEATS_PER_NODE = 8
+LISTED_PER_NODE = 2
+FRESH = 4
+"""A beat's `last` may be any of the newest four certified bodies."""
+KEPT_CERTIFICATES = 16
+MAX_SUPPLIES = 8
+MAX_ASKED_IDS = 256
+
+Step = tuple[State, tuple[Action, ...]]
+
+
+def apply(what: Input, state: State) -> Step:
+    """The state after `what`, and what the oracle must now do, in order. Malformed events change nothing."""
+    actions: list[Action] = []
+    match what:
+        case Tick(now_ms):
+            state = _open_round(replace(state, now_ms=max(now_ms, state.now_ms)))
+        case Received(event):
+            try:
+                state, first = _receive(event, state)
+            except BadInput:
+                return state, ()
+            if event.kind in (_beat.KIND, _commitment.KIND):  # they change no round before its time has come
+                return state, first
+            actions += first
+        case BlobCame(sha256, data):
+            state = _blob(sha256, data, state)
+    for epoch in sorted(state.rounds):
+        for step in (_list, _supply, _propose, _consider, _certify):
+            state, more = step(epoch, state)
+            actions += more
+    return state, tuple(actions)
+
+
+# ---- what comes in ------------------------------------------------------------------------------------------------
+
+
+def _receive(event: Event, state: State) -> Step:
+    match event.kind:
+        case _beat.KIND:
+            return _beat_came(event, state)
+        case _ad.KIND:
+            if not any(beat.ad == event.id for _, beat in state.beats.get(event.pubkey, ())):
+                return state, ()
+            ad = _ad.parse(event)
+            if state.digest not in ad.committees:
+                return state, ()
+            return _want(event.pubkey, replace(state, ads={**state.ads, event.id: (event, ad)}))
+        case _bond.KIND:
+            provider = _bond.parse(event).provider
+            if event.id not in _named_bonds(provider, state):
+                return state, ()
+            return replace(state, bonds={**state.bonds, event.id: event}), ()
+        case _commitment.KIND:
+            return _commitment_came(event, state), ()
+        case _inventory.KIND:
+            return _said(event, state)
+        case _certificate.KIND:
+            return _certificate_came(_certificate.parse(event), state)
+    return state, ()
+
+
+def _beat_came(event: Event, state: State) -> Step:
+    beat, mine = _beat.parse(event), state.beats.get(event.pubkey, ())
+    oldest, newest = state.epoch - state.committee.live_epochs - 1, state.epoch + 1
+    if beat.committee != state.digest or not oldest <= beat.epoch <= newest:
+        return state, ()
+    if any(known.id == event.id for known, _ in mine) or (not mine and len(state.beats) >= MAX_NODES):
+        return state, ()
+    beats = sorted((*mine, (event, beat)), key=lambda pair: (-pair[1].epoch, -pair[0].created_at, pair[0].id))
+    state = replace(state, beats={**state.beats, event.pubkey: tuple(beats[:BEATS_PER_NODE])})
+    state, actions = _want(event.pubkey, state)
+    if beat.last != state.digest and all(beat.last != certificate.digest for certificate in state.certified):
+        state, ask = _ask(state, "certificates", FetchCertificates())
+        actions += ask
+    return state, actions
+
+
+def _want(pubkey: str, state: State) -> Step:
+    """Ask for what a node's newest beat names and this oracle does not hold."""
+    ad = state.beats[pubkey][0][1].ad
+    if ad not in state.ads:
+        return _ask(state, f"ad/{pubkey}", FetchEvents((ad,)))
+    bond = state.ads[ad][1].bond
+    if bond is not None and bond not in state.bonds:
+        return _ask(state, f"bond/{pubkey}", FetchEvents((bond,)))
+    return state, ()
+
+
+def _named_bonds(provider: str, state: State) -> set[str]:
+    ads = (state.ads.get(beat.ad) for _, beat in state.beats.get(provider, ()))
+    return {pair[1].bond for pair in ads if pair is not None and pair[1].bond is not None}
+
+
+def _commitment_came(event: Event, state: State) -> State:
+    committed = _commitment.parse(event)
+    if committed.committee != state.digest or not state.epoch - 1 <= committed.epoch <= state.epoch + 1:
+        return state
+    mine = state.commitments.get(committed.epoch, {})
+    if committed.provider in mine or len(mine) >= _inventory.MAX_COMMITMENTS:
+        return state
+    mine = {**mine, committed.provider: event.id}
+    return replace(state, commitments={**state.commitments, committed.epoch: mine})
+
+
+def _said(event: Event, state: State) -> Step:
+    if state.committee.oracle(event.pubkey) is None or tags.text(event, "c") != state.digest:
+        return state, ()
+    said = _inventory.parse(event)
+    epoch = tags.epoch_of(event)
+    if not state.epoch - VALID_EPOCHS <= epoch <= state.epoch + 1:
+        return state, ()
+    round_ = state.rounds.get(epoch, Round())
+    if isinstance(said, Supply):
+        count = round_.supplies.get(said.oracle, 0)
+        if count < MAX_SUPPLIES:
+            extra = {**round_.extra, **{supplied.id: supplied for supplied in said.events}}
+            supplies = {**round_.supplies, said.oracle: count + 1}
+            state = _with(state, epoch, replace(round_, extra=extra, supplies=supplies))
+        return state, ()
+    round_, actions = _accuse(event, round_)
+    match said:
+        case Listed():
+            cited = any(said.id in proposal.body.inventories for proposal in round_.proposals.values())
+            if cited or sum(listed.oracle == said.oracle for listed in round_.inventories.values()) < 2:
+                known = round_.inventories.get(said.id, said)
+                round_ = replace(round_, inventories={**round_.inventories, said.id: known})
+                if known.inventory is None and known.blob is not None:
+                    state, ask = _ask(state, f"blob/{known.blob}", FetchBlob(known.blob))
+                    actions += ask
+        case Proposal():
+            if said.oracle == state.committee.leader(epoch) and len(round_.proposals) < 2:
+                round_ = replace(round_, proposals={**round_.proposals, said.x: said})
+        case Vote():
+            round_ = _with_vote(event, said, round_, state)
+    return _with(state, epoch, round_), actions
+
+
+def _with_vote(event: Event, vote: Vote, round_: Round, state: State) -> Round:
+    if (vote.x, vote.oracle) in round_.votes or sum(oracle == vote.oracle for _, oracle in round_.votes) >= 2:
+        return round_
+    votes = {**round_.votes, (vote.x, vote.oracle): event}
+    full = sum(x == vote.x for x, _ in votes) >= state.committee.quorum
+    return replace(
+        round_, votes=votes, quorum_ms=state.now_ms if full and round_.quorum_ms is None else round_.quorum_ms
+    )
+
+
+def _accuse(event: Event, round_: Round) -> tuple[Round, tuple[Action, ...]]:
+    """Remember what was said, or prove that it contradicts what its author said before."""
+    key = (event.pubkey, tags.text(event, "t"))
+    first = round_.said.get(key)
+    if first is None:
+        return replace(round_, said={**round_.said, key: event}), ()
+    if key in round_.accused or tags.text(first, "x") == tags.text(event, "x"):
+        return round_, ()
+    return replace(round_, accused=round_.accused | {key}), (PublishFault(_certificate.contradiction(first, event)),)
+
+
+def _certificate_came(certificate: Certificate, state: State) -> Step:
+    epoch = certificate.body.epoch
+    if certificate.body.committee != state.digest or epoch > state.epoch:
+        return state, ()
+    known = next((c for c in state.certified if c.body.epoch == epoch), None)
+    if known is not None and known.digest == certificate.digest:
+        return state, ()
+    if len(state.certified) >= KEPT_CERTIFICATES and epoch < state.certified[0].body.epoch:
+        return state, ()
+    certificate.check(state.committee)
+    actions: list[Action] = []
+    if state.epoch - VALID_EPOCHS <= epoch:
+        round_ = state.rounds.get(epoch, Round())
+        for vote in certificate.votes:
+            round_, more = _accuse(vote, round_)
+            actions += more
+        state = _with(state, epoch, round_)
+    if known is None:
+        certified = sorted((*state.certified, certificate), key=lambda c: c.body.epoch)
+        state = replace(state, certified=tuple(certified[-KEPT_CERTIFICATES:]))
+        if state.epoch - VALID_EPOCHS <= epoch + 1:
+            actions.append(PublishPartial(certificate.body))
+    return state, tuple(actions)
+
+
+def _blob(sha256: str, data: bytes, state: State) -> State:
+    """Whatever asked for this blob gets it; a blob that is not what it should be is as good as none."""
+    for epoch, round_ in state.rounds.items():
+        for listed in round_.inventories.values():
+            if listed.blob == sha256 and listed.inventory is None:
+                try:
+                    attached = listed.attach(data)
+                except BadInput:
+                    return state
+                return _with(state, epoch, replace(round_, inventories={**round_.inventories, listed.id: attached}))
+    wanted = {p.body.snapshot for round_ in state.rounds.values() for p in round_.proposals.values()}
+    if sha256 not in wanted | {certificate.body.snapshot for certificate in state.certified}:
+        return state
+    try:
+        return replace(state, snapshots={**state.snapshots, sha256: _snapshot.unpack(data, sha256)})
+    except BadInput:
+        return state
+
+
+# ---- a round's steps ----------------------------------------------------------------------------------------------
+
+
+def _list(epoch: int, state: State) -> Step:
+    """Say what this oracle holds, once, when the epoch's events have had time to arrive."""
+    round_ = state.rounds[epoch]
+    if round_.listed or not _is_open(epoch, state) or state.now_ms < _close(epoch, state, skews=1):
+        return state, ()
+    beats = {event.id: event for pubkey in state.beats for event in _listable(pubkey, epoch, state)}
+    chosen = sorted(beats)[: _inventory.MAX_BEATS]
+    inventory = Inventory(
+        committee=state.digest,
+        epoch=epoch,
+        beats=tuple(chosen),
+        commitments=tuple(sorted(state.commitments.get(epoch, {}).values())),
+    )
+    round_ = replace(round_, listed=True, extra={**round_.extra, **{id_: beats[id_] for id_ in chosen}})
+    return _with(state, epoch, round_), (SayInventory(inventory),)
+
+
+def _listable(pubkey: str, epoch: int, state: State) -> list[Event]:
+    """The newest two beats of a node that are alive in `epoch`, not signed ahead, and whose ad and bond are at hand."""
+    fresh = [certificate.digest for certificate in state.certified[-FRESH:]]
+    if len(fresh) < FRESH:
+        fresh.append(state.digest)
+    found = []
+    for event, beat in state.beats[pubkey]:
+        alive = epoch - state.committee.live_epochs <= beat.epoch <= epoch and beat.last in fresh
+        ad_event, ad = state.ads.get(beat.ad, (None, None))
+        own = ad_event is not None and ad_event.pubkey == pubkey
+        if alive and own and ad is not None and (ad.bond is None or ad.bond in state.bonds):
+            found.append(event)
+    return found[:LISTED_PER_NODE]
+
+
+def _supply(epoch: int, state: State) -> Step:
+    """Hand out what this oracle listed, f+1 inventories list, and another lacks."""
+    round_ = state.rounds[epoch]
+    complete = _complete(epoch, state)
+    if round_.supplied or not round_.listed or not _is_open(epoch, state) or len(complete) < state.committee.quorum:
+        return state, ()
+    if len(complete) < len(state.committee.oracles) and state.now_ms < _close(epoch, state, skews=2):
+        return state, ()
+    lists = [set(inventory.beats) for inventory in complete.values()]
+    beats, _ = _snapshot.listed(state.committee, list(complete.values()))
+    rare = [id_ for id_ in beats if id_ in round_.extra and any(id_ not in ids for ids in lists)]
+    events = [event for id_ in rare for event in _with_closure(round_.extra[id_], state)]
+    limited = tuple({event.id: event for event in events}.values())[: MAX_SUPPLIES * 16]
+    state = _with(state, epoch, replace(round_, supplied=True))
+    return state, ((SaySupply(epoch, limited),) if limited else ())
+
+
+def _with_closure(event: Event, state: State) -> Iterable[Event]:
+    """A beat with the ad and the bond statement that it needs, as far as they are at hand."""
+    yield event
+    ad_event, ad = state.ads.get(_beat.parse(event).ad, (None, None))
+    if ad_event is not None and ad is not None:
+        yield ad_event
+        if ad.bond is not None and ad.bond in state.bonds:
+            yield state.bonds[ad.bond]
+
+
+def _propose(epoch: int, state: State) -> Step:
+    """As the leader: propose the body that follows from as many inventories as possible."""
+    round_, committee = state.rounds[epoch], state.committee
+    if committee.leader(epoch) != state.me or round_.proposed or not _is_open(epoch, state):
+        return state, ()
+    complete = _complete(epoch, state)
+    waiting = len(complete) < len(committee.oracles) and state.now_ms < _close(epoch, state, skews=2)
+    if len(complete) < committee.quorum or waiting:
+        return _fetch_inventories(epoch, state)
+    previous, previous_digest, state, actions = _previous(epoch, state)
+    if isinstance(previous, str):
+        return state, actions
+    known = _known(round_, state)
+    chosen = dict(complete)
+    while True:
+        beats, commitments = _snapshot.listed(committee, list(chosen.values()))
+        missing = _missing(epoch, beats, known, state)
+        if not missing:
+            break
+        if state.now_ms < _close(epoch, state, skews=3) or len(chosen) == committee.quorum:
+            ids = tuple(sorted(missing)[:MAX_ASKED_IDS])
+            return _ask(state, f"missing/{epoch}", FetchEvents(ids))
+        blamed = max(chosen, key=lambda id_: (len(missing.intersection(chosen[id_].beats)), id_))
+        del chosen[blamed]
+    others = [event for event in known.values() if event.kind != _beat.KIND]
+    snapshot = _snapshot.derive(committee, epoch, [known[id_] for id_ in beats], others, previous=previous)
+    blob = snapshot.pack()
+    body = Body(
+        committee=state.digest,
+        epoch=epoch,
+        snapshot=_snapshot.sha256(blob),
+        commitments=_commitment.certified_root(commitments),
+        inventories=tuple(sorted(chosen)),
+        previous=previous_digest,
+    )
+    state = replace(state, snapshots={**state.snapshots, body.snapshot: snapshot})
+    return _with(state, epoch, replace(round_, proposed=body.digest())), (SayProposal(body, blob),)
+
+
+def _missing(epoch: int, beats: list[str], known: Mapping[str, Event], state: State) -> set[str]:
+    """What deriving from these beats lacks: beats not at hand; ads and bond statements, with the beats they are for."""
+    missing = {id_ for id_ in beats if id_ not in known}
+    at_hand = [known[id_] for id_ in beats if id_ in known]
+    if _snapshot.needed(state.committee, epoch, at_hand, known):  # rarely; then find out who needs it
+        for event in at_hand:
+            if lacking := _snapshot.needed(state.committee, epoch, [event], known):
+                missing |= lacking | {event.id}
+    return missing
+
+
+def _consider(epoch: int, state: State) -> Step:
+    """Vote for the leader's proposal if everything that it cites gives the same body."""
+    round_ = state.rounds[epoch]
+    if round_.voted or round_.refused or not round_.proposals or not _is_open(epoch, state):
+        return state, ()
+    body = next(iter(round_.proposals.values())).body
+    if round_.proposed != body.digest():
+        state, ready, actions = _gather(epoch, body, state)
+        if not ready:
+            return state, actions
+        round_ = state.rounds[epoch]
+        try:
+            _check(epoch, body, state)
+        except NodewireError as error:
+            return _with(state, epoch, replace(round_, refused=str(error))), ()
+    vote = SayVote(tags.epoch_topic(epoch), body.digest())
+    return _with(state, epoch, replace(round_, voted=True)), (vote,)
+
+
+def _gather(epoch: int, body: Body, state: State) -> tuple[State, bool, tuple[Action, ...]]:
+    """Ask for whatever checking `body` lacks; true if nothing is lacking."""
+    round_ = state.rounds[epoch]
+    actions: list[Action] = []
+    absent = tuple(id_ for id_ in body.inventories if id_ not in round_.inventories)
+    if absent:
+        state, ask = _ask(state, f"inventories/{epoch}", FetchEvents(absent))
+        actions += ask
+    bare = [round_.inventories[id_].blob for id_ in body.inventories if _is_bare(round_.inventories.get(id_))]
+    snapshots = [sha256 for sha256 in (body.snapshot,) if sha256 not in state.snapshots]
+    for sha256 in (*bare, *snapshots):
+        if sha256 is not None:
+            state, ask = _ask(state, f"blob/{sha256}", FetchBlob(sha256))
+            actions += ask
+    certificates = {certificate.digest for certificate in state.certified}
+    if body.previous != state.digest and body.previous not in certificates:
+        state, ask = _ask(state, "certificates", FetchCertificates())
+        return state, False, (*actions, *ask)
+    previous, _, state, more = _previous(epoch, state)
+    complete = not absent and not bare and not snapshots and not isinstance(previous, str)
+    return state, complete, (*actions, *more)
+
+
+def _check(epoch: int, body: Body, state: State) -> None:
+    """Raises a NodewireError unless `body` is what follows from the inventories that it cites."""
+    round_, committee = state.rounds[epoch], state.committee
+    cited = {listed.oracle: listed.inventory for id_ in body.inventories if (listed := round_.inventories[id_])}
+    inventories = [inventory for inventory in cited.values() if inventory is not None]
+    if len(inventories) != len(body.inventories) or len(inventories) < committee.quorum:
+        raise BadInput("inventories", "not of 2f+1 distinct oracles")
+    previous, previous_digest, _, _ = _previous(epoch, state)
+    if body.previous != previous_digest or isinstance(previous, str):
+        raise BadInput("previous", "not the newest certified body")
+    beats, commitments = _snapshot.listed(committee, inventories)
+    if _commitment.certified_root(commitments) != body.commitments:
+        raise BadInput("commitments", "not those that the inventories list")
+    snapshot = state.snapshots[body.snapshot]
+    if snapshot.epoch != epoch:
+        raise BadInput("snapshot", "of another epoch")
+    _snapshot.check(committee, snapshot, previous=previous, beats=beats, known=_known(round_, state))
+
+
+def _certify(epoch: int, state: State) -> Step:
+    """With 2f+1 votes for one body: publish the certificate, the leader at once, others if nobody has after a skew."""
+    round_, committee = state.rounds[epoch], state.committee
+    if round_.quorum_ms is None or any(c.body.epoch == epoch for c in state.certified):
+        return state, ()
+    patient = committee.leader(epoch) != state.me and state.now_ms < round_.quorum_ms + committee.skew_ms
+    for digest, proposal in round_.proposals.items():
+        votes = [event for (x, _), event in sorted(round_.votes.items()) if x == digest]
+        if len(votes) >= committee.quorum and not patient:
+            certificate = Certificate(proposal.body, tuple(votes))
+            state, actions = _certificate_came(certificate, state)
+            return state, (PublishCertificate(certificate), *actions)
+    return state, ()
+
+
+# ---- smaller parts ------------------------------------------------------------------------------------------------
+
+_UNKNOWN: Literal["unknown"] = "unknown"
+
+
+def _previous(epoch: int, state: State) -> tuple[Snapshot | str | None, str, State, tuple[Action, ...]]:
+    """The snapshot certified last before `epoch` (None before the first, `_UNKNOWN` while its blob is fetched), and the
+    digest that a body cites for it."""
+    before = [certificate for certificate in state.certified if certificate.body.epoch < epoch]
+    if not before:
+        return None, state.digest, state, ()
+    if before[-1].body.epoch < epoch - _snapshot.REMEMBERED_EPOCHS:
+        return None, before[-1].digest, state, ()
+    sha256 = before[-1].body.snapshot
+    if sha256 in state.snapshots:
+        return state.snapshots[sha256], before[-1].digest, state, ()
+    state, actions = _ask(state, f"blob/{sha256}", FetchBlob(sha256))
+    return _UNKNOWN, before[-1].digest, state, actions
+
+
+def _complete(epoch: int, state: State) -> dict[str, Inventory]:
+    """One readable inventory of each oracle, by event id. Of two by one oracle, neither: it contradicts itself."""
+    found: dict[str, list[Listed]] = {}
+    for listed in state.rounds[epoch].inventories.values():
+        found.setdefault(listed.oracle, []).append(listed)
+    single = [ones[0] for ones in found.values() if len(ones) == 1]
+    return {listed.id: listed.inventory for listed in single if listed.inventory is not None}
+
+
+def _fetch_inventories(epoch: int, state: State) -> Step:
+    actions: list[Action] = []
+    for listed in state.rounds[epoch].inventories.values():
+        if _is_bare(listed) and listed.blob is not None:
+            state, ask = _ask(state, f"blob/{listed.blob}", FetchBlob(listed.blob))
+            actions += ask
+    return state, tuple(actions)
+
+
+def _is_bare(listed: Listed | None) -> bool:
+    return listed is not None and listed.inventory is None
+
+
+def _known(round_: Round, state: State) -> dict[str, Event]:
+    """Every beat, ad and bond statement at hand, by id."""
+    known = {event.id: event for beats in state.beats.values() for event, _ in beats}
+    known.update((event.id, event) for event, _ in state.ads.values())
+    return {**known, **state.bonds, **round_.extra}
+
+
+def _is_open(epoch: int, state: State) -> bool:
+    return _close(epoch, state) <= state.now_ms < _close(epoch + 1, state)
+
+
+def _close(epoch: int, state: State, *, skews: int = 0) -> int:
+    return state.committee.close_ms(epoch) + skews * state.committee.skew_ms
+
+
+def _ask(state: State, key: str, action: Action) -> Step:
+    """The action, unless the same was asked for less than a skew ago."""
+    last_ms = state.asked.get(key)
+    if last_ms is not None and state.now_ms < last_ms + state.committee.skew_ms:
+        return state, ()
+    return replace(state, asked={**state.asked, key: state.now_ms}), (action,)
+
+
+def _with(state: State, epoch: int, round_: Round) -> State:
+    return replace(state, rounds={**state.rounds, epoch: round_})
+
+
+def _open_round(state: State) -> State:
+    """Once an epoch: open the round of the one that has closed, and forget what is too old to matter."""
+    epoch = state.epoch
+    if state.opened >= epoch - 1 or epoch < 1:
+        return state
+    rounds = {e: round_ for e, round_ in state.rounds.items() if e >= epoch - VALID_EPOCHS}
+    rounds.setdefault(epoch - 1, Round())
+    oldest = epoch - state.committee.live_epochs - 2
+    beats = {pubkey: kept for pubkey, all_ in state.beats.items() if (kept := _since(oldest, all_))}
+    used = {beat.ad for kept in beats.values() for _, beat in kept}
+    ads = {id_: pair for id_, pair in state.ads.items() if id_ in used}
+    bonds = {ad.bond for _, ad in ads.values()}
+    snapshots = {c.body.snapshot for c in state.certified[-FRESH:]}
+    snapshots |= {p.body.snapshot for round_ in rounds.values() for p in round_.proposals.values()}
+    return replace(
+        state,
+        rounds=rounds,
+        beats=beats,
+        ads=ads,
+        bonds={id_: event for id_, event in state.bonds.items() if id_ in bonds},
+        opened=epoch - 1,
+        commitments={e: ids for e, ids in state.commitments.items() if e >= epoch - 1},
+        snapshots={sha256: s for sha256, s in state.snapshots.items() if sha256 in snapshots},
+        asked={key: at for key, at in state.asked.items() if at > state.now_ms - 2 * state.committee.epoch_ms},
+    )
+
+
+def _since(oldest: int, beats: tuple[tuple[Event, _beat.Beat], ...]) -> tuple[tuple[Event, _beat.Beat], ...]:
+    return tuple(pair for pair in beats if pair[1].epoch >= oldest)

@@ -1,0 +1,180 @@
+"""What an oracle knows, what happens to it, and what it wants done: plain frozen data for `rules.apply`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from nodewire.nostr.event import Event
+from nodewire.protocol.ad import Ad
+from nodewire.protocol.beat import Beat
+from nodewire.protocol.body import Body
+from nodewire.protocol.certificate import Certificate, Fault
+from nodewire.protocol.committee import Committee
+from nodewire.protocol.inventory import Inventory, Listed, Proposal
+from nodewire.protocol.snapshot import Snapshot
+
+# ---- inputs -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has come this far (unix ms)."""
+
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A verified event, from a relay or by this oracle itself."""
+
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class BlobCame:
+    """A blob with this SHA-256, as `FetchBlob` asked."""
+
+    sha256: str
+    data: bytes
+
+
+Input = Tick | Received | BlobCame
+
+# ---- actions ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SayInventory:
+    inventory: Inventory
+
+
+@dataclass(frozen=True, slots=True)
+class SayProposal:
+    """Store `blob` (the snapshot), then propose `body`."""
+
+    body: Body
+    blob: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SayVote:
+    topic: str
+    x: str
+
+
+@dataclass(frozen=True, slots=True)
+class SaySupply:
+    """Hand out events that other oracles lack."""
+
+    epoch: int
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishCertificate:
+    certificate: Certificate
+
+
+@dataclass(frozen=True, slots=True)
+class PublishPartial:
+    body: Body
+
+
+@dataclass(frozen=True, slots=True)
+class PublishFault:
+    fault: Fault
+
+
+@dataclass(frozen=True, slots=True)
+class FetchEvents:
+    """Look for these event ids on the relays; what is found comes back as Received."""
+
+    ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchCertificates:
+    """Look for this committee's newest certificates."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchBlob:
+    sha256: str
+
+
+Action = (
+    SayInventory
+    | SayProposal
+    | SayVote
+    | SaySupply
+    | PublishCertificate
+    | PublishPartial
+    | PublishFault
+    | FetchEvents
+    | FetchCertificates
+    | FetchBlob
+)
+
+# ---- state --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One epoch's round, as far as this oracle has seen it."""
+
+    inventories: Mapping[str, Listed] = field(default_factory=dict)
+    """By event id, at most two per oracle."""
+    proposals: Mapping[str, Proposal] = field(default_factory=dict)
+    """The leader's, by digest of the body, at most two; the first is what this oracle considers."""
+    votes: Mapping[tuple[str, str], Event] = field(default_factory=dict)
+    """By (digest, oracle)."""
+    said: Mapping[tuple[str, str], Event] = field(default_factory=dict)
+    """The first event by (oracle, `t`): what a second one may contradict."""
+    accused: frozenset[tuple[str, str]] = frozenset()
+    extra: Mapping[str, Event] = field(default_factory=dict)
+    """Events that this round needs, by id: those this oracle listed, and those supplied by others."""
+    supplies: Mapping[str, int] = field(default_factory=dict)
+    """How many supply events each oracle has sent."""
+    listed: bool = False
+    proposed: str | None = None
+    voted: bool = False
+    refused: str | None = None
+    """Why this oracle does not vote for the proposal."""
+    supplied: bool = False
+    quorum_ms: int | None = None
+    """When 2f+1 votes were first there."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Everything that one oracle (`me`) knows. Mappings are never changed in place."""
+
+    committee: Committee
+    digest: str
+    me: str
+    now_ms: int = 0
+    beats: Mapping[str, tuple[tuple[Event, Beat], ...]] = field(default_factory=dict)
+    """By pubkey, newest first."""
+    ads: Mapping[str, tuple[Event, Ad]] = field(default_factory=dict)
+    """By event id."""
+    bonds: Mapping[str, Event] = field(default_factory=dict)
+    commitments: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    """By epoch and provider: the id of the first commitment seen."""
+    rounds: Mapping[int, Round] = field(default_factory=dict)
+    certified: tuple[Certificate, ...] = ()
+    """Checked, one per epoch, the newest last."""
+    snapshots: Mapping[str, Snapshot] = field(default_factory=dict)
+    """By SHA-256."""
+    opened: int = -1
+    """The last epoch whose round was opened."""
+    asked: Mapping[str, int] = field(default_factory=dict)
+    """When something was last asked for (unix ms)."""
+
+    @property
+    def epoch(self) -> int:
+        return self.committee.epoch_at(self.now_ms)
+
+
+def start(committee: Committee, me: str) -> State:
+    return State(committee, committee.digest(), me)

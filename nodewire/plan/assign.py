@@ -1,0 +1,266 @@
+"""`assign/1`: the plan that follows from what a committee certified. Pure, integer-only; anyone gets the same bytes.
+
+Integers are unbounded and never negative where divided; `//` rounds down; `isqrt` is the integer square root. H is the
+tagged SHA-256 of `nodewire.protocol.canonical`; hex fields enter it as raw bytes; u8 and u32 are big-endian.
+
+1. Nodes. Kept are the snapshot's nodes that hold the manifest with at least one free slot (a slot is room for one
+   session in every task that the node holds of it), are not in `terms.excluded`, not the author of a cited `busy`, in
+   `terms.trusted` and of one of `terms.regions` (each if not empty).
+2. Offers. A kept node offers a task at (price, us) if its price is at most `terms.max_chunk_msat`. A task without any
+   offer ends in NoProvider. With `terms.driver` = "local" the manifest's first task is the customer's own: provider
+   "local", no standby, price 0, and it has no place on the network.
+3. Weight of an offer: units * speed * idle * known, with
+       units = clamp(bond_msat // bond_unit_msat, 1, 1000)          speed = clamp(1_000_000 // us, 1, 1_000_000)
+       idle  = 1 + (1_000_000 - load_ppm) * 15 // 1_000_000         known = 4 + bit length of min(epochs, 4095)
+   A node is bonded if bond_msat >= bond_unit_msat.
+4. Draws. seed = H("nodewire/assign/1", beacon || manifest || customer || u8 k). For task number i (from 0, manifest's
+   order) and draw j = 0 .. 7, as long as offers are left: h = H("nodewire/draw/1", seed || u32 i || u32 j) as a
+   big-endian integer. The pool is the bonded offers; or the unbonded ones if no bonded one is left, or if both are left
+   and h mod 20 = 0. In the pool, by ascending pubkey, the first offer is drawn at which the running sum of weights
+   exceeds (h // 20) mod (the pool's total); it leaves the pool.
+5. Placement, in the manifest's order. An offer's cost is
+       us + sum over the task's edges, back edges too, whose other end is a task already placed on another node:
+            link(node, other) + bytes_per_position * 1000 // 12_500
+       link(a, b) = (isqrt((ax-bx)^2 + (ay-by)^2) + ah + bh) // 2
+   in microseconds: coordinates predict a round trip, a frame takes half of it, and links carry 12,500 bytes per ms.
+   Neighbouring tasks that land on one node have no link between them, so they merge wherever both drew it. Of the drawn
+   offers that leave room under `terms.max_chunk_msat` for the cheapest drawn offer of every later task, the least
+   (cost, price, pubkey) is taken; if none leaves room, or if the sum is above `terms.max_total_msat`, OverBudget.
+6. Standbys, once all tasks are placed. Of a task's other drawn offers whose price is not above the chosen one (a
+   standby that takes over is paid the plan's price), the least (cost, price, pubkey), its links now to all placed
+   neighbours.
+7. Deadlines. turn = sum of the placed tasks' us + cost of all links between them; next = min(2000 + turn * 8 // 1000,
+   600_000) ms; first = min(5000 + next + (sum of us) * max(context, 1) // 1000, 600_000) ms.
+8. Verification. "sampled": the committee's verify_rate_ppm and verify_share_ppm; "none": zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import isqrt
+
+from nodewire.errors import BadInput, NoProvider, OverBudget
+from nodewire.protocol.body import Body
+from nodewire.protocol.canonical import tagged_hash
+from nodewire.protocol.committee import Committee
+from nodewire.protocol.manifest import CUSTOMER, Manifest
+from nodewire.protocol.plan import LOCAL, MAX_BUSY, MAX_REDRAWS, Assignment, Plan, Terms, Verification
+from nodewire.protocol.snapshot import Node, Snapshot
+
+CANDIDATES = 8
+UNBONDED_ONE_IN = 20
+LINK_BYTES_PER_MS = 12_500
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """A `busy` feedback that excludes its author: the event's id and the provider that signed it."""
+
+    id: str
+    provider: str
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One node's offer for one task: price per chunk, certified speed, and its weight in the draw."""
+
+    node: Node
+    price_msat: int
+    us: int
+    weight: int
+    bonded: bool
+
+
+def assign(
+    manifest: Manifest,
+    snapshot: Snapshot,
+    *,
+    body: Body,
+    beacon: str,
+    committee: Committee,
+    terms: Terms,
+    customer: str,
+    k: int = 0,
+    busy: Sequence[Busy] = (),
+    manifest_digest: str | None = None,
+) -> Plan:
+    """The plan. `body` is the certified body that cites `snapshot` (whose SHA-256 the caller has checked), `beacon` its
+    beacon (64 hex digits), `customer` a pubkey, `k` the redraw; `manifest_digest` saves hashing a manifest again.
+
+    Raises:
+        NoProvider: nobody offers a task under the terms; `field` is the task's name.
+        OverBudget: every choice costs more than the terms allow.
+        BadInput: snapshot, body and committee do not belong together, or k or busy is out of range.
+    """
+    if not (snapshot.committee == body.committee == committee.digest() and snapshot.epoch == body.epoch):
+        raise BadInput("snapshot", "not of this committee and epoch")
+    if not 0 <= k < MAX_REDRAWS or len(busy) > MAX_BUSY:
+        raise BadInput("k" if len(busy) <= MAX_BUSY else "busy", "out of range")
+    digest = manifest_digest or manifest.digest()
+    seed = tagged_hash("nodewire/assign/1", bytes.fromhex(beacon + digest + customer) + bytes([k]))
+    offers = _offers(manifest, digest, snapshot, committee, terms, {b.provider for b in busy})
+    drawn = {
+        task.name: draw(seed, number, offers[task.name])
+        for number, task in enumerate(manifest.tasks)
+        if task.name in offers
+    }
+    links = _links(manifest)
+    placed = _place(manifest, drawn, links, terms)
+    total_msat = sum(offer.price_msat for offer in placed.values())
+    if total_msat > terms.max_total_msat:
+        raise OverBudget("max_total_msat", f"one chunk costs {total_msat}")
+    first_ms, next_ms = _deadlines_ms(manifest, placed, links)
+    sampled = terms.verify == "sampled"
+    return Plan(
+        manifest=digest,
+        committee=body.committee,
+        epoch=body.epoch,
+        snapshot=body.snapshot,
+        certificate=body.digest(),
+        beacon=beacon,
+        customer=customer,
+        k=k,
+        busy=tuple(b.id for b in busy),
+        terms=terms,
+        tasks=tuple(_assignment(task.name, drawn, placed, links) for task in manifest.tasks),
+        chunk_msat=total_msat,
+        first_result_ms=first_ms,
+        next_result_ms=next_ms,
+        verification=Verification(
+            policy=terms.verify,
+            rate_ppm=committee.verify_rate_ppm if sampled else 0,
+            share_ppm=committee.verify_share_ppm if sampled else 0,
+        ),
+    )
+
+
+def draw(seed: bytes, number: int, offers: Sequence[Offer]) -> list[Offer]:
+    """Up to 8 of the offers (sorted by pubkey) for task `number`, by the verifiable weighted draw of step 4."""
+    pools = ([o for o in offers if o.bonded], [o for o in offers if not o.bonded])
+    drawn: list[Offer] = []
+    for j in range(min(CANDIDATES, len(offers))):
+        data = seed + number.to_bytes(4, "big") + j.to_bytes(4, "big")
+        h = int.from_bytes(tagged_hash("nodewire/draw/1", data), "big")
+        bonded, unbonded = pools
+        pool = unbonded if unbonded and (not bonded or h % UNBONDED_ONE_IN == 0) else bonded
+        sums = list(accumulate(offer.weight for offer in pool))
+        drawn.append(pool.pop(_first_above(sums, h // UNBONDED_ONE_IN % sums[-1])))
+    return drawn
+
+
+def link_us(a: Node, b: Node) -> int:
+    """How long a small frame is expected to take from one node to the other, in microseconds."""
+    (ax, ay, ah), (bx, by, bh) = a.coordinates, b.coordinates
+    return (isqrt((ax - bx) ** 2 + (ay - by) ** 2) + ah + bh) // 2
+
+
+def _first_above(sums: list[int], value: int) -> int:
+    low, high = 0, len(sums) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if sums[middle] > value:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _offers(
+    manifest: Manifest, digest: str, snapshot: Snapshot, committee: Committee, terms: Terms, busy: set[str]
+) -> dict[str, list[Offer]]:
+    """By task, all offers under the terms, sorted by pubkey (as the snapshot's nodes are)."""
+    trusted, excluded, regions = set(terms.trusted), set(terms.excluded) | busy, set(terms.regions)
+    tasks = manifest.tasks[1:] if terms.driver == "local" else manifest.tasks
+    offers: dict[str, list[Offer]] = {task.name: [] for task in tasks}
+    for node in snapshot.nodes:
+        held = next((h for h in node.held if h.manifest == digest and h.free > 0), None)
+        if held is None or node.pubkey in excluded:
+            continue
+        if (trusted and node.pubkey not in trusted) or (regions and node.region not in regions):
+            continue
+        share, bonded = _share(node, committee), node.bond_msat >= committee.bond_unit_msat
+        for task in held.tasks:
+            if task.task in offers and task.price_msat <= terms.max_chunk_msat:
+                us = task.us_per_position
+                weight = share * _clamp(1_000_000 // us, 1, 1_000_000)
+                offers[task.task].append(Offer(node, task.price_msat, us, weight, bonded))
+    for name, found in offers.items():
+        if not found:
+            raise NoProvider(name, "no live node with a free slot offers this task under the terms")
+    return offers
+
+
+def _share(node: Node, committee: Committee) -> int:
+    """The part of a weight that is the same for all of a node's tasks."""
+    units = _clamp(node.bond_msat // committee.bond_unit_msat, 1, 1_000)
+    idle = 1 + (1_000_000 - node.load_ppm) * 15 // 1_000_000
+    return units * idle * (4 + min(node.epochs, 4_095).bit_length())
+
+
+Links = dict[str, list[tuple[str, int]]]
+"""By task: every edge's other end, and how long its bytes take on a link (us)."""
+
+
+def _links(manifest: Manifest) -> Links:
+    links: Links = {task.name: [] for task in manifest.tasks}
+    for edge in manifest.edges:
+        if CUSTOMER in (edge.source, edge.target) or edge.source == edge.target:
+            continue
+        transfer_us = edge.bytes_per_position * 1_000 // LINK_BYTES_PER_MS
+        links[edge.source].append((edge.target, transfer_us))
+        links[edge.target].append((edge.source, transfer_us))
+    return links
+
+
+def _links_us(node: Node, links: list[tuple[str, int]], placed: dict[str, Offer]) -> int:
+    total_us = 0
+    for other, transfer_us in links:
+        neighbour = placed.get(other)
+        if neighbour is not None and neighbour.node.pubkey != node.pubkey:
+            total_us += link_us(node, neighbour.node) + transfer_us
+    return total_us
+
+
+def _rank(links: list[tuple[str, int]], placed: dict[str, Offer]) -> Callable[[Offer], tuple[int, int, str]]:
+    return lambda offer: (offer.us + _links_us(offer.node, links, placed), offer.price_msat, offer.node.pubkey)
+
+
+def _place(manifest: Manifest, drawn: dict[str, list[Offer]], links: Links, terms: Terms) -> dict[str, Offer]:
+    placed: dict[str, Offer] = {}
+    later_msat = sum(min(offer.price_msat for offer in offers) for offers in drawn.values())
+    left_msat = terms.max_chunk_msat
+    for task in manifest.tasks:
+        if task.name not in drawn:
+            continue
+        offers = drawn[task.name]
+        later_msat -= min(offer.price_msat for offer in offers)
+        affordable = [offer for offer in offers if offer.price_msat + later_msat <= left_msat]
+        if not affordable:
+            raise OverBudget("max_chunk_msat", f"task {task.name} and those after it cost more than what is left")
+        placed[task.name] = min(affordable, key=_rank(links[task.name], placed))
+        left_msat -= placed[task.name].price_msat
+    return placed
+
+
+def _assignment(task: str, drawn: dict[str, list[Offer]], placed: dict[str, Offer], links: Links) -> Assignment:
+    if task not in placed:
+        return Assignment(task=task, provider=LOCAL, standby=None, price_msat=0)
+    chosen = placed[task]
+    others = [o for o in drawn[task] if o is not chosen and o.price_msat <= chosen.price_msat]
+    standby = min(others, key=_rank(links[task], placed)).node.pubkey if others else None
+    return Assignment(task=task, provider=chosen.node.pubkey, standby=standby, price_msat=chosen.price_msat)
+
+
+def _deadlines_ms(manifest: Manifest, placed: dict[str, Offer], links: Links) -> tuple[int, int]:
+    compute_us = sum(offer.us for offer in placed.values())
+    # every link is seen from both of its ends
+    travel_us = sum(_links_us(offer.node, links[task], placed) for task, offer in placed.items()) // 2
+    next_ms = min(2_000 + (compute_us + travel_us) * 8 // 1_000, 600_000)
+    first_ms = min(5_000 + next_ms + compute_us * max(manifest.context, 1) // 1_000, 600_000)
+    return first_ms, next_ms
+
+
+def _clamp(value: int, low: int, high: int) -> int:
+    return max(low, min(value, high))

@@ -1,0 +1,131 @@
+"""Audit: re-derive a plan from what it cites, and say in which fields it differs from what it had to be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nodewire.errors import BadTag, NodewireError
+from nodewire.nostr.event import Event
+from nodewire.plan.assign import Busy, assign
+from nodewire.protocol import beacon as _beacon
+from nodewire.protocol import snapshot as _snapshot
+from nodewire.protocol.beacon import BeaconPartial
+from nodewire.protocol.certificate import Certificate
+from nodewire.protocol.committee import Committee
+from nodewire.protocol.manifest import Manifest
+from nodewire.protocol.plan import Plan
+from nodewire.protocol.snapshot import Snapshot
+
+FEEDBACK_KIND = 7_000
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`path` of the plan (dots and indexes) is `found` where `expected` follows from what the plan cites."""
+
+    path: str
+    expected: str
+    found: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: expected {self.expected}, found {self.found}"
+
+
+def parse_busy(event: Event) -> Busy:
+    """The exclusion that a verified feedback (kind 7000) with status `busy` asks for. Raises BadTag."""
+    if event.kind != FEEDBACK_KIND or event.tag("status") != "busy":
+        raise BadTag("status", "not a busy feedback")
+    return Busy(event.id, event.pubkey)
+
+
+def audit(
+    plan: Plan,
+    *,
+    customer: str,
+    manifest: Manifest,
+    committee: Committee,
+    certificate: Certificate,
+    partials: Iterable[BeaconPartial],
+    snapshot_blob: bytes,
+    busy: Sequence[Event] = (),
+    manifest_digest: str | None = None,
+) -> list[Finding]:
+    """What is wrong with `plan`, carried by a request of `customer`; an empty list if it is the one that follows.
+
+    Args:
+        certificate: of the plan's epoch; its votes are checked here.
+        partials: of the beacon; those that prove nothing are passed over.
+        snapshot_blob: the blob that the plan cites, unread.
+        busy: the verified feedback events that the plan cites, in any order.
+    """
+    findings = list(_citations(plan, customer, manifest_digest or manifest.digest(), committee, certificate))
+    snapshot: Snapshot | None = None
+    beacon = plan.beacon
+    exclusions: list[Busy] = []
+    try:
+        certificate.check(committee)
+    except NodewireError as error:
+        findings.append(Finding("certificate", "a valid quorum certificate", str(error)))
+    try:
+        beacon = _beacon.combine(committee, certificate.digest, partials)
+    except NodewireError as error:
+        findings.append(Finding("beacon", "2f+1 valid partials", str(error)))
+    try:
+        snapshot = _snapshot.unpack(snapshot_blob, certificate.body.snapshot)
+    except NodewireError as error:
+        findings.append(Finding("snapshot", certificate.body.snapshot, str(error)))
+    try:
+        by_id = {event.id: event for event in busy}
+        exclusions = [parse_busy(by_id[id_]) for id_ in plan.busy]
+    except KeyError as error:
+        findings.append(Finding("busy", "the cited feedback event", f"no event {error.args[0]}"))
+    except NodewireError as error:
+        findings.append(Finding("busy", "a busy feedback", str(error)))
+    if snapshot is None or findings:
+        return findings
+    try:
+        expected = assign(
+            manifest,
+            snapshot,
+            body=certificate.body,
+            beacon=beacon,
+            committee=committee,
+            terms=plan.terms,
+            customer=customer,
+            k=plan.k,
+            busy=exclusions,
+            manifest_digest=plan.manifest,
+        )
+    except NodewireError as error:
+        return [Finding(error.field, f"no plan at all ({error.code}: {error.reason})", "a plan")]
+    return list(_differences("", expected.document(), plan.document()))
+
+
+def _citations(
+    plan: Plan, customer: str, manifest: str, committee: Committee, certificate: Certificate
+) -> Iterable[Finding]:
+    body = certificate.body
+    expected = {
+        "customer": customer,
+        "manifest": manifest,
+        "committee": committee.digest(),
+        "certificate": certificate.digest,
+        "epoch": body.epoch,
+        "snapshot": body.snapshot,
+    }
+    for name, value in expected.items():
+        if getattr(plan, name) != value:
+            yield Finding(name, str(value), str(getattr(plan, name)))
+
+
+def _differences(path: str, expected: Any, found: Any) -> Iterable[Finding]:
+    if isinstance(expected, dict) and isinstance(found, dict) and expected.keys() == found.keys():
+        for key in expected:
+            yield from _differences(f"{path}.{key}" if path else key, expected[key], found[key])
+    elif isinstance(expected, tuple) and isinstance(found, tuple) and len(expected) == len(found):
+        for i, (one, other) in enumerate(zip(expected, found, strict=True)):
+            yield from _differences(f"{path}[{i}]", one, other)
+    elif expected != found:
+        yield Finding(path, str(expected)[:200], str(found)[:200])

@@ -1,0 +1,72 @@
+"""A heartbeat (kind 11998, replaceable, NIP-40): a node is alive, this free, and here on the network.
+
+`last` is the digest of the newest certified body that the node knows (before the first, the committee's digest), so
+that no beat can be signed ahead of time. `epoch` is the one in which it was signed.
+
+Event: `c` = committee, `expiration`; content = the document as JSON.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from nodewire.errors import BadEvent, BadInput, BadTag
+from nodewire.nostr.event import Event, sign
+from nodewire.nostr.keys import Keys
+from nodewire.protocol import tags
+from nodewire.protocol.committee import Committee, Ppm
+from nodewire.protocol.schema import Hex32, Schema
+
+KIND = 11_998
+
+Microseconds = Annotated[int, Field(ge=-10_000_000, le=10_000_000)]
+
+
+class Beat(Schema):
+    TAG: ClassVar[str] = "nodewire/beat/1"
+    MAX_BYTES: ClassVar[int] = 2_048
+    ERROR: ClassVar[type[BadInput]] = BadEvent
+
+    v: Literal[1] = 1
+    committee: Hex32
+    last: Hex32
+    epoch: int = Field(ge=0, le=tags.MAX_EPOCH)
+    ad: Hex32
+    """Event id of the ad that holds now."""
+    load_ppm: Ppm
+    free: dict[Hex32, Annotated[int, Field(ge=0, le=4_096)]] = Field(max_length=16)
+    """Free slots by manifest digest."""
+    coordinates: tuple[Microseconds, Microseconds, Microseconds]
+    """Vivaldi x, y and height: the round-trip time to another node is the plane's distance plus both heights."""
+
+    @model_validator(mode="after")
+    def _height_is_not_negative(self) -> Self:
+        if self.coordinates[2] < 0:
+            raise ValueError("coordinates: the height is negative")
+        return self
+
+
+def expires_at_s(committee: Committee, epoch: int) -> int:
+    """When a beat of `epoch` stops counting anywhere: the end of the last round that can list it, in unix seconds."""
+    return -(-committee.close_ms(epoch + committee.live_epochs + 1) // 1000)
+
+
+def build(keys: Keys, beat: Beat, *, created_at: int, expires_at_s: int) -> Event:
+    tags_ = [("c", beat.committee), ("expiration", str(expires_at_s))]
+    return sign(keys, KIND, created_at=created_at, content=beat.to_json(), tags=tags_)
+
+
+def parse(event: Event) -> Beat:
+    """The beat in a verified event.
+
+    Raises:
+        BadEvent, BadTag, BadVersion, TooLarge: it is malformed, or its tags contradict its document.
+    """
+    tags.check_kind(event, KIND)
+    beat = Beat.parse(event.content)
+    if tags.hex32(event, "c") != beat.committee:
+        raise BadTag("c", "not the beat's committee")
+    tags.text(event, "expiration")  # relays enforce it; a beat without one would outlive its node
+    return beat

@@ -1,0 +1,162 @@
+"""Quorum certificates (kind 8852) and fault evidence (kind 8853). Both prove themselves: anyone may publish them.
+
+certificate  `c`, `n`, `x` as its votes have them; content = {"v": 1, "body": Body, "votes": [signed vote events]}
+fault        `p` = the oracle, `c`; content = {"v": 1, "events": [two signed kind 8850 events]}: same author, same `t`,
+             same `c`, same `n`, different `x`
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from nodewire.errors import BadEvent, BadQuorum, BadTag, BadVersion, NodewireError
+from nodewire.nostr.event import Event, parse_unverified, sign
+from nodewire.nostr.event import parse as parse_event
+from nodewire.nostr.event import verify as verify_event
+from nodewire.nostr.keys import Keys
+from nodewire.protocol import inventory, tags
+from nodewire.protocol.body import Body
+from nodewire.protocol.committee import MAX_ORACLES, Committee
+
+KIND = 8_852
+FAULT_KIND = 8_853
+
+__all__ = ["FAULT_KIND", "KIND", "Body", "Certificate", "Fault", "build", "build_fault", "parse", "parse_fault"]
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """A body and the votes that certify it. Only `check` says that they do."""
+
+    body: Body
+    votes: tuple[Event, ...]
+
+    @property
+    def digest(self) -> str:
+        return self.body.digest()
+
+    def check(self, committee: Committee) -> None:
+        """Check that 2f+1 oracles of `committee` signed votes for this body and nothing else is among the votes.
+
+        Raises:
+            BadQuorum: another committee, an outsider's or malformed vote, one for something else, or too few.
+        """
+        digest, topic = self.digest, tags.epoch_topic(self.body.epoch)
+        if self.body.committee != committee.digest():
+            raise BadQuorum("committee", "the body names another committee")
+        if len(self.body.inventories) < committee.quorum:
+            raise BadQuorum("inventories", f"{len(self.body.inventories)} cited, {committee.quorum} needed")
+        voters = set()
+        for event in self.votes:
+            try:
+                vote = inventory.parse(event)
+                verify_event(event)
+            except NodewireError as error:
+                raise BadQuorum("votes", "one is malformed or not signed by its author") from error
+            if not isinstance(vote, inventory.Vote) or (vote.committee, vote.topic, vote.x) != (
+                self.body.committee,
+                topic,
+                digest,
+            ):
+                raise BadQuorum("votes", "one is for something else")
+            if committee.oracle(vote.oracle) is None:
+                raise BadQuorum("votes", "one is an outsider's")
+            voters.add(vote.oracle)
+        if len(voters) < committee.quorum:
+            raise BadQuorum("votes", f"of {len(voters)} oracles, {committee.quorum} needed")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Two contradicting events by the same oracle."""
+
+    oracle: str
+    committee: str
+    topic: str
+    first: Event
+    second: Event
+
+
+def build(keys: Keys, certificate: Certificate, *, created_at: int) -> Event:
+    body = certificate.body
+    tags_ = [("c", body.committee), ("n", tags.epoch_topic(body.epoch)), ("x", certificate.digest)]
+    document = {"v": 1, "body": body.document(), "votes": [vote.as_dict() for vote in certificate.votes]}
+    return sign(keys, KIND, created_at=created_at, content=_json(document), tags=tags_)
+
+
+def parse(event: Event) -> Certificate:
+    """The certificate in a verified event; its votes are neither verified nor counted until `check`.
+
+    Raises:
+        BadEvent, BadTag, BadQuorum, BadVersion: it is malformed.
+    """
+    tags.check_kind(event, KIND)
+    document = _document(event, {"v", "body", "votes"})
+    if not isinstance(document["votes"], list) or len(document["votes"]) > MAX_ORACLES:
+        raise BadQuorum("votes", f"not a list of at most {MAX_ORACLES}")
+    votes = tuple(parse_unverified(vote) for vote in document["votes"])
+    certificate = Certificate(Body.from_document(document["body"]), votes)
+    if tags.hex32(event, "x") != certificate.digest or tags.epoch_of(event) != certificate.body.epoch:
+        raise BadTag("x", "the tags name another body")
+    return certificate
+
+
+def build_fault(keys: Keys, fault: Fault, *, created_at: int) -> Event:
+    document = {"v": 1, "events": [fault.first.as_dict(), fault.second.as_dict()]}
+    tags_ = [("p", fault.oracle), ("c", fault.committee), ("n", fault.topic)]
+    return sign(keys, FAULT_KIND, created_at=created_at, content=_json(document), tags=tags_)
+
+
+def contradiction(first: Event, second: Event) -> Fault:
+    """The fault that two verified kind 8850 events prove. Raises BadEvent if they prove none."""
+    for name in ("t", "c", "n"):
+        if tags.text(first, name) != tags.text(second, name):
+            raise BadEvent(name, "the two events differ in it and contradict nothing")
+    if first.kind != inventory.KIND or second.kind != inventory.KIND or first.pubkey != second.pubkey:
+        raise BadEvent("events", "not two kind 8850 events by one oracle")
+    if tags.hex32(first, "x") == tags.hex32(second, "x"):
+        raise BadEvent("x", "both say the same")
+    if tags.text(first, "t") not in ("inventory", "proposal", "vote"):
+        raise BadEvent("t", "nothing that may be said only once")
+    first, second = sorted((first, second), key=lambda event: event.id)
+    return Fault(first.pubkey, tags.hex32(first, "c"), tags.text(first, "n"), first, second)
+
+
+def parse_fault(event: Event, committee: Committee) -> Fault:
+    """The proven fault in a verified event: both embedded signatures are checked here.
+
+    Raises:
+        BadEvent, BadTag, BadVersion, BadSignature: it is malformed or proves nothing.
+        BadQuorum: the accused is no oracle of `committee`.
+    """
+    tags.check_kind(event, FAULT_KIND)
+    document = _document(event, {"v", "events"})
+    events = document["events"]
+    if not isinstance(events, list) or len(events) != 2:
+        raise BadEvent("events", "not two")
+    first, second = (parse_event(item) for item in events)
+    fault = contradiction(first, second)
+    if fault.committee != committee.digest() or committee.oracle(fault.oracle) is None:
+        raise BadQuorum("p", "the accused is no oracle of this committee")
+    return fault
+
+
+def _document(event: Event, fields: set[str]) -> dict[str, Any]:
+    try:
+        document = orjson.loads(event.content)
+    except orjson.JSONDecodeError as error:
+        raise BadEvent("content", "not JSON") from error
+    if not isinstance(document, dict):
+        raise BadEvent("content", "not an object")
+    if document.get("v") != 1:
+        raise BadVersion("v", f"{str(document.get('v'))[:20]}; this software speaks 1")
+    if set(document) != fields:
+        raise BadEvent("content", f"fields are not {', '.join(sorted(fields))}")
+    return document
+
+
+def _json(document: dict[str, Any]) -> str:
+    return orjson.dumps(document, option=orjson.OPT_SORT_KEYS).decode()

@@ -1,0 +1,292 @@
+"""The snapshot: every integer about every live node that `assign/1` reads, and the signed events it was derived from.
+
+A snapshot is a blob (canonical msgpack), cited by plain SHA-256. `derive` makes it from events alone, so every oracle,
+and later every auditor, gets the same bytes.
+
+Rules of derivation for epoch e, over beats that f+1 of the cited inventories list:
+1. A beat counts if it names the committee and its epoch is from e - live_epochs to e (`Committee.live_epochs`).
+2. Of a node's beats the one with the highest (epoch, created_at) counts, then the smallest id.
+3. The ad it names must be the node's own, be well-formed and accept the committee; else the node is left out.
+4. free slots = min(beat, ad); speed = max(ad's us_per_position, committee's min_us_per_position).
+5. bond = min(ad's bond_msat, the amount of the statement that the ad names), if a holder listed by the committee signed
+   it for this node and it runs to the end of the snapshot's last valid epoch; else 0.
+6. epochs = 1 + what the previous certified snapshot says of the node: in how many certified snapshots it has been. A
+   previous snapshot more than 16 epochs older does not count (its blob may be gone): all start again at 1.
+7. At most 4,096 nodes, and 24 MiB of ads, bond statements and counting beats: nodes are taken by descending bond, then
+   by pubkey, until one does not fit.
+Nodes are sorted by pubkey. `events` holds the JSON text (NIP-01 field order, no spaces) of all listed beats, sorted by
+id, then of the taken nodes' ads and bond statements, sorted by id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from nodewire.errors import BadEvent, BadHash, BadInput
+from nodewire.nostr.event import Event
+from nodewire.nostr.event import parse as parse_event
+from nodewire.protocol import ad as _ad
+from nodewire.protocol import beat as _beat
+from nodewire.protocol import bond as _bond
+from nodewire.protocol import tags
+from nodewire.protocol.ad import Ad, TaskOffer
+from nodewire.protocol.beat import Beat, Microseconds
+from nodewire.protocol.committee import VALID_EPOCHS, Committee, Ppm
+from nodewire.protocol.inventory import MAX_BEATS, MAX_COMMITMENTS, Inventory
+from nodewire.protocol.schema import Count, Hex32, Label, Msat, Schema
+
+MAX_NODES = 4_096
+REMEMBERED_EPOCHS = 16
+MAX_EVENT_BYTES = 25_165_824
+_MAX_EVENTS = MAX_BEATS + 2 * MAX_NODES
+
+
+class Held(Schema):
+    """What a node holds of one manifest: `free` sessions, and the tasks with their certified speed."""
+
+    manifest: Hex32
+    free: int = Field(ge=0, le=4_096)
+    tasks: tuple[TaskOffer, ...] = Field(max_length=_ad.MAX_OFFERS)
+
+
+class Node(Schema):
+    """One live node, as certified integers; `beat` and `ad` are the ids of the events they come from."""
+
+    pubkey: Hex32
+    beat: Hex32
+    ad: Hex32
+    held: tuple[Held, ...] = Field(max_length=16)
+    bond_msat: Msat
+    region: Label
+    load_ppm: Ppm
+    coordinates: tuple[Microseconds, Microseconds, Microseconds]
+    epochs: Count
+
+
+class Snapshot(Schema):
+    MAX_BYTES: ClassVar[int] = 100_663_296
+    ERROR: ClassVar[type[BadInput]] = BadInput
+
+    v: Literal[1] = 1
+    committee: Hex32
+    epoch: int = Field(ge=0, le=tags.MAX_EPOCH)
+    nodes: tuple[Node, ...] = Field(max_length=MAX_NODES)
+    events: tuple[Annotated[str, Field(max_length=65_536)], ...] = Field(max_length=_MAX_EVENTS)
+
+    @model_validator(mode="after")
+    def _is_sorted(self) -> Self:
+        if any(a.pubkey >= b.pubkey for a, b in pairwise(self.nodes)):
+            raise ValueError("nodes: not sorted, or one stands twice")
+        return self
+
+    def node(self, pubkey: str) -> Node | None:
+        return next((node for node in self.nodes if node.pubkey == pubkey), None)
+
+    def ads(self, pubkeys: Collection[str]) -> dict[str, Ad]:
+        """The ads (addresses, LNURL, relays) of these nodes. Raises BadInput if the blob's events are not sound."""
+        wanted = {node.ad: node.pubkey for node in self.nodes if node.pubkey in pubkeys}
+        events = (parse_event(text) for text in self.events if any(id_ in text for id_ in wanted))
+        return {wanted[event.id]: _ad.parse(event) for event in events if event.id in wanted}
+
+
+def sha256(blob: bytes) -> str:
+    """What cites a snapshot: the plain SHA-256 of its blob."""
+    return hashlib.sha256(blob).hexdigest()
+
+
+def unpack(blob: bytes, expected: str) -> Snapshot:
+    """The snapshot cited as `expected`. Raises BadHash, or as `Snapshot.unpack`."""
+    if sha256(blob) != expected:
+        raise BadHash("snapshot", "not the blob that was cited")
+    return Snapshot.unpack(blob)
+
+
+def listed(committee: Committee, inventories: Sequence[Inventory]) -> tuple[list[str], list[str]]:
+    """The ids of beats and of commitments that f+1 of these inventories (of distinct oracles) list, sorted.
+
+    Above the caps of one inventory (8,192 and 4,096) the most listed are kept, then the smallest ids.
+    """
+
+    def popular(lists: Iterable[tuple[str, ...]], most: int) -> list[str]:
+        count: dict[str, int] = {}
+        for ids in lists:
+            for id_ in ids:
+                count[id_] = count.get(id_, 0) + 1
+        chosen = sorted((id_ for id_, n in count.items() if n > committee.f), key=lambda id_: (-count[id_], id_))
+        return sorted(chosen[:most])
+
+    return popular((i.beats for i in inventories), MAX_BEATS), popular(
+        (i.commitments for i in inventories), MAX_COMMITMENTS
+    )
+
+
+def needed(committee: Committee, epoch: int, beats: Iterable[Event], known: Mapping[str, Event]) -> set[str]:
+    """Ids of ads and bond statements that deriving from these beats needs and that `known` (by id) lacks."""
+    missing = set()
+    for event, beat in _counting(committee, epoch, beats).values():
+        if beat.ad not in known:
+            missing.add(beat.ad)
+        elif (ad := _own_ad(committee, event.pubkey, known[beat.ad])) and ad.bond and ad.bond not in known:
+            missing.add(ad.bond)
+    return missing
+
+
+def derive(
+    committee: Committee,
+    epoch: int,
+    beats: Sequence[Event],
+    ads: Iterable[Event],
+    *,
+    bonds: Iterable[Event] = (),
+    previous: Snapshot | None = None,
+) -> Snapshot:
+    """The snapshot of `epoch` from verified events, by the rules above. Malformed events are passed over."""
+    by_id = {event.id: event for event in (*ads, *bonds) if event.kind in (_ad.KIND, _bond.KIND)}
+    recent = previous is not None and previous.epoch >= epoch - REMEMBERED_EPOCHS
+    seen = {node.pubkey: node.epochs for node in previous.nodes} if previous and recent else {}
+    found: list[_Found] = []
+    for event, beat in _counting(committee, epoch, beats).values():
+        ad_event = by_id.get(beat.ad)
+        ad = _own_ad(committee, event.pubkey, ad_event) if ad_event else None
+        if ad_event is None or ad is None:
+            continue
+        bond_event = by_id.get(ad.bond) if ad.bond else None
+        bond_msat = _bond_msat(committee, epoch, event.pubkey, ad, bond_event) if bond_event else 0
+        node = _node(committee, event, beat, ad, bond_msat, seen.get(event.pubkey, 0) + 1)
+        found.append(_Found(node, ad_event, bond_event, len(event.to_json())))
+    taken = _fitting(found)
+    closure = {e.id: e for f in taken for e in (f.ad, f.bond) if e is not None}
+    events = [*sorted(beats, key=lambda e: e.id), *(closure[id_] for id_ in sorted(closure))]
+    return Snapshot(
+        committee=committee.digest(),
+        epoch=epoch,
+        nodes=tuple(sorted((f.node for f in taken), key=lambda node: node.pubkey)),
+        events=tuple(event.to_json() for event in events),
+    )
+
+
+def check(
+    committee: Committee,
+    snapshot: Snapshot,
+    *,
+    previous: Snapshot | None,
+    beats: Collection[str] | None = None,
+    known: Mapping[str, Event] | None = None,
+) -> None:
+    """Re-derive a snapshot from the events in it, whose signatures are checked unless `known` (by id) holds the same.
+
+    `beats`: the ids that it must be derived from, if the caller knows them from the cited inventories.
+
+    Raises:
+        BadEvent, BadSignature: an embedded event is malformed.
+        BadInput: it is not what its events, or the listed beats, give.
+    """
+    known = known or {}
+    events = []
+    for text in snapshot.events:
+        mine = known.get(text[7:71])  # {"id":"<64 hex digits>",
+        events.append(mine if mine is not None and mine.to_json() == text else parse_event(text))
+    beat_events = [event for event in events if event.kind == _beat.KIND]
+    others = [event for event in events if event.kind != _beat.KIND]
+    if beats is not None and sorted(event.id for event in beat_events) != sorted(beats):
+        raise BadInput("events", "not the beats that the inventories list")
+    if len({event.id for event in events}) != len(events):
+        raise BadInput("events", "one stands twice")
+    if not _is_full(snapshot) and needed(committee, snapshot.epoch, beat_events, {event.id: event for event in events}):
+        raise BadInput("events", "an ad or bond statement that a beat needs is missing")
+    again = derive(committee, snapshot.epoch, beat_events, others, previous=previous)
+    if again != snapshot:
+        raise BadInput("nodes", "not what the events give")
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    node: Node
+    ad: Event
+    bond: Event | None
+    beat_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.beat_bytes + len(self.ad.to_json()) + (len(self.bond.to_json()) if self.bond else 0)
+
+
+def _counting(committee: Committee, epoch: int, beats: Iterable[Event]) -> dict[str, tuple[Event, Beat]]:
+    """By pubkey, the one beat that counts in `epoch`."""
+    digest, best = committee.digest(), dict[str, tuple[tuple[int, int, str], Event, Beat]]()
+    for event in beats:
+        try:
+            beat = _beat.parse(event)
+        except BadInput:
+            continue
+        if beat.committee != digest or not epoch - committee.live_epochs <= beat.epoch <= epoch:
+            continue
+        rank = (-beat.epoch, -event.created_at, event.id)
+        if event.pubkey not in best or rank < best[event.pubkey][0]:
+            best[event.pubkey] = (rank, event, beat)
+    return {pubkey: (event, beat) for pubkey, (_, event, beat) in best.items()}
+
+
+def _own_ad(committee: Committee, pubkey: str, event: Event) -> Ad | None:
+    try:
+        ad = _ad.parse(event)
+    except BadInput:
+        return None
+    return ad if event.pubkey == pubkey and committee.digest() in ad.committees else None
+
+
+def _bond_msat(committee: Committee, epoch: int, pubkey: str, ad: Ad, event: Event) -> int:
+    try:
+        statement = _bond.parse(event)
+    except BadEvent:
+        return 0
+    good = statement.holder in committee.bond_holders and statement.provider == pubkey
+    lasting = statement.expires_at_s * 1000 >= committee.close_ms(epoch + VALID_EPOCHS)
+    return min(ad.bond_msat, statement.amount_msat) if good and lasting else 0
+
+
+def _node(committee: Committee, event: Event, beat: Beat, ad: Ad, bond_msat: int, epochs: int) -> Node:
+    def credited(task: TaskOffer) -> TaskOffer:
+        us = max(task.us_per_position, committee.min_us_per_position)
+        return TaskOffer(task=task.task, price_msat=task.price_msat, us_per_position=us)
+
+    held = tuple(
+        Held(
+            manifest=offer.manifest,
+            free=min(offer.slots, beat.free.get(offer.manifest, 0)),
+            tasks=tuple(credited(task) for task in offer.tasks),
+        )
+        for offer in ad.manifests
+    )
+    return Node(
+        pubkey=event.pubkey,
+        beat=event.id,
+        ad=beat.ad,
+        held=held,
+        bond_msat=bond_msat,
+        region=ad.region,
+        load_ppm=beat.load_ppm,
+        coordinates=beat.coordinates,
+        epochs=epochs,
+    )
+
+
+def _is_full(snapshot: Snapshot) -> bool:
+    """Whether rule 7 may have left nodes out, whose ads are then rightly missing."""
+    return len(snapshot.nodes) == MAX_NODES or sum(map(len, snapshot.events)) > MAX_EVENT_BYTES - 262_144
+
+
+def _fitting(found: list[_Found]) -> list[_Found]:
+    taken, room = [], MAX_EVENT_BYTES
+    for one in sorted(found, key=lambda f: (-f.node.bond_msat, f.node.pubkey))[:MAX_NODES]:
+        room -= one.nbytes
+        if room < 0:
+            break
+        taken.append(one)
+    return taken

@@ -1,0 +1,51 @@
+"""Reading the tags that nodewire's own events share: committee `c`, topic `n`, digest `x`, type `t`."""
+
+from __future__ import annotations
+
+from nodewire.errors import BadEvent, BadTag
+from nodewire.nostr.event import Event
+
+_HEX = frozenset("0123456789abcdef")
+MAX_EPOCH = 2**40
+
+
+def check_kind(event: Event, kind: int) -> None:
+    """Raises BadEvent unless the event is of `kind`."""
+    if event.kind != kind:
+        raise BadEvent("kind", f"{event.kind}, expected {kind}")
+
+
+def text(event: Event, name: str) -> str:
+    """The value of a tag that must be there, once. Raises BadTag."""
+    values = event.values(name)
+    if len(values) != 1:
+        raise BadTag(name, f"stands {len(values)} times, expected once")
+    return values[0]
+
+
+def hex32(event: Event, name: str) -> str:
+    """As `text`, 64 lowercase hex digits."""
+    return is_hex32(name, text(event, name))
+
+
+def is_hex32(name: str, value: str) -> str:
+    if len(value) != 64 or not _HEX.issuperset(value):
+        raise BadTag(name, "not 64 lowercase hex digits")
+    return value
+
+
+def epoch_topic(epoch: int) -> str:
+    """The topic of everything that an epoch's round says: `epoch/<n>`."""
+    return f"epoch/{epoch}"
+
+
+def epoch_of(event: Event) -> int:
+    """The epoch that the topic tag `n` names. Raises BadTag."""
+    value = text(event, "n")
+    digits = value.removeprefix("epoch/")
+    if digits == value or not (digits.isascii() and digits.isdecimal() and len(digits) <= 13):
+        raise BadTag("n", f"{value[:20]!r} is not epoch/<number>")
+    epoch = int(digits)
+    if epoch > MAX_EPOCH or value != epoch_topic(epoch):
+        raise BadTag("n", f"{value[:20]!r} is not epoch/<number>")
+    return epoch

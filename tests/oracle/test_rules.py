@@ -1,0 +1,211 @@
+"""A committee certifies every epoch, never two things about one, and outlives f oracles of any kind."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodewire.protocol import commitment, inventory
+from nodewire.protocol.commitment import ChunkRoot, Commitment
+from nodewire.protocol.inventory import Inventory
+from tests.oracle.sky import Sky, silent
+from tests.protocol_committee.actors import Provider, committee, digest
+
+MODEL = digest("model")
+HELD = {MODEL: ([("driver", 10, 500)], 2)}
+
+
+def sky_of(f=1, seed=1, faulty=None, **fields):
+    document, seats = committee(f)
+    faults = {seats[i].keys.public: fault for i, fault in (faulty or {}).items()}
+    return Sky(document, seats, seed, faults, **fields)
+
+
+def beats_of(sky, providers):
+    def beats(epoch):
+        certified = [s.certified[-1] for s in sky.states.values() if s.certified]
+        last = max(certified, key=lambda c: c.body.epoch).digest if certified else None
+        for provider in providers:
+            sky.stored.setdefault(provider.ad.id, provider.ad)
+            yield provider.beat(epoch, last)
+
+    return beats
+
+
+def test_a_healthy_committee_certifies_every_epoch_and_its_beacon():
+    sky = sky_of()
+    providers = [Provider(f"p{i}", sky.committee, HELD) for i in range(3)]
+    sky.run_epochs(5, beats_of(sky, providers))
+    certified = sky.certificates()
+    assert sorted(certified) == [0, 1, 2, 3]
+    assert all(len(digests) == 1 for digests in certified.values())
+    assert len(sky.beacons()) == 4
+    assert not sky.accused()
+    snapshot = sky.latest_snapshot()
+    assert [node.pubkey for node in snapshot.nodes] == sorted(p.keys.public for p in providers)
+    assert {node.epochs for node in snapshot.nodes} == {4}
+
+
+def test_a_committee_of_one_works():
+    sky = sky_of(f=0)
+    sky.run_epochs(3, beats_of(sky, [Provider("p", sky.committee, HELD)]))
+    assert sorted(sky.certificates()) == [0, 1]
+    assert len(sky.latest_snapshot().nodes) == 1
+
+
+def test_a_silent_leader_costs_its_own_epoch_only():
+    sky = sky_of(faulty={1: silent})
+    sky.run_epochs(7)
+    assert sorted(sky.certificates()) == [0, 2, 3, 4]  # number 1 leads epochs 1 and 5
+
+
+def test_a_node_that_stops_beating_leaves_the_snapshot_within_three_beats():
+    sky = sky_of()
+    stays, dies = Provider("stays", sky.committee, HELD), Provider("dies", sky.committee, HELD)
+    sky.run_epochs(3, beats_of(sky, [stays, dies]))
+    assert len(sky.latest_snapshot().nodes) == 2
+    sky.run_epochs(4, beats_of(sky, [stays]))
+    assert [node.pubkey for node in sky.latest_snapshot().nodes] == [stays.keys.public]
+
+
+def test_a_beat_that_cites_no_certified_epoch_is_not_listed():
+    sky = sky_of()
+    ahead = Provider("ahead", sky.committee, HELD)
+    sky.stored[ahead.ad.id] = ahead.ad
+    sky.run_epochs(6, lambda epoch: [ahead.beat(epoch, digest("not yet certified"))])
+    assert sorted(sky.certificates()) == [0, 1, 2, 3, 4]
+    assert not sky.latest_snapshot().nodes
+
+
+def test_commitments_are_certified_under_one_root():
+    sky = sky_of()
+    provider = Provider("p", sky.committee, HELD)
+    chunk = ChunkRoot(request=digest("job"), task="driver", chunk=0, attempt=0, root=digest("root"))
+    document = Commitment(committee=sky.committee.digest(), epoch=1, chunks=(chunk,))
+    event, _ = commitment.build(provider.keys, document, created_at=1_800_000_003)
+    sky.run_epochs(1)
+    sky.publish(event)
+    sky.run_epochs(3)
+    body = next(c.body for c in sky.states[sky.honest[0]].certified if c.body.epoch == 1)
+    assert body.commitments == commitment.certified_root([event.id])
+    assert sky.states[sky.honest[0]].certified[-1].body.commitments == commitment.certified_root([])
+
+
+def equivocate(sky, seat, action, outgoing):
+    """Signs something else besides everything that it says, and tells one half this, the other half that."""
+    others = sorted(sky.states)
+    half = set(others[: len(others) // 2])
+    result = []
+    for event, _ in outgoing:
+        if event.kind != inventory.KIND or event.tag("t") == "supply":
+            result.append((event, None))
+            continue
+        said, at = inventory.parse(event), event.created_at
+        if isinstance(said, inventory.Proposal):
+            body = said.body.model_copy(update={"commitments": digest("forged")})
+            other = inventory.build_proposal(seat.keys, body, created_at=at)
+        elif isinstance(said, inventory.Vote):
+            other = inventory.build_vote(seat.keys, said.committee, said.topic, digest("other"), created_at=at)
+        else:
+            lie = Inventory(committee=said.committee, epoch=said.epoch, beats=(digest("invented"),), commitments=())
+            other, _ = inventory.build_inventory(seat.keys, lie, created_at=at)
+        result += [(event, half), (other, set(others) - half)]
+        sky.publish(event, set(others) - half, lossy=False) if sky.random.random() < 0.3 else None
+    return result
+
+
+def lie(sky, seat, action, outgoing):
+    """Lists beats that do not exist, hides those that do."""
+    result = []
+    for event, to in outgoing:
+        if event.kind == inventory.KIND and event.tag("t") == "inventory":
+            said = inventory.parse(event)
+            invented = tuple(sorted(digest(f"invented {i}") for i in range(3)))
+            document = Inventory(committee=said.committee, epoch=said.epoch, beats=invented, commitments=invented)
+            event, _ = inventory.build_inventory(seat.keys, document, created_at=event.created_at)
+        result.append((event, to))
+    return result
+
+
+def forge(sky, seat, action, outgoing):
+    """As a leader, proposes a snapshot without the first node; else behaves."""
+    from nodewire.oracle.state import SayProposal
+    from nodewire.protocol import snapshot
+
+    if not isinstance(action, SayProposal):
+        return outgoing
+    real = snapshot.unpack(action.blob, action.body.snapshot)
+    forged = real.model_copy(update={"nodes": real.nodes[1:], "events": real.events[1:]})
+    blob = forged.pack()
+    body = action.body.model_copy(update={"snapshot": snapshot.sha256(blob)})
+    sky.blobs[body.snapshot] = blob
+    return [(inventory.build_proposal(seat.keys, body, created_at=sky.now_ms // 1000), None)]
+
+
+def test_a_lying_inventory_changes_nothing():
+    honest, lied = sky_of(seed=3), sky_of(seed=3, faulty={2: lie})
+    for sky in (honest, lied):
+        providers = [Provider(f"p{i}", sky.committee, HELD) for i in range(3)]
+        sky.run_epochs(6, beats_of(sky, providers))
+    assert sorted(lied.certificates()) == sorted(honest.certificates()) == [0, 1, 2, 3, 4]
+    assert len(lied.latest_snapshot().nodes) == 3
+
+
+def test_a_leader_that_forges_the_snapshot_gets_no_votes():
+    sky = sky_of(faulty={1: forge})
+    providers = [Provider(f"p{i}", sky.committee, HELD) for i in range(3)]
+    sky.run_epochs(6, beats_of(sky, providers))
+    assert sorted(sky.certificates()) == [0, 2, 3, 4]
+    assert len(sky.latest_snapshot().nodes) == 3
+
+
+def test_an_equivocating_oracle_is_proven_at_fault():
+    sky = sky_of(faulty={1: equivocate})
+    sky.run_epochs(6)
+    assert sky.accused() == {sky.seats[1].keys.public}
+    assert all(len(digests) == 1 for digests in sky.certificates().values())
+
+
+def test_a_beat_that_one_honest_oracle_alone_sees_is_left_out_and_one_that_two_see_is_in():
+    sky = sky_of()
+    seen_by_one, seen_by_two = Provider("one", sky.committee, HELD), Provider("two", sky.committee, HELD)
+    pubkeys = sorted(sky.states)
+    for provider, to in ((seen_by_one, pubkeys[:1]), (seen_by_two, pubkeys[:2])):
+        sky.publish(provider.ad)
+        hidden = provider.beat(0)
+        sky.publish(hidden, to)
+        del sky.stored[hidden.id]  # no relay has it for those that ask
+    sky.run_epochs(2)
+    assert sorted(sky.certificates()) == [0]
+    assert [node.pubkey for node in sky.latest_snapshot().nodes] == [seen_by_two.keys.public]
+
+
+def test_an_epoch_without_quorum_is_skipped_and_liveness_returns():
+    sky = sky_of()
+    providers = [Provider("p", sky.committee, HELD)]
+    sky.run_epochs(2, beats_of(sky, providers))
+    sky.down = set(sorted(sky.states)[:2])
+    sky.run_epochs(3, beats_of(sky, providers))
+    before = sorted(sky.certificates())
+    sky.down = set()
+    sky.run_epochs(4, beats_of(sky, providers))
+    after = sorted(sky.certificates())
+    assert before == [0]
+    assert after[-3:] == [5, 6, 7]
+    assert len(sky.latest_snapshot().nodes) == 1
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("f", [1, 2])
+def test_f_faulty_oracles_of_any_kind_never_get_two_certificates_and_do_not_stop_the_rest(f, seed):
+    kinds = [silent, equivocate, lie, forge]
+    n = 3 * f + 1
+    faulty = {(seed + 3 * i) % n: kinds[(seed // 2 + i) % len(kinds)] for i in range(f)}
+    sky = sky_of(f, seed, faulty, loss_percent=2, delay_ms=(1, 120))
+    providers = [Provider(f"p{i}", sky.committee, HELD) for i in range(2)]
+    sky.run_epochs(n + 3, beats_of(sky, providers))
+    certified = sky.certificates()
+    assert all(len(digests) == 1 for digests in certified.values())
+    for state in sky.states.values():
+        assert len({c.body.epoch for c in state.certified}) == len(state.certified)
+    assert sky.accused() <= set(sky.faults)
+    assert len(certified) >= 2  # losses may cost honest leaders an epoch, never all of them

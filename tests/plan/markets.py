@@ -1,0 +1,187 @@
+"""Manifests, snapshots and certified epochs for planner tests, and the committed vectors of `assign/1`.
+
+`python -m tests.plan.markets` writes tests/vectors/assign1.json anew.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+
+from nodewire.errors import NodewireError
+from nodewire.plan.assign import Busy, assign
+from nodewire.protocol import beacon, certificate, inventory, snapshot, tags
+from nodewire.protocol.body import Body
+from nodewire.protocol.certificate import Certificate
+from nodewire.protocol.commitment import certified_root
+from nodewire.protocol.committee import Committee
+from nodewire.protocol.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task, Tensor
+from nodewire.protocol.plan import Terms
+from nodewire.protocol.snapshot import Snapshot
+from tests.protocol_committee.actors import HOLDER, Provider, committee, digest, keys
+
+VECTORS = Path(__file__).parent.parent / "vectors" / "assign1.json"
+CUSTOMER_KEYS = keys("customer")
+
+
+def _task(name: str, engine: str) -> Task:
+    blob = BlobRef(sha256=digest(name), bytes=1_000)
+    return Task(name=name, engine=engine, program=blob, weights=(), memory_bytes=10**8, slots=4, flops=10**6)
+
+
+def _edge(name: str, source: str, target: str, *, nbytes: int, back: bool = False) -> Edge:
+    tensor = Tensor(name="x", dtype="float32", shape=("n", 64))
+    fields = {"tensors": (tensor,), "dims": {"n": 64}, "bytes_per_position": nbytes, "back": back}
+    return Edge(name=name, source=source, target=target, **fields)
+
+
+def ring(stages: int) -> Manifest:
+    """A decoder: driver, stages, back to the driver."""
+    names = ["driver", *(f"stage.{i}" for i in range(stages))]
+    edges = [_edge("prompt", CUSTOMER, "driver", nbytes=4)]
+    edges += [_edge(f"hidden.{i}", a, b, nbytes=256) for i, (a, b) in enumerate(pairwise(names))]
+    if stages:
+        edges.append(_edge("return", names[-1], "driver", nbytes=256, back=True))
+    edges.append(_edge("tokens", "driver", CUSTOMER, nbytes=8))
+    tasks = tuple(_task(name, "decoder.stage" if i else "decoder.driver") for i, name in enumerate(names))
+    return Manifest(name=f"ring{stages}", mode="generate", context=256, tasks=tasks, edges=tuple(edges))
+
+
+def diamond() -> Manifest:
+    """One task feeding two that feed a fourth."""
+    names = ["driver", "left", "right", "join"]
+    links = [("driver", "left"), ("driver", "right"), ("left", "join"), ("right", "join")]
+    edges = [_edge("texts", CUSTOMER, "driver", nbytes=100)]
+    edges += [_edge(f"e{i}", a, b, nbytes=1_000_000 * i) for i, (a, b) in enumerate(links)]
+    edges.append(_edge("out", "join", CUSTOMER, nbytes=1536))
+    tasks = tuple(_task(name, "graph" if i else "encoder.driver") for i, name in enumerate(names))
+    return Manifest(name="diamond", mode="embed", tasks=tasks, edges=tuple(edges))
+
+
+def market(manifest: Manifest, nodes: int, seed: int, document: Committee, *, bonded: int = 50) -> list[Provider]:
+    """Providers that each hold a random part of the manifest's tasks; about `bonded` percent of them have a bond."""
+    random = Random(seed)
+    providers = []
+    for i in range(nodes):
+        held = [task.name for task in manifest.tasks if random.random() < 0.6] or [manifest.tasks[0].name]
+        tasks = [(name, random.randrange(5, 50), random.randrange(50, 5_000)) for name in held]
+        coordinates = (random.randrange(-80_000, 80_000), random.randrange(-80_000, 80_000), random.randrange(5_000))
+        providers.append(
+            Provider(
+                f"{seed}.{i}",
+                document,
+                {manifest.digest(): (tasks, random.randrange(1, 5))},
+                region=random.choice(["eu", "us", "ap"]),
+                coordinates=coordinates,
+                load_ppm=random.randrange(1_000_001),
+                bond_msat=random.randrange(1, 40) * 1_000_000 if random.randrange(100) < bonded else 0,
+            )
+        )
+    return providers
+
+
+def certified(document: Committee, seats, found: Snapshot) -> tuple[Certificate, list, bytes]:
+    """A certificate, as its committee would sign it, over this snapshot; its beacon partials; its blob."""
+    blob = found.pack()
+    body = Body(
+        committee=document.digest(),
+        epoch=found.epoch,
+        snapshot=snapshot.sha256(blob),
+        commitments=certified_root([]),
+        inventories=tuple(sorted(digest(f"inventory {i}") for i in range(document.quorum))),
+        previous=document.digest(),
+    )
+    topic, at = tags.epoch_topic(body.epoch), document.close_ms(body.epoch) // 1000
+    quorum = seats[: document.quorum]
+    votes = [inventory.build_vote(s.keys, body.committee, topic, body.digest(), created_at=at) for s in quorum]
+    partials = [beacon.build(s.keys, body, s.index, s.share, created_at=at) for s in seats]
+    return Certificate(body, tuple(votes)), partials, blob
+
+
+class World:
+    """A manifest, its market, and one certified epoch."""
+
+    def __init__(self, manifest: Manifest, nodes: int = 12, seed: int = 1, *, bonded: int = 50, epoch: int = 5) -> None:
+        holders = (HOLDER.public,)
+        verification = {"verify_rate_ppm": 120_000, "verify_share_ppm": 150_000}
+        self.committee, self.seats = committee(1, "plan", bond_holders=holders, **verification)
+        self.manifest, self.digest = manifest, manifest.digest()
+        self.providers = market(manifest, nodes, seed, self.committee, bonded=bonded)
+        self.snapshot = snapshot.derive(
+            self.committee,
+            epoch,
+            [p.beat(epoch) for p in self.providers],
+            [p.ad for p in self.providers],
+            bonds=[p.bond for p in self.providers if p.bond],
+        )
+        self.certificate, self.partials, self.blob = certified(self.committee, self.seats, self.snapshot)
+        parsed = [beacon.parse(event) for event in self.partials]
+        self.beacon = beacon.combine(self.committee, self.certificate.digest, parsed)
+        self.certificate_event = certificate.build(self.seats[0].keys, self.certificate, created_at=0)
+
+    def inputs(self, terms: Terms | None = None, *, k: int = 0, busy: tuple[Busy, ...] = ()) -> dict:
+        return {
+            "body": self.certificate.body,
+            "beacon": self.beacon,
+            "committee": self.committee,
+            "terms": terms or generous(),
+            "customer": CUSTOMER_KEYS.public,
+            "k": k,
+            "busy": busy,
+        }
+
+    def assign(self, terms: Terms | None = None, **changes):
+        return assign(self.manifest, self.snapshot, **self.inputs(terms, **changes))
+
+
+def generous(**changes) -> Terms:
+    return Terms(**{"max_chunk_msat": 10**9, "max_total_msat": 10**9, **changes})
+
+
+def vectors() -> list[dict]:
+    """Inputs and what must come out, each case for one rule or more."""
+    world = World(ring(4))
+    pubkeys = [p.keys.public for p in world.providers]
+    cases = [
+        ("a ring", world, generous(), 0, ()),
+        ("a redraw", world, generous(), 7, ()),
+        ("a local driver, sampled", world, generous(driver="local", verify="sampled"), 0, ()),
+        ("two regions", world, generous(regions=("eu", "us")), 1, ()),
+        ("two are busy, one excluded", world, generous(excluded=(pubkeys[3],)), 0, (pubkeys[0], pubkeys[1])),
+        ("only trusted ones", world, generous(trusted=tuple(pubkeys[:9])), 0, ()),
+        ("a tight budget", world, generous(max_chunk_msat=90), 0, ()),
+        ("too tight a budget", world, generous(max_chunk_msat=30), 0, ()),
+        ("nobody in the region", world, generous(regions=("moon",)), 0, ()),
+        ("a DAG of many nodes", World(diamond(), 60, 2), generous(), 0, ()),
+        ("all bonded", World(diamond(), 20, 3, bonded=100), generous(), 0, ()),
+        ("none bonded", World(diamond(), 20, 4, bonded=0), generous(), 0, ()),
+        ("one node for everything", World(ring(0), 1, 5), generous(), 0, ()),
+    ]
+    return [_vector(*case) for case in cases]
+
+
+def _vector(name: str, world: World, terms: Terms, k: int, busy: tuple[str, ...]) -> dict:
+    exclusions = tuple(Busy(digest(f"busy {pubkey}"), pubkey) for pubkey in busy)
+    inputs = world.inputs(terms, k=k, busy=exclusions)
+    # signatures differ from run to run, and with them the blob that holds them
+    inputs["body"] = world.certificate.body.model_copy(update={"snapshot": digest(f"snapshot of {name}")})
+    inputs["beacon"] = digest(f"beacon of {name}")
+    case = {
+        "name": name,
+        "manifest": world.manifest.document(),
+        "nodes": [node.document() for node in world.snapshot.nodes],
+        **{key: inputs[key].document() for key in ("body", "committee", "terms")},
+        **{key: inputs[key] for key in ("beacon", "customer", "k")},
+        "busy": [{"id": b.id, "provider": b.provider} for b in exclusions],
+    }
+    try:
+        plan = assign(world.manifest, world.snapshot, **inputs)
+    except NodewireError as error:
+        return {**case, "error": {"code": error.code, "field": error.field}}
+    return {**case, "plan": plan.document(), "packed": plan.pack().hex(), "digest": plan.digest()}
+
+
+if __name__ == "__main__":
+    VECTORS.write_text(json.dumps(vectors(), indent=1, sort_keys=True) + "\n")

@@ -1,0 +1,210 @@
+"""assign/1: the same plan for everybody, from what is certified and nothing else."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nodewire.errors import BadInput, NoProvider, OverBudget
+from nodewire.plan.assign import Busy, Offer, assign, draw, link_us
+from nodewire.protocol.plan import LOCAL
+from nodewire.protocol.snapshot import Node
+from tests.plan.markets import VECTORS, World, diamond, generous, ring, vectors
+from tests.protocol_committee.actors import digest
+
+
+@pytest.fixture(scope="module")
+def world():
+    return World(ring(4))
+
+
+def test_the_committed_vectors_come_out_the_same():
+    assert json.loads(json.dumps(vectors())) == json.loads(VECTORS.read_text())
+
+
+def test_every_task_has_a_provider_that_holds_it_and_another_as_standby(world):
+    plan = world.assign()
+    for assignment in plan.tasks:
+        for pubkey in {assignment.provider, assignment.standby} - {None}:
+            held = next(h for h in world.snapshot.node(pubkey).held if h.manifest == world.digest)
+            assert held.free > 0
+            offer = next(t for t in held.tasks if t.task == assignment.task)
+            assert offer.price_msat <= assignment.price_msat
+        assert assignment.provider != assignment.standby
+    assert plan.chunk_msat == sum(a.price_msat for a in plan.tasks)
+    assert (plan.epoch, plan.beacon, plan.manifest) == (5, world.beacon, world.digest)
+
+
+def test_an_excluded_a_busy_and_a_full_node_get_nothing(world):
+    first = world.assign().providers()
+    plan = world.assign(generous(excluded=(first[0],)), busy=(Busy(digest("busy"), first[1]),))
+    used = {a.provider for a in plan.tasks} | {a.standby for a in plan.tasks}
+    assert not used & set(first[:2])
+    assert plan.busy == (digest("busy"),)
+    full = world.snapshot.model_copy(
+        update={
+            "nodes": tuple(
+                n.model_copy(update={"held": tuple(h.model_copy(update={"free": 0}) for h in n.held)})
+                if n.pubkey == first[0]
+                else n
+                for n in world.snapshot.nodes
+            )
+        }
+    )
+    plan = assign(world.manifest, full, **world.inputs())
+    assert first[0] not in {a.provider for a in plan.tasks} | {a.standby for a in plan.tasks}
+
+
+def test_trust_and_region_are_kept_to(world):
+    trusted = tuple(p.keys.public for p in world.providers[:9])
+    assert set(world.assign(generous(trusted=trusted)).providers()) <= set(trusted)
+    for pubkey in world.assign(generous(regions=("eu", "us"))).providers():
+        assert world.snapshot.node(pubkey).region in ("eu", "us")
+
+
+def test_a_task_that_nobody_serves_is_named(world):
+    with pytest.raises(NoProvider) as error:
+        world.assign(generous(regions=("moon",)))
+    assert error.value.field == "driver"
+
+
+def test_the_budget_holds_for_the_whole_chunk(world):
+    for most in range(40, 200, 10):
+        try:
+            plan = world.assign(generous(max_chunk_msat=most))
+        except (OverBudget, NoProvider):
+            continue
+        assert plan.chunk_msat <= most
+    with pytest.raises(OverBudget):
+        world.assign(generous(max_total_msat=1))
+
+
+def test_a_local_driver_is_the_customers_own_and_free(world):
+    driver, *stages = world.assign(generous(driver="local")).tasks
+    assert (driver.provider, driver.standby, driver.price_msat) == (LOCAL, None, 0)
+    assert LOCAL not in {stage.provider for stage in stages}
+
+
+def test_neighbours_that_share_a_drawn_node_merge_on_it():
+    world = World(ring(4), nodes=2, seed=9)
+    nodes = tuple(
+        node.model_copy(
+            update={
+                "coordinates": (i * 100_000, 0, 1_000),
+                "held": (
+                    node.held[0].model_copy(
+                        update={
+                            "tasks": tuple(
+                                node.held[0].tasks[0].model_copy(update={"task": t.name, "us_per_position": 100})
+                                for t in world.manifest.tasks
+                            )
+                        }
+                    ),
+                ),
+            }
+        )
+        for i, node in enumerate(world.snapshot.nodes)
+    )
+    plan = assign(world.manifest, world.snapshot.model_copy(update={"nodes": nodes}), **world.inputs())
+    assert len(plan.providers()) == 1
+
+
+def test_a_redraw_may_change_the_plan_and_out_of_range_it_is_refused(world):
+    plans = {tuple(a.provider for a in world.assign(k=k).tasks) for k in range(8)}
+    assert len(plans) > 1
+    with pytest.raises(BadInput, match="k"):
+        world.assign(k=8)
+
+
+def test_a_snapshot_of_another_epoch_is_refused(world):
+    with pytest.raises(BadInput, match="snapshot"):
+        assign(world.manifest, world.snapshot.model_copy(update={"epoch": 6}), **world.inputs())
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 7), st.sampled_from(["ring", "diamond"]), st.integers(1, 40))
+def test_the_same_inputs_give_the_same_plan_and_its_codecs_keep_it(k, shape, nodes):
+    world = World({"ring": ring(2), "diamond": diamond()}[shape], nodes, seed=7)
+    try:
+        plan = world.assign(k=k)
+    except NoProvider:
+        return
+    assert world.assign(k=k) == plan
+    assert plan.parse(plan.to_json()) == plan
+    assert type(plan).unpack(plan.pack()) == plan
+
+
+def _offer(name: str, weight: int, bonded: bool) -> Offer:
+    node = Node(
+        pubkey=digest(name),
+        beat=digest("b"),
+        ad=digest("a"),
+        held=(),
+        bond_msat=0,
+        region="",
+        load_ppm=0,
+        coordinates=(0, 0, 0),
+        epochs=0,
+    )
+    return Offer(node, 1, 1, weight, bonded)
+
+
+def test_draws_follow_the_weights_and_unbonded_nodes_share_five_percent():
+    offers = sorted(
+        [_offer(f"b{i}", 1 + 2 * i, True) for i in range(2)] + [_offer(f"u{i}", 10**6, False) for i in range(50)],
+        key=lambda o: o.node.pubkey,
+    )
+    first = Counter()
+    for i in range(4_000):
+        chosen = draw(i.to_bytes(32, "big"), 0, offers)[0]
+        first["unbonded" if not chosen.bonded else chosen.weight] += 1
+    assert 0.04 < first["unbonded"] / 4_000 < 0.06
+    assert 2.6 < first[3] / first[1] < 3.4
+
+
+@given(st.integers(1, 20))
+def test_up_to_eight_different_offers_are_drawn(count):
+    offers = [_offer(f"n{i}", i + 1, i % 3 == 0) for i in range(count)]
+    drawn = draw(b"s" * 32, 4, offers)
+    assert len(drawn) == min(8, count) == len({o.node.pubkey for o in drawn})
+
+
+def test_a_link_takes_half_of_the_round_trip_that_coordinates_predict():
+    a, b = _offer("a", 1, True).node, _offer("b", 1, True).node
+    a = a.model_copy(update={"coordinates": (0, 0, 1_000)})
+    b = b.model_copy(update={"coordinates": (30_000, -40_000, 2_001)})
+    assert link_us(a, b) == link_us(b, a) == 26_500
+
+
+def test_a_thousand_nodes_and_a_hundred_tasks_are_planned_at_once():
+    world = World(ring(3), nodes=20)  # the clock is not asserted on, a plan of this size must just come out
+    manifest = ring(99)
+    template = world.snapshot.nodes[0]
+    tasks = tuple(
+        template.held[0].tasks[0].model_copy(update={"task": t.name, "us_per_position": 100 + i})
+        for i, t in enumerate(manifest.tasks)
+    )
+    held = template.held[0].model_copy(update={"manifest": manifest.digest(), "tasks": tasks, "free": 1})
+    nodes = tuple(
+        template.model_copy(
+            update={
+                "pubkey": digest(f"node {i}"),
+                "coordinates": (i * 37 % 9_001, i * 91 % 7_001, i % 100),
+                "bond_msat": i % 50 * 1_000_000,
+                "held": (held,),
+            }
+        )
+        for i in range(1_000)
+    )
+    snapshot = world.snapshot.model_copy(update={"nodes": tuple(sorted(nodes, key=lambda n: n.pubkey))})
+    inputs = world.inputs(generous())
+    started = time.perf_counter()
+    plan = assign(manifest, snapshot, **inputs)
+    print(f"1,000 nodes, 100 tasks: {time.perf_counter() - started:.3f} s")
+    assert len(plan.tasks) == 100
+    assert len(plan.pack()) < plan.MAX_BYTES

@@ -1,0 +1,81 @@
+"""Anyone can re-derive a plan from what it cites; a plan that differs is told where."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodewire.nostr.event import sign
+from nodewire.plan.audit import audit, parse_busy
+from nodewire.protocol import beacon
+from nodewire.protocol.certificate import Certificate
+from tests.plan.markets import CUSTOMER_KEYS, World, generous, ring
+from tests.protocol_committee.actors import digest, keys
+
+
+@pytest.fixture(scope="module")
+def world():
+    return World(ring(4))
+
+
+def evidence(world, **changes):
+    return {
+        "customer": CUSTOMER_KEYS.public,
+        "manifest": world.manifest,
+        "committee": world.committee,
+        "certificate": world.certificate,
+        "partials": [beacon.parse(event) for event in world.partials],
+        "snapshot_blob": world.blob,
+        **changes,
+    }
+
+
+def busy_event(provider):
+    tags = [("status", "busy"), ("k", "8843")]
+    return sign(provider.keys, 7_000, created_at=0, tags=tags)
+
+
+def test_the_plan_that_follows_has_no_findings(world):
+    assert audit(world.assign(), **evidence(world)) == []
+    assert audit(world.assign(generous(driver="local"), k=3), **evidence(world)) == []
+
+
+def test_a_plan_with_cited_busy_feedbacks_is_rederived_with_them(world):
+    event = busy_event(world.providers[0])
+    plan = world.assign(busy=(parse_busy(event),))
+    assert audit(plan, **evidence(world, busy=[event])) == []
+    assert [f.path for f in audit(plan, **evidence(world))] == ["busy"]
+    other = sign(world.providers[0].keys, 7_000, created_at=0, tags=[("status", "success")])
+    plan = plan.model_copy(update={"busy": (other.id,)})
+    assert [f.path for f in audit(plan, **evidence(world, busy=[other]))] == ["busy"]
+
+
+@pytest.mark.parametrize("field", ["provider", "standby"])
+def test_a_swapped_node_is_found_with_its_path(world, field):
+    plan = world.assign()
+    tasks = list(plan.tasks)
+    tasks[2] = tasks[2].model_copy(update={field: keys("friend").public})
+    findings = audit(plan.model_copy(update={"tasks": tuple(tasks)}), **evidence(world))
+    assert [f.path for f in findings] == [f"tasks[2].{field}"]
+    assert findings[0].found == keys("friend").public
+    assert findings[0].expected == getattr(plan.tasks[2], field)
+
+
+def test_changed_terms_deadlines_and_citations_are_found(world):
+    plan = world.assign()
+    assert [f.path for f in audit(plan.model_copy(update={"next_result_ms": 1}), **evidence(world))] == [
+        "next_result_ms"
+    ]
+    for name in ("snapshot", "certificate", "manifest", "committee"):
+        findings = audit(plan.model_copy(update={name: digest("other")}), **evidence(world))
+        assert [f.path for f in findings] == [name]
+    assert [f.path for f in audit(plan, **evidence(world, customer=keys("thief").public))] == ["customer"]
+    assert audit(plan.model_copy(update={"terms": generous(regions=("moon",))}), **evidence(world))[0].path == "driver"
+
+
+def test_a_forged_beacon_certificate_or_snapshot_is_found(world):
+    plan = world.assign()
+    paths = lambda **changes: {f.path for f in audit(plan, **evidence(world, **changes))}  # noqa: E731
+    assert "beacon" in {f.path for f in audit(plan.model_copy(update={"beacon": digest("b")}), **evidence(world))}
+    assert paths(partials=[beacon.parse(event) for event in world.partials[:2]]) == {"beacon"}
+    assert paths(certificate=Certificate(world.certificate.body, world.certificate.votes[:2])) == {"certificate"}
+    assert paths(snapshot_blob=world.blob[:-1]) == {"snapshot"}
