@@ -50,15 +50,8 @@ class WalletConfig(Section):
     token_file: Path
 
 
-class Role(Section):
-    """What every role's file has."""
-
-    key: Path
-    relays: tuple[str, ...] = Field(min_length=1, max_length=8)
-    blossom: tuple[str, ...] = Field(min_length=1, max_length=8)
-    committee: Coordinate
-    state: Path
-    """A folder for the role's database and cached blobs."""
+class File(Section):
+    """What is read from one TOML file."""
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -79,6 +72,17 @@ class Role(Section):
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
             raise BadConfig(f"{path}: {where}", first["msg"]) from error
+
+
+class Role(File):
+    """What every role's file has."""
+
+    key: Path
+    relays: tuple[str, ...] = Field(min_length=1, max_length=8)
+    blossom: tuple[str, ...] = Field(min_length=1, max_length=8)
+    committee: Coordinate
+    state: Path
+    """A folder for the role's database and cached blobs."""
 
 
 class WireConfig(Section):
@@ -139,10 +143,14 @@ class CustomerConfig(Role):
     max_total_msat: Msat = 10_000_000
 
 
-class OracleConfig(Role):
-    share: Path
-    """The oracle's share of the committee's beacon key."""
-    blob_quota: Size = 10**9
+class OracleConfig(File):
+    """`seat` is the oracle's folder of secrets, `committee` the committee's document (both by `committee create`)."""
+
+    seat: Path
+    committee: Path
+    state: Path
+    relays: tuple[str, ...] = Field(min_length=1, max_length=16)
+    blossom: tuple[str, ...] = Field(min_length=1, max_length=16)
 
 
 def _resolved(model: type[BaseModel], data: Any, folder: Path) -> Any:

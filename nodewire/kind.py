@@ -32,7 +32,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A model that was split: its manifest, every blob that the manifest cites (sha256 -> file), what limited each cut."""
+    """A model that was split: its manifest, the blobs it cites (sha256 -> file), what limited each cut."""
 
     manifest: Manifest
     blobs: Mapping[str, Path]

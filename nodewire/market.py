@@ -59,7 +59,7 @@ class Market:
         self.last_body = self.committee_digest
         """Digest of the newest certified body seen, as beats cite it."""
         self._pool = pool
-        self._blobs = blobs
+        self.blobs = blobs
         self._bodies: OrderedDict[str, _Seen] = OrderedDict()
         self._newest: Epoch | None = None
         self._last_epoch = -1
@@ -152,7 +152,7 @@ class Market:
             NotFound, BadHash, BadInput: no store has it, or it is not what was cited.
         """
         if sha256 not in self._snapshots:
-            path = await self._blobs.get(sha256, max_bytes=Snapshot.MAX_BYTES)
+            path = await self.blobs.get(sha256, max_bytes=Snapshot.MAX_BYTES)
             blob = await asyncio.to_thread(path.read_bytes)
             self._snapshots[sha256] = snapshot.unpack(blob, sha256)
             while len(self._snapshots) > _KEPT_EPOCHS:
@@ -171,7 +171,7 @@ class Market:
         event = await _addressed(self._pool, address, kinds.MANIFEST)
         blob = None
         if not event.content:
-            path = await self._blobs.get(event.tag("blob") or "", max_bytes=Manifest.MAX_BYTES)
+            path = await self.blobs.get(event.tag("blob") or "", max_bytes=Manifest.MAX_BYTES)
             blob = await asyncio.to_thread(path.read_bytes)
         manifest = publish.parse(event, blob)
         found = manifest.digest()
@@ -182,7 +182,7 @@ class Market:
 
     async def fetch_blob(self, sha256: str, max_bytes: int) -> Path:
         """A blob's file in the local cache. Raises NotFound, BadHash, TooLarge."""
-        return await self._blobs.get(sha256, max_bytes=max_bytes)
+        return await self.blobs.get(sha256, max_bytes=max_bytes)
 
     def _seen(self, digest: str) -> _Seen:
         seen = self._bodies.setdefault(digest, _Seen())

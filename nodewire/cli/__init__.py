@@ -6,7 +6,8 @@ import sys
 
 import typer
 
-from nodewire.cli import ask, audit, committee, daemons, doctor, keys, models, wallet
+from nodewire.cli import ask, audit, daemons, doctor, keys, models, wallet
+from nodewire.cli import committee as committees
 from nodewire.cli.output import fail
 from nodewire.errors import NodewireError
 
@@ -19,7 +20,7 @@ app = typer.Typer(
 )
 for room in (ask, models, daemons, audit, doctor):
     room.add_to(app)
-app.add_typer(committee.app, name="committee")
+app.add_typer(committees.app, name="committee")
 app.add_typer(keys.app, name="keys")
 app.add_typer(wallet.app, name="wallet")
 

@@ -21,6 +21,8 @@ Config = Annotated[Path, typer.Option("--config", "-c", help="The role's TOML fi
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
 Port = Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.", min=0, max=65_535)]
 
+_FAUCET_MSAT = 100_000_000_000
+
 Start = Callable[[AsyncExitStack], Awaitable[dict[str, Any]]]
 """Starts a service on the stack; returns what its ready line says."""
 
@@ -77,14 +79,19 @@ def simnet(
     host: Host = "127.0.0.1",
     port: Port = 7778,
     db: Annotated[Path, typer.Option(help="SQLite file of the network's journal.")] = Path("simnet.db"),
-    faucet: Annotated[bool, typer.Option(help="Let anyone open an account with money in it.")] = False,
+    faucet: Annotated[bool, typer.Option(help="Let anyone open an account with play money in it.")] = False,
+    base_fee_msat: Annotated[int, typer.Option(help="Routing fee of every payment.", min=0)] = 10,
+    fee_ppm: Annotated[int, typer.Option(help="Routing fee per million.", min=0, max=1_000_000)] = 1_000,
     json: Json = False,
 ) -> None:
     """Run the simulated Lightning network: real bolt11 invoices, no real money. For development."""
-    from nodewire.pay.simnet.service import serve
+    from nodewire.pay.simnet import http
+    from nodewire.pay.simnet.service import Fees, Simnet
 
     async def start(stack: AsyncExitStack) -> dict[str, Any]:
-        url = await stack.enter_async_context(serve(host=host, port=port, db=db, faucet=faucet))
+        network = Simnet(db, Fees(base_fee_msat, fee_ppm), _FAUCET_MSAT if faucet else 0)
+        runner, url = await http.start(network, host, port)
+        stack.push_async_callback(runner.cleanup)
         return {"ready": "simnet", "url": url}
 
     run_until_stopped(start, json)

@@ -55,18 +55,24 @@ def open_(
     json: Json = False,
 ) -> None:
     """Open an account on the simulated Lightning network."""
-    from nodewire.pay.sim_wallet import open_account
+    from nodewire.pay.sim_wallet import SimWallet
 
     if out.exists():
         raise BadConfig(str(out), "exists; a token is never overwritten")
-    account = asyncio.run(open_account(url, balance_msat=parse_msat(balance)))
+
+    async def opened() -> str:
+        wallet, token = await SimWallet.open_account(url, out.stem, parse_msat(balance))
+        await wallet.close()
+        return token
+
+    token = asyncio.run(opened())
     descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
-        file.write(account.token + "\n")
+        file.write(token + "\n")
     if json:
-        print_json({"token_file": str(out), "node": account.node})
+        print_json({"token_file": str(out), "url": url})
     else:
-        console.print(f"account of node {account.node[:16]}… in {out}")
+        console.print(f"the account's token is in {out}; who has it has the money")
 
 
 @app.command()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -18,6 +20,9 @@ from nodewire.market import Market
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.pool import Pool
+from nodewire.oracle.daemon import Oracle
+from nodewire.oracle.journal import Journal
+from nodewire.oracle.setup import load_committee, load_seat
 from nodewire.pay import lnurl_server
 from nodewire.pay.ledger import Ledger
 from nodewire.pay.sim_wallet import SimWallet
@@ -59,8 +64,9 @@ async def open_market(stack: AsyncExitStack, role: Role) -> tuple[Keys, Pool, Ma
 def worker_starter(stack: AsyncExitStack, config: WorkerConfig, readable: Path) -> Callable[[str], Awaitable[Worker]]:
     """Starts workers under the configuration's caps; they stop with the stack."""
 
+    readable.mkdir(parents=True, exist_ok=True)
+
     async def start(entry: str) -> Worker:
-        readable.mkdir(parents=True, exist_ok=True)
         limits = Limits(memory_bytes=config.memory, threads=config.threads, device=config.device)
         worker = await WorkerProcess.start(entry, limits, readable=[readable])
         stack.push_async_callback(worker.stop)
@@ -99,7 +105,7 @@ async def start_provider(stack: AsyncExitStack, config: ProviderConfig) -> dict[
     wire = config.wire.announce or (listening,)
 
     ad = describe(config, keys.public, served.values(), wire=wire, lnurl=lnurl, committee=market.committee_digest)
-    announcer = Announcer(keys, pool, market, ad, served.values())
+    announcer = Announcer(keys, pool, market.blobs, market, ad, served.values())
     manifests = {s.digest: s.manifest for s in served.values()}
     admission = Admission(keys.public, market, pool, ledger, manifests, config.pow_bits)
     provider = Provider(
@@ -133,7 +139,7 @@ async def _serve_lnurl(stack: AsyncExitStack, config: ProviderConfig, keys: Keys
     host, _, port = config.lnurl.listen.rpartition(":")
     app = web.Application()
     runner = web.AppRunner(app)
-    sock = await _listening_socket(host, int(port))
+    sock = _listening_socket(host, int(port))
     base = config.lnurl.url.rstrip("/") or f"http://{host}:{sock.getsockname()[1]}"
     endpoint = lnurl_server.Endpoint("nodewire", base, keys.public, till.quote)
     app.add_routes(lnurl_server.routes(endpoint))
@@ -143,9 +149,7 @@ async def _serve_lnurl(stack: AsyncExitStack, config: ProviderConfig, keys: Keys
     return endpoint.pay_url
 
 
-async def _listening_socket(host: str, port: int) -> Any:
-    import socket
-
+def _listening_socket(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -158,7 +162,27 @@ async def _listening_socket(host: str, port: int) -> Any:
 
 
 async def start_oracle(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
-    raise NotImplementedError
+    """Start an oracle; returns its ready line with `wait`, which ends only by an error."""
+    _log_to_stderr()
+    config.state.mkdir(parents=True, exist_ok=True)
+    committee = load_committee(config.committee)
+    seat = load_seat(config.seat, committee)
+    pool = await stack.enter_async_context(Pool(config.relays, keys=seat.keys))
+    blobs = await stack.enter_async_context(Blobs(config.blossom, config.state / "blobs", keys=seat.keys))
+    journal = Journal(config.state / "journal.db")
+    stack.callback(journal.close)
+    oracle = Oracle(seat, committee, pool, blobs, journal, SystemClock())
+    running = asyncio.create_task(oracle.run())
+    stack.callback(running.cancel)
+    return {"ready": "oracle", "npub": seat.keys.npub, "committee": committee.name, "wait": running}
+
+
+class SystemClock:
+    def time_s(self) -> float:
+        return time.time()
+
+    def monotonic_s(self) -> float:
+        return time.monotonic()
 
 
 def _log_to_stderr() -> None:

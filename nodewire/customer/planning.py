@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nodewire.errors import OverBudget
 from nodewire.market import Epoch, Market
-from nodewire.plan.assign import assign
+from nodewire.plan.assign import Busy, assign
 from nodewire.protocol.ad import Ad
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import Plan, Terms
@@ -32,11 +32,11 @@ async def draw(
     terms: Terms,
     customer: str,
     *,
-    busy: Sequence[tuple[str, str]] = (),
+    busy: Sequence[Busy] = (),
     k: int = 0,
     timeout_s: float,
 ) -> Draw:
-    """The `k`-th plan that the newest epoch gives; `busy` are (provider, feedback id) of refusals to avoid.
+    """The `k`-th plan that the newest epoch gives; `busy` are the signed refusals to avoid.
 
     Raises:
         NoQuorum: no epoch was certified in time.
@@ -53,7 +53,7 @@ async def draw(
         beacon=epoch.beacon,
         terms=terms,
         customer=customer,
-        busy=tuple(busy),
+        busy=busy,
         k=k,
     )
     if plan.chunk_msat > terms.max_chunk_msat:

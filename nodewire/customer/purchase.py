@@ -11,12 +11,12 @@ from typing import Any
 
 import orjson
 
+from nodewire import errors
 from nodewire.customer.payments import JobPayments
 from nodewire.customer.planning import Draw, draw
 from nodewire.customer.session import Session
 from nodewire.errors import (
     TABLE,
-    Busy,
     LinkLost,
     NodewireError,
     NoProvider,
@@ -28,6 +28,7 @@ from nodewire.nostr import event as events
 from nodewire.nostr import nip13, nip44, nip59
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
+from nodewire.plan.assign import Busy
 from nodewire.protocol import feedback, job, kinds, receipt, result
 from nodewire.protocol.feedback import Feedback
 from nodewire.protocol.frame import Array, Frame
@@ -92,7 +93,7 @@ class Purchase:
         self._terms = terms
         self._params = kind.check(manifest, params)
         self._inputs = inputs
-        self._busy: list[tuple[str, str]] = []
+        self._busy: list[Busy] = []
         self._draw: Draw | None = None
         self._request: Event | None = None
         self._payments: JobPayments | None = None
@@ -101,6 +102,8 @@ class Purchase:
         self._zap_receipts: dict[str, list[Event]] = {}
         self._failure: NodewireError | None = None
         self._failed = asyncio.Event()
+        self._said = asyncio.Condition()
+        """Notified with every event of the job."""
         self._last_chunk = -1
         self._done = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -186,7 +189,7 @@ class Purchase:
         Raises:
             NoProvider: as many plans as there may be were refused, or output has already come.
         """
-        self._busy.append((refusal.provider, refusal.feedback))
+        self._busy.append(Busy(refusal.feedback, refusal.provider))
         await self._cancel()
         await self._end()
         if self.timing.outputs or len(self._busy) >= min(MAX_BUSY, MAX_REDRAWS):
@@ -244,7 +247,7 @@ class Purchase:
         now_s = int(time.time())
         if drawn.pow_bits:
             tags = await asyncio.to_thread(
-                nip13.mine, self._session.keys.public, now_s, kinds.INFERENCE, tags, content, drawn.pow_bits
+                _mine, self._session.keys.public, drawn.pow_bits, created_at=now_s, content=content, tags=tags
             )
         return events.sign(self._session.keys, kinds.INFERENCE, created_at=now_s, content=content, tags=tags)
 
@@ -259,10 +262,8 @@ class Purchase:
         ticket = job.Ticket(request=request, params=dict(self._params))
         while provider not in self._heard:
             now_s = int(time.time())
-            rumor = nip59.rumor(
-                self._session.keys.public, kinds.TICKET, created_at=now_s, content=ticket.to_json(), tags=[]
-            )
-            wrap = nip59.wrap(self._session.keys, provider, rumor, now_s=now_s, ephemeral=True)
+            rumor = nip59.rumor(self._session.keys.public, kinds.TICKET, created_at=now_s, content=ticket.to_json())
+            wrap = nip59.wrap(rumor, self._session.keys, provider, now_s=now_s, ephemeral=True)
             try:
                 await self._session.pool.publish(wrap, timeout_s=5.0)
             except NodewireError as error:
@@ -276,6 +277,8 @@ class Purchase:
         async for event in self._session.pool.subscribe([wanted]):
             try:
                 self._take(event)
+                async with self._said:
+                    self._said.notify_all()
             except NodewireError as error:
                 self._session.log.debug("%s by %s ignored: %s", event.kind, event.pubkey[:8], error)
 
@@ -313,8 +316,8 @@ class Purchase:
         try:
             async with asyncio.timeout(SETTLE_S):
                 await self.payments.settled(self._last_chunk)
-                while set(self.plan.providers()) - self.results.keys() or not self._has_zap_receipts():
-                    await asyncio.sleep(0.02)
+                async with self._said:
+                    await self._said.wait_for(self._has_everything)
         except TimeoutError:
             self._session.log.warning("some providers asked for no payment or gave no receipt in time")
         for provider in self.plan.providers():
@@ -381,10 +384,13 @@ class Purchase:
             self._failed.set()
 
 
-class _Refused(Busy):
-    """A provider of the plan has no free slot; `feedback` is the id of its signed word."""
+def _mine(public: str, bits: int, *, created_at: int, content: str, tags: list[list[str]]) -> list[list[str]]:
+    mined = nip13.mine(public, kinds.INFERENCE, bits, created_at=created_at, content=content, tags=tags)
+    return [list(tag) for tag in mined]
 
-    code = "busy"
+
+class _Refused(errors.Busy):
+    """A provider of the plan has no free slot; `feedback` is the id of its signed word."""
 
     def __init__(self, provider: str, feedback: str) -> None:
         super().__init__("provider", f"{provider[:8]} has no free slot")

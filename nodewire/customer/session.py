@@ -1,4 +1,4 @@
-"""What a customer holds open between jobs: relays, blobs, wallet, ledger, its end of the wire, a worker if it needs one."""
+"""What a customer holds open between jobs: relays, wallet, its end of the wire, a worker if it needs one."""
 
 from __future__ import annotations
 

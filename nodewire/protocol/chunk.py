@@ -1,4 +1,4 @@
-"""What a provider commits to in one chunk: a salted leaf for every frame it put out, in order. NIPS.md, "Commitments".
+"""What a provider commits to in one chunk: for each task a salted leaf of every frame it put out. NIPS.md, "Commitments".
 
     leaf data = canonical [tensor key, [[dtype, shape, SHA-256 of the raw bytes] ...]]
     leaf i    = merkle.leaf(data, merkle.salt(secret, i))
@@ -9,8 +9,10 @@ The salt keeps a root from confirming a guessed prompt; it is revealed to verifi
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 
 from nodewire.protocol import canonical, merkle
+from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.frame import Array, Frame
 
 
@@ -33,3 +35,8 @@ class Tally:
     def root(self) -> str:
         """The root as 64 hex digits."""
         return merkle.root(self._leaves).hex()
+
+
+def claim(roots: Iterable[ChunkRoot]) -> str:
+    """One root over a provider's tasks of a chunk, in the manifest's order: what its payment request names."""
+    return merkle.root([root.leaf() for root in roots]).hex()

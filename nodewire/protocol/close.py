@@ -31,7 +31,7 @@ class Close(Schema):
     @classmethod
     def sign(cls, keys: Keys, *, request: str, attempt: int, chunk: int, units: int, end: bool) -> Self:
         said = {"v": 1, "request": request, "attempt": attempt, "chunk": chunk, "units": units, "end": end}
-        return cls(**said, sig=keys.sign(_hash(said)).hex())
+        return cls.from_document({**said, "sig": keys.sign(_hash(said)).hex()})
 
     def check(self, driver: str) -> None:
         """Check that `driver` (public key) signed this.

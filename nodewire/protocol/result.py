@@ -10,24 +10,18 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pydantic import ValidationError
+
 from nodewire.errors import BadEvent, BadTag, TooLarge
 from nodewire.nostr import event as _event
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds
+from nodewire.protocol.commitment import ChunkRoot
 
 MAX_ROOTS = 512
 _HEX32 = re.compile(r"^[0-9a-f]{64}$")
 _NUMBER = re.compile(r"^[0-9]{1,15}$")
-
-
-@dataclass(frozen=True, slots=True)
-class Root:
-    """What one provider computed in one chunk of one attempt."""
-
-    chunk: int
-    attempt: int
-    root: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +30,15 @@ class Result:
     provider: str
     request: str
     customer: str
-    roots: tuple[Root, ...]
+    roots: tuple[ChunkRoot, ...]
     ciphertext: str
 
 
-def build(keys: Keys, request: str, customer: str, roots: Sequence[Root], ciphertext: str, *, created_at: int) -> Event:
+def build(
+    keys: Keys, request: str, customer: str, roots: Sequence[ChunkRoot], ciphertext: str, *, created_at: int
+) -> Event:
     tags = [["e", request], ["p", customer], ["encrypted"]]
-    tags += [["root", str(r.chunk), str(r.attempt), r.root] for r in roots[-MAX_ROOTS:]]
+    tags += [["root", r.task, str(r.chunk), str(r.attempt), r.root] for r in roots[-MAX_ROOTS:]]
     return _event.sign(keys, kinds.result_of(kinds.INFERENCE), created_at=created_at, content=ciphertext, tags=tags)
 
 
@@ -63,7 +59,12 @@ def parse(event: Event) -> Result:
     if len(rows) > MAX_ROOTS:
         raise TooLarge("root", f"{len(rows)} roots, at most {MAX_ROOTS}")
     for row in rows:
-        if len(row) != 4 or not all(_NUMBER.match(n) for n in row[1:3]) or not _HEX32.match(row[3]):
-            raise BadTag("root", "not [root, chunk, attempt, hash]")
-    roots = tuple(Root(int(r[1]), int(r[2]), r[3]) for r in rows)
+        if len(row) != 5 or not all(_NUMBER.match(n) for n in row[2:4]) or not _HEX32.match(row[4]):
+            raise BadTag("root", "not [root, task, chunk, attempt, hash]")
+    try:
+        roots = tuple(
+            ChunkRoot(request=request, task=r[1], chunk=int(r[2]), attempt=int(r[3]), root=r[4]) for r in rows
+        )
+    except ValidationError as error:
+        raise BadTag("root", "not the name of a task") from error
     return Result(event.id, event.pubkey, request, customer, roots, event.content)

@@ -19,6 +19,7 @@ from nodewire.protocol.ad import Ad, ManifestOffer, TaskOffer
 from nodewire.protocol.beat import Beat
 from nodewire.protocol.commitment import MAX_CHUNKS, ChunkRoot, Commitment
 from nodewire.provider.serving import Served
+from nodewire.store.blobs import Blobs
 
 log = logging.getLogger("nodewire.provider")
 _PUBLISH_S = 5.0
@@ -57,8 +58,9 @@ def describe(
 class Announcer:
     """Publishes the ad once, then beats, and commits to chunk roots before every epoch's close."""
 
-    def __init__(self, keys: Keys, pool: Pool, market: Market, ad: Ad, served: Iterable[Served]) -> None:
+    def __init__(self, keys: Keys, pool: Pool, blobs: Blobs, market: Market, ad: Ad, served: Iterable[Served]) -> None:
         self._keys = keys
+        self._blobs = blobs
         self._pool = pool
         self._market = market
         self._ad = ad
@@ -105,8 +107,10 @@ class Announcer:
         now, self._roots = self._roots[:MAX_CHUNKS], self._roots[MAX_CHUNKS:]
         chunks = tuple(sorted(now, key=lambda root: root.key))
         document = Commitment(committee=self._market.committee_digest, epoch=epoch, chunks=chunks)
-        event = commitments.build(self._keys, document, created_at=int(time.time()))
+        event, blob = commitments.build(self._keys, document, created_at=int(time.time()))
         try:
+            if blob is not None:
+                await self._blobs.put(blob)
             await self._pool.publish(event, timeout_s=_PUBLISH_S)
         except NodewireError as error:
             log.warning("commitment: %s", error)

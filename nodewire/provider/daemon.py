@@ -19,8 +19,7 @@ from nodewire.nostr.pool import Pool
 from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
 from nodewire.pay.till import Till
-from nodewire.protocol import feedback, job, kinds
-from nodewire.protocol.commitment import ChunkRoot
+from nodewire.protocol import feedback, kinds
 from nodewire.protocol.job import Request, Ticket
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import ends
@@ -83,7 +82,7 @@ class Provider:
         since = int(time.time()) - int(WAITING_S)
         wanted = [
             Filter(kinds=frozenset({kinds.INFERENCE}), tags=mine, since=since),
-            Filter(kinds=frozenset({nip59.EPHEMERAL_WRAP}), tags=mine),
+            Filter(kinds=frozenset({nip59.EPHEMERAL_GIFT_WRAP}), tags=mine),
         ]
         async for event in self._pool.subscribe(wanted):
             self._forget_old()
@@ -109,7 +108,7 @@ class Provider:
         self._begin_if_complete(request.id)
 
     def _ticketed(self, event: Event) -> None:
-        rumor = nip59.unwrap(self._keys, event)
+        rumor = nip59.unwrap(event, self._keys)
         if rumor.kind != kinds.TICKET:
             raise BadInput("kind", f"{rumor.kind} is not a ticket")
         ticket = Ticket.parse(rumor.content)

@@ -21,13 +21,13 @@ from nodewire.pay.debts import Key
 from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
 from nodewire.protocol import feedback, result
-from nodewire.protocol.chunk import Tally
+from nodewire.protocol.chunk import Tally, claim
 from nodewire.protocol.close import Close
+from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import LOCAL, tensor_key
-from nodewire.protocol.result import Root
 from nodewire.provider.credit import Credit
 
 Publish = Callable[[Event], Awaitable[None]]
@@ -58,7 +58,7 @@ class JobRun:
         worker: Worker,
         ledger: Ledger,
         publish: Publish,
-        committed: Callable[[str, Root], None],
+        committed: Callable[[ChunkRoot], None],
     ) -> None:
         self.request = request
         self.attempt = 0
@@ -75,9 +75,9 @@ class JobRun:
         self._job = Job(request.id, manifest, self.tasks, params)
         self._driver = request.plan.assignment(manifest.driver.name).provider
         self._generates = manifest.mode == "generate"
-        self._tallies: dict[int, Tally] = {}
+        self._tallies: dict[tuple[int, str], Tally] = {}
         self._closed: set[int] = set()
-        self._roots: list[Root] = []
+        self._roots: list[ChunkRoot] = []
         self._frames = 0
         self._text: list[str] = []
         self._ended = asyncio.Event()
@@ -124,9 +124,9 @@ class JobRun:
 
     def produced(self, task: str, chunk: int, frame: Frame[Array]) -> None:
         key = tensor_key(self.request.id, frame.edge, self.attempt, frame.seq)
-        if chunk not in self._tallies:
-            self._tallies[chunk] = Tally(secrets.token_bytes(32))
-        self._tallies[chunk].add(key, frame)
+        if (chunk, task) not in self._tallies:
+            self._tallies[chunk, task] = Tally(secrets.token_bytes(32))
+        self._tallies[chunk, task].add(key, frame)
         self._frames += 1
         if isinstance(text := frame.meta.get("text"), str):
             self._text.append(text)
@@ -158,23 +158,27 @@ class JobRun:
         if chunk in self._closed:
             return
         self._closed.add(chunk)
-        tally = self._tallies.pop(chunk, None)
-        if tally is not None:
-            root = Root(chunk, self.attempt, tally.root())
-            self._roots.append(root)
-            self._committed(self.request.id, root)
+        roots = [
+            ChunkRoot(request=self.request.id, task=task, chunk=chunk, attempt=self.attempt, root=tally.root())
+            for task in self.tasks
+            if (tally := self._tallies.pop((chunk, task), None)) is not None
+        ]
+        if roots:
+            self._roots += roots
+            for root in roots:
+                self._committed(root)
             if self.price_msat:
-                await self._ask(root, units)
+                await self._ask(chunk, units, claim(roots))
         if end:
             self._ended.set()
 
-    async def _ask(self, root: Root, units: int) -> None:
+    async def _ask(self, chunk: int, units: int, root: str) -> None:
         amount_msat = units * self.price_msat
-        key = Key(self.request.id, self._keys.public, root.chunk, root.attempt)
+        key = Key(self.request.id, self._keys.public, chunk, self.attempt)
         due_by_s = int(time.time() + PATIENCE_S)
         self._ledger.owe(Due(key, self.request.customer, amount_msat, due_by_s))
-        await self.credit.due(root.chunk)
-        due = feedback.Due(root.chunk, root.attempt, units, amount_msat, root.root)
+        await self.credit.due(chunk)
+        due = feedback.Due(chunk, self.attempt, units, amount_msat, root)
         await self._say("payment-required", due=due)
 
     async def _say(self, status: feedback.Status, text: str = "", due: feedback.Due | None = None) -> None:

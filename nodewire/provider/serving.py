@@ -1,4 +1,4 @@
-"""What a provider serves: manifests fetched and checked, tasks loaded into a capped worker before anything is announced."""
+"""What a provider serves: manifests checked and tasks loaded into a capped worker before anything is announced."""
 
 from __future__ import annotations
 

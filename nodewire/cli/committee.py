@@ -1,0 +1,72 @@
+"""`nodewire committee`: found a committee of oracles."""
+
+from __future__ import annotations
+
+import asyncio
+import json as jsonlib
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nodewire.cli.output import Json, console, print_json
+from nodewire.errors import BadInput
+
+app = typer.Typer(help="Committees of oracles.", no_args_is_help=True)
+
+
+@app.callback()
+def _committee() -> None:
+    """Committees of oracles."""
+
+
+@app.command()
+def create(
+    directory: Annotated[Path, typer.Argument(help="Where the committee's files go.")],
+    relay: Annotated[list[str], typer.Option("--relay", help="Relay of the committee (may be repeated).")],
+    blossom: Annotated[list[str], typer.Option("--blossom", help="Blob store for snapshots (may be repeated).")],
+    oracles: Annotated[int, typer.Option(help="How many: 1, 4, 7, 10 ... (3f+1).", min=1, max=31)] = 4,
+    name: Annotated[str, typer.Option(help="The committee's name.")] = "main",
+    epoch_ms: Annotated[int, typer.Option(help="Length of an epoch.")] = 10_000,
+    skew_ms: Annotated[int, typer.Option(help="How far clocks and relays may lag.")] = 2_000,
+    beat_ms: Annotated[int, typer.Option(help="How often nodes beat.")] = 3_000,
+    json: Json = False,
+) -> None:
+    """Found a committee: keys, beacon shares, one configuration per oracle, and the public document."""
+    from nodewire.nostr.keys import Keys
+    from nodewire.nostr.pool import Pool
+    from nodewire.oracle.setup import create_committee
+    from nodewire.protocol import committee as codec
+
+    if oracles % 3 != 1:
+        raise BadInput("--oracles", f"{oracles} is not 3f+1; use 1, 4, 7, 10 ...")
+    founded = create_committee(
+        directory,
+        name=name,
+        f=(oracles - 1) // 3,
+        genesis_s=int(time.time()),
+        epoch_ms=epoch_ms,
+        skew_ms=skew_ms,
+        beat_ms=beat_ms,
+        relays=relay,
+        blobs=blossom,
+    )
+    for i in range(1, oracles + 1):
+        (directory / f"oracle-{i}" / "oracle.toml").write_text(
+            'seat = "."\ncommittee = "../committee.json"\nstate = "state"\n'
+            f"relays = {jsonlib.dumps(relay)}\nblossom = {jsonlib.dumps(blossom)}\n"
+        )
+    keys = Keys.from_file(directory / "founder.nsec")
+
+    async def publish() -> None:
+        async with Pool(relay, keys=keys) as pool:
+            await pool.publish(codec.build(keys, founded, created_at=int(time.time())), timeout_s=30.0)
+
+    asyncio.run(publish())
+    address = f"{codec.KIND}:{keys.public}:{name}"
+    if json:
+        print_json({"address": address, "digest": founded.digest(), "oracles": [o.pubkey for o in founded.oracles]})
+    else:
+        console.print(f"[bold green]founded[/] {address}\n[dim]digest {founded.digest()}[/]")
+        console.print(f"Start each oracle:  nodewire oracle --config {directory}/oracle-1/oracle.toml   (to {oracles})")
