@@ -11,8 +11,9 @@ NIPS = (1, 9, 11, 40, 42, 45, 70)
 MEDIA_TYPE = "application/nostr+json"
 CORS = {
     "Access-Control-Allow-Origin": "*",
-    "Access-Control-Allow-Headers": "*",
-    "Access-Control-Allow-Methods": "*",
+    "Access-Control-Allow-Headers": "Authorization, *",  # the star does not cover Authorization
+    "Access-Control-Allow-Methods": "GET, HEAD, PUT, DELETE, OPTIONS",
+    "Access-Control-Expose-Headers": "*",
 }
 
 

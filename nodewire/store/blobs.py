@@ -129,7 +129,7 @@ class Blobs:
         task = self._downloads.get(key)
         if task is None:
             task = self._downloads[key] = asyncio.create_task(self._download(sha256, cap))
-            task.add_done_callback(lambda _: self._downloads.pop(key, None))
+            task.add_done_callback(lambda done: self._forget(key, done))
         return await asyncio.shield(task)  # one caller's giving up must not end it for the others
 
     async def put(self, source: Path | bytes, type_: str = "application/octet-stream") -> BlobRef:
@@ -149,6 +149,11 @@ class Blobs:
         if None not in outcomes:
             raise next(error for error in reversed(outcomes) if error is not None)
         return ref
+
+    def _forget(self, key: tuple[str, int], done: asyncio.Task[Path]) -> None:
+        del self._downloads[key]
+        if not done.cancelled():
+            done.exception()  # seen, even where every caller has given up
 
     # Uploads
 
@@ -256,6 +261,7 @@ class Blobs:
 class _Part:
     """A file on its way in: what is written is hashed and counted. `sources` are the servers that wrote."""
 
+    path: Path
     file: IO[bytes]
     size: int = 0
     digest: hashlib._Hash = field(default_factory=hashlib.sha256)
@@ -276,7 +282,7 @@ class _Part:
         self.file.flush()
         os.fsync(self.file.fileno())
         place.parent.mkdir(exist_ok=True)
-        os.replace(self.file.name, place)
+        os.replace(self.path, place)
 
 
 @contextlib.contextmanager
@@ -285,7 +291,7 @@ def _incoming(directory: Path) -> Iterator[_Part]:
     descriptor, name = tempfile.mkstemp(dir=directory)
     with os.fdopen(descriptor, "wb") as file:
         try:
-            yield _Part(file)
+            yield _Part(Path(name), file)
         finally:
             Path(name).unlink(missing_ok=True)
 

@@ -19,7 +19,7 @@ def theirs(event):
 
 @asynccontextmanager
 async def connected(url, keys=None):
-    nostr_sdk.nostr_sdk.uniffi_set_event_loop(asyncio.get_running_loop())  # its threads call our signer back
+    nostr_sdk.uniffi_set_event_loop(asyncio.get_running_loop())  # its threads call our signer back
     builder = nostr_sdk.ClientBuilder()
     if keys is not None:
         signer = nostr_sdk.Keys.parse(keys.secret.hex())

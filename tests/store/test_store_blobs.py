@@ -1,0 +1,211 @@
+"""A node's blobs: what is in the cache is right, whatever servers send."""
+
+import asyncio
+import hashlib
+import os
+
+import pytest
+from aiohttp import web
+
+from nodewire.errors import BadConfig, BadHash, BadInput, LinkLost, NotAllowed, NotFound, TooLarge
+from nodewire.nostr.keys import Keys
+from nodewire.protocol.manifest import BlobRef
+from nodewire.store.blobs import Blobs
+from relay import BlobLimits, Config, serve
+
+BODY = os.urandom(1_000_000)
+REF = BlobRef(sha256=hashlib.sha256(BODY).hexdigest(), bytes=len(BODY))
+KEYS = Keys(b"\x03" * 32)
+
+
+@pytest.fixture
+async def server(tmp_path):
+    async with serve(Config(db=tmp_path / "e.sqlite", port=0, blobs=tmp_path / "served")) as relay:
+        yield relay.http_url
+
+
+@pytest.fixture
+async def strange():
+    """start(handler) -> the URL of a server that answers every GET with `handler`."""
+    runners = []
+
+    async def start(handler):
+        app = web.Application()
+        app.router.add_get("/{sha256}", handler)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        runners.append(runner)
+        return f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+    yield start
+    for runner in runners:
+        await runner.cleanup()
+
+
+async def test_what_one_node_puts_another_gets(server, tmp_path):
+    source = tmp_path / "weights"
+    source.write_bytes(BODY)
+    async with Blobs([server], tmp_path / "a", KEYS) as mine, Blobs([server], tmp_path / "b") as theirs:
+        assert await mine.put(source) == REF
+        assert await theirs.has(REF)
+        path = await theirs.get(REF)
+        assert path.read_bytes() == BODY
+        assert await theirs.get(REF.sha256) == path
+        assert await mine.put(BODY) == REF
+
+
+async def test_without_servers_there_is_the_cache(tmp_path):
+    async with Blobs([], tmp_path) as blobs:
+        assert await blobs.put(BODY) == REF
+        assert (await blobs.get(REF)).read_bytes() == BODY
+        assert not await blobs.has("0" * 64)
+        with pytest.raises(NotFound):
+            await blobs.get("0" * 64)
+
+
+async def test_the_next_server_is_tried_when_one_is_gone_or_has_not_got_it(server, strange, tmp_path, unused_tcp_port):
+    async def empty(_):
+        raise web.HTTPNotFound
+
+    servers = [f"http://127.0.0.1:{unused_tcp_port}", await strange(empty), server]
+    async with Blobs(servers, tmp_path / "c", KEYS) as blobs:
+        assert await blobs.put(BODY) == REF
+        blobs.path(REF.sha256).unlink()
+        assert (await blobs.get(REF)).read_bytes() == BODY
+
+
+async def test_other_bytes_are_never_cached(strange, server, tmp_path):
+    async def lying(_):
+        return web.Response(body=BODY[:-1] + b"?")
+
+    liar = await strange(lying)
+    async with Blobs([liar], tmp_path / "c") as blobs:
+        with pytest.raises(BadHash):
+            await blobs.get(REF)
+        assert not blobs.path(REF.sha256).exists()
+    async with Blobs([liar, server], tmp_path / "d") as blobs, Blobs([server], tmp_path / "e", KEYS) as honest:
+        await honest.put(BODY)
+        assert (await blobs.get(REF)).read_bytes() == BODY
+
+
+@pytest.mark.parametrize("announced", [True, False])
+async def test_more_than_was_agreed_is_not_taken(strange, tmp_path, announced):
+    sent = 0
+
+    async def endless(request):
+        nonlocal sent
+        response = web.StreamResponse()
+        if announced:
+            response.content_length = 10**12
+        await response.prepare(request)
+        while sent < 50_000_000:
+            await response.write(b"x" * 100_000)
+            sent += 100_000
+        return response
+
+    async with Blobs([await strange(endless)], tmp_path) as blobs:
+        with pytest.raises(TooLarge):
+            await blobs.get(REF.sha256, max_bytes=500_000)
+    assert sent < 50_000_000
+    assert list((tmp_path / "incoming").iterdir()) == []
+
+
+async def test_a_reference_above_the_cap_is_refused_without_asking_anyone(tmp_path):
+    async with Blobs(["http://127.0.0.1:1"], tmp_path, max_bytes=100) as blobs:
+        with pytest.raises(TooLarge):
+            await blobs.get(REF)
+        with pytest.raises(TooLarge):
+            await blobs.put(BODY)
+
+
+async def test_a_download_that_breaks_off_is_resumed_where_it_broke(strange, tmp_path):
+    asked = []
+
+    async def breaking(request):
+        start = request.http_range.start or 0
+        asked.append(start)
+        response = web.StreamResponse(status=206 if start else 200)
+        if start:
+            response.headers["Content-Range"] = f"bytes {start}-{len(BODY) - 1}/{len(BODY)}"
+        response.content_length = len(BODY) - start
+        await response.prepare(request)
+        await response.write(BODY[start : start + 400_000])
+        if start + 400_000 < len(BODY):
+            await asyncio.sleep(0.05)  # let it arrive
+            request.transport.abort()
+        return response
+
+    async with Blobs([await strange(breaking)], tmp_path) as blobs:
+        assert (await blobs.get(REF)).read_bytes() == BODY
+    assert asked[0] == 0
+    assert len(asked) == 3
+    assert all(start > 0 for start in asked[1:])
+
+
+async def test_a_poisoned_first_part_does_not_spoil_an_honest_servers_rest(strange, server, tmp_path):
+    async def poisoning(request):
+        response = web.StreamResponse()
+        response.content_length = len(BODY)
+        await response.prepare(request)
+        await response.write(b"?" * 300_000)
+        await asyncio.sleep(0.05)
+        request.transport.abort()
+        return response
+
+    async with Blobs([server], tmp_path / "e", KEYS) as honest:
+        await honest.put(BODY)
+    async with Blobs([await strange(poisoning), server], tmp_path / "c") as blobs:
+        assert (await blobs.get(REF)).read_bytes() == BODY
+
+
+async def test_calls_for_the_same_blob_share_one_download(strange, tmp_path):
+    asked, came, go = 0, asyncio.Event(), asyncio.Event()
+
+    async def slow(_):
+        nonlocal asked
+        asked += 1
+        came.set()
+        await go.wait()
+        return web.Response(body=BODY)
+
+    async with Blobs([await strange(slow)], tmp_path) as blobs:
+        calls = [asyncio.create_task(blobs.get(REF)) for _ in range(5)]
+        await came.wait()
+        calls[0].cancel()
+        go.set()
+        results = await asyncio.gather(*calls, return_exceptions=True)
+    assert isinstance(results[0], asyncio.CancelledError)
+    assert len(set(results[1:])) == 1
+    assert asked == 1
+
+
+async def test_a_redirect_to_elsewhere_is_not_followed(strange, tmp_path):
+    async def elsewhere(_):
+        raise web.HTTPFound("http://127.0.0.1:1/" + REF.sha256)
+
+    async with Blobs([await strange(elsewhere)], tmp_path) as blobs:
+        with pytest.raises(NotAllowed):
+            await blobs.get(REF)
+
+
+async def test_an_upload_that_every_server_refuses_says_why(tmp_path, unused_tcp_port):
+    limits = BlobLimits(blob_bytes=10)
+    config = Config(db=tmp_path / "e.sqlite", port=0, blobs=tmp_path / "served", blob_limits=limits)
+    async with serve(config) as relay, Blobs([relay.http_url], tmp_path / "c", KEYS) as blobs:
+        with pytest.raises((TooLarge, LinkLost)):
+            await blobs.put(BODY)
+        assert (await blobs.put(b"small")).bytes == 5
+    async with Blobs([f"http://127.0.0.1:{unused_tcp_port}"], tmp_path / "c", KEYS) as blobs:
+        with pytest.raises(LinkLost):
+            await blobs.put(b"small")
+
+
+async def test_wrong_use_is_named(tmp_path):
+    with pytest.raises(BadConfig, match="servers"):
+        Blobs(["ftp://example.com"], tmp_path)
+    async with Blobs(["http://127.0.0.1:1"], tmp_path) as blobs:
+        with pytest.raises(BadInput, match="sha256"):
+            await blobs.get("../../etc/passwd")
+        with pytest.raises(BadConfig, match="keys"):
+            await blobs.put(b"unsigned")
