@@ -84,6 +84,14 @@ class Role(File):
     state: Path
     """A folder for the role's database and cached blobs."""
 
+    @property
+    def ledger(self) -> Path:
+        return self.state / "ledger.db"
+
+    @property
+    def blobs(self) -> Path:
+        return self.state / "blobs"
+
 
 class WireConfig(Section):
     listen: Address = "127.0.0.1:0"

@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from nodewire.config import Role
 from nodewire.errors import BadConfig, BadEvent, BadInput, NodewireError, NoQuorum, NotFound
 from nodewire.nostr.event import Event
+from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
 from nodewire.nostr.pool import Pool
 from nodewire.protocol import beacon, certificate, committee, kinds, publish, snapshot
@@ -203,6 +206,15 @@ class Market:
             if self._newest is None or seen.epoch.body.epoch > self._newest.body.epoch:
                 self._newest = seen.epoch
                 self._changed.notify_all()
+
+
+async def open_market(stack: AsyncExitStack, role: Role) -> tuple[Keys, Pool, Market]:
+    """A role's keys, its relay pool and its market, which is not running yet. Raises as `Market.open`."""
+    role.state.mkdir(parents=True, exist_ok=True)
+    keys = Keys.from_file(role.key)
+    pool = await stack.enter_async_context(Pool(role.relays, keys=keys))
+    blobs = await stack.enter_async_context(Blobs(role.blossom, role.blobs, keys=keys))
+    return keys, pool, await Market.open(pool, blobs, role.committee)
 
 
 async def _addressed(pool: Pool, address: str, kind: int) -> Event:

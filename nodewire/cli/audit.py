@@ -42,7 +42,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 async def _audit(config: CustomerConfig, id_: str) -> dict[str, Any]:
-    from nodewire.cli.wiring import open_market
+    from nodewire.market import open_market
     from nodewire.nostr.nip01 import Filter
     from nodewire.plan.audit import audit as rederive
     from nodewire.protocol import beacon, certificate, job

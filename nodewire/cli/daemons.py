@@ -6,6 +6,7 @@ Each prints one line when it is ready (with `--json` one JSON document, so that 
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -32,6 +33,10 @@ def run_until_stopped(start: Start, as_json: bool) -> None:
 
     A service whose ready document has `wait` (an awaitable) also ends when that does.
     """
+
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s %(message)s", datefmt="%H:%M:%S"
+    )
 
     async def main() -> None:
         stop = asyncio.Event()
@@ -99,16 +104,16 @@ def simnet(
 
 def oracle(config: Config, json: Json = False) -> None:
     """Run one oracle of a committee."""
-    from nodewire.cli.wiring import start_oracle
     from nodewire.config import OracleConfig
+    from nodewire.oracle.starting import start as start_oracle
 
     run_until_stopped(lambda stack: start_oracle(stack, OracleConfig.load(config)), json)
 
 
 def provider(config: Config, json: Json = False) -> None:
     """Run a provider: serve tasks of models and be paid for them."""
-    from nodewire.cli.wiring import start_provider
     from nodewire.config import ProviderConfig
+    from nodewire.provider.starting import start as start_provider
 
     run_until_stopped(lambda stack: start_provider(stack, ProviderConfig.load(config)), json)
 
@@ -121,8 +126,8 @@ def up(
 ) -> None:
     """Run a provider with its own relay and blob store beside it, in one process."""
     import relay as room
-    from nodewire.cli.wiring import start_provider
     from nodewire.config import ProviderConfig
+    from nodewire.provider.starting import start as start_provider
 
     async def start(stack: AsyncExitStack) -> dict[str, Any]:
         settings = ProviderConfig.load(config)

@@ -15,7 +15,7 @@ import typer
 
 from nodewire.cli.output import Json, console, print_json
 from nodewire.cli.wallet import role_of
-from nodewire.config import Role
+from nodewire.config import CustomerConfig, ProviderConfig, Role
 from nodewire.errors import BadConfig, NodewireError
 
 Check = Callable[[], Awaitable[str]]
@@ -101,7 +101,7 @@ async def _relays(role: Role) -> str:
 
 
 async def _committee(role: Role) -> str:
-    from nodewire.cli.wiring import open_market
+    from nodewire.market import open_market
 
     async with AsyncExitStack() as stack:
         _, _, market = await open_market(stack, role)
@@ -112,11 +112,11 @@ async def _committee(role: Role) -> str:
         return f"{market.committee.name}: epoch {epoch.body.epoch} certified, {len(snapshot.nodes)} nodes live"
 
 
-async def _wallet(role: Role) -> str:
+async def _wallet(role: CustomerConfig | ProviderConfig) -> str:
     from nodewire.cli.output import sats
-    from nodewire.cli.wiring import open_wallet
+    from nodewire.pay.sim_wallet import SimWallet
 
-    wallet = open_wallet(role.wallet)  # type: ignore[attr-defined]  # role_of gives roles with wallets
+    wallet = SimWallet.from_file(role.wallet.url, role.wallet.token_file)
     try:
         return sats(await wallet.balance_msat())
     finally:

@@ -140,7 +140,7 @@ async def _publish(
 
 
 async def _models(config: CustomerConfig) -> list[dict[str, Any]]:
-    from nodewire.cli.wiring import open_market
+    from nodewire.market import open_market
     from nodewire.nostr.nip01 import Filter
     from nodewire.protocol import kinds, publish
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from nodewire.cli.output import Json, console, print_json, sats
-from nodewire.config import CustomerConfig, ProviderConfig, Role
+from nodewire.config import CustomerConfig, ProviderConfig
 from nodewire.errors import BadConfig, BadInput
 
 app = typer.Typer(help="Lightning wallets.", no_args_is_help=True)
@@ -81,19 +81,20 @@ def balance(
     json: Json = False,
 ) -> None:
     """What a role's wallet holds, and what its ledger spent or earned."""
-    from nodewire.cli.wiring import ledger_file, open_wallet
     from nodewire.pay.ledger import Ledger
+    from nodewire.pay.sim_wallet import SimWallet
 
-    role: Role = role_of(config)
+    role = role_of(config)
 
     async def held() -> int:
-        wallet = open_wallet(role_of(config).wallet)
+        wallet = SimWallet.from_file(role.wallet.url, role.wallet.token_file)
         try:
             return await wallet.balance_msat()
         finally:
             await wallet.close()
 
-    ledger = Ledger(ledger_file(role))
+    role.state.mkdir(parents=True, exist_ok=True)
+    ledger = Ledger(role.ledger)
     spent = ledger.spent()
     found = {
         "balance_msat": asyncio.run(held()),

@@ -325,8 +325,11 @@ class Purchase:
             await self._session.pool.publish(event, timeout_s=10.0)
             self.receipts.append(event)
 
-    def _has_zap_receipts(self) -> bool:
-        return all(self._zap_receipt(provider, paid.debt.bolt11) for (provider, _), paid in self.payments.paid.items())
+    def _has_everything(self) -> bool:
+        """Whether every provider has given its result, and a receipt for every zap."""
+        return self.results.keys() >= set(self.plan.providers()) and all(
+            self._zap_receipt(provider, paid.debt.bolt11) for (provider, _), paid in self.payments.paid.items()
+        )
 
     def _zap_receipt(self, provider: str, bolt11: str | None) -> str | None:
         seen = self._zap_receipts.get(provider, [])

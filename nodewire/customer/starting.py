@@ -7,15 +7,11 @@ from contextlib import AsyncExitStack
 
 from nodewire.config import CustomerConfig
 from nodewire.customer.session import Session
-from nodewire.errors import BadConfig
 from nodewire.kind import Limits, Worker
-from nodewire.market import Market
-from nodewire.nostr.keys import Keys
-from nodewire.nostr.pool import Pool
+from nodewire.market import open_market
 from nodewire.pay.ledger import Ledger
 from nodewire.pay.payer import Payer
 from nodewire.pay.sim_wallet import SimWallet
-from nodewire.store.blobs import Blobs
 from nodewire.wire.node import Node
 from nodewire.worker.client import WorkerProcess
 
@@ -29,18 +25,10 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
         BadConfig: a file of the configuration cannot be used.
         NotFound: no relay knows the committee.
     """
-    config.state.mkdir(parents=True, exist_ok=True)
-    keys = Keys.from_file(config.key)
-    try:
-        token = config.wallet.token_file.read_text().strip()
-    except OSError as error:
-        raise BadConfig(str(config.wallet.token_file), f"cannot be read ({error.strerror})") from error
-    pool = await stack.enter_async_context(Pool(config.relays, keys=keys))
-    blobs = await stack.enter_async_context(Blobs(config.blossom, config.state / "blobs", keys=keys))
-    market = await Market.open(pool, blobs, config.committee)
-    wallet = SimWallet(config.wallet.url, token)
+    keys, pool, market = await open_market(stack, config)
+    wallet = SimWallet.from_file(config.wallet.url, config.wallet.token_file)
     stack.push_async_callback(wallet.close)
-    ledger = Ledger(config.state / "ledger.db")
+    ledger = Ledger(config.ledger)
     stack.callback(ledger.close)
     payer = Payer(keys, wallet, ledger)
     await payer.recover()
@@ -49,7 +37,7 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
 
     async def start_worker(entry: str) -> Worker:
         limits = Limits(config.worker.memory, config.worker.threads, config.worker.device)
-        worker = await WorkerProcess.start(entry, limits, readable=[config.state / "blobs"])
+        worker = await WorkerProcess.start(entry, limits, readable=[config.blobs])
         stack.push_async_callback(worker.stop)
         return worker
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, Self
 
 import aiohttp
 import orjson
 
-from nodewire.errors import BadInput, LinkLost, PaymentFailed, TimedOut, TooLarge, from_dict
+from nodewire.errors import BadConfig, BadInput, LinkLost, PaymentFailed, TimedOut, TooLarge, from_dict
 from nodewire.pay import invoices
 from nodewire.pay.invoices import Invoice
 from nodewire.pay.wallet import Payment, Receipt, Transfer
@@ -41,6 +42,15 @@ class SimWallet:
         finally:
             await stranger.close()
         return cls(url, str(answer["token"])), str(answer["token"])
+
+    @classmethod
+    def from_file(cls, url: str, token_file: Path) -> Self:
+        """The wallet whose token is in `token_file`. Raises BadConfig if it cannot be read."""
+        try:
+            return cls(url, token_file.read_text().strip())
+        except OSError as error:
+            reason = f"cannot be read ({error.strerror}); `nodewire wallet open` makes one"
+            raise BadConfig(str(token_file), reason) from error
 
     async def balance_msat(self) -> int:
         return int((await self._ask("GET", "/v1/balance"))["balance_msat"])

@@ -1,4 +1,4 @@
-"""What a provider commits to in one chunk: for each task a salted leaf of every frame it put out. NIPS.md, "Commitments".
+"""What a provider commits to in one chunk: per task a salted leaf of every frame it put out. NIPS.md, "Commitments".
 
     leaf data = canonical [tensor key, [[dtype, shape, SHA-256 of the raw bytes] ...]]
     leaf i    = merkle.leaf(data, merkle.salt(secret, i))

@@ -1,11 +1,9 @@
-"""Opens what a role needs, from its configuration, on an exit stack that closes it again."""
+"""Opens everything a provider needs from its configuration, and sets it to work."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -13,16 +11,12 @@ from typing import Any
 
 from aiohttp import web
 
-from nodewire.config import OracleConfig, ProviderConfig, Role, WalletConfig, WorkerConfig
+from nodewire.config import ProviderConfig, WorkerConfig
 from nodewire.errors import BadConfig
 from nodewire.kind import Limits, Worker, installed
-from nodewire.market import Market
+from nodewire.market import open_market
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
-from nodewire.nostr.pool import Pool
-from nodewire.oracle.daemon import Oracle
-from nodewire.oracle.journal import Journal
-from nodewire.oracle.setup import load_committee, load_seat
 from nodewire.pay import lnurl_server
 from nodewire.pay.ledger import Ledger
 from nodewire.pay.sim_wallet import SimWallet
@@ -31,60 +25,19 @@ from nodewire.provider.admission import Admission
 from nodewire.provider.announcing import Announcer, describe
 from nodewire.provider.daemon import Provider
 from nodewire.provider.serving import specialize
-from nodewire.store.blobs import Blobs
 from nodewire.wire.node import Node
 from nodewire.worker.client import WorkerProcess
 
 
-def ledger_file(role: Role) -> Path:
-    role.state.mkdir(parents=True, exist_ok=True)
-    return role.state / "ledger.db"
-
-
-def open_wallet(config: WalletConfig) -> SimWallet:
-    """The role's wallet. Raises BadConfig if the token cannot be read."""
-    try:
-        token = config.token_file.read_text().strip()
-    except OSError as error:
-        raise BadConfig(
-            str(config.token_file), f"cannot be read ({error.strerror}); `nodewire wallet open` makes one"
-        ) from error
-    return SimWallet(config.url, token)
-
-
-async def open_market(stack: AsyncExitStack, role: Role) -> tuple[Keys, Pool, Market]:
-    """Keys, relay pool and market of a role, with the market not yet running."""
-    role.state.mkdir(parents=True, exist_ok=True)
-    keys = Keys.from_file(role.key)
-    pool = await stack.enter_async_context(Pool(role.relays, keys=keys))
-    blobs = await stack.enter_async_context(Blobs(role.blossom, role.state / "blobs", keys=keys))
-    return keys, pool, await Market.open(pool, blobs, role.committee)
-
-
-def worker_starter(stack: AsyncExitStack, config: WorkerConfig, readable: Path) -> Callable[[str], Awaitable[Worker]]:
-    """Starts workers under the configuration's caps; they stop with the stack."""
-
-    readable.mkdir(parents=True, exist_ok=True)
-
-    async def start(entry: str) -> Worker:
-        limits = Limits(memory_bytes=config.memory, threads=config.threads, device=config.device)
-        worker = await WorkerProcess.start(entry, limits, readable=[readable])
-        stack.push_async_callback(worker.stop)
-        return worker
-
-    return start
-
-
-async def start_provider(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]:
+async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]:
     """Start a provider; returns its ready line with `wait`, which ends only by an error."""
-    _log_to_stderr()
     keys, pool, market = await open_market(stack, config)
-    starter = worker_starter(stack, config.worker, config.state / "blobs")
+    starter = _worker_starter(stack, config.worker, config.blobs)
     served, workers = await specialize(market, config.serve, installed(), starter)
 
-    ledger = Ledger(ledger_file(config))
+    ledger = Ledger(config.ledger)
     stack.callback(ledger.close)
-    wallet = open_wallet(config.wallet)
+    wallet = SimWallet.from_file(config.wallet.url, config.wallet.token_file)
     stack.push_async_callback(wallet.close)
 
     async def publish(event: Event, relays: tuple[str, ...]) -> None:
@@ -161,31 +114,15 @@ def _listening_socket(host: str, port: int) -> socket.socket:
     return sock
 
 
-async def start_oracle(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
-    """Start an oracle; returns its ready line with `wait`, which ends only by an error."""
-    _log_to_stderr()
-    config.state.mkdir(parents=True, exist_ok=True)
-    committee = load_committee(config.committee)
-    seat = load_seat(config.seat, committee)
-    pool = await stack.enter_async_context(Pool(config.relays, keys=seat.keys))
-    blobs = await stack.enter_async_context(Blobs(config.blossom, config.state / "blobs", keys=seat.keys))
-    journal = Journal(config.state / "journal.db")
-    stack.callback(journal.close)
-    oracle = Oracle(seat, committee, pool, blobs, journal, SystemClock())
-    running = asyncio.create_task(oracle.run())
-    stack.callback(running.cancel)
-    return {"ready": "oracle", "npub": seat.keys.npub, "committee": committee.name, "wait": running}
+def _worker_starter(stack: AsyncExitStack, config: WorkerConfig, readable: Path) -> Callable[[str], Awaitable[Worker]]:
+    """Starts workers under the configuration's caps; they stop with the stack."""
 
+    readable.mkdir(parents=True, exist_ok=True)
 
-class SystemClock:
-    def time_s(self) -> float:
-        return time.time()
+    async def start(entry: str) -> Worker:
+        limits = Limits(memory_bytes=config.memory, threads=config.threads, device=config.device)
+        worker = await WorkerProcess.start(entry, limits, readable=[readable])
+        stack.push_async_callback(worker.stop)
+        return worker
 
-    def monotonic_s(self) -> float:
-        return time.monotonic()
-
-
-def _log_to_stderr() -> None:
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s %(message)s", datefmt="%H:%M:%S"
-    )
+    return start
