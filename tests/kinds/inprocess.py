@@ -1,0 +1,84 @@
+"""A job's nodes in one process: real actors, queues for wires."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from nodewire.kind import Actor
+from nodewire.protocol.frame import Array, Frame
+
+DTYPES = {"float32": torch.float32, "int64": torch.int64, "uint8": torch.uint8}
+
+
+def to_torch(frame):
+    tensors = tuple(
+        torch.frombuffer(bytearray(a.data), dtype=DTYPES[a.dtype]).reshape(a.shape) for a in frame.tensors
+    )
+    return Frame(frame.edge, frame.seq, tensors, frame.meta)
+
+
+def to_arrays(frame):
+    names = {v: k for k, v in DTYPES.items()}
+    arrays = tuple(Array(names[t.dtype], tuple(t.shape), np.ascontiguousarray(t.numpy()).tobytes()) for t in frame.tensors)
+    return Frame(frame.edge, frame.seq, arrays, frame.meta)
+
+
+class Hub:
+    """Delivers every frame to the queue of its edge's consumer; `ends` as `nodewire.protocol.plan.ends` gives them."""
+
+    def __init__(self, ends: Mapping[str, tuple[str, str]]) -> None:
+        self.ends = ends
+        self.queues: dict[str, asyncio.Queue] = {}
+        self.controls: list[tuple[str, str, dict]] = []
+        self.on_control = None
+
+    def box(self, public: str) -> Box:
+        self.queues.setdefault(public, asyncio.Queue())
+        return Box(self, public)
+
+
+class Box:
+    def __init__(self, hub: Hub, public: str) -> None:
+        self.hub, self.public, self.closed = hub, public, False
+
+    async def put(self, frame):
+        producer, consumer = self.hub.ends[frame.edge]
+        assert producer == self.public, (frame.edge, producer, self.public)
+        await self.hub.queues[consumer].put(frame)
+
+    async def get(self):
+        return await self.hub.queues[self.public].get()
+
+    async def control(self, peer, document):
+        self.hub.controls.append((self.public, peer, document))
+        if self.hub.on_control is not None:
+            await self.hub.on_control(self.public, peer, document)
+
+    async def close(self):
+        self.closed = True
+
+
+class Direct:
+    """A worker without a process: calls the actors where it stands."""
+
+    def __init__(self, actors: Mapping[str, Actor]) -> None:
+        self.actors = actors
+        self.open_sessions: set[tuple[str, str]] = set()
+
+    async def load(self, task, engine, program, weights):
+        raise AssertionError("already loaded")
+
+    async def open(self, task, session, params):
+        self.actors[task].open(session, params)
+        self.open_sessions.add((task, session))
+
+    async def receive(self, task, session, frame):
+        return [to_arrays(f) for f in self.actors[task].receive(session, to_torch(frame))]
+
+    async def close(self, task, session):
+        self.actors[task].close(session)
+        self.open_sessions.discard((task, session))
