@@ -1,0 +1,222 @@
+"""A whole generation over desks, credit, closes and commitments, with queues for wires and a ledger for each provider."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from kinds.k8843 import KIND
+from nodewire.errors import BadFrame, BadSignature
+from nodewire.kind import Job
+from nodewire.llm import whole
+from nodewire.llm.split import split_decoder
+from nodewire.nostr.keys import Keys
+from nodewire.pay.ledger import Ledger
+from nodewire.protocol import feedback, kinds, result
+from nodewire.protocol.chunk import claim
+from nodewire.protocol.close import Close
+from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.job import Request
+from nodewire.protocol.plan import Assignment, Plan, Terms, Verification, ends
+from nodewire.provider.job import JobRun
+from tests.kinds.inprocess import Direct, Hub
+from tests.llm.conftest import make_llama
+from tests.llm.test_llm_parity import PROMPT, load
+
+CUSTOMER = Keys(b"\x09" * 32)
+HASH = "ab" * 32
+REQUEST = "cd" * 32
+
+
+@dataclass
+class Market:
+    manifest: object
+    hub: Hub
+    runs: dict = field(default_factory=dict)
+    events: list = field(default_factory=list)
+    committed: list = field(default_factory=list)
+    box: object = None
+
+    def due(self, run):
+        return [f for f in map(self.parsed, self.events) if f and f.provider == run._keys.public and f.due]
+
+    @staticmethod
+    def parsed(event):
+        return feedback.parse(event) if event.kind == kinds.FEEDBACK else None
+
+    async def pay_everything(self):
+        """Be the wallet: whatever is asked for is paid."""
+        paid = set()
+        while True:
+            for run in self.runs.values():
+                for said in self.due(run):
+                    if (run, said.due.chunk) not in paid:
+                        paid.add((run, said.due.chunk))
+                        await run.credit.paid(said.due.chunk)
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_llama(tmp_path_factory.mktemp("llama"), max_position_embeddings=400, seed=5, eos_token_id=None)
+
+
+@pytest.fixture
+def market(folder, tmp_path):
+    registration = split_decoder(folder, 700_000, tmp_path, slots=1, name="tiny")
+    manifest, actors = registration.manifest, load(registration)
+    providers = [Keys(bytes([i + 1]) * 32) for i in range(len(manifest.tasks))]
+    plan = Plan(
+        manifest=manifest.digest(),
+        committee=HASH,
+        epoch=1,
+        snapshot=HASH,
+        certificate=HASH,
+        beacon=HASH,
+        customer=CUSTOMER.public,
+        k=0,
+        terms=Terms(max_chunk_msat=10**6, max_total_msat=10**9),
+        tasks=tuple(
+            Assignment(task=t.name, provider=k.public, standby=None, price_msat=100)
+            for t, k in zip(manifest.tasks, providers, strict=True)
+        ),
+        chunk_msat=100 * len(providers),
+        first_result_ms=1000,
+        next_result_ms=1000,
+        verification=Verification(policy="none", rate_ppm=0, share_ppm=0),
+    )
+    request = Request(REQUEST, CUSTOMER.public, 1, 8843, plan, "", HASH, (), 10**9, ())
+    market = Market(manifest, Hub(ends(manifest, plan)))
+    params = KIND.check(manifest, {"max_tokens": 150})
+
+    async def publish(event):
+        market.events.append(event)
+
+    for keys in providers:
+        market.runs[keys.public] = JobRun(
+            keys=keys,
+            request=request,
+            manifest=manifest,
+            params=params,
+            kind=KIND,
+            mailbox=market.hub.box(keys.public),
+            worker=Direct(actors),
+            ledger=Ledger(":memory:"),
+            publish=publish,
+            committed=market.committed.append,
+        )
+    market.box = market.hub.box(CUSTOMER.public)
+
+    async def on_control(sender, peer, document):
+        if peer in market.runs:
+            await market.runs[peer].heard(sender, document)
+
+    market.hub.on_control = on_control
+    return market
+
+
+async def generate(market):
+    """The customer's side: prompt in, ids out."""
+    text = PROMPT.encode()
+    await market.box.put(Frame("prompt", 0, (Array("uint8", (len(text),), text),), {"chunk": 0}))
+    ids = []
+    while True:
+        frame = await asyncio.wait_for(market.box.get(), 20)
+        ids.append(int.from_bytes(frame.tensors[0].data, "little"))
+        if frame.meta["end"]:
+            return ids
+
+
+async def served(market):
+    async with asyncio.TaskGroup() as group:
+        for run in market.runs.values():
+            group.create_task(run.run())
+        paying = asyncio.create_task(market.pay_everything())
+        ids = await generate(market)
+    paying.cancel()
+    return ids
+
+
+async def test_the_tokens_are_those_of_the_whole_model(market, folder):
+    expected = [i for p in whole.generate(folder, PROMPT, max_tokens=150) for i in p.ids]
+    assert await served(market) == expected
+
+
+async def test_every_provider_asks_once_for_every_chunk_and_ends_with_success(market):
+    await served(market)
+    for run in market.runs.values():
+        dues = [f.due for f in market.due(run)]
+        # 20-odd prompt positions are one unit; 150 tokens are the prompt's own and 149 more: chunks of 64, 64 and 21
+        assert [d.chunk for d in dues] == [0, 1, 2, 3]
+        assert all(d.units == 1 and d.amount_msat == 100 for d in dues)
+        statuses = [f.status for f in map(market.parsed, market.events) if f and f.provider == run._keys.public]
+        assert statuses[0] == "processing"
+        assert statuses[-1] == "success"
+
+
+async def test_what_is_asked_for_is_what_is_committed_and_what_the_result_says(market):
+    await served(market)
+    for run in market.runs.values():
+        said = next(result.parse(e) for e in market.events if e.kind == 6843 and e.pubkey == run._keys.public)
+        mine = [r for r in market.committed if r.task in run.tasks]
+        assert list(said.roots) == mine
+        for f in market.due(run):
+            assert f.due.root == claim([r for r in mine if r.chunk == f.due.chunk])
+
+
+async def test_the_third_chunk_waits_for_the_first_ones_payment(market):
+    async with asyncio.TaskGroup() as group:
+        running = [group.create_task(run.run()) for run in market.runs.values()]
+        customer = group.create_task(generate(market))
+        driver = next(r for r in market.runs.values() if r.drives)
+        while len(market.due(driver)) < 2:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        assert [f.due.chunk for f in market.due(driver)] == [0, 1]
+        assert not customer.done()
+        paying = group.create_task(market.pay_everything())
+        await customer
+        await asyncio.gather(*running)
+        paying.cancel()
+
+
+async def test_a_close_by_anyone_but_the_driver_is_refused(market):
+    driver, other = list(market.runs.values())[:2]
+    forged = Close.sign(CUSTOMER, request=REQUEST, attempt=0, chunk=0, units=1, end=True)
+    with pytest.raises(BadSignature):
+        await other.heard(CUSTOMER.public, {"close": forged.document()})
+    wrong = Close.sign(driver._keys, request=HASH, attempt=0, chunk=0, units=1, end=True)
+    with pytest.raises(BadFrame):
+        await other.heard(driver._keys.public, {"close": wrong.document()})
+
+
+async def test_sessions_end_with_the_job(market):
+    await served(market)
+    for run in market.runs.values():
+        assert not run._worker._worker.open_sessions
+        assert run._mailbox.closed
+
+
+async def test_a_kind_serves_only_its_own_parameters(market):
+    from nodewire.errors import BadInput
+
+    for params, field_ in [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 10**9}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": float("nan")}, "top_p"),
+        ({"stop": "x"}, "stop"),
+        ({"stop": [""]}, "stop"),
+        ({"colour": 1}, "colour"),
+    ]:
+        with pytest.raises(BadInput) as caught:
+            KIND.check(market.manifest, params)
+        assert caught.value.field == field_
+
+
+def test_a_job_names_its_tasks_in_order(market):
+    run = next(iter(market.runs.values()))
+    assert isinstance(run._job, Job)
+    assert run.tasks == ("driver",)
