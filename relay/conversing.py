@@ -100,7 +100,8 @@ class Conversation:
         if not authenticating.may_see(event, self._authed, self._house.config.wraps_need_auth):
             return False
         if subscription.waiting is None:
-            self._outbox.post(_event_frame(subscription.name, json))
+            if seq is None or seq > subscription.seen:
+                self._outbox.post(_event_frame(subscription.name, json))
         elif len(subscription.waiting) < _MOST_WAITING:
             subscription.waiting.append((seq, json))
         else:
@@ -146,6 +147,7 @@ class Conversation:
         self._house.fanout.add(subscription)
         try:
             found = await self._house.archive.find(filters, self._reader())
+            subscription.seen = found.seen
             page = found.first
             for start in range(PAGE, len(found.seqs) + PAGE, PAGE):
                 for json in page:
@@ -158,7 +160,7 @@ class Conversation:
         await self._outbox.put(nip01.Eose(name).to_json())
         waiting, subscription.waiting = subscription.waiting or [], None
         for seq, json in waiting:
-            if seq is None or seq > found.seen:
+            if seq is None or seq > subscription.seen:
                 self._outbox.post(_event_frame(name, json))
 
     def _unsubscribe(self, name: str) -> None:

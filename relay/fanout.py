@@ -23,12 +23,16 @@ L = TypeVar("L")
 
 @dataclass(eq=False, slots=True)
 class Subscription(Generic[L]):
-    """One REQ of `listener`. Live events (`seq`, JSON) wait until the stored ones are sent; `waiting` is None then."""
+    """One REQ of `listener`. Live events (`seq`, JSON) wait until the stored ones are sent; `waiting` is None then.
+
+    `seen` is the last `seq` that the query for stored events could see: what it left out is not sent as live either.
+    """
 
     listener: L
     name: str
     filters: Sequence[Filter]
     keys: list[Key] = field(default_factory=list)
+    seen: int = 0
     waiting: list[tuple[int | None, str]] | None = field(default_factory=list)
 
 

@@ -1,5 +1,6 @@
 """What this relay does beyond what all relays must: its limits, its refusals, and who is shown what."""
 
+import asyncio
 import json
 
 import aiohttp
@@ -123,6 +124,56 @@ async def test_a_large_answer_waits_for_its_reader(running):
         for event in events:
             assert (await client.publish(event))[0]
         assert await client.ask({"kinds": [1]}) == [event.id for event in events]
+
+
+async def test_between_stored_and_live_events_there_is_no_gap_and_no_double(relay, client, other):
+    events = [note(content=str(n)) for n in range(400)]
+
+    async def flood():
+        for event in events:
+            await other.say("EVENT", event.as_dict())
+
+    flooding = asyncio.create_task(flood())
+    names = [f"s{n}" for n in range(20)]
+    heard = {name: [] for name in names}
+    for name in names:
+        await client.say("REQ", name, {"kinds": [1], "limit": 500})
+        await asyncio.sleep(0.002)
+    await flooding
+    last = note(kind=7)
+    await client.say("REQ", "last", {"kinds": [7]})
+    for _ in events:
+        await other.until("OK")
+    await other.publish(last)
+    while (message := await client.hear())[0] != "EVENT" or message[1] != "last":
+        if message[0] == "EVENT":
+            heard[message[1]].append(message[2]["id"])
+    for name in names:
+        assert sorted(heard[name]) == sorted(event.id for event in events)
+
+
+async def test_an_event_that_the_query_saw_before_its_delivery_comes_once(relay, client, other):
+    held = []
+
+    class Holding:
+        """The writer's way back to the event loop, held up between its commit and the delivery."""
+
+        def call_soon_threadsafe(self, *call):
+            held.append(call)
+
+    loop, relay.writer._loop = relay.writer._loop, Holding()
+    event, later = note(), note(content="later")
+    await other.say("EVENT", event.as_dict())
+    for _ in range(1_000):
+        if await client.count({"kinds": [1]}):
+            break
+    assert await client.ask({"kinds": [1]}, name="s") == [event.id]
+    relay.writer._loop = loop
+    for call in held:
+        loop.call_soon_threadsafe(*call)
+    await other.until("OK")
+    await other.publish(later)
+    assert (await client.hear())[2]["id"] == later.id
 
 
 # Refusals

@@ -149,6 +149,18 @@ def test_every_filter_is_answered_through_an_index_in_the_order_wanted(archive, 
             assert "USE TEMP B-TREE FOR ORDER BY" not in plan
 
 
+async def test_a_query_that_is_not_small_after_all_is_handed_to_a_thread(archive, tmp_path):
+    keep, _ = archive
+    keep(many(8_000))
+    reading = Archive(tmp_path / "events.sqlite", query_s=5, most=500)
+    wanted = [Filter(kinds=frozenset([1]), tags={"t": frozenset(["none"])}), Filter(kinds=frozenset([7]), since=0)]
+    with pytest.raises(TimedOut, match="small"):
+        reading._glance.run(lambda db: count(db, [Filter(until=10**9)], EVERYBODY))
+    assert await reading.count([Filter(until=10**9)], EVERYBODY) == 8_000
+    assert (await reading.find(wanted, EVERYBODY)).seqs == []
+    await reading.close()
+
+
 async def test_a_query_past_its_deadline_is_given_up(archive, tmp_path):
     reading = Archive(tmp_path / "events.sqlite", query_s=0.01, most=500)
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
