@@ -129,7 +129,7 @@ class Link:
             self._send(nip01.Close(sub_id).to_json())
 
     async def publish(self, event: Event) -> Ok:
-        """The relay's answer to `event`; waits for a connection, over as many as it takes. The caller sets the limit."""
+        """The relay's answer to `event`; waits for a connection, over as many as it takes. Callers set the limit."""
         ok = await self._ask(("event", event.id), nip01.ClientEvent(event).to_json())
         assert isinstance(ok, Ok)
         # Some relays say "duplicate" with false; the event is there, and that is what was wanted.

@@ -130,8 +130,8 @@ def _unpad(padded: bytes) -> bytes:
 
 
 def _unpack(payload: str, max_bytes: int) -> tuple[bytes, bytes, bytes]:
-    if not payload or payload[0] == "#":
-        raise BadVersion("payload", "empty or of a later version")
+    if payload.startswith("#"):
+        raise BadVersion("payload", "of a later version")
     largest = 1 + _NONCE_BYTES + len(_prefix(max_bytes)) + padded_bytes(max_bytes) + _MAC_BYTES
     if len(payload) > 4 * ((largest + 2) // 3):
         raise TooLarge("payload", f"{len(payload)} characters hold more than {max_bytes} bytes of plaintext")
