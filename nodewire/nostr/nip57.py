@@ -2,8 +2,8 @@
 
 https://github.com/nostr-protocol/nips/blob/master/57.md
 
-A zap request goes to the recipient's LNURL callback, never to a relay. A receipt is no proof of payment: all it proves is
-that the recipient's LNURL server says so. A wallet believes its own ledger; receipts are for the public.
+A zap request goes to the recipient's LNURL callback, never to a relay. A receipt is no proof of payment: all it proves
+is that the recipient's LNURL server says so. A wallet believes its own ledger; receipts are for the public.
 
 Every clause of the NIP that does not hold raises BadZap with a field of its own. Invoices are parsed elsewhere; their
 facts come in as `Invoice`.

@@ -1,0 +1,414 @@
+"""A pool of relays that answers as one: publish to all, success at one OK; read the union, verified, each event once.
+
+    async with Pool(["wss://relay.one", "wss://relay.two"], keys) as pool:
+        await pool.publish(event)
+        async for event in pool.subscribe([Filter(kinds={1})]):
+            ...
+
+Relays are connected to in the background, again and again with growing, jittered pauses. After a reconnection every
+subscription is sent again as it was (events may be published late, so no `since` is moved up); what has been delivered
+is recognized. A subscriber that is too slow never holds up a connection: the oldest events in its queue make room and
+are counted in `dropped`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
+from types import MappingProxyType, TracebackType
+from typing import Self, TypeVar
+from urllib.parse import urlsplit
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import WebSocketException
+
+from nodewire.errors import BadConfig, BadInput, LinkLost, NodewireError, RelayRefused, TimedOut, TooLarge
+from nodewire.nostr import event as _event
+from nodewire.nostr import nip01
+from nodewire.nostr.event import Event
+from nodewire.nostr.keys import Keys
+from nodewire.nostr.link import Link, RelayStatus, Standing
+from nodewire.nostr.nip01 import Filter, Ok, RelayCount
+
+MAX_RELAYS = 64
+MAX_QUEUED_EVENTS = 4_096  # per subscription
+MAX_QUEUED_BYTES = 16 << 20  # per subscription, as the events came over the wire
+_SEEN_IDS = 16_384  # per subscription, to deliver an event once
+_VERIFIED = 16_384  # per pool, to verify a signature once
+_OUTBOX_MESSAGES = 1_024  # per relay; one that reads none of so many is stuck
+_STEADY_S = 5.0  # a connection that lasted so long makes the next pause short again
+_OPEN_TIMEOUT_S = 10.0
+_T = TypeVar("_T")
+
+
+class Subscription:
+    """Events that match any of its filters, from all relays: an async iterator.
+
+    It ends with `close`, with the pool, or when every relay has refused it. `standing` tells how far each relay is,
+    `closed` the last words of those that refused or ended it, `dropped` how many events a slow reader lost.
+    """
+
+    def __init__(self, pool: Pool, sub_id: str, filters: tuple[Filter, ...], urls: Iterable[str], max_events: int):
+        self.id = sub_id
+        self.filters = filters
+        self.dropped = 0
+        self._pool = pool
+        self._standing: dict[str, Standing] = dict.fromkeys(urls, "pending")
+        self._closed: dict[str, str] = {}
+        self._seen = _Recent(_SEEN_IDS)
+        self._queue: deque[tuple[Event, int]] = deque()
+        self._queued_bytes = 0
+        self._max_events = max_events
+        self._wake = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._ended = False
+
+    @property
+    def eose(self) -> Awaitable[object]:
+        """`await subscription.eose`: until every relay in reach has sent what it had stored, and at least one has.
+
+        Relays that are down or refused are not waited for; with all of them down, it waits for the first to come up.
+        """
+        return self._settled.wait()
+
+    @property
+    def standing(self) -> Mapping[str, Standing]:
+        return MappingProxyType(self._standing)
+
+    @property
+    def closed(self) -> Mapping[str, str]:
+        return MappingProxyType(self._closed)
+
+    def close(self) -> None:
+        """End it here and on the relays. What is queued can still be read."""
+        self._pool._unsubscribe(self.id)
+        self._end()
+
+    def drain(self) -> list[Event]:
+        """What is queued at this moment, without waiting."""
+        events = [event for event, _ in self._queue]
+        self._queue.clear()
+        self._queued_bytes = 0
+        return events
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        while not self._queue:
+            if self._ended:
+                raise StopAsyncIteration
+            self._wake.clear()
+            await self._wake.wait()
+        event, size = self._queue.popleft()
+        self._queued_bytes -= size
+        return event
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    # As a link's listener
+
+    def take(self, event: Event, size: int) -> bool:
+        if event.id in self._seen:
+            return True
+        if not any(wanted.matches(event) for wanted in self.filters) or not self._pool._is_genuine(event):
+            return False
+        self._seen.add(event.id)
+        self._queue.append((event, size))
+        self._queued_bytes += size
+        while len(self._queue) > self._max_events or (self._queued_bytes > MAX_QUEUED_BYTES and len(self._queue) > 1):
+            self._queued_bytes -= self._queue.popleft()[1]
+            self.dropped += 1
+        self._wake.set()
+        return True
+
+    def stand(self, url: str, standing: Standing, reason: str) -> None:
+        # What a relay has once sent to the end stays sent, whatever becomes of the connection.
+        if self._standing[url] != "eose" or standing in ("closed", "refused"):
+            self._standing[url] = standing
+        if standing in ("closed", "refused"):
+            self._closed[url] = reason
+        now = set(self._standing.values())
+        if "pending" not in now and ("eose" in now or now <= {"closed", "refused"}):
+            self._settled.set()
+        if now == {"refused"}:
+            self._end()
+
+    def _end(self) -> None:
+        self._ended = True
+        self._settled.set()
+        self._wake.set()
+
+
+class Pool:
+    """Connections to the relays at `urls` (ws:// or wss://), as long as its `async with` block.
+
+    Args:
+        keys: whom to be towards relays that ask (NIP-42). Without keys nothing is ever signed.
+        now_s: unix time, for AUTH events.
+        first_pause_s, last_pause_s: the pauses before reconnecting grow from the one to the other, each times 0.5 to 1.
+        linger_s: how long leaving the block waits for relays that have yet to answer a publication.
+
+    Raises:
+        BadConfig: no relay, more than 64, or one whose URL is none of a websocket.
+    """
+
+    def __init__(
+        self,
+        urls: Iterable[str],
+        keys: Keys | None = None,
+        *,
+        now_s: Callable[[], float] = time.time,
+        max_message_bytes: int = nip01.MAX_MESSAGE_BYTES,
+        first_pause_s: float = 0.25,
+        last_pause_s: float = 60.0,
+        linger_s: float = 1.0,
+    ) -> None:
+        self._links = {url: Link(url, keys, now_s) for url in _checked(urls)}
+        self._max_message_bytes = max_message_bytes
+        self._first_pause_s = first_pause_s
+        self._last_pause_s = last_pause_s
+        self._linger_s = linger_s
+        self._verified = _Recent(_VERIFIED)
+        self._subscriptions: dict[str, Subscription] = {}
+        self._last_id = 0
+        self._connections: list[asyncio.Task[None]] = []
+        self._publications: set[asyncio.Task[Ok | None]] = set()
+
+    async def __aenter__(self) -> Self:
+        self._connections = [
+            asyncio.create_task(self._stay_connected(link), name=f"relay {link.url}") for link in self._links.values()
+        ]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
+    ) -> None:
+        if self._publications and kind is None:
+            await asyncio.wait(self._publications, timeout=self._linger_s)
+        for subscription in list(self._subscriptions.values()):
+            subscription.close()
+        tasks: list[asyncio.Task[None] | asyncio.Task[Ok | None]] = [*self._connections, *self._publications]
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        for link in self._links.values():
+            link.down("the pool is closed", final=True)
+        for error in ended:
+            if isinstance(error, Exception):  # a defect of ours; cancellation is no Exception
+                raise error
+
+    @property
+    def relays(self) -> tuple[RelayStatus, ...]:
+        """Every relay's health, in the order of the URLs."""
+        return tuple(link.status for link in self._links.values())
+
+    def subscribe(self, filters: Iterable[Filter], *, max_queued: int = MAX_QUEUED_EVENTS) -> Subscription:
+        """Stored and new events that match any of `filters`, until closed.
+
+        Raises:
+            BadInput, TooLarge: no filter, or more than 64.
+        """
+        wanted = _filters(filters)
+        subscription = Subscription(self, self._next_id(), wanted, self._links, max_queued)
+        self._subscriptions[subscription.id] = subscription
+        for link in self._links.values():
+            link.subscribe(subscription.id, wanted, subscription)
+        return subscription
+
+    async def fetch(
+        self, filters: Iterable[Filter], timeout_s: float = 10.0, *, max_events: int = MAX_QUEUED_EVENTS
+    ) -> list[Event]:
+        """The union, newest first, of what the relays have stored; at most `max_events`, or 16 MiB, of it.
+
+        Whoever answers within `timeout_s` counts.
+
+        Raises:
+            RelayRefused: every relay refused.
+            TimedOut: none answered to the end.
+        """
+        async with self.subscribe(filters, max_queued=max_events) as subscription:
+            try:
+                await asyncio.wait_for(subscription.eose, timeout_s)
+            except TimeoutError:
+                if "eose" not in subscription.standing.values():
+                    raise TimedOut("relays", f"none answered within {timeout_s} s") from None
+            if "eose" not in subscription.standing.values() and not subscription._queue:
+                raise RelayRefused("filters", _reasons(subscription.closed))
+            return sorted(subscription.drain(), key=nip01.newest_first)
+
+    async def publish(self, event: Event, timeout_s: float = 10.0, *, wait_all: bool = False) -> dict[str, Ok]:
+        """Send `event` to every relay; the answers by URL, as soon as one relay has taken it.
+
+        The others are still being tried, in the background, until `timeout_s` is over; a relay that is reconnecting
+        gets the event when it is back. `wait_all` waits for those as well.
+
+        Raises:
+            RelayRefused: all that answered refused (`reason` holds their words).
+            TimedOut: none answered.
+        """
+        tasks = {asyncio.create_task(_within(timeout_s, link.publish(event))): url for url, link in self._links.items()}
+        for task in tasks:
+            self._publications.add(task)
+            task.add_done_callback(self._publications.discard)
+        answers: dict[str, Ok] = {}
+        pending = set(tasks)
+        while pending:
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                if (ok := task.result()) is not None:
+                    answers[tasks[task]] = ok
+            if not wait_all and any(ok.accepted for ok in answers.values()):
+                break
+        if any(ok.accepted for ok in answers.values()):
+            return answers
+        if answers:
+            raise RelayRefused("event", _reasons({url: ok.message for url, ok in answers.items()}))
+        raise TimedOut("event", f"no relay answered within {timeout_s} s")
+
+    async def count(self, filters: Iterable[Filter], timeout_s: float = 10.0) -> dict[str, int]:
+        """How many stored events match any of `filters` (NIP-45), by the URLs of the relays that counted.
+
+        Raises:
+            RelayRefused: all that answered refused.
+            TimedOut: none answered.
+        """
+        wanted, sub_id = _filters(filters), self._next_id()
+        asked = (_within(timeout_s, link.count(sub_id, wanted)) for link in self._links.values())
+        answers = dict(zip(self._links, await asyncio.gather(*asked), strict=True))
+        counts = {url: answer.count for url, answer in answers.items() if isinstance(answer, RelayCount)}
+        refusals = {url: answer.message for url, answer in answers.items() if isinstance(answer, nip01.Closed)}
+        if not counts and refusals:
+            raise RelayRefused("filters", _reasons(refusals))
+        if not counts:
+            raise TimedOut("relays", f"none counted within {timeout_s} s")
+        return counts
+
+    def _next_id(self) -> str:
+        self._last_id += 1
+        return f"n{self._last_id}"
+
+    def _unsubscribe(self, sub_id: str) -> None:
+        self._subscriptions.pop(sub_id, None)
+        for link in self._links.values():
+            link.unsubscribe(sub_id)
+
+    def _is_genuine(self, event: Event) -> bool:
+        """Whether id and signature are right; the signature is checked once, however many relays send the event."""
+        try:
+            if (event.id, event.sig) not in self._verified:
+                _event.verify(event)
+                self._verified.add((event.id, event.sig))
+                return True
+            tags = event.tags
+            return _event.event_id(event.pubkey, event.created_at, event.kind, tags, event.content) == event.id
+        except NodewireError:
+            return False
+
+    async def _stay_connected(self, link: Link) -> None:
+        clock = asyncio.get_running_loop().time
+        failures = 0
+        while True:
+            started_s = clock()
+            try:
+                async with connect(
+                    link.url,
+                    compression=None,  # a few bytes on the wire bomb the memory
+                    max_size=self._max_message_bytes,
+                    open_timeout=_OPEN_TIMEOUT_S,
+                    close_timeout=1,
+                    proxy=None,
+                ) as socket:
+                    await self._talk(link, socket)
+                reason = f"closed by the relay ({socket.close_code})"
+            except (OSError, WebSocketException, LinkLost) as error:
+                reason = f"{type(error).__name__}: {error}"
+            link.down(reason)
+            failures = 1 if clock() - started_s >= _STEADY_S else failures + 1
+            pause_s = min(self._last_pause_s, self._first_pause_s * 2 ** min(failures - 1, 30))
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1))
+
+    async def _talk(self, link: Link, socket: ClientConnection) -> None:
+        outbox: asyncio.Queue[str] = asyncio.Queue(_OUTBOX_MESSAGES)
+
+        def send(text: str) -> None:
+            try:
+                outbox.put_nowait(text)
+            except asyncio.QueueFull:
+                socket.transport.abort()  # a close handshake would wait behind what the relay does not read
+
+        async def write() -> None:
+            while True:
+                await socket.send(await outbox.get())
+
+        writer = asyncio.create_task(write())
+        link.up(send)
+        try:
+            async for data in socket:
+                link.receive(data, max_bytes=self._max_message_bytes)
+                if link.is_hostile:
+                    raise LinkLost(link.url, "too many invalid messages")
+        finally:
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+
+
+class _Recent:
+    """The last `size` things that were added or asked for."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._items: OrderedDict[Hashable, None] = OrderedDict()
+
+    def __contains__(self, item: Hashable) -> bool:
+        if item not in self._items:
+            return False
+        self._items.move_to_end(item)
+        return True
+
+    def add(self, item: Hashable) -> None:
+        self._items[item] = None
+        if len(self._items) > self._size:
+            self._items.popitem(last=False)
+
+
+async def _within(timeout_s: float, answer: Awaitable[_T]) -> _T | None:
+    try:
+        return await asyncio.wait_for(answer, timeout_s)
+    except TimeoutError:
+        return None
+
+
+def _filters(filters: Iterable[Filter]) -> tuple[Filter, ...]:
+    wanted = tuple(filters)
+    if not wanted:
+        raise BadInput("filters", "none given")
+    if len(wanted) > nip01.MAX_FILTERS:
+        raise TooLarge("filters", f"{len(wanted)}, at most {nip01.MAX_FILTERS}")
+    return wanted
+
+
+def _checked(urls: Iterable[str]) -> list[str]:
+    unique = list(dict.fromkeys(urls))
+    if not 0 < len(unique) <= MAX_RELAYS:
+        raise BadConfig("relays", f"{len(unique)} of them; a pool takes from 1 to {MAX_RELAYS}")
+    for url in unique:
+        try:
+            parts = urlsplit(url)
+            host, _ = (parts.hostname or "").encode("idna"), parts.port
+        except ValueError as error:  # brackets, a port beyond 65535, a label that is empty or too long
+            raise BadConfig("relays", f"{url[:200]!r} is not a URL") from error
+        if parts.scheme not in ("ws", "wss") or not host:
+            raise BadConfig("relays", f"{url[:200]!r} is not a ws:// or wss:// URL")
+    return unique
+
+
+def _reasons(words: Mapping[str, str]) -> str:
+    return "; ".join(f"{url}: {said[:100]}" for url, said in words.items())
