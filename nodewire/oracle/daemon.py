@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from nodewire.errors import BadConfig, NodewireError
+from nodewire.errors import BadConfig, LinkLost, NodewireError
 from nodewire.kind import Clock
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
@@ -90,7 +90,11 @@ class Oracle:
         return self._state
 
     async def run(self) -> None:
-        """Announce the committee, then follow the rules until cancelled."""
+        """Announce the committee, then follow the rules until cancelled.
+
+        Raises:
+            ExceptionGroup of LinkLost: every relay has ended the subscription; a supervisor starts the oracle again.
+        """
         now_s = int(self._clock.time_s())
         self._spawn(self._publish(_committee.build(self._keys, self._committee, created_at=now_s)))
         self._feed(Tick(self._now_ms()))
@@ -113,6 +117,7 @@ class Oracle:
         ]
         async for event in self._relays.subscribe(filters):
             self._feed(Received(event))
+        raise LinkLost("relays", "every relay has ended the subscription")
 
     async def _tick(self) -> None:
         while True:
