@@ -97,8 +97,9 @@ class Oracle:
         """
         now_s = int(self._clock.time_s())
         self._spawn(self._publish(_committee.build(self._keys, self._committee, created_at=now_s)))
-        self._feed(Tick(self._now_ms()))
-        self._do(FetchCertificates())
+        # who leads a round must know what was certified before; with all relays silent, it goes on without
+        self._state = start(self._committee, self._keys.public, self._now_ms())
+        await self._guarded(self._fetch(self._newest_certificates()))
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._listen())
@@ -162,7 +163,7 @@ class Oracle:
                     self._fetching = True
                     self._spawn(self._fetch_wanted())
             case FetchCertificates():
-                self._spawn(self._fetch([Filter(kinds={certificate.KIND}, tags={"c": {self._digest}}, limit=16)]))
+                self._spawn(self._fetch(self._newest_certificates()))
             case FetchBlob(sha256):
                 self._spawn(self._fetch_blob(sha256))
 
@@ -199,6 +200,9 @@ class Oracle:
         path = await self._blobs.get(sha256, Snapshot.MAX_BYTES)
         data = await asyncio.to_thread(path.read_bytes)
         self._feed(BlobCame(sha256, data))
+
+    def _newest_certificates(self) -> list[Filter]:
+        return [Filter(kinds={certificate.KIND}, tags={"c": {self._digest}}, limit=rules.KEPT_CERTIFICATES)]
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(self._guarded(work))

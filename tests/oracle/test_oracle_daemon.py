@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from nodewire.errors import BadConfig, NotAllowed
+from nodewire.errors import BadConfig, NodewireError, NotAllowed
 from nodewire.oracle.daemon import Oracle
 from nodewire.oracle.journal import KEPT_EPOCHS, Journal
 from nodewire.oracle.setup import create_committee, load_committee, load_seat
@@ -99,7 +99,7 @@ async def running(committee, folder, relay, numbers=(1, 2, 3, 4)):
 
 
 def usable(committee, events):
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(NodewireError):
         return latest(committee, events, int(time.time() * 1000))
 
 
