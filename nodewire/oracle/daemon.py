@@ -213,8 +213,8 @@ class Oracle:
         """What relays and blob servers refuse is asked again by the rules, or missed: an epoch is only ever skipped."""
         try:
             await work
-        except NodewireError as error:
-            _log.warning("%s: %s", error.code, error)
+        except (NodewireError, OSError) as error:
+            _log.warning("%s", error)
 
     def _now_ms(self) -> int:
         return int(self._clock.time_s() * 1000)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nodewire.nostr.event import sign
 from nodewire.oracle import rules
 from nodewire.oracle.state import (
     BlobCame,
@@ -21,7 +24,7 @@ from nodewire.protocol import commitment, inventory, snapshot
 from nodewire.protocol.commitment import ChunkRoot, Commitment
 from nodewire.protocol.inventory import Inventory
 from tests.oracle.sky import Sky, silent
-from tests.protocol_committee.actors import Provider, committee, digest
+from tests.protocol_committee.actors import Provider, committee, digest, keys
 
 MODEL = digest("model")
 HELD = {MODEL: ([("driver", 10, 500)], 2)}
@@ -257,3 +260,39 @@ def test_whatever_comes_in_whatever_order_an_oracle_says_each_thing_once(history
             said.add(key)
         for one in state.certified:
             assert certified.setdefault(one.body.epoch, one.digest) == one.digest
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+)
+_deep = st.sampled_from([1, 100, 700, 1_000, 2_000]).map(lambda depth: "[" * depth + "]" * depth)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_nothing_that_a_stranger_signs_stops_an_oracle(history, data):
+    committee_, events, _ = history
+    real = data.draw(st.sampled_from(events))
+    content, tags_ = real.content, [list(tag) for tag in real.tags]
+    match data.draw(st.sampled_from(["content", "field", "deep", "tag", "drop"])):
+        case "content":
+            content = data.draw(st.text() | _json.map(lambda value: json.dumps(value)))
+        case "field" if content.startswith("{"):
+            document = json.loads(content)
+            document[data.draw(st.sampled_from(sorted(document)))] = data.draw(_json)
+            content = json.dumps(document)
+        case "deep" if content.startswith("{"):
+            document = json.loads(content)
+            document[data.draw(st.sampled_from(sorted(document)))] = "HERE"
+            content = json.dumps(document).replace('"HERE"', data.draw(_deep))
+        case "tag" if tags_:
+            data.draw(st.sampled_from(tags_))[1:] = data.draw(st.lists(st.text(max_size=70), max_size=2))
+        case "drop" if tags_:
+            tags_.remove(data.draw(st.sampled_from(tags_)))
+    author = data.draw(st.sampled_from([keys(f"test/oracle/{i}") for i in range(1, 5)] + [keys("provider/p")]))
+    event = sign(author, real.kind, created_at=real.created_at, content=content, tags=tags_)
+    state = start(committee_, committee_.leader(1), committee_.close_ms(1) + 300)
+    state, _ = rules.apply(Tick(committee_.close_ms(1) + 301), state)
+    for what in (Received(event), Received(real), Tick(committee_.close_ms(1) + 700), Received(event)):
+        state, _ = rules.apply(what, state)

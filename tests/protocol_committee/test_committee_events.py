@@ -101,6 +101,13 @@ def test_an_ad_parses_back_and_its_tags_must_agree():
         ad.parse(PROVIDER.beat(1))
 
 
+@pytest.mark.parametrize("depth", [10, 520, 1_000, 5_000])
+def test_a_document_nested_deeply_is_refused_and_nothing_worse(depth):
+    content = PROVIDER.ad.content.replace('"name":"p"', '"name":' + "[" * depth + "]" * depth)
+    with pytest.raises(BadEvent):
+        ad.parse(resigned(PROVIDER.ad, content=content))
+
+
 @pytest.mark.parametrize("wire", ["host", "host:0", "host:99999", "ho st:1", "[::1:1"])
 def test_an_address_that_cannot_be_dialled_is_refused(wire):
     with pytest.raises(BadEvent):
