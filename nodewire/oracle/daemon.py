@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from nodewire.errors import BadConfig, NodewireError
+from nodewire.errors import BadConfig, LinkLost, NodewireError
 from nodewire.kind import Clock
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
@@ -90,11 +90,16 @@ class Oracle:
         return self._state
 
     async def run(self) -> None:
-        """Announce the committee, then follow the rules until cancelled."""
+        """Announce the committee, then follow the rules until cancelled.
+
+        Raises:
+            ExceptionGroup of LinkLost: every relay has ended the subscription; a supervisor starts the oracle again.
+        """
         now_s = int(self._clock.time_s())
         self._spawn(self._publish(_committee.build(self._keys, self._committee, created_at=now_s)))
-        self._feed(Tick(self._now_ms()))
-        self._do(FetchCertificates())
+        # who leads a round must know what was certified before; with all relays silent, it goes on without
+        self._state = start(self._committee, self._keys.public, self._now_ms())
+        await self._guarded(self._fetch(self._newest_certificates()))
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._listen())
@@ -113,6 +118,7 @@ class Oracle:
         ]
         async for event in self._relays.subscribe(filters):
             self._feed(Received(event))
+        raise LinkLost("relays", "every relay has ended the subscription")
 
     async def _tick(self) -> None:
         while True:
@@ -157,7 +163,7 @@ class Oracle:
                     self._fetching = True
                     self._spawn(self._fetch_wanted())
             case FetchCertificates():
-                self._spawn(self._fetch([Filter(kinds={certificate.KIND}, tags={"c": {self._digest}}, limit=16)]))
+                self._spawn(self._fetch(self._newest_certificates()))
             case FetchBlob(sha256):
                 self._spawn(self._fetch_blob(sha256))
 
@@ -195,6 +201,9 @@ class Oracle:
         data = await asyncio.to_thread(path.read_bytes)
         self._feed(BlobCame(sha256, data))
 
+    def _newest_certificates(self) -> list[Filter]:
+        return [Filter(kinds={certificate.KIND}, tags={"c": {self._digest}}, limit=rules.KEPT_CERTIFICATES)]
+
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(self._guarded(work))
         self._tasks.add(task)
@@ -204,8 +213,8 @@ class Oracle:
         """What relays and blob servers refuse is asked again by the rules, or missed: an epoch is only ever skipped."""
         try:
             await work
-        except NodewireError as error:
-            _log.warning("%s: %s", error.code, error)
+        except (NodewireError, OSError) as error:
+            _log.warning("%s", error)
 
     def _now_ms(self) -> int:
         return int(self._clock.time_s() * 1000)

@@ -176,5 +176,6 @@ class State:
         return self.committee.epoch_at(self.now_ms)
 
 
-def start(committee: Committee, me: str) -> State:
-    return State(committee, committee.digest(), me)
+def start(committee: Committee, me: str, now_ms: int = 0) -> State:
+    """The state of oracle `me` (pubkey), which knows nothing yet; its first round opens with the first tick."""
+    return State(committee, committee.digest(), me, now_ms)

@@ -10,7 +10,7 @@ tagged SHA-256 of `nodewire.protocol.canonical`; hex fields enter it as raw byte
    offer ends in NoProvider. With `terms.driver` = "local" the manifest's first task is the customer's own: provider
    "local", no standby, price 0, and it has no place on the network.
 3. Weight of an offer: units * speed * idle * known, with
-       units = clamp(bond_msat // bond_unit_msat, 1, 1000)          speed = clamp(1_000_000 // us, 1, 1_000_000)
+       units = min(max(bond_msat // bond_unit_msat, 1), 1000)         speed = max(1_000_000 // us, 1)
        idle  = 1 + (1_000_000 - load_ppm) * 15 // 1_000_000         known = 4 + bit length of min(epochs, 4095)
    A node is bonded if bond_msat >= bond_unit_msat.
 4. Draws. seed = H("nodewire/assign/1", beacon || manifest || customer || u8 k). For task number i (from 0, manifest's
@@ -36,10 +36,12 @@ tagged SHA-256 of `nodewire.protocol.canonical`; hex fields enter it as raw byte
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import isqrt
+from typing import NamedTuple
 
 from nodewire.errors import BadInput, NoProvider, OverBudget
 from nodewire.protocol.body import Body
@@ -62,8 +64,7 @@ class Busy:
     provider: str
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(NamedTuple):
     """One node's offer for one task: price per chunk, certified speed, and its weight in the draw."""
 
     node: Node
@@ -138,33 +139,34 @@ def assign(
 
 def draw(seed: bytes, number: int, offers: Sequence[Offer]) -> list[Offer]:
     """Up to 8 of the offers (sorted by pubkey) for task `number`, by the verifiable weighted draw of step 4."""
-    pools = ([o for o in offers if o.bonded], [o for o in offers if not o.bonded])
+    bonded, unbonded = _Pool([o for o in offers if o.bonded]), _Pool([o for o in offers if not o.bonded])
     drawn: list[Offer] = []
     for j in range(min(CANDIDATES, len(offers))):
         data = seed + number.to_bytes(4, "big") + j.to_bytes(4, "big")
         h = int.from_bytes(tagged_hash("nodewire/draw/1", data), "big")
-        bonded, unbonded = pools
-        pool = unbonded if unbonded and (not bonded or h % UNBONDED_ONE_IN == 0) else bonded
-        sums = list(accumulate(offer.weight for offer in pool))
-        drawn.append(pool.pop(_first_above(sums, h // UNBONDED_ONE_IN % sums[-1])))
+        either = bonded.offers and unbonded.offers
+        pool = (unbonded if h % UNBONDED_ONE_IN == 0 else bonded) if either else bonded if bonded.offers else unbonded
+        drawn.append(pool.draw(h // UNBONDED_ONE_IN))
     return drawn
+
+
+class _Pool:
+    """Offers that have not been drawn yet, with their weights beside them."""
+
+    def __init__(self, offers: list[Offer]) -> None:
+        self.offers, self.weights = offers, [offer.weight for offer in offers]
+
+    def draw(self, value: int) -> Offer:
+        sums = list(accumulate(self.weights))
+        index = bisect_right(sums, value % sums[-1])
+        self.weights.pop(index)
+        return self.offers.pop(index)
 
 
 def link_us(a: Node, b: Node) -> int:
     """How long a small frame is expected to take from one node to the other, in microseconds."""
     (ax, ay, ah), (bx, by, bh) = a.coordinates, b.coordinates
     return (isqrt((ax - bx) ** 2 + (ay - by) ** 2) + ah + bh) // 2
-
-
-def _first_above(sums: list[int], value: int) -> int:
-    low, high = 0, len(sums) - 1
-    while low < high:
-        middle = (low + high) // 2
-        if sums[middle] > value:
-            high = middle
-        else:
-            low = middle + 1
-    return low
 
 
 def _offers(
@@ -184,7 +186,7 @@ def _offers(
         for task in held.tasks:
             if task.task in offers and task.price_msat <= terms.max_chunk_msat:
                 us = task.us_per_position
-                weight = share * _clamp(1_000_000 // us, 1, 1_000_000)
+                weight = share * (1_000_000 // us or 1)
                 offers[task.task].append(Offer(node, task.price_msat, us, weight, bonded))
     for name, found in offers.items():
         if not found:
@@ -194,7 +196,7 @@ def _offers(
 
 def _share(node: Node, committee: Committee) -> int:
     """The part of a weight that is the same for all of a node's tasks."""
-    units = _clamp(node.bond_msat // committee.bond_unit_msat, 1, 1_000)
+    units = min(max(node.bond_msat // committee.bond_unit_msat, 1), 1_000)
     idle = 1 + (1_000_000 - node.load_ppm) * 15 // 1_000_000
     return units * idle * (4 + min(node.epochs, 4_095).bit_length())
 
@@ -260,7 +262,3 @@ def _deadlines_ms(manifest: Manifest, placed: dict[str, Offer], links: Links) ->
     next_ms = min(2_000 + (compute_us + travel_us) * 8 // 1_000, 600_000)
     first_ms = min(5_000 + next_ms + compute_us * max(manifest.context, 1) // 1_000, 600_000)
     return first_ms, next_ms
-
-
-def _clamp(value: int, low: int, high: int) -> int:
-    return max(low, min(value, high))

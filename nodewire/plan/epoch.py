@@ -32,7 +32,18 @@ class Usable:
 
 def is_valid(committee: Committee, epoch: int, now_ms: int) -> bool:
     """Whether a snapshot of `epoch` may be planned with at `now_ms`: it has closed, at most 3 epochs ago."""
-    return epoch < committee.epoch_at(now_ms + committee.skew_ms) and now_ms < committee.close_ms(epoch + VALID_EPOCHS)
+    return _has_closed(committee, epoch, now_ms) and now_ms < committee.close_ms(epoch + VALID_EPOCHS)
+
+
+def newest(committee: Committee, events: Iterable[Event], now_ms: int) -> Certificate | None:
+    """The newest certificate (8852) that holds, whether or not its beacon is known: what a beat's `last` cites.
+
+    None before the first; then `last` is the committee's digest.
+    """
+    for certificate, _ in _certificates(committee, events, now_ms):
+        if _holds(certificate, committee):
+            return certificate
+    return None
 
 
 def latest(committee: Committee, events: Iterable[Event], now_ms: int) -> Usable:
@@ -41,27 +52,55 @@ def latest(committee: Committee, events: Iterable[Event], now_ms: int) -> Usable
     Raises:
         NoQuorum: none is certified, has a beacon and is still valid at `now_ms` (unix).
     """
-    digest = committee.digest()
-    certificates: list[tuple[Certificate, Event]] = []
-    partials: dict[str, list[tuple[BeaconPartial, Event]]] = {}
-    for event in events:
-        try:
-            if event.kind == _certificate.KIND:
-                certificate = _certificate.parse(event)
-                if certificate.body.committee == digest and is_valid(committee, certificate.body.epoch, now_ms):
-                    certificates.append((certificate, event))
-            elif event.kind == _beacon.KIND:
-                partial = _beacon.parse(event)
-                partials.setdefault(partial.body, []).append((partial, event))
-        except BadInput:
+    events = tuple(events)
+    partials = _partials(events)
+    for certificate, event in _certificates(committee, events, now_ms):
+        if not is_valid(committee, certificate.body.epoch, now_ms) or not _holds(certificate, committee):
             continue
-    certificates.sort(key=lambda pair: (-pair[0].body.epoch, pair[1].id))
-    for certificate, event in certificates:
         found = partials.get(certificate.digest, [])
         try:
-            certificate.check(committee)
             value = _beacon.combine(committee, certificate.digest, (partial for partial, _ in found))
-        except (BadQuorum, NoQuorum):
+        except NoQuorum:
             continue
         return Usable(certificate.body, value, event, tuple(source for _, source in found))
-    raise NoQuorum("epoch", f"no certified epoch with a beacon among {len(certificates)} certificates")
+    raise NoQuorum("epoch", "no certified epoch with a beacon is valid now")
+
+
+def _certificates(committee: Committee, events: Iterable[Event], now_ms: int) -> list[tuple[Certificate, Event]]:
+    """Well-formed ones of this committee about epochs that have closed, the newest first; unchecked."""
+    digest, found = committee.digest(), []
+    for event in events:
+        if event.kind != _certificate.KIND or event.tag("c") != digest:
+            continue
+        try:
+            certificate = _certificate.parse(event)
+        except BadInput:
+            continue
+        if certificate.body.committee == digest and _has_closed(committee, certificate.body.epoch, now_ms):
+            found.append((certificate, event))
+    return sorted(found, key=lambda pair: (-pair[0].body.epoch, pair[1].id))
+
+
+def _partials(events: Iterable[Event]) -> dict[str, list[tuple[BeaconPartial, Event]]]:
+    """Well-formed ones by the digest of the body that they are over; unchecked."""
+    found: dict[str, list[tuple[BeaconPartial, Event]]] = {}
+    for event in events:
+        if event.kind == _beacon.KIND:
+            try:
+                partial = _beacon.parse(event)
+            except BadInput:
+                continue
+            found.setdefault(partial.body, []).append((partial, event))
+    return found
+
+
+def _holds(certificate: Certificate, committee: Committee) -> bool:
+    try:
+        certificate.check(committee)
+    except BadQuorum:
+        return False
+    return True
+
+
+def _has_closed(committee: Committee, epoch: int, now_ms: int) -> bool:
+    return epoch < committee.epoch_at(now_ms + committee.skew_ms)

@@ -59,8 +59,8 @@ class Committee(Schema):
     relays: tuple[RelayUrl, ...] = Field(default=(), max_length=16)
     blobs: tuple[HttpUrl, ...] = Field(default=(), max_length=16)
     """Blossom servers that hold the snapshots."""
-    min_us_per_position: int = Field(default=1, ge=1, le=2**40)
-    """The fastest speed that a node is credited with as long as nothing certifies a faster one."""
+    min_us_per_position: int = Field(default=100, ge=1, le=2**40)
+    """The fastest speed that a node is credited with as long as nothing certifies a faster one: claims are cheap."""
     bond_unit_msat: int = Field(default=1_000_000, ge=1, le=2_100_000_000_000_000_000)
     """One unit of weight; a node with at least one unit counts as bonded."""
     bond_holders: tuple[Hex32, ...] = Field(default=(), max_length=16)

@@ -73,6 +73,8 @@ class Schema(BaseModel):
                 raise BadVersion("v", f"{document.get('v')!r}; this software speaks {known}")
         try:
             return cls.model_validate(_tuples(document))
+        except RecursionError as error:
+            raise cls.ERROR(cls.__name__.lower(), "nested too deeply") from error
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or cls.__name__.lower()

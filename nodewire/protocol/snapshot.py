@@ -91,8 +91,8 @@ class Snapshot(Schema):
     def ads(self, pubkeys: Collection[str]) -> dict[str, Ad]:
         """The ads (addresses, LNURL, relays) of these nodes. Raises BadInput if the blob's events are not sound."""
         wanted = {node.ad: node.pubkey for node in self.nodes if node.pubkey in pubkeys}
-        events = (parse_event(text) for text in self.events if any(id_ in text for id_ in wanted))
-        return {wanted[event.id]: _ad.parse(event) for event in events if event.id in wanted}
+        events = (parse_event(text) for text in self.events if _id(text) in wanted)
+        return {wanted[event.id]: _ad.parse(event) for event in events}
 
 
 def sha256(blob: bytes) -> str:
@@ -190,7 +190,7 @@ def check(
     known = known or {}
     events = []
     for text in snapshot.events:
-        mine = known.get(text[7:71])  # {"id":"<64 hex digits>",
+        mine = known.get(_id(text))
         events.append(mine if mine is not None and mine.to_json() == text else parse_event(text))
     beat_events = [event for event in events if event.kind == _beat.KIND]
     others = [event for event in events if event.kind != _beat.KIND]
@@ -203,6 +203,11 @@ def check(
     again = derive(committee, snapshot.epoch, beat_events, others, previous=previous)
     if again != snapshot:
         raise BadInput("nodes", "not what the events give")
+
+
+def _id(text: str) -> str:
+    """The id that an event's JSON text claims: it begins with {"id":"."""
+    return text[7:71]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nodewire.errors import NoQuorum
-from nodewire.plan.epoch import is_valid, latest
+from nodewire.plan.epoch import is_valid, latest, newest
 from tests.plan.markets import World, ring
 
 
@@ -45,3 +45,12 @@ def test_foreign_and_malformed_events_are_passed_over(worlds):
     committee = worlds[0].committee
     noise = [p.ad for p in worlds[0].providers] + [p.beat(5) for p in worlds[0].providers]
     assert latest(committee, [*noise, *events(worlds[0])], committee.close_ms(6)).body.epoch == 5
+
+
+def test_the_newest_certificate_is_what_beats_cite_even_without_a_beacon_or_long_after(worlds):
+    committee = worlds[0].committee
+    known = [*events(*worlds[:2]), worlds[2].certificate_event]
+    assert newest(committee, known, committee.close_ms(7)) == worlds[2].certificate
+    assert newest(committee, known, committee.close_ms(700)) == worlds[2].certificate
+    assert newest(committee, events(worlds[0])[1:], committee.close_ms(7)) is None
+    assert newest(committee, known, committee.close_ms(6)) == worlds[1].certificate

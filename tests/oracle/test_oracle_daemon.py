@@ -1,0 +1,207 @@
+"""Four oracle daemons on one relay, kept in memory: epochs get certified, restarts say nothing twice."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+import pytest
+
+from nodewire.errors import BadConfig, NodewireError, NotAllowed
+from nodewire.oracle.daemon import Oracle
+from nodewire.oracle.journal import KEPT_EPOCHS, Journal
+from nodewire.oracle.setup import create_committee, load_committee, load_seat
+from nodewire.plan.epoch import latest
+from nodewire.protocol import beacon, certificate, inventory, snapshot
+from nodewire.protocol import committee as committees
+from tests.protocol_committee.actors import Provider, digest, keys
+
+
+class Relay:
+    """Stores every event, hands it to whoever subscribed, and lets a test wait for what it looks for."""
+
+    def __init__(self):
+        self.stored, self.inboxes, self.changed = {}, [], asyncio.Condition()
+
+    async def publish(self, event):
+        if event.id in self.stored:
+            return
+        self.stored[event.id] = event
+        for filters, inbox in self.inboxes:
+            if any(f.matches(event) for f in filters):
+                inbox.put_nowait(event)
+        async with self.changed:
+            self.changed.notify_all()
+
+    async def subscribe(self, filters):
+        inbox = asyncio.Queue()
+        self.inboxes.append((filters, inbox))
+        for event in await self.fetch(filters):
+            yield event
+        while True:
+            yield await inbox.get()
+
+    async def fetch(self, filters):
+        return [event for event in self.stored.values() if any(f.matches(event) for f in filters)]
+
+    async def until(self, condition, timeout_s=20):
+        async with asyncio.timeout(timeout_s), self.changed:
+            await self.changed.wait_for(lambda: condition(list(self.stored.values())))
+
+
+class Shelf:
+    """Blobs in a folder."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    async def put(self, source):
+        (self.folder / snapshot.sha256(source)).write_bytes(source)
+
+    async def get(self, blob, max_bytes):
+        return self.folder / blob
+
+
+class WallClock:
+    def time_s(self):
+        return time.time()
+
+    def monotonic_s(self):
+        return time.monotonic()
+
+
+@pytest.fixture
+def founded(tmp_path):
+    folder = tmp_path / "committee"
+    folder.mkdir()
+    genesis_s = int(time.time()) - 3
+    committee = create_committee(folder, name="t", f=1, genesis_s=genesis_s, epoch_ms=600, skew_ms=40, beat_ms=300)
+    return committee, folder
+
+
+@contextlib.asynccontextmanager
+async def running(committee, folder, relay, numbers=(1, 2, 3, 4)):
+    shelf = folder / "blobs"
+    shelf.mkdir(exist_ok=True)
+    oracles, tasks = [], []
+    for number in numbers:
+        seat = load_seat(folder / f"oracle-{number}", committee)
+        journal = Journal(folder / f"oracle-{number}" / "journal.db")
+        oracles.append(Oracle(seat, committee, relay, Shelf(shelf), journal, WallClock()))
+        tasks.append(asyncio.create_task(oracles[-1].run()))
+    try:
+        yield oracles
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def usable(committee, events):
+    with contextlib.suppress(NodewireError):
+        return latest(committee, events, int(time.time() * 1000))
+
+
+async def beat_on(committee, relay, provider):
+    """Beats like a provider does, citing the newest certificate."""
+    await relay.publish(provider.ad)
+    while True:
+        certificates = [certificate.parse(e) for e in relay.stored.values() if e.kind == certificate.KIND]
+        last = max(certificates, key=lambda c: c.body.epoch).digest if certificates else None
+        now_ms = int(time.time() * 1000)
+        await relay.publish(provider.beat(committee.epoch_at(now_ms), last, created_at=now_ms // 1000))
+        await asyncio.sleep(committee.beat_ms / 1000)
+
+
+async def test_four_daemons_certify_a_beating_provider_and_a_restarted_one_says_nothing_twice(founded):
+    committee, folder = founded
+    relay, provider = Relay(), Provider("p", committee, {digest("model"): ([("driver", 1, 1_000)], 1)})
+    async with running(committee, folder, relay):
+        beating = asyncio.create_task(beat_on(committee, relay, provider))
+
+        def provider_is_certified(events):
+            found = usable(committee, events)
+            path = folder / "blobs" / found.body.snapshot if found else None
+            return path and snapshot.unpack(path.read_bytes(), found.body.snapshot).node(provider.keys.public)
+
+        await relay.until(provider_is_certified)
+    assert any(committees.parse(e) == committee for e in relay.stored.values() if e.kind == committees.KIND)
+
+    before = usable(committee, list(relay.stored.values())).body.epoch
+    async with running(committee, folder, relay):  # all of them come back, knowing only their journals
+
+        def another_epoch(events):
+            found = usable(committee, events)
+            return found and found.body.epoch > before + 1
+
+        await relay.until(another_epoch)
+    beating.cancel()
+
+    said = {}
+    for event in relay.stored.values():
+        assert event.kind != certificate.FAULT_KIND
+        if event.kind == inventory.KIND and event.tag("t") != "supply":
+            key = event.pubkey, event.tag("t"), event.tag("n")
+            assert said.setdefault(key, event.tag("x")) == event.tag("x")
+    assert all(beacon.parse(e).check(committee) is None for e in relay.stored.values() if e.kind == beacon.KIND)
+
+
+async def test_three_of_four_are_enough(founded):
+    committee, folder = founded
+    relay = Relay()
+    async with running(committee, folder, relay, numbers=(1, 2, 4)):
+        await relay.until(lambda events: usable(committee, events))
+
+
+def test_a_journal_gives_back_what_was_said_first_even_after_a_crash(tmp_path):
+    path, author, c = tmp_path / "journal.db", keys("oracle"), digest("committee")
+    first = inventory.build_vote(author, c, "epoch/7", digest("a"), created_at=1)
+    second = inventory.build_vote(author, c, "epoch/7", digest("b"), created_at=2)
+    assert Journal(path).record(c, "vote", 7, digest("a"), first) == first  # never closed: the process died here
+    journal = Journal(path)
+    assert journal.record(c, "vote", 7, digest("b"), second) == first
+    other = inventory.build_vote(author, c, "epoch/8", digest("b"), created_at=2)
+    assert journal.record(c, "vote", 8, digest("b"), other) == other
+    assert journal.record(c, "partial", 7, digest("b"), second) == second
+
+
+def test_a_journal_that_forgot_an_epoch_refuses_to_speak_in_it(tmp_path):
+    journal, author, c = Journal(tmp_path / "journal.db"), keys("oracle"), digest("committee")
+    vote = inventory.build_vote(author, c, "epoch/0", digest("a"), created_at=1)
+    journal.record(c, "vote", 0, digest("a"), vote)
+    journal.record(c, "vote", KEPT_EPOCHS, digest("a"), vote)
+    with pytest.raises(NotAllowed):
+        journal.record(c, "vote", 0, digest("b"), vote)
+
+
+def test_a_founded_committee_is_read_back_and_its_secrets_are_private(founded):
+    committee, folder = founded
+    assert load_committee(folder / "committee.json") == committee
+    for number in range(1, 5):
+        seat = load_seat(folder / f"oracle-{number}", committee)
+        assert committee.oracle(seat.keys.public).share_index == number
+        for name in ("key", "share"):
+            assert (folder / f"oracle-{number}" / name).stat().st_mode & 0o777 == 0o600
+    with pytest.raises(BadConfig):
+        create_committee(folder, name="t", f=1, genesis_s=0)
+
+
+def test_secrets_of_another_seat_or_open_to_others_are_refused(founded):
+    committee, folder = founded
+    one, two = folder / "oracle-1", folder / "oracle-2"
+    (one / "share").write_text((two / "share").read_text())
+    with pytest.raises(BadConfig, match="not the secrets"):
+        load_seat(one, committee)
+    (two / "share").chmod(0o644)
+    with pytest.raises(BadConfig, match="chmod"):
+        load_seat(two, committee)
+    (folder / "oracle-3" / "key").unlink()
+    with pytest.raises(BadConfig, match="no such file"):
+        load_seat(folder / "oracle-3", committee)
+
+
+def test_numbers_out_of_range_found_nothing(tmp_path):
+    with pytest.raises(BadConfig, match="skew_ms"):
+        create_committee(tmp_path, name="t", f=0, genesis_s=0, epoch_ms=1_000, skew_ms=900)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,144 @@
+"""A snapshot follows from signed events alone, by the rules that its module states."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nodewire.errors import BadHash, BadInput, BadSignature
+from nodewire.protocol import ad, snapshot
+from nodewire.protocol.inventory import Inventory
+from nodewire.protocol.snapshot import Snapshot, derive, listed, needed
+from tests.protocol_committee.actors import GENESIS_S, HOLDER, Provider, committee, digest, keys, statement
+
+COMMITTEE, _ = committee(1, bond_holders=(HOLDER.public,), min_us_per_position=400)
+MODEL = digest("model")
+HELD = {MODEL: ([("driver", 10, 500), ("stage", 20, 100)], 4)}
+PROVIDERS = [Provider(f"p{i}", COMMITTEE, HELD, region="eu", bond_msat=i * 1_000) for i in range(4)]
+EPOCH = 6
+
+
+def taken(providers=PROVIDERS, beats=None, epoch=EPOCH, **changes) -> Snapshot:
+    beats = [p.beat(EPOCH) for p in providers] if beats is None else beats
+    bonds = [p.bond for p in providers if p.bond]
+    return derive(COMMITTEE, epoch, beats, [p.ad for p in providers], bonds=bonds, **changes)
+
+
+def test_a_node_is_its_newest_beat_its_ad_and_its_bond():
+    one = PROVIDERS[2]
+    beats = [one.beat(EPOCH - 1), one.beat(EPOCH, free={MODEL: 9}, load_ppm=7, coordinates=(1, -2, 3)), one.beat(4)]
+    (node,) = taken([one], beats).nodes
+    assert (node.pubkey, node.beat, node.ad) == (one.keys.public, beats[1].id, one.ad.id)
+    assert (node.bond_msat, node.region, node.load_ppm, node.coordinates) == (2_000, "eu", 7, (1, -2, 3))
+    (held,) = node.held
+    assert (held.manifest, held.free) == (MODEL, 4)  # no more than the ad's slots
+    assert [(t.task, t.price_msat, t.us_per_position) for t in held.tasks] == [("driver", 10, 500), ("stage", 20, 400)]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.permutations(range(4)), st.permutations(range(4)))
+def test_the_order_in_which_events_come_changes_nothing(first, second):
+    beats, bonds = [p.beat(EPOCH) for p in PROVIDERS], [p.bond for p in PROVIDERS if p.bond]
+    ids = {event.id: event for event in beats}  # signatures differ from run to run
+    ads = [PROVIDERS[i].ad for i in second]
+    one = derive(COMMITTEE, EPOCH, [beats[i] for i in first], ads, bonds=bonds)
+    two = derive(COMMITTEE, EPOCH, list(ids.values()), ads[::-1], bonds=bonds[::-1])
+    assert one.pack() == two.pack()
+
+
+def test_old_early_foreign_and_adless_beats_do_not_count():
+    one = PROVIDERS[0]
+    for epoch in (EPOCH - 3, EPOCH + 1):
+        assert taken([one], [one.beat(epoch)]).nodes == ()
+    assert taken([one], [one.beat(EPOCH, committee=digest("other"))]).nodes == ()
+    assert derive(COMMITTEE, EPOCH, [one.beat(EPOCH)], []).nodes == ()
+    thief = Provider("thief", COMMITTEE, HELD)
+    assert taken([one, thief], [thief.beat(EPOCH, ad=one.ad.id)]).nodes == ()
+    other, _ = committee(1, "another")
+    elsewhere = Provider("elsewhere", other, HELD)
+    assert taken([elsewhere], [elsewhere.beat(EPOCH, committee=COMMITTEE.digest())]).nodes == ()
+
+
+def test_a_bond_counts_only_from_a_listed_holder_for_this_node_and_long_enough():
+    def bond_of(event, bond_msat=9_000):
+        one = Provider("bonded", COMMITTEE, HELD, bond=event, bond_msat=bond_msat)
+        return taken([one], [one.beat(EPOCH)]).nodes[0].bond_msat
+
+    public = keys("provider/bonded").public
+    assert bond_of(statement(public, 5_000)) == 5_000
+    assert bond_of(statement(public, 5_000), bond_msat=3_000) == 3_000
+    assert bond_of(statement(digest("someone else"), 5_000)) == 0
+    assert bond_of(statement(public, 5_000, expires_at_s=GENESIS_S + 16)) == 0
+    from nodewire.protocol import bond
+
+    own = bond.build(keys("a friend"), public, 5_000, expires_at_s=2**40, created_at=0)
+    assert bond_of(own) == 0
+
+
+def test_epochs_are_counted_on_from_the_previous_snapshot_unless_it_is_too_old():
+    first = taken()
+    assert {n.epochs for n in first.nodes} == {1}
+    beats = [p.beat(EPOCH + 1) for p in PROVIDERS]
+    assert {n.epochs for n in taken(beats=beats, epoch=EPOCH + 1, previous=first).nodes} == {2}
+    late = EPOCH + 17
+    beats = [p.beat(late) for p in PROVIDERS]
+    assert {n.epochs for n in taken(beats=beats, epoch=late, previous=first).nodes} == {1}
+
+
+def test_a_snapshot_travels_as_a_blob_and_proves_itself():
+    one = taken()
+    blob = one.pack()
+    again = snapshot.unpack(blob, snapshot.sha256(blob))
+    assert again == one
+    snapshot.check(COMMITTEE, again, previous=None)
+    assert set(again.ads({PROVIDERS[1].keys.public})) == {PROVIDERS[1].keys.public}
+    assert again.ads({PROVIDERS[1].keys.public})[PROVIDERS[1].keys.public] == ad.parse(PROVIDERS[1].ad)
+    with pytest.raises(BadHash):
+        snapshot.unpack(blob + b"\x00", snapshot.sha256(blob))
+
+
+def test_a_snapshot_that_does_not_follow_is_refused():
+    one = taken()
+    node = one.nodes[0].model_copy(update={"bond_msat": 10**12})
+    forged = {
+        "a better node": {"nodes": (node, *one.nodes[1:])},
+        "a node less": {"nodes": one.nodes[1:]},
+        "an ad withheld": {"events": one.events[:4] + one.events[5:], "nodes": one.nodes},
+        "an event twice": {"events": (*one.events, one.events[0])},
+    }
+    for change in forged.values():
+        with pytest.raises(BadInput):
+            snapshot.check(COMMITTEE, one.model_copy(update=change), previous=None)
+    tampered = one.events[0].replace('\\"load_ppm\\":0', '\\"load_ppm\\":1')
+    assert tampered != one.events[0]
+    with pytest.raises(BadSignature):
+        snapshot.check(COMMITTEE, one.model_copy(update={"events": (tampered, *one.events[1:])}), previous=None)
+
+
+def test_a_leader_cannot_leave_a_node_out_by_leaving_its_ad_out():
+    one, two = PROVIDERS[:2]
+    beats = [one.beat(EPOCH), two.beat(EPOCH)]
+    without = derive(COMMITTEE, EPOCH, beats, [one.ad])
+    with pytest.raises(BadInput, match="missing"):
+        snapshot.check(COMMITTEE, without, previous=None, beats=[event.id for event in beats])
+    assert needed(COMMITTEE, EPOCH, beats, {one.ad.id: one.ad}) == {two.ad.id}
+    bare = {event.id: event for event in (one.ad, two.ad)}
+    assert needed(COMMITTEE, EPOCH, beats, bare) == {two.bond.id}
+
+
+def test_a_beat_left_out_is_noticed():
+    beats = [p.beat(EPOCH) for p in PROVIDERS[:2]]
+    partial = taken(beats=beats[:1])
+    with pytest.raises(BadInput, match="events"):
+        snapshot.check(COMMITTEE, partial, previous=None, beats=[event.id for event in beats])
+
+
+def test_what_f_plus_one_inventories_list_is_in():
+    ids = sorted(digest(str(i)) for i in range(4))
+
+    def lists(*beats):
+        return Inventory(committee=COMMITTEE.digest(), epoch=1, beats=tuple(sorted(beats)), commitments=(ids[0],))
+
+    beats, commitments = listed(COMMITTEE, [lists(*ids[:2]), lists(ids[1], ids[2]), lists(ids[3])])
+    assert (beats, commitments) == ([ids[1]], [ids[0]])
