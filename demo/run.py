@@ -221,12 +221,22 @@ async def trade(market: Market, options: argparse.Namespace) -> int:
     created, decoder, encoder = await asyncio.gather(
         market.command(
             "committee", "create", str(folder / "committee"), "--oracles", "4",
-            "--epoch-ms", "2000", "--skew-ms", "200", *where,
+            "--epoch-ms", "2000", "--skew-ms", "200", "--beat-ms", "500", *where,
         ),
-        market.command("register", str(DECODER), "--target-vram", "6MB", "--key", str(folder / "author.nsec"), "--name", "pycoder", *where),
+        market.command("register", str(DECODER), "--target-vram", "16MB", "--key", str(folder / "author.nsec"), "--name", "pycoder", *where),
         market.command("register", str(minilm()), "--target-vram", "30MB", "--key", str(folder / "author2.nsec"), "--name", "minilm", *where),
     )  # fmt: skip
     common["committee"] = created["address"]
+    notes = {
+        "relay.url": common["relay"],
+        "blossom.url": common["blossom"],
+        "simnet.url": common["simnet"],
+        "committee.address": created["address"],
+        "pycoder.address": decoder["address"],
+        "minilm.address": encoder["address"],
+    }
+    for name, text in notes.items():
+        (folder / name).write_text(text + "\n")
     for model in (decoder, encoder):
         table = Table("piece of " + model["name"], "memory", "what limits it", box=None, header_style="bold")
         for task in model["tasks"]:
@@ -236,7 +246,7 @@ async def trade(market: Market, options: argparse.Namespace) -> int:
     step(f"{PROVIDERS} providers load, verify and announce their pieces")
     oracles = [
         market.daemon(f"oracle-{i}", "oracle", "--config", str(folder / "committee" / f"oracle-{i}" / "oracle.toml"))
-        for i in range(4)
+        for i in range(1, 5)
     ]
     serve = specializations(decoder, encoder)
     configs = await asyncio.gather(*(provider_config(market, i, serve[i], common) for i in range(PROVIDERS)))
@@ -273,7 +283,14 @@ async def trade(market: Market, options: argparse.Namespace) -> int:
     hits = plaintext_hits(
         folder,
         await relay_events(common["relay"]),
-        [PROMPT, generated["text"], *generated["text"].splitlines()[:1], *SENTENCES, *generated["ticket_secrets"]],
+        [
+            PROMPT,
+            generated["text"],
+            *generated["text"].splitlines()[:1],
+            *SENTENCES,
+            generated["ticket"],
+            bought["ticket"],
+        ],
     )
     report = {
         "tokens": len(generated["ids"]),

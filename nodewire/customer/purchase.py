@@ -119,6 +119,10 @@ class Purchase:
         return self._request
 
     @property
+    def ticket(self) -> job.Ticket:
+        return self._ticket_for(self.request.id)
+
+    @property
     def payments(self) -> JobPayments:
         assert self._payments is not None
         return self._payments
@@ -259,7 +263,7 @@ class Purchase:
 
     async def _ticket(self, provider: str, request: str) -> None:
         """Send the provider its ticket until it has been heard of."""
-        ticket = job.Ticket(request=request, params=dict(self._params))
+        ticket = self._ticket_for(request)
         while provider not in self._heard:
             now_s = int(time.time())
             rumor = nip59.rumor(self._session.keys.public, kinds.TICKET, created_at=now_s, content=ticket.to_json())
@@ -269,6 +273,9 @@ class Purchase:
             except NodewireError as error:
                 self._session.log.debug("ticket: %s", error)
             await asyncio.sleep(_TICKET_EVERY_S)
+
+    def _ticket_for(self, request: str) -> job.Ticket:
+        return job.Ticket(request=request, params=dict(self._params))
 
     async def _listen(self, request: str) -> None:
         """Follow what the providers say about this job."""
@@ -417,4 +424,5 @@ def summary(bought: Purchase) -> Mapping[str, Any]:
         "fees_msat": sum(x.debt.fee_msat for x in paid),
         "zaps": len(paid),
         "receipts": len(bought.receipts),
+        "ticket": bought.ticket.to_json(),
     }
