@@ -129,6 +129,11 @@ def specializations(decoder: dict, encoder: dict) -> list[list[tuple[str, str, i
     return plan
 
 
+async def register(market: Market, model: Path, name: str, target: str, where: list[str]) -> dict:
+    key = str(market.folder / f"author-{name}.nsec")
+    return await market.command("register", str(model), "--target-vram", target, "--key", key, "--name", name, *where)
+
+
 async def provider_config(market: Market, i: int, serve: list[tuple[str, str, int]], common: dict) -> Path:
     folder = market.folder / f"provider-{i}"
     folder.mkdir()
@@ -223,8 +228,8 @@ async def trade(market: Market, options: argparse.Namespace) -> int:
             "committee", "create", str(folder / "committee"), "--oracles", "4",
             "--epoch-ms", "2000", "--skew-ms", "200", "--beat-ms", "500", *where,
         ),
-        market.command("register", str(DECODER), "--target-vram", "16MB", "--key", str(folder / "author.nsec"), "--name", "pycoder", *where),
-        market.command("register", str(minilm()), "--target-vram", "30MB", "--key", str(folder / "author2.nsec"), "--name", "minilm", *where),
+        register(market, DECODER, "pycoder", "16MB", where),
+        register(market, minilm(), "minilm", "30MB", where),
     )  # fmt: skip
     common["committee"] = created["address"]
     notes = {
@@ -335,7 +340,8 @@ async def trade(market: Market, options: argparse.Namespace) -> int:
     step(f"written to {options.report}")
     if options.stay:
         out.print(
-            f"[bold]The market stays up.[/] Try:  nodewire generate 'import os' --config {customer} --model {decoder['address']}\nCtrl-C ends it."
+            f"[bold]The market stays up[/] (Ctrl-C ends it). Try, in another terminal:\n"
+            f"  nodewire generate 'import os' --config {customer} --model {decoder['address']}"
         )
         await asyncio.Event().wait()
     return 0 if all(checks.values()) else 1

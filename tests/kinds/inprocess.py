@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 
 from nodewire.kind import Actor
@@ -15,15 +14,13 @@ DTYPES = {"float32": torch.float32, "int64": torch.int64, "uint8": torch.uint8}
 
 
 def to_torch(frame):
-    tensors = tuple(
-        torch.frombuffer(bytearray(a.data), dtype=DTYPES[a.dtype]).reshape(a.shape) for a in frame.tensors
-    )
+    tensors = tuple(torch.frombuffer(bytearray(a.data), dtype=DTYPES[a.dtype]).reshape(a.shape) for a in frame.tensors)
     return Frame(frame.edge, frame.seq, tensors, frame.meta)
 
 
 def to_arrays(frame):
     names = {v: k for k, v in DTYPES.items()}
-    arrays = tuple(Array(names[t.dtype], tuple(t.shape), np.ascontiguousarray(t.numpy()).tobytes()) for t in frame.tensors)
+    arrays = tuple(Array(names[t.dtype], tuple(t.shape), t.numpy().tobytes()) for t in frame.tensors)
     return Frame(frame.edge, frame.seq, arrays, frame.meta)
 
 

@@ -52,7 +52,8 @@ def reference(folder, count):
 
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     ids = torch.tensor([Tokenizer(read_tokenizer(folder)).encode(PROMPT)])
-    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, pad_token_id=0)
+    mask = torch.ones_like(ids)
+    out = model.generate(ids, attention_mask=mask, max_new_tokens=count, do_sample=False, pad_token_id=0)
     return out[0, ids.shape[1] :].tolist()
 
 

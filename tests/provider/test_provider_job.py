@@ -1,4 +1,4 @@
-"""A whole generation over desks, credit, closes and commitments, with queues for wires and a ledger for each provider."""
+"""A whole generation over desks, credit, closes and commitments, with queues for wires."""
 
 import asyncio
 from dataclasses import dataclass, field
