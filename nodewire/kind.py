@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.manifest import Manifest
 
 Params = Mapping[str, Any]
 """A session's parameters (max_tokens, stop ...): plain msgpack data, checked by the kind."""
@@ -26,6 +27,16 @@ class Limits:
     memory_bytes: int
     threads: int = 1
     device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A model ready to be published: its manifest, every blob that the manifest cites (sha256 to file), and what to tell
+    the operator, line by line."""
+
+    manifest: Manifest
+    blobs: Mapping[str, Path]
+    report: tuple[str, ...]
 
 
 class Actor(Protocol):
