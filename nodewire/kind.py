@@ -31,8 +31,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A model ready to be published: its manifest, every blob that the manifest cites (sha256 to file), and what to tell
-    the operator, line by line."""
+    """A model ready to be published: its manifest, the blobs it cites (sha256 to file), a report for the operator."""
 
     manifest: Manifest
     blobs: Mapping[str, Path]

@@ -1,4 +1,4 @@
-"""The worker entry of graph models: loads a task and runs it, one call for each `seq` that all its edges have delivered."""
+"""The worker entry of graph models: loads a task, and runs it once for each `seq` that all its edges have delivered."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ INPUTS = (
 class SentenceEncoder(torch.nn.Module):
     """input_ids, attention_mask int64 [b, s] -> float32 [b, h]: pooled over the mask, L2-normalized if asked.
 
-    Token types are zero. Positions and types are made from the mask, so that the ids are needed by the word embedding only.
+    Token types are zero. Positions and types are made from the mask, so that only the word embedding needs the ids.
     """
 
     def __init__(self, model: torch.nn.Module, pooling: Literal["mean", "cls"], normalized: bool) -> None:

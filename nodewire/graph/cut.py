@@ -1,8 +1,8 @@
-"""Where to cut a program: the fewest tasks under a memory target, then the fewest bytes between them, then the most even.
+"""Where to cut a program: fewest tasks under a memory target, then fewest bytes between them, then most even.
 
-Nodes that depend on no weights (masks, positions) are *free*: every task that needs them computes them again from the model's
-inputs instead of receiving them. What remains is cut as a chain in the program's own order, by dynamic programming over
-the boundaries that few tensors cross. Lookups split by rows stand beside the chain. Pure functions over sizes.
+Nodes that depend on no weights (masks, positions) are *free*: every task that needs them computes them again from the
+model's inputs instead of receiving them. What remains is cut as a chain in the program's own order, by dynamic
+programming over the boundaries that few tensors cross. Lookups split by rows stand beside the chain.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """What the cut is about. `crossing_bytes[k]` is what passes from the first k steps to the rest, None where no cut may be."""
+    """What is cut. `crossing_bytes[k]` passes from the first k steps to the rest; None where no cut may be."""
 
     steps: tuple[Step, ...]
     crossing_bytes: tuple[int | None, ...]
@@ -48,8 +48,11 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class Kinds:
-    """Nodes by what stands behind them: `free` ones are made again by whoever uses them; `behind` has the weights, by name
-    and bytes, that each node brings along, itself or through the free nodes that it uses."""
+    """Nodes by what stands behind them.
+
+    `free` ones are made again by whoever uses them; `behind` has the weights, by name and bytes, that each node brings
+    along, itself or through the free nodes that it uses.
+    """
 
     free: frozenset[str]
     behind: Mapping[str, Mapping[str, int]]

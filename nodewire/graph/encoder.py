@@ -1,8 +1,8 @@
 """The driver of an embedding model: texts in, batches of token ids out to the graph tasks.
 
-One frame on `texts` holds a JSON list of strings as UTF-8 bytes. It leaves as batches in the texts' own order, each at most
-`rows` texts and `volume` ids, padding included, so that every task's memory holds. A batch is one chunk: it has the same
-`seq` on every edge, and in its meta `chunk`, `rows`, and on the request's last `end`.
+One frame on `texts` holds a JSON list of strings as UTF-8 bytes. It leaves as batches in the texts' own order, each
+at most `rows` texts and `volume` ids, padding included, so that every task's memory holds. A batch is one chunk: it
+has the same `seq` on every edge, and in its meta `chunk`, `rows`, and on the request's last `end`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from nodewire.protocol.frame import Frame
 TEXTS = "texts"
 MAX_TEXTS = 1_024
 MAX_TEXTS_BYTES = 2**20
+MAX_TEXT_CHARS = 32_768
+"""All of a text is tokenized before it is cut, at some 150 bytes a token."""
 MAX_BYTES = 48 * 2**20
 _VERSION = 1
 
@@ -112,7 +114,7 @@ def tokenizer(data: bytes, positions: int) -> Tokenizer:
 
 
 def batches(lengths: Sequence[int], rows: int, volume: int) -> list[tuple[int, int]]:
-    """Ranges [first, last) over `lengths`, in order, each at most `rows` long and `volume` large when padded to its longest."""
+    """Ranges [first, last) over `lengths`, in order: at most `rows` long, and `volume` when padded to the longest."""
     found: list[tuple[int, int]] = []
     first = longest = 0
     for k, length in enumerate(lengths):
@@ -140,7 +142,7 @@ def texts_of(tensor: torch.Tensor) -> list[str]:
     """The texts in a frame's uint8 tensor: a JSON list of strings.
 
     Raises:
-        TooLarge: over 1 MiB, or 1,024 texts.
+        TooLarge: over 1 MiB, 1,024 texts, or 32,768 characters in one.
         BadInput: not such a list, or empty.
     """
     if tensor.numel() > MAX_TEXTS_BYTES:
@@ -155,6 +157,8 @@ def texts_of(tensor: torch.Tensor) -> list[str]:
         raise BadInput(TEXTS, "not a list of one or more strings")
     if len(texts) > MAX_TEXTS:
         raise TooLarge(TEXTS, f"{len(texts)} texts, at most {MAX_TEXTS}")
+    if max(map(len, texts)) > MAX_TEXT_CHARS:
+        raise TooLarge(TEXTS, f"a text of over {MAX_TEXT_CHARS} characters")
     return texts
 
 
@@ -176,8 +180,8 @@ class EncoderDriver:
             raise NotFound("session", "not open")
         if frame.edge != TEXTS or len(frame.tensors) != 1:
             raise BadFrame("edge", f"one tensor on {TEXTS} is expected")
-        ids = [encoding.ids for encoding in self._tokenizer.encode_batch(texts_of(frame.tensors[0]))]
-        ids = [row or [self._program.pad_id] for row in ids]
+        # One after the other: a batch would hold all their tokens before truncation at once.
+        ids = [self._tokenizer.encode(text).ids or [self._program.pad_id] for text in texts_of(frame.tensors[0])]
         ranges = batches([len(row) for row in ids], self._program.rows, self._program.volume)
         frames: list[Frame[torch.Tensor]] = []
         for k, (first, last) in enumerate(ranges):

@@ -3,11 +3,12 @@
 It holds no weights, only their names and types; those come from safetensors files. It holds no code either: names of
 operators, references, and constants. Since canonical msgpack has no floats, a float is `{"f64": 8 big-endian bytes}`.
 
-    {v, slots, dims {name: most}, volume, inputs [{edge, tensor, dtype, shape, below}], weights [{name, dtype, shape, file}],
-     nodes [[name, operator, args, kwargs]], outputs [{edge, tensor, dtype, shape, value}]}
+    {v, slots, dims {name: most}, volume, inputs [{edge, tensor, dtype, shape, below}],
+     weights [{name, dtype, shape, file}], nodes [[name, operator, args, kwargs]],
+     outputs [{edge, tensor, dtype, shape, value}]}
 
-A shape is a list of numbers and names of `dims`. `volume` bounds the product of all dims, so that one program takes many short
-rows or few long ones. `below` bounds an integer input's values. NIPS.md, "Graph programs".
+A shape is a list of numbers and names of `dims`. `volume` bounds the product of all dims, so that one program takes
+many short rows or few long ones. `below` bounds an integer input's values. NIPS.md, "Graph programs".
 """
 
 from __future__ import annotations

@@ -34,9 +34,9 @@ class Type:
 class Walk:
     """A program's course at given sizes.
 
-    `live_bytes[k]` is what is allocated while node k runs, weights excluded: inputs and earlier results still to be used, its
-    result, its workspace. `types` has every tensor's dtype and shape by name; `flops` counts multiplications and additions
-    of matrix products, one operation per element otherwise.
+    `live_bytes[k]` is what is allocated while node k runs, weights excluded: inputs and earlier results still to be
+    used, its result, its workspace. `types` has every tensor's dtype and shape by name; `flops` counts multiplications and
+    additions of matrix products, one operation per element otherwise.
     """
 
     live_bytes: tuple[int, ...]
@@ -55,8 +55,8 @@ def weight_bytes(program: Program) -> int:
 def corners(program: Program) -> list[dict[str, int]]:
     """The largest sizes that `dims` and `volume` admit: every order of filling the dims up, rounded up.
 
-    A program whose sizes grow with its dims has its peak at one of them (sums of products of dims are convex in the logarithms
-    of the dims, so their maximum over {each <= its most, product <= volume} lies at a vertex).
+    A program whose sizes grow with its dims has its peak at one of them: sums of products of dims are convex in the
+    logarithms of the dims, so their maximum over {each <= its most, product <= volume} lies at a vertex.
     """
     found: list[dict[str, int]] = []
     for order in permutations(program.dims):

@@ -1,4 +1,4 @@
-"""A traced program in its plain form: copies that copy nothing are gone, views are reshapes, what nobody uses is dropped."""
+"""A traced program in its plain form: no copies without effect, reshapes for views, nothing that nobody uses."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
     texts -> driver -> embed.0 .. embed.m -> graph.0 -> .. -> graph.n -> vectors
 
-A target of T bytes per task is spent as 7/8 for weights and activations, 1/8 for frames that wait for others. How many ids
-one call may hold (`volume`) follows from T: the largest halving of `max_batch` x positions whose activations take T/8, and
-never less than one text of full length.
+A target of T bytes per task is spent as 7/8 for weights and activations, 1/8 for frames that wait for others. How many
+ids one call may hold (`volume`) follows from T: the largest halving of `max_batch` x positions whose activations take
+T/8, and never less than one text of full length.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from nodewire.protocol.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task, 
 DRIVER = "driver"
 VECTORS = "vectors"
 MAX_PARTS = 64
-_DRIVER_BYTES = 48 * 2**20
-_TOKENIZER_GROWTH = 64
-"""What a loaded tokenizer takes, as a multiple of its JSON; measured about 40, and a floor for the library itself."""
+_DRIVER_BYTES = 8 * 2**20
+_TOKENIZER_GROWTH = 32
+"""What a loaded tokenizer takes, as a multiple of its JSON (measured: 22), above what one request's tokens take."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decomposition:
-    """Verified programs by task name, in topological order; `ranges` says which rows of which weight a new weight holds."""
+    """Verified programs by task name, in topological order; `ranges` says which rows of a weight each new one holds."""
 
     tasks: Mapping[str, Verified]
     ranges: Mapping[str, RowRange]
@@ -247,7 +247,9 @@ class _Writer:
             name=name,
             source=source,
             target=target,
-            tensors=tuple(Tensor.from_document({"name": t.name, "dtype": NAMES[t.dtype], "shape": t.shape}) for t in tensors),
+            tensors=tuple(
+                Tensor.from_document({"name": t.name, "dtype": NAMES[t.dtype], "shape": t.shape}) for t in tensors
+            ),
             dims={d: most for d, most in program.dims.items() if d in used},
             bytes_per_position=sum(_fixed_bytes(t) for t in tensors),
         )

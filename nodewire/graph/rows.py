@@ -1,7 +1,7 @@
-"""An embedding too large for one task, split by rows: each part looks up the ids of its own range, zero elsewhere; a sum joins.
+"""An embedding too large for one task, split by rows: each part looks up the ids of its own range, and a sum joins.
 
-For every id exactly one part is not zero, and x + 0 = x, so the sum equals the unsplit lookup bit for bit (a negative
-zero becomes a positive one, which compares equal).
+A part is zero for the ids of others. For every id exactly one part is not zero, and x + 0 = x, so the sum equals the
+unsplit lookup bit for bit (a negative zero becomes a positive one, which compares equal).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class RowRange:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A program with one lookup split. `parts[k]` names the nodes of part k; `ranges` says what each new weight holds."""
+    """A program with one lookup split: `parts[k]` names the nodes of part k, `ranges` what each new weight holds."""
 
     program: Program
     shapes: Mapping[str, Shape]
@@ -35,7 +35,7 @@ class Split:
 
 
 def split_rows(program: Program, shapes: Mapping[str, Shape], name: str, count: int) -> Split:
-    """The program with the embedding node `name` replaced by `count` partial lookups and their sum, which keeps the name."""
+    """The program with the lookup `name` replaced by `count` partial ones and their sum, which keeps the name."""
     at = next(k for k, node in enumerate(program.nodes) if node.name == name)
     lookup = program.nodes[at]
     table, ids = lookup.args[0].name, lookup.args[1].name

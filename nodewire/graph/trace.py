@@ -1,8 +1,8 @@
 """A PyTorch module becomes a program: exported once, with dynamic sizes, without running it on data.
 
 `torch.export` (non-strict) records the module; `run_decompositions({})` makes it functional and decomposes nothing, so
-attention, linear and layer norm stay single operators, as fast as in the module. Parameters may lie on the meta device: only
-their names and types go into the program.
+attention, linear and layer norm stay single operators, as fast as in the module. Parameters may lie on the meta device:
+only their names and types go into the program.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _PLACING = ("device", "layout", "pin_memory")
 class Traced:
     """A whole model as one program, not yet normalized.
 
-    `shapes` has every tensor's shape where each size is a number or a dim's name; a tensor with a derived size is not in
-    it. `constants` are tensors that are part of the module's code, not of its weights.
+    `shapes` has every tensor's shape where each size is a number or a dim's name; a tensor with a derived size is not
+    in it. `constants` are tensors that are part of the module's code, not of its weights.
     """
 
     program: Program

@@ -1,9 +1,9 @@
 """The operators that a task may use: an explicit list of overloads, each checked against torch's own schema.
 
-The namespace `torch.ops.aten` as such is not safe: it holds overloads that read files (`from_file`), write them (`save`),
-rebind or resize storage (`set_`, `resize_`, `as_strided`), expose stale memory (`empty*`), print or draw random
-numbers. So an operator is here because somebody has read what it does: it is pure, deterministic, and its memory is
-its output, which the meta device computes without allocating. In-place and `out=` overloads are left out altogether.
+The namespace `torch.ops.aten` as such is not safe: it holds overloads that read files (`from_file`), write them
+(`save`), rebind or resize storage (`set_`, `resize_`, `as_strided`), expose stale memory (`empty*`), print or draw
+random numbers. So an operator is here because somebody has read what it does: it is pure, deterministic, and its memory
+is its output, which the meta device computes without allocating. In-place and `out=` overloads are left out.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ zeros_like.default ones_like.default full_like.default new_ones.default new_zero
 """
 
 SAME_FLOAT = {f"aten.{name}" for name in _CONTRACT.split()}
-"""Every tensor argument has one floating dtype (but an attention mask may be boolean). Kernels check it; meta does not."""
+"""Every tensor argument has one floating dtype (an attention mask may be boolean). Kernels check it; meta does not."""
 INDEXING = {f"aten.{name}" for name in _INDEX.split()}
 """Integer indices, which only a run can bound."""
 BITWISE = {"aten.bitwise_and.Tensor", "aten.bitwise_or.Tensor", "aten.__and__.Tensor", "aten.__or__.Tensor"}

@@ -1,4 +1,4 @@
-"""The reference: a sentence encoder in one process, as its authors run it. Independent of tracing, cutting and interpreting."""
+"""The reference: a sentence encoder in one process, as its authors run it, without tracing, cutting or interpreting."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 
 from nodewire.errors import BadInput
 from nodewire.graph import bert, encoder_directory
@@ -27,14 +28,16 @@ def embed(directory: Path, texts: Sequence[str]) -> torch.Tensor:
     settings = bert.config(said)
     from transformers import BertModel
 
-    model: torch.nn.Module = BertModel.from_pretrained(
-        directory, config=settings, add_pooling_layer=False, local_files_only=True, dtype=torch.float32
-    )
+    model: torch.nn.Module = BertModel(settings, add_pooling_layer=False)
+    stored = {name.removeprefix("bert."): tensor for name, tensor in load_file(said.weights).items()}
+    lacking = model.load_state_dict(stored, strict=False).missing_keys
+    if lacking:
+        raise BadInput("model.safetensors", f"lacks {lacking[0][:80]}")
     model.train(False)
     words = tokenizer(said.tokenizer, said.positions)
     vectors: list[torch.Tensor] = []
     for first in range(0, len(texts), _ROWS):
-        ids = [encoding.ids for encoding in words.encode_batch(list(texts[first : first + _ROWS]))]
+        ids = [words.encode(text).ids for text in texts[first : first + _ROWS]]
         tensors = padded(ids, said.pad_id)
         with torch.no_grad():
             hidden = model(**tensors).last_hidden_state
