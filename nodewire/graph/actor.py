@@ -126,7 +126,6 @@ class GraphActor:
             for edge, frame in frames.items()
             for declared, tensor in zip(self._inputs[edge], frame.tensors, strict=True)
         }
-        frames.clear()  # so that the interpreter holds the last reference, and frees
         dims = bind(self._program, inputs)
         self._admit(dims)
         results = self._interpreter(inputs, dims)

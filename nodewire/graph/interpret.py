@@ -41,17 +41,15 @@ class Interpreter:
         self._steps = _schedule(program)
 
     def __call__(
-        self, inputs: dict[str, torch.Tensor], dims: Mapping[str, int], after: After | None = None
+        self, inputs: Mapping[str, torch.Tensor], dims: Mapping[str, int], after: After | None = None
     ) -> dict[str, torch.Tensor]:
-        """The outputs by value name. `inputs` by name is emptied, so that inputs too are freed at their last use.
+        """The outputs by value name. The inputs are the caller's, and stay until it lets them go.
 
         Raises:
             BadTask: an operator refuses its arguments; the field is the node's name.
             BadInput: an index is outside what it indexes.
         """
-        env: dict[str, Value] = {**dims, **self._weights}
-        env.update(inputs)
-        inputs.clear()
+        env: dict[str, Value] = {**dims, **self._weights, **inputs}
         with torch.no_grad():
             for step in self._steps:
                 env[step.node.name] = self._run(step, env, after)
@@ -179,7 +177,8 @@ def _check_range(declared: Input, tensor: torch.Tensor) -> None:
 
 
 def _schedule(program: Program) -> list[_Step]:
-    keep = {output.value for output in program.outputs} | set(program.dims) | {w.name for w in program.weights}
+    keep = {o.value for o in program.outputs} | {w.name for w in program.weights} | {i.name for i in program.inputs}
+    keep |= set(program.dims)
     last: list[tuple[str, ...]] = []
     for node in reversed(program.nodes):
         dying = tuple(dict.fromkeys(name for name in (*node.refs(), node.name) if name not in keep))

@@ -34,9 +34,9 @@ class Type:
 class Walk:
     """A program's course at given sizes.
 
-    `live_bytes[k]` is what is allocated while node k runs, weights excluded: inputs and earlier results still to be
-    used, its result, its workspace. `types` has every tensor's dtype and shape by name; `flops` counts multiplications and
-    additions of matrix products, one operation per element otherwise.
+    `live_bytes[k]` is what is allocated while node k runs, weights excluded: the inputs, earlier results still to be
+    used, its result, its workspace. `types` has every tensor's dtype and shape by name. `flops` counts multiplications
+    and additions of matrix products, one operation per element otherwise.
     """
 
     live_bytes: tuple[int, ...]

@@ -2,9 +2,9 @@
 
     texts -> driver -> embed.0 .. embed.m -> graph.0 -> .. -> graph.n -> vectors
 
-A target of T bytes per task is spent as 7/8 for weights and activations, 1/8 for frames that wait for others. How many
-ids one call may hold (`volume`) follows from T: the largest halving of `max_batch` x positions whose activations take
-T/8, and never less than one text of full length.
+A tenth of the target is for frames that wait for others, the rest for weights and activations. How many ids one call
+may hold (`volume`) follows from it: the largest halving of `max_batch` x positions whose activations too take a tenth,
+and never less than one text of full length.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from nodewire.protocol.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task, 
 DRIVER = "driver"
 VECTORS = "vectors"
 MAX_PARTS = 64
+SPARE = 10
 _DRIVER_BYTES = 8 * 2**20
 _TOKENIZER_GROWTH = 32
 """What a loaded tokenizer takes, as a multiple of its JSON (measured: 22), above what one request's tokens take."""
@@ -79,7 +80,7 @@ def decompose(program: Program, shapes: Mapping[str, Shape], target_bytes: int, 
     Raises:
         OverMemory: not even calls of `least_volume` fit; names the node and the target that would do.
     """
-    spare = target_bytes // 8
+    spare = target_bytes // SPARE
     volume = program.volume
     while volume > least_volume and _activation_bytes(program, volume) > spare:
         volume = max(least_volume, volume // 2)
@@ -88,7 +89,7 @@ def decompose(program: Program, shapes: Mapping[str, Shape], target_bytes: int, 
             return _decompose(replace(program, volume=volume), shapes, target_bytes - spare)
         except NoCut as error:
             if volume == least_volume:
-                target = -(-error.least_bytes * 8 // 7) + 8
+                target = -(-error.least_bytes * SPARE // (SPARE - 1)) + SPARE
                 raise OverMemory(error.field, f"needs a target of {target} bytes, {target_bytes} given") from error
             volume = max(least_volume, volume // 2)
 
@@ -226,7 +227,7 @@ class _Writer:
             engine="graph",
             program=self._blob(encoded),
             weights=(self._weights(made.program.weights),) if made.program.weights else (),
-            memory_bytes=made.peak_bytes + self._target // 8,
+            memory_bytes=made.peak_bytes + self._target // SPARE,
             slots=made.program.slots,
             flops=-(-made.flops // self._done.volume),
             limit=f"target of {self._target} bytes",
