@@ -173,7 +173,7 @@ async def test_a_cancelled_call_costs_only_its_answer(worker):
 
 async def test_what_it_prints_is_logged_without_control_characters(worker, caplog):
     await worker.receive("echo", "s", frame(do="print"))
-    while not caplog.records:  # noqa: ASYNC110 - a logger has no event
+    while not caplog.records:
         await asyncio.sleep(0.01)
     assert caplog.records[0].getMessage().endswith(": hello from the worker [31m")
 
@@ -251,7 +251,7 @@ async def test_it_dies_with_the_daemon(folder):
     )
     output, _ = await daemon.communicate()
     async with asyncio.timeout(10):
-        while running(int(output)):  # noqa: ASYNC110 - it is not our child
+        while running(int(output)):
             await asyncio.sleep(0.02)
 
 

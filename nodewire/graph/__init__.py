@@ -1,0 +1,1 @@
+"""Models as typed, memory-safe tasks: trace, cut, task format, verification, interpretation."""

@@ -1,0 +1,171 @@
+"""The worker entry of graph models: loads a task, and runs it once for each `seq` that all its edges have delivered."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from nodewire.errors import BadFrame, BadTask, Busy, NotFound, TooLarge
+from nodewire.graph.encoder import DriverProgram, EncoderDriver
+from nodewire.graph.format import Input, Program
+from nodewire.graph.interpret import Interpreter, bind
+from nodewire.graph.liveness import corners, walk
+from nodewire.graph.verify import Verified, verify, verify_weights
+from nodewire.kind import Actor, Limits
+from nodewire.protocol.frame import Frame, Meta
+
+MAX_PENDING = 1_024
+"""Calls of one session that may wait for frames of further edges."""
+_REMEMBERED_SIZES = 4_096
+
+Tensors = Frame[torch.Tensor]
+
+
+def load(engine: str, program: bytes, weights: Sequence[Path], limits: Limits) -> Actor:
+    """The actor of a task. Everything is checked, on the meta device, before its weights are read.
+
+    Raises:
+        BadTask, BadVersion, TooLarge: the program or its weights are not what the whitelist and its own types allow.
+        OverMemory: its peak at the largest sizes is above `limits.memory_bytes`.
+    """
+    torch.set_num_threads(limits.threads)
+    if engine == "encoder.driver":
+        if weights:
+            raise BadTask("weights", "a driver of an encoder has none")
+        return EncoderDriver(DriverProgram.decode(program))
+    if engine != "graph":
+        raise BadTask("engine", f"{engine[:40]!r} is not one of graph, encoder.driver")
+    decoded = Program.decode(program)
+    verify_weights(decoded, weights)
+    verified = verify(decoded, limits.memory_bytes)
+    return GraphActor(verified, _read(decoded, weights, limits.device), limits)
+
+
+def _read(program: Program, files: Sequence[Path], device: str) -> dict[str, torch.Tensor]:
+    tensors: dict[str, torch.Tensor] = {}
+    for index, path in enumerate(files):
+        with safe_open(path, framework="pt", device=device) as file:
+            tensors.update({w.name: file.get_tensor(w.name) for w in program.weights if w.file == index})
+    return tensors
+
+
+@dataclass(slots=True)
+class _Session:
+    pending: dict[int, dict[str, Tensors]] = field(default_factory=dict)
+
+
+class GraphActor:
+    """A stateless task: the frames of one `seq` on all its input edges make one call.
+
+    Frames that wait for others share what `limits.memory_bytes` leaves above the task's peak.
+    """
+
+    def __init__(self, verified: Verified, weights: Mapping[str, torch.Tensor], limits: Limits) -> None:
+        self._program = verified.program
+        self._interpreter = Interpreter(verified.program, weights, limits.device)
+        self._memory_bytes = limits.memory_bytes
+        self._spare_bytes = limits.memory_bytes - verified.peak_bytes
+        self._waiting_bytes = 0
+        self._sizes: OrderedDict[tuple[int, ...], None] = OrderedDict()
+        for sizes in corners(self._program):
+            self._sizes[_key(self._program, sizes)] = None
+        self._inputs: dict[str, list[Input]] = {}
+        for declared in self._program.inputs:
+            self._inputs.setdefault(declared.edge, []).append(declared)
+        self._edges = tuple(dict.fromkeys(out.edge for out in self._program.outputs))
+        self._sessions: dict[str, _Session] = {}
+
+    def open(self, session: str, params: Mapping[str, Any]) -> None:
+        if session not in self._sessions and len(self._sessions) >= self._program.slots:
+            raise Busy("slots", f"all {self._program.slots} are taken")
+        self.close(session)
+        self._sessions[session] = _Session()
+
+    def receive(self, session: str, frame: Tensors) -> list[Tensors]:
+        state = self._sessions.get(session)
+        if state is None:
+            raise NotFound("session", "not open")
+        expected = self._inputs.get(frame.edge)
+        if expected is None:
+            raise BadFrame("edge", f"{frame.edge[:64]!r} does not lead here")
+        if len(frame.tensors) != len(expected):
+            raise BadFrame(frame.edge, f"{len(frame.tensors)} tensors, {len(expected)} expected")
+        have = state.pending.get(frame.seq, {})
+        if frame.edge in have:
+            raise BadFrame(frame.edge, f"seq {frame.seq} came twice")
+        if len(have) + 1 < len(self._inputs):
+            self._wait(state, frame)
+            return []
+        state.pending.pop(frame.seq, None)
+        self._waiting_bytes -= sum(_nbytes(waiting) for waiting in have.values())
+        return self._call(frame.seq, {**have, frame.edge: frame})
+
+    def close(self, session: str) -> None:
+        state = self._sessions.pop(session, None)
+        for frames in state.pending.values() if state else ():
+            self._waiting_bytes -= sum(_nbytes(frame) for frame in frames.values())
+
+    def _wait(self, state: _Session, frame: Tensors) -> None:
+        if frame.seq not in state.pending and len(state.pending) >= MAX_PENDING:
+            raise TooLarge("pending", f"{MAX_PENDING} calls already wait for frames of other edges")
+        if self._waiting_bytes + _nbytes(frame) > self._spare_bytes:
+            raise TooLarge("pending", f"over {self._spare_bytes} bytes wait for frames of other edges")
+        self._waiting_bytes += _nbytes(frame)
+        state.pending.setdefault(frame.seq, {})[frame.edge] = frame
+
+    def _call(self, seq: int, frames: dict[str, Tensors]) -> list[Tensors]:
+        meta = _common(frames.values())
+        inputs = {
+            declared.name: tensor.to(self._interpreter.device)
+            for edge, frame in frames.items()
+            for declared, tensor in zip(self._inputs[edge], frame.tensors, strict=True)
+        }
+        dims = bind(self._program, inputs)
+        self._admit(dims)
+        results = self._interpreter(inputs, dims)
+        return [
+            Frame(
+                edge,
+                seq,
+                tuple(results[out.value].contiguous().cpu() for out in self._program.outputs if out.edge == edge),
+                meta,
+            )
+            for edge in self._edges
+        ]
+
+    def _admit(self, dims: Mapping[str, int]) -> None:
+        """Check the memory at sizes not seen before: a hostile program may take more at smaller ones."""
+        key = _key(self._program, dims)
+        if key not in self._sizes:
+            walk(self._program, dims, self._memory_bytes)
+            self._sizes[key] = None
+            if len(self._sizes) > _REMEMBERED_SIZES:
+                self._sizes.popitem(last=False)
+
+
+def _key(program: Program, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(sizes[name] for name in program.dims)
+
+
+def _nbytes(frame: Tensors) -> int:
+    return sum(tensor.nbytes for tensor in frame.tensors)
+
+
+def _common(frames: Any) -> Meta:
+    """The meta of frames that belong together.
+
+    Raises:
+        BadFrame: two of them disagree.
+    """
+    meta: dict[str, int | str | bytes | bool | None] = {}
+    for frame in frames:
+        for key, value in frame.meta.items():
+            if meta.setdefault(key, value) != value:
+                raise BadFrame(frame.edge, f"meta {key[:40]!r} is not that of the other edges")
+    return meta

@@ -1,0 +1,115 @@
+"""What a Hugging Face directory of a sentence encoder says: architecture, pooling, length, tokenizer, license.
+
+Read as data: JSON with a size cap, never code. Layout: config.json, model.safetensors, tokenizer.json, and from
+sentence-transformers (all optional) modules.json, N_Pooling/config.json, sentence_bert_config.json.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from nodewire.errors import BadInput, NotFound
+
+MAX_JSON_BYTES = 32 * 2**20
+_LONGEST = 512
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderDirectory:
+    """`positions` is the longest input in tokens, special ones included; `config` is config.json as it stands."""
+
+    path: Path
+    config: dict[str, Any]
+    pooling: Literal["mean", "cls"]
+    normalized: bool
+    positions: int
+    tokenizer: bytes
+    pad_id: int
+    name: str
+    license: str
+
+    @property
+    def weights(self) -> Path:
+        return self.path / "model.safetensors"
+
+
+def read(path: Path) -> EncoderDirectory:
+    """What the directory at `path` says.
+
+    Raises:
+        NotFound: a file is missing.
+        BadInput: a file is not what it should be, or asks for a pooling other than mean or first token.
+    """
+    config = _json(path, "config.json")
+    if not (path / "model.safetensors").is_file():
+        raise NotFound("model.safetensors", f"not in {path.name}")
+    modules = _json(path, "modules.json", []) or []
+    kinds = [str(m.get("type", "")).rsplit(".", 1)[-1] for m in modules]
+    pooling = _pooling(path, modules)
+    for kind in kinds:
+        if kind not in ("Transformer", "Pooling", "Normalize"):
+            raise BadInput("modules.json", f"a {kind[:40]} layer is not supported")
+    lengths = [
+        _json(path, "sentence_bert_config.json", {}).get("max_seq_length"),
+        _json(path, "tokenizer_config.json", {}).get("model_max_length"),
+        config.get("max_position_embeddings"),
+    ]
+    known = [n for n in lengths if type(n) is int and n > 0]
+    named = str(config.get("_name_or_path") or path.resolve().name).rsplit("/", 1)[-1]
+    return EncoderDirectory(
+        path=path,
+        config=config,
+        pooling=pooling,
+        normalized="Normalize" in kinds if kinds else True,
+        positions=min([*known, _LONGEST]),
+        tokenizer=_bytes(path, "tokenizer.json"),
+        pad_id=int(config.get("pad_token_id") or 0),
+        name=re.sub(r"[^a-z0-9._-]+", "-", named.lower()).strip("-._")[:48] or "encoder",
+        license=_license(path),
+    )
+
+
+def _pooling(path: Path, modules: list[Any]) -> Literal["mean", "cls"]:
+    folder = next((m.get("path") for m in modules if str(m.get("type", "")).endswith("Pooling")), None)
+    if folder is None:
+        return "mean"
+    chosen = {
+        k for k, v in _json(path / Path(str(folder)).name, "config.json").items() if k.startswith("pooling") and v
+    }
+    if chosen == {"pooling_mode_mean_tokens"}:
+        return "mean"
+    if chosen == {"pooling_mode_cls_token"}:
+        return "cls"
+    raise BadInput("pooling", f"{', '.join(sorted(chosen)) or 'none'} is not supported")
+
+
+def _license(path: Path) -> str:
+    """The license that the model card's front matter names, or ""."""
+    card = path / "README.md"
+    if not card.is_file():
+        return ""
+    head = card.read_bytes()[:4_096].decode(errors="replace")
+    found = re.search(r"^license:\s*([\w.\-]{1,64})\s*$", head, re.MULTILINE) if head.startswith("---") else None
+    return found[1] if found else ""
+
+
+def _bytes(path: Path, name: str) -> bytes:
+    file = path / name
+    if not file.is_file():
+        raise NotFound(name, f"not in {path.name}")
+    if file.stat().st_size > MAX_JSON_BYTES:
+        raise BadInput(name, f"over {MAX_JSON_BYTES} bytes")
+    return file.read_bytes()
+
+
+def _json(path: Path, name: str, default: Any = None) -> Any:
+    if default is not None and not (path / name).is_file():
+        return default
+    try:
+        return json.loads(_bytes(path, name))
+    except (ValueError, RecursionError) as error:
+        raise BadInput(name, "not JSON") from error

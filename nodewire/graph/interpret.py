@@ -1,0 +1,201 @@
+"""Runs a program: one operator after the other, each tensor freed at its last use.
+
+The same loop runs on real tensors (here) and on the meta device (`liveness`), so that what was predicted is what runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from nodewire.errors import BadInput, BadTask, OverMemory, TooLarge
+from nodewire.graph.format import DTYPES, MAX_SIZE, Input, Node, Program
+from nodewire.graph.whitelist import BITWISE, INDEXING, MAX_INT, MAX_LIST, OPS, SAME_FLOAT, Op, Ref
+
+Value = Any
+"""A tensor, an int, or the list of tensors that a split makes."""
+After = Callable[[Node, Op, Mapping[str, Value], Value, Sequence[str]], None]
+"""Called after each node with its arguments by formal name, its result, and the names of the values freed next."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    node: Node
+    op: Op
+    last_used: tuple[str, ...]
+
+
+class Interpreter:
+    """A program with its weights, ready to run on `device`.
+
+    `weights` maps every name of the program's table to a tensor on `device` of the declared dtype and shape.
+    """
+
+    def __init__(self, program: Program, weights: Mapping[str, torch.Tensor], device: str = "cpu") -> None:
+        self.program = program
+        self.device = torch.device(device)
+        self._weights = dict(weights)
+        self._steps = _schedule(program)
+
+    def __call__(
+        self, inputs: Mapping[str, torch.Tensor], dims: Mapping[str, int], after: After | None = None
+    ) -> dict[str, torch.Tensor]:
+        """The outputs by value name. The inputs are the caller's, and stay until it lets them go.
+
+        Raises:
+            BadTask: an operator refuses its arguments; the field is the node's name.
+            BadInput: an index is outside what it indexes.
+        """
+        env: dict[str, Value] = {**dims, **self._weights, **inputs}
+        with torch.no_grad():
+            for step in self._steps:
+                env[step.node.name] = self._run(step, env, after)
+                for name in step.last_used:
+                    del env[name]
+        return {output.value: _tensor(env[output.value], output.value) for output in self.program.outputs}
+
+    def _run(self, step: _Step, env: Mapping[str, Value], after: After | None) -> Value:
+        node, op = step.node, step.op
+        args = [_resolve(arg, env) for arg in node.args]
+        kwargs = {key: _resolve(arg, env) for key, arg in node.kwargs.items()}
+        try:
+            check_values(node, op, op.bound(args, kwargs))
+            if op.places:
+                kwargs["device"] = self.device
+            result = op.call(*args, **kwargs)
+        except BadInput:
+            raise
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            raise OverMemory(node.name, f"{op.name}: the device has no memory left") from error
+        except (RuntimeError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+            first = (str(error).splitlines() or [""])[0]
+            if "allocate memory" in first:  # torch's CPU allocator has no error class of its own
+                raise OverMemory(node.name, f"{op.name}: the device has no memory left") from error
+            raise BadTask(node.name, f"{op.name}: {type(error).__name__}: {first[:160]}") from error
+        if isinstance(result, tuple):
+            result = list(result)
+        if type(result) is int and abs(result) > MAX_INT:
+            raise BadTask(node.name, "a size beyond 64 bits")
+        if after is not None:
+            after(node, op, op.bound(args, kwargs), result, step.last_used)
+        return result
+
+
+def check_values(node: Node, op: Op, given: Mapping[str, Value]) -> None:
+    """What must hold for arguments before a kernel sees them, beyond what torch's meta device checks.
+
+    Raises:
+        BadTask: dtypes that no kernel takes, or more pieces than a split may make.
+        BadInput: an index out of bounds (not on the meta device, where there are no values).
+    """
+    if op.name in SAME_FLOAT:
+        tensors = [v for k, v in given.items() if isinstance(v, torch.Tensor) and k != "attn_mask"]
+        if len({t.dtype for t in tensors}) > 1 or not all(t.is_floating_point() for t in tensors):
+            raise BadTask(node.name, f"{op.name} of {', '.join(str(t.dtype)[6:] for t in tensors)}")
+    elif op.name in BITWISE:
+        if any((isinstance(v, torch.Tensor) and v.is_floating_point()) or isinstance(v, float) for v in given.values()):
+            raise BadTask(node.name, f"{op.name} of floats")
+    elif op.name in INDEXING:
+        _check_indices(node, op, given)
+    elif op.name.startswith(("aten.split.", "aten.unbind.")):
+        tensor, size = given["self"], given.get("split_size", 1)
+        dim = given.get("dim", 0)
+        if type(size) is not int or size < 1 or tensor.shape[dim] > MAX_LIST * size:
+            raise BadTask(node.name, f"{op.name} into more than {MAX_LIST} pieces")
+
+
+def _check_indices(node: Node, op: Op, given: Mapping[str, Value]) -> None:
+    if op.name == "aten.index.Tensor":
+        source: torch.Tensor = given["self"]
+        for dim, index in enumerate(given["indices"]):
+            if index is not None:
+                _bound(node, index, source.shape[dim], least=-source.shape[dim])
+        return
+    table = given["weight"] if op.name == "aten.embedding.default" else given["self"]
+    dim = given.get("dim", 0)
+    index = given["indices"] if op.name == "aten.embedding.default" else given["index"]
+    _bound(node, index, table.shape[dim], least=0)
+
+
+def _bound(node: Node, index: Value, rows: int, least: int) -> None:
+    if not isinstance(index, torch.Tensor) or index.dtype not in (torch.int64, torch.int32):
+        raise BadTask(node.name, "an index is not a tensor of int64 or int32")
+    if index.is_meta or index.numel() == 0:
+        return
+    low, high = (int(v) for v in torch.aminmax(index))
+    if low < least or high >= rows:
+        raise BadInput(node.name, f"index {low if low < least else high} of {rows} rows")
+
+
+def bind(program: Program, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """The dims that these inputs have.
+
+    Raises:
+        BadInput: an input is missing, of another dtype, rank or size than declared, or two inputs disagree on a dim, or
+            an integer is outside [0, below).
+        TooLarge: a dim, or the product of all, is above what the program admits.
+    """
+    dims: dict[str, int] = {}
+    if set(inputs) != {i.name for i in program.inputs}:
+        raise BadInput("inputs", "not exactly those of the program")
+    for declared in program.inputs:
+        tensor = inputs[declared.name]
+        if tensor.dtype != declared.dtype or tensor.dim() != len(declared.shape):
+            raise BadInput(declared.name, f"{str(tensor.dtype)[6:]} of rank {tensor.dim()}")
+        for size, want in zip(tensor.shape, declared.shape, strict=True):
+            if isinstance(want, str):
+                want = dims.setdefault(want, size)
+            if size != want:
+                raise BadInput(declared.name, f"a dimension of {size} where {want} is meant")
+    check_dims(program, dims)
+    for declared in program.inputs:
+        _check_range(declared, inputs[declared.name])
+    return dims
+
+
+def check_dims(program: Program, dims: Mapping[str, int]) -> None:
+    """Raises TooLarge, or BadInput for a dim of 0, naming the dim."""
+    volume = 1
+    for name, size in dims.items():
+        if size < 1:
+            raise BadInput(name, "is 0")
+        if size > min(program.dims[name], MAX_SIZE):
+            raise TooLarge(name, f"{size}, at most {program.dims[name]}")
+        volume *= size
+    if volume > program.volume:
+        raise TooLarge(" x ".join(dims), f"{volume}, at most {program.volume}")
+
+
+def _check_range(declared: Input, tensor: torch.Tensor) -> None:
+    if declared.below and tensor.numel():
+        low, high = (int(v) for v in torch.aminmax(tensor))
+        if low < 0 or high >= declared.below:
+            raise BadInput(declared.name, f"{low if low < 0 else high} is not in [0, {declared.below})")
+
+
+def _schedule(program: Program) -> list[_Step]:
+    keep = {o.value for o in program.outputs} | {w.name for w in program.weights} | {i.name for i in program.inputs}
+    keep |= set(program.dims)
+    last: list[tuple[str, ...]] = []
+    for node in reversed(program.nodes):
+        dying = tuple(dict.fromkeys(name for name in (*node.refs(), node.name) if name not in keep))
+        keep.update(dying)
+        last.append(dying)
+    return [_Step(n, OPS[n.op], d) for n, d in zip(program.nodes, reversed(last), strict=True)]
+
+
+def _resolve(arg: Any, env: Mapping[str, Value]) -> Value:
+    if type(arg) is Ref:
+        return env[arg.name]
+    if type(arg) is list:
+        return [_resolve(item, env) for item in arg]
+    return arg
+
+
+def _tensor(value: Value, name: str) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor) or value.dtype not in DTYPES.values():
+        raise BadTask(name, "is an output and not a tensor of a known dtype")
+    return value

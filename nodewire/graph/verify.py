@@ -1,0 +1,130 @@
+"""Checks a task before a byte is allocated for it: its weights' headers, its types, its memory at the largest sizes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nodewire.errors import BadTask, TooLarge
+from nodewire.graph.format import MAX_RANK, MAX_SIZE, NAMES, Program, Weight
+from nodewire.graph.liveness import corners, walk, weight_bytes
+
+MAX_HEADER_BYTES = 8 * 2**20
+_STORED = {
+    "F32": "float32",
+    "BF16": "bfloat16",
+    "F16": "float16",
+    "I64": "int64",
+    "I32": "int32",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What a task will take at most: `weight_bytes` and `live_bytes` at once, `flops` for one call."""
+
+    program: Program
+    weight_bytes: int
+    live_bytes: int
+    flops: int
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.weight_bytes + self.live_bytes
+
+
+def verify(program: Program, budget_bytes: int) -> Verified:
+    """Run the program on the meta device at the largest sizes it declares, and compare its outputs with what it says.
+
+    Raises:
+        BadTask, OverMemory: naming the node, input or output.
+    """
+    peak = flops = 0
+    for sizes in corners(program):
+        course = walk(program, sizes, budget_bytes)
+        for out in program.outputs:
+            found = course.types.get(out.value)
+            shape = tuple(sizes[d] if isinstance(d, str) else d for d in out.shape)
+            if found is None or found.dtype != out.dtype or found.shape != shape:
+                raise BadTask(out.value, f"leaves as {found}, declared {NAMES[out.dtype]} {list(shape)}")
+        peak, flops = max(peak, course.peak_bytes), max(flops, course.flops)
+    return Verified(program, weight_bytes(program), peak, flops)
+
+
+def verify_weights(program: Program, files: Sequence[Path]) -> None:
+    """Check that the files hold exactly the program's weights, reading only their headers.
+
+    Raises:
+        BadTask: a header is malformed, a weight is missing, superfluous, or of another dtype or shape; names it.
+        TooLarge: a header over 8 MiB.
+    """
+    if max((w.file for w in program.weights), default=-1) >= len(files):
+        raise BadTask("weights", f"names a file that is not among the {len(files)} given")
+    for index, path in enumerate(files):
+        expected = {w.name: w for w in program.weights if w.file == index}
+        found = header(path)
+        for name in sorted(set(found) ^ set(expected)):
+            raise BadTask(
+                name[:160], "is in the file and not in the program" if name in found else "is not in its file"
+            )
+        for name, weight in expected.items():
+            if found[name] != (NAMES[weight.dtype], weight.shape):
+                raise BadTask(name, f"is {found[name]} in its file, declared {_declared(weight)}")
+
+
+def header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """dtype and shape of every tensor in a safetensors file, its offsets checked against its size.
+
+    https://github.com/huggingface/safetensors#format
+
+    Raises:
+        BadTask: not that format.
+        TooLarge: the header is over 8 MiB.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > MAX_HEADER_BYTES:
+            raise TooLarge("weights", f"a header of {length} bytes, at most {MAX_HEADER_BYTES}")
+        if size < 8 or length > size - 8:
+            raise BadTask("weights", "shorter than its header")
+        try:
+            raw = json.loads(file.read(length))
+        except (ValueError, RecursionError) as error:
+            raise BadTask("weights", "its header is not JSON") from error
+    if not isinstance(raw, dict):
+        raise BadTask("weights", "its header is not a map")
+    raw.pop("__metadata__", None)
+    found = {name: _entry(name, entry) for name, entry in raw.items()}
+    end = 0
+    for name, (_, _, first, last) in sorted(found.items(), key=lambda item: item[1][2:]):
+        if first != end:
+            raise BadTask(name[:160], "its bytes overlap others or leave a gap")
+        end = last
+    if end != size - 8 - length:
+        raise BadTask("weights", f"{size - 8 - length} bytes of data, its header says {end}")
+    return {name: (dtype, shape) for name, (dtype, shape, _, _) in found.items()}
+
+
+def _entry(name: str, raw: Any) -> tuple[str, tuple[int, ...], int, int]:
+    match raw:
+        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(first), int(last)]} if (
+            dtype in _STORED
+            and len(shape) <= MAX_RANK
+            and all(type(n) is int and 0 <= n <= MAX_SIZE for n in shape)
+            and 0 <= first <= last
+        ):
+            width = next(d for d, n in NAMES.items() if n == _STORED[dtype]).itemsize
+            if last - first == math.prod(shape) * width:
+                return _STORED[dtype], tuple(shape), first, last
+    raise BadTask(name[:160], "its entry in the file's header is malformed")
+
+
+def _declared(weight: Weight) -> tuple[str, tuple[int, ...]]:
+    return NAMES[weight.dtype], weight.shape

@@ -1,0 +1,45 @@
+"""The reference: a sentence encoder in one process, as its authors run it, without tracing, cutting or interpreting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from nodewire.errors import BadInput
+from nodewire.graph import bert, encoder_directory
+from nodewire.graph.encoder import padded, tokenizer
+
+_ROWS = 32
+
+
+def embed(directory: Path, texts: Sequence[str]) -> torch.Tensor:
+    """Sentence embeddings, float32 [len(texts), h], in the texts' order.
+
+    Raises:
+        NotFound, BadInput: the directory is not a sentence encoder of a supported family, or `texts` is empty.
+        BadConfig: `transformers` is not installed.
+    """
+    if not texts:
+        raise BadInput("texts", "none")
+    said = encoder_directory.read(directory)
+    settings = bert.config(said)
+    from transformers import BertModel
+
+    model: torch.nn.Module = BertModel(settings, add_pooling_layer=False)
+    stored = {name.removeprefix("bert."): tensor for name, tensor in load_file(said.weights).items()}
+    lacking = model.load_state_dict(stored, strict=False).missing_keys
+    if lacking:
+        raise BadInput("model.safetensors", f"lacks {lacking[0][:80]}")
+    model.train(False)
+    words = tokenizer(said.tokenizer, said.positions)
+    vectors: list[torch.Tensor] = []
+    for first in range(0, len(texts), _ROWS):
+        ids = [words.encode(text).ids for text in texts[first : first + _ROWS]]
+        tensors = padded(ids, said.pad_id)
+        with torch.no_grad():
+            hidden = model(**tensors).last_hidden_state
+        vectors.append(bert.pool(hidden, tensors[bert.MASK], said.pooling, said.normalized))
+    return torch.cat(vectors)
