@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from nodewire.errors import BadTask
@@ -10,7 +10,7 @@ from nodewire.graph import actor as graph
 from nodewire.kind import Actor, Limits
 from nodewire.llm import actor as llm
 
-_ENGINES = {
+_ENGINES: dict[str, Callable[[str, bytes, Sequence[Path], Limits], Actor]] = {
     "decoder.driver": llm.load,
     "decoder.stage": llm.load,
     "encoder.driver": graph.load,

@@ -120,7 +120,7 @@ def _terms(customer: Any, budget: str) -> Any:
 
 
 def _generate_here(folder: Path, prompt: str, params: dict[str, Any], *, stream: bool) -> dict[str, Any]:
-    from nodewire.llm import whole
+    from nodewire.llm.whole import generate as generate_whole
 
     if stream:
         console.print(f"[dim]{prompt}[/]", end="", markup=True)
@@ -128,7 +128,7 @@ def _generate_here(folder: Path, prompt: str, params: dict[str, Any], *, stream:
     texts: list[str] = []
     moments: list[float] = []
     started = time.perf_counter()
-    for piece in whole.generate(_folder(folder), prompt, **params):
+    for piece in generate_whole(_folder(folder), prompt, **params):
         moments.append(time.perf_counter())
         ids += piece.ids
         texts.append(piece.text)
@@ -146,9 +146,9 @@ def _generate_here(folder: Path, prompt: str, params: dict[str, Any], *, stream:
 
 
 def _embed_here(folder: Path, texts: list[str]) -> dict[str, Any]:
-    from nodewire.graph import whole
+    from nodewire.graph.whole import embed as embed_whole
 
-    return {"vectors": whole.embed(_folder(folder), texts).tolist()}
+    return {"vectors": embed_whole(_folder(folder), texts).tolist()}
 
 
 def _folder(folder: Path) -> Path:
