@@ -13,6 +13,7 @@ from nodewire.kind import Clock
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
 from nodewire.oracle import rules
+from nodewire.oracle.intake import KEPT_CERTIFICATES
 from nodewire.oracle.journal import Journal
 from nodewire.oracle.setup import Seat
 from nodewire.oracle.state import (
@@ -202,7 +203,7 @@ class Oracle:
         self._feed(BlobCame(sha256, data))
 
     def _newest_certificates(self) -> list[Filter]:
-        return [Filter(kinds={certificate.KIND}, tags={"c": {self._digest}}, limit=rules.KEPT_CERTIFICATES)]
+        return [Filter(kinds={certificate.KIND}, tags={"c": {self._digest}}, limit=KEPT_CERTIFICATES)]
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(self._guarded(work))

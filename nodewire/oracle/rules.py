@@ -24,6 +24,7 @@ from typing import Literal
 
 from nodewire.errors import BadInput, NodewireError
 from nodewire.nostr.event import Event
+from nodewire.oracle import intake
 from nodewire.oracle.state import (
     Action,
     BlobCame,
@@ -32,8 +33,6 @@ from nodewire.oracle.state import (
     FetchEvents,
     Input,
     PublishCertificate,
-    PublishFault,
-    PublishPartial,
     Received,
     Round,
     SayInventory,
@@ -41,12 +40,10 @@ from nodewire.oracle.state import (
     SaySupply,
     SayVote,
     State,
+    Step,
     Tick,
 )
-from nodewire.protocol import ad as _ad
 from nodewire.protocol import beat as _beat
-from nodewire.protocol import bond as _bond
-from nodewire.protocol import certificate as _certificate
 from nodewire.protocol import commitment as _commitment
 from nodewire.protocol import inventory as _inventory
 from nodewire.protocol import snapshot as _snapshot
@@ -54,19 +51,13 @@ from nodewire.protocol import tags
 from nodewire.protocol.body import Body
 from nodewire.protocol.certificate import Certificate
 from nodewire.protocol.committee import VALID_EPOCHS
-from nodewire.protocol.inventory import Inventory, Listed, Proposal, Supply, Vote
+from nodewire.protocol.inventory import Inventory, Listed
 from nodewire.protocol.snapshot import Snapshot
 
-MAX_NODES = 2 * _snapshot.MAX_NODES
-BEATS_PER_NODE = 8
 LISTED_PER_NODE = 2
 FRESH = 4
 """A beat's `last` may be any of the newest four certified bodies."""
-KEPT_CERTIFICATES = 16
-MAX_SUPPLIES = 8
 MAX_ASKED_IDS = 256
-
-Step = tuple[State, tuple[Action, ...]]
 
 
 def apply(what: Input, state: State) -> Step:
@@ -77,188 +68,19 @@ def apply(what: Input, state: State) -> Step:
             state = _open_round(replace(state, now_ms=max(now_ms, state.now_ms)))
         case Received(event):
             try:
-                state, first = _receive(event, state)
+                state, first = intake.receive(event, state)
             except BadInput:
                 return state, ()
             if event.kind in (_beat.KIND, _commitment.KIND):  # they change no round before its time has come
                 return state, first
             actions += first
         case BlobCame(sha256, data):
-            state = _blob(sha256, data, state)
+            state = intake.blob_came(sha256, data, state)
     for epoch in sorted(state.rounds):
         for step in (_list, _supply, _propose, _consider, _certify):
             state, more = step(epoch, state)
             actions += more
     return state, tuple(actions)
-
-
-# ---- what comes in ------------------------------------------------------------------------------------------------
-
-
-def _receive(event: Event, state: State) -> Step:
-    match event.kind:
-        case _beat.KIND:
-            return _beat_came(event, state)
-        case _ad.KIND:
-            if not any(beat.ad == event.id for _, beat in state.beats.get(event.pubkey, ())):
-                return state, ()
-            ad = _ad.parse(event)
-            if state.digest not in ad.committees:
-                return state, ()
-            return _want(event.pubkey, replace(state, ads={**state.ads, event.id: (event, ad)}))
-        case _bond.KIND:
-            provider = _bond.parse(event).provider
-            if event.id not in _named_bonds(provider, state):
-                return state, ()
-            return replace(state, bonds={**state.bonds, event.id: event}), ()
-        case _commitment.KIND:
-            return _commitment_came(event, state), ()
-        case _inventory.KIND:
-            return _said(event, state)
-        case _certificate.KIND:
-            return _certificate_came(_certificate.parse(event), state)
-    return state, ()
-
-
-def _beat_came(event: Event, state: State) -> Step:
-    beat, mine = _beat.parse(event), state.beats.get(event.pubkey, ())
-    oldest, newest = state.epoch - state.committee.live_epochs - 1, state.epoch + 1
-    if beat.committee != state.digest or not oldest <= beat.epoch <= newest:
-        return state, ()
-    if any(known.id == event.id for known, _ in mine) or (not mine and len(state.beats) >= MAX_NODES):
-        return state, ()
-    beats = sorted((*mine, (event, beat)), key=lambda pair: (-pair[1].epoch, -pair[0].created_at, pair[0].id))
-    state = replace(state, beats={**state.beats, event.pubkey: tuple(beats[:BEATS_PER_NODE])})
-    state, actions = _want(event.pubkey, state)
-    if beat.last != state.digest and all(beat.last != certificate.digest for certificate in state.certified):
-        state, ask = _ask(state, "certificates", FetchCertificates())
-        actions += ask
-    return state, actions
-
-
-def _want(pubkey: str, state: State) -> Step:
-    """Ask for what a node's newest beat names and this oracle does not hold."""
-    ad = state.beats[pubkey][0][1].ad
-    if ad not in state.ads:
-        return _ask(state, f"ad/{pubkey}", FetchEvents((ad,)))
-    bond = state.ads[ad][1].bond
-    if bond is not None and bond not in state.bonds:
-        return _ask(state, f"bond/{pubkey}", FetchEvents((bond,)))
-    return state, ()
-
-
-def _named_bonds(provider: str, state: State) -> set[str]:
-    ads = (state.ads.get(beat.ad) for _, beat in state.beats.get(provider, ()))
-    return {pair[1].bond for pair in ads if pair is not None and pair[1].bond is not None}
-
-
-def _commitment_came(event: Event, state: State) -> State:
-    committed = _commitment.parse(event)
-    if committed.committee != state.digest or not state.epoch - 1 <= committed.epoch <= state.epoch + 1:
-        return state
-    mine = state.commitments.get(committed.epoch, {})
-    if committed.provider in mine or len(mine) >= _inventory.MAX_COMMITMENTS:
-        return state
-    mine = {**mine, committed.provider: event.id}
-    return replace(state, commitments={**state.commitments, committed.epoch: mine})
-
-
-def _said(event: Event, state: State) -> Step:
-    if state.committee.oracle(event.pubkey) is None or tags.text(event, "c") != state.digest:
-        return state, ()
-    said = _inventory.parse(event)
-    epoch = tags.epoch_of(event)
-    if not state.epoch - VALID_EPOCHS <= epoch <= state.epoch + 1:
-        return state, ()
-    round_ = state.rounds.get(epoch, Round())
-    if isinstance(said, Supply):
-        count = round_.supplies.get(said.oracle, 0)
-        if count < MAX_SUPPLIES:
-            extra = {**round_.extra, **{supplied.id: supplied for supplied in said.events}}
-            supplies = {**round_.supplies, said.oracle: count + 1}
-            state = _with(state, epoch, replace(round_, extra=extra, supplies=supplies))
-        return state, ()
-    round_, actions = _accuse(event, round_)
-    match said:
-        case Listed():
-            cited = any(said.id in proposal.body.inventories for proposal in round_.proposals.values())
-            if cited or sum(listed.oracle == said.oracle for listed in round_.inventories.values()) < 2:
-                known = round_.inventories.get(said.id, said)
-                round_ = replace(round_, inventories={**round_.inventories, said.id: known})
-                if known.inventory is None and known.blob is not None:
-                    state, ask = _ask(state, f"blob/{known.blob}", FetchBlob(known.blob))
-                    actions += ask
-        case Proposal():
-            if said.oracle == state.committee.leader(epoch) and len(round_.proposals) < 2:
-                round_ = replace(round_, proposals={**round_.proposals, said.x: said})
-        case Vote():
-            round_ = _with_vote(event, said, round_, state)
-    return _with(state, epoch, round_), actions
-
-
-def _with_vote(event: Event, vote: Vote, round_: Round, state: State) -> Round:
-    if (vote.x, vote.oracle) in round_.votes or sum(oracle == vote.oracle for _, oracle in round_.votes) >= 2:
-        return round_
-    votes = {**round_.votes, (vote.x, vote.oracle): event}
-    full = sum(x == vote.x for x, _ in votes) >= state.committee.quorum
-    return replace(
-        round_, votes=votes, quorum_ms=state.now_ms if full and round_.quorum_ms is None else round_.quorum_ms
-    )
-
-
-def _accuse(event: Event, round_: Round) -> tuple[Round, tuple[Action, ...]]:
-    """Remember what was said, or prove that it contradicts what its author said before."""
-    key = (event.pubkey, tags.text(event, "t"))
-    first = round_.said.get(key)
-    if first is None:
-        return replace(round_, said={**round_.said, key: event}), ()
-    if key in round_.accused or tags.text(first, "x") == tags.text(event, "x"):
-        return round_, ()
-    return replace(round_, accused=round_.accused | {key}), (PublishFault(_certificate.contradiction(first, event)),)
-
-
-def _certificate_came(certificate: Certificate, state: State) -> Step:
-    epoch = certificate.body.epoch
-    if certificate.body.committee != state.digest or epoch > state.epoch:
-        return state, ()
-    known = next((c for c in state.certified if c.body.epoch == epoch), None)
-    if known is not None and known.digest == certificate.digest:
-        return state, ()
-    if len(state.certified) >= KEPT_CERTIFICATES and epoch < state.certified[0].body.epoch:
-        return state, ()
-    certificate.check(state.committee)
-    actions: list[Action] = []
-    if state.epoch - VALID_EPOCHS <= epoch:
-        round_ = state.rounds.get(epoch, Round())
-        for vote in certificate.votes:
-            round_, more = _accuse(vote, round_)
-            actions += more
-        state = _with(state, epoch, round_)
-    if known is None:
-        certified = sorted((*state.certified, certificate), key=lambda c: c.body.epoch)
-        state = replace(state, certified=tuple(certified[-KEPT_CERTIFICATES:]))
-        if state.epoch - VALID_EPOCHS <= epoch + 1:
-            actions.append(PublishPartial(certificate.body))
-    return state, tuple(actions)
-
-
-def _blob(sha256: str, data: bytes, state: State) -> State:
-    """Whatever asked for this blob gets it; a blob that is not what it should be is as good as none."""
-    for epoch, round_ in state.rounds.items():
-        for listed in round_.inventories.values():
-            if listed.blob == sha256 and listed.inventory is None:
-                try:
-                    attached = listed.attach(data)
-                except BadInput:
-                    return state
-                return _with(state, epoch, replace(round_, inventories={**round_.inventories, listed.id: attached}))
-    wanted = {p.body.snapshot for round_ in state.rounds.values() for p in round_.proposals.values()}
-    if sha256 not in wanted | {certificate.body.snapshot for certificate in state.certified}:
-        return state
-    try:
-        return replace(state, snapshots={**state.snapshots, sha256: _snapshot.unpack(data, sha256)})
-    except BadInput:
-        return state
 
 
 # ---- a round's steps ----------------------------------------------------------------------------------------------
@@ -278,7 +100,7 @@ def _list(epoch: int, state: State) -> Step:
         commitments=tuple(sorted(state.commitments.get(epoch, {}).values())),
     )
     round_ = replace(round_, listed=True, extra={**round_.extra, **{id_: beats[id_] for id_ in chosen}})
-    return _with(state, epoch, round_), (SayInventory(inventory),)
+    return state.with_round(epoch, round_), (SayInventory(inventory),)
 
 
 def _listable(pubkey: str, epoch: int, state: State) -> list[Event]:
@@ -308,8 +130,8 @@ def _supply(epoch: int, state: State) -> Step:
     beats, _ = _snapshot.listed(state.committee, list(complete.values()))
     rare = [id_ for id_ in beats if id_ in round_.extra and any(id_ not in ids for ids in lists)]
     events = [event for id_ in rare for event in _with_closure(round_.extra[id_], state)]
-    limited = tuple({event.id: event for event in events}.values())[: MAX_SUPPLIES * 16]
-    state = _with(state, epoch, replace(round_, supplied=True))
+    limited = tuple({event.id: event for event in events}.values())[: intake.MAX_SUPPLIES * 16]
+    state = state.with_round(epoch, replace(round_, supplied=True))
     return state, ((SaySupply(epoch, limited),) if limited else ())
 
 
@@ -344,7 +166,7 @@ def _propose(epoch: int, state: State) -> Step:
             break
         if state.now_ms < _close(epoch, state, skews=3) or len(chosen) == committee.quorum:
             ids = tuple(sorted(missing)[:MAX_ASKED_IDS])
-            return _ask(state, f"missing/{epoch}", FetchEvents(ids))
+            return state.ask(f"missing/{epoch}", FetchEvents(ids))
         blamed = max(chosen, key=lambda id_: (len(missing.intersection(chosen[id_].beats)), id_))
         del chosen[blamed]
     others = [event for event in known.values() if event.kind != _beat.KIND]
@@ -359,7 +181,7 @@ def _propose(epoch: int, state: State) -> Step:
         previous=previous_digest,
     )
     state = replace(state, snapshots={**state.snapshots, body.snapshot: snapshot})
-    return _with(state, epoch, replace(round_, proposed=body.digest())), (SayProposal(body, blob),)
+    return state.with_round(epoch, replace(round_, proposed=body.digest())), (SayProposal(body, blob),)
 
 
 def _missing(epoch: int, beats: list[str], known: Mapping[str, Event], state: State) -> set[str]:
@@ -387,9 +209,9 @@ def _consider(epoch: int, state: State) -> Step:
         try:
             _check(epoch, body, state)
         except NodewireError as error:
-            return _with(state, epoch, replace(round_, refused=str(error))), ()
+            return state.with_round(epoch, replace(round_, refused=str(error))), ()
     vote = SayVote(tags.epoch_topic(epoch), body.digest())
-    return _with(state, epoch, replace(round_, voted=True)), (vote,)
+    return state.with_round(epoch, replace(round_, voted=True)), (vote,)
 
 
 def _gather(epoch: int, body: Body, state: State) -> tuple[State, bool, tuple[Action, ...]]:
@@ -398,17 +220,17 @@ def _gather(epoch: int, body: Body, state: State) -> tuple[State, bool, tuple[Ac
     actions: list[Action] = []
     absent = tuple(id_ for id_ in body.inventories if id_ not in round_.inventories)
     if absent:
-        state, ask = _ask(state, f"inventories/{epoch}", FetchEvents(absent))
+        state, ask = state.ask(f"inventories/{epoch}", FetchEvents(absent))
         actions += ask
     bare = [round_.inventories[id_].blob for id_ in body.inventories if _is_bare(round_.inventories.get(id_))]
     snapshots = [sha256 for sha256 in (body.snapshot,) if sha256 not in state.snapshots]
     for sha256 in (*bare, *snapshots):
         if sha256 is not None:
-            state, ask = _ask(state, f"blob/{sha256}", FetchBlob(sha256))
+            state, ask = state.ask(f"blob/{sha256}", FetchBlob(sha256))
             actions += ask
     certificates = {certificate.digest for certificate in state.certified}
     if body.previous != state.digest and body.previous not in certificates:
-        state, ask = _ask(state, "certificates", FetchCertificates())
+        state, ask = state.ask("certificates", FetchCertificates())
         return state, False, (*actions, *ask)
     previous, _, state, more = _previous(epoch, state)
     complete = not absent and not bare and not snapshots and not isinstance(previous, str)
@@ -444,7 +266,7 @@ def _certify(epoch: int, state: State) -> Step:
         votes = [event for (x, _), event in sorted(round_.votes.items()) if x == digest]
         if len(votes) >= committee.quorum and not patient:
             certificate = Certificate(proposal.body, tuple(votes))
-            state, actions = _certificate_came(certificate, state)
+            state, actions = intake.certificate_came(certificate, state)
             return state, (PublishCertificate(certificate), *actions)
     return state, ()
 
@@ -465,7 +287,7 @@ def _previous(epoch: int, state: State) -> tuple[Snapshot | str | None, str, Sta
     sha256 = before[-1].body.snapshot
     if sha256 in state.snapshots:
         return state.snapshots[sha256], before[-1].digest, state, ()
-    state, actions = _ask(state, f"blob/{sha256}", FetchBlob(sha256))
+    state, actions = state.ask(f"blob/{sha256}", FetchBlob(sha256))
     return _UNKNOWN, before[-1].digest, state, actions
 
 
@@ -482,7 +304,7 @@ def _fetch_inventories(epoch: int, state: State) -> Step:
     actions: list[Action] = []
     for listed in state.rounds[epoch].inventories.values():
         if _is_bare(listed) and listed.blob is not None:
-            state, ask = _ask(state, f"blob/{listed.blob}", FetchBlob(listed.blob))
+            state, ask = state.ask(f"blob/{listed.blob}", FetchBlob(listed.blob))
             actions += ask
     return state, tuple(actions)
 
@@ -504,18 +326,6 @@ def _is_open(epoch: int, state: State) -> bool:
 
 def _close(epoch: int, state: State, *, skews: int = 0) -> int:
     return state.committee.close_ms(epoch) + skews * state.committee.skew_ms
-
-
-def _ask(state: State, key: str, action: Action) -> Step:
-    """The action, unless the same was asked for less than a skew ago."""
-    last_ms = state.asked.get(key)
-    if last_ms is not None and state.now_ms < last_ms + state.committee.skew_ms:
-        return state, ()
-    return replace(state, asked={**state.asked, key: state.now_ms}), (action,)
-
-
-def _with(state: State, epoch: int, round_: Round) -> State:
-    return replace(state, rounds={**state.rounds, epoch: round_})
 
 
 def _open_round(state: State) -> State:

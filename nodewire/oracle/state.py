@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from nodewire.nostr.event import Event
 from nodewire.protocol.ad import Ad
@@ -174,6 +174,19 @@ class State:
     @property
     def epoch(self) -> int:
         return self.committee.epoch_at(self.now_ms)
+
+    def with_round(self, epoch: int, round_: Round) -> State:
+        return replace(self, rounds={**self.rounds, epoch: round_})
+
+    def ask(self, key: str, action: Action) -> Step:
+        """The action, unless the same (by `key`) was asked for less than a skew ago."""
+        last_ms = self.asked.get(key)
+        if last_ms is not None and self.now_ms < last_ms + self.committee.skew_ms:
+            return self, ()
+        return replace(self, asked={**self.asked, key: self.now_ms}), (action,)
+
+
+Step = tuple[State, tuple[Action, ...]]
 
 
 def start(committee: Committee, me: str, now_ms: int = 0) -> State:

@@ -1,0 +1,203 @@
+"""What comes in: beats, ads, commitments, what oracles say, certificates, blobs; checked, bounded, and remembered."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nodewire.errors import BadInput
+from nodewire.nostr.event import Event
+from nodewire.oracle.state import (
+    Action,
+    FetchBlob,
+    FetchCertificates,
+    FetchEvents,
+    PublishFault,
+    PublishPartial,
+    Round,
+    State,
+    Step,
+)
+from nodewire.protocol import ad as _ad
+from nodewire.protocol import beat as _beat
+from nodewire.protocol import bond as _bond
+from nodewire.protocol import certificate as _certificate
+from nodewire.protocol import commitment as _commitment
+from nodewire.protocol import inventory as _inventory
+from nodewire.protocol import snapshot as _snapshot
+from nodewire.protocol import tags
+from nodewire.protocol.certificate import Certificate
+from nodewire.protocol.committee import VALID_EPOCHS
+from nodewire.protocol.inventory import Listed, Proposal, Supply, Vote
+
+MAX_NODES = 2 * _snapshot.MAX_NODES
+BEATS_PER_NODE = 8
+KEPT_CERTIFICATES = 16
+MAX_SUPPLIES = 8
+
+
+def receive(event: Event, state: State) -> Step:
+    """The state with what a verified event says. Raises BadInput if it is malformed."""
+    match event.kind:
+        case _beat.KIND:
+            return _beat_came(event, state)
+        case _ad.KIND:
+            if not any(beat.ad == event.id for _, beat in state.beats.get(event.pubkey, ())):
+                return state, ()
+            ad = _ad.parse(event)
+            if state.digest not in ad.committees:
+                return state, ()
+            return _want(event.pubkey, replace(state, ads={**state.ads, event.id: (event, ad)}))
+        case _bond.KIND:
+            provider = _bond.parse(event).provider
+            if event.id not in _named_bonds(provider, state):
+                return state, ()
+            return replace(state, bonds={**state.bonds, event.id: event}), ()
+        case _commitment.KIND:
+            return _commitment_came(event, state), ()
+        case _inventory.KIND:
+            return _said(event, state)
+        case _certificate.KIND:
+            return certificate_came(_certificate.parse(event), state)
+    return state, ()
+
+
+def _beat_came(event: Event, state: State) -> Step:
+    beat, mine = _beat.parse(event), state.beats.get(event.pubkey, ())
+    oldest, newest = state.epoch - state.committee.live_epochs - 1, state.epoch + 1
+    if beat.committee != state.digest or not oldest <= beat.epoch <= newest:
+        return state, ()
+    if any(known.id == event.id for known, _ in mine) or (not mine and len(state.beats) >= MAX_NODES):
+        return state, ()
+    beats = sorted((*mine, (event, beat)), key=lambda pair: (-pair[1].epoch, -pair[0].created_at, pair[0].id))
+    state = replace(state, beats={**state.beats, event.pubkey: tuple(beats[:BEATS_PER_NODE])})
+    state, actions = _want(event.pubkey, state)
+    if beat.last != state.digest and all(beat.last != certificate.digest for certificate in state.certified):
+        state, ask = state.ask("certificates", FetchCertificates())
+        actions += ask
+    return state, actions
+
+
+def _want(pubkey: str, state: State) -> Step:
+    """Ask for what a node's newest beat names and this oracle does not hold."""
+    ad = state.beats[pubkey][0][1].ad
+    if ad not in state.ads:
+        return state.ask(f"ad/{pubkey}", FetchEvents((ad,)))
+    bond = state.ads[ad][1].bond
+    if bond is not None and bond not in state.bonds:
+        return state.ask(f"bond/{pubkey}", FetchEvents((bond,)))
+    return state, ()
+
+
+def _named_bonds(provider: str, state: State) -> set[str]:
+    ads = (state.ads.get(beat.ad) for _, beat in state.beats.get(provider, ()))
+    return {pair[1].bond for pair in ads if pair is not None and pair[1].bond is not None}
+
+
+def _commitment_came(event: Event, state: State) -> State:
+    committed = _commitment.parse(event)
+    if committed.committee != state.digest or not state.epoch - 1 <= committed.epoch <= state.epoch + 1:
+        return state
+    mine = state.commitments.get(committed.epoch, {})
+    if committed.provider in mine or len(mine) >= _inventory.MAX_COMMITMENTS:
+        return state
+    mine = {**mine, committed.provider: event.id}
+    return replace(state, commitments={**state.commitments, committed.epoch: mine})
+
+
+def _said(event: Event, state: State) -> Step:
+    if state.committee.oracle(event.pubkey) is None or tags.text(event, "c") != state.digest:
+        return state, ()
+    said = _inventory.parse(event)
+    epoch = tags.epoch_of(event)
+    if not state.epoch - VALID_EPOCHS <= epoch <= state.epoch + 1:
+        return state, ()
+    round_ = state.rounds.get(epoch, Round())
+    if isinstance(said, Supply):
+        count = round_.supplies.get(said.oracle, 0)
+        if count < MAX_SUPPLIES:
+            extra = {**round_.extra, **{supplied.id: supplied for supplied in said.events}}
+            supplies = {**round_.supplies, said.oracle: count + 1}
+            state = state.with_round(epoch, replace(round_, extra=extra, supplies=supplies))
+        return state, ()
+    round_, actions = _accuse(event, round_)
+    match said:
+        case Listed():
+            cited = any(said.id in proposal.body.inventories for proposal in round_.proposals.values())
+            if cited or sum(listed.oracle == said.oracle for listed in round_.inventories.values()) < 2:
+                known = round_.inventories.get(said.id, said)
+                round_ = replace(round_, inventories={**round_.inventories, said.id: known})
+                if known.inventory is None and known.blob is not None:
+                    state, ask = state.ask(f"blob/{known.blob}", FetchBlob(known.blob))
+                    actions += ask
+        case Proposal():
+            if said.oracle == state.committee.leader(epoch) and len(round_.proposals) < 2:
+                round_ = replace(round_, proposals={**round_.proposals, said.x: said})
+        case Vote():
+            round_ = _with_vote(event, said, round_, state)
+    return state.with_round(epoch, round_), actions
+
+
+def _with_vote(event: Event, vote: Vote, round_: Round, state: State) -> Round:
+    if (vote.x, vote.oracle) in round_.votes or sum(oracle == vote.oracle for _, oracle in round_.votes) >= 2:
+        return round_
+    votes = {**round_.votes, (vote.x, vote.oracle): event}
+    full = sum(x == vote.x for x, _ in votes) >= state.committee.quorum
+    return replace(
+        round_, votes=votes, quorum_ms=state.now_ms if full and round_.quorum_ms is None else round_.quorum_ms
+    )
+
+
+def _accuse(event: Event, round_: Round) -> tuple[Round, tuple[Action, ...]]:
+    """Remember what was said, or prove that it contradicts what its author said before."""
+    key = (event.pubkey, tags.text(event, "t"))
+    first = round_.said.get(key)
+    if first is None:
+        return replace(round_, said={**round_.said, key: event}), ()
+    if key in round_.accused or tags.text(first, "x") == tags.text(event, "x"):
+        return round_, ()
+    return replace(round_, accused=round_.accused | {key}), (PublishFault(_certificate.contradiction(first, event)),)
+
+
+def certificate_came(certificate: Certificate, state: State) -> Step:
+    """Check and keep a certificate; the first of its epoch has this oracle publish its partial. Raises BadQuorum."""
+    epoch = certificate.body.epoch
+    if certificate.body.committee != state.digest or epoch > state.epoch:
+        return state, ()
+    known = next((c for c in state.certified if c.body.epoch == epoch), None)
+    if known is not None and known.digest == certificate.digest:
+        return state, ()
+    if len(state.certified) >= KEPT_CERTIFICATES and epoch < state.certified[0].body.epoch:
+        return state, ()
+    certificate.check(state.committee)
+    actions: list[Action] = []
+    if state.epoch - VALID_EPOCHS <= epoch:
+        round_ = state.rounds.get(epoch, Round())
+        for vote in certificate.votes:
+            round_, more = _accuse(vote, round_)
+            actions += more
+        state = state.with_round(epoch, round_)
+    if known is None:
+        certified = sorted((*state.certified, certificate), key=lambda c: c.body.epoch)
+        state = replace(state, certified=tuple(certified[-KEPT_CERTIFICATES:]))
+        if state.epoch - VALID_EPOCHS <= epoch + 1:
+            actions.append(PublishPartial(certificate.body))
+    return state, tuple(actions)
+
+
+def blob_came(sha256: str, data: bytes, state: State) -> State:
+    """Whatever asked for this blob gets it; a blob that is not what it should be is as good as none."""
+    for epoch, round_ in state.rounds.items():
+        for listed in round_.inventories.values():
+            if listed.blob == sha256 and listed.inventory is None:
+                try:
+                    attached = listed.attach(data)
+                except BadInput:
+                    return state
+                return state.with_round(epoch, replace(round_, inventories={**round_.inventories, listed.id: attached}))
+    wanted = {p.body.snapshot for round_ in state.rounds.values() for p in round_.proposals.values()}
+    if sha256 not in wanted | {certificate.body.snapshot for certificate in state.certified}:
+        return state
+    try:
+        return replace(state, snapshots={**state.snapshots, sha256: _snapshot.unpack(data, sha256)})
+    except BadInput:
+        return state
