@@ -41,6 +41,7 @@ _VERIFIED = 16_384  # per pool, to verify a signature once
 _OUTBOX_MESSAGES = 1_024  # per relay; one that reads none of so many is stuck
 _STEADY_S = 5.0  # a connection that lasted so long makes the next pause short again
 _OPEN_TIMEOUT_S = 10.0
+_CLOSE_TIMEOUT_S = 1.0
 _T = TypeVar("_T")
 
 
@@ -318,15 +319,21 @@ class Pool:
         while True:
             started_s = clock()
             try:
-                async with connect(
+                socket = await connect(
                     link.url,
-                    compression=None,  # a few bytes on the wire bomb the memory
+                    compression=None,  # a few bytes on the wire would fill the memory
                     max_size=self._max_message_bytes,
                     open_timeout=_OPEN_TIMEOUT_S,
-                    close_timeout=1,
+                    close_timeout=_CLOSE_TIMEOUT_S,
                     proxy=None,
-                ) as socket:
+                )
+                try:
                     await self._talk(link, socket)
+                finally:
+                    try:
+                        await socket.close()
+                    finally:
+                        socket.transport.abort()  # whatever interrupts the handshake, no connection is left behind
                 reason = f"closed by the relay ({socket.close_code})"
             except (OSError, WebSocketException, LinkLost) as error:
                 reason = f"{type(error).__name__}: {error}"
@@ -354,6 +361,7 @@ class Pool:
             async for data in socket:
                 link.receive(data, max_bytes=self._max_message_bytes)
                 if link.is_hostile:
+                    socket.transport.abort()
                     raise LinkLost(link.url, "too many invalid messages")
         finally:
             writer.cancel()
