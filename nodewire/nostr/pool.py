@@ -18,6 +18,7 @@ import random
 import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
+from dataclasses import replace
 from types import MappingProxyType, TracebackType
 from typing import Self, TypeVar
 from urllib.parse import urlsplit
@@ -217,25 +218,22 @@ class Pool:
         Raises:
             BadInput, TooLarge: no filter, or more than 64.
         """
-        wanted = _filters(filters)
-        subscription = Subscription(self, self._next_id(), wanted, self._links, max_queued)
-        self._subscriptions[subscription.id] = subscription
-        for link in self._links.values():
-            link.subscribe(subscription.id, wanted, subscription)
-        return subscription
+        return self._open(_filters(filters), self._links, max_queued)
 
     async def fetch(
         self, filters: Iterable[Filter], timeout_s: float = 10.0, *, max_events: int = MAX_QUEUED_EVENTS
     ) -> list[Event]:
-        """The union, newest first, of what the relays have stored; at most `max_events`, or 16 MiB, of it.
+        """The union, newest first, of what the relays answer at once; at most `max_events`, or 16 MiB, of it.
 
-        Whoever answers within `timeout_s` counts.
+        Who answers within `timeout_s` counts. Relays cap an answer (often at 500 events): `fetch_all` asks on.
 
         Raises:
             RelayRefused: every relay refused.
             TimedOut: none answered to the end.
         """
-        async with self.subscribe(filters, max_queued=max_events) as subscription:
+        # Stored events come newest first and a full queue drops what came first, so relays must not send more than fits.
+        bounded = [_limited(one, max_events) for one in _filters(filters)]
+        async with self.subscribe(bounded, max_queued=max_events) as subscription:
             try:
                 await asyncio.wait_for(subscription.eose, timeout_s)
             except TimeoutError:
@@ -244,6 +242,42 @@ class Pool:
             if "eose" not in subscription.standing.values() and not subscription._queue:
                 raise RelayRefused("filters", _reasons(subscription.closed))
             return sorted(subscription.drain(), key=nip01.newest_first)
+
+    async def fetch_all(
+        self, filters: Iterable[Filter], timeout_s: float = 30.0, *, max_events: int = 16 * MAX_QUEUED_EVENTS
+    ) -> list[Event]:
+        """As `fetch`, but each relay is asked for older and older events until it sends nothing new.
+
+        Relays that are down are not waited for once another has sent all. Filters' own `limit`s are ignored. What more
+        than an answer's worth of events have the very same `created_at` may be incomplete.
+
+        Raises:
+            RelayRefused, TimedOut: as `fetch`.
+        """
+        wanted = tuple(replace(one, limit=None) for one in _filters(filters))
+        found: dict[str, Event] = {}
+        refusals: dict[str, str] = {}
+        tasks = {
+            asyncio.create_task(_within(timeout_s, self._pages(link, wanted, found, refusals, max_events))): link
+            for link in self._links.values()
+        }
+        pending, finished = set(tasks), False
+        try:
+            while pending:
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                finished = finished or any(task.result() for task in done)
+                if finished and all(tasks[task].status.state == "waiting" for task in pending):
+                    break
+        finally:
+            for task in pending:
+                task.cancel()
+        if not finished and not found:
+            raise (
+                RelayRefused("filters", _reasons(refusals))
+                if refusals
+                else TimedOut("relays", f"none answered within {timeout_s} s")
+            )
+        return sorted(found.values(), key=nip01.newest_first)
 
     async def publish(self, event: Event, timeout_s: float = 10.0, *, wait_all: bool = False) -> dict[str, Ok]:
         """Send `event` to every relay; the answers by URL, as soon as one relay has taken it.
@@ -291,6 +325,43 @@ class Pool:
         if not counts:
             raise TimedOut("relays", f"none counted within {timeout_s} s")
         return counts
+
+    async def _pages(
+        self,
+        link: Link,
+        wanted: tuple[Filter, ...],
+        found: dict[str, Event],
+        refusals: dict[str, str],
+        max_events: int,
+    ) -> bool:
+        """Put all that one relay has into `found`; False if it refused."""
+        seen: set[str] = set()
+        limit = max(1, MAX_QUEUED_EVENTS // len(wanted))
+        while len(found) < max_events:
+            asked = tuple(_limited(one, limit) for one in wanted)
+            async with self._open(asked, {link.url: link}, MAX_QUEUED_EVENTS) as subscription:
+                await subscription.eose
+                if subscription.standing[link.url] != "eose":
+                    refusals.update(subscription.closed)
+                    return False
+                page = subscription.drain()
+            if subscription.dropped and limit > 1:  # the events are large: smaller pages
+                limit = max(1, limit // 4)
+                continue
+            if all(event.id in seen for event in page):
+                break
+            seen.update(event.id for event in page)
+            found.update((event.id, event) for event in page[: max_events - len(found)])
+            # Each filter goes on from its own oldest event, for a relay may cap each by itself.
+            wanted = tuple(_until_oldest(one, page) for one in wanted)
+        return True
+
+    def _open(self, wanted: tuple[Filter, ...], links: Mapping[str, Link], max_queued: int) -> Subscription:
+        subscription = Subscription(self, self._next_id(), wanted, links, max_queued)
+        self._subscriptions[subscription.id] = subscription
+        for link in links.values():
+            link.subscribe(subscription.id, wanted, subscription)
+        return subscription
 
     def _next_id(self) -> str:
         self._last_id += 1
@@ -401,6 +472,16 @@ def _filters(filters: Iterable[Filter]) -> tuple[Filter, ...]:
     if len(wanted) > nip01.MAX_FILTERS:
         raise TooLarge("filters", f"{len(wanted)}, at most {nip01.MAX_FILTERS}")
     return wanted
+
+
+def _limited(wanted: Filter, limit: int) -> Filter:
+    return wanted if wanted.limit is not None and wanted.limit <= limit else replace(wanted, limit=limit)
+
+
+def _until_oldest(wanted: Filter, page: list[Event]) -> Filter:
+    return replace(
+        wanted, until=min((event.created_at for event in page if wanted.matches(event)), default=wanted.until)
+    )
 
 
 def _checked(urls: Iterable[str]) -> list[str]:

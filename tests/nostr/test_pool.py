@@ -307,6 +307,62 @@ async def test_a_fetch_takes_what_came_from_those_that_answered_in_time():
         assert await pool.fetch(NOTES, 0.3) == [event]
 
 
+async def test_fetch_all_asks_on_where_relays_cap_their_answers():
+    def capped_relay(stored, cap):
+        """A relay that sends at most `cap` events per filter, newest first, as most relays do."""
+
+        def answer(message):
+            if message[0] != "REQ":
+                return []
+            asked = [nip01.parse_filter(data) for data in message[2:]]
+            newest = sorted(stored, key=nip01.newest_first)
+            hits = [[event for event in newest if one.matches(event)][:cap] for one in asked]
+            return [*(nip01.RelayEvent(message[1], event) for hit in hits for event in hit), nip01.Eose(message[1])]
+
+        return scripted_relay(lambda socket: replies(socket, answer))
+
+    made = [events.sign(KEYS, 1 + 6 * (n % 3 == 0), created_at=n // 4, content=str(n)) for n in range(80)]
+    wanted = [Filter(kinds={1}, limit=1), Filter(kinds={7}, since=10)]
+    due = [event for event in made if event.kind == 1 or event.created_at >= 10]
+    async with (
+        capped_relay(made[::2] + made[1:7:2], 5) as one,
+        capped_relay(made[1::2], 7) as two,
+        Pool([one, DEAD, two], **FAST) as pool,
+    ):
+        assert len(await pool.fetch([Filter(kinds={1, 7})])) == 12
+        assert await pool.fetch_all(wanted) == sorted(due, key=nip01.newest_first)
+        assert len(await pool.fetch_all(wanted, max_events=20)) == 20
+
+
+async def test_fetch_all_asks_for_smaller_pages_where_events_are_large(monkeypatch):
+    monkeypatch.setattr("nodewire.nostr.pool.MAX_QUEUED_BYTES", 100_000)
+    made = [events.sign(KEYS, 1, created_at=n, content="x" * 20_000) for n in range(12)]
+    async with local_relay() as url, Pool([url], **FAST) as pool:
+        for event in made:
+            await pool.publish(event)
+        assert await pool.fetch_all(NOTES) == made[::-1]
+
+
+async def test_fetch_asks_for_no_more_than_it_takes():
+    made = [events.sign(KEYS, 1, created_at=n) for n in range(5)]
+    async with local_relay() as url, Pool([url], **FAST) as pool:
+        for event in made:
+            await pool.publish(event)
+        assert await pool.fetch(NOTES, max_events=2) == [made[4], made[3]]
+
+
+async def test_fetch_all_from_nobody_or_from_those_that_refuse():
+    def refuse(message):
+        return [nip01.Closed(message[1], "restricted: no")] if message[0] == "REQ" else []
+
+    async with Pool([DEAD], **FAST) as pool:
+        with pytest.raises(TimedOut):
+            await pool.fetch_all(NOTES, 0.1)
+    async with scripted_relay(lambda socket: replies(socket, refuse)) as url, Pool([url], **FAST) as pool:
+        with pytest.raises(RelayRefused, match="restricted: no"):
+            await pool.fetch_all(NOTES)
+
+
 async def test_an_iteration_ends_with_its_subscription_and_with_the_pool():
     async with local_relay() as url:
         async with Pool([url], **FAST) as pool:
