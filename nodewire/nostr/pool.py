@@ -16,10 +16,9 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Self, TypeVar
 from urllib.parse import urlsplit
 
@@ -31,122 +30,17 @@ from nodewire.nostr import event as _event
 from nodewire.nostr import nip01
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
-from nodewire.nostr.link import Link, RelayStatus, Standing
+from nodewire.nostr.link import Link, RelayStatus
 from nodewire.nostr.nip01 import Filter, Ok, RelayCount
+from nodewire.nostr.subscription import MAX_QUEUED_EVENTS, Recent, Subscription
 
 MAX_RELAYS = 64
-MAX_QUEUED_EVENTS = 4_096  # per subscription
-MAX_QUEUED_BYTES = 16 << 20  # per subscription, as the events came over the wire
-_SEEN_IDS = 16_384  # per subscription, to deliver an event once
 _VERIFIED = 16_384  # per pool, to verify a signature once
 _OUTBOX_MESSAGES = 1_024  # per relay; one that reads none of so many is stuck
 _STEADY_S = 5.0  # a connection that lasted so long makes the next pause short again
 _OPEN_TIMEOUT_S = 10.0
 _CLOSE_TIMEOUT_S = 1.0
 _T = TypeVar("_T")
-
-
-class Subscription:
-    """Events that match any of its filters, from all relays: an async iterator.
-
-    It ends with `close`, with the pool, or when every relay has refused it. `standing` tells how far each relay is,
-    `closed` the last words of those that refused or ended it, `dropped` how many events a slow reader lost.
-    """
-
-    def __init__(self, pool: Pool, sub_id: str, filters: tuple[Filter, ...], urls: Iterable[str], max_events: int):
-        self.id = sub_id
-        self.filters = filters
-        self.dropped = 0
-        self._pool = pool
-        self._standing: dict[str, Standing] = dict.fromkeys(urls, "pending")
-        self._closed: dict[str, str] = {}
-        self._seen = _Recent(_SEEN_IDS)
-        self._queue: deque[tuple[Event, int]] = deque()
-        self._queued_bytes = 0
-        self._max_events = max_events
-        self._wake = asyncio.Event()
-        self._settled = asyncio.Event()
-        self._ended = False
-
-    @property
-    def eose(self) -> Awaitable[object]:
-        """`await subscription.eose`: until every relay in reach has sent what it had stored, and at least one has.
-
-        Relays that are down or refused are not waited for; with all of them down, it waits for the first to come up.
-        """
-        return self._settled.wait()
-
-    @property
-    def standing(self) -> Mapping[str, Standing]:
-        return MappingProxyType(self._standing)
-
-    @property
-    def closed(self) -> Mapping[str, str]:
-        return MappingProxyType(self._closed)
-
-    def close(self) -> None:
-        """End it here and on the relays. What is queued can still be read."""
-        self._pool._unsubscribe(self.id)
-        self._end()
-
-    def drain(self) -> list[Event]:
-        """What is queued at this moment, without waiting."""
-        events = [event for event, _ in self._queue]
-        self._queue.clear()
-        self._queued_bytes = 0
-        return events
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Event:
-        while not self._queue:
-            if self._ended:
-                raise StopAsyncIteration
-            self._wake.clear()
-            await self._wake.wait()
-        event, size = self._queue.popleft()
-        self._queued_bytes -= size
-        return event
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.close()
-
-    # As a link's listener
-
-    def take(self, event: Event, size: int) -> bool:
-        if event.id in self._seen:
-            return True
-        if not any(wanted.matches(event) for wanted in self.filters) or not self._pool._is_genuine(event):
-            return False
-        self._seen.add(event.id)
-        self._queue.append((event, size))
-        self._queued_bytes += size
-        while len(self._queue) > self._max_events or (self._queued_bytes > MAX_QUEUED_BYTES and len(self._queue) > 1):
-            self._queued_bytes -= self._queue.popleft()[1]
-            self.dropped += 1
-        self._wake.set()
-        return True
-
-    def stand(self, url: str, standing: Standing, reason: str) -> None:
-        # What a relay has once sent to the end stays sent, whatever becomes of the connection.
-        if self._standing[url] != "eose" or standing in ("closed", "refused"):
-            self._standing[url] = standing
-        if standing in ("closed", "refused"):
-            self._closed[url] = reason
-        now = set(self._standing.values())
-        if "pending" not in now and ("eose" in now or now <= {"closed", "refused"}):
-            self._settled.set()
-        if now == {"refused"}:
-            self._end()
-
-    def _end(self) -> None:
-        self._ended = True
-        self._settled.set()
-        self._wake.set()
 
 
 class Pool:
@@ -178,7 +72,7 @@ class Pool:
         self._first_pause_s = first_pause_s
         self._last_pause_s = last_pause_s
         self._linger_s = linger_s
-        self._verified = _Recent(_VERIFIED)
+        self._verified = Recent(_VERIFIED)
         self._subscriptions: dict[str, Subscription] = {}
         self._last_id = 0
         self._connections: list[asyncio.Task[None]] = []
@@ -231,7 +125,7 @@ class Pool:
             RelayRefused: every relay refused.
             TimedOut: none answered to the end.
         """
-        # Stored events come newest first and a full queue drops what came first, so relays must not send more than fits.
+        # Stored events come newest first, and a full queue drops what came first: relays must not send more than fits.
         bounded = [_limited(one, max_events) for one in _filters(filters)]
         async with self.subscribe(bounded, max_queued=max_events) as subscription:
             try:
@@ -239,7 +133,7 @@ class Pool:
             except TimeoutError:
                 if "eose" not in subscription.standing.values():
                     raise TimedOut("relays", f"none answered within {timeout_s} s") from None
-            if "eose" not in subscription.standing.values() and not subscription._queue:
+            if "eose" not in subscription.standing.values() and not subscription.queued:
                 raise RelayRefused("filters", _reasons(subscription.closed))
             return sorted(subscription.drain(), key=nip01.newest_first)
 
@@ -357,7 +251,9 @@ class Pool:
         return True
 
     def _open(self, wanted: tuple[Filter, ...], links: Mapping[str, Link], max_queued: int) -> Subscription:
-        subscription = Subscription(self, self._next_id(), wanted, links, max_queued)
+        subscription = Subscription(
+            self._next_id(), wanted, links, max_queued, is_genuine=self._is_genuine, on_close=self._unsubscribe
+        )
         self._subscriptions[subscription.id] = subscription
         for link in links.values():
             link.subscribe(subscription.id, wanted, subscription)
@@ -437,25 +333,6 @@ class Pool:
         finally:
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)
-
-
-class _Recent:
-    """The last `size` things that were added or asked for."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._items: OrderedDict[Hashable, None] = OrderedDict()
-
-    def __contains__(self, item: Hashable) -> bool:
-        if item not in self._items:
-            return False
-        self._items.move_to_end(item)
-        return True
-
-    def add(self, item: Hashable) -> None:
-        self._items[item] = None
-        if len(self._items) > self._size:
-            self._items.popitem(last=False)
 
 
 async def _within(timeout_s: float, answer: Awaitable[_T]) -> _T | None:

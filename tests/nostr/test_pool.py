@@ -280,7 +280,7 @@ async def test_a_slow_reader_loses_the_oldest_events_and_learns_how_many():
 
 
 async def test_a_queue_is_bounded_in_bytes_too(monkeypatch):
-    monkeypatch.setattr("nodewire.nostr.pool.MAX_QUEUED_BYTES", 50_000)
+    monkeypatch.setattr("nodewire.nostr.subscription.MAX_QUEUED_BYTES", 50_000)
     made = [note("x" * 20_000 + str(n)) for n in range(4)]
 
     def all_at_once(message):
@@ -335,7 +335,7 @@ async def test_fetch_all_asks_on_where_relays_cap_their_answers():
 
 
 async def test_fetch_all_asks_for_smaller_pages_where_events_are_large(monkeypatch):
-    monkeypatch.setattr("nodewire.nostr.pool.MAX_QUEUED_BYTES", 100_000)
+    monkeypatch.setattr("nodewire.nostr.subscription.MAX_QUEUED_BYTES", 100_000)
     made = [events.sign(KEYS, 1, created_at=n, content="x" * 20_000) for n in range(12)]
     async with local_relay() as url, Pool([url], **FAST) as pool:
         for event in made:
@@ -369,7 +369,7 @@ async def test_an_iteration_ends_with_its_subscription_and_with_the_pool():
             async with pool.subscribe(NOTES) as subscription:
                 await pool.publish(note())
                 await subscription.eose
-                await until(lambda: subscription._queue)
+                await until(lambda: subscription.queued)
                 waiting = asyncio.create_task(_all(subscription))
                 await asyncio.sleep(0)
             assert len(await waiting) == 1
