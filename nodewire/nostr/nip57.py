@@ -30,7 +30,7 @@ MAX_SHARES = 256
 MAX_MSAT = 21_000_000 * 100_000_000 * 1_000
 _HEX64 = re.compile(r"[0-9a-f]{64}\Z", re.ASCII)
 _ADDRESS = re.compile(r"(0|[1-9][0-9]{0,4}):[0-9a-f]{64}:", re.ASCII)
-_DECIMAL = re.compile(r"[0-9]{1,18}\Z", re.ASCII)
+_DECIMAL = re.compile(r"[0-9]{1,19}\Z", re.ASCII)
 _WEIGHT = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?\Z", re.ASCII)
 
 

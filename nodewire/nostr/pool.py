@@ -16,9 +16,9 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
-from types import MappingProxyType, TracebackType
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
+from types import TracebackType
 from typing import Self, TypeVar
 from urllib.parse import urlsplit
 
@@ -30,121 +30,17 @@ from nodewire.nostr import event as _event
 from nodewire.nostr import nip01
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
-from nodewire.nostr.link import Link, RelayStatus, Standing
+from nodewire.nostr.link import Link, RelayStatus
 from nodewire.nostr.nip01 import Filter, Ok, RelayCount
+from nodewire.nostr.subscription import MAX_QUEUED_EVENTS, Recent, Subscription
 
 MAX_RELAYS = 64
-MAX_QUEUED_EVENTS = 4_096  # per subscription
-MAX_QUEUED_BYTES = 16 << 20  # per subscription, as the events came over the wire
-_SEEN_IDS = 16_384  # per subscription, to deliver an event once
 _VERIFIED = 16_384  # per pool, to verify a signature once
 _OUTBOX_MESSAGES = 1_024  # per relay; one that reads none of so many is stuck
 _STEADY_S = 5.0  # a connection that lasted so long makes the next pause short again
 _OPEN_TIMEOUT_S = 10.0
+_CLOSE_TIMEOUT_S = 1.0
 _T = TypeVar("_T")
-
-
-class Subscription:
-    """Events that match any of its filters, from all relays: an async iterator.
-
-    It ends with `close`, with the pool, or when every relay has refused it. `standing` tells how far each relay is,
-    `closed` the last words of those that refused or ended it, `dropped` how many events a slow reader lost.
-    """
-
-    def __init__(self, pool: Pool, sub_id: str, filters: tuple[Filter, ...], urls: Iterable[str], max_events: int):
-        self.id = sub_id
-        self.filters = filters
-        self.dropped = 0
-        self._pool = pool
-        self._standing: dict[str, Standing] = dict.fromkeys(urls, "pending")
-        self._closed: dict[str, str] = {}
-        self._seen = _Recent(_SEEN_IDS)
-        self._queue: deque[tuple[Event, int]] = deque()
-        self._queued_bytes = 0
-        self._max_events = max_events
-        self._wake = asyncio.Event()
-        self._settled = asyncio.Event()
-        self._ended = False
-
-    @property
-    def eose(self) -> Awaitable[object]:
-        """`await subscription.eose`: until every relay in reach has sent what it had stored, and at least one has.
-
-        Relays that are down or refused are not waited for; with all of them down, it waits for the first to come up.
-        """
-        return self._settled.wait()
-
-    @property
-    def standing(self) -> Mapping[str, Standing]:
-        return MappingProxyType(self._standing)
-
-    @property
-    def closed(self) -> Mapping[str, str]:
-        return MappingProxyType(self._closed)
-
-    def close(self) -> None:
-        """End it here and on the relays. What is queued can still be read."""
-        self._pool._unsubscribe(self.id)
-        self._end()
-
-    def drain(self) -> list[Event]:
-        """What is queued at this moment, without waiting."""
-        events = [event for event, _ in self._queue]
-        self._queue.clear()
-        self._queued_bytes = 0
-        return events
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Event:
-        while not self._queue:
-            if self._ended:
-                raise StopAsyncIteration
-            self._wake.clear()
-            await self._wake.wait()
-        event, size = self._queue.popleft()
-        self._queued_bytes -= size
-        return event
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.close()
-
-    # As a link's listener
-
-    def take(self, event: Event, size: int) -> bool:
-        if event.id in self._seen:
-            return True
-        if not any(wanted.matches(event) for wanted in self.filters) or not self._pool._is_genuine(event):
-            return False
-        self._seen.add(event.id)
-        self._queue.append((event, size))
-        self._queued_bytes += size
-        while len(self._queue) > self._max_events or (self._queued_bytes > MAX_QUEUED_BYTES and len(self._queue) > 1):
-            self._queued_bytes -= self._queue.popleft()[1]
-            self.dropped += 1
-        self._wake.set()
-        return True
-
-    def stand(self, url: str, standing: Standing, reason: str) -> None:
-        # What a relay has once sent to the end stays sent, whatever becomes of the connection.
-        if self._standing[url] != "eose" or standing in ("closed", "refused"):
-            self._standing[url] = standing
-        if standing in ("closed", "refused"):
-            self._closed[url] = reason
-        now = set(self._standing.values())
-        if "pending" not in now and ("eose" in now or now <= {"closed", "refused"}):
-            self._settled.set()
-        if now == {"refused"}:
-            self._end()
-
-    def _end(self) -> None:
-        self._ended = True
-        self._settled.set()
-        self._wake.set()
 
 
 class Pool:
@@ -176,7 +72,7 @@ class Pool:
         self._first_pause_s = first_pause_s
         self._last_pause_s = last_pause_s
         self._linger_s = linger_s
-        self._verified = _Recent(_VERIFIED)
+        self._verified = Recent(_VERIFIED)
         self._subscriptions: dict[str, Subscription] = {}
         self._last_id = 0
         self._connections: list[asyncio.Task[None]] = []
@@ -216,33 +112,66 @@ class Pool:
         Raises:
             BadInput, TooLarge: no filter, or more than 64.
         """
-        wanted = _filters(filters)
-        subscription = Subscription(self, self._next_id(), wanted, self._links, max_queued)
-        self._subscriptions[subscription.id] = subscription
-        for link in self._links.values():
-            link.subscribe(subscription.id, wanted, subscription)
-        return subscription
+        return self._open(_filters(filters), self._links, max_queued)
 
     async def fetch(
         self, filters: Iterable[Filter], timeout_s: float = 10.0, *, max_events: int = MAX_QUEUED_EVENTS
     ) -> list[Event]:
-        """The union, newest first, of what the relays have stored; at most `max_events`, or 16 MiB, of it.
+        """The union, newest first, of what the relays answer at once; at most `max_events`, or 16 MiB, of it.
 
-        Whoever answers within `timeout_s` counts.
+        Who answers within `timeout_s` counts. Relays cap an answer (often at 500 events): `fetch_all` asks on.
 
         Raises:
             RelayRefused: every relay refused.
             TimedOut: none answered to the end.
         """
-        async with self.subscribe(filters, max_queued=max_events) as subscription:
+        # Stored events come newest first, and a full queue drops what came first: relays must not send more than fits.
+        bounded = [_limited(one, max_events) for one in _filters(filters)]
+        async with self.subscribe(bounded, max_queued=max_events) as subscription:
             try:
                 await asyncio.wait_for(subscription.eose, timeout_s)
             except TimeoutError:
                 if "eose" not in subscription.standing.values():
                     raise TimedOut("relays", f"none answered within {timeout_s} s") from None
-            if "eose" not in subscription.standing.values() and not subscription._queue:
+            if "eose" not in subscription.standing.values() and not subscription.queued:
                 raise RelayRefused("filters", _reasons(subscription.closed))
             return sorted(subscription.drain(), key=nip01.newest_first)
+
+    async def fetch_all(
+        self, filters: Iterable[Filter], timeout_s: float = 30.0, *, max_events: int = 16 * MAX_QUEUED_EVENTS
+    ) -> list[Event]:
+        """As `fetch`, but each relay is asked for older and older events until it sends nothing new.
+
+        Relays that are down are not waited for once another has sent all. Filters' own `limit`s are ignored. What more
+        than an answer's worth of events have the very same `created_at` may be incomplete.
+
+        Raises:
+            RelayRefused, TimedOut: as `fetch`.
+        """
+        wanted = tuple(replace(one, limit=None) for one in _filters(filters))
+        found: dict[str, Event] = {}
+        refusals: dict[str, str] = {}
+        tasks = {
+            asyncio.create_task(_within(timeout_s, self._pages(link, wanted, found, refusals, max_events))): link
+            for link in self._links.values()
+        }
+        pending, finished = set(tasks), False
+        try:
+            while pending:
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                finished = finished or any(task.result() for task in done)
+                if finished and all(tasks[task].status.state == "waiting" for task in pending):
+                    break
+        finally:
+            for task in pending:
+                task.cancel()
+        if not finished and not found:
+            raise (
+                RelayRefused("filters", _reasons(refusals))
+                if refusals
+                else TimedOut("relays", f"none answered within {timeout_s} s")
+            )
+        return sorted(found.values(), key=nip01.newest_first)
 
     async def publish(self, event: Event, timeout_s: float = 10.0, *, wait_all: bool = False) -> dict[str, Ok]:
         """Send `event` to every relay; the answers by URL, as soon as one relay has taken it.
@@ -291,6 +220,45 @@ class Pool:
             raise TimedOut("relays", f"none counted within {timeout_s} s")
         return counts
 
+    async def _pages(
+        self,
+        link: Link,
+        wanted: tuple[Filter, ...],
+        found: dict[str, Event],
+        refusals: dict[str, str],
+        max_events: int,
+    ) -> bool:
+        """Put all that one relay has into `found`; False if it refused."""
+        seen: set[str] = set()
+        limit = max(1, MAX_QUEUED_EVENTS // len(wanted))
+        while len(found) < max_events:
+            asked = tuple(_limited(one, limit) for one in wanted)
+            async with self._open(asked, {link.url: link}, MAX_QUEUED_EVENTS) as subscription:
+                await subscription.eose
+                if subscription.standing[link.url] != "eose":
+                    refusals.update(subscription.closed)
+                    return False
+                page = subscription.drain()
+            if subscription.dropped and limit > 1:  # the events are large: smaller pages
+                limit = max(1, limit // 4)
+                continue
+            if all(event.id in seen for event in page):
+                break
+            seen.update(event.id for event in page)
+            found.update((event.id, event) for event in page[: max_events - len(found)])
+            # Each filter goes on from its own oldest event, for a relay may cap each by itself.
+            wanted = tuple(_until_oldest(one, page) for one in wanted)
+        return True
+
+    def _open(self, wanted: tuple[Filter, ...], links: Mapping[str, Link], max_queued: int) -> Subscription:
+        subscription = Subscription(
+            self._next_id(), wanted, links, max_queued, is_genuine=self._is_genuine, on_close=self._unsubscribe
+        )
+        self._subscriptions[subscription.id] = subscription
+        for link in links.values():
+            link.subscribe(subscription.id, wanted, subscription)
+        return subscription
+
     def _next_id(self) -> str:
         self._last_id += 1
         return f"n{self._last_id}"
@@ -318,15 +286,21 @@ class Pool:
         while True:
             started_s = clock()
             try:
-                async with connect(
+                socket = await connect(
                     link.url,
-                    compression=None,  # a few bytes on the wire bomb the memory
+                    compression=None,  # a few bytes on the wire would fill the memory
                     max_size=self._max_message_bytes,
                     open_timeout=_OPEN_TIMEOUT_S,
-                    close_timeout=1,
+                    close_timeout=_CLOSE_TIMEOUT_S,
                     proxy=None,
-                ) as socket:
+                )
+                try:
                     await self._talk(link, socket)
+                finally:
+                    try:
+                        await socket.close()
+                    finally:
+                        socket.transport.abort()  # whatever interrupts the handshake, no connection is left behind
                 reason = f"closed by the relay ({socket.close_code})"
             except (OSError, WebSocketException, LinkLost) as error:
                 reason = f"{type(error).__name__}: {error}"
@@ -354,29 +328,11 @@ class Pool:
             async for data in socket:
                 link.receive(data, max_bytes=self._max_message_bytes)
                 if link.is_hostile:
+                    socket.transport.abort()
                     raise LinkLost(link.url, "too many invalid messages")
         finally:
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)
-
-
-class _Recent:
-    """The last `size` things that were added or asked for."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._items: OrderedDict[Hashable, None] = OrderedDict()
-
-    def __contains__(self, item: Hashable) -> bool:
-        if item not in self._items:
-            return False
-        self._items.move_to_end(item)
-        return True
-
-    def add(self, item: Hashable) -> None:
-        self._items[item] = None
-        if len(self._items) > self._size:
-            self._items.popitem(last=False)
 
 
 async def _within(timeout_s: float, answer: Awaitable[_T]) -> _T | None:
@@ -393,6 +349,16 @@ def _filters(filters: Iterable[Filter]) -> tuple[Filter, ...]:
     if len(wanted) > nip01.MAX_FILTERS:
         raise TooLarge("filters", f"{len(wanted)}, at most {nip01.MAX_FILTERS}")
     return wanted
+
+
+def _limited(wanted: Filter, limit: int) -> Filter:
+    return wanted if wanted.limit is not None and wanted.limit <= limit else replace(wanted, limit=limit)
+
+
+def _until_oldest(wanted: Filter, page: list[Event]) -> Filter:
+    return replace(
+        wanted, until=min((event.created_at for event in page if wanted.matches(event)), default=wanted.until)
+    )
 
 
 def _checked(urls: Iterable[str]) -> list[str]:

@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 from fractions import Fraction
 
-import nostr_sdk
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -97,7 +96,7 @@ def test_a_request_may_leave_out_all_but_the_recipient():
         (with_tags(REQUEST, add=[["a", f"1:{JOB}:"]]), "a"),
         (with_tags(REQUEST, drop=["amount"], add=[["amount", "21001"]]), "amount"),
         (with_tags(REQUEST, drop=["amount"], add=[["amount", "-5"]]), "amount"),
-        (with_tags(REQUEST, drop=["amount"], add=[["amount", "9" * 19]]), "amount"),
+        (with_tags(REQUEST, drop=["amount"], add=[["amount", str(nip57.MAX_MSAT + 1)]]), "amount"),
         (with_tags(REQUEST, add=[["P", STRANGER.public]]), "P"),
         (with_tags(REQUEST, add=[["P", SERVER.public], ["P", SERVER.public]]), "P"),
         (with_tags(REQUEST, drop=["relays"], add=[["relays", *["wss://x"] * 33]]), "relays"),
@@ -220,11 +219,6 @@ def test_garbage_tags_give_only_typed_errors(tags):
         nip57.check_request(events.sign(SENDER, 9_734, created_at=1, tags=tags))
     with contextlib.suppress(NodewireError):
         nip57.check_receipt(events.sign(SERVER, 9_735, created_at=1, tags=tags), INVOICE, **EXPECTED)
-
-
-def test_nostr_sdk_builds_the_same_split():
-    tag = nip57.split_tag(RECIPIENT.public, "wss://nos.lol", 2)
-    assert nostr_sdk.Tag.parse(tag).as_vec() == tag
 
 
 A, B, C = (keys.public for keys in (SENDER, RECIPIENT, SERVER))
