@@ -122,10 +122,10 @@ def specializations(decoder: dict, encoder: dict) -> list[list[tuple[str, str, i
     decoder_tasks = [p for p in pieces if p[0] == decoder["address"]]
     encoder_tasks = [p for p in pieces if p[0] == encoder["address"]]
     # Two of each decoder piece and, as far as they reach, of each encoder piece; no node holds two pieces of one model.
-    for tasks, base in ((decoder_tasks, 21_000), (encoder_tasks, 4_000)):
+    for tasks, price in ((decoder_tasks, 21_000), (encoder_tasks, 4_000)):
         doubled = (tasks * PROVIDERS)[:PROVIDERS]
         for i, (address, task) in enumerate(doubled):
-            plan[i].append((address, task, base + 1_000 * (i % 3)))
+            plan[i].append((address, task, price))
     return plan
 
 
@@ -226,7 +226,7 @@ async def trade(market: Market, options: argparse.Namespace) -> int:
     created, decoder, encoder = await asyncio.gather(
         market.command(
             "committee", "create", str(folder / "committee"), "--oracles", "4",
-            "--epoch-ms", "2000", "--skew-ms", "200", "--beat-ms", "500", *where,
+            "--epoch-ms", "2000", "--skew-ms", "200", "--beat-ms", "1000", *where,
         ),
         register(market, DECODER, "pycoder", "16MB", where),
         register(market, minilm(), "minilm", "30MB", where),

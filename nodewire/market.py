@@ -112,19 +112,23 @@ class Market:
             seen.partials.setdefault(partial.partial.index, (partial, event))
             await self._combine(partial.body)
 
-    async def epoch(self, *, timeout_s: float) -> Epoch:
-        """The newest epoch that an assignment may stand on.
+    async def epoch(self, *, timeout_s: float, after: int = -1) -> Epoch:
+        """The newest epoch that an assignment may stand on, later than number `after`.
 
         Raises:
             NoQuorum: none was certified in time.
         """
         try:
             async with asyncio.timeout(timeout_s), self._changed:
-                await self._changed.wait_for(lambda: self._newest is not None and self.is_valid(self._newest.body))
+                await self._changed.wait_for(lambda: self._usable(after))
         except TimeoutError as error:
             raise NoQuorum("epoch", f"no valid one was certified within {timeout_s:.0f} s") from error
         assert self._newest is not None
         return self._newest
+
+    def _usable(self, after: int) -> bool:
+        newest = self._newest
+        return newest is not None and newest.body.epoch > after and self.is_valid(newest.body)
 
     async def certified(self, digest: str, event_id: str) -> Body:
         """The body with `digest`, certified; fetched from relays by the certificate's event id if it has not come.

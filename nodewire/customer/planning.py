@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nodewire.errors import OverBudget
+from nodewire.errors import NoProvider, OverBudget
 from nodewire.market import Epoch, Market
 from nodewire.plan.assign import Busy, assign
 from nodewire.protocol.ad import Ad
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import Plan, Terms
+
+PATIENCE_EPOCHS = 3
+"""How many further epochs may bring a provider for a task that has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +47,27 @@ async def draw(
         OverBudget: one chunk would cost more than the terms allow.
     """
     epoch = await market.epoch(timeout_s=timeout_s)
-    snapshot = await market.snapshot(epoch.body.snapshot)
-    plan = assign(
-        manifest=manifest,
-        committee=market.committee,
-        body=epoch.body,
-        snapshot=snapshot,
-        beacon=epoch.beacon,
-        terms=terms,
-        customer=customer,
-        busy=busy,
-        k=k,
-    )
+    last = epoch.body.epoch + PATIENCE_EPOCHS
+    while True:
+        snapshot = await market.snapshot(epoch.body.snapshot)
+        try:
+            plan = assign(
+                manifest,
+                snapshot,
+                body=epoch.body,
+                beacon=epoch.beacon,
+                committee=market.committee,
+                terms=terms,
+                customer=customer,
+                busy=busy,
+                k=k,
+            )
+            break
+        except NoProvider:
+            # A provider that has just come, or come back, is in the next snapshots.
+            if epoch.body.epoch >= last:
+                raise
+            epoch = await market.epoch(timeout_s=timeout_s, after=epoch.body.epoch)
     if plan.chunk_msat > terms.max_chunk_msat:
         raise OverBudget("chunk_msat", f"{plan.chunk_msat} msat a chunk, at most {terms.max_chunk_msat} allowed")
     return Draw(plan, epoch, snapshot.ads(set(plan.providers())))

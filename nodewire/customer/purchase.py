@@ -20,6 +20,7 @@ from nodewire.errors import (
     LinkLost,
     NodewireError,
     NoProvider,
+    NotAllowed,
     TimedOut,
     WorkerFailed,
 )
@@ -35,12 +36,14 @@ from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import CUSTOMER, Manifest
 from nodewire.protocol.plan import LOCAL, MAX_BUSY, MAX_REDRAWS, Plan, Terms, ends
 from nodewire.protocol.receipt import PaidChunk, Receipt
+from nodewire.wire.mailbox import Route
 
 EPOCH_S = 30.0
 """How long a customer waits for a certified epoch."""
 SETTLE_S = 30.0
 """How long after the last output payments and receipts may take."""
 _TICKET_EVERY_S = 1.0
+_PAY_AGAIN_S = (0.2, 1.0, 3.0)
 
 
 @dataclass(slots=True)
@@ -140,7 +143,7 @@ class Purchase:
             if error is None and self._done:
                 await self._settle()
             elif self._mailbox is not None:
-                await self._cancel()
+                self._cancel()
         finally:
             await self._end()
 
@@ -194,7 +197,7 @@ class Purchase:
             NoProvider: as many plans as there may be were refused, or output has already come.
         """
         self._busy.append(Busy(refusal.feedback, refusal.provider))
-        await self._cancel()
+        self._cancel()
         await self._end()
         if self.timing.outputs or len(self._busy) >= min(MAX_BUSY, MAX_REDRAWS):
             raise NoProvider("plan", f"{len(self._busy)} providers were busy")
@@ -224,10 +227,14 @@ class Purchase:
             session.network,
         )
         self._heard, self._failure, self._failed = set(), None, asyncio.Event()
-        routes = ends(self.manifest, plan)
+        routes = {
+            edge: Route(producer, (consumer,)) for edge, (producer, consumer) in ends(self.manifest, plan).items()
+        }
         self._mailbox = session.node.open_job(self._request.id, routes)
-        neighbours = {other for pair in routes.values() if session.keys.public in pair for other in pair}
-        for provider in sorted(neighbours - {session.keys.public}):
+        neighbours = set(self._mailbox.neighbours)
+        if any(a.provider == LOCAL for a in plan.tasks):
+            neighbours |= set(plan.providers())  # the driver tells everybody when a chunk ends
+        for provider in sorted(neighbours):
             self._spawn(self._connect(provider, drawn.ads[provider].wire))
         self._spawn(self._listen(self._request.id))
         await session.pool.publish(self._request, timeout_s=10.0)
@@ -312,11 +319,18 @@ class Purchase:
             self._fail(cls("provider", f"{said.provider[:8]} reports {said.text or 'an error'}"))
 
     async def _pay(self, said: Feedback) -> None:
-        try:
-            await self.payments.asked(said)
-        except NodewireError as error:
-            self._session.log.warning("payment to %s: %s", said.provider[:8], error)
-            await self.payments.fail(error)
+        """Pay, trying again while the cause may pass; a payment that cannot be made ends the job."""
+        for pause_s in (*_PAY_AGAIN_S, None):
+            try:
+                await self.payments.asked(said)
+                return
+            except NodewireError as error:
+                self._session.log.warning("payment to %s: %s", said.provider[:8], error)
+                if pause_s is None or not error.retryable:
+                    await self.payments.fail(error)
+                    self._fail(error)
+                    return
+            await asyncio.sleep(pause_s)
 
     async def _settle(self) -> None:
         """Wait for the last payments and the providers' receipts, then publish ours."""
@@ -362,12 +376,8 @@ class Purchase:
                 )
         return Receipt(request=self.request.id, plan=self.plan.digest(), provider=provider, chunks=tuple(chunks[:128]))
 
-    async def _cancel(self) -> None:
-        for provider in self.plan.providers():
-            try:
-                await asyncio.wait_for(self._mailbox.control(provider, {"cancel": True}), 1.0)
-            except (NodewireError, TimeoutError) as error:
-                self._session.log.debug("cancel at %s: %s", provider[:8], error)
+    def _cancel(self) -> None:
+        self._mailbox.cancel(NotAllowed("job", "cancelled by the customer"))
 
     async def _end(self) -> None:
         for task in self._tasks:
@@ -375,7 +385,7 @@ class Purchase:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
         if self._mailbox is not None:
-            await self._mailbox.close()
+            self._mailbox.close()
             self._mailbox = None
 
     def _spawn(self, work: Any) -> None:

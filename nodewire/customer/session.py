@@ -31,7 +31,7 @@ class Session:
     market: Market
     payer: Payer
     network: str
-    """The bolt11 prefix of the wallet's network."""
+    """The wallet's network as bolt11 writes it after "ln"."""
     node: Node
     start_worker: StartWorker
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("nodewire.customer"))
@@ -80,4 +80,4 @@ class _LocalDesk:
     async def completed(self, chunk: int, units: int, end: bool) -> None:
         close = Close.sign(self._keys, request=self._request, attempt=0, chunk=chunk, units=units, end=end)
         for provider in self._plan.providers():
-            await self._mailbox.control(provider, {"close": close.document()})
+            await self._mailbox.control(provider, {"t": "close", "close": close.document()})

@@ -15,7 +15,7 @@ from nodewire.pay.sim_wallet import SimWallet
 from nodewire.wire.node import Node
 from nodewire.worker.client import WorkerProcess
 
-_NETWORKS = {"sim": "lnbcrt"}
+_NETWORKS = {"sim": "bcrt"}
 
 
 async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:

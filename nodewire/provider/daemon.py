@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from nodewire.errors import BadFrame, BadInput, NodewireError, NotAllowed
+from nodewire.errors import BadInput, NodewireError
 from nodewire.kind import Worker
 from nodewire.market import Market
 from nodewire.nostr import nip59
@@ -27,6 +27,7 @@ from nodewire.provider.admission import Admission, feedback_for
 from nodewire.provider.announcing import Announcer
 from nodewire.provider.job import JobRun
 from nodewire.provider.serving import OneManifest, Served
+from nodewire.wire.mailbox import Route
 from nodewire.wire.node import Node
 
 log = logging.getLogger("nodewire.provider")
@@ -151,7 +152,9 @@ class Provider:
             self._jobs.pop(request.id, None)
 
     async def _run_job(self, request: Request, manifest: Manifest, served: Served, params: Mapping[str, Any]) -> None:
-        routes = ends(manifest, request.plan)
+        routes = {
+            edge: Route(producer, (consumer,)) for edge, (producer, consumer) in ends(manifest, request.plan).items()
+        }
         snapshot = await self._market.snapshot(request.plan.snapshot)
         ads = snapshot.ads(set(request.plan.providers()))
         mailbox = self._node.open_job(request.id, routes)
@@ -168,30 +171,20 @@ class Provider:
             committed=self._announcer.commit,
         )
         self._jobs[request.id] = run
-        consumers = {c for p, c in routes.values() if p == self._keys.public} - {self._keys.public, request.customer}
-        links = [asyncio.create_task(self._node.link(peer, ads[peer].wire)) for peer in consumers]
+        # A producer dials its consumers; the driver everybody, since it tells all when a chunk ends.
+        peers = {c for r in routes.values() if r.producer == self._keys.public for c in r.consumers}
+        if run.drives:
+            peers |= set(request.plan.providers())
+        links = [self._node.link(peer, ads[peer].wire) for peer in peers - {self._keys.public, request.customer}]
+        beside = [asyncio.create_task(work) for work in (*links, run.listen())]
         try:
             await run.run()
         finally:
-            for link in links:
-                link.cancel()
-            await asyncio.gather(*links, return_exceptions=True)
-
-    async def heard(self, request: str, peer: str, document: dict[str, Any]) -> None:
-        """A control document of job `request` came over the wire from `peer`.
-
-        Raises:
-            BadFrame, BadSignature, NotAllowed: it is none that this peer may send now.
-        """
-        run = self._jobs.get(request)
-        if run is None:
-            raise NotAllowed("job", "not running here")
-        if document.get("cancel") is True:
-            if peer != run.request.customer:
-                raise BadFrame("cancel", "not by the job's customer")
-            run.cancel()
-        else:
-            await run.heard(peer, document)
+            for task in beside:
+                task.cancel()
+            for outcome in await asyncio.gather(*beside, return_exceptions=True):
+                if isinstance(outcome, NodewireError):
+                    log.info("job %s: %s", request.id[:8], outcome)
 
     def _settled(self, due: Due) -> None:
         """The wallet says that a chunk is paid: its job may go on."""

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,6 +31,8 @@ from nodewire.protocol.plan import LOCAL, tensor_key
 from nodewire.provider.credit import Credit
 
 Publish = Callable[[Event], Awaitable[None]]
+CLOSE = "close"
+"""The type of the control document that ends a chunk."""
 PATIENCE_S = 30.0
 """How long a provider waits for a payment that is due before it gives the job up."""
 
@@ -38,9 +40,13 @@ PATIENCE_S = 30.0
 class JobMailbox(Mailbox, Protocol):
     """A job's mailbox as the wire gives it: frames, and control documents between the job's nodes."""
 
-    async def control(self, peer: str, document: dict[str, Any]) -> None: ...
+    async def control(self, peer: str, document: Mapping[str, Any]) -> None: ...
 
-    async def close(self) -> None: ...
+    def controls(self) -> AsyncIterator[tuple[str, Mapping[str, Any]]]: ...
+
+    def cancel(self, error: NodewireError | None = None) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class JobRun:
@@ -81,7 +87,6 @@ class JobRun:
         self._frames = 0
         self._text: list[str] = []
         self._ended = asyncio.Event()
-        self._cancelled = False
 
     @property
     def drives(self) -> bool:
@@ -106,18 +111,14 @@ class JobRun:
             await self.credit.all_paid()
             await self._say("success")
         except NodewireError as error:
+            self._mailbox.cancel(error)
             await self._say("error", error.code)
             raise
         finally:
             for task in (serving, ended):
                 task.cancel()
             await asyncio.gather(serving, ended, return_exceptions=True)
-            await self._mailbox.close()
-
-    def cancel(self) -> None:
-        """The customer wants no more: what is due stays due, nothing further is computed."""
-        self._cancelled = True
-        self._ended.set()
+            self._mailbox.close()
 
     async def admit(self, chunk: int) -> None:
         await self.credit.admit(chunk)
@@ -137,14 +138,22 @@ class JobRun:
                 self._keys, request=self.request.id, attempt=self.attempt, chunk=chunk, units=units, end=end
             )
             peers = [p for p in (*self.request.plan.providers(), self.request.customer) if p != self._keys.public]
-            await asyncio.gather(*(self._mailbox.control(peer, {"close": close.document()}) for peer in peers))
+            await asyncio.gather(
+                *(self._mailbox.control(peer, {"t": CLOSE, "close": close.document()}) for peer in peers)
+            )
         await self._finish(chunk, units, end)
 
-    async def heard(self, peer: str, document: dict[str, Any]) -> None:
-        """A control document of this job came from `peer` (its identity is the link's).
+    async def listen(self) -> None:
+        """Follow the job's control documents until it ends; raises what ended it."""
+        async for peer, document in self._mailbox.controls():
+            if document.get("t") == CLOSE:
+                await self.heard(peer, document)
+
+    async def heard(self, peer: str, document: Mapping[str, Any]) -> None:
+        """A close came from `peer`.
 
         Raises:
-            BadFrame, BadSignature: it is none that this peer may send.
+            BadFrame, BadSignature: it is not this job's, or not signed by its driver.
         """
         close = Close.from_document(document.get("close"))
         driver = self.request.customer if self._driver == LOCAL else self._driver

@@ -46,12 +46,7 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
     till = Till(keys, wallet, ledger, publish)
     lnurl = await _serve_lnurl(stack, config, keys, till)
 
-    providers: list[Provider] = []
-
-    async def on_control(request: str, peer: str, document: dict[str, Any]) -> None:
-        await providers[0].heard(request, peer, document)
-
-    node = Node(keys, on_control=on_control)
+    node = Node(keys)
     stack.push_async_callback(node.close)
     host, _, port = config.wire.listen.rpartition(":")
     listening = await node.listen(host, int(port))
@@ -73,7 +68,6 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
         announcer=announcer,
         admission=admission,
     )
-    providers.append(provider)
     running = asyncio.create_task(provider.run())
     stack.callback(running.cancel)
     return {
@@ -91,7 +85,7 @@ async def _serve_lnurl(stack: AsyncExitStack, config: ProviderConfig, keys: Keys
     """Serve the provider's LNURL-pay endpoint; its payRequest URL."""
     host, _, port = config.lnurl.listen.rpartition(":")
     app = web.Application()
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, access_log=None)
     sock = _listening_socket(host, int(port))
     base = config.lnurl.url.rstrip("/") or f"http://{host}:{sock.getsockname()[1]}"
     endpoint = lnurl_server.Endpoint("nodewire", base, keys.public, till.quote)

@@ -109,5 +109,7 @@ def _environment(limits: Limits) -> dict[str, str]:
         "MALLOC_ARENA_MAX": "2",
         "HF_HUB_OFFLINE": "1",
         "CUDA_CACHE_DISABLE": "1",
+        # torch wants to know a cache folder when parts of it are imported; it gets one where nothing can be written.
+        "TORCHINDUCTOR_CACHE_DIR": "/",
         **{name: os.environ[name] for name in _FORWARDED if name in os.environ},
     }

@@ -55,7 +55,10 @@ class Box:
         if self.hub.on_control is not None:
             await self.hub.on_control(self.public, peer, document)
 
-    async def close(self):
+    def cancel(self, error=None):
+        self.cancelled = error
+
+    def close(self):
         self.closed = True
 
 

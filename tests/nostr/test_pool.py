@@ -64,7 +64,7 @@ async def next_of(subscription, seconds=5):
 
 async def until(check, seconds=5):
     async with asyncio.timeout(seconds):
-        while not check():  # noqa: ASYNC110 - a relay's status has no event of its own
+        while not check():
             await asyncio.sleep(0.005)
 
 
