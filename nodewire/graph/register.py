@@ -78,23 +78,28 @@ def decompose(program: Program, shapes: Mapping[str, Shape], target_bytes: int, 
     """A program as tasks that each stay under `target_bytes`, at the largest volume that leaves room for weights.
 
     Raises:
-        OverMemory: not even calls of `least_volume` fit; names the node and a target that would do (within 2 %).
+        OverMemory: not even calls of `least_volume` fit; names the node and a target that would do (within 6 %).
     """
-    try:
-        return _at_target(program, shapes, target_bytes, least_volume)
-    except OverMemory as error:
-        refused = error
-    low, high = target_bytes, 2 * max(target_bytes, 1)
-    while high - low > high // 50:
-        middle = (low + high) // 2
+
+    def attempt(target: int) -> Decomposition | OverMemory:
         try:
-            _at_target(program, shapes, middle, least_volume)
-            high = middle
+            return _at_target(program, shapes, target, least_volume)
         except OverMemory as error:
-            refused, low = error, middle
-            if middle >= high - high // 50:
-                high *= 2
-    raise OverMemory(refused.field, f"needs a target of {high} bytes, {target_bytes} given") from refused
+            return error
+
+    found = attempt(target_bytes)
+    if isinstance(found, Decomposition):
+        return found
+    low, high = target_bytes, 2 * max(target_bytes, 1)
+    while isinstance(refused := attempt(high), OverMemory):
+        found, low, high = refused, high, 2 * high
+    while high - low > high // 16:
+        middle = (low + high) // 2
+        if isinstance(refused := attempt(middle), OverMemory):
+            found, low = refused, middle
+        else:
+            high = middle
+    raise OverMemory(found.field, f"needs a target of {high} bytes, {target_bytes} given") from found
 
 
 def _at_target(program: Program, shapes: Mapping[str, Shape], target_bytes: int, least_volume: int) -> Decomposition:
@@ -161,7 +166,7 @@ class _Split:
 
 
 def _split_lookups(program: Program, shapes: Mapping[str, Shape], target_bytes: int, chosen: Collection[str]) -> _Split:
-    """Split every lookup that is chosen, or whose table leaves no room under the target, into as few parts as fit."""
+    """Split every lookup that is chosen, or whose table alone is above the target, into as few parts as fit."""
     parts: list[tuple[str, ...]] = []
     ranges: dict[str, RowRange] = {}
     limit = target_bytes - target_bytes // SPARE
@@ -171,7 +176,7 @@ def _split_lookups(program: Program, shapes: Mapping[str, Shape], target_bytes: 
         if node.op != EMBEDDING or node.name not in shapes:
             continue
         table, ids = (arg.name if isinstance(arg, Ref) else "" for arg in node.args[:2])
-        too_large = sizes.get(table, 0) > limit - _value_bytes(program, node.name)
+        too_large = sizes.get(table, 0) > limit
         if table not in sizes or ids not in free or not (too_large or node.name in chosen):
             continue
         for count in range(max(2, -(-sizes[table] // max(limit, 1))), MAX_PARTS + 1):
@@ -189,10 +194,6 @@ def _split_lookups(program: Program, shapes: Mapping[str, Shape], target_bytes: 
         else:
             raise OverMemory(node.name, f"its table of {sizes[table]} bytes does not fit {MAX_PARTS} tasks of {limit}")
     return _Split(program, shapes, parts, ranges)
-
-
-def _value_bytes(program: Program, name: str) -> int:
-    return max(walk(program, sizes, UNBOUNDED).types[name].nbytes for sizes in corners(program))
 
 
 class _Writer:
