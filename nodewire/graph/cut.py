@@ -21,14 +21,6 @@ FREE_WEIGHT_BYTES = 4_096
 UNBOUNDED = 2**62
 
 
-class NoCut(OverMemory):
-    """No cut fits; `least_bytes` is the smallest limit (to 0.1 %) under which one would."""
-
-    def __init__(self, field: str, reason: str, least_bytes: int) -> None:
-        super().__init__(field, reason)
-        self.least_bytes = least_bytes
-
-
 @dataclass(frozen=True, slots=True)
 class Step:
     """A node of the chain: the weights it uses, by name and bytes, and what is live while it runs."""
@@ -125,14 +117,17 @@ def cut(line: Chain, limit_bytes: int) -> tuple[tuple[str, ...], ...]:
     """The names of each task's steps, in order.
 
     Raises:
-        NoCut: no cut keeps every task under `limit_bytes`; names the largest node and the limit that would do.
+        OverMemory: no cut keeps every task under `limit_bytes`; names the largest node.
     """
     found = _cut(line, limit_bytes)
     if found is None:
-        worst = max(line.steps, key=lambda s: sum(s.weights.values()) + s.live_bytes)
-        least = _least_limit(line, limit_bytes)
-        raise NoCut(worst.name, f"a task needs at least {least} bytes, {limit_bytes} given", least)
+        worst = max(line.steps, key=_alone)
+        raise OverMemory(worst.name, f"takes {_alone(worst)} bytes, {limit_bytes} given")
     return found
+
+
+def _alone(step: Step) -> int:
+    return sum(step.weights.values()) + step.live_bytes
 
 
 def _cut(line: Chain, limit: int) -> tuple[tuple[str, ...], ...] | None:
@@ -166,13 +161,3 @@ def _cut(line: Chain, limit: int) -> tuple[tuple[str, ...], ...] | None:
         tasks_found.append(tuple(step.name for step in line.steps[start:n]))
         n = start
     return tuple(reversed(tasks_found))
-
-
-def _least_limit(line: Chain, low: int) -> int:
-    high = max(low, 1)
-    while _cut(line, high) is None:
-        high *= 2
-    while high - low > max(1, high // 1_000):
-        middle = (low + high) // 2
-        low, high = (low, middle) if _cut(line, middle) is not None else (middle, high)
-    return high

@@ -110,9 +110,11 @@ class _Tally:
     def after(self, node: Node, op: Op, given: Mapping[str, Value], result: Value, freed: Sequence[str]) -> None:
         tensors = _tensors(result)
         for tensor in tensors:
-            if tensor.dim() > MAX_RANK or any(size > MAX_SIZE for size in tensor.shape):
-                raise BadTask(node.name, f"a result of rank {tensor.dim()}, or larger than {MAX_SIZE} in a dimension")
+            if tensor.dim() > MAX_RANK:
+                raise BadTask(node.name, f"a result of rank {tensor.dim()}, at most {MAX_RANK}")
             self._fits(node.name, tensor.numel() * tensor.element_size())
+            if any(size > MAX_SIZE for size in tensor.shape):  # and empty, so that it fits
+                raise BadTask(node.name, f"a result larger than {MAX_SIZE} in a dimension")
         self._add(node.name, result)
         peak = self._now + _workspace_bytes(op, given)
         self._fits(node.name, peak)

@@ -27,11 +27,12 @@ _STORED = {
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What a task will take at most: `weight_bytes` and `live_bytes` at once, `flops` for one call."""
+    """What a task takes at most: `weight_bytes` and `live_bytes` (inputs among them) at once, `flops` for a call."""
 
     program: Program
     weight_bytes: int
     live_bytes: int
+    input_bytes: int
     flops: int
 
     @property
@@ -45,7 +46,7 @@ def verify(program: Program, budget_bytes: int) -> Verified:
     Raises:
         BadTask, OverMemory: naming the node, input or output.
     """
-    peak = flops = 0
+    peak = flops = arriving = 0
     for sizes in corners(program):
         course = walk(program, sizes, budget_bytes)
         for out in program.outputs:
@@ -54,7 +55,8 @@ def verify(program: Program, budget_bytes: int) -> Verified:
             if found is None or found.dtype != out.dtype or found.shape != shape:
                 raise BadTask(out.value, f"leaves as {found}, declared {NAMES[out.dtype]} {list(shape)}")
         peak, flops = max(peak, course.peak_bytes), max(flops, course.flops)
-    return Verified(program, weight_bytes(program), peak, flops)
+        arriving = max(arriving, sum(course.types[i.name].nbytes for i in program.inputs))
+    return Verified(program, weight_bytes(program), peak, arriving, flops)
 
 
 def verify_weights(program: Program, files: Sequence[Path]) -> None:
