@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.manifest import Manifest
 
 Params = Mapping[str, Any]
 """A session's parameters (max_tokens, stop ...): plain msgpack data, checked by the kind."""
@@ -26,6 +27,17 @@ class Limits:
     memory_bytes: int
     threads: int = 1
     device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A model made ready to be served: its manifest, the files of every blob that it cites, and why it was cut so."""
+
+    manifest: Manifest
+    blobs: Mapping[str, Path]
+    """By SHA-256."""
+    report: tuple[str, ...]
+    """For people: a line for each task."""
 
 
 class Actor(Protocol):
