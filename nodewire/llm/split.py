@@ -223,7 +223,8 @@ def _limit(
     stage: Callable[[int, int], Footprint],
     target_bytes: int,
 ) -> str:
-    words = f"layers {first}-{last - 1}: {_parts(need)}"
+    which = f"layer {first}" if last == first + 1 else f"layers {first}-{last - 1}"
+    words = f"{which}: {_parts(need)}"
     longer = (first, last + 1) if last < config.num_hidden_layers else (first - 1, last)
     if longer[0] < 0:
         return words + "; the whole model"

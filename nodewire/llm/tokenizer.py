@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from tokenizers import Tokenizer as _Tokenizer
 
@@ -23,10 +24,8 @@ class Tokenizer:
     def __init__(self, data: bytes) -> None:
         if len(data) > MAX_TOKENIZER_BYTES:
             raise TooLarge("tokenizer", f"{len(data)} bytes, at most {MAX_TOKENIZER_BYTES}")
-        try:
+        with _guarded("not a tokenizer.json"):
             self._tokenizer = _Tokenizer.from_str(data.decode())
-        except Exception as error:  # the library raises bare Exception for every malformed file
-            raise BadTask("tokenizer", "not a tokenizer.json") from error
         # Truncation and padding are the caller's business: a prompt that is too long is refused, not cut.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -44,8 +43,21 @@ class Tokenizer:
             raise BadInput("text", "not UTF-8") from error
         if size > MAX_PROMPT_BYTES:
             raise TooLarge("text", f"{size} bytes, at most {MAX_PROMPT_BYTES}")
-        return list(self._tokenizer.encode(text).ids)
+        with _guarded("cannot encode"):
+            return list(self._tokenizer.encode(text).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens left out; bytes that are no UTF-8 (yet) become U+FFFD."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+        with _guarded("cannot decode"):
+            return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+@contextmanager
+def _guarded(reason: str) -> Iterator[None]:
+    """The library raises bare Exception for malformed files, and panics (a BaseException) on hostile ones."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise BadTask("tokenizer", reason) from error
