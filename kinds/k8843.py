@@ -86,9 +86,11 @@ class SplitInference:
         while True:
             frame = await inbox.get()
             await desk.admit(_chunk(frame))
-            for out in await worker.receive(task, job.request, frame):
-                await closing.before(task, out)
+            outs = await worker.receive(task, job.request, frame)
+            for out in outs:
                 desk.produced(task, _chunk(out), out)
+            for out in outs:
+                await closing.before(task, out)
                 await mailbox.put(out)
                 await closing.after(task, out)
 

@@ -31,6 +31,7 @@ def generate(
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Nucleus of this probability.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+    threads: Annotated[int, typer.Option(help="CPU threads of a --local run.", min=1)] = 1,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text (may be repeated).")] = None,
     budget: Budget = "",
     report: Report = None,
@@ -42,7 +43,7 @@ def generate(
     if stop:
         params["stop"] = stop
     if local is not None:
-        done = _generate_here(local, text, params, stream=not json)
+        done = _generate_here(local, text, params, threads=threads, stream=not json)
     else:
         _needs(config, model)
         assert config is not None
@@ -119,21 +120,26 @@ def _terms(customer: Any, budget: str) -> Any:
     return customer.terms.model_copy(update={"max_total_msat": parse_msat(budget)}) if budget else None
 
 
-def _generate_here(folder: Path, prompt: str, params: dict[str, Any], *, stream: bool) -> dict[str, Any]:
-    from nodewire.llm.whole import generate as generate_whole
+def _generate_here(folder: Path, prompt: str, params: dict[str, Any], *, threads: int, stream: bool) -> dict[str, Any]:
+    import torch
 
+    from nodewire.llm.sampling import parse_params
+    from nodewire.llm.whole import Whole
+
+    torch.set_num_threads(threads)
+    whole = Whole(_folder(folder))
     if stream:
         console.print(f"[dim]{prompt}[/]", end="", markup=True)
     ids: list[int] = []
     texts: list[str] = []
     moments: list[float] = []
     started = time.perf_counter()
-    for piece in generate_whole(_folder(folder), prompt, **params):
+    for token, text in whole.steps(prompt, parse_params(params, whole.positions)):
         moments.append(time.perf_counter())
-        ids += piece.ids
-        texts.append(piece.text)
+        ids.append(token)
+        texts.append(text)
         if stream:
-            print(piece.text, end="", flush=True)
+            print(text, end="", flush=True)
     if stream:
         print()
     rate = (len(moments) - 1) / (moments[-1] - moments[0]) if len(moments) > 1 else 0.0

@@ -55,7 +55,8 @@ class Edge(Schema):
 class Task(Schema):
     """One piece of the model.
 
-    `program` is a canonical msgpack blob read by `engine`; `weights` are safetensors blobs of only this task's tensors.
+    `program` is a canonical msgpack blob read by `engine`; `weights` are safetensors blobs of only this task's tensors
+    (a decoder driver's second blob is its tokenizer.json).
     `memory_bytes` is the predicted peak of weights, caches for `slots` sessions and activations, in a loaded worker
     above its empty baseline; `flops` is per position; `limit` says in words what bounded the cut.
     """

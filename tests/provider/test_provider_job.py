@@ -8,8 +8,9 @@ import pytest
 from kinds.k8843 import KIND
 from nodewire.errors import BadFrame, BadSignature
 from nodewire.kind import Job
-from nodewire.llm import whole
+from nodewire.llm.sampling import Sampling
 from nodewire.llm.split import split_decoder
+from nodewire.llm.whole import Whole
 from nodewire.nostr.keys import Keys
 from nodewire.pay.ledger import Ledger
 from nodewire.protocol import feedback, kinds, result
@@ -20,12 +21,12 @@ from nodewire.protocol.job import Request
 from nodewire.protocol.plan import Assignment, Plan, Terms, Verification, ends
 from nodewire.provider.job import JobRun
 from tests.kinds.inprocess import Direct, Hub
-from tests.llm.conftest import make_llama
-from tests.llm.test_llm_parity import PROMPT, load
+from tests.kinds.llama import load, make_llama
 
 CUSTOMER = Keys(b"\x09" * 32)
 HASH = "ab" * 32
 REQUEST = "cd" * 32
+PROMPT = "the cat sat on the m"
 
 
 @dataclass
@@ -63,7 +64,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def market(folder, tmp_path):
-    registration = split_decoder(folder, 700_000, tmp_path, slots=1, name="tiny")
+    registration = split_decoder(folder, 1_000_000, tmp_path, slots=1, name="tiny")
     manifest, actors = registration.manifest, load(registration)
     providers = [Keys(bytes([i + 1]) * 32) for i in range(len(manifest.tasks))]
     plan = Plan(
@@ -138,7 +139,8 @@ async def served(market):
 
 
 async def test_the_tokens_are_those_of_the_whole_model(market, folder):
-    expected = [i for p in whole.generate(folder, PROMPT, max_tokens=150) for i in p.ids]
+    whole = Whole(folder)
+    expected = list(whole.tokens(whole.tokenizer.encode(PROMPT), Sampling(150)))
     assert await served(market) == expected
 
 

@@ -1,0 +1,94 @@
+"""The entry of a worker process: a verified program and weights in, an actor out."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from nodewire.errors import BadHash, BadInput, BadTask, OverMemory
+from nodewire.kind import Actor, Limits
+from nodewire.llm import footprint
+from nodewire.llm.driver import Driver
+from nodewire.llm.footprint import Footprint
+from nodewire.llm.loader import open_weights
+from nodewire.llm.programs import DriverProgram, StageProgram
+from nodewire.llm.stage import Stage
+from nodewire.llm.tokenizer import MAX_TOKENIZER_BYTES, Tokenizer
+
+
+def load(engine: str, program: bytes, weights: Sequence[Path], limits: Limits) -> Actor:
+    """Load a decoder's task. Everything is checked before memory is taken for it.
+
+    `weights` are files verified by hash: the tensors and, for a driver, the tokenizer.json.
+
+    Raises:
+        BadTask, BadVersion, TooLarge: the program, or the weights' header, is not what it must be (the field says).
+        BadHash: the tokenizer is not the one that the program cites.
+        OverMemory: the task needs more than `limits.memory_bytes`.
+    """
+    device = _device(limits)
+    if engine == "decoder.stage":
+        stage = StageProgram.unpack(program)
+        (tensors,) = _files(weights, 1)
+        _check_memory(stage_footprint(stage), limits)
+        return Stage(stage, open_weights(tensors, stage.tensors), device)
+    if engine == "decoder.driver":
+        driver = DriverProgram.unpack(program)
+        tensors, tokenizer = _files(weights, 2)
+        _check_memory(driver_footprint(driver), limits)
+        fill = open_weights(tensors, driver.tensors)
+        return Driver(driver, fill, _tokenizer(driver, tokenizer), device)
+    raise BadTask("engine", f"{engine[:64]!r} is not a decoder's")
+
+
+def stage_footprint(program: StageProgram) -> Footprint:
+    return footprint.stage(
+        program.config,
+        program.first,
+        program.last,
+        slots=program.slots,
+        positions=program.positions,
+        block=program.block,
+        dtype=program.dtype,
+    )
+
+
+def driver_footprint(program: DriverProgram) -> Footprint:
+    return footprint.driver(
+        program.config,
+        positions=program.positions,
+        dtype=program.dtype,
+        tokenizer_bytes=program.tokenizer.bytes,
+    )
+
+
+def _check_memory(need: Footprint, limits: Limits) -> None:
+    if need.total > limits.memory_bytes:
+        raise OverMemory("memory_bytes", f"the task needs {need.total}, the limit is {limits.memory_bytes}")
+
+
+def _files(weights: Sequence[Path], count: int) -> Sequence[Path]:
+    if len(weights) != count:
+        raise BadTask("weights", f"{len(weights)} files, {count} are needed")
+    return weights
+
+
+def _tokenizer(program: DriverProgram, path: Path) -> Tokenizer:
+    if program.tokenizer.bytes > MAX_TOKENIZER_BYTES or path.stat().st_size != program.tokenizer.bytes:
+        raise BadTask("tokenizer", f"not the {program.tokenizer.bytes} bytes that the program cites, or too many")
+    data = path.read_bytes()
+    if hashlib.sha256(data).hexdigest() != program.tokenizer.sha256:
+        raise BadHash("tokenizer", "not the file that the program cites")
+    return Tokenizer(data)
+
+
+def _device(limits: Limits) -> torch.device:
+    try:
+        device = torch.device(limits.device)
+    except RuntimeError as error:
+        raise BadInput("device", f"{limits.device[:40]!r} is not a device") from error
+    torch.set_num_threads(limits.threads)
+    return device

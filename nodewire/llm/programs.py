@@ -1,0 +1,120 @@
+"""The programs of a decoder's tasks: what a stage and a driver must know beside their weights.
+
+A program is canonical msgpack, cited by hash in the manifest. It is checked wholly before memory is taken: its fields
+against their bounds, and its table of tensors against what its own configuration implies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from nodewire.errors import BadInput, BadTask
+from nodewire.llm.config import MAX_LAYERS, MAX_POSITIONS, DecoderConfig
+from nodewire.llm.families import driver_shapes, stage_shapes
+from nodewire.protocol.manifest import BlobRef
+from nodewire.protocol.schema import Name, Schema
+
+MAX_TENSORS = 16 * MAX_LAYERS
+
+ComputeDtype = Literal["float32", "bfloat16"]
+Slots = Annotated[int, Field(ge=1, le=4_096)]
+Positions = Annotated[int, Field(ge=1, le=MAX_POSITIONS)]
+
+
+class TensorType(Schema):
+    """A tensor as it is stored."""
+
+    dtype: Literal["float32", "bfloat16", "float16"]
+    shape: tuple[Annotated[int, Field(ge=1, le=2**20)], ...] = Field(min_length=1, max_length=2)
+
+
+Table = Annotated[dict[Name, TensorType], Field(min_length=1, max_length=MAX_TENSORS)]
+
+
+class StageProgram(Schema):
+    """Layers [first, last): frames of hidden states in on one edge, out on another."""
+
+    TAG: ClassVar[str] = "nodewire/decoder-stage/1"
+    MAX_BYTES: ClassVar[int] = 4 * 1_048_576
+    ERROR: ClassVar[type[BadInput]] = BadTask
+
+    v: Literal[1] = 1
+    config: DecoderConfig
+    first: int = Field(ge=0, lt=MAX_LAYERS)
+    last: int = Field(ge=1, le=MAX_LAYERS)
+    closes: bool
+    """Whether these are the model's last layers: only the last position's hidden state goes out."""
+    dtype: ComputeDtype
+    """Of the arithmetic, the caches and the edges; weights are converted to it."""
+    slots: Slots
+    positions: Positions
+    """Most in one session."""
+    block: int = Field(ge=1, le=65_536)
+    """Positions computed at once."""
+    edge_in: Name
+    edge_out: Name
+    tensors: Table
+
+    @model_validator(mode="after")
+    def _agrees_with_its_config(self) -> Self:
+        layers = self.config.num_hidden_layers
+        if not self.first < self.last <= layers:
+            raise ValueError(f"last: layers {self.first} to {self.last} of {layers}")
+        if self.closes != (self.last == layers):
+            raise ValueError("closes: only the model's last layers close the ring")
+        if self.edge_in == self.edge_out:
+            raise ValueError("edge_out: the same as edge_in")
+        _check_positions(self.positions, self.config)
+        _check_table(self.tensors, stage_shapes(self.config, self.first, self.last))
+        return self
+
+
+class DriverProgram(Schema):
+    """Embedding, head, tokenizer and sampling: a prompt in, hidden states around the ring, tokens out.
+
+    Its weights are two blobs: the tensors, then the tokenizer.json.
+    """
+
+    TAG: ClassVar[str] = "nodewire/decoder-driver/1"
+    MAX_BYTES: ClassVar[int] = 1_048_576
+    ERROR: ClassVar[type[BadInput]] = BadTask
+
+    v: Literal[1] = 1
+    config: DecoderConfig
+    dtype: ComputeDtype
+    slots: Slots
+    positions: Positions
+    chunk: int = Field(ge=1, le=4_096)
+    """Positions that one payment covers."""
+    edge_prompt: Name
+    edge_return: Name
+    edge_hidden: Name
+    edge_tokens: Name
+    tokenizer: BlobRef
+    tensors: Table
+
+    @model_validator(mode="after")
+    def _agrees_with_its_config(self) -> Self:
+        edges = {self.edge_prompt, self.edge_return, self.edge_hidden, self.edge_tokens}
+        if len(edges) != 4:
+            raise ValueError("edge_tokens: edges share a name")
+        _check_positions(self.positions, self.config)
+        _check_table(self.tensors, driver_shapes(self.config))
+        return self
+
+
+def _check_positions(positions: int, config: DecoderConfig) -> None:
+    if positions > config.max_position_embeddings:
+        raise ValueError(f"positions: {positions}, the model was made for {config.max_position_embeddings}")
+
+
+def _check_table(table: Mapping[str, TensorType], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    if table.keys() != shapes.keys():
+        name = min(table.keys() ^ shapes.keys())
+        raise ValueError(f"tensors: {name} is {'not one of this task' if name in table else 'missing'}")
+    for name, shape in shapes.items():
+        if table[name].shape != shape:
+            raise ValueError(f"tensors: {name} has shape {table[name].shape}, not {shape}")

@@ -1,0 +1,248 @@
+"""Cuts a checkpoint into a driver and stages that each fit a memory target, and writes them as blobs.
+
+Fewest stages first, then even ones: a model's layers are alike, so stages that differ by one layer at most have the
+smallest largest stage.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal
+
+from nodewire.errors import BadInput, OverMemory
+from nodewire.kind import Registration
+from nodewire.llm import footprint
+from nodewire.llm.checkpoint import Checkpoint, open_checkpoint
+from nodewire.llm.config import DecoderConfig
+from nodewire.llm.families import driver_shapes, stage_shapes
+from nodewire.llm.footprint import Footprint
+from nodewire.llm.programs import DriverProgram, StageProgram, TensorType
+from nodewire.llm.tensorfile import Stored, write
+from nodewire.protocol.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task, Tensor
+from nodewire.protocol.schema import Schema
+
+BLOCK = 64
+"""Positions of a prompt that a stage computes at once: its working memory, and shapes that all providers share."""
+
+
+def split_decoder(
+    directory: Path,
+    target_bytes: int,
+    out: Path,
+    *,
+    slots: int,
+    name: str | None = None,
+    context: int | None = None,
+    chunk: int = 64,
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    license: str = "",
+) -> Registration:
+    """Cut the Hugging Face directory `directory` into tasks of at most `target_bytes`, each for `slots` sessions.
+
+    Blobs are written to `out`, named by their SHA-256; weights keep their stored dtype and are copied in pieces.
+    `context` bounds a session's positions (the model's own, unless less is given), `dtype` is that of the arithmetic.
+
+    Raises:
+        OverMemory: the driver or a single layer needs more than the target; the error says which target would do.
+        NotFound, BadTask, BadInput, TooLarge: the directory does not hold a model that nodewire decodes.
+    """
+    checkpoint = open_checkpoint(directory)
+    config = checkpoint.config
+    positions = min(context or config.max_position_embeddings, config.max_position_embeddings)
+
+    def stage_bytes(first: int, last: int) -> Footprint:
+        return footprint.stage(config, first, last, slots=slots, positions=positions, block=BLOCK, dtype=dtype)
+
+    driver_bytes = footprint.driver(config, positions=positions, dtype=dtype, tokenizer_bytes=len(checkpoint.tokenizer))
+    cuts = plan_cuts(config.num_hidden_layers, target_bytes, driver_bytes, stage_bytes)
+    out.mkdir(parents=True, exist_ok=True)
+    writer = _Writer(out, checkpoint)
+    common = {"config": config, "dtype": dtype, "slots": slots, "positions": positions}
+    tokenizer = writer.blob(checkpoint.tokenizer)
+    tensors, weights = writer.weights(driver_shapes(config))
+    program = DriverProgram.from_document(
+        _plain(common)
+        | {
+            "chunk": chunk,
+            "edge_prompt": "prompt",
+            "edge_return": "return",
+            "edge_hidden": "hidden.0",
+            "edge_tokens": "tokens",
+            "tokenizer": tokenizer.document(),
+            "tensors": tensors,
+        }
+    )
+    limit = f"embedding{'' if config.tie_word_embeddings else ', head'}, tokenizer: {_parts(driver_bytes)}"
+    tasks = [
+        Task(
+            name="driver",
+            engine="decoder.driver",
+            program=writer.blob(program.pack()),
+            weights=(weights, tokenizer),
+            memory_bytes=driver_bytes.total,
+            slots=slots,
+            flops=footprint.driver_flops(config),
+            limit=limit[:128],
+        )
+    ]
+    for index, (first, last) in enumerate(cuts):
+        tensors, weights = writer.weights(stage_shapes(config, first, last))
+        closes = last == config.num_hidden_layers
+        stage = StageProgram.from_document(
+            _plain(common)
+            | {
+                "first": first,
+                "last": last,
+                "closes": closes,
+                "block": BLOCK,
+                "edge_in": f"hidden.{index}",
+                "edge_out": "return" if closes else f"hidden.{index + 1}",
+                "tensors": tensors,
+            }
+        )
+        need = stage_bytes(first, last)
+        tasks.append(
+            Task(
+                name=f"stage.{index}",
+                engine="decoder.stage",
+                program=writer.blob(stage.pack()),
+                weights=(weights,),
+                memory_bytes=need.total,
+                slots=slots,
+                flops=footprint.stage_flops(config, first, last, positions=positions),
+                limit=_limit(config, first, last, need, stage_bytes, target_bytes)[:128],
+            )
+        )
+    manifest = Manifest(
+        name=_name(name or directory.resolve().name),
+        mode="generate",
+        license=license,
+        context=positions,
+        chunk=chunk,
+        tasks=tuple(tasks),
+        edges=_edges(len(cuts), config, positions, dtype),
+    )
+    report = tuple(f"{task.name}: {_mb(task.memory_bytes)} of {_mb(target_bytes)} MB; {task.limit}" for task in tasks)
+    return Registration(manifest, writer.blobs, report)
+
+
+def plan_cuts(
+    layers: int, target_bytes: int, driver: Footprint, stage: Callable[[int, int], Footprint]
+) -> list[tuple[int, int]]:
+    """The stages' layer ranges: the fewest that all fit the target, as even as can be.
+
+    Raises:
+        OverMemory: the driver or one layer alone does not fit.
+    """
+    single = max((stage(layer, layer + 1).total, -layer) for layer in range(layers))
+    least = max(driver.total, single[0])
+    if driver.total > target_bytes:
+        raise OverMemory("driver", f"needs {driver.total} bytes ({_parts(driver)}); a target of {least} would do")
+    if single[0] > target_bytes:
+        worst = -single[1]
+        parts = _parts(stage(worst, worst + 1))
+        raise OverMemory(f"layer {worst}", f"needs {single[0]} bytes alone ({parts}); a target of {least} would do")
+    for count in range(1, layers + 1):
+        # The shorter stages come first.
+        bounds = [layers * index // count for index in range(count + 1)]
+        cuts = list(pairwise(bounds))
+        if all(stage(first, last).total <= target_bytes for first, last in cuts):
+            return cuts
+    raise AssertionError("single layers fit")
+
+
+def _edges(stages: int, config: DecoderConfig, positions: int, dtype: str) -> tuple[Edge, ...]:
+    width = config.hidden_size
+    per_position = width * footprint.ITEM_BYTES[dtype]
+
+    def hidden(name: str, source: str, target: str, length: int | str, back: bool = False) -> Edge:
+        tensor = Tensor.from_document({"name": "hidden", "dtype": dtype, "shape": [1, length, width]})
+        dims = {"n": positions} if length == "n" else {}
+        return Edge(
+            name=name,
+            source=source,
+            target=target,
+            tensors=(tensor,),
+            dims=dims,
+            bytes_per_position=per_position,
+            back=back,
+        )
+
+    ids = Tensor(name="ids", dtype="int64", shape=("n",))
+    prompt = Edge(
+        name="prompt", source=CUSTOMER, target="driver", tensors=(ids,), dims={"n": positions}, bytes_per_position=8
+    )
+    tokens = Edge(name="tokens", source="driver", target=CUSTOMER, tensors=(ids,), dims={"n": 1}, bytes_per_position=8)
+    names = ["driver", *(f"stage.{index}" for index in range(stages))]
+    forward = [hidden(f"hidden.{i}", names[i], names[i + 1], "n") for i in range(stages)]
+    return (prompt, *forward, hidden("return", names[-1], "driver", 1, back=True), tokens)
+
+
+class _Writer:
+    """Writes blobs into a folder and remembers them by hash."""
+
+    def __init__(self, folder: Path, checkpoint: Checkpoint) -> None:
+        self._folder = folder
+        self._checkpoint = checkpoint
+        self.blobs: dict[str, Path] = {}
+
+    def blob(self, data: bytes) -> BlobRef:
+        digest = hashlib.sha256(data).hexdigest()
+        path = self._folder / digest
+        path.write_bytes(data)
+        self.blobs[digest] = path
+        return BlobRef(sha256=digest, bytes=len(data))
+
+    def weights(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, object], BlobRef]:
+        """One task's tensors in one file: their table for the program, and the file."""
+        stored = self._checkpoint.pick(shapes)
+        digest, path = write(self._folder, stored.items())
+        self.blobs[digest] = path
+        return {name: _type(tensor).document() for name, tensor in stored.items()}, BlobRef(
+            sha256=digest, bytes=path.stat().st_size
+        )
+
+
+def _type(stored: Stored) -> TensorType:
+    return TensorType.from_document({"dtype": stored.dtype, "shape": stored.shape})
+
+
+def _plain(fields: Mapping[str, object]) -> dict[str, object]:
+    return {"v": 1} | {k: v.document() if isinstance(v, Schema) else v for k, v in fields.items()}
+
+
+def _limit(
+    config: DecoderConfig,
+    first: int,
+    last: int,
+    need: Footprint,
+    stage: Callable[[int, int], Footprint],
+    target_bytes: int,
+) -> str:
+    which = f"layer {first}" if last == first + 1 else f"layers {first}-{last - 1}"
+    words = f"{which}: {_parts(need)}"
+    longer = (first, last + 1) if last < config.num_hidden_layers else (first - 1, last)
+    if longer[0] < 0:
+        return words + "; the whole model"
+    more = stage(*longer).total
+    return words + (f"; one more makes {_mb(more)}" if more > target_bytes else "; cut evenly")
+
+
+def _parts(need: Footprint) -> str:
+    parts = {"weights": need.weights, "KV": need.caches, "work": need.work, "tokenizer": need.tokenizer}
+    return " + ".join(f"{word} {_mb(size)}" for word, size in parts.items() if size)
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:.1f}"
+
+
+def _name(text: str) -> str:
+    name = re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("-._")[:64]
+    if not name:
+        raise BadInput("name", f"{text[:40]!r} has no letter or digit")
+    return name

@@ -1,0 +1,150 @@
+"""The safetensors format: a bounded, strict reader of headers, a piecewise reader of data, a streaming writer.
+
+https://github.com/huggingface/safetensors: u64 little-endian header length, JSON header, raw tensors without gaps.
+The library maps whole files into memory; a capped worker must not, so tensors are read in pieces to where they go.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nodewire.errors import BadTask, TooLarge
+
+MAX_HEADER_BYTES = 16 * 1_048_576
+PIECE_BYTES = 262_144
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""The dtypes that weights may be stored in."""
+_CODES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_CODE_OF = {dtype: code for code, dtype in _CODES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One tensor in a file: `nbytes` from byte `start`. `dtype` is a key of DTYPES, or the file's own code."""
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    nbytes: int
+
+
+def read_header(path: Path) -> dict[str, Stored]:
+    """The tensors of a safetensors file, checked against its size.
+
+    Raises:
+        TooLarge: the header is longer than 16 MiB.
+        BadTask: the header is malformed, or its tensors overlap, leave gaps or do not fill the file.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > MAX_HEADER_BYTES:
+            raise TooLarge("weights", f"a header of {length} bytes, at most {MAX_HEADER_BYTES}")
+        if size < 8 + length:
+            raise BadTask("weights", "the file ends before its header does")
+        header = file.read(length)
+    try:
+        entries = json.loads(header)
+        entries.pop("__metadata__", None)
+        table = {name: _entry(path, 8 + length, entry) for name, entry in entries.items()}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise BadTask("weights", "the header is not one of safetensors") from error
+    end = 8 + length
+    for stored in sorted(table.values(), key=lambda stored: (stored.start, stored.nbytes)):
+        if stored.start != end:
+            raise BadTask("weights", "tensors overlap or leave gaps")
+        end += stored.nbytes
+    if end != size:
+        raise BadTask("weights", f"tensors end at byte {end}, the file at {size}")
+    return table
+
+
+def _entry(path: Path, origin: int, entry: Mapping[str, Any]) -> Stored:
+    code, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(code, str) or not isinstance(shape, list) or len(shape) > 8:
+        raise ValueError("dtype or shape")
+    if any(type(n) is not int or not 0 <= n < 2**48 for n in (*shape, start, end)) or end < start:
+        raise ValueError("a number out of range")
+    dtype = _CODES.get(code, code)
+    if dtype in DTYPES and prod(shape) * DTYPES[dtype].itemsize != end - start:
+        raise ValueError("shape and offsets disagree")
+    return Stored(path, dtype, tuple(shape), origin + start, end - start)
+
+
+def read_into(stored: Stored, target: Tensor) -> None:
+    """Copy a stored tensor into `target` (contiguous, as many elements), converting to its dtype piece by piece.
+
+    Raises:
+        BadTask: the file ends early, or holds a number that is not finite.
+    """
+    flat, dtype, done = target.view(-1), DTYPES[stored.dtype], 0
+    buffer = bytearray(min(PIECE_BYTES, stored.nbytes))
+    with stored.path.open("rb", buffering=0) as file:
+        file.seek(stored.start)
+        while done < stored.nbytes:
+            view = memoryview(buffer)[: stored.nbytes - done]
+            if file.readinto(view) != len(view):
+                raise BadTask("weights", "the file ends within a tensor")
+            piece = torch.frombuffer(view, dtype=dtype)
+            at = done // dtype.itemsize
+            copied = flat[at : at + len(piece)].copy_(piece)
+            if not bool(torch.isfinite(copied).all()):
+                raise BadTask("weights", "a weight is not finite")
+            done += len(view)
+
+
+def write(folder: Path, tensors: Iterable[tuple[str, Stored]]) -> tuple[str, Path]:
+    """Write stored tensors into one new file of `folder`, named by its SHA-256; its hash and path.
+
+    Bytes are copied as they are, in pieces; the same tensors give the same file.
+    """
+    # The widest types first, so that every tensor starts at a multiple of its item's size.
+    rows = sorted(tensors, key=lambda row: (-DTYPES[row[1].dtype].itemsize, row[0]))
+    header, end = {}, 0
+    for name, stored in rows:
+        header[name] = {
+            "dtype": _CODE_OF[stored.dtype],
+            "shape": list(stored.shape),
+            "data_offsets": [end, end := end + stored.nbytes],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    partial = folder / f".{os.getpid()}.partial"
+    digest = hashlib.sha256()
+    try:
+        with partial.open("wb") as out:
+            for data in _file_bytes(text, [stored for _, stored in rows]):
+                digest.update(data)
+                out.write(data)
+        path = folder / digest.hexdigest()
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return path.name, path
+
+
+def _file_bytes(header: bytes, rows: list[Stored]) -> Iterable[bytes]:
+    yield len(header).to_bytes(8, "little")
+    yield header
+    for stored in rows:
+        with stored.path.open("rb") as file:
+            file.seek(stored.start)
+            left = stored.nbytes
+            while left:
+                data = file.read(min(PIECE_BYTES, left))
+                if not data:
+                    raise BadTask("weights", "the file ends within a tensor")
+                left -= len(data)
+                yield data

@@ -1,0 +1,63 @@
+"""Text to token ids and back, by a model's own tokenizer.json (the `tokenizers` library: data, no code)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from tokenizers import Tokenizer as _Tokenizer
+
+from nodewire.errors import BadInput, BadTask, TooLarge
+
+MAX_TOKENIZER_BYTES = 64 * 1_048_576
+MAX_PROMPT_BYTES = 4 * 1_048_576
+
+
+class Tokenizer:
+    """A loaded tokenizer.json.
+
+    Raises:
+        TooLarge: over 64 MiB.
+        BadTask: not a tokenizer.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        if len(data) > MAX_TOKENIZER_BYTES:
+            raise TooLarge("tokenizer", f"{len(data)} bytes, at most {MAX_TOKENIZER_BYTES}")
+        with _guarded("not a tokenizer.json"):
+            self._tokenizer = _Tokenizer.from_str(data.decode())
+        # Truncation and padding are the caller's business: a prompt that is too long is refused, not cut.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text`, with the special tokens that the tokenizer itself adds.
+
+        Raises:
+            TooLarge: over 4 MiB of UTF-8.
+            BadInput: not text that UTF-8 can hold (a lone surrogate).
+        """
+        try:
+            size = len(text.encode())
+        except UnicodeEncodeError as error:
+            raise BadInput("text", "not UTF-8") from error
+        if size > MAX_PROMPT_BYTES:
+            raise TooLarge("text", f"{size} bytes, at most {MAX_PROMPT_BYTES}")
+        with _guarded("cannot encode"):
+            return list(self._tokenizer.encode(text).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, special tokens left out; bytes that are no UTF-8 (yet) become U+FFFD."""
+        with _guarded("cannot decode"):
+            return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+@contextmanager
+def _guarded(reason: str) -> Iterator[None]:
+    """The library raises bare Exception for malformed files, and panics (a BaseException) on hostile ones."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise BadTask("tokenizer", reason) from error

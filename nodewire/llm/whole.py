@@ -1,0 +1,100 @@
+"""The unsplit reference: one process, all layers, one sequence. Layers and sampling are shared with the actors.
+
+`nodewire generate --local` runs this, and the split model is compared with it token by token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from nodewire.errors import BadInput, TooLarge
+from nodewire.llm.cache import Lanes
+from nodewire.llm.checkpoint import open_checkpoint
+from nodewire.llm.families import driver_shapes, stage_shapes
+from nodewire.llm.layers import Layers
+from nodewire.llm.loader import filler
+from nodewire.llm.sampling import Sampling, choose, parse_params
+from nodewire.llm.split import BLOCK
+from nodewire.llm.tensorfile import DTYPES
+from nodewire.llm.textstream import TextStream
+from nodewire.llm.tokenizer import Tokenizer
+from nodewire.llm.vocabulary import Vocabulary
+
+
+class Whole:
+    """A whole decoder in memory.
+
+    Raises:
+        NotFound, BadTask, BadInput, TooLarge: see checkpoint.open_checkpoint.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        context: int | None = None,
+        dtype: Literal["float32", "bfloat16"] = "float32",
+        device: str = "cpu",
+    ) -> None:
+        checkpoint = open_checkpoint(directory)
+        self.config = config = checkpoint.config
+        self.tokenizer = Tokenizer(checkpoint.tokenizer)
+        self.positions = min(context or config.max_position_embeddings, config.max_position_embeddings)
+        kind, where, count = DTYPES[dtype], torch.device(device), config.num_hidden_layers
+        shapes = driver_shapes(config) | stage_shapes(config, 0, count)
+        fill = filler(checkpoint.pick(shapes))
+        self._vocabulary = Vocabulary(config, kind, where, fill)
+        self._layers = Layers(
+            config, 0, count, positions=self.positions, block=BLOCK, dtype=kind, device=where, fill=fill
+        )
+        self._lanes = Lanes(config, count, 1, self.positions, kind, where)
+
+    @torch.inference_mode()
+    def logits(self, ids: Sequence[int], pos: int = 0) -> Tensor:
+        """float32 [vocab] after `ids` at positions pos ..; what stood there is overwritten."""
+        hidden = self._vocabulary.embed(torch.tensor(ids, dtype=torch.int64))
+        return self._vocabulary.logits(self._layers.forward(hidden, pos, self._lanes, 0, only_last=True))
+
+    def tokens(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
+        """The generated ids, up to and with an end token, `max_tokens` or the end of the context."""
+        if not prompt:
+            raise BadInput("prompt", "empty")
+        if len(prompt) >= self.positions:
+            raise TooLarge("prompt", f"{len(prompt)} tokens, the context is {self.positions}")
+        feed, start = prompt, 0
+        for pos in range(len(prompt), min(len(prompt) + sampling.max_tokens, self.positions)):
+            token = choose(self.logits(feed, start), sampling, pos)
+            yield token
+            if token in self.config.eos_token_id:
+                return
+            feed, start = [token], pos
+
+    def steps(self, prompt: str, sampling: Sampling) -> Iterator[tuple[int, str]]:
+        """Each generated id with the text that it makes printable; the last has the rest of the text."""
+        stream = TextStream(self.tokenizer, sampling.stop)
+        for i, token in enumerate(self.tokens(self.tokenizer.encode(prompt), sampling), start=1):
+            text = "" if token in self.config.eos_token_id else stream.push(token)
+            last = i == sampling.max_tokens or token in self.config.eos_token_id
+            yield token, text + (stream.flush() if last else "")
+            if stream.stopped:
+                return
+
+    def generate(self, prompt: str, sampling: Sampling) -> Iterator[str]:
+        """The generated text in printable pieces."""
+        for _, text in self.steps(prompt, sampling):
+            yield text
+
+
+def generate(directory: Path, prompt: str, max_tokens: int, **params: object) -> Iterator[str]:
+    """The pieces of text that follow `prompt`; `params` as in a session (temperature, top_p, seed, stop).
+
+    Raises:
+        BadInput, TooLarge, NotFound, BadTask: the directory, the prompt or a parameter cannot be used.
+    """
+    whole = Whole(directory)
+    yield from whole.generate(prompt, parse_params({"max_tokens": max_tokens, **params}, whole.positions))

@@ -1,0 +1,205 @@
+"""A checkpoint is cut into the fewest stages under the target, evenly, and says what limited it."""
+
+import hashlib
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from llm_models import PLAIN, make_model
+from safetensors.torch import load_file
+
+from nodewire.errors import BadInput, BadTask, NotFound, OverMemory
+from nodewire.llm.checkpoint import open_checkpoint
+from nodewire.llm.config import DecoderConfig
+from nodewire.llm.families import parse_config
+from nodewire.llm.footprint import Footprint
+from nodewire.llm.split import plan_cuts, split_decoder
+from nodewire.protocol.manifest import Manifest
+
+
+def test_every_blob_is_named_by_its_hash_and_cited_with_its_size(registration):
+    manifest = registration.manifest
+    cited = {ref.sha256: ref.bytes for task in manifest.tasks for ref in (task.program, *task.weights)}
+    assert cited.keys() == registration.blobs.keys()
+    for digest, path in registration.blobs.items():
+        data = path.read_bytes()
+        assert hashlib.sha256(data).hexdigest() == digest == path.name
+        assert len(data) == cited[digest]
+    assert Manifest.unpack(manifest.pack()) == manifest
+
+
+def test_the_tasks_together_hold_the_checkpoint_as_it_was_stored(model, tmp_path):
+    original = load_file(model / "model.safetensors")
+    registration = split_decoder(model, 1_600_000, tmp_path, slots=1)
+    found = {}
+    for task in registration.manifest.tasks:
+        found |= load_file(registration.blobs[task.weights[0].sha256])
+    assert found.keys() == original.keys()
+    for name, tensor in original.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor)
+
+
+def test_tasks_stay_under_the_target_and_the_report_says_what_limits_them(registration):
+    for task, line in zip(registration.manifest.tasks, registration.report, strict=True):
+        assert task.memory_bytes <= 1_600_000
+        assert task.name in line
+        assert task.limit in line
+        assert "weights" in task.limit
+
+
+def test_splitting_again_gives_the_same_manifest(plain, registration, tmp_path):
+    assert split_decoder(plain, 1_600_000, tmp_path, slots=2).manifest == registration.manifest
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_what_does_not_fit_is_named_with_the_target_that_would_do(plain, tmp_path):
+    with pytest.raises(OverMemory, match="driver") as caught:
+        split_decoder(plain, 500_000, tmp_path, slots=2)
+    enough = int(caught.value.reason.split("target of ")[1].split()[0])
+    with pytest.raises(OverMemory, match=f"target of {enough} would do"):
+        split_decoder(plain, enough - 1, tmp_path, slots=2)
+    assert len(split_decoder(plain, enough, tmp_path, slots=2).manifest.tasks) == 6
+
+
+def test_a_shorter_context_and_another_name_are_taken(plain, tmp_path):
+    manifest = split_decoder(plain, 2_000_000, tmp_path, slots=1, context=64, name="My Model/7B", chunk=16).manifest
+    assert (manifest.name, manifest.context, manifest.chunk) == ("my-model-7b", 64, 16)
+
+
+@given(
+    layers=st.integers(1, 40),
+    weights=st.integers(1, 50),
+    work=st.integers(0, 30),
+    driver=st.integers(0, 60),
+    target=st.integers(1, 400),
+)
+def test_cuts_are_whole_under_the_target_fewest_and_even(layers, weights, work, driver, target):
+    def stage(first, last):
+        return Footprint((last - first) * weights, 0, work)
+
+    try:
+        cuts = plan_cuts(layers, target, Footprint(driver, 0, 0), stage)
+    except OverMemory:
+        assert max(driver, weights + work) > target
+        return
+    assert [layer for first, last in cuts for layer in range(first, last)] == list(range(layers))
+    sizes = [last - first for first, last in cuts]
+    assert max(sizes) - min(sizes) <= 1
+    most = (target - work) // weights
+    assert len(cuts) == -(-layers // most)
+
+
+def test_a_directory_that_lacks_a_file_is_refused_by_its_name(plain, tmp_path):
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        folder = tmp_path / name
+        folder.mkdir()
+        for path in plain.iterdir():
+            if path.name != name:
+                (folder / path.name).symlink_to(path)
+        with pytest.raises(NotFound, match=name.replace(".", r"\.")):
+            open_checkpoint(folder)
+
+
+def test_an_index_may_not_point_out_of_its_directory(plain, tmp_path):
+    for path in plain.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    for shard in ("../x.safetensors", "/etc/passwd", 7):
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": shard}}))
+        with pytest.raises(BadInput, match="index"):
+            open_checkpoint(tmp_path)
+
+
+def test_a_checkpoint_without_a_tensor_is_refused_by_its_name(tmp_path):
+    folder = make_model(tmp_path / "m", PLAIN, torch.float32)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 6}))
+    with pytest.raises(BadTask, match=r"layers\.5"):
+        split_decoder(folder, 2_000_000, tmp_path / "out", slots=1)
+
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128_256,
+    "hidden_size": 4_096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 500_000.0,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8_192,
+    },
+    "eos_token_id": [128_001, 128_008],
+    "tie_word_embeddings": False,
+}
+
+
+def config_of(**changes) -> DecoderConfig:
+    fields = {k: v for k, v in (LLAMA | changes).items() if v != "absent"}
+    return parse_config(json.dumps(fields).encode())
+
+
+def test_older_and_newer_files_say_the_same():
+    newer = config_of(rope_parameters=LLAMA["rope_scaling"] | {"rope_theta": 5e5}, rope_theta="absent")
+    assert newer == config_of(head_dim=128)
+    assert newer.rope_scaling is not None
+    assert newer.eos_token_id == (128_001, 128_008)
+
+
+def test_the_generation_config_may_name_other_ends():
+    data = json.dumps(LLAMA).encode()
+    assert parse_config(data, b'{"eos_token_id": 5}').eos_token_id == (5,)
+    assert parse_config(data, b"{}").eos_token_id == (128_001, 128_008)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("architectures", ["EvilForCausalLM"]),
+        ("architectures", "absent"),
+        ("hidden_size", "absent"),
+        ("hidden_size", 2**60),
+        ("hidden_size", -1),
+        ("hidden_size", "64"),
+        ("vocab_size", 2**21),
+        ("num_hidden_layers", 0),
+        ("num_attention_heads", 0),
+        ("num_attention_heads", 3.5),
+        ("num_key_value_heads", 5),
+        ("head_dim", 7),
+        ("head_dim", 10**6),
+        ("max_position_embeddings", 10**9),
+        ("rms_norm_eps", 0),
+        ("rms_norm_eps", "1e-5"),
+        ("rope_theta", 1e300),
+        ("rope_scaling", {"rope_type": "yarn"}),
+        ("rope_scaling", {"rope_type": "llama3"}),
+        ("rope_scaling", [1]),
+        ("rope_parameters", "x"),
+        ("hidden_act", "gelu"),
+        ("attention_bias", True),
+        ("mlp_bias", True),
+        ("quantization_config", {}),
+        ("tie_word_embeddings", "yes"),
+        ("eos_token_id", [1] * 33),
+        ("eos_token_id", 128_256),
+    ],
+)
+def test_a_config_out_of_bounds_is_refused(field, value):
+    with pytest.raises(BadTask):
+        config_of(**{field: value})
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{", b"[" * 100_000, b"null"])
+def test_a_config_that_is_no_object_is_refused(data):
+    with pytest.raises(BadInput):
+        parse_config(data)
