@@ -47,7 +47,7 @@ def main() -> None:
         "register",
         str(MODEL),
         "--target-vram",
-        "6MB",
+        "12MB",
         "--key",
         str(MARKET / "author.nsec"),
         "--name",
