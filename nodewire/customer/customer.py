@@ -146,6 +146,7 @@ class Customer:
         hops = len(bought.manifest.tasks)
         return {
             **summary(bought),
+            "planning_ms": round(timing.planning_ms(), 1),
             "first_token_ms": round(timing.first_output_ms(), 1),
             "tokens_per_s": round(timing.rate(), 1),
             "step_ms_p50": round(timing.step_ms(), 2),

@@ -50,12 +50,18 @@ _PAY_AGAIN_S = (0.2, 1.0, 3.0)
 class Timing:
     """Monotonic moments of a job, seconds."""
 
-    started: float = field(default_factory=time.monotonic)
+    asked: float = field(default_factory=time.monotonic)
     planned: float = 0.0
+    """When the plan stood (of the last one, if the first were refused)."""
     outputs: list[float] = field(default_factory=list)
 
     def first_output_ms(self) -> float:
-        return (self.outputs[0] - self.started) * 1000 if self.outputs else 0.0
+        """From the plan to the first output: request, checks at the providers, tickets, prefill, first token."""
+        return (self.outputs[0] - self.planned) * 1000 if self.outputs else 0.0
+
+    def planning_ms(self) -> float:
+        """From the call to the plan, the wait for a certified epoch included."""
+        return (self.planned - self.asked) * 1000
 
     def step_ms(self) -> float:
         """Median time between outputs."""
@@ -214,9 +220,9 @@ class Purchase:
             k=len(self._busy),
             timeout_s=EPOCH_S,
         )
+        self.timing.planned = time.monotonic()
         plan, session = drawn.plan, self._session
         self._request = await self._signed(drawn)
-        self.timing.planned = time.monotonic()
         self._payments = JobPayments(
             self._request.id,
             plan,
