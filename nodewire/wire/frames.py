@@ -307,7 +307,7 @@ class Decoder:
             raise TooLarge("header", f"{header_bytes} bytes, at most {max_header}")
         if payload_bytes > max_payload:
             raise TooLarge("payload", f"{payload_bytes} bytes, at most {max_payload}")
-        if self._budget is not None and payload_bytes > self._budget + self._end - self._start:
+        if self._budget is not None and payload_bytes > self._budget + self._end - self._start - PREFIX.size:
             raise TooLarge("payload", "more bytes than an unproven peer may send")
         return kind, stream, header_bytes, payload_bytes
 

@@ -123,6 +123,8 @@ def check_certificate(der: bytes | None, expected: str, now_s: float) -> None:
         raise BadPeer("certificate", "its key is not on P-256")
     if algorithm != SignatureAlgorithmOID.ECDSA_WITH_SHA256:
         raise BadPeer("certificate", "not signed by ECDSA with SHA-256")
+    if not der.endswith(bytes((3, len(certificate.signature) + 1, 0)) + certificate.signature):
+        raise BadPeer("certificate", "its signature is not a whole number of bytes")  # the parser lets that pass
     try:
         public.verify(certificate.signature, certificate.tbs_certificate_bytes, ec.ECDSA(hashes.SHA256()))
     except InvalidSignature as error:

@@ -158,7 +158,9 @@ class JobMailbox:
             NotAllowed: not a member, or a type that the wire keeps for itself.
             BadInput, TooLarge: no canonical form, or over 64 KiB.
             LinkLost: the member cannot be reached.
+            NodewireError: what ended the job.
         """
+        self._check()
         if peer not in self.members or document.get("t") in (ERROR, CANCEL):
             raise NotAllowed("document", "for a stranger, or of a type that the wire keeps for itself")
         link = await self._exchange.reach(peer)
