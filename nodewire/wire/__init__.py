@@ -1,0 +1,7 @@
+"""The data plane: links between Nostr identities, frames of tensors on them, and one job's mailbox over them."""
+
+from nodewire.wire.link import Link, Patience
+from nodewire.wire.mailbox import JobMailbox, Route
+from nodewire.wire.node import Node
+
+__all__ = ["JobMailbox", "Link", "Node", "Patience", "Route"]

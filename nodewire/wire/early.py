@@ -1,0 +1,72 @@
+"""Frames of jobs that are not open here yet, kept a little while, under caps: upstream may have begun first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from nodewire.errors import Busy
+from nodewire.wire.frames import DataHeader
+
+MAX_LINK_BYTES = 4 * 2**20
+MAX_BYTES = 64 * 2**20
+
+Place = tuple[str, str, int]
+"""Peer, job, attempt."""
+
+
+@dataclass(eq=False, slots=True)
+class Held:
+    header: DataHeader
+    memory: bytearray
+    done: bool = False
+
+
+@dataclass(slots=True)
+class Early:
+    """What is kept, in order of arrival; no clock: the owner asks to `drop` what nobody opened in time."""
+
+    _held: dict[Place, list[Held]] = field(default_factory=dict)
+    _bytes: dict[str, int] = field(default_factory=dict)
+
+    def begin(self, peer: str, header: DataHeader) -> tuple[bytearray, bool]:
+        """Memory for a frame, and whether it is the first of its job from `peer`.
+
+        Raises:
+            Busy: the peer, or all peers together, have too much here already; nothing was allocated.
+        """
+        mine = self._bytes.get(peer, 0) + header.cost
+        if mine > MAX_LINK_BYTES or sum(self._bytes.values()) + header.cost > MAX_BYTES:
+            raise Busy("job", "not open here, and too much is waiting already")
+        self._bytes[peer] = mine
+        held = Held(header, bytearray(header.nbytes))
+        place = (peer, header.job, header.attempt)
+        first = place not in self._held
+        self._held.setdefault(place, []).append(held)
+        return held.memory, first
+
+    def end(self, peer: str, header: DataHeader) -> None:
+        """All bytes of the frame have come; unknown frames are ignored."""
+        for held in self._held.get((peer, header.job, header.attempt), ()):
+            if held.header is header:
+                held.done = True
+
+    def take(self, job: str, attempt: int) -> Iterator[tuple[str, Held]]:
+        """Remove and yield what came for a job, with the peer that sent it, in order."""
+        for place in [p for p in self._held if p[1:] == (job, attempt)]:
+            for held in self.drop(place):
+                yield place[0], held
+
+    def drop(self, place: Place) -> list[Held]:
+        """Forget what a peer sent for a job."""
+        dropped = self._held.pop(place, [])
+        left = self._bytes.get(place[0], 0) - sum(held.header.cost for held in dropped)
+        if left > 0:
+            self._bytes[place[0]] = left
+        else:
+            self._bytes.pop(place[0], None)
+        return dropped
+
+    def drop_peer(self, peer: str) -> None:
+        for place in [p for p in self._held if p[0] == peer]:
+            self.drop(place)

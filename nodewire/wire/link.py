@@ -1,0 +1,447 @@
+"""A link: one secured channel between two nodes that have proven their Nostr keys to each other.
+
+    dialler                                       listener
+       |--- TCP, TLS 1.3 ---------------------------->|
+       | checks the certificate                       |  reads at most 4 KB until
+       |--- CONTROL {"t": "auth", "event": ...} ----->|  it has checked the event
+       |<-- CONTROL {"t": "welcome"} -----------------|  or {"t": "refuse", "error": ...}
+       |<== filler, heartbeats, frames of jobs ======>|
+
+Urgent frames (control, credit, heartbeats) go before queued tensors, whose segments take turns, job by job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, cast
+
+from nodewire.errors import BadFrame, BadPeer, LinkLost, NodewireError
+from nodewire.nostr.keys import Keys
+from nodewire.protocol.frame import Array
+from nodewire.wire import frames, identity, transport
+from nodewire.wire.frames import Buffer, DataHeader, Decoder, Document
+from nodewire.wire.identity import Identity
+
+UNPROVEN_BYTES = 4_096
+WARM_UP_BYTES = 100_000
+MAX_URGENT_BYTES = 2**20
+_TURNS_PER_WRITE = 8  # segments written before other links get the event loop
+_RTT_SAMPLES = 16
+_MAX_PINGS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a node waits, in seconds."""
+
+    handshake_s: float = 5.0
+    """For a connection to prove itself."""
+    dial_s: float = 10.0
+    """For any of a peer's addresses to answer."""
+    stagger_s: float = 0.25
+    """Before the next address is tried beside the last."""
+    heartbeat_s: float = 0.1
+    """Between heartbeats while a job is open on the link: TCP's congestion window does not collapse."""
+    silence_s: float = 1.0
+    """Until a silent peer is given up while a job is open."""
+    idle_heartbeat_s: float = 5.0
+    idle_silence_s: float = 20.0
+    early_s: float = 10.0
+    """That frames are kept for a job which is not open here yet."""
+
+
+class Owner(Protocol):
+    """What a link calls once it is open. Methods may raise a NodewireError, which ends the link."""
+
+    def data_begins(self, link: Link, header: DataHeader) -> bytearray | None: ...
+
+    def data_ends(self, link: Link, header: DataHeader, memory: bytearray) -> None: ...
+
+    def control(self, link: Link, document: Document) -> None: ...
+
+    def credit(self, link: Link, job: str, edge: str, attempt: int, limit: int) -> None: ...
+
+    def lost(self, link: Link, error: NodewireError) -> None: ...
+
+
+class Link(asyncio.BufferedProtocol):
+    """Made by a Node. `peer` is the other's public key once `ready` is done; `error` says why a link ended."""
+
+    def __init__(
+        self, owner: Owner, keys: Keys, shown: Identity, patience: Patience, unix_s: float, expected: str | None = None
+    ) -> None:
+        """`expected` is whom we dial; without it somebody dials us, and sees the identity `shown`."""
+        self._loop = asyncio.get_running_loop()
+        self._owner = owner
+        self._keys = keys
+        self._shown = shown
+        self._patience = patience
+        self._unix_s = unix_s - self._loop.time()
+        self.dialled = expected is not None
+        self.peer = expected or ""
+        self.ready: asyncio.Future[str] = self._loop.create_future()
+        """The peer's key: for the dialler when it is welcome, for the listener when the peer has proven itself."""
+        self.ready.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self.error: NodewireError | None = None
+        self.bytes_in = self.bytes_out = 0
+        self._state: Literal["new", "proven", "open", "ended"] = "new"
+        self._decoder = Decoder(self, None if self.dialled else UNPROVEN_BYTES)
+        self._channel: asyncio.Transport | None = None
+        self._writable = True
+        self._urgent: deque[bytes] = deque()
+        self._urgent_bytes = 0
+        self._active: deque[_Outgoing] = deque()
+        self._waiting: deque[_Outgoing] = deque()
+        self._streams = deque(range(frames.MAX_STREAMS))
+        self._jobs: set[str] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = self._heard = self._data_at = 0.0
+        self._tag = 0
+        self._pings: dict[int, float] = {}
+        self._rtts: deque[float] = deque(maxlen=_RTT_SAMPLES)
+        self._alive = asyncio.Event()
+
+    # What others use.
+
+    @property
+    def is_open(self) -> bool:
+        return self._state == "open"
+
+    @property
+    def rtt_us(self) -> int | None:
+        """The shortest of the last 16 round trips of heartbeats, in microseconds; None before the first."""
+        return round(min(self._rtts) * 1e6) if self._rtts else None
+
+    def send_control(self, document: Document) -> None:
+        """Send a small document before any queued tensor.
+
+        Raises:
+            BadInput, TooLarge: it has no canonical form or is over 64 KiB.
+            LinkLost: the link has ended.
+        """
+        self._check_open()
+        self._send_urgent(frames.control(document))
+
+    def send_credit(self, job: str, edge: str, attempt: int, limit: int) -> None:
+        self._check_open()
+        self._send_urgent(frames.credit(job, edge, attempt, limit))
+
+    async def send_data(self, header: DataHeader, arrays: Sequence[Array]) -> None:
+        """Send a frame; when this returns, the arrays' memory may be used again.
+
+        If the caller is cancelled while a part has gone out, the rest follows, and the memory must stay as it is.
+
+        Raises:
+            BadFrame, TooLarge: the header cannot be sent.
+            LinkLost: the link has ended.
+        """
+        self._check_open()
+        outgoing = _Outgoing(frames.pack_header(header), header.nbytes, arrays)
+        self._waiting.append(outgoing)
+        self._pump()
+        if outgoing.sent or self.error:
+            self._check_open()
+            return
+        outgoing.done = self._loop.create_future()
+        try:
+            await outgoing.done
+        except asyncio.CancelledError:
+            if outgoing in self._waiting:
+                self._waiting.remove(outgoing)
+            raise
+
+    def attend(self, job: str) -> None:
+        """`job` is open on this link: heartbeats are frequent, and silence ends it soon."""
+        if self.is_open and not self._jobs:
+            self._heard = self._loop.time()
+            self._tick_in(0)
+        self._jobs.add(job)
+
+    def leave(self, job: str) -> None:
+        self._jobs.discard(job)
+
+    def discard(self, job: str, attempt: int) -> None:
+        """Free what a job's unfinished frames hold."""
+        self._decoder.discard(job, attempt)
+
+    async def is_alive(self) -> bool:
+        """Whether the peer still answers; one that does not loses the link."""
+        if self.is_open:
+            self._alive.clear()
+            self._ping()
+            try:
+                async with asyncio.timeout(self._patience.silence_s):
+                    await self._alive.wait()
+            except TimeoutError:
+                self.abort(LinkLost(self.peer, "did not answer"))
+        return self.is_open
+
+    def welcome(self) -> None:
+        """Let a peer in that has proven itself."""
+        assert self._state == "proven"
+        self._send_urgent(frames.control({"t": "welcome"}))
+        self._open()
+
+    def refuse(self, error: NodewireError) -> None:
+        """Turn away a peer that has proven itself."""
+        self._say_and_close("refuse", error)
+
+    def end(self, error: NodewireError) -> None:
+        """Tell the peer why, and close."""
+        self._say_and_close("bye", error)
+
+    def abort(self, error: NodewireError) -> None:
+        """Close without a word."""
+        if self._channel is not None:
+            self._channel.abort()
+        self._ended(error)
+
+    # What the event loop calls.
+
+    def connection_made(self, channel: asyncio.BaseTransport) -> None:
+        if self._state == "ended":
+            cast(asyncio.Transport, channel).abort()
+            return
+        self._channel = cast(asyncio.Transport, channel)
+        self._channel.set_write_buffer_limits(high=frames.SEGMENT_BYTES)
+        transport.tune(channel)
+        try:
+            certificate = transport.peer_certificate(channel)
+            if self.dialled:
+                identity.check_certificate(certificate, self.peer, self._now_s())
+                assert certificate is not None
+                event = identity.auth(self._keys, self.peer, certificate, self._now_s())
+                self._send_urgent(frames.control({"t": "auth", "event": event.to_json()}))
+        except NodewireError as error:
+            self.abort(error)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._decoder.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._state == "ended":  # what the peer sent before it learned so
+            return
+        self.bytes_in += nbytes
+        self._heard = self._loop.time()
+        self._alive.set()
+        try:
+            self._decoder.buffer_updated(nbytes)
+        except NodewireError as error:
+            self.end(error)
+
+    def pause_writing(self) -> None:
+        self._writable = False
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        self._pump()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._ended(LinkLost(self.peer or "peer", str(exc)[:200] if exc else "closed by the peer"))
+
+    # What the decoder calls.
+
+    def data_begins(self, header: DataHeader) -> bytearray | None:
+        self._require_open()
+        was_busy = self._is_busy()
+        self._data_at = self._loop.time()
+        if not was_busy:
+            self._tick_in(self._patience.heartbeat_s)
+        return self._owner.data_begins(self, header)
+
+    def data_ends(self, header: DataHeader, buffer: bytearray) -> None:
+        if self._state == "open":
+            self._owner.data_ends(self, header, buffer)
+
+    def control(self, document: Document) -> None:
+        kind = document["t"]
+        match self._state, kind:
+            case "open", "bye":
+                reported = frames.reported(document)
+                self.abort(LinkLost(self.peer, f"{reported.code}: {reported}"))
+            case "open", kind if kind not in ("auth", "welcome", "refuse"):
+                self._owner.control(self, document)
+            case "new", "auth" if not self.dialled:
+                self.peer = identity.check_auth(
+                    document.get("event"), self._keys.public, self._shown.certificate, self._now_s()
+                )
+                self._state = "proven"
+                if not self.ready.done():
+                    self.ready.set_result(self.peer)
+            case "new", "welcome" if self.dialled:
+                self._open()
+                if not self.ready.done():
+                    self.ready.set_result(self.peer)
+            case "new", "refuse" | "bye":
+                self.abort(frames.reported(document))
+            case "ended", _:
+                pass
+            case _:
+                raise BadFrame("t", f"{str(kind)[:20]!r} does not belong here")
+
+    def credit(self, job: str, edge: str, attempt: int, limit: int) -> None:
+        self._require_open()
+        self._owner.credit(self, job, edge, attempt, limit)
+
+    def ping(self, tag: int) -> None:
+        self._require_open()
+        self._send_urgent(frames.pong(tag))
+
+    def pong(self, tag: int) -> None:
+        self._require_open()
+        sent = self._pings.pop(tag, None)
+        if sent is not None:
+            self._rtts.append(self._loop.time() - sent)
+
+    # Inside.
+
+    def _now_s(self) -> float:
+        return self._unix_s + self._loop.time()
+
+    def _open(self) -> None:
+        self._state = "open"
+        self._decoder.unlimited()
+        self._heard = self._loop.time()
+        self._send_urgent(frames.filler(WARM_UP_BYTES))
+        self._tick_in(0)
+
+    def _require_open(self) -> None:
+        if self._state in ("new", "proven"):
+            raise BadPeer("channel", "used before it was open")
+
+    def _check_open(self) -> None:
+        if self.error is not None:
+            raise self.error if isinstance(self.error, LinkLost) else LinkLost(self.peer, str(self.error))
+        assert self._state == "open"
+
+    def _send_urgent(self, frame: bytes) -> None:
+        self._urgent.append(frame)
+        self._urgent_bytes += len(frame)
+        if self._urgent_bytes > MAX_URGENT_BYTES:
+            self.abort(LinkLost(self.peer, "does not read"))
+        self._pump()
+
+    def _pump(self) -> None:
+        """Write what the channel takes: all that is urgent, then segments of the frames under way in turn."""
+        if self._state == "ended" or self._channel is None:
+            return
+        for _ in range(_TURNS_PER_WRITE):
+            if not self._writable:
+                return
+            if self._urgent:
+                frame = b"".join(self._urgent)
+                self._urgent.clear()
+                self._urgent_bytes = 0
+                self._write([frame])
+            while self._waiting and self._streams:
+                outgoing = self._waiting.popleft()
+                outgoing.begin(self._streams.popleft())
+                self._active.append(outgoing)
+            if not self._active:
+                return
+            outgoing = self._active.popleft()
+            self._write(outgoing.take())
+            if outgoing.sent:
+                self._streams.append(outgoing.stream)
+            else:
+                self._active.append(outgoing)
+        self._loop.call_soon(self._pump)
+
+    def _write(self, buffers: list[Buffer]) -> None:
+        assert self._channel is not None
+        self.bytes_out += sum(map(len, buffers))
+        self._channel.writelines(buffers)
+
+    def _is_busy(self) -> bool:
+        return bool(self._jobs) or self._loop.time() - self._data_at < self._patience.silence_s
+
+    def _tick_in(self, delay_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due = self._loop.time() + delay_s
+        self._timer = self._loop.call_later(delay_s, self._tick)
+
+    def _tick(self) -> None:
+        now, patience = self._loop.time(), self._patience
+        silence_s = patience.silence_s if self._jobs else patience.idle_silence_s
+        if now - self._due > patience.silence_s / 2:
+            self._heard = now  # it was this process that stood still; what the peer sent is yet to be read
+        if now - self._heard > silence_s:
+            self.abort(LinkLost(self.peer, f"silent for {silence_s:g} s"))
+            return
+        self._ping()
+        if self._state == "open":
+            self._tick_in(patience.heartbeat_s if self._is_busy() else patience.idle_heartbeat_s)
+
+    def _ping(self) -> None:
+        self._tag = (self._tag + 1) % 2**16
+        if len(self._pings) == _MAX_PINGS:
+            del self._pings[next(iter(self._pings))]
+        self._pings[self._tag] = self._loop.time()
+        self._send_urgent(frames.ping(self._tag))
+
+    def _say_and_close(self, kind: str, error: NodewireError) -> None:
+        if self._state == "ended":
+            return
+        if self._channel is not None:
+            # Half a tensor may be under way, but never half a segment: the peer still finds its next frame.
+            self._write([frames.control({"t": kind, "error": error.as_dict()})])
+            self._channel.close()
+        self._ended(error)
+
+    def _ended(self, error: NodewireError) -> None:
+        if self._state == "ended":
+            return
+        was_open = self._state == "open"
+        self._state = "ended"
+        self.error = error
+        self._alive.set()
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self.ready.done():
+            self.ready.set_exception(error)
+        lost = error if isinstance(error, LinkLost) else LinkLost(self.peer, str(error))
+        for outgoing in (*self._active, *self._waiting):
+            outgoing.fail(lost)
+        self._active.clear()
+        self._waiting.clear()
+        self._urgent.clear()
+        if was_open:
+            self._owner.lost(self, error)
+
+
+class _Outgoing:
+    """A frame that is being sent, one segment at a time."""
+
+    __slots__ = ("_arrays", "_nbytes", "_next", "_packed", "_segments", "done", "sent", "stream")
+
+    def __init__(self, packed: bytes, nbytes: int, arrays: Sequence[Array]) -> None:
+        self._packed, self._nbytes, self._arrays = packed, nbytes, arrays
+        self._segments: Iterator[list[Buffer]] = iter(())
+        self._next: list[Buffer] | None = None
+        self.stream = 0
+        self.sent = False
+        self.done: asyncio.Future[None] | None = None
+
+    def begin(self, stream: int) -> None:
+        self.stream = stream
+        self._segments = frames.data(stream, self._packed, self._nbytes, self._arrays)
+        self._next = next(self._segments)
+
+    def take(self) -> list[Buffer]:
+        """The next segment's buffers; `sent` is set with the last."""
+        segment = self._next
+        assert segment is not None
+        self._next = next(self._segments, None)
+        if self._next is None:
+            self.sent = True
+            if self.done is not None and not self.done.done():
+                self.done.set_result(None)
+        return segment
+
+    def fail(self, error: LinkLost) -> None:
+        if self.done is not None and not self.done.done():
+            self.done.set_exception(error)

@@ -1,0 +1,396 @@
+"""A node: one Nostr identity, its links to other nodes, and the jobs that run over them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+from nodewire.errors import BadInput, BadPeer, Busy, LinkLost, NodewireError, NotAllowed, NotFound, TimedOut
+from nodewire.nostr.keys import Keys
+from nodewire.wire import identity
+from nodewire.wire.early import Early
+from nodewire.wire.frames import DataHeader, Document
+from nodewire.wire.identity import Identity
+from nodewire.wire.link import Link, Patience
+from nodewire.wire.mailbox import CANCEL, ERROR, JobMailbox, Route
+from nodewire.wire.transport import Arrival, Listener, TcpTls, Transport
+
+MAX_HALF_OPEN = 64
+MAX_LINKS = 1_024
+MAX_ADDRESSES = 16
+_MAX_FENCES = 4_096
+_MAX_OVER = 4_096
+_RENEW_S = 86_400  # a certificate is replaced a day before it expires
+
+_log = logging.getLogger("nodewire.wire")
+
+
+class Node:
+    """Listens, dials, and keeps at most one link to each peer.
+
+    `admit(public key)` says who may link to us; `on_control(peer, document)` is given what is no open job's.
+    """
+
+    def __init__(
+        self,
+        keys: Keys,
+        *,
+        admit: Callable[[str], bool] = lambda peer: True,
+        on_control: Callable[[str, Document], None] = lambda peer, document: None,
+        patience: Patience | None = None,
+        transport: Transport | None = None,
+        unix_s: Callable[[], float] = time.time,
+    ) -> None:
+        self.public = keys.public
+        self._keys = keys
+        self._admit = admit
+        self._on_control = on_control
+        self._patience = patience or Patience()
+        self._transport = transport or TcpTls()
+        self._unix_s = unix_s
+        self._shown: Identity | None = None
+        self._listeners: list[Listener] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._half_open = 0
+        self._links: dict[str, Link] = {}
+        self._dials: dict[str, _Dial] = {}
+        self._linked = asyncio.Event()
+        self._jobs: dict[str, JobMailbox] = {}
+        self._early = Early()
+        self._over: OrderedDict[str, int] = OrderedDict()
+        self._fences: OrderedDict[tuple[str, str, int], None] = OrderedDict()
+        self._closed = False
+
+    @property
+    def peers(self) -> Mapping[str, Link]:
+        """The open links by public key."""
+        return self._links
+
+    async def listen(self, host: str = "0.0.0.0", port: int = 0) -> str:
+        """Accept links on an address (port 0: any free one), and say which. Raises OSError."""
+        listener = await self._transport.listen(host, port, self._arrived)
+        self._listeners.append(listener)
+        return listener.address
+
+    async def link(self, public: str, addresses: Sequence[str]) -> Link:
+        """The link to `public`: the one that is open, or a new one to the first address that proves to be it.
+
+        Raises:
+            BadPeer: somebody else answers at the addresses.
+            NotAllowed, Busy: it does not admit us.
+            LinkLost, TimedOut: no address answers.
+            BadInput: no address, over 16, or a malformed one.
+        """
+        if public == self.public:
+            raise BadInput("public key", "our own")
+        if not 0 < len(addresses) <= MAX_ADDRESSES:
+            raise BadInput("addresses", f"{len(addresses)}, from 1 to {MAX_ADDRESSES}")
+        if self._closed:
+            raise LinkLost(public, "this node is closed")
+        if (existing := self._links.get(public)) is not None:
+            return existing
+        dial = self._dials.get(public)
+        if dial is None:
+            dial = self._dials[public] = _Dial()
+            dial.task = self._run(self._dial(dial, public, tuple(addresses)))
+        return await asyncio.shield(dial.found)
+
+    def open_job(
+        self,
+        request: str,
+        routes: Mapping[str, Route],
+        attempt: int = 0,
+        limits: Mapping[str, int] | None = None,
+    ) -> JobMailbox:
+        """The mailbox of a job on this node.
+
+        `routes` are all of the job's edges by name; `limits` the most bytes of one frame per edge.
+
+        Raises:
+            NotAllowed: the job is open already.
+            BadInput, TooLarge: a malformed request id, too many routes, or a limit over 256 MiB.
+        """
+        if request in self._jobs:
+            raise NotAllowed("request", "the job is open already")
+        job = self._jobs[request] = JobMailbox(self, request, routes, attempt, limits)
+        for fence in [f for f in self._fences if f[1:] == (request, attempt)]:
+            del self._fences[fence]
+        for peer, held in self._early.take(request, attempt):
+            try:
+                if (peer, request, attempt) not in self._fences:
+                    job.begin(peer, held.header)
+            except NodewireError as error:
+                self._fence(self._links[peer], job, held.header, error)
+            else:
+                if held.done:
+                    job.end(held.header, held.memory)
+        job.opened()
+        for peer in job.neighbours:
+            if (link := self._links.get(peer)) is not None:
+                job.linked(link)
+        return job
+
+    async def close(self) -> None:
+        """End all links and stop listening."""
+        self._closed = True
+        for listener in self._listeners:
+            listener.close()
+        for link in list(self._links.values()):
+            link.end(LinkLost(self.public, "the node closes"))
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # What mailboxes call.
+
+    async def reach(self, peer: str) -> Link:
+        """The open link to `peer`; one that is not there yet may come while `dial_s` lasts. Raises LinkLost."""
+        if (link := self._links.get(peer)) is not None:
+            return link
+        try:
+            async with asyncio.timeout(self._patience.dial_s):
+                while (link := self._links.get(peer)) is None:
+                    self._linked.clear()
+                    await self._linked.wait()
+                return link
+        except TimeoutError:
+            raise LinkLost(peer, "no link") from None
+
+    def open_link(self, peer: str) -> Link | None:
+        return self._links.get(peer)
+
+    def forget(self, job: JobMailbox) -> None:
+        if self._jobs.get(job.request) is not job:
+            return
+        del self._jobs[job.request]
+        self._over[job.request] = job.attempt
+        while len(self._over) > _MAX_OVER:
+            self._over.popitem(last=False)
+        for peer in job.neighbours:
+            if (link := self._links.get(peer)) is not None:
+                link.leave(job.request)
+                link.discard(job.request, job.attempt)
+
+    # What links call.
+
+    def data_begins(self, link: Link, header: DataHeader) -> bytearray | None:
+        """Memory for a frame that may come; None lets it pass by."""
+        if (link.peer, header.job, header.attempt) in self._fences:
+            return None
+        job = self._jobs.get(header.job)
+        try:
+            if job is None and header.attempt <= self._over.get(header.job, -1):
+                raise NotFound("job", "closed here")
+            if job is None or header.attempt > job.attempt:
+                memory, first = self._early.begin(link.peer, header)
+                if first:
+                    asyncio.get_running_loop().call_later(self._patience.early_s, self._expire, link, header)
+                return memory
+            if header.attempt < job.attempt:
+                return None  # from before a takeover
+            job.begin(link.peer, header)
+            return bytearray(header.nbytes)
+        except NodewireError as error:
+            self._fence(link, job, header, error)
+            return None
+
+    def data_ends(self, link: Link, header: DataHeader, memory: bytearray) -> None:
+        job = self._jobs.get(header.job)
+        if job is not None and job.attempt == header.attempt:
+            job.end(header, memory)
+        else:
+            self._early.end(link.peer, header)
+
+    def credit(self, link: Link, job: str, edge: str, attempt: int, limit: int) -> None:
+        mailbox = self._jobs.get(job)
+        if mailbox is not None and mailbox.attempt == attempt:
+            mailbox.credited(link, edge, limit)
+
+    def control(self, link: Link, document: Document) -> None:
+        name = document.get("job")
+        job = self._jobs.get(name) if isinstance(name, str) else None
+        if job is not None and link.peer in job.members:
+            job.documented(link.peer, document)
+        elif document["t"] not in (ERROR, CANCEL):
+            self._on_control(link.peer, document)
+
+    def lost(self, link: Link, error: NodewireError) -> None:
+        if self._links.get(link.peer) is not link:
+            return
+        del self._links[link.peer]
+        self._early.drop_peer(link.peer)
+        for fence in [f for f in self._fences if f[0] == link.peer]:
+            del self._fences[fence]
+        for job in list(self._jobs.values()):
+            if link.peer in job.neighbours:
+                job.fail(LinkLost(link.peer, str(error)))
+
+    # Frames that break their job's rules.
+
+    def _fence(self, link: Link, job: JobMailbox | None, header: DataHeader, error: NodewireError) -> None:
+        """End the job for this peer: it is told once, and its further frames pass by unread.
+
+        The job itself fails only if the peer's frames are a part of it.
+        """
+        self._fences[link.peer, header.job, header.attempt] = None
+        link.discard(header.job, header.attempt)
+        while len(self._fences) > _MAX_FENCES:
+            self._fences.popitem(last=False)
+        _log.info("job %s, frame from %s refused: %s", header.job[:8], link.peer[:8], error)
+        document = {"t": ERROR, "job": header.job, "attempt": header.attempt, "error": error.as_dict()}
+        if link.is_open:
+            link.send_control(document)
+        if job is not None and job.consumes_from(link.peer):
+            job.fail(error)
+
+    def _expire(self, link: Link, header: DataHeader) -> None:
+        if self._early.drop((link.peer, header.job, header.attempt)):
+            self._fence(link, None, header, NotFound("job", "not open here"))
+
+    # Links in and out.
+
+    def _identity(self) -> Identity:
+        if self._shown is None or self._shown.expires_at_s - self._unix_s() < _RENEW_S:
+            self._shown = identity.make(self._keys, self._unix_s())
+        return self._shown
+
+    def _arrived(self, arrival: Arrival) -> None:
+        if self._half_open >= MAX_HALF_OPEN or self._closed:
+            arrival.refuse()
+            return
+        self._half_open += 1
+        self._run(self._serve(arrival))
+
+    async def _serve(self, arrival: Arrival) -> None:
+        """Have a stranger prove itself in time, then decide whether it may stay."""
+        shown = self._identity()
+        link = Link(self, self._keys, shown, self._patience, self._unix_s())
+        try:
+            async with asyncio.timeout(self._patience.handshake_s):
+                await arrival.accept(link, shown)
+                await link.ready
+        except (OSError, TimeoutError, NodewireError) as error:
+            link.abort(BadPeer("handshake", str(error)[:200]))
+            return
+        except asyncio.CancelledError:
+            link.abort(LinkLost(self.public, "the node closes"))
+            raise
+        finally:
+            self._half_open -= 1
+        try:
+            await self._settle(link)
+        except NodewireError as error:
+            link.refuse(error)
+
+    async def _settle(self, link: Link) -> None:
+        """Welcome a proven peer, unless there is a link to it already. Raises NotAllowed, Busy."""
+        if link.peer == self.public or not self._admit(link.peer):
+            raise NotAllowed("npub", f"{link.peer} is not admitted")
+        while link.error is None:
+            existing, dial = self._links.get(link.peer), self._dials.get(link.peer)
+            if existing is not None:
+                # The peer may have lost a link that looks well from here.
+                if await existing.is_alive():
+                    raise NotAllowed("link", "there is one already")
+            elif dial is not None and self.public < link.peer:
+                # Of two simultaneous dials the lower key's survives, unless it fails.
+                await asyncio.wait([dial.found])
+            elif len(self._links) >= MAX_LINKS:
+                raise Busy("links", f"{MAX_LINKS} are open")
+            else:
+                self._install(link)
+                link.welcome()
+                self._announce(link)
+                return
+
+    def _install(self, link: Link) -> None:
+        self._links[link.peer] = link
+        dial = self._dials.pop(link.peer, None)
+        if dial is not None and not dial.found.done():
+            dial.found.set_result(link)
+            if dial.task is not None and dial.task is not asyncio.current_task():
+                dial.task.cancel()
+
+    def _announce(self, link: Link) -> None:
+        """The link is open: whoever waits for it may go on."""
+        self._linked.set()
+        for job in list(self._jobs.values()):
+            if link.peer in job.neighbours and link.is_open:
+                job.linked(link)
+
+    async def _dial(self, dial: _Dial, public: str, addresses: Sequence[str]) -> None:
+        try:
+            async with asyncio.timeout(self._patience.dial_s):
+                link = await self._race(public, addresses)
+            self._install(link)
+            self._announce(link)
+        except TimeoutError:
+            dial.fail(TimedOut("dial", f"{public} did not answer at {', '.join(addresses)[:200]}"))
+        except NodewireError as error:
+            dial.fail(error)
+        except asyncio.CancelledError:
+            dial.fail(LinkLost(public, "this node is closed"))
+            raise
+        finally:
+            if self._dials.get(public) is dial:
+                del self._dials[public]
+
+    async def _race(self, public: str, addresses: Sequence[str]) -> Link:
+        """Dial one address after another, not waiting long for the one before; the first that proves itself wins."""
+        waiting = list(addresses)
+        attempts: list[asyncio.Task[Link]] = []
+        under_way: set[asyncio.Task[Link]] = set()
+        winner: Link | None = None
+        failures: list[NodewireError] = []
+        try:
+            while waiting or under_way:
+                if waiting:
+                    attempts.append(asyncio.create_task(self._attempt(public, waiting.pop(0))))
+                    under_way.add(attempts[-1])
+                patience_s = self._patience.stagger_s if waiting else None
+                done, under_way = await asyncio.wait(under_way, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+                for attempt in done:
+                    try:
+                        winner = attempt.result()
+                        return winner
+                    except NodewireError as error:
+                        failures.append(error)
+        finally:
+            for attempt in attempts:
+                if not attempt.cancel() and attempt.exception() is None and attempt.result() is not winner:
+                    attempt.result().end(NotAllowed("link", "another address was first"))
+        # A stranger at an address says more than an address where nobody is.
+        raise next((failure for failure in failures if not isinstance(failure, LinkLost)), failures[0])
+
+    async def _attempt(self, public: str, address: str) -> Link:
+        link = Link(self, self._keys, self._identity(), self._patience, self._unix_s(), expected=public)
+        try:
+            await self._transport.dial(address, link, self._identity())
+            await link.ready
+        except BaseException:
+            link.abort(LinkLost(address, "given up"))
+            raise
+        return link
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+class _Dial:
+    """A dial under way; `found` is the link, whichever side opened it."""
+
+    def __init__(self) -> None:
+        self.found: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
+        self.found.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self.task: asyncio.Task[None] | None = None
+
+    def fail(self, error: NodewireError) -> None:
+        if not self.found.done():
+            self.found.set_exception(error)
