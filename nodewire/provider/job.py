@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from nodewire.errors import BadFrame, NodewireError
+from nodewire.errors import BadFrame, NodewireError, first_of
 from nodewire.kind import Job, JobKind, Mailbox, Params, Worker
 from nodewire.nostr import nip44
 from nodewire.nostr.event import Event
@@ -104,8 +104,8 @@ class JobRun:
         ended = asyncio.create_task(self._ended.wait())
         try:
             await asyncio.wait((serving, ended), return_when=asyncio.FIRST_COMPLETED)
-            if serving.done():
-                _raise_first(serving)
+            if serving.done() and (error := serving.exception()) is not None:
+                raise first_of(error)
             await self._ended.wait()
             serving.cancel()
             await self._publish(self._result())
@@ -239,12 +239,3 @@ class _Timed:
     def microseconds(self) -> list[int]:
         """[median, total] of the calls so far."""
         return [int(statistics.median(self._us)), sum(self._us)] if self._us else [0, 0]
-
-
-def _raise_first(task: asyncio.Task[None]) -> None:
-    """Re-raise what ended `task`; of a group of errors the first typed one."""
-    error = task.exception()
-    while isinstance(error, BaseExceptionGroup):
-        error = next((e for e in error.exceptions if isinstance(e, NodewireError)), error.exceptions[0])
-    if error is not None:
-        raise error
