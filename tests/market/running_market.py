@@ -78,7 +78,10 @@ class RunningMarket:
 
     def start(self) -> None:
         with ThreadPoolExecutor(8) as threads:
-            made = [threads.submit(make_decoder, self.decoder_folder), threads.submit(make_encoder, self.encoder_folder)]
+            made = [
+                threads.submit(make_decoder, self.decoder_folder),
+                threads.submit(make_encoder, self.encoder_folder),
+            ]
             relay = ["relay", "--port", "0", "--db", str(self.folder / "relay.db"), "--blobs", self._path("blobs")]
             simnet = ["simnet", "--port", "0", "--db", self._path("simnet.db"), "--faucet"]
             self.spawn("relay", *relay)
