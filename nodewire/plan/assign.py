@@ -25,10 +25,11 @@ tagged SHA-256 of `nodewire.protocol.canonical`; hex fields enter it as raw byte
    in microseconds: coordinates predict a round trip, a frame takes half of it, and links carry 12,500 bytes per ms.
    Neighbouring tasks that land on one node have no link between them, so they merge wherever both drew it. Of the drawn
    offers that leave room under `terms.max_chunk_msat` for the cheapest drawn offer of every later task, the least
-   (cost, price) is taken, of equals the one drawn first (so that equal nodes share the work); if none leaves room, or if the sum is above `terms.max_total_msat`, OverBudget.
+   (cost, price) is taken, of equals the one drawn first (so that equal nodes share the work); if none leaves room, or
+   if the sum is above `terms.max_total_msat`, OverBudget.
 6. Standbys, once all tasks are placed. Of a task's other drawn offers whose price is not above the chosen one (a
-   standby that takes over is paid the plan's price), the least (cost, price), of equals the one drawn first, its links now to all placed
-   neighbours.
+   standby that takes over is paid the plan's price), the least (cost, price), of equals the one drawn first, its links
+   now to all placed neighbours.
 7. Deadlines. turn = sum of the placed tasks' us + cost of all links between them; next = min(2000 + turn * 8 // 1000,
    600_000) ms; first = min(5000 + next + (sum of us) * max(context, 1) // 1000, 600_000) ms.
 8. Verification. "sampled": the committee's verify_rate_ppm and verify_share_ppm; "none": zeros.
