@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 from nodewire.errors import BadSignature
-from nodewire.protocol import canonical, merkle
+from nodewire.nostr import event as events
+from nodewire.nostr import nip13
+from nodewire.plan.audit import audit
+from nodewire.protocol import ad, beacon, beat, canonical, certificate, committee, job, merkle, publish
 from nodewire.protocol.ad import Ad
 from nodewire.protocol.beat import Beat
 from nodewire.protocol.body import Body
@@ -38,7 +41,7 @@ def test_tagged_hash(vector):
 def test_a_document_has_these_bytes_and_this_digest(vector):
     cls = TYPES[vector["type"]]
     parsed = cls.parse(json.dumps(vector["document"]))
-    assert cls.TAG == vector["tag"]
+    assert vector["tag"] == cls.TAG
     assert parsed.pack().hex() == vector["packed"]
     assert parsed.digest() == vector["digest"]
     assert cls.unpack(bytes.fromhex(vector["packed"])) == parsed
@@ -95,3 +98,31 @@ def test_a_commitments_root_and_proofs():
 @pytest.mark.parametrize("vector", VECTORS["certified_root"], ids=lambda vector: str(len(vector["ids"])))
 def test_the_root_over_an_epochs_commitments(vector):
     assert certified_root(vector["ids"]) == vector["root"]
+
+
+@pytest.fixture
+def signed():
+    return {name: events.parse(json.dumps(event)) for name, event in VECTORS["events"].items()}
+
+
+def test_signed_events_are_read(signed):
+    nip13.check(signed["request"], 8)
+    assert ad.parse(signed["ad"]).committees == (committee.parse(signed["committee"]).digest(),)
+    assert beat.parse(signed["beat"]).ad == signed["ad"].id
+
+
+def test_the_requests_plan_follows_from_what_it_cites(signed):
+    request = job.parse(signed["request"])
+    assert [partial.id for partial in request.partials] == [signed[f"partial.{i}"].id for i in (1, 2, 3)]
+    assert request.certificate_event == signed["certificate"].id
+    assert request.plan.snapshot == VECTORS["snapshot"]["sha256"]
+    findings = audit(
+        request.plan,
+        customer=request.customer,
+        manifest=publish.parse(signed["manifest"]),
+        committee=committee.parse(signed["committee"]),
+        certificate=certificate.parse(signed["certificate"]),
+        partials=[beacon.parse(partial) for partial in request.partials],
+        snapshot_blob=bytes.fromhex(VECTORS["snapshot"]["packed"]),
+    )
+    assert findings == []
