@@ -134,6 +134,8 @@ class ProviderConfig(Role):
     serve: tuple[Serve, ...] = Field(min_length=1, max_length=64)
     pow_bits: int = Field(default=8, ge=0, le=40)
     """NIP-13 work that an unknown customer's request must carry."""
+    patience_s: int = Field(default=30, ge=1, le=3_600)
+    """How long a delivered chunk may stay unpaid before its customer is in debt."""
 
     @model_validator(mode="after")
     def _no_task_twice(self) -> Self:

@@ -237,6 +237,13 @@ def _register(cls: type[NodewireError]) -> None:
 _register(NodewireError)
 
 
+def first_of(error: BaseException) -> BaseException:
+    """The error itself; of a group of errors its first typed one, or else its first."""
+    while isinstance(error, BaseExceptionGroup):
+        error = next((e for e in error.exceptions if isinstance(e, NodewireError)), error.exceptions[0])
+    return error
+
+
 def from_dict(data: dict[str, object]) -> NodewireError:
     """The error that a peer reported; an unknown code becomes a plain NodewireError that keeps it in its text."""
     code, field, reason = (str(data.get(k, ""))[:200] for k in ("code", "field", "reason"))

@@ -14,7 +14,7 @@ import orjson
 from nodewire import errors
 from nodewire.customer.payments import JobPayments
 from nodewire.customer.planning import Draw, draw
-from nodewire.customer.session import Session
+from nodewire.customer.session import LocalMailbox, Session
 from nodewire.errors import (
     TABLE,
     LinkLost,
@@ -107,6 +107,7 @@ class Purchase:
         self._request: Event | None = None
         self._payments: JobPayments | None = None
         self._mailbox: Any = None
+        self._local: LocalMailbox | None = None
         self._heard: set[str] = set()
         self._zap_receipts: dict[str, list[Event]] = {}
         self._failure: NodewireError | None = None
@@ -181,17 +182,27 @@ class Purchase:
             yield frame
 
     async def _next(self, deadline_s: float) -> Frame[Array]:
+        """The next frame for the customer itself; those for tasks that run here are handed to them."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                frame = await self._arrived()
+                while self._local is not None and self._local.take(frame):
+                    frame = await self._arrived()
+                return frame
+        except TimeoutError as error:
+            raise TimedOut("output", f"none came within {deadline_s:.0f} s") from error
+
+    async def _arrived(self) -> Frame[Array]:
+        """The next frame of the job, or what ended it."""
         getting = asyncio.ensure_future(self._mailbox.get())
         failing = asyncio.ensure_future(self._failed.wait())
         try:
-            done, _ = await asyncio.wait((getting, failing), timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait((getting, failing), return_when=asyncio.FIRST_COMPLETED)
             if getting in done:
                 frame: Frame[Array] = getting.result()
                 return frame
-            if failing in done:
-                assert self._failure is not None
-                raise self._failure
-            raise TimedOut("output", f"none came within {deadline_s:.0f} s")
+            assert self._failure is not None
+            raise self._failure
         finally:
             for task in (getting, failing):
                 task.cancel()
@@ -249,8 +260,9 @@ class Purchase:
         for frame in self._inputs:
             await self._mailbox.put(frame)
         if any(a.provider == LOCAL for a in plan.tasks):
+            local = self._local = LocalMailbox(self._mailbox, self.manifest, plan)
             self._spawn(
-                session.serve_locally(self._kind, self._request.id, self.manifest, plan, self._params, self._mailbox)
+                session.serve_locally(self._kind, self._request.id, self.manifest, plan, self._params, local)
             )
 
     async def _signed(self, drawn: Draw) -> Event:

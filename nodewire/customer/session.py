@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from nodewire.errors import WorkerFailed, first_of
 from nodewire.kind import Job, JobKind, Params, Worker
 from nodewire.market import Market
 from nodewire.nostr.keys import Keys
@@ -39,13 +40,23 @@ class Session:
     _loading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def serve_locally(
-        self, kind: JobKind, request: str, manifest: Manifest, plan: Plan, params: Params, mailbox: Any
+        self, kind: JobKind, request: str, manifest: Manifest, plan: Plan, params: Params, mailbox: LocalMailbox
     ) -> None:
-        """Run the plan's local tasks here, in a worker, until the job's end."""
+        """Run the plan's local tasks here, in a worker, until the job's end.
+
+        Raises:
+            NodewireError: a task refused its input, the worker failed, or a provider cannot be reached.
+        """
         tasks = tuple(a.task for a in plan.tasks if a.provider == LOCAL)
         worker = await self._worker(kind, manifest, tasks)
-        desk = _LocalDesk(self.keys, request, plan, mailbox)
-        await kind.serve(Job(request, manifest, tasks, params), mailbox, worker, desk)
+        desk = _LocalDesk(self.keys, request, manifest, plan, mailbox)
+        try:
+            await kind.serve(Job(request, manifest, tasks, params), mailbox, worker, desk)
+        except Exception as error:
+            first = first_of(error)
+            if isinstance(first, WorkerFailed):
+                self._workers = {key: other for key, other in self._workers.items() if other is not worker}
+            raise first from error
 
     async def _worker(self, kind: JobKind, manifest: Manifest, tasks: tuple[str, ...]) -> Worker:
         """A worker with these tasks loaded; it is kept for the next job of the same manifest."""
@@ -62,12 +73,34 @@ class Session:
             return self._workers[key]
 
 
-class _LocalDesk:
-    """The customer's own tasks earn nothing; a local driver still closes its chunks."""
+class LocalMailbox:
+    """A job's mailbox as the customer's own tasks see it: whoever reads the job's hands them their frames."""
 
-    def __init__(self, keys: Keys, request: str, plan: Plan, mailbox: Any) -> None:
+    def __init__(self, mailbox: Any, manifest: Manifest, plan: Plan) -> None:
+        own = {a.task for a in plan.tasks if a.provider == LOCAL}
+        self._edges = {edge.name for edge in manifest.edges if edge.target in own}
+        self._frames: asyncio.Queue[Frame[Array]] = asyncio.Queue()
+        self.put = mailbox.put
+        self.control = mailbox.control
+
+    def take(self, frame: Frame[Array]) -> bool:
+        """Whether the frame is for one of the customer's own tasks; then they have it."""
+        if frame.edge not in self._edges:
+            return False
+        self._frames.put_nowait(frame)
+        return True
+
+    async def get(self) -> Frame[Array]:
+        return await self._frames.get()
+
+
+class _LocalDesk:
+    """The customer's own tasks earn nothing; a local driver still closes the chunks of a generation."""
+
+    def __init__(self, keys: Keys, request: str, manifest: Manifest, plan: Plan, mailbox: LocalMailbox) -> None:
         self._keys = keys
         self._request = request
+        self._generates = manifest.mode == "generate"
         self._plan = plan
         self._mailbox = mailbox
 
@@ -78,6 +111,8 @@ class _LocalDesk:
         return
 
     async def completed(self, chunk: int, units: int, end: bool) -> None:
+        if not self._generates:
+            return
         close = Close.sign(self._keys, request=self._request, attempt=0, chunk=chunk, units=units, end=end)
         for provider in self._plan.providers():
             await self._mailbox.control(provider, {"t": "close", "close": close.document()})

@@ -53,6 +53,7 @@ class Provider:
         workers: Mapping[str, Worker],
         announcer: Announcer,
         admission: Admission,
+        patience_s: int,
     ) -> None:
         self._keys = keys
         self._pool = pool
@@ -64,6 +65,7 @@ class Provider:
         self._workers = workers
         self._announcer = announcer
         self._admission = admission
+        self._patience_s = patience_s
         self._requests: dict[str, tuple[float, Request, Manifest]] = {}
         self._tickets: dict[str, tuple[float, str, Ticket]] = {}
         self._jobs: dict[str, JobRun] = {}
@@ -169,6 +171,7 @@ class Provider:
             ledger=self._ledger,
             publish=self._publish,
             committed=self._announcer.commit,
+            patience_s=self._patience_s,
         )
         self._jobs[request.id] = run
         # A producer dials its consumers; the driver everybody, since it tells all when a chunk ends.

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from nodewire.errors import BadFrame, NodewireError
+from nodewire.errors import BadFrame, NodewireError, first_of
 from nodewire.kind import Job, JobKind, Mailbox, Params, Worker
 from nodewire.nostr import nip44
 from nodewire.nostr.event import Event
@@ -33,8 +33,6 @@ from nodewire.provider.credit import Credit
 Publish = Callable[[Event], Awaitable[None]]
 CLOSE = "close"
 """The type of the control document that ends a chunk."""
-PATIENCE_S = 30.0
-"""How long a provider waits for a payment that is due before it gives the job up."""
 
 
 class JobMailbox(Mailbox, Protocol):
@@ -65,12 +63,15 @@ class JobRun:
         ledger: Ledger,
         publish: Publish,
         committed: Callable[[ChunkRoot], None],
+        patience_s: int = 30,
     ) -> None:
+        """`patience_s`: how long a payment that is due is waited for before the job is given up."""
         self.request = request
         self.attempt = 0
         self.tasks = tuple(a.task for a in request.plan.tasks if a.provider == keys.public)
         self.price_msat = sum(a.price_msat for a in request.plan.tasks if a.provider == keys.public)
-        self.credit = Credit(self.price_msat, patience_s=PATIENCE_S)
+        self.credit = Credit(self.price_msat, patience_s=patience_s)
+        self._patience_s = patience_s
         self._keys = keys
         self._kind = kind
         self._mailbox = mailbox
@@ -103,8 +104,8 @@ class JobRun:
         ended = asyncio.create_task(self._ended.wait())
         try:
             await asyncio.wait((serving, ended), return_when=asyncio.FIRST_COMPLETED)
-            if serving.done():
-                _raise_first(serving)
+            if serving.done() and (error := serving.exception()) is not None:
+                raise first_of(error)
             await self._ended.wait()
             serving.cancel()
             await self._publish(self._result())
@@ -184,7 +185,7 @@ class JobRun:
     async def _ask(self, chunk: int, units: int, root: str) -> None:
         amount_msat = units * self.price_msat
         key = Key(self.request.id, self._keys.public, chunk, self.attempt)
-        due_by_s = int(time.time() + PATIENCE_S)
+        due_by_s = int(time.time() + self._patience_s)
         self._ledger.owe(Due(key, self.request.customer, amount_msat, due_by_s))
         await self.credit.due(chunk)
         due = feedback.Due(chunk, self.attempt, units, amount_msat, root)
@@ -238,12 +239,3 @@ class _Timed:
     def microseconds(self) -> list[int]:
         """[median, total] of the calls so far."""
         return [int(statistics.median(self._us)), sum(self._us)] if self._us else [0, 0]
-
-
-def _raise_first(task: asyncio.Task[None]) -> None:
-    """Re-raise what ended `task`; of a group of errors the first typed one."""
-    error = task.exception()
-    while isinstance(error, BaseExceptionGroup):
-        error = next((e for e in error.exceptions if isinstance(e, NodewireError)), error.exceptions[0])
-    if error is not None:
-        raise error

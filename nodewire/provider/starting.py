@@ -67,6 +67,7 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
         workers=workers,
         announcer=announcer,
         admission=admission,
+        patience_s=config.patience_s,
     )
     running = asyncio.create_task(provider.run())
     stack.callback(running.cancel)

@@ -110,7 +110,7 @@ any_frame = st.one_of(
 cuttings = st.lists(st.integers(1, 400), min_size=1, max_size=5)
 
 
-@settings(max_examples=60)
+@settings(deadline=None, max_examples=60)
 @given(st.lists(any_frame, max_size=6), cuttings)
 def test_what_is_written_is_read_back_however_it_is_cut(sent, cuts):
     recorder = Recorder()
@@ -119,7 +119,7 @@ def test_what_is_written_is_read_back_however_it_is_cut(sent, cuts):
 
 
 @given(st.integers(0, 3 * frames.SEGMENT_BYTES), st.integers(1, 200_000))
-@settings(max_examples=20)
+@settings(deadline=None, max_examples=20)
 def test_a_long_frame_travels_in_segments(size, cut):
     data = bytes(range(256)) * (size // 256) + bytes(size % 256)
     tensors = [Array("uint8", (size // 3,), data[: size // 3]), Array("uint8", (size - size // 3,), data[size // 3 :])]
@@ -158,7 +158,7 @@ def test_a_discarded_frame_passes_by_and_the_next_is_read(cut):
     assert recorder.seen == [("ping", 3)]
 
 
-@settings(max_examples=200)
+@settings(deadline=None, max_examples=200)
 @given(
     st.lists(any_frame, min_size=1, max_size=3),
     st.lists(st.tuples(st.integers(0, 2_000), st.integers(0, 255)), min_size=1, max_size=4),
@@ -175,7 +175,7 @@ def test_mutated_frames_give_typed_errors_only(sent, changes, tail, cuts):
     assert recorder.allocated <= MiB * len(data)
 
 
-@settings(max_examples=200)
+@settings(deadline=None, max_examples=200)
 @given(st.binary(max_size=200), cuttings)
 def test_random_bytes_give_typed_errors_only(noise, cuts):
     for data in (noise, b"\x01" + noise, frames.PREFIX.pack(1, Type.DATA, 0, len(noise), 0) + noise):
@@ -197,7 +197,7 @@ plain = st.recursive(
 )
 
 
-@settings(max_examples=60)
+@settings(deadline=None, max_examples=60)
 @given(st.lists(plain, min_size=5, max_size=9))
 def test_headers_of_other_msgpack_give_typed_errors_only(fields):
     good = [bytes.fromhex(JOB), "e", 0, 0, bytes(16), [], {}]

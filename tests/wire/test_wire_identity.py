@@ -78,6 +78,7 @@ def test_every_flipped_bit_is_noticed():
                 identity.check_certificate(bytes(flipped), KEYS.public, NOW)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=600))
 def test_bytes_that_are_no_certificate_get_a_typed_error(data):
     refused("certificate", data)
@@ -170,7 +171,7 @@ VALUES = (
 )
 
 
-@settings(max_examples=50)
+@settings(deadline=None, max_examples=50)
 @given(VALUES | st.dictionaries(FIELDS, VALUES))
 def test_json_that_is_no_event_gets_a_typed_error(document):
     with pytest.raises(BadPeer):

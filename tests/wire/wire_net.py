@@ -114,7 +114,7 @@ class Raw:
 async def until(true, within_s: float = 5.0) -> None:
     """Let the loop run until `true()`."""
     async with asyncio.timeout(within_s):
-        while not true():  # noqa: ASYNC110 - it looks into parts that have no event
+        while not true():
             await asyncio.sleep(0.001)
 
 

@@ -1,0 +1,296 @@
+"""A whole market as processes of this machine, made of public commands and configuration files only."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import select
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tiny_models import BERT_TARGET, LLAMA_TARGET, make_decoder, make_encoder
+
+from nodewire.config import CustomerConfig, ProviderConfig
+from nodewire.customer.customer import Customer
+from nodewire.market import Epoch, open_market
+from nodewire.nostr.event import Event
+from nodewire.nostr.keys import Keys
+from nodewire.nostr.nip01 import Filter
+from nodewire.nostr.pool import Pool
+from nodewire.pay.ledger import Ledger
+from nodewire.pay.sim_wallet import SimWallet
+from nodewire.protocol.snapshot import Snapshot
+
+NODEWIRE = [sys.executable, "-m", "nodewire.cli"]
+READY_S = 60.0
+FAST_US, SLOW_US = 1_000, 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """What one provider sells: the decoder's and the encoder's tasks, how fast, and to how many at once."""
+
+    decoder: Sequence[str]
+    encoder: Sequence[str]
+    us: int
+    slots: int = 4
+    patience_s: int = 30
+
+
+STALLS = {
+    # Every task stands twice. assign/1 prefers the fast ones, so that a test knows whom it will meet.
+    "ada": Stall(["driver"], ["driver"], FAST_US, slots=1),
+    "bea": Stall(["stage.0", "stage.1"], ["graph.0"], FAST_US),
+    "cyd": Stall(["stage.2"], ["graph.1"], FAST_US),
+    "dan": Stall(["driver", "stage.2"], ["driver", "graph.1"], SLOW_US, patience_s=2),
+    "eve": Stall(["stage.0", "stage.1"], ["graph.0"], SLOW_US),
+}
+DECODER_MSAT, ENCODER_MSAT = 3_001, 1_009
+
+
+@dataclass
+class RunningMarket:
+    """`decoder` and `encoder` are what `register` printed; `public` has the providers' public keys by their names."""
+
+    folder: Path
+    relay: str = ""
+    blossom: str = ""
+    simnet: str = ""
+    committee: str = ""
+    decoder: dict[str, Any] = field(default_factory=dict)
+    encoder: dict[str, Any] = field(default_factory=dict)
+    public: dict[str, str] = field(default_factory=dict)
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def decoder_folder(self) -> Path:
+        return self.folder / "llama"
+
+    @property
+    def encoder_folder(self) -> Path:
+        return self.folder / "bert"
+
+    def start(self) -> None:
+        with ThreadPoolExecutor(8) as threads:
+            made = [threads.submit(make_decoder, self.decoder_folder), threads.submit(make_encoder, self.encoder_folder)]
+            relay = ["relay", "--port", "0", "--db", str(self.folder / "relay.db"), "--blobs", self._path("blobs")]
+            simnet = ["simnet", "--port", "0", "--db", self._path("simnet.db"), "--faucet"]
+            self.spawn("relay", *relay)
+            self.spawn("simnet", *simnet)
+            ready = self.ready("relay")
+            self.relay, self.blossom, self.simnet = ready["url"], ready["blossom"], self.ready("simnet")["url"]
+            where = ["--relay", self.relay, "--blossom", self.blossom]
+            founding = ["--oracles", "4", "--epoch-ms", "2000", "--skew-ms", "200", "--beat-ms", "1000", *where]
+            self.committee = self.command("committee", "create", self._path("committee"), *founding)["address"]
+            for i in range(1, 5):
+                self.spawn(f"oracle-{i}", "oracle", "--config", self._path("committee", f"oracle-{i}", "oracle.toml"))
+            for one in made:
+                one.result()
+            author = ["--key", self._path("author.nsec"), *where]
+            Keys.from_file(self.folder / "author.nsec")
+            registrations = [
+                threads.submit(self.command, "register", str(folder), "--target-vram", target, *author)
+                for folder, target in ((self.decoder_folder, LLAMA_TARGET), (self.encoder_folder, BERT_TARGET))
+            ]
+            self.decoder, self.encoder = (one.result() for one in registrations)
+        asyncio.run(self._open_stalls())
+        for name in STALLS:
+            self.start_provider(name, wait=False)
+        for name in STALLS:
+            self.public[name] = self.ready(name)["public"]
+        for i in range(1, 5):
+            self.ready(f"oracle-{i}")
+        asyncio.run(self._until_all_are_live())
+
+    def stop(self) -> None:
+        for process in self.processes.values():
+            process.terminate()
+        for process in self.processes.values():
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if process.stdout:
+                process.stdout.close()
+
+    # Processes.
+
+    def spawn(self, name: str, *command: str) -> None:
+        """Start `nodewire COMMAND --json`; its log is NAME.log."""
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [*NODEWIRE, *command, "--json"], stdout=subprocess.PIPE, stderr=log, bufsize=0
+            )
+
+    def ready(self, name: str) -> dict[str, Any]:
+        """The line by which a process says that it is ready."""
+        stdout = self.processes[name].stdout
+        assert stdout
+        came, _, _ = select.select([stdout], [], [], READY_S)
+        line = stdout.readline() if came else b""
+        assert line, f"{name} did not start:\n{self.log(name)[-2000:]}"
+        return json.loads(line)
+
+    def start_provider(self, name: str, *, wait: bool = True) -> dict[str, Any]:
+        self.spawn(name, "provider", "--config", str(self.config_of(name)))
+        return self.ready(name) if wait else {}
+
+    def command(self, *command: str) -> dict[str, Any]:
+        """What `nodewire COMMAND --json` prints."""
+        done = subprocess.run([*NODEWIRE, *command, "--json"], capture_output=True, timeout=READY_S)
+        assert done.returncode == 0, (done.stdout + done.stderr).decode()[-2000:]
+        return json.loads(done.stdout)
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+    # Roles.
+
+    def config_of(self, name: str) -> Path:
+        return self.folder / name / "role.toml"
+
+    async def customer_config(self, name: str, *, sats: int = 100_000, **changes: Any) -> Path:
+        """The configuration of a new customer with its own key and `sats` of play money."""
+        await self._open_wallet(name, sats * 1_000)
+        lines = {
+            "key": "key.nsec",
+            "state": "state",
+            "relays": [self.relay],
+            "blossom": [self.blossom],
+            "committee": self.committee,
+            **changes,
+        }
+        return self._write(name, [*_toml(lines), *self._wallet(), '[worker]\nmemory = "60MB"'])
+
+    @asynccontextmanager
+    async def customer(self, name: str, **changes: Any) -> AsyncIterator[Customer]:
+        config = self.config_of(name)
+        if not config.exists():
+            config = await self.customer_config(name, **changes)
+        async with Customer.open(config) as customer:
+            yield customer
+
+    @asynccontextmanager
+    async def pool(self, keys: Keys | None = None) -> AsyncIterator[Pool]:
+        async with Pool([self.relay], keys=keys or Keys.generate()) as pool:
+            yield pool
+
+    async def events(self, *filters: Filter) -> list[Event]:
+        async with self.pool() as pool:
+            return await pool.fetch_all(list(filters))
+
+    async def balances_msat(self, *names: str) -> dict[str, int]:
+        """What the wallets of roles hold, by the Lightning network's own word."""
+        held = {}
+        for name in names:
+            role = self._role(name)
+            wallet = SimWallet.from_file(role.wallet.url, role.wallet.token_file)
+            held[name] = await wallet.balance_msat()
+            await wallet.close()
+        return held
+
+    def ledger(self, name: str) -> Ledger:
+        return Ledger(self._role(name).ledger)
+
+    def keys(self, name: str) -> Keys:
+        return Keys.from_file(self._role(name).key)
+
+    async def until(self, holds: Any, *, after: int = -1) -> Epoch:
+        """The first certified epoch after number `after` whose snapshot `holds`."""
+        config = self.folder / "watcher" / "role.toml"
+        if not config.exists():
+            config = await self.customer_config("watcher")
+        async with AsyncExitStack() as stack:
+            _, _, market = await open_market(stack, CustomerConfig.load(config))
+            following = asyncio.create_task(market.run())
+            stack.callback(following.cancel)
+            while True:
+                epoch = await market.epoch(timeout_s=20, after=after)
+                if holds(await market.snapshot(epoch.body.snapshot)):
+                    return epoch
+                after = epoch.body.epoch
+
+    def is_free(self, *names: str, slots: Mapping[str, int] | None = None) -> Any:
+        """Whether a snapshot has the decoder's sessions of these providers all free."""
+
+        def holds(snapshot: Snapshot) -> bool:
+            free = {
+                node.pubkey: held.free
+                for node in snapshot.nodes
+                for held in node.held
+                if held.manifest == self.decoder["digest"]
+            }
+            return all(free.get(self.public[name]) == STALLS[name].slots for name in names)
+
+        return holds
+
+    # Inside.
+
+    async def _open_stalls(self) -> None:
+        for name, stall in STALLS.items():
+            await self._open_wallet(name, 0)
+            lines = {
+                "key": "key.nsec",
+                "state": "state",
+                "relays": [self.relay],
+                "blossom": [self.blossom],
+                "committee": self.committee,
+                "patience_s": stall.patience_s,
+            }
+            serve = [
+                "\n".join(
+                    [
+                        "[[serve]]",
+                        *_toml(
+                            {
+                                "manifest": model["address"],
+                                "tasks": tasks,
+                                "price_msat": price,
+                                "slots": stall.slots,
+                                "us_per_position": stall.us,
+                            }
+                        ),
+                    ]
+                )
+                for model, tasks, price in (
+                    (self.decoder, stall.decoder, DECODER_MSAT),
+                    (self.encoder, stall.encoder, ENCODER_MSAT),
+                )
+            ]
+            self._write(name, [*_toml(lines), *self._wallet(), '[worker]\nmemory = "60MB"', *serve])
+
+    async def _until_all_are_live(self) -> None:
+        await self.until(self.is_free(*STALLS))
+
+    async def _open_wallet(self, name: str, msat: int) -> None:
+        (self.folder / name).mkdir()
+        wallet, token = await SimWallet.open_account(self.simnet, name, msat)
+        await wallet.close()
+        (self.folder / name / "wallet.token").write_text(token)
+        (self.folder / name / "wallet.token").chmod(0o600)
+
+    def _wallet(self) -> list[str]:
+        return ["[wallet]", *_toml({"url": self.simnet, "token_file": "wallet.token"})]
+
+    def _write(self, name: str, lines: list[str]) -> Path:
+        path = self.config_of(name)
+        path.write_text("\n".join(lines) + "\n")
+        return path
+
+    def _role(self, name: str) -> CustomerConfig | ProviderConfig:
+        return (ProviderConfig if name in STALLS else CustomerConfig).load(self.config_of(name))
+
+    def _path(self, *parts: str) -> str:
+        return str(self.folder.joinpath(*parts))
+
+
+def _toml(values: Mapping[str, Any]) -> list[str]:
+    """JSON's strings, numbers and lists are TOML's."""
+    return [f"{name} = {json.dumps(value)}" for name, value in values.items()]

@@ -1,0 +1,185 @@
+"""What a customer gets is what one process would have made, and what it pays is what the providers got."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import numpy as np
+import pytest
+from running_market import DECODER_MSAT, STALLS
+
+from nodewire.graph import whole as whole_encoder
+from nodewire.llm.sampling import parse_params
+from nodewire.llm.whole import Whole
+from nodewire.nostr import nip44
+from nodewire.nostr.nip01 import Filter
+from nodewire.pay import lnurl, zaps
+from nodewire.pay.debts import Key
+from nodewire.protocol import ad, certificate, commitment, feedback, job, kinds, receipt, result
+
+PROMPT = "the cat sat on the mat while nobody saw"
+TOKENS = 140
+SENTENCES = ["the cat sat on the mat", "a dog ran under the tree", "rain", "the sun sat on a cat under the rain"]
+
+
+@pytest.fixture(scope="module")
+def alone(market):
+    """What a single process makes of a prompt."""
+    model = Whole(market.decoder_folder)
+
+    def generate(prompt: str, max_tokens: int, **params) -> tuple[list[int], str]:
+        steps = list(model.steps(prompt, parse_params({"max_tokens": max_tokens, **params}, model.positions)))
+        return [token for token, _ in steps], "".join(text for _, text in steps)
+
+    return generate
+
+
+async def generate(customer, market, prompt=PROMPT, **params):
+    ids = []
+    async for piece in customer.generate(market.decoder["address"], prompt, **params):
+        ids += piece.ids
+    return ids
+
+
+async def test_a_generation_over_three_chunks_equals_a_single_process_and_is_paid_to_the_millisat(market, alone):
+    before = await market.balances_msat(*STALLS)
+    async with market.customer("alice") as alice:
+        ids = await generate(alice, market, max_tokens=TOKENS)
+        done = alice.last
+    assert (ids, done["text"]) == alone(PROMPT, TOKENS)
+    assert len(ids) == TOKENS
+
+    after = await market.balances_msat(*STALLS)
+    got = {market.public[name]: after[name] - before[name] for name in STALLS}
+    assert {p: msat for p, msat in got.items() if msat} == done["paid_msat"]
+    left = (await market.balances_msat("alice"))["alice"]
+    assert 100_000_000 - left == sum(got.values()) + done["fees_msat"]
+    ledger = market.ledger("alice")
+    spent = ledger.spent()
+    ledger.close()
+    assert (spent.paid_msat, spent.fees_msat, spent.pending_msat) == (sum(got.values()), done["fees_msat"], 0)
+    assert done["zaps"] >= 3 * len(done["providers"])
+
+
+async def test_every_provider_has_signed_for_every_chunk_and_the_committee_has_certified_its_roots(market):
+    async with market.customer("carol") as carol:
+        await generate(carol, market, max_tokens=TOKENS)
+        done = carol.last
+    about = {"e": frozenset({done["request"]})}
+    events = await market.events(
+        Filter(kinds=frozenset({9735, kinds.RECEIPT, 6843}), tags=about)
+    )
+    by_kind = {kind: [e for e in events if e.kind == kind] for kind in {e.kind for e in events}}
+    providers = set(done["providers"])
+
+    receipts = {r.provider: r for r in map(receipt.parse, by_kind[kinds.RECEIPT])}
+    assert len(by_kind[kinds.RECEIPT]) == len(providers) and receipts.keys() == providers
+    ads = await _ads(market)
+    seen: set[str] = set()
+    for provider, statement in receipts.items():
+        assert len(statement.chunks) >= 3
+        zapped = {e.id: e for e in by_kind[9735] if e.pubkey == provider}
+        assert len(zapped) == len(statement.chunks)
+        for paid in statement.chunks:
+            zap = zaps.check_receipt(
+                zapped[paid.zap_receipt],
+                key=Key(done["request"], provider, paid.chunk, paid.attempt),
+                nostr_pubkey=provider,
+                network="bcrt",
+                lnurl=lnurl.encode(ads[provider].lnurl),
+                seen=seen,
+            )
+            assert zap.invoice.amount_msat == paid.amount_msat
+            assert zap.invoice.payment_hash == paid.payment_hash
+            seen.add(paid.payment_hash)
+        assert sum(paid.amount_msat for paid in statement.chunks) == done["paid_msat"][provider]
+
+    results = {r.provider: r for r in map(result.parse, by_kind[6843])}
+    assert results.keys() == providers
+    keys = market.keys("carol")
+    said = {p: nip44.decrypt(r.ciphertext, nip44.conversation_key(keys, p)) for p, r in results.items()}
+    driver = next(task["provider"] for task in done["tasks"] if task["task"] == "driver")
+    assert json.loads(said[driver])["text"] == done["text"]
+
+    claimed = {(p, root) for p, r in results.items() for root in r.roots}
+    assert {root.chunk for _, root in claimed} >= set(range(3))
+    assert {root.task for _, root in claimed} == {task["task"] for task in done["tasks"]}
+    epoch = done["epoch"]
+    while True:  # a provider commits once an epoch: the last chunk's root may wait for the next one
+        epoch = (await market.until(lambda snapshot: True, after=epoch)).body.epoch
+        committed = await market.events(Filter(kinds=frozenset({kinds.COMMITMENT})))
+        parsed = [commitment.parse(e) for e in committed]
+        roots = {(c.provider, root) for c in parsed if c.epoch <= epoch for root in c.commitment.chunks}
+        if claimed <= roots:
+            break
+        assert epoch < done["epoch"] + 6
+    bodies = [certificate.parse(e).body for e in await market.events(Filter(kinds=frozenset({kinds.CERTIFICATE})))]
+    for number in {c.epoch for c in parsed if c.epoch <= epoch and done["request"] in {r.request for r in c.commitment.chunks}}:
+        (root,) = {body.commitments for body in bodies if body.epoch == number}
+        assert root == commitment.certified_root([c.id for c in parsed if c.epoch == number])
+
+
+async def _ads(market):
+    return {e.pubkey: ad.parse(e) for e in await market.events(Filter(kinds=frozenset({kinds.AD})))}
+
+
+async def test_embeddings_equal_a_single_process(market):
+    async with market.customer("alice") as alice:
+        vectors = await alice.embed(market.encoder["address"], SENTENCES)
+        assert len(alice.last["providers"]) >= 2
+        assert alice.last["paid_msat"].keys() == set(alice.last["providers"])
+    expected = whole_encoder.embed(market.encoder_folder, SENTENCES).numpy()
+    assert np.abs(vectors - expected).max() <= 1e-5
+
+
+async def test_a_local_driver_makes_the_same_tokens_and_keeps_the_prompt_at_home(market, alone):
+    async with market.customer("alice") as alice:
+        terms = alice.terms.model_copy(update={"driver": "local"})
+        ids = await generate(alice, market, max_tokens=TOKENS, terms=terms)
+        done = alice.last
+    assert (ids, done["text"]) == alone(PROMPT, TOKENS)
+    assert done["tasks"][0] == {"task": "driver", "provider": "local", "standby": None, "price_msat": 0}
+    assert all(msat >= 3 * DECODER_MSAT for msat in done["paid_msat"].values())
+    assert done["receipts"] == len(done["providers"])
+
+
+async def test_embeddings_with_a_local_tokenizer_are_the_same(market):
+    async with market.customer("alice") as alice:
+        terms = alice.terms.model_copy(update={"driver": "local"})
+        vectors = await alice.embed(market.encoder["address"], SENTENCES, terms=terms)
+        assert alice.last["tasks"][0]["provider"] == "local"
+    assert np.abs(vectors - whole_encoder.embed(market.encoder_folder, SENTENCES).numpy()).max() <= 1e-5
+
+
+async def test_two_customers_at_once_get_their_own_tokens(market, alone):
+    prompts = {"alice": "the cat", "bob": "on the mat sat"}
+
+    async def buy(name):
+        async with market.customer(name) as customer:
+            return await generate(customer, market, prompts[name], max_tokens=70, temperature=0.8, seed=3)
+
+    bought = await asyncio.gather(*map(buy, prompts))
+    for ids, prompt in zip(bought, prompts.values(), strict=True):
+        assert ids == alone(prompt, 70, temperature=0.8, seed=3)[0]
+
+
+async def test_a_full_provider_says_busy_and_the_plan_that_is_drawn_without_it_can_be_audited(market, alone):
+    async with market.customer("alice") as alice, market.customer("bob") as bob:
+        ada = market.public["ada"]
+        newest = await alice.session.market.epoch(timeout_s=10)
+        await market.until(market.is_free("ada"), after=newest.body.epoch)
+        holding = alice.generate(market.decoder["address"], PROMPT, max_tokens=TOKENS)
+        await anext(holding)  # ada's only slot is taken, and the newest snapshot does not know
+        ids = await generate(bob, market, "the mat", max_tokens=5)
+        await holding.aclose()
+        done = bob.last
+    assert ids == alone("the mat", 5)[0]
+    assert ada not in done["providers"]
+    events = await market.events(Filter(ids=frozenset({done["request"]})))
+    plan = job.parse(events[0]).plan
+    assert plan.k == 1 and len(plan.busy) == 1
+    (refusal,) = await market.events(Filter(ids=frozenset(plan.busy)))
+    assert refusal.pubkey == ada and feedback.parse(refusal).status == "busy"
+    audited = market.command("audit", done["request"], "--config", str(market.config_of("bob")))
+    assert audited["ok"] and audited["findings"] == []
