@@ -142,9 +142,13 @@ class RunningMarket:
         self.spawn(name, "provider", "--config", str(self.config_of(name)))
         return self.ready(name) if wait else {}
 
+    def run(self, *command: str) -> subprocess.CompletedProcess[bytes]:
+        """`nodewire COMMAND --json`, to its end."""
+        return subprocess.run([*NODEWIRE, *command, "--json"], capture_output=True, timeout=READY_S)
+
     def command(self, *command: str) -> dict[str, Any]:
-        """What `nodewire COMMAND --json` prints."""
-        done = subprocess.run([*NODEWIRE, *command, "--json"], capture_output=True, timeout=READY_S)
+        """What `nodewire COMMAND --json` prints; it must succeed."""
+        done = self.run(*command)
         assert done.returncode == 0, (done.stdout + done.stderr).decode()[-2000:]
         return json.loads(done.stdout)
 
