@@ -31,10 +31,10 @@ def request_event(keys: Keys, base: Request, plan: Plan, *, bits: int = WORK_BIT
         **changes,
     }
     tags, content = job.tags_and_content(plan, **cited)
-    now_s = int(time.time())
+    at_s = base.created_at + 1  # made in the same second it could be the same event
     if bits:
-        tags = nip13.mine(keys.public, kinds.INFERENCE, bits, created_at=now_s, content=content, tags=tags)
-    return sign(keys, kinds.INFERENCE, created_at=now_s, content=content, tags=tags)
+        tags = nip13.mine(keys.public, kinds.INFERENCE, bits, created_at=at_s, content=content, tags=tags)
+    return sign(keys, kinds.INFERENCE, created_at=at_s, content=content, tags=tags)
 
 
 async def send_tickets(pool: Pool, keys: Keys, request: Event, **params: Any) -> None:

@@ -135,7 +135,7 @@ class RunningMarket:
         assert stdout
         came, _, _ = select.select([stdout], [], [], READY_S)
         line = stdout.readline() if came else b""
-        assert line, f"{name} did not start:\n{self.log(name)[-2000:]}"
+        assert line.startswith(b'{"') and b'"ready"' in line, f"{name} did not start: {line!r}\n{self.log(name)[-2000:]}"
         return json.loads(line)
 
     def start_provider(self, name: str, *, wait: bool = True) -> dict[str, Any]:
