@@ -110,6 +110,8 @@ class Purchase:
         self._local: LocalMailbox | None = None
         self._heard: set[str] = set()
         self._zap_receipts: dict[str, list[Event]] = {}
+        self._unpaid: dict[str, NodewireError] = {}
+        """Why a claim (`payment-required`, by event id) is not paid yet."""
         self._failure: NodewireError | None = None
         self._failed = asyncio.Event()
         self._said = asyncio.Condition()
@@ -190,7 +192,9 @@ class Purchase:
                     frame = await self._arrived()
                 return frame
         except TimeoutError as error:
-            raise TimedOut("output", f"none came within {deadline_s:.0f} s") from error
+            # Providers wait for payments that cannot be made: then that is the reason, not their silence.
+            late = TimedOut("output", f"none came within {deadline_s:.0f} s")
+            raise next(iter(self._unpaid.values()), late) from error
 
     async def _arrived(self) -> Frame[Array]:
         """The next frame of the job, or what ended it."""
@@ -339,8 +343,10 @@ class Purchase:
         for pause_s in (*_PAY_AGAIN_S, None):
             try:
                 await self.payments.asked(said)
+                self._unpaid.pop(said.id, None)
                 return
             except NodewireError as error:
+                self._unpaid[said.id] = error
                 self._session.log.warning("payment to %s: %s", said.provider[:8], error)
                 if pause_s is None or not error.retryable:
                     await self.payments.fail(error)

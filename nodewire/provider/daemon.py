@@ -67,7 +67,8 @@ class Provider:
         self._admission = admission
         self._patience_s = patience_s
         self._requests: dict[str, tuple[float, Request, Manifest]] = {}
-        self._tickets: dict[str, tuple[float, str, Ticket]] = {}
+        self._tickets: dict[tuple[str, str], tuple[float, Ticket]] = {}
+        """By request and author: anybody can read a request and send a ticket for it, which opens nothing."""
         self._jobs: dict[str, JobRun] = {}
         self._seen: dict[str, float] = {}
         self._running: set[asyncio.Task[None]] = set()
@@ -117,18 +118,18 @@ class Provider:
         ticket = Ticket.parse(rumor.content)
         if ticket.request in self._jobs or len(self._tickets) + len(self._requests) >= MAX_WAITING:
             return
-        self._tickets.setdefault(ticket.request, (time.monotonic(), rumor.pubkey, ticket))
+        self._tickets.setdefault((ticket.request, rumor.pubkey), (time.monotonic(), ticket))
         self._begin_if_complete(ticket.request)
 
     def _begin_if_complete(self, id_: str) -> None:
         """A job begins when its request and its ticket are here, from the same key."""
-        if id_ not in self._requests or id_ not in self._tickets:
+        if id_ not in self._requests:
             return
-        _, request, manifest = self._requests.pop(id_)
-        _, author, ticket = self._tickets.pop(id_)
-        if author != request.customer:
-            log.info("ticket for %s by another key than the request's", id_[:8])
+        _, request, manifest = self._requests[id_]
+        if (id_, request.customer) not in self._tickets:
             return
+        del self._requests[id_]
+        _, ticket = self._tickets.pop((id_, request.customer))
         task = asyncio.create_task(self._serve(request, manifest, ticket))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -210,8 +211,7 @@ class Provider:
 
     def _forget_old(self) -> None:
         horizon = time.monotonic() - WAITING_S
-        for waiting in (self._requests, self._tickets):
-            for id_ in [i for i, entry in waiting.items() if entry[0] < horizon]:
-                del waiting[id_]
+        self._requests = {key: entry for key, entry in self._requests.items() if entry[0] >= horizon}
+        self._tickets = {key: entry for key, entry in self._tickets.items() if entry[0] >= horizon}
         while len(self._seen) > 4 * MAX_WAITING:
             del self._seen[next(iter(self._seen))]

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from nodewire.errors import BadFrame, NodewireError, first_of
+from nodewire.errors import BadFrame, NodewireError, TimedOut, first_of
 from nodewire.kind import Job, JobKind, Mailbox, Params, Worker
 from nodewire.nostr import nip44
 from nodewire.nostr.event import Event
@@ -102,8 +102,11 @@ class JobRun:
         await self._say("processing")
         serving = asyncio.create_task(self._kind.serve(self._job, self._mailbox, self._worker, self))
         ended = asyncio.create_task(self._ended.wait())
+        watching = asyncio.create_task(self._watch())
         try:
-            await asyncio.wait((serving, ended), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((serving, ended, watching), return_when=asyncio.FIRST_COMPLETED)
+            if watching.done():
+                watching.result()
             if serving.done() and (error := serving.exception()) is not None:
                 raise first_of(error)
             await self._ended.wait()
@@ -116,10 +119,19 @@ class JobRun:
             await self._say("error", error.code)
             raise
         finally:
-            for task in (serving, ended):
+            for task in (serving, ended, watching):
                 task.cancel()
-            await asyncio.gather(serving, ended, return_exceptions=True)
+            await asyncio.gather(serving, ended, watching, return_exceptions=True)
             self._mailbox.close()
+
+    async def _watch(self) -> None:
+        """End a job that stands still, for it holds a slot. Raises TimedOut."""
+        limit_s = self.request.plan.first_result_ms / 1000 + self._patience_s
+        frames = -1
+        while frames != self._frames:
+            frames = self._frames
+            await asyncio.sleep(limit_s)
+        raise TimedOut("frames", f"none for {limit_s:.0f} s")
 
     async def admit(self, chunk: int) -> None:
         await self.credit.admit(chunk)

@@ -138,16 +138,20 @@ class RunningMarket:
         assert stdout
         came, _, _ = select.select([stdout], [], [], READY_S)
         line = stdout.readline() if came else b""
-        assert line, f"{name} did not start:\n{self.log(name)[-2000:]}"
+        assert line.startswith(b'{"') and b'"ready"' in line, f"{name} did not start: {line!r}\n{self.log(name)[-2000:]}"
         return json.loads(line)
 
     def start_provider(self, name: str, *, wait: bool = True) -> dict[str, Any]:
         self.spawn(name, "provider", "--config", str(self.config_of(name)))
         return self.ready(name) if wait else {}
 
+    def run(self, *command: str) -> subprocess.CompletedProcess[bytes]:
+        """`nodewire COMMAND --json`, to its end."""
+        return subprocess.run([*NODEWIRE, *command, "--json"], capture_output=True, timeout=READY_S)
+
     def command(self, *command: str) -> dict[str, Any]:
-        """What `nodewire COMMAND --json` prints."""
-        done = subprocess.run([*NODEWIRE, *command, "--json"], capture_output=True, timeout=READY_S)
+        """What `nodewire COMMAND --json` prints; it must succeed."""
+        done = self.run(*command)
         assert done.returncode == 0, (done.stdout + done.stderr).decode()[-2000:]
         return json.loads(done.stdout)
 

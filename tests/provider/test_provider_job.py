@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from kinds.k8843 import KIND
-from nodewire.errors import BadFrame, BadSignature
+from nodewire.errors import BadFrame, BadSignature, TimedOut
 from nodewire.kind import Job
 from nodewire.llm.sampling import Sampling
 from nodewire.llm.split import split_decoder
@@ -222,3 +222,13 @@ def test_a_job_names_its_tasks_in_order(market):
     run = next(iter(market.runs.values()))
     assert isinstance(run._job, Job)
     assert run.tasks == ("driver",)
+
+
+async def test_a_job_whose_input_never_comes_gives_its_slot_back(market):
+    run = next(r for r in market.runs.values() if r.drives)
+    run._patience_s = 0
+    with pytest.raises(TimedOut):
+        await asyncio.wait_for(run.run(), 5)
+    statuses = [(f.status, f.text) for f in map(market.parsed, market.events)]
+    assert statuses == [("processing", ""), ("error", "timed-out")]
+    assert not run._worker._worker.open_sessions

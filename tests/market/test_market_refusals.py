@@ -1,0 +1,73 @@
+"""What a provider does not work for: too little work, somebody else's ticket, a key that is in its debt."""
+
+from __future__ import annotations
+
+import pytest
+from asking import answers, request_event, send_tickets, the_request
+
+from nodewire.errors import NodewireError, PaymentFailed, PaymentRequired
+from nodewire.nostr.keys import Keys
+from nodewire.nostr.nip01 import Filter
+
+
+async def plan_of(market, name):
+    """A request of a new customer's, that is done and paid."""
+    async with market.customer(name) as customer:
+        await customer.embed(market.encoder["address"], ["the cat"])
+        return await the_request(market, customer.last["request"]), market.keys(name)
+
+
+async def results_of(market, event):
+    return await market.events(Filter(kinds=frozenset({6843}), tags={"e": frozenset({event.id})}))
+
+
+async def test_a_request_without_enough_work_is_refused(market):
+    base, keys = await plan_of(market, "idler")
+    async with market.pool() as pool:
+        event = request_event(keys, base, base.plan, bits=0)
+        await pool.publish(event)
+        await send_tickets(pool, keys, event)
+        said = await answers(pool, [event], len(base.plan.providers()))
+    assert {(answer.status, answer.text) for answer in said} == {("error", "bad-tag")}
+    assert await results_of(market, event) == []
+
+
+async def test_a_ticket_from_another_key_opens_nothing_and_keeps_the_customer_from_nothing(market):
+    base, keys = await plan_of(market, "watched")
+    thief = Keys.generate()
+    async with market.pool() as pool:
+        event = request_event(keys, base, base.plan)
+        await send_tickets(pool, thief, event)
+        await pool.publish(event)
+        await send_tickets(pool, thief, event)
+        with pytest.raises(TimeoutError):
+            await answers(pool, [event], 1, timeout_s=0.5)
+        await send_tickets(pool, keys, event)
+        said = await answers(pool, [event], len(base.plan.providers()))
+    assert {answer.status for answer in said} == {"processing"}
+
+
+async def test_a_customer_who_cannot_pay_gets_no_more_than_two_chunks_and_then_no_credit(market):
+    only_dan = {"trusted": (market.public["dan"], market.public["eve"])}
+    ids: list[int] = []
+    async with market.customer("pauper", sats=0) as pauper:
+        terms = pauper.terms.model_copy(update=only_dan)
+        with pytest.raises((PaymentFailed, PaymentRequired)):
+            async for piece in pauper.generate(market.decoder["address"], "the cat", max_tokens=300, terms=terms):
+                ids += piece.ids
+        assert len(ids) <= 2 * 64
+        with pytest.raises(PaymentRequired) as refused:
+            async for _ in pauper.generate(market.decoder["address"], "the cat", max_tokens=4, terms=terms):
+                pytest.fail("a key in debt was served")
+        assert market.public["dan"][:8] in str(refused.value)
+    assert isinstance(refused.value, NodewireError)
+
+
+async def test_parameters_that_the_provider_does_not_take_are_refused_by_it(market):
+    base, keys = await plan_of(market, "tinkerer")
+    async with market.pool() as pool:
+        event = request_event(keys, base, base.plan)
+        await pool.publish(event)
+        await send_tickets(pool, keys, event, max_tokens=10)  # an encoder takes no parameters
+        said = await answers(pool, [event], len(base.plan.providers()))
+    assert {(answer.status, answer.text) for answer in said} == {("error", "bad-input")}
