@@ -1,0 +1,81 @@
+"""Processes die in the middle of a job: typed errors in time, others go on, and no ledger forgets or pays twice."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from running_market import NODEWIRE
+
+from nodewire.errors import LinkLost, NodewireError, TimedOut, WorkerFailed
+from nodewire.llm.sampling import parse_params
+from nodewire.llm.whole import Whole
+
+PROMPT = "the cat sat on the mat"
+
+
+def whole_tokens(market, prompt, max_tokens):
+    model = Whole(market.decoder_folder)
+    return [t for t, _ in model.steps(prompt, parse_params({"max_tokens": max_tokens}, model.positions))]
+
+
+def children(pid: int) -> list[int]:
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+async def gone(pid: int) -> None:
+    while Path(f"/proc/{pid}/stat").exists() and Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z":
+        await asyncio.sleep(0.02)
+
+
+async def test_a_killed_provider_ends_its_own_job_only_and_serves_again_when_it_is_back(market):
+    eve, bea = market.public["eve"], market.public["bea"]
+    async with market.customer("victim") as victim, market.customer("bystander") as bystander:
+        without_bea = victim.terms.model_copy(update={"excluded": (bea,)})
+        without_eve = bystander.terms.model_copy(update={"excluded": (eve,)})
+        held = victim.generate(market.decoder["address"], PROMPT, max_tokens=350, terms=without_bea)
+        first = await anext(held)
+        going = bystander.generate(market.decoder["address"], PROMPT, max_tokens=100, terms=without_eve)
+        others = list((await anext(going)).ids)
+
+        process = market.processes["eve"]
+        (worker,) = children(process.pid)
+        os.kill(process.pid, signal.SIGKILL)
+        killed_at = time.monotonic()
+        with pytest.raises((LinkLost, TimedOut, WorkerFailed)):
+            async for _ in held:
+                pass
+        assert time.monotonic() - killed_at < 5
+        async for piece in going:
+            others += piece.ids
+        assert others == whole_tokens(market, PROMPT, 100)
+        assert first.ids == (others[0],)
+        await asyncio.wait_for(gone(worker), 5)  # no orphan keeps its memory
+
+        ledger = market.ledger("eve")
+        earned_msat = ledger.earned_msat()
+        ledger.close()
+        process.wait()
+        assert process.stdout
+        process.stdout.close()
+        ready = await asyncio.to_thread(market.start_provider, "eve")
+        assert ready["public"] == eve
+        newest = await victim.session.market.epoch(timeout_s=10)
+        await market.until(market.is_free("eve", "dan"), after=newest.body.epoch)
+        async with market.customer("newcomer") as newcomer:
+            ids: list[int] = []
+            async for piece in newcomer.generate(market.decoder["address"], PROMPT, max_tokens=70, terms=without_bea):
+                ids += piece.ids
+            assert ids == whole_tokens(market, PROMPT, 70)
+            assert eve in newcomer.last["providers"]
+            paid_msat = newcomer.last["paid_msat"][eve]
+        ledger = market.ledger("eve")
+        assert ledger.earned_msat() == earned_msat + paid_msat
+        assert ledger.unreceipted() == []
+        ledger.close()
