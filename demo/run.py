@@ -163,7 +163,8 @@ async def customer_config(market: Market, common: dict) -> Path:
     path.write_text(
         f'key = "key.nsec"\nstate = "state"\nrelays = {json.dumps([common["relay"]])}\n'
         f'blossom = {json.dumps([common["blossom"]])}\ncommittee = "{common["committee"]}"\n'
-        f'max_chunk_msat = 200000\n[wallet]\nurl = "{common["simnet"]}"\ntoken_file = "wallet.token"\n'
+        f"max_chunk_msat = 200000\nprivate_endpoints = true\n"
+        f'[wallet]\nurl = "{common["simnet"]}"\ntoken_file = "wallet.token"\n'
     )
     return path
 

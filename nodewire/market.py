@@ -71,15 +71,17 @@ class Market:
         self._manifests: dict[str, Manifest] = {}
 
     @classmethod
-    async def open(cls, pool: Pool, blobs: Blobs, address: str) -> Market:
-        """The market of the committee at `address` (38841:<author>:<name>).
+    async def open(cls, pool: Pool, blobs: Blobs, address: str, digest: str | None = None) -> Market:
+        """The market of the committee at `address` (38841:<author>:<name>), if it has the `digest` that is given.
 
         Raises:
             NotFound: no relay has the committee.
             BadConfig: the address is not a committee's.
         """
-        event = await _addressed(pool, address, kinds.COMMITTEE)
-        return cls(pool, blobs, committee.parse(event))
+        found = committee.parse(await _addressed(pool, address, kinds.COMMITTEE))
+        if digest is not None and found.digest() != digest:
+            raise NotFound("committee", f"{address} is now another one than {digest}")
+        return cls(pool, blobs, found)
 
     async def run(self) -> None:
         """Follow certificates and beacon partials until cancelled."""
@@ -218,7 +220,7 @@ async def open_market(stack: AsyncExitStack, role: Role) -> tuple[Keys, Pool, Ma
     keys = Keys.from_file(role.key)
     pool = await stack.enter_async_context(Pool(role.relays, keys=keys))
     blobs = await stack.enter_async_context(Blobs(role.blossom, role.blobs, keys=keys))
-    return keys, pool, await Market.open(pool, blobs, role.committee)
+    return keys, pool, await Market.open(pool, blobs, role.committee, role.committee_digest)
 
 
 async def _addressed(pool: Pool, address: str, kind: int) -> Event:

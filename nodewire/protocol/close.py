@@ -12,6 +12,9 @@ from nodewire.nostr.keys import Keys, verify
 from nodewire.protocol import canonical
 from nodewire.protocol.schema import Count, Hex32, Hex64, Schema
 
+CLOSE = "close"
+"""The type (`t`) of the wire's control document that carries one, in its field `close`."""
+
 
 class Close(Schema):
     """`units` chunks' worth was computed in `chunk` of `attempt`; `end` says that it was the job's last."""

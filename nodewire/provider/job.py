@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
-
-import orjson
 
 from nodewire.errors import BadFrame, NodewireError, TimedOut, first_of
 from nodewire.kind import Job, JobKind, Mailbox, Params, Worker
@@ -21,8 +18,8 @@ from nodewire.pay.debts import Key
 from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
 from nodewire.protocol import feedback, result
-from nodewire.protocol.chunk import Tally, claim
-from nodewire.protocol.close import Close
+from nodewire.protocol.chunk import Tally, claim, salt_secret
+from nodewire.protocol.close import CLOSE, Close
 from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request
@@ -31,8 +28,6 @@ from nodewire.protocol.plan import LOCAL, tensor_key
 from nodewire.provider.credit import Credit
 
 Publish = Callable[[Event], Awaitable[None]]
-CLOSE = "close"
-"""The type of the control document that ends a chunk."""
 
 
 class JobMailbox(Mailbox, Protocol):
@@ -139,7 +134,7 @@ class JobRun:
     def produced(self, task: str, chunk: int, frame: Frame[Array]) -> None:
         key = tensor_key(self.request.id, frame.edge, self.attempt, frame.seq)
         if (chunk, task) not in self._tallies:
-            self._tallies[chunk, task] = Tally(secrets.token_bytes(32))
+            self._tallies[chunk, task] = Tally(salt_secret(self._keys, self.request.id, task, chunk, self.attempt))
         self._tallies[chunk, task].add(key, frame)
         self._frames += 1
         if isinstance(text := frame.meta.get("text"), str):
@@ -216,11 +211,12 @@ class JobRun:
         await self._publish(event)
 
     def _result(self) -> Event:
-        said: dict[str, Any] = {"frames": self._frames, "compute_us": self._worker.microseconds()}
-        if self.drives:
-            said["text"] = "".join(self._text)
+        text = "".join(self._text) if self.drives else ""
+        if len(text.encode()) > result.MAX_TEXT_BYTES:
+            text = ""  # the customer has it from the wire; an event cannot carry it
+        said = result.Said(frames=self._frames, compute_us=self._worker.microseconds(), text=text)
         conversation = nip44.conversation_key(self._keys, self.request.customer)
-        ciphertext = nip44.encrypt(orjson.dumps(said).decode(), conversation)
+        ciphertext = nip44.encrypt(said.to_json(), conversation)
         return result.build(
             self._keys, self.request.id, self.request.customer, self._roots, ciphertext, created_at=int(time.time())
         )
@@ -248,6 +244,6 @@ class _Timed:
     async def close(self, task: str, session: str) -> None:
         await self._worker.close(task, session)
 
-    def microseconds(self) -> list[int]:
-        """[median, total] of the calls so far."""
-        return [int(statistics.median(self._us)), sum(self._us)] if self._us else [0, 0]
+    def microseconds(self) -> tuple[int, int]:
+        """Median and total of the calls so far."""
+        return (int(statistics.median(self._us)), sum(self._us)) if self._us else (0, 0)

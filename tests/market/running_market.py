@@ -138,7 +138,9 @@ class RunningMarket:
         assert stdout
         came, _, _ = select.select([stdout], [], [], READY_S)
         line = stdout.readline() if came else b""
-        assert line.startswith(b'{"') and b'"ready"' in line, f"{name} did not start: {line!r}\n{self.log(name)[-2000:]}"
+        assert line.startswith(b'{"') and b'"ready"' in line, (
+            f"{name} did not start: {line!r}\n{self.log(name)[-2000:]}"
+        )
         return json.loads(line)
 
     def start_provider(self, name: str, *, wait: bool = True) -> dict[str, Any]:
@@ -172,6 +174,7 @@ class RunningMarket:
             "relays": [self.relay],
             "blossom": [self.blossom],
             "committee": self.committee,
+            "private_endpoints": True,
             **changes,
         }
         return self._write(name, [*_toml(lines), *self._wallet(), '[worker]\nmemory = "60MB"'])

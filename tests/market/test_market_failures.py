@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
-import textwrap
 import time
 from pathlib import Path
 
 import pytest
-from running_market import NODEWIRE
 
-from nodewire.errors import LinkLost, NodewireError, TimedOut, WorkerFailed
+from nodewire.errors import LinkLost, TimedOut, WorkerFailed
 from nodewire.llm.sampling import parse_params
 from nodewire.llm.whole import Whole
 
