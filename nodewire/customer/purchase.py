@@ -15,6 +15,7 @@ from nodewire.customer.planning import Draw, draw
 from nodewire.customer.session import LocalMailbox, Session
 from nodewire.errors import (
     TABLE,
+    BadFrame,
     LinkLost,
     NodewireError,
     NoProvider,

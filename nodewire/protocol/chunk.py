@@ -24,10 +24,9 @@ def leaf_data(key: bytes, frame: Frame[Array]) -> bytes:
 
 
 def salt_secret(keys: Keys, request: str, task: str, chunk: int, attempt: int) -> bytes:
-    """The 32-byte secret behind a chunk's salts: known to the provider alone, and derived, so that it need not be kept."""
-    return canonical.tagged_hash(
-        "nodewire/salt-secret/1", keys.secret + canonical.encode([request, task, chunk, attempt])
-    )
+    """The 32 bytes behind a chunk's salts: the provider's alone, and derived, so that they need not be kept."""
+    of = canonical.encode([request, task, chunk, attempt])
+    return canonical.tagged_hash("nodewire/salt-secret/1", keys.secret + of)
 
 
 class Tally:

@@ -31,7 +31,7 @@ MAX_TEXT_BYTES = 30_000
 
 
 class Said(Schema):
-    """What a result tells the customer alone: how many frames came out, compute per call (median and total), the text."""
+    """What a result tells the customer alone: frames put out, compute per call (median and total), the text."""
 
     MAX_BYTES: ClassVar[int] = 40_960
     ERROR: ClassVar[type[BadInput]] = BadEvent
