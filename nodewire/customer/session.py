@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from nodewire.errors import WorkerFailed, first_of
 from nodewire.kind import Job, JobKind, Params, Worker
@@ -18,6 +17,7 @@ from nodewire.protocol.close import Close
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import LOCAL, Plan
+from nodewire.wire.mailbox import JobMailbox
 from nodewire.wire.node import Node
 
 StartWorker = Callable[[str], Awaitable[Worker]]
@@ -76,7 +76,7 @@ class Session:
 class LocalMailbox:
     """A job's mailbox as the customer's own tasks see it: whoever reads the job's hands them their frames."""
 
-    def __init__(self, mailbox: Any, manifest: Manifest, plan: Plan) -> None:
+    def __init__(self, mailbox: JobMailbox, manifest: Manifest, plan: Plan) -> None:
         own = {a.task for a in plan.tasks if a.provider == LOCAL}
         self._edges = {edge.name for edge in manifest.edges if edge.target in own}
         self._frames: asyncio.Queue[Frame[Array]] = asyncio.Queue()
@@ -115,4 +115,4 @@ class _LocalDesk:
             return
         close = Close.sign(self._keys, request=self._request, attempt=0, chunk=chunk, units=units, end=end)
         for provider in self._plan.providers():
-            await self._mailbox.control(provider, {"t": "close", "close": close.document()})
+            await self._mailbox.control(provider, close.control())
