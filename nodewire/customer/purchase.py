@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,18 +15,10 @@ from nodewire import errors
 from nodewire.customer.payments import JobPayments
 from nodewire.customer.planning import Draw, draw
 from nodewire.customer.session import LocalMailbox, Session
-from nodewire.errors import (
-    TABLE,
-    LinkLost,
-    NodewireError,
-    NoProvider,
-    NotAllowed,
-    TimedOut,
-    WorkerFailed,
-)
+from nodewire.errors import TABLE, LinkLost, NodewireError, NoProvider, NotAllowed, TimedOut, WorkerFailed
 from nodewire.kind import JobKind, Params
 from nodewire.nostr import event as events
-from nodewire.nostr import nip13, nip44, nip59
+from nodewire.nostr import nip13, nip44, nip57, nip59
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
 from nodewire.plan.assign import Busy
@@ -36,7 +28,7 @@ from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import CUSTOMER, Manifest
 from nodewire.protocol.plan import LOCAL, MAX_BUSY, MAX_REDRAWS, Plan, Terms, ends
 from nodewire.protocol.receipt import PaidChunk, Receipt
-from nodewire.wire.mailbox import Route
+from nodewire.wire.mailbox import JobMailbox, Route
 
 EPOCH_S = 30.0
 """How long a customer waits for a certified epoch."""
@@ -106,7 +98,7 @@ class Purchase:
         self._draw: Draw | None = None
         self._request: Event | None = None
         self._payments: JobPayments | None = None
-        self._mailbox: Any = None
+        self._open: JobMailbox | None = None
         self._local: LocalMailbox | None = None
         self._heard: set[str] = set()
         self._zap_receipts: dict[str, list[Event]] = {}
@@ -133,6 +125,11 @@ class Purchase:
         return self._ticket_for(self.request.id)
 
     @property
+    def _mailbox(self) -> JobMailbox:
+        assert self._open is not None
+        return self._open
+
+    @property
     def payments(self) -> JobPayments:
         assert self._payments is not None
         return self._payments
@@ -149,7 +146,7 @@ class Purchase:
         try:
             if error is None and self._done:
                 await self._settle()
-            elif self._mailbox is not None:
+            elif self._open is not None:
                 self._cancel()
         finally:
             await self._end()
@@ -199,8 +196,7 @@ class Purchase:
         try:
             done, _ = await asyncio.wait((getting, failing), return_when=asyncio.FIRST_COMPLETED)
             if getting in done:
-                frame: Frame[Array] = getting.result()
-                return frame
+                return getting.result()
             assert self._failure is not None
             raise self._failure
         finally:
@@ -247,7 +243,7 @@ class Purchase:
         routes = {
             edge: Route(producer, (consumer,)) for edge, (producer, consumer) in ends(self.manifest, plan).items()
         }
-        self._mailbox = session.node.open_job(self._request.id, routes)
+        self._open = session.node.open_job(self._request.id, routes)
         neighbours = set(self._mailbox.neighbours)
         if any(a.provider == LOCAL for a in plan.tasks):
             neighbours |= set(plan.providers())  # the driver tells everybody when a chunk ends
@@ -261,9 +257,7 @@ class Purchase:
             await self._mailbox.put(frame)
         if any(a.provider == LOCAL for a in plan.tasks):
             local = self._local = LocalMailbox(self._mailbox, self.manifest, plan)
-            self._spawn(
-                session.serve_locally(self._kind, self._request.id, self.manifest, plan, self._params, local)
-            )
+            self._spawn(session.serve_locally(self._kind, self._request.id, self.manifest, plan, self._params, local))
 
     async def _signed(self, drawn: Draw) -> Event:
         tags, content = job.tags_and_content(
@@ -304,7 +298,7 @@ class Purchase:
 
     async def _listen(self, request: str) -> None:
         """Follow what the providers say about this job."""
-        answers = frozenset({kinds.FEEDBACK, kinds.result_of(kinds.INFERENCE), 9735})
+        answers = frozenset({kinds.FEEDBACK, kinds.result_of(kinds.INFERENCE), nip57.RECEIPT})
         wanted = Filter(kinds=answers, tags={"e": frozenset({request})})
         async for event in self._session.pool.subscribe([wanted]):
             try:
@@ -402,11 +396,11 @@ class Purchase:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
-        if self._mailbox is not None:
-            self._mailbox.close()
-            self._mailbox = None
+        if self._open is not None:
+            self._open.close()
+            self._open = None
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
