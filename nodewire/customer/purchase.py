@@ -263,7 +263,7 @@ class Purchase:
         tags, content = job.tags_and_content(
             drawn.plan,
             manifest_address=self._address,
-            certificate_event=drawn.epoch.certificate_event,
+            certificate_event=drawn.epoch.certificate.id,
             partials=drawn.epoch.partials,
             relays=self._session.relays,
         )
