@@ -15,6 +15,7 @@ from typing import Any
 from nodewire.errors import BadFrame, BadInput
 from nodewire.kind import Desk, Job, Mailbox, Params, Worker
 from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.kinds import INFERENCE
 from nodewire.protocol.manifest import CUSTOMER, Manifest
 
 MAX_NEW_TOKENS = 1_000_000
@@ -23,7 +24,7 @@ MAX_STOP_CHARS = 64
 
 
 class SplitInference:
-    request = 8843
+    request = INFERENCE
     worker_entry = "kinds.k8843_worker"
 
     def check(self, manifest: Manifest, params: Params) -> Params:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,31 +13,22 @@ from nodewire import errors
 from nodewire.customer.payments import JobPayments, Paid
 from nodewire.customer.planning import Draw, draw
 from nodewire.customer.session import LocalMailbox, Session
-from nodewire.errors import (
-    TABLE,
-    BadFrame,
-    LinkLost,
-    NodewireError,
-    NoProvider,
-    NotAllowed,
-    TimedOut,
-    WorkerFailed,
-)
+from nodewire.errors import TABLE, BadFrame, LinkLost, NodewireError, NoProvider, NotAllowed, TimedOut, WorkerFailed
 from nodewire.kind import JobKind, Params
 from nodewire.nostr import event as events
-from nodewire.nostr import nip13, nip44, nip59
+from nodewire.nostr import nip13, nip44, nip57, nip59
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
 from nodewire.pay import zaps
 from nodewire.plan.assign import Busy
 from nodewire.protocol import feedback, job, kinds, receipt, result
-from nodewire.protocol.close import CLOSE, Close
+from nodewire.protocol.close import Close
 from nodewire.protocol.feedback import Feedback
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import CUSTOMER, Manifest
 from nodewire.protocol.plan import LOCAL, MAX_BUSY, MAX_REDRAWS, Plan, Terms, ends
 from nodewire.protocol.receipt import MAX_CHUNKS, PaidChunk, Receipt
-from nodewire.wire.mailbox import Route
+from nodewire.wire.mailbox import JobMailbox, Route
 
 EPOCH_S = 30.0
 """How long a customer waits for a certified epoch."""
@@ -109,7 +100,7 @@ class Purchase:
         self._draw: Draw | None = None
         self._request: Event | None = None
         self._payments: JobPayments | None = None
-        self._mailbox: Any = None
+        self._open: JobMailbox | None = None
         self._local: LocalMailbox | None = None
         self._heard: set[str] = set()
         self._zap_receipts: dict[str, list[Event]] = {}
@@ -138,6 +129,11 @@ class Purchase:
         return self._ticket_for(self.request.id)
 
     @property
+    def _mailbox(self) -> JobMailbox:
+        assert self._open is not None
+        return self._open
+
+    @property
     def payments(self) -> JobPayments:
         assert self._payments is not None
         return self._payments
@@ -154,7 +150,7 @@ class Purchase:
         try:
             if error is None and self._done:
                 await self._settle()
-            elif self._mailbox is not None:
+            elif self._open is not None:
                 self._cancel()
         finally:
             await self._end()
@@ -206,8 +202,7 @@ class Purchase:
         try:
             done, _ = await asyncio.wait((getting, failing), return_when=asyncio.FIRST_COMPLETED)
             if getting in done:
-                frame: Frame[Array] = getting.result()
-                return frame
+                return getting.result()
             assert self._failure is not None
             raise self._failure
         finally:
@@ -256,7 +251,7 @@ class Purchase:
         routes = {
             edge: Route(producer, (consumer,)) for edge, (producer, consumer) in ends(self.manifest, plan).items()
         }
-        self._mailbox = session.node.open_job(self._request.id, routes)
+        self._open = session.node.open_job(self._request.id, routes)
         neighbours = set(self._mailbox.neighbours)
         if any(a.provider == LOCAL for a in plan.tasks):
             neighbours |= set(plan.providers())  # the driver tells everybody when a chunk ends
@@ -281,7 +276,7 @@ class Purchase:
         tags, content = job.tags_and_content(
             drawn.plan,
             manifest_address=self._address,
-            certificate_event=drawn.epoch.certificate_event,
+            certificate_event=drawn.epoch.certificate.id,
             partials=drawn.epoch.partials,
             relays=self._session.relays,
         )
@@ -326,16 +321,21 @@ class Purchase:
         """Take note of what the driver signs off, which is what may be charged."""
         driver = self.plan.assignment(self.manifest.driver.name).provider
         async for _, document in self._mailbox.controls():
-            if document.get("t") == CLOSE:
-                close = Close.from_document(document.get("close"))
+            try:
+                close = Close.from_control(document)
+                if close is None:
+                    continue
                 if close.request != self.request.id or close.attempt != 0:
                     raise BadFrame("close", "of another job or attempt")
                 close.check(self._session.keys.public if driver == LOCAL else driver)
+            except NodewireError as error:  # one member's lie is not the driver's word
+                self._session.log.warning("a close was refused: %s", error)
+            else:
                 await self.payments.closed(close.chunk, close.units)
 
     async def _listen(self, request: str) -> None:
         """Follow what the providers say about this job."""
-        answers = frozenset({kinds.FEEDBACK, kinds.result_of(kinds.INFERENCE), 9735})
+        answers = frozenset({kinds.FEEDBACK, kinds.result_of(kinds.INFERENCE), nip57.RECEIPT})
         wanted = Filter(kinds=answers, tags={"e": frozenset({request})})
         async for event in self._session.pool.subscribe([wanted]):
             try:
@@ -448,11 +448,11 @@ class Purchase:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
-        if self._mailbox is not None:
-            self._mailbox.close()
-            self._mailbox = None
+        if self._open is not None:
+            self._open.close()
+            self._open = None
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)

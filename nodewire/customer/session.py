@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from nodewire.errors import WorkerFailed, first_of
 from nodewire.kind import Job, JobKind, Params, Worker
@@ -14,10 +13,11 @@ from nodewire.market import Market
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.pool import Pool
 from nodewire.pay.payer import Payer
-from nodewire.protocol.close import CLOSE, Close
+from nodewire.protocol.close import Close
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import LOCAL, Plan
+from nodewire.wire.mailbox import JobMailbox
 from nodewire.wire.node import Node
 
 StartWorker = Callable[[str], Awaitable[Worker]]
@@ -87,7 +87,7 @@ class Session:
 class LocalMailbox:
     """A job's mailbox as the customer's own tasks see it: whoever reads the job's hands them their frames."""
 
-    def __init__(self, mailbox: Any, manifest: Manifest, plan: Plan) -> None:
+    def __init__(self, mailbox: JobMailbox, manifest: Manifest, plan: Plan) -> None:
         own = {a.task for a in plan.tasks if a.provider == LOCAL}
         self._edges = {edge.name for edge in manifest.edges if edge.target in own}
         self._frames: asyncio.Queue[Frame[Array]] = asyncio.Queue()
@@ -130,4 +130,4 @@ class _LocalDesk:
         close = Close.sign(self._keys, request=self._request, attempt=0, chunk=chunk, units=units, end=end)
         await self._on_close(chunk, units)
         for provider in self._plan.providers():
-            await self._mailbox.control(provider, {"t": CLOSE, "close": close.document()})
+            await self._mailbox.control(provider, close.control())

@@ -44,7 +44,9 @@ from itertools import accumulate
 from math import isqrt
 from typing import NamedTuple
 
-from nodewire.errors import BadInput, NoProvider, OverBudget
+from nodewire.errors import BadInput, BadPlan, NoProvider, OverBudget
+from nodewire.nostr.event import Event
+from nodewire.protocol import feedback
 from nodewire.protocol.body import Body
 from nodewire.protocol.canonical import tagged_hash
 from nodewire.protocol.committee import Committee
@@ -63,6 +65,19 @@ class Busy:
 
     id: str
     provider: str
+
+    @classmethod
+    def cited(cls, event: Event, customer: str) -> Busy:
+        """The exclusion that a verified feedback (kind 7000) on a job of `customer` asks for.
+
+        Raises:
+            BadEvent, BadTag: it is no feedback.
+            BadPlan: it is no refusal, or one of another customer's job.
+        """
+        said = feedback.parse(event)
+        if said.status != "busy" or said.customer != customer:
+            raise BadPlan("busy", f"{said.id[:8]} is no refusal of this customer's job")
+        return cls(said.id, said.provider)
 
 
 class Offer(NamedTuple):

@@ -89,7 +89,7 @@ class Announcer:
         slots = sum(s.slots for s in self._served)
         beat = Beat(
             committee=self._market.committee_digest,
-            last=self._market.last_body,
+            last=self._market.last_body(),
             epoch=epoch,
             ad=ad,
             load_ppm=sum(s.busy for s in self._served) * 1_000_000 // slots,

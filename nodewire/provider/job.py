@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from nodewire.errors import BadFrame, NodewireError, TimedOut, first_of
+from nodewire.errors import BadFrame, BadInput, NodewireError, TimedOut, first_of
 from nodewire.kind import Job, JobKind, Mailbox, Params, Worker
 from nodewire.nostr import nip44
 from nodewire.nostr.event import Event
@@ -19,13 +20,15 @@ from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
 from nodewire.protocol import feedback, result
 from nodewire.protocol.chunk import Tally, claim, salt_secret
-from nodewire.protocol.close import CLOSE, Close
+from nodewire.protocol.close import Close
 from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import LOCAL, tensor_key
 from nodewire.provider.credit import Credit
+
+log = logging.getLogger("nodewire.provider")
 
 Publish = Callable[[Event], Awaitable[None]]
 
@@ -146,24 +149,24 @@ class JobRun:
                 self._keys, request=self.request.id, attempt=self.attempt, chunk=chunk, units=units, end=end
             )
             peers = [p for p in (*self.request.plan.providers(), self.request.customer) if p != self._keys.public]
-            await asyncio.gather(
-                *(self._mailbox.control(peer, {"t": CLOSE, "close": close.document()}) for peer in peers)
-            )
+            await asyncio.gather(*(self._mailbox.control(peer, close.control()) for peer in peers))
         await self._finish(chunk, units, end)
 
     async def listen(self) -> None:
         """Follow the job's control documents until it ends; raises what ended it."""
         async for peer, document in self._mailbox.controls():
-            if document.get("t") == CLOSE:
-                await self.heard(peer, document)
+            try:
+                if (close := Close.from_control(document)) is not None:
+                    await self.heard(close)
+            except BadInput as error:  # one member's bad word does not make this node deaf to the driver's
+                log.info("job %s: close by %s ignored: %s", self.request.id[:8], peer[:8], error)
 
-    async def heard(self, peer: str, document: Mapping[str, Any]) -> None:
-        """A close came from `peer`.
+    async def heard(self, close: Close) -> None:
+        """The driver says that a chunk is over; whoever passed it on.
 
         Raises:
             BadFrame, BadSignature: it is not this job's, or not signed by its driver.
         """
-        close = Close.from_document(document.get("close"))
         driver = self.request.customer if self._driver == LOCAL else self._driver
         if close.request != self.request.id or close.attempt != self.attempt or not self._generates:
             raise BadFrame("close", "of another job or attempt")
@@ -229,7 +232,7 @@ class _Timed:
         self._worker = worker
         self._us: list[int] = []
 
-    async def load(self, task: str, engine: str, program: Path, weights: Sequence[Path]) -> Any:
+    async def load(self, task: str, engine: str, program: Path, weights: Sequence[Path]) -> Mapping[str, int]:
         return await self._worker.load(task, engine, program, weights)
 
     async def open(self, task: str, session: str, params: Params) -> None:

@@ -35,12 +35,13 @@ from nodewire.nostr import event as nostr_event
 from nodewire.nostr import keys as nostr_keys
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
+from nodewire.protocol import kinds
 from nodewire.protocol.canonical import tagged_hash
 
 OID = x509.ObjectIdentifier("2.25.331049885473452711640222435708488784047")
 TAG = "nodewire/tls/1"
 ALPN = "nodewire/1"
-KIND = 28842
+KIND = kinds.WIRE_AUTH
 VERSION = "1"
 LIFETIME_S = 7 * 86_400
 CLOCK_SKEW_S = 60
