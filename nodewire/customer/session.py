@@ -118,7 +118,7 @@ class _LocalDesk:
         self._plan = plan
         self._mailbox = mailbox
 
-    async def admit(self, chunk: int) -> None:
+    async def admit(self, chunk: int, units: int = 1) -> None:
         return
 
     def produced(self, task: str, chunk: int, frame: Frame[Array]) -> None:

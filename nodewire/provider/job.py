@@ -82,6 +82,8 @@ class JobRun:
         self._generates = manifest.mode == "generate"
         self._tallies: dict[tuple[int, str], Tally] = {}
         self._closed: set[int] = set()
+        self._units: dict[int, int] = {}
+        """By chunk, what this node's inputs of it count as."""
         self._roots: list[ChunkRoot] = []
         self._frames = 0
         self._text: list[str] = []
@@ -114,6 +116,7 @@ class JobRun:
             await self._say("success")
         except NodewireError as error:
             self._mailbox.cancel(error)
+            await self._claim_unclosed()
             await self._say("error", error.code)
             raise
         finally:
@@ -131,8 +134,11 @@ class JobRun:
             await asyncio.sleep(limit_s)
         raise TimedOut("frames", f"none for {limit_s:.0f} s")
 
-    async def admit(self, chunk: int) -> None:
+    async def admit(self, chunk: int, units: int = 1) -> None:
+        if chunk in self._closed:
+            raise BadFrame("chunk", f"{chunk} has been closed")
         await self.credit.admit(chunk)
+        self._units[chunk] = max(units, self._units.get(chunk, 0))
 
     def produced(self, task: str, chunk: int, frame: Frame[Array]) -> None:
         key = tensor_key(self.request.id, frame.edge, self.attempt, frame.seq)
@@ -165,12 +171,15 @@ class JobRun:
         """The driver says that a chunk is over; whoever passed it on.
 
         Raises:
-            BadFrame, BadSignature: it is not this job's, or not signed by its driver.
+            BadFrame, BadSignature: it is not this job's, not signed by its driver, or counts what was computed here as
+                something else.
         """
         driver = self.request.customer if self._driver == LOCAL else self._driver
         if close.request != self.request.id or close.attempt != self.attempt or not self._generates:
             raise BadFrame("close", "of another job or attempt")
         close.check(driver)
+        if close.units != self._units.get(close.chunk, close.units):
+            raise BadFrame("units", f"{close.units}, chunk {close.chunk} had {self._units[close.chunk]} here")
         await self._finish(close.chunk, close.units, close.end)
 
     async def _finish(self, chunk: int, units: int, end: bool) -> None:
@@ -191,6 +200,12 @@ class JobRun:
                 await self._ask(chunk, units, claim(roots))
         if end:
             self._ended.set()
+
+    async def _claim_unclosed(self) -> None:
+        """The job failed: chunks whose successor had begun were complete, though the driver has not said so."""
+        if self._generates and not self.drives:
+            for chunk in sorted(set(self._units) - self._closed)[:-1]:
+                await self._finish(chunk, self._units[chunk], end=False)
 
     async def _ask(self, chunk: int, units: int, root: str) -> None:
         amount_msat = units * self.price_msat
