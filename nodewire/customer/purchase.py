@@ -259,9 +259,7 @@ class Purchase:
             await self._mailbox.put(frame)
         if any(a.provider == LOCAL for a in plan.tasks):
             local = self._local = LocalMailbox(self._mailbox, self.manifest, plan)
-            self._spawn(
-                session.serve_locally(self._kind, self._request.id, self.manifest, plan, self._params, local)
-            )
+            self._spawn(session.serve_locally(self._kind, self._request.id, self.manifest, plan, self._params, local))
 
     async def _signed(self, drawn: Draw) -> Event:
         tags, content = job.tags_and_content(

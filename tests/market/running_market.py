@@ -78,7 +78,10 @@ class RunningMarket:
 
     def start(self) -> None:
         with ThreadPoolExecutor(8) as threads:
-            made = [threads.submit(make_decoder, self.decoder_folder), threads.submit(make_encoder, self.encoder_folder)]
+            made = [
+                threads.submit(make_decoder, self.decoder_folder),
+                threads.submit(make_encoder, self.encoder_folder),
+            ]
             relay = ["relay", "--port", "0", "--db", str(self.folder / "relay.db"), "--blobs", self._path("blobs")]
             simnet = ["simnet", "--port", "0", "--db", self._path("simnet.db"), "--faucet"]
             self.spawn("relay", *relay)
@@ -135,7 +138,9 @@ class RunningMarket:
         assert stdout
         came, _, _ = select.select([stdout], [], [], READY_S)
         line = stdout.readline() if came else b""
-        assert line.startswith(b'{"') and b'"ready"' in line, f"{name} did not start: {line!r}\n{self.log(name)[-2000:]}"
+        assert line.startswith(b'{"') and b'"ready"' in line, (
+            f"{name} did not start: {line!r}\n{self.log(name)[-2000:]}"
+        )
         return json.loads(line)
 
     def start_provider(self, name: str, *, wait: bool = True) -> dict[str, Any]:

@@ -42,7 +42,11 @@ def with_task(plan, number, **changes):
 
 ALTERATIONS = {
     # what is altered: (the plan from the plan, where the audit finds it, what the providers answer)
-    "a task's provider": (lambda plan: with_task(plan, 0, provider=plan.tasks[0].standby), "tasks[0].provider", "bad-plan"),
+    "a task's provider": (
+        lambda plan: with_task(plan, 0, provider=plan.tasks[0].standby),
+        "tasks[0].provider",
+        "bad-plan",
+    ),
     "a standby": (lambda plan: with_task(plan, 1, standby=None), "tasks[1].standby", "bad-plan"),
     "a price": (lambda plan: with_task(plan, 1, price_msat=1), "tasks[1].price_msat", "bad-plan"),
     "the beacon": (lambda plan: plan.model_copy(update={"beacon": OTHER}), "beacon", "bad-plan"),

@@ -67,9 +67,7 @@ async def test_every_provider_has_signed_for_every_chunk_and_the_committee_has_c
         await generate(carol, market, max_tokens=TOKENS)
         done = carol.last
     about = {"e": frozenset({done["request"]})}
-    events = await market.events(
-        Filter(kinds=frozenset({9735, kinds.RECEIPT, 6843}), tags=about)
-    )
+    events = await market.events(Filter(kinds=frozenset({9735, kinds.RECEIPT, 6843}), tags=about))
     by_kind = {kind: [e for e in events if e.kind == kind] for kind in {e.kind for e in events}}
     providers = set(done["providers"])
 
@@ -115,7 +113,9 @@ async def test_every_provider_has_signed_for_every_chunk_and_the_committee_has_c
             break
         assert epoch < done["epoch"] + 6
     bodies = [certificate.parse(e).body for e in await market.events(Filter(kinds=frozenset({kinds.CERTIFICATE})))]
-    for number in {c.epoch for c in parsed if c.epoch <= epoch and done["request"] in {r.request for r in c.commitment.chunks}}:
+    for number in {
+        c.epoch for c in parsed if c.epoch <= epoch and done["request"] in {r.request for r in c.commitment.chunks}
+    }:
         (root,) = {body.commitments for body in bodies if body.epoch == number}
         assert root == commitment.certified_root([c.id for c in parsed if c.epoch == number])
 
