@@ -10,6 +10,8 @@ from typing import Annotated, Any
 import orjson
 import typer
 import uvloop
+from rich.markup import escape
+from rich.text import Text
 
 from nodewire.cli.output import Json, console, print_json, sats
 from nodewire.cli.wallet import parse_msat
@@ -81,7 +83,7 @@ def embed(
         return
     for line, vector in zip(lines, vectors, strict=True):
         console.print(
-            f"[bold]{line[:60]}[/]  [{', '.join(f'{x:+.4f}' for x in vector[:6])} … {len(vector)} numbers]", markup=True
+            f"[bold]{escape(line[:60])}[/]  {', '.join(f'{x:+.4f}' for x in vector[:6])} … {len(vector)} numbers"
         )
     if local is None:
         _show_bill(done)
@@ -92,19 +94,38 @@ def add_to(app: typer.Typer) -> None:
     app.command(rich_help_panel="Customers")(embed)
 
 
+class _Shown:
+    """A text that is shown as it grows: the prompt on stderr once something follows it, what follows on stdout."""
+
+    def __init__(self, prompt: str) -> None:
+        self._prompt = prompt
+        self._began = False
+
+    def add(self, text: str) -> None:
+        if not self._began:
+            console.print(Text(self._prompt, style="dim"), end="", soft_wrap=True)
+        self._began = True
+        print(text, end="", flush=True)
+
+    def end(self) -> None:
+        if self._began:
+            print(flush=True)
+
+
 async def _generate(
     config: Path, model: str, prompt: str, params: dict[str, Any], budget: str, *, stream: bool
 ) -> dict[str, Any]:
     from nodewire.customer.customer import Customer
 
     async with Customer.open(config) as customer:
-        if stream:
-            console.print(f"[dim]{prompt}[/]", end="", markup=True)
-        async for piece in customer.generate(model, prompt, terms=_terms(customer, budget), **params):
-            if stream:
-                print(piece.text, end="", flush=True)
-        if stream:
-            print()
+        shown = _Shown(prompt) if stream else None
+        try:
+            async for piece in customer.generate(model, prompt, terms=_terms(customer, budget), **params):
+                if shown:
+                    shown.add(piece.text)
+        finally:
+            if shown:
+                shown.end()
         return customer.last
 
 
@@ -128,8 +149,7 @@ def _generate_here(folder: Path, prompt: str, params: dict[str, Any], *, threads
 
     torch.set_num_threads(threads)
     whole = Whole(_folder(folder))
-    if stream:
-        console.print(f"[dim]{prompt}[/]", end="", markup=True)
+    shown = _Shown(prompt) if stream else None
     ids: list[int] = []
     texts: list[str] = []
     moments: list[float] = []
@@ -138,10 +158,10 @@ def _generate_here(folder: Path, prompt: str, params: dict[str, Any], *, threads
         moments.append(time.perf_counter())
         ids.append(token)
         texts.append(text)
-        if stream:
-            print(text, end="", flush=True)
-    if stream:
-        print()
+        if shown:
+            shown.add(text)
+    if shown:
+        shown.end()
     rate = (len(moments) - 1) / (moments[-1] - moments[0]) if len(moments) > 1 else 0.0
     return {
         "ids": ids,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from nodewire.cli.output import Json, console, print_json
 from nodewire.config import CustomerConfig
@@ -17,9 +18,7 @@ from nodewire.errors import NodewireError, NotFound
 
 def audit(
     event: Annotated[str, typer.Argument(help="Id of the job request (kind 8843).")],
-    config: Annotated[
-        Path, typer.Option("--config", "-c", help="A customer's TOML file: relays, stores, committee.", exists=True)
-    ],
+    config: Annotated[Path, typer.Option("--config", "-c", help="A customer's TOML file: relays, stores, committee.")],
     json: Json = False,
 ) -> None:
     """Re-derive the plan of a job; exit code 1 if it is not the one that the public record gives."""
@@ -28,9 +27,10 @@ def audit(
         print_json(found)
     else:
         for check, fault in found["checks"].items():
-            console.print(f"{'[red]✗' if fault else '[green]✓'}[/] {check}{': ' + fault if fault else ''}")
+            console.print(f"{'[red]✗' if fault else '[green]✓'}[/] {check}{': ' + escape(fault) if fault else ''}")
         for finding in found["findings"]:
-            console.print(f"[red]  {finding['path']}[/]: expected {finding['expected']}, found {finding['found']}")
+            path, expected, found_ = (escape(finding[name]) for name in ("path", "expected", "found"))
+            console.print(f"[red]  {path}[/]: expected {expected}, found {found_}")
         verdict = "[bold green]the plan follows from the public record" if found["ok"] else "[bold red]it does not"
         console.print(f"{verdict}[/]")
     if not found["ok"]:

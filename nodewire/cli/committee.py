@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from nodewire.cli.output import Json, console, print_json
 from nodewire.errors import BadInput
@@ -69,4 +70,6 @@ def create(
         print_json({"address": address, "digest": founded.digest(), "oracles": [o.pubkey for o in founded.oracles]})
     else:
         console.print(f"[bold green]founded[/] {address}\n[dim]digest {founded.digest()}[/]")
-        console.print(f"Start each oracle:  nodewire oracle --config {directory}/oracle-1/oracle.toml   (to {oracles})")
+        console.print(
+            f"Start each oracle:  nodewire oracle --config {escape(str(directory))}/oracle-1/oracle.toml   (to {oracles})"
+        )

@@ -15,10 +15,11 @@ from typing import Annotated, Any
 
 import typer
 import uvloop
+from rich.markup import escape
 
 from nodewire.cli.output import Json, console, print_json
 
-Config = Annotated[Path, typer.Option("--config", "-c", help="The role's TOML file (docs/operating.md).", exists=True)]
+Config = Annotated[Path, typer.Option("--config", "-c", help="The role's TOML file (docs/operating.md).")]
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
 Port = Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.", min=0, max=65_535)]
 
@@ -50,7 +51,7 @@ def run_until_stopped(start: Start, as_json: bool) -> None:
                 print_json(ready)
             else:
                 said = "  ".join(f"{key} {value}" for key, value in ready.items() if key != "ready")
-                console.print(f"[bold green]{ready['ready']}[/] ready  {said}")
+                console.print(f"[bold green]{ready['ready']}[/] ready  {escape(said)}")
             stopping = asyncio.create_task(stop.wait())
             waiting = [stopping] if wait is None else [stopping, asyncio.ensure_future(wait)]
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)

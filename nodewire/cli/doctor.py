@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from nodewire.cli.output import Json, console, print_json
 from nodewire.cli.wallet import role_of
@@ -35,7 +36,7 @@ def doctor(
         )
     else:
         for what, ok, said in rows:
-            console.print(f"{'[green]✓' if ok else '[red]✗'}[/] {what}  [dim]{said}[/]")
+            console.print(f"{'[green]✓' if ok else '[red]✗'}[/] {what}  [dim]{escape(said)}[/]")
     if not all(ok for _, ok, _ in rows):
         sys.exit(1)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from nodewire.cli.output import Json, console, print_json
 from nodewire.errors import BadConfig
@@ -36,4 +37,4 @@ def _show(keys: Keys, file: Path, as_json: bool) -> None:
     if as_json:
         print_json({"file": str(file), "npub": keys.npub, "public": keys.public})
     else:
-        console.print(f"{file}: [bold]{keys.npub}[/]\n[dim]hex {keys.public}[/]")
+        console.print(f"{escape(str(file))}: [bold]{keys.npub}[/]\n[dim]hex {keys.public}[/]")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from nodewire.cli.output import Json, console, print_json
 from nodewire.config import CustomerConfig, parse_size
@@ -49,12 +50,12 @@ def register(
         print_json(done)
         return
     for line in made.report:
-        console.print(f"  {line}")
+        console.print(f"  {escape(line)}")
     console.print(f"[bold green]registered[/] {done['address']}\n[dim]digest {done['digest']}[/]")
 
 
 def models(
-    config: Annotated[Path, typer.Option("--config", "-c", help="The customer's TOML file.", exists=True)],
+    config: Annotated[Path, typer.Option("--config", "-c", help="The customer's TOML file.")],
     json: Json = False,
 ) -> None:
     """List the models on the market: who serves what, at what price."""
@@ -155,7 +156,7 @@ async def _models(config: CustomerConfig) -> list[dict[str, Any]]:
             try:
                 manifest = await market.manifest(publish.address(event))
             except NodewireError as error:
-                console.print(f"[dim]{event.tag('d')}: {error}[/]")
+                console.print(f"[dim]{escape(str(event.tag('d')))}: {escape(str(error))}[/]")
                 continue
             digest = manifest.digest()
             offers = [t for n in snapshot.nodes for h in n.held if h.manifest == digest for t in h.tasks]

@@ -8,6 +8,7 @@ from typing import Annotated, Any, NoReturn
 import orjson
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from nodewire.errors import NodewireError
 
@@ -28,9 +29,9 @@ def fail(error: NodewireError, *, as_json: bool = False) -> NoReturn:
     if as_json:
         print_json({"error": error.as_dict()})
     else:
-        console.print(f"[bold red]{error.code}[/]  {error}", markup=True)
+        console.print(f"[bold red]{error.code}[/]  {escape(str(error))}", soft_wrap=True)
         if advice := _ADVICE.get(error.code):
-            console.print(f"[dim]{advice}[/]")
+            console.print(f"[dim]{advice}[/]", soft_wrap=True)
     sys.exit(1)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from nodewire.cli.output import Json, console, print_json, sats
 from nodewire.config import CustomerConfig, ProviderConfig
@@ -72,12 +73,12 @@ def open_(
     if json:
         print_json({"token_file": str(out), "url": url})
     else:
-        console.print(f"the account's token is in {out}; who has it has the money")
+        console.print(f"the account's token is in {escape(str(out))}; who has it has the money")
 
 
 @app.command()
 def balance(
-    config: Annotated[Path, typer.Option("--config", "-c", help="The role's TOML file.", exists=True)],
+    config: Annotated[Path, typer.Option("--config", "-c", help="The role's TOML file.")],
     json: Json = False,
 ) -> None:
     """What a role's wallet holds, and what its ledger spent or earned."""

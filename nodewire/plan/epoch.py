@@ -127,6 +127,8 @@ class Epochs:
             known = [mine[digest] for mine in self._partials.values() if digest in mine]
             if len(known) < self._committee.quorum:
                 return None
+            # 2f+1 make the beacon; more would only make every request longer.
+            known = sorted(known, key=lambda pair: pair[0].partial.index)[: self._committee.quorum]
             value = _beacon.combine(self._committee, digest, (partial for partial, _ in known))
             self._epochs[digest] = Epoch(certificate.body, value, event, tuple(source for _, source in known))
         return self._epochs[digest]

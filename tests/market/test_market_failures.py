@@ -9,10 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
+from running_market import NODEWIRE, STALLS
 
 from nodewire.errors import LinkLost, TimedOut, WorkerFailed
 from nodewire.llm.sampling import parse_params
 from nodewire.llm.whole import Whole
+from nodewire.nostr.nip01 import Filter
+from nodewire.protocol import kinds
 
 PROMPT = "the cat sat on the mat"
 
@@ -76,3 +79,40 @@ async def test_a_killed_provider_ends_its_own_job_only_and_serves_again_when_it_
         assert ledger.earned_msat() == earned_msat + paid_msat
         assert ledger.unreceipted() == []
         ledger.close()
+
+
+async def test_a_customer_killed_between_chunks_pays_nothing_twice(market):
+    config = await market.customer_config("mortal")
+    command = ["generate", PROMPT, "--config", str(config), "--model", market.decoder["address"], "--max-tokens", "350"]
+    process = await asyncio.create_subprocess_exec(
+        *NODEWIRE, *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    assert process.stdout
+    assert await asyncio.wait_for(process.stdout.read(1), 20)
+    ledger = market.ledger("mortal")
+    while not ledger.spent().paid_msat:
+        assert await asyncio.wait_for(process.stdout.read(64), 20)
+    process.kill()
+    await process.wait()
+
+    before = ledger.unpaid()
+    requests = Filter(kinds=frozenset({kinds.INFERENCE}), authors=frozenset({market.keys("mortal").public}))
+    async with market.customer("mortal") as mortal:  # recovers what the killed run was about to pay
+        assert {debt.state for debt in ledger.unpaid()} <= {"planned", "invoiced", "failed"}
+        ids: list[int] = []
+        async for piece in mortal.generate(market.decoder["address"], PROMPT, max_tokens=70):
+            ids += piece.ids
+    assert ids == whole_tokens(market, PROMPT, 70)
+    assert len(ledger.unpaid()) <= len(before)
+    spent = ledger.spent()
+    ledger.close()
+    jobs = [event.id for event in await market.events(requests)]
+    assert len(jobs) == 2
+    assert (await market.balances_msat("mortal"))["mortal"] == 100_000_000 - spent.paid_msat - spent.fees_msat
+    public, job_msat = market.keys("mortal").public, 0
+    for name in STALLS:
+        theirs = market.ledger(name)
+        assert theirs.overpaid_msat(public) == 0
+        job_msat += sum(theirs.earned_msat(job=job) for job in jobs)
+        theirs.close()
+    assert job_msat == spent.paid_msat

@@ -178,8 +178,9 @@ async def test_a_full_provider_says_busy_and_the_plan_that_is_drawn_without_it_c
     assert ada not in done["providers"]
     events = await market.events(Filter(ids=frozenset({done["request"]})))
     plan = job.parse(events[0]).plan
-    assert plan.k == 1 and len(plan.busy) == 1
-    (refusal,) = await market.events(Filter(ids=frozenset(plan.busy)))
-    assert refusal.pubkey == ada and feedback.parse(refusal).status == "busy"
+    assert plan.k == len(plan.busy) >= 1
+    refusals = await market.events(Filter(ids=frozenset(plan.busy)))
+    assert ada in {refusal.pubkey for refusal in refusals}
+    assert {feedback.parse(refusal).status for refusal in refusals} == {"busy"}
     audited = market.command("audit", done["request"], "--config", str(market.config_of("bob")))
     assert audited["ok"] and audited["findings"] == []
