@@ -71,5 +71,5 @@ def create(
     else:
         console.print(f"[bold green]founded[/] {address}\n[dim]digest {founded.digest()}[/]")
         console.print(
-            f"Start each oracle:  nodewire oracle --config {escape(str(directory))}/oracle-1/oracle.toml   (to {oracles})"
+            f"Start each of the {oracles} oracles:  nodewire oracle --config {escape(str(directory))}/oracle-1/oracle.toml"
         )
