@@ -37,7 +37,7 @@ def test_log_lines_are_plain():
 def test_generated_text_is_plain_on_a_terminal_and_itself_in_a_pipe(screen, monkeypatch):
     for is_a_terminal in (False, True):
         stdout = io.StringIO()
-        stdout.isatty = lambda: is_a_terminal  # type: ignore[method-assign]
+        stdout.isatty = lambda it=is_a_terminal: it  # type: ignore[method-assign]
         monkeypatch.setattr("sys.stdout", stdout)
         monkeypatch.setattr(ask, "console", output.console)
         text = ask._Shown("prompt [/foo]")
