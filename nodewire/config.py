@@ -9,7 +9,7 @@ import re
 import tomllib
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -142,7 +142,8 @@ class Serve(Section):
 
 
 class ProviderConfig(Role):
-    name: Label = ""
+    name: Name | Literal[""] = ""
+    """The ad's name; made of the key if empty."""
     hardware: Label = ""
     region: Label = ""
     wire: WireConfig = WireConfig()
