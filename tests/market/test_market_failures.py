@@ -67,7 +67,10 @@ async def test_a_killed_provider_ends_its_own_job_only_and_serves_again_when_it_
         ready = await asyncio.to_thread(market.start_provider, "eve")
         assert ready["public"] == eve
         newest = await victim.session.market.epoch(timeout_s=10)
-        await market.until(market.is_free("eve", "dan"), after=newest.body.epoch)
+        # Its wire has another port now: the snapshot must have its new ad too.
+        old_ad = (await victim.session.market.snapshot(newest.body.snapshot)).node(eve).ad
+        free = market.is_free("eve", "dan")
+        await market.until(lambda s: free(s) and s.node(eve).ad != old_ad, after=newest.body.epoch)
         async with market.customer("newcomer") as newcomer:
             ids: list[int] = []
             async for piece in newcomer.generate(market.decoder["address"], PROMPT, max_tokens=70, terms=without_bea):
