@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import statistics
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -269,6 +270,8 @@ class Purchase:
             partials=drawn.epoch.partials,
             relays=self._session.relays,
         )
+        # The same plan bought twice in one second would be one event, and so one job.
+        tags.append(["salt", secrets.token_hex(8)])
         now_s = int(time.time())
         if drawn.pow_bits:
             tags = await asyncio.to_thread(
