@@ -221,6 +221,8 @@ class Purchase:
 
     async def _begin(self) -> None:
         """Draw a plan, publish the request, send the tickets and the inputs."""
+        if self._terms.driver == "local":
+            await self._session.prepare(self._kind, self.manifest)
         drawn = self._draw = await draw(
             self._session.market,
             self.manifest,
