@@ -163,7 +163,8 @@ async def customer_config(market: Market, common: dict) -> Path:
     path.write_text(
         f'key = "key.nsec"\nstate = "state"\nrelays = {json.dumps([common["relay"]])}\n'
         f'blossom = {json.dumps([common["blossom"]])}\ncommittee = "{common["committee"]}"\n'
-        f'max_chunk_msat = 200000\n[wallet]\nurl = "{common["simnet"]}"\ntoken_file = "wallet.token"\n'
+        f"max_chunk_msat = 200000\nprivate_endpoints = true\n"
+        f'[wallet]\nurl = "{common["simnet"]}"\ntoken_file = "wallet.token"\n'
     )
     return path
 
@@ -228,7 +229,7 @@ async def trade(market: Market, options: argparse.Namespace) -> int:
             "committee", "create", str(folder / "committee"), "--oracles", "4",
             "--epoch-ms", "2000", "--skew-ms", "200", "--beat-ms", "1000", *where,
         ),
-        register(market, DECODER, "pycoder", "16MB", where),
+        register(market, DECODER, "pycoder", "12MB", where),
         register(market, minilm(), "minilm", "30MB", where),
     )  # fmt: skip
     common["committee"] = created["address"]
@@ -277,13 +278,15 @@ async def trade(market: Market, options: argparse.Namespace) -> int:
         table.add_row(SENTENCES[i], SENTENCES[j])
     out.print(table)
 
-    step("the same from one process, for comparison; the plan re-derived from relay and blobs")
+    step("the same from one process, for comparison; both plans re-derived from relay and blobs")
     alone = await market.command("generate", PROMPT, "--local", str(DECODER), "--max-tokens", str(TOKENS))
-    alone_vectors = await market.command("embed", *SENTENCES, "--local", str(minilm()))
-    audits = [await market.command("audit", job["request"], "--config", str(customer)) for job in (generated, bought)]
-
-    balances = [await market.command("wallet", "balance", "--config", str(config)) for config in configs]
-    spent = await market.command("wallet", "balance", "--config", str(customer))
+    alone_vectors, *audits = await asyncio.gather(
+        market.command("embed", *SENTENCES, "--local", str(minilm())),
+        *(market.command("audit", job["request"], "--config", str(customer)) for job in (generated, bought)),
+    )
+    spent, *balances = await asyncio.gather(
+        *(market.command("wallet", "balance", "--config", str(config)) for config in (customer, *configs))
+    )
     paid = {str(i): b["received_msat"] for i, b in enumerate(balances)}
     hits = plaintext_hits(
         folder,

@@ -15,6 +15,7 @@ from typing import Any
 from nodewire.errors import BadFrame, BadInput
 from nodewire.kind import Desk, Job, Mailbox, Params, Worker
 from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.kinds import INFERENCE
 from nodewire.protocol.manifest import CUSTOMER, Manifest
 
 MAX_NEW_TOKENS = 1_000_000
@@ -23,7 +24,7 @@ MAX_STOP_CHARS = 64
 
 
 class SplitInference:
-    request = 8843
+    request = INFERENCE
     worker_entry = "kinds.k8843_worker"
 
     def check(self, manifest: Manifest, params: Params) -> Params:
@@ -85,7 +86,7 @@ class SplitInference:
     ) -> None:
         while True:
             frame = await inbox.get()
-            await desk.admit(_chunk(frame))
+            await desk.admit(*_share(frame, job.manifest))
             outs = await worker.receive(task, job.request, frame)
             for out in outs:
                 desk.produced(task, _chunk(out), out)
@@ -151,6 +152,27 @@ async def _distribute(
     while True:
         frame = await mailbox.get()
         inboxes[targets[frame.edge]].put_nowait(frame)
+
+
+def _share(frame: Frame[Array], manifest: Manifest) -> tuple[int, int]:
+    """The chunk that pays for an input and how many units it makes, by its number and shape.
+
+    A neighbour's word for it is not enough: one that calls everything chunk 0, or sends a context at a time, would be
+    served without end for the price of one chunk.
+
+    Raises:
+        BadFrame: the frame says another chunk, or has more than the one position that every frame after the first has.
+    """
+    seq, units = frame.seq, 1
+    if manifest.mode == "generate":
+        positions = frame.tensors[0].shape[1] if frame.tensors and len(frame.tensors[0].shape) == 3 else 1
+        units = max(1, -(-positions // manifest.chunk))
+        if seq and positions != 1:
+            raise BadFrame("positions", f"{positions} in frame {seq} on {frame.edge}, one is expected")
+        seq = 1 + (seq - 1) // manifest.chunk if seq else 0
+    if _chunk(frame) != seq:
+        raise BadFrame("chunk", f"{_chunk(frame)} on frame {frame.seq} of {frame.edge}, which is of chunk {seq}")
+    return seq, units
 
 
 def _chunk(frame: Frame[Array]) -> int:

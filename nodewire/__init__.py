@@ -1,1 +1,40 @@
-"""Nodewire: a Nostr-native, peer-to-peer marketplace where strangers run pieces of AI models for sats."""
+"""Nodewire: a Nostr-native, peer-to-peer marketplace where strangers run pieces of AI models for sats.
+
+    async with nodewire.Customer.open("customer.toml") as customer:
+        async for piece in customer.generate(model, "def main():"):
+            print(piece.text, end="")
+
+What stands in `__all__` is the Python API; a daemon is started by the command `nodewire`. Names are imported when they
+are first used, so that a part of the package costs no more than it is.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nodewire.customer.customer import Customer as Customer
+    from nodewire.customer.customer import Piece as Piece
+    from nodewire.errors import NodewireError as NodewireError
+    from nodewire.protocol.plan import Terms as Terms
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Customer": "nodewire.customer.customer",
+    "NodewireError": "nodewire.errors",
+    "Piece": "nodewire.customer.customer",
+    "Terms": "nodewire.protocol.plan",
+}
+__all__ = ["Customer", "NodewireError", "Piece", "Terms", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -81,6 +81,8 @@ class Role(File):
     relays: tuple[str, ...] = Field(min_length=1, max_length=8)
     blossom: tuple[str, ...] = Field(min_length=1, max_length=8)
     committee: Coordinate
+    committee_digest: Hex32 | None = None
+    """Follow only this committee, whatever the author of the address publishes later."""
     state: Path
     """A folder for the role's database and cached blobs."""
 
@@ -151,6 +153,8 @@ class CustomerConfig(Role):
     worker: WorkerConfig = WorkerConfig()
     max_chunk_msat: Msat = 100_000
     max_total_msat: Msat = 10_000_000
+    private_endpoints: bool = False
+    """Pay over plain http to loopback and private addresses: for a market on this machine or in this network."""
 
 
 class OracleConfig(File):

@@ -98,8 +98,13 @@ class Job:
 class Desk(Protocol):
     """What the role does around a job's computation: credit, commitment, closing."""
 
-    async def admit(self, chunk: int) -> None:
-        """Return when work on `chunk` may begin: its predecessors but one are paid. Raises PaymentRequired."""
+    async def admit(self, chunk: int, units: int = 1) -> None:
+        """Return when work on `chunk`, as much as `units` chunks, may begin: its predecessors but one are paid.
+
+        Raises:
+            PaymentRequired: they are not, for the desk's patience.
+            BadFrame: the chunk has been closed.
+        """
 
     def produced(self, task: str, chunk: int, frame: Frame[Array]) -> None:
         """Take note of an output for the chunk's commitment, before it is delivered."""

@@ -10,47 +10,24 @@ import asyncio
 import time
 from collections import OrderedDict
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 from nodewire.config import Role
-from nodewire.errors import BadConfig, BadEvent, BadInput, NodewireError, NoQuorum, NotFound
+from nodewire.errors import BadConfig, BadEvent, BadQuorum, NodewireError, NoQuorum, NotFound
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
 from nodewire.nostr.pool import Pool
-from nodewire.protocol import beacon, certificate, committee, kinds, publish, snapshot
-from nodewire.protocol.beacon import BeaconPartial
+from nodewire.plan.epoch import Epoch, Epochs, is_valid
+from nodewire.protocol import certificate, committee, kinds, publish, snapshot
 from nodewire.protocol.body import Body
-from nodewire.protocol.certificate import Certificate
 from nodewire.protocol.committee import VALID_EPOCHS, Committee
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.snapshot import Snapshot
 from nodewire.store.blobs import Blobs
 
 _FETCH_S = 10.0
-_KEPT_EPOCHS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Epoch:
-    """A certified epoch whose beacon is known: what an assignment stands on."""
-
-    body: Body
-    digest: str
-    certificate_event: str
-    beacon: str
-    partials: tuple[Event, ...]
-
-
-@dataclass(slots=True)
-class _Seen:
-    """What has come of one body so far."""
-
-    certificate: Certificate | None = None
-    event: str = ""
-    partials: dict[int, tuple[BeaconPartial, Event]] | None = None
-    epoch: Epoch | None = None
+_KEPT_SNAPSHOTS = 16
 
 
 class Market:
@@ -59,27 +36,25 @@ class Market:
     def __init__(self, pool: Pool, blobs: Blobs, committee_: Committee) -> None:
         self.committee = committee_
         self.committee_digest = committee_.digest()
-        self.last_body = self.committee_digest
-        """Digest of the newest certified body seen, as beats cite it."""
         self._pool = pool
         self.blobs = blobs
-        self._bodies: OrderedDict[str, _Seen] = OrderedDict()
-        self._newest: Epoch | None = None
-        self._last_epoch = -1
+        self._epochs = Epochs(committee_)
         self._changed = asyncio.Condition()
         self._snapshots: OrderedDict[str, Snapshot] = OrderedDict()
         self._manifests: dict[str, Manifest] = {}
 
     @classmethod
-    async def open(cls, pool: Pool, blobs: Blobs, address: str) -> Market:
-        """The market of the committee at `address` (38841:<author>:<name>).
+    async def open(cls, pool: Pool, blobs: Blobs, address: str, digest: str | None = None) -> Market:
+        """The market of the committee at `address` (38841:<author>:<name>), if it has the `digest` that is given.
 
         Raises:
             NotFound: no relay has the committee.
             BadConfig: the address is not a committee's.
         """
-        event = await _addressed(pool, address, kinds.COMMITTEE)
-        return cls(pool, blobs, committee.parse(event))
+        found = committee.parse(await _addressed(pool, address, kinds.COMMITTEE))
+        if digest is not None and found.digest() != digest:
+            raise NotFound("committee", f"{address} is now another one than {digest}")
+        return cls(pool, blobs, found)
 
     async def run(self) -> None:
         """Follow certificates and beacon partials until cancelled."""
@@ -93,24 +68,10 @@ class Market:
                 continue  # one oracle's malformed event; the others' go on
 
     async def take(self, event: Event) -> None:
-        """Take note of a certificate or a beacon partial. Raises what `check` raises for a bad one."""
-        if event.kind == kinds.CERTIFICATE:
-            found = certificate.parse(event)
-            if self._seen(found.digest).certificate is not None:
-                return
-            found.check(self.committee)
-            seen = self._seen(found.digest)
-            seen.certificate, seen.event = found, event.id
-            if found.body.epoch > self._last_epoch:
-                self._last_epoch, self.last_body = found.body.epoch, found.digest
-            await self._combine(found.digest)
-        elif event.kind == kinds.BEACON:
-            partial = beacon.parse(event)
-            partial.check(self.committee)
-            seen = self._seen(partial.body)
-            seen.partials = seen.partials or {}
-            seen.partials.setdefault(partial.partial.index, (partial, event))
-            await self._combine(partial.body)
+        """Take note of a certificate or a beacon partial. Raises as `Epochs.take`."""
+        self._epochs.take(event)
+        async with self._changed:
+            self._changed.notify_all()
 
     async def epoch(self, *, timeout_s: float, after: int = -1) -> Epoch:
         """The newest epoch that an assignment may stand on, later than number `after`.
@@ -120,15 +81,22 @@ class Market:
         """
         try:
             async with asyncio.timeout(timeout_s), self._changed:
-                await self._changed.wait_for(lambda: self._usable(after))
+                found = await self._changed.wait_for(lambda: self._latest(after))
         except TimeoutError as error:
             raise NoQuorum("epoch", f"no valid one was certified within {timeout_s:.0f} s") from error
-        assert self._newest is not None
-        return self._newest
+        assert found is not None
+        return found
 
-    def _usable(self, after: int) -> bool:
-        newest = self._newest
-        return newest is not None and newest.body.epoch > after and self.is_valid(newest.body)
+    def _latest(self, after: int) -> Epoch | None:
+        try:
+            latest = self._epochs.latest(_now_ms())
+        except NoQuorum:
+            return None
+        return latest if latest.body.epoch > after else None
+
+    def last_body(self) -> str:
+        """What a beat cites as `last`."""
+        return self._epochs.last(_now_ms())
 
     async def certified(self, digest: str, event_id: str) -> Body:
         """The body with `digest`, certified; fetched from relays by the certificate's event id if it has not come.
@@ -136,21 +104,20 @@ class Market:
         Raises:
             NotFound, BadQuorum: there is none, or the event does not certify it.
         """
-        seen = self._bodies.get(digest)
-        if seen is None or seen.certificate is None:
+        known = self._epochs.certificate(digest)
+        if known is None:
             events = await self._pool.fetch([Filter(ids=frozenset({event_id}))], timeout_s=_FETCH_S)
             if not events:
                 raise NotFound("certificate", f"no relay has {event_id}")
+            known = certificate.parse(events[0])
+            if known.digest != digest:
+                raise BadQuorum("certificate", "certifies another body")
             await self.take(events[0])
-            seen = self._bodies.get(digest)
-        if seen is None or seen.certificate is None:
-            raise BadInput("certificate", "certifies another body")
-        return seen.certificate.body
+        return known.body
 
     def is_valid(self, body: Body) -> bool:
-        """Whether a request made now may stand on `body`."""
-        age = self.committee.epoch_at(int(time.time() * 1000)) - body.epoch
-        return age <= VALID_EPOCHS + 1
+        """Whether a request that comes now may stand on `body`: it had an epoch's time to come here."""
+        return is_valid(self.committee, body.epoch, _now_ms(), grace_ms=self.committee.epoch_ms)
 
     async def snapshot(self, sha256: str) -> Snapshot:
         """The snapshot blob, checked against its hash.
@@ -162,7 +129,7 @@ class Market:
             path = await self.blobs.get(sha256, max_bytes=Snapshot.MAX_BYTES)
             blob = await asyncio.to_thread(path.read_bytes)
             self._snapshots[sha256] = snapshot.unpack(blob, sha256)
-            while len(self._snapshots) > _KEPT_EPOCHS:
+            while len(self._snapshots) > _KEPT_SNAPSHOTS:
                 self._snapshots.popitem(last=False)
         return self._snapshots[sha256]
 
@@ -191,26 +158,6 @@ class Market:
         """A blob's file in the local cache. Raises NotFound, BadHash, TooLarge."""
         return await self.blobs.get(sha256, max_bytes=max_bytes)
 
-    def _seen(self, digest: str) -> _Seen:
-        seen = self._bodies.setdefault(digest, _Seen())
-        while len(self._bodies) > _KEPT_EPOCHS * 4:
-            self._bodies.popitem(last=False)
-        return seen
-
-    async def _combine(self, digest: str) -> None:
-        seen = self._seen(digest)
-        if seen.certificate is None or not seen.partials or len(seen.partials) < self.committee.quorum:
-            return
-        if seen.epoch is None:
-            chosen = [seen.partials[i] for i in sorted(seen.partials)][: self.committee.quorum]
-            value = beacon.combine(self.committee, digest, [partial for partial, _ in chosen])
-            body = seen.certificate.body
-            seen.epoch = Epoch(body, digest, seen.event, value, tuple(event for _, event in chosen))
-        async with self._changed:
-            if self._newest is None or seen.epoch.body.epoch > self._newest.body.epoch:
-                self._newest = seen.epoch
-                self._changed.notify_all()
-
 
 async def open_market(stack: AsyncExitStack, role: Role) -> tuple[Keys, Pool, Market]:
     """A role's keys, its relay pool and its market, which is not running yet. Raises as `Market.open`."""
@@ -218,7 +165,7 @@ async def open_market(stack: AsyncExitStack, role: Role) -> tuple[Keys, Pool, Ma
     keys = Keys.from_file(role.key)
     pool = await stack.enter_async_context(Pool(role.relays, keys=keys))
     blobs = await stack.enter_async_context(Blobs(role.blossom, role.blobs, keys=keys))
-    return keys, pool, await Market.open(pool, blobs, role.committee)
+    return keys, pool, await Market.open(pool, blobs, role.committee, role.committee_digest)
 
 
 async def _addressed(pool: Pool, address: str, kind: int) -> Event:
@@ -235,3 +182,7 @@ async def _addressed(pool: Pool, address: str, kind: int) -> Event:
     if newest.tag("d") != name:
         raise BadEvent("d", "not the name that was asked for")
     return newest
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

@@ -64,7 +64,7 @@ class Config:
     description: str = "Events, and blobs by hash, for a nodewire market"
     operator: str | None = None  # hex public key, shown by NIP-11
     wraps_need_auth: bool = False
-    permanent_kinds: frozenset[int] = frozenset(range(8850, 8859))
+    permanent_kinds: frozenset[int] = frozenset(range(8850, 8858))
     synchronous: Literal["FULL", "NORMAL"] = "FULL"
     sweep_s: float = 60.0
     limits: Limits = field(default_factory=Limits)

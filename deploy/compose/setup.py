@@ -47,7 +47,7 @@ def main() -> None:
         "register",
         str(MODEL),
         "--target-vram",
-        "6MB",
+        "12MB",
         "--key",
         str(MARKET / "author.nsec"),
         "--name",
@@ -69,7 +69,7 @@ def main() -> None:
             f"price_msat = {PRICE_MSAT}",
         ]
         (MARKET / name / "provider.toml").write_text("\n".join(lines) + "\n")
-    lines = [*node("customer", committee, "--balance", "100000sat"), *wallet]
+    lines = [*node("customer", committee, "--balance", "100000sat"), "private_endpoints = true", *wallet]
     (MARKET / "customer" / "customer.toml").write_text("\n".join(lines) + "\n")
     print(f"generate with  --model {model['address']}", flush=True)
     done.touch()

@@ -203,5 +203,6 @@ def _show_bill(done: dict[str, Any]) -> None:
     console.print(
         f"[bold]{sats(total + done['fees_msat'])}[/] in {done['zaps']} zaps to {len(done['providers'])} providers"
         f" (fees {sats(done['fees_msat'])}) · first output {done['first_token_ms']:.0f} ms ·"
-        f" {done['tokens_per_s']:.1f} outputs/s · request {done['request'][:12]}"
+        f" {done['tokens_per_s']:.1f} outputs/s"
+        f"\nrequest {done['request']}"
     )

@@ -70,5 +70,6 @@ def create(
         print_json({"address": address, "digest": founded.digest(), "oracles": [o.pubkey for o in founded.oracles]})
     else:
         console.print(f"[bold green]founded[/] {address}\n[dim]digest {founded.digest()}[/]")
-        seats = escape(str(directory))
-        console.print(f"Start each oracle:  nodewire oracle --config {seats}/oracle-1/oracle.toml   (to {oracles})")
+        console.print(
+            f"Start each of the {oracles} oracles:  nodewire oracle --config {escape(str(directory))}/oracle-1/oracle.toml"
+        )

@@ -142,10 +142,11 @@ class Customer:
     def _finished(self, bought: Purchase) -> dict[str, Any]:
         """The summary, with the time that a hop took: a step's time less its tasks' compute, over the ring's hops."""
         timing, results = bought.timing, bought.results.values()
-        compute_ms = sum(r.get("compute_us", [0])[0] for r in results) / 1000
+        compute_ms = sum(said.compute_us[0] for said in results) / 1000
         hops = len(bought.manifest.tasks)
         return {
             **summary(bought),
+            "planning_ms": round(timing.planning_ms(), 1),
             "first_token_ms": round(timing.first_output_ms(), 1),
             "tokens_per_s": round(timing.rate(), 1),
             "step_ms_p50": round(timing.step_ms(), 2),

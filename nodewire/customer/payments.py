@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nodewire.errors import BadInput, NodewireError, OverBudget
@@ -38,18 +38,24 @@ class JobPayments:
         payer: Payer,
         relays: tuple[str, ...],
         network: str,
-        on_paid: Callable[[Paid], None] = lambda paid: None,
+        *,
+        most_units: int,
+        private_endpoints: bool,
     ) -> None:
+        """`most_units`: what chunk 0 may count at most, from the size of the input. `private_endpoints`: whether
+        LNURL endpoints on loopback and private networks, over plain http, may be asked."""
         self.paid: dict[tuple[str, int], Paid] = {}
         self.failed: list[NodewireError] = []
         self._request = request
         self._plan = plan
-        self._manifest = manifest
         self._ads = ads
         self._payer = payer
         self._relays = relays
         self._network = network
-        self._on_paid = on_paid
+        self._most_units = most_units
+        self._private_endpoints = private_endpoints
+        self._closed: dict[int, int] | None = {} if manifest.mode == "generate" else None
+        """What the driver said that each chunk counts; None where every call is one."""
         self._price_msat = {
             provider: sum(a.price_msat for a in plan.tasks if a.provider == provider) for provider in plan.providers()
         }
@@ -66,6 +72,13 @@ class JobPayments:
             self._delivered = max(self._delivered, chunk)
             self._changed.notify_all()
 
+    async def closed(self, chunk: int, units: int) -> None:
+        """The driver has signed that `chunk` counts as `units`; its first word stands."""
+        async with self._changed:
+            if self._closed is not None:
+                self._closed.setdefault(chunk, units)
+            self._changed.notify_all()
+
     async def asked(self, said: Feedback) -> None:
         """Pay what a `payment-required` asks for, if the plan says so and the chunk has come.
 
@@ -78,11 +91,15 @@ class JobPayments:
             raise BadInput("payment-required", "not by a provider of this job")
         self._check(said.provider, due)
         async with self._changed:
-            await self._changed.wait_for(lambda: self._delivered >= due.chunk)
+            await self._changed.wait_for(lambda: self._may_pay(due.chunk))
+        if self._closed is not None and due.units != self._closed[due.chunk]:
+            raise BadInput(
+                "units", f"{due.units} asked for; the driver closed the chunk with {self._closed[due.chunk]}"
+            )
         ad = self._ads[said.provider]
         key = Key(self._request, said.provider, due.chunk, due.attempt)
         fetch = lnurl.over_lnurl(
-            ad.lnurl, nostr_pubkey=said.provider, network=self._network, allow_private=_is_private(ad.lnurl)
+            ad.lnurl, nostr_pubkey=said.provider, network=self._network, allow_private=self._private_endpoints
         )
         debt = await self._payer.pay(
             key,
@@ -96,7 +113,6 @@ class JobPayments:
         async with self._changed:
             self.paid[said.provider, due.chunk] = paid
             self._changed.notify_all()
-        self._on_paid(paid)
 
     async def settled(self, last_chunk: int) -> None:
         """Return when every provider that charges has been paid every chunk up to `last_chunk`, or a payment failed."""
@@ -109,16 +125,13 @@ class JobPayments:
             self.failed.append(error)
             self._changed.notify_all()
 
+    def _may_pay(self, chunk: int) -> bool:
+        return self._delivered >= chunk and (self._closed is None or chunk in self._closed)
+
     def _check(self, provider: str, due: Due) -> None:
         if due.amount_msat != due.units * self._price_msat[provider] or not due.amount_msat:
             raise BadInput("amount", f"{due.amount_msat} msat is not {due.units} times the plan's price")
-        prefill = -(-max(self._manifest.context, 1) // self._manifest.chunk)
-        if due.attempt != 0 or due.units > (prefill if due.chunk == 0 else 1):
+        if due.attempt != 0 or not 0 < due.units <= (self._most_units if due.chunk == 0 else 1):
             raise BadInput("chunk", "more units, or another attempt, than this job can have")
         if due.amount_msat > self._plan.terms.max_total_msat:
             raise OverBudget("amount", f"{due.amount_msat} msat")
-
-
-def _is_private(url: str) -> bool:
-    """Plain http is for endpoints on loopback and private networks; `lnurl` dials only those then."""
-    return url.startswith("http://")

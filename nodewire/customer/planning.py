@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nodewire.errors import NoProvider, OverBudget
-from nodewire.market import Epoch, Market
+from nodewire.market import Market
 from nodewire.plan.assign import Busy, assign
+from nodewire.plan.epoch import Epoch
 from nodewire.protocol.ad import Ad
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import Plan, Terms

@@ -6,44 +6,38 @@ import asyncio
 import secrets
 import statistics
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
-
 from nodewire import errors
-from nodewire.customer.payments import JobPayments
+from nodewire.customer.payments import JobPayments, Paid
 from nodewire.customer.planning import Draw, draw
 from nodewire.customer.session import LocalMailbox, Session
-from nodewire.errors import (
-    TABLE,
-    LinkLost,
-    NodewireError,
-    NoProvider,
-    NotAllowed,
-    TimedOut,
-    WorkerFailed,
-)
+from nodewire.errors import TABLE, BadFrame, LinkLost, NodewireError, NoProvider, NotAllowed, TimedOut, WorkerFailed
 from nodewire.kind import JobKind, Params
 from nodewire.nostr import event as events
-from nodewire.nostr import nip13, nip44, nip59
+from nodewire.nostr import nip13, nip44, nip57, nip59
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
+from nodewire.pay import zaps
 from nodewire.plan.assign import Busy
 from nodewire.protocol import feedback, job, kinds, receipt, result
+from nodewire.protocol.close import Close
 from nodewire.protocol.feedback import Feedback
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import CUSTOMER, Manifest
 from nodewire.protocol.plan import LOCAL, MAX_BUSY, MAX_REDRAWS, Plan, Terms, ends
-from nodewire.protocol.receipt import PaidChunk, Receipt
-from nodewire.wire.mailbox import Route
+from nodewire.protocol.receipt import MAX_CHUNKS, PaidChunk, Receipt
+from nodewire.wire.mailbox import JobMailbox, Route
 
 EPOCH_S = 30.0
 """How long a customer waits for a certified epoch."""
 SETTLE_S = 30.0
 """How long after the last output payments and receipts may take."""
 _TICKET_EVERY_S = 1.0
+_SPECIAL_TOKENS = 16
+_MAX_ZAP_RECEIPTS = 16_384
 _PAY_AGAIN_S = (0.2, 1.0, 3.0)
 
 
@@ -51,12 +45,18 @@ _PAY_AGAIN_S = (0.2, 1.0, 3.0)
 class Timing:
     """Monotonic moments of a job, seconds."""
 
-    started: float = field(default_factory=time.monotonic)
+    asked: float = field(default_factory=time.monotonic)
     planned: float = 0.0
+    """When the plan stood (of the last one, if the first were refused)."""
     outputs: list[float] = field(default_factory=list)
 
     def first_output_ms(self) -> float:
-        return (self.outputs[0] - self.started) * 1000 if self.outputs else 0.0
+        """From the plan to the first output: request, checks at the providers, tickets, prefill, first token."""
+        return (self.outputs[0] - self.planned) * 1000 if self.outputs else 0.0
+
+    def planning_ms(self) -> float:
+        """From the call to the plan, the wait for a certified epoch included."""
+        return (self.planned - self.asked) * 1000
 
     def step_ms(self) -> float:
         """Median time between outputs."""
@@ -89,7 +89,7 @@ class Purchase:
         self.manifest = manifest
         self.timing = Timing()
         self.receipts: list[Event] = []
-        self.results: dict[str, dict[str, Any]] = {}
+        self.results: dict[str, result.Said] = {}
         """What each provider's result says (decrypted), by public key."""
         self._session = session
         self._kind = kind
@@ -101,7 +101,7 @@ class Purchase:
         self._draw: Draw | None = None
         self._request: Event | None = None
         self._payments: JobPayments | None = None
-        self._mailbox: Any = None
+        self._open: JobMailbox | None = None
         self._local: LocalMailbox | None = None
         self._heard: set[str] = set()
         self._zap_receipts: dict[str, list[Event]] = {}
@@ -130,6 +130,11 @@ class Purchase:
         return self._ticket_for(self.request.id)
 
     @property
+    def _mailbox(self) -> JobMailbox:
+        assert self._open is not None
+        return self._open
+
+    @property
     def payments(self) -> JobPayments:
         assert self._payments is not None
         return self._payments
@@ -146,7 +151,7 @@ class Purchase:
         try:
             if error is None and self._done:
                 await self._settle()
-            elif self._mailbox is not None:
+            elif self._open is not None:
                 self._cancel()
         finally:
             await self._end()
@@ -198,8 +203,7 @@ class Purchase:
         try:
             done, _ = await asyncio.wait((getting, failing), return_when=asyncio.FIRST_COMPLETED)
             if getting in done:
-                frame: Frame[Array] = getting.result()
-                return frame
+                return getting.result()
             assert self._failure is not None
             raise self._failure
         finally:
@@ -232,9 +236,9 @@ class Purchase:
             k=len(self._busy),
             timeout_s=EPOCH_S,
         )
+        self.timing.planned = time.monotonic()
         plan, session = drawn.plan, self._session
         self._request = await self._signed(drawn)
-        self.timing.planned = time.monotonic()
         self._payments = JobPayments(
             self._request.id,
             plan,
@@ -243,18 +247,21 @@ class Purchase:
             session.payer,
             session.relays,
             session.network,
+            most_units=self._most_units(),
+            private_endpoints=session.private_endpoints,
         )
         self._heard, self._failure, self._failed = set(), None, asyncio.Event()
         routes = {
             edge: Route(producer, (consumer,)) for edge, (producer, consumer) in ends(self.manifest, plan).items()
         }
-        self._mailbox = session.node.open_job(self._request.id, routes)
+        self._open = session.node.open_job(self._request.id, routes)
         neighbours = set(self._mailbox.neighbours)
         if any(a.provider == LOCAL for a in plan.tasks):
             neighbours |= set(plan.providers())  # the driver tells everybody when a chunk ends
         for provider in sorted(neighbours):
             self._spawn(self._connect(provider, drawn.ads[provider].wire))
         self._spawn(self._listen(self._request.id))
+        self._spawn(self._follow_closes())
         await session.pool.publish(self._request, timeout_s=10.0)
         for provider in plan.providers():
             self._spawn(self._ticket(provider, self._request.id))
@@ -262,13 +269,17 @@ class Purchase:
             await self._mailbox.put(frame)
         if any(a.provider == LOCAL for a in plan.tasks):
             local = self._local = LocalMailbox(self._mailbox, self.manifest, plan)
-            self._spawn(session.serve_locally(self._kind, self._request.id, self.manifest, plan, self._params, local))
+            self._spawn(
+                session.serve_locally(
+                    self._kind, self._request.id, self.manifest, plan, self._params, local, self._payments.closed
+                )
+            )
 
     async def _signed(self, drawn: Draw) -> Event:
         tags, content = job.tags_and_content(
             drawn.plan,
             manifest_address=self._address,
-            certificate_event=drawn.epoch.certificate_event,
+            certificate_event=drawn.epoch.certificate.id,
             partials=drawn.epoch.partials,
             relays=self._session.relays,
         )
@@ -303,9 +314,33 @@ class Purchase:
     def _ticket_for(self, request: str) -> job.Ticket:
         return job.Ticket(request=request, params=dict(self._params))
 
+    def _most_units(self) -> int:
+        """What chunk 0 may count at most: a prompt has no more tokens than bytes (and a few special ones)."""
+        if self.manifest.mode != "generate":
+            return 1
+        size = sum(array.nbytes for frame in self._inputs for array in frame.tensors)
+        positions = min(size + _SPECIAL_TOKENS, self.manifest.context or size + _SPECIAL_TOKENS)
+        return -(-positions // self.manifest.chunk)
+
+    async def _follow_closes(self) -> None:
+        """Take note of what the driver signs off, which is what may be charged."""
+        driver = self.plan.assignment(self.manifest.driver.name).provider
+        async for _, document in self._mailbox.controls():
+            try:
+                close = Close.from_control(document)
+                if close is None:
+                    continue
+                if close.request != self.request.id or close.attempt != 0:
+                    raise BadFrame("close", "of another job or attempt")
+                close.check(self._session.keys.public if driver == LOCAL else driver)
+            except NodewireError as error:  # one member's lie is not the driver's word
+                self._session.log.warning("a close was refused: %s", error)
+            else:
+                await self.payments.closed(close.chunk, close.units)
+
     async def _listen(self, request: str) -> None:
         """Follow what the providers say about this job."""
-        answers = frozenset({kinds.FEEDBACK, kinds.result_of(kinds.INFERENCE), 9735})
+        answers = frozenset({kinds.FEEDBACK, kinds.result_of(kinds.INFERENCE), nip57.RECEIPT})
         wanted = Filter(kinds=answers, tags={"e": frozenset({request})})
         async for event in self._session.pool.subscribe([wanted]):
             try:
@@ -323,9 +358,9 @@ class Purchase:
         elif event.kind == kinds.result_of(kinds.INFERENCE):
             said = result.parse(event)
             text = nip44.decrypt(said.ciphertext, nip44.conversation_key(self._session.keys, event.pubkey))
-            self.results[event.pubkey] = orjson.loads(text)
-        else:
-            self._zap_receipts.setdefault(event.pubkey, []).append(event)
+            self.results[event.pubkey] = result.Said.parse(text)
+        elif len(seen := self._zap_receipts.setdefault(event.pubkey, [])) < _MAX_ZAP_RECEIPTS:
+            seen.append(event)
 
     def _feedback(self, said: Feedback) -> None:
         self._heard.add(said.provider)
@@ -363,21 +398,32 @@ class Purchase:
         except TimeoutError:
             self._session.log.warning("some providers asked for no payment or gave no receipt in time")
         for provider in self.plan.providers():
-            event = receipt.build(self._session.keys, self._receipt(provider), created_at=int(time.time()))
-            await self._session.pool.publish(event, timeout_s=10.0)
-            self.receipts.append(event)
+            for one in self._receipts_for(provider):
+                event = receipt.build(self._session.keys, one, created_at=int(time.time()))
+                await self._session.pool.publish(event, timeout_s=10.0)
+                self.receipts.append(event)
 
     def _has_everything(self) -> bool:
         """Whether every provider has given its result, and a receipt for every zap."""
         return self.results.keys() >= set(self.plan.providers()) and all(
-            self._zap_receipt(provider, paid.debt.bolt11) for (provider, _), paid in self.payments.paid.items()
+            self._zap_receipt(paid) for paid in self.payments.paid.values()
         )
 
-    def _zap_receipt(self, provider: str, bolt11: str | None) -> str | None:
-        seen = self._zap_receipts.get(provider, [])
-        return next((event.id for event in seen if event.tag("bolt11") == bolt11), None)
+    def _zap_receipt(self, paid: Paid) -> str | None:
+        """The id of the provider's receipt for this zap, checked by every clause of NIP-57."""
+        for event in self._zap_receipts.get(paid.provider, []):
+            if event.tag("bolt11") != paid.debt.bolt11:
+                continue
+            try:
+                zaps.check_receipt(event, key=paid.debt.key, nostr_pubkey=paid.provider, network=self._session.network)
+            except NodewireError as error:
+                self._session.log.warning("receipt by %s: %s", paid.provider[:8], error)
+                continue
+            return event.id
+        return None
 
-    def _receipt(self, provider: str) -> Receipt:
+    def _receipts_for(self, provider: str) -> list[Receipt]:
+        """One receipt, or for a long job several of MAX_CHUNKS chunks each."""
         chunks = []
         for (payee, chunk), paid in sorted(self.payments.paid.items()):
             if payee == provider:
@@ -392,10 +438,12 @@ class Purchase:
                         amount_msat=paid.due.amount_msat,
                         fee_msat=paid.debt.fee_msat,
                         payment_hash=paid.debt.payment_hash,
-                        zap_receipt=self._zap_receipt(provider, paid.debt.bolt11),
+                        zap_receipt=self._zap_receipt(paid),
                     )
                 )
-        return Receipt(request=self.request.id, plan=self.plan.digest(), provider=provider, chunks=tuple(chunks[:128]))
+        parts = [tuple(chunks[i : i + MAX_CHUNKS]) for i in range(0, len(chunks), MAX_CHUNKS)] or [()]
+        plan = self.plan.digest()
+        return [Receipt(request=self.request.id, plan=plan, provider=provider, chunks=part) for part in parts]
 
     def _cancel(self) -> None:
         self._mailbox.cancel(NotAllowed("job", "cancelled by the customer"))
@@ -405,11 +453,11 @@ class Purchase:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
-        if self._mailbox is not None:
-            self._mailbox.close()
-            self._mailbox = None
+        if self._open is not None:
+            self._open.close()
+            self._open = None
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from nodewire.errors import WorkerFailed, first_of
 from nodewire.kind import Job, JobKind, Params, Worker
@@ -18,10 +17,13 @@ from nodewire.protocol.close import Close
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import LOCAL, Plan
+from nodewire.wire.mailbox import JobMailbox
 from nodewire.wire.node import Node
 
 StartWorker = Callable[[str], Awaitable[Worker]]
 """Starts a worker around a kind's entry module."""
+OnClose = Callable[[int, int], Awaitable[None]]
+"""Told each chunk's number and units."""
 
 
 @dataclass(slots=True)
@@ -35,6 +37,8 @@ class Session:
     """The wallet's network as bolt11 writes it after "ln"."""
     node: Node
     start_worker: StartWorker
+    private_endpoints: bool = False
+    """Whether LNURL endpoints on loopback and private networks may be asked."""
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("nodewire.customer"))
     _workers: dict[tuple[str, str], Worker] = field(default_factory=dict)
     _loading: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -44,16 +48,23 @@ class Session:
         await self._worker(kind, manifest, (manifest.driver.name,))
 
     async def serve_locally(
-        self, kind: JobKind, request: str, manifest: Manifest, plan: Plan, params: Params, mailbox: LocalMailbox
+        self,
+        kind: JobKind,
+        request: str,
+        manifest: Manifest,
+        plan: Plan,
+        params: Params,
+        mailbox: LocalMailbox,
+        on_close: OnClose,
     ) -> None:
-        """Run the plan's local tasks here, in a worker, until the job's end.
+        """Run the plan's local tasks here, in a worker, until the job's end; a local driver's closes go to `on_close`.
 
         Raises:
             NodewireError: a task refused its input, the worker failed, or a provider cannot be reached.
         """
         tasks = tuple(a.task for a in plan.tasks if a.provider == LOCAL)
         worker = await self._worker(kind, manifest, tasks)
-        desk = _LocalDesk(self.keys, request, manifest, plan, mailbox)
+        desk = _LocalDesk(self.keys, request, manifest, plan, mailbox, on_close)
         try:
             await kind.serve(Job(request, manifest, tasks, params), mailbox, worker, desk)
         except Exception as error:
@@ -80,7 +91,7 @@ class Session:
 class LocalMailbox:
     """A job's mailbox as the customer's own tasks see it: whoever reads the job's hands them their frames."""
 
-    def __init__(self, mailbox: Any, manifest: Manifest, plan: Plan) -> None:
+    def __init__(self, mailbox: JobMailbox, manifest: Manifest, plan: Plan) -> None:
         own = {a.task for a in plan.tasks if a.provider == LOCAL}
         self._edges = {edge.name for edge in manifest.edges if edge.target in own}
         self._frames: asyncio.Queue[Frame[Array]] = asyncio.Queue()
@@ -101,14 +112,17 @@ class LocalMailbox:
 class _LocalDesk:
     """The customer's own tasks earn nothing; a local driver still closes the chunks of a generation."""
 
-    def __init__(self, keys: Keys, request: str, manifest: Manifest, plan: Plan, mailbox: LocalMailbox) -> None:
+    def __init__(
+        self, keys: Keys, request: str, manifest: Manifest, plan: Plan, mailbox: LocalMailbox, on_close: OnClose
+    ) -> None:
+        self._on_close = on_close
         self._keys = keys
         self._request = request
         self._generates = manifest.mode == "generate"
         self._plan = plan
         self._mailbox = mailbox
 
-    async def admit(self, chunk: int) -> None:
+    async def admit(self, chunk: int, units: int = 1) -> None:
         return
 
     def produced(self, task: str, chunk: int, frame: Frame[Array]) -> None:
@@ -118,5 +132,6 @@ class _LocalDesk:
         if not self._generates:
             return
         close = Close.sign(self._keys, request=self._request, attempt=0, chunk=chunk, units=units, end=end)
+        await self._on_close(chunk, units)
         for provider in self._plan.providers():
-            await self._mailbox.control(provider, {"t": "close", "close": close.document()})
+            await self._mailbox.control(provider, close.control())

@@ -52,4 +52,5 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
         network=_NETWORKS[config.wallet.kind],
         node=node,
         start_worker=start_worker,
+        private_endpoints=config.private_endpoints,
     )

@@ -21,7 +21,7 @@ from bolt11 import FeatureExtra, FeatureState
 from nodewire.errors import BadInvoice, TooLarge
 
 MAX_CHARS = 2_048  # a plain invoice has about 300, one with route hints under 1,000
-MAX_MSAT = 2_100_000_000_000_000_000
+MAX_MSAT = 10**14 - 1  # bolt11 2.2 shortens multiples of 1,000 BTC once too often
 MAX_EXPIRY_S = 366 * 86_400
 NETWORKS = ("bc", "tb", "tbs", "bcrt")
 REGTEST = "bcrt"

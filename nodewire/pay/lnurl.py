@@ -19,7 +19,7 @@ import aiohttp
 import orjson
 from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.resolver import DefaultResolver
-from bech32 import bech32_decode, bech32_encode, convertbits
+from lnurl.helpers import url_decode, url_encode
 from yarl import URL
 
 from nodewire.errors import BadInput, BadInvoice, BadZap, LinkLost, NotAllowed, TimedOut, TooLarge, from_dict
@@ -36,9 +36,7 @@ Fetch = Callable[[Event, int], Awaitable[Invoice]]
 
 def encode(url: str) -> str:
     """`url` as "lnurl1..." (LUD-01)."""
-    words = convertbits(url.encode(), 8, 5)
-    assert words is not None
-    return bech32_encode("lnurl", words)
+    return url_encode(url).lower()
 
 
 def pay_url(text: str) -> str:
@@ -50,14 +48,10 @@ def pay_url(text: str) -> str:
     if len(text) > 2 * MAX_URL_CHARS:
         raise TooLarge("lnurl", f"{len(text)} characters")
     if text.lower().startswith("lnurl1"):
-        prefix, words = bech32_decode(text)
-        octets = convertbits(words, 5, 8, False) if words is not None else None
-        if prefix != "lnurl" or octets is None:
-            raise BadInput("lnurl", "not bech32")
         try:
-            text = bytes(octets).decode()
-        except UnicodeDecodeError as error:
-            raise BadInput("lnurl", "not UTF-8") from error
+            text = url_decode(text)
+        except (ValueError, TypeError, AssertionError) as error:  # the last two for a padding that is not right
+            raise BadInput("lnurl", "not a URL in bech32") from error
     elif "@" in text and "/" not in text:
         name, _, host = text.partition("@")
         text = f"https://{host}/.well-known/lnurlp/{name}"

@@ -25,10 +25,11 @@ tagged SHA-256 of `nodewire.protocol.canonical`; hex fields enter it as raw byte
    in microseconds: coordinates predict a round trip, a frame takes half of it, and links carry 12,500 bytes per ms.
    Neighbouring tasks that land on one node have no link between them, so they merge wherever both drew it. Of the drawn
    offers that leave room under `terms.max_chunk_msat` for the cheapest drawn offer of every later task, the least
-   (cost, price, pubkey) is taken; if none leaves room, or if the sum is above `terms.max_total_msat`, OverBudget.
+   (cost, price) is taken, of equals the one drawn first (so that equal nodes share the work); if none leaves room, or
+   if the sum is above `terms.max_total_msat`, OverBudget.
 6. Standbys, once all tasks are placed. Of a task's other drawn offers whose price is not above the chosen one (a
-   standby that takes over is paid the plan's price), the least (cost, price, pubkey), its links now to all placed
-   neighbours.
+   standby that takes over is paid the plan's price), the least (cost, price), of equals the one drawn first, its links
+   now to all placed neighbours.
 7. Deadlines. turn = sum of the placed tasks' us + cost of all links between them; next = min(2000 + turn * 8 // 1000,
    600_000) ms; first = min(5000 + next + (sum of us) * max(context, 1) // 1000, 600_000) ms.
 8. Verification. "sampled": the committee's verify_rate_ppm and verify_share_ppm; "none": zeros.
@@ -43,7 +44,9 @@ from itertools import accumulate
 from math import isqrt
 from typing import NamedTuple
 
-from nodewire.errors import BadInput, NoProvider, OverBudget
+from nodewire.errors import BadInput, BadPlan, NoProvider, OverBudget
+from nodewire.nostr.event import Event
+from nodewire.protocol import feedback
 from nodewire.protocol.body import Body
 from nodewire.protocol.canonical import tagged_hash
 from nodewire.protocol.committee import Committee
@@ -62,6 +65,19 @@ class Busy:
 
     id: str
     provider: str
+
+    @classmethod
+    def cited(cls, event: Event, customer: str) -> Busy:
+        """The exclusion that a verified feedback (kind 7000) on a job of `customer` asks for.
+
+        Raises:
+            BadEvent, BadTag: it is no feedback.
+            BadPlan: it is no refusal, or one of another customer's job.
+        """
+        said = feedback.parse(event)
+        if said.status != "busy" or said.customer != customer:
+            raise BadPlan("busy", f"{said.id[:8]} is no refusal of this customer's job")
+        return cls(said.id, said.provider)
 
 
 class Offer(NamedTuple):
@@ -225,8 +241,9 @@ def _links_us(node: Node, links: list[tuple[str, int]], placed: dict[str, Offer]
     return total_us
 
 
-def _rank(links: list[tuple[str, int]], placed: dict[str, Offer]) -> Callable[[Offer], tuple[int, int, str]]:
-    return lambda offer: (offer.us + _links_us(offer.node, links, placed), offer.price_msat, offer.node.pubkey)
+def _rank(links: list[tuple[str, int]], placed: dict[str, Offer]) -> Callable[[Offer], tuple[int, int]]:
+    """A key for `min`, which keeps the first of equals: offers come in the order in which they were drawn."""
+    return lambda offer: (offer.us + _links_us(offer.node, links, placed), offer.price_msat)
 
 
 def _place(manifest: Manifest, drawn: dict[str, list[Offer]], links: Links, terms: Terms) -> dict[str, Offer]:

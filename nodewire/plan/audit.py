@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nodewire.errors import BadTag, NodewireError
+from nodewire.errors import NodewireError
 from nodewire.nostr.event import Event
 from nodewire.plan.assign import Busy, assign
 from nodewire.protocol import beacon as _beacon
@@ -17,8 +17,6 @@ from nodewire.protocol.committee import Committee
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import Plan
 from nodewire.protocol.snapshot import Snapshot
-
-FEEDBACK_KIND = 7_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +29,6 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.path}: expected {self.expected}, found {self.found}"
-
-
-def parse_busy(event: Event) -> Busy:
-    """The exclusion that a verified feedback (kind 7000) with status `busy` asks for. Raises BadTag."""
-    if event.kind != FEEDBACK_KIND or event.tag("status") != "busy":
-        raise BadTag("status", "not a busy feedback")
-    return Busy(event.id, event.pubkey)
 
 
 def audit(
@@ -78,7 +69,7 @@ def audit(
         findings.append(Finding("snapshot", certificate.body.snapshot, str(error)))
     try:
         by_id = {event.id: event for event in busy}
-        exclusions = [parse_busy(by_id[id_]) for id_ in plan.busy]
+        exclusions = [Busy.cited(by_id[id_], customer) for id_ in plan.busy]
     except KeyError as error:
         findings.append(Finding("busy", "the cited feedback event", f"no event {error.args[0]}"))
     except NodewireError as error:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from nodewire.errors import BadInput, BadQuorum, NoQuorum
+from nodewire.errors import NoQuorum
 from nodewire.nostr.event import Event
 from nodewire.protocol import beacon as _beacon
 from nodewire.protocol import certificate as _certificate
+from nodewire.protocol import kinds
 from nodewire.protocol.beacon import BeaconPartial
 from nodewire.protocol.body import Body
 from nodewire.protocol.certificate import Certificate
 from nodewire.protocol.committee import VALID_EPOCHS, Committee
 
+KEPT = 16
+"""How many certificates, and partials of each oracle, are remembered."""
+
 
 @dataclass(frozen=True, slots=True)
-class Usable:
-    """A certified epoch: its body, the beacon (64 hex digits), and the events that prove both."""
+class Epoch:
+    """A certified epoch to plan with: its body, the beacon (64 hex digits), and the events that prove both."""
 
     body: Body
     beacon: str
@@ -30,76 +33,105 @@ class Usable:
         return self.body.snapshot
 
 
-def is_valid(committee: Committee, epoch: int, now_ms: int) -> bool:
-    """Whether a snapshot of `epoch` may be planned with at `now_ms`: it has closed, at most 3 epochs ago."""
-    return _has_closed(committee, epoch, now_ms) and now_ms < committee.close_ms(epoch + VALID_EPOCHS)
+def is_valid(committee: Committee, epoch: int, now_ms: int, *, grace_ms: int = 0) -> bool:
+    """Whether a snapshot of `epoch` may be planned with at `now_ms`: it has closed, at most 3 epochs ago.
 
-
-def newest(committee: Committee, events: Iterable[Event], now_ms: int) -> Certificate | None:
-    """The newest certificate (8852) that holds, whether or not its beacon is known: what a beat's `last` cites.
-
-    None before the first; then `last` is the committee's digest.
+    `grace_ms`: how long a request that was made in time may take to whoever checks it.
     """
-    for certificate, _ in _certificates(committee, events, now_ms):
-        if _holds(certificate, committee):
-            return certificate
-    return None
+    return _has_closed(committee, epoch, now_ms) and now_ms < committee.close_ms(epoch + VALID_EPOCHS) + grace_ms
 
 
-def latest(committee: Committee, events: Iterable[Event], now_ms: int) -> Usable:
-    """The newest usable epoch among verified certificate (8852) and partial (8851) events; others are passed over.
+class Epochs:
+    """What is known of a committee's epochs. Fed with verified events in any order, it checks and keeps the newest few.
 
-    Raises:
-        NoQuorum: none is certified, has a beacon and is still valid at `now_ms` (unix).
+    What an oracle says costs no room but its own, so that a faulty one displaces nobody else's partials.
     """
-    events = tuple(events)
-    partials = _partials(events)
-    for certificate, event in _certificates(committee, events, now_ms):
-        if not is_valid(committee, certificate.body.epoch, now_ms) or not _holds(certificate, committee):
-            continue
-        found = partials.get(certificate.digest, [])
-        try:
-            value = _beacon.combine(committee, certificate.digest, (partial for partial, _ in found))
-        except NoQuorum:
-            continue
-        return Usable(certificate.body, value, event, tuple(source for _, source in found))
-    raise NoQuorum("epoch", "no certified epoch with a beacon is valid now")
 
+    def __init__(self, committee: Committee) -> None:
+        self._committee = committee
+        self._digest = committee.digest()
+        self._certificates: dict[str, tuple[Certificate, Event]] = {}
+        self._partials: dict[str, dict[str, tuple[BeaconPartial, Event]]] = {}
+        """By oracle and body."""
+        self._epochs: dict[str, Epoch] = {}
 
-def _certificates(committee: Committee, events: Iterable[Event], now_ms: int) -> list[tuple[Certificate, Event]]:
-    """Well-formed ones of this committee about epochs that have closed, the newest first; unchecked."""
-    digest, found = committee.digest(), []
-    for event in events:
-        if event.kind != _certificate.KIND or event.tag("c") != digest:
-            continue
-        try:
-            certificate = _certificate.parse(event)
-        except BadInput:
-            continue
-        if certificate.body.committee == digest and _has_closed(committee, certificate.body.epoch, now_ms):
-            found.append((certificate, event))
-    return sorted(found, key=lambda pair: (-pair[0].body.epoch, pair[1].id))
+    def take(self, event: Event) -> None:
+        """Take note of a certificate (8852) or beacon partial (8851); other kinds mean nothing here.
 
+        Raises:
+            BadInput: it is malformed, of another committee, or proves nothing (BadQuorum, BadSignature).
+        """
+        if event.kind == kinds.CERTIFICATE:
+            self._take_certificate(event)
+        elif event.kind == kinds.BEACON:
+            self._take_partial(event)
 
-def _partials(events: Iterable[Event]) -> dict[str, list[tuple[BeaconPartial, Event]]]:
-    """Well-formed ones by the digest of the body that they are over; unchecked."""
-    found: dict[str, list[tuple[BeaconPartial, Event]]] = {}
-    for event in events:
-        if event.kind == _beacon.KIND:
-            try:
-                partial = _beacon.parse(event)
-            except BadInput:
-                continue
-            found.setdefault(partial.body, []).append((partial, event))
-    return found
+    def certificate(self, digest: str) -> Certificate | None:
+        """The certificate of the body with `digest`, if it is among those kept."""
+        found = self._certificates.get(digest)
+        return found and found[0]
 
+    def newest(self, now_ms: int) -> Certificate | None:
+        """The newest certificate of a closed epoch, whether or not its beacon is known; None before the first."""
+        return next((certificate for certificate, _ in self._by_age(now_ms)), None)
 
-def _holds(certificate: Certificate, committee: Committee) -> bool:
-    try:
-        certificate.check(committee)
-    except BadQuorum:
-        return False
-    return True
+    def last(self, now_ms: int) -> str:
+        """What a beat cites as `last`: the digest of the newest certified body, before the first the committee's."""
+        certificate = self.newest(now_ms)
+        return self._digest if certificate is None else certificate.digest
+
+    def latest(self, now_ms: int) -> Epoch:
+        """The newest epoch that may be planned with.
+
+        Raises:
+            NoQuorum: none is certified, has a beacon and is still valid at `now_ms` (unix).
+        """
+        for certificate, event in self._by_age(now_ms):
+            if is_valid(self._committee, certificate.body.epoch, now_ms) and (
+                found := self._with_beacon(certificate, event)
+            ):
+                return found
+        raise NoQuorum("epoch", "no certified epoch with a beacon is valid now")
+
+    def _take_certificate(self, event: Event) -> None:
+        certificate = _certificate.parse(event)
+        if certificate.digest in self._certificates:
+            return
+        certificate.check(self._committee)
+        self._certificates[certificate.digest] = certificate, event
+        while len(self._certificates) > KEPT:
+            oldest = min(self._certificates, key=lambda digest: self._certificates[digest][0].body.epoch)
+            del self._certificates[oldest]
+            self._epochs.pop(oldest, None)
+
+    def _take_partial(self, event: Event) -> None:
+        partial = _beacon.parse(event)
+        if partial.body in self._partials.get(partial.oracle, ()):
+            return
+        partial.check(self._committee)
+        mine = self._partials.setdefault(partial.oracle, {})
+        mine[partial.body] = partial, event
+        if len(mine) > KEPT:
+            del mine[next(iter(mine))]
+
+    def _by_age(self, now_ms: int) -> list[tuple[Certificate, Event]]:
+        """Certificates about epochs that have closed, the newest first."""
+        closed = [
+            pair for pair in self._certificates.values() if _has_closed(self._committee, pair[0].body.epoch, now_ms)
+        ]
+        return sorted(closed, key=lambda pair: (-pair[0].body.epoch, pair[1].id))
+
+    def _with_beacon(self, certificate: Certificate, event: Event) -> Epoch | None:
+        digest = certificate.digest
+        if digest not in self._epochs:
+            known = [mine[digest] for mine in self._partials.values() if digest in mine]
+            if len(known) < self._committee.quorum:
+                return None
+            # 2f+1 make the beacon; more would only make every request longer.
+            known = sorted(known, key=lambda pair: pair[0].partial.index)[: self._committee.quorum]
+            value = _beacon.combine(self._committee, digest, (partial for partial, _ in known))
+            self._epochs[digest] = Epoch(certificate.body, value, event, tuple(source for _, source in known))
+        return self._epochs[digest]
 
 
 def _has_closed(committee: Committee, epoch: int, now_ms: int) -> bool:

@@ -13,12 +13,11 @@ from pydantic import Field, StringConstraints, model_validator
 from nodewire.errors import BadEvent, BadInput, BadTag
 from nodewire.nostr.event import Event, sign
 from nodewire.nostr.keys import Keys
-from nodewire.protocol import tags
+from nodewire.protocol import kinds, tags
 from nodewire.protocol.committee import HttpUrl, RelayUrl
 from nodewire.protocol.schema import Count, Hex32, Label, Msat, Name, Schema
 
-KIND = 31_990
-JOB_KIND = 8_843
+KIND = kinds.AD
 MAX_OFFERS = 1_024
 
 HostPort = Annotated[str, StringConstraints(pattern=r"^(\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9.-]{1,253}):[0-9]{1,5}$")]
@@ -80,7 +79,7 @@ class Ad(Schema):
 
 def build(keys: Keys, ad: Ad, *, created_at: int) -> Event:
     manifests = [("x", offer.manifest) for offer in ad.manifests]
-    tags_ = [("d", ad.name), ("k", str(JOB_KIND)), *manifests]
+    tags_ = [("d", ad.name), ("k", str(kinds.INFERENCE)), *manifests]
     return sign(keys, KIND, created_at=created_at, content=ad.to_json(), tags=tags_)
 
 
@@ -94,8 +93,8 @@ def parse(event: Event) -> Ad:
     ad = Ad.parse(event.content)
     if tags.text(event, "d") != ad.name:
         raise BadTag("d", "not the ad's name")
-    if str(JOB_KIND) not in event.values("k"):
-        raise BadTag("k", f"does not name {JOB_KIND}")
+    if str(kinds.INFERENCE) not in event.values("k"):
+        raise BadTag("k", f"does not name {kinds.INFERENCE}")
     if event.values("x") != [offer.manifest for offer in ad.manifests]:
         raise BadTag("x", "not the ad's manifests")
     return ad

@@ -21,12 +21,12 @@ from pydantic import Field
 from nodewire.errors import BadEvent, BadInput, BadQuorum, BadSignature, NoQuorum
 from nodewire.nostr.event import Event, sign
 from nodewire.nostr.keys import Keys
-from nodewire.protocol import dvrf, tags
+from nodewire.protocol import dvrf, kinds, tags
 from nodewire.protocol.body import Body
 from nodewire.protocol.committee import MAX_ORACLES, Committee, Point
 from nodewire.protocol.schema import Hex32, Schema
 
-KIND = 8_851
+KIND = kinds.BEACON
 
 
 class Share(Schema):

@@ -15,11 +15,11 @@ from pydantic import Field, model_validator
 from nodewire.errors import BadEvent, BadInput, BadTag
 from nodewire.nostr.event import Event, sign
 from nodewire.nostr.keys import Keys
-from nodewire.protocol import tags
+from nodewire.protocol import kinds, tags
 from nodewire.protocol.committee import Committee, Ppm
 from nodewire.protocol.schema import Hex32, Schema
 
-KIND = 11_998
+KIND = kinds.BEAT
 
 Microseconds = Annotated[int, Field(ge=-10_000_000, le=10_000_000)]
 

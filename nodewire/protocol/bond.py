@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from nodewire.errors import BadTag
 from nodewire.nostr.event import Event, sign
 from nodewire.nostr.keys import Keys
-from nodewire.protocol import tags
+from nodewire.protocol import kinds, tags
 
-KIND = 8_858
+KIND = kinds.BOND
 _MOST_MSAT = 2_100_000_000_000_000_000
 
 

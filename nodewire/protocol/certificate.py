@@ -17,12 +17,12 @@ from nodewire.nostr.event import Event, parse_unverified, sign
 from nodewire.nostr.event import parse as parse_event
 from nodewire.nostr.event import verify as verify_event
 from nodewire.nostr.keys import Keys
-from nodewire.protocol import inventory, tags
+from nodewire.protocol import inventory, kinds, tags
 from nodewire.protocol.body import Body
 from nodewire.protocol.committee import MAX_ORACLES, Committee
 
-KIND = 8_852
-FAULT_KIND = 8_853
+KIND = kinds.CERTIFICATE
+FAULT_KIND = kinds.EVIDENCE
 
 __all__ = ["FAULT_KIND", "KIND", "Body", "Certificate", "Fault", "build", "build_fault", "parse", "parse_fault"]
 

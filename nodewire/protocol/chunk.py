@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
+from nodewire.nostr.keys import Keys
 from nodewire.protocol import canonical, merkle
 from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.frame import Array, Frame
@@ -20,6 +21,12 @@ def leaf_data(key: bytes, frame: Frame[Array]) -> bytes:
     """The bytes under the leaf of `frame`, whose tensor key is `key`."""
     arrays = [[a.dtype, list(a.shape), hashlib.sha256(a.data).digest()] for a in frame.tensors]
     return canonical.encode([key, arrays])
+
+
+def salt_secret(keys: Keys, request: str, task: str, chunk: int, attempt: int) -> bytes:
+    """The 32 bytes behind a chunk's salts: the provider's alone, and derived, so that they need not be kept."""
+    of = canonical.encode([request, task, chunk, attempt])
+    return canonical.tagged_hash("nodewire/salt-secret/1", keys.secret + of)
 
 
 class Tally:

@@ -1,16 +1,21 @@
 """How a chunk ends: the driver's signed word that its positions were accepted. NIPS.md, "Chunks and payment".
 
-It travels as a control frame to every provider of the job and to the customer, and is kept as evidence of what was due.
+It travels as a control document {"t": "close", "close": ...} to every provider of the job and to the customer, and is
+kept as evidence of what was due.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
 from nodewire.errors import BadFrame, BadInput, BadSignature
 from nodewire.nostr.keys import Keys, verify
 from nodewire.protocol import canonical
 from nodewire.protocol.schema import Count, Hex32, Hex64, Schema
+
+CONTROL = "close"
+"""The control document's type."""
 
 
 class Close(Schema):
@@ -32,6 +37,15 @@ class Close(Schema):
     def sign(cls, keys: Keys, *, request: str, attempt: int, chunk: int, units: int, end: bool) -> Self:
         said = {"v": 1, "request": request, "attempt": attempt, "chunk": chunk, "units": units, "end": end}
         return cls.from_document({**said, "sig": keys.sign(_hash(said)).hex()})
+
+    def control(self) -> dict[str, Any]:
+        """The control document that carries it."""
+        return {"t": CONTROL, CONTROL: self.document()}
+
+    @classmethod
+    def from_control(cls, document: Mapping[str, Any]) -> Self | None:
+        """The close in a control document; None if it is one of another type. Raises BadFrame, BadVersion."""
+        return cls.from_document(document.get(CONTROL)) if document.get("t") == CONTROL else None
 
     def check(self, driver: str) -> None:
         """Check that `driver` (public key) signed this.

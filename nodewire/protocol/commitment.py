@@ -20,11 +20,11 @@ from pydantic import Field, model_validator
 from nodewire.errors import BadEvent, BadHash, BadInput, BadTag
 from nodewire.nostr.event import Event, sign
 from nodewire.nostr.keys import Keys
-from nodewire.protocol import canonical, merkle, tags
+from nodewire.protocol import canonical, kinds, merkle, tags
 from nodewire.protocol.inventory import MAX_INLINE_BYTES
 from nodewire.protocol.schema import Count, Hex32, Name, Schema
 
-KIND = 8_854
+KIND = kinds.COMMITMENT
 MAX_CHUNKS = 16_384
 _MAX_REQUEST_TAGS = 256
 

@@ -15,10 +15,10 @@ from pydantic import Field, StringConstraints, model_validator
 from nodewire.errors import BadHash, BadInput, BadQuorum
 from nodewire.nostr.event import Event, sign
 from nodewire.nostr.keys import Keys
-from nodewire.protocol import dvrf, tags
+from nodewire.protocol import dvrf, kinds, tags
 from nodewire.protocol.schema import Hex32, Name, Schema, Seconds
 
-KIND = 38_841
+KIND = kinds.COMMITTEE
 MAX_ORACLES = 31
 VALID_EPOCHS = 3
 """A snapshot is good for requests until this many epochs after its own."""

@@ -27,11 +27,11 @@ from nodewire.errors import BadEvent, BadHash, BadInput, BadTag
 from nodewire.nostr.event import Event, sign
 from nodewire.nostr.event import parse as parse_event
 from nodewire.nostr.keys import Keys
-from nodewire.protocol import tags
+from nodewire.protocol import kinds, tags
 from nodewire.protocol.body import Body
 from nodewire.protocol.schema import Hex32, Schema
 
-KIND = 8_850
+KIND = kinds.INVENTORY
 MAX_INLINE_BYTES = 49_152
 MAX_BEATS = 8_192
 MAX_COMMITMENTS = 4_096

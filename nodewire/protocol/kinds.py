@@ -1,4 +1,4 @@
-"""The numbers of nodewire's event kinds. NIPS.md, "Kinds"."""
+"""The numbers of nodewire's event kinds, all of them and only here. NIPS.md, "Kinds"."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ BEACON = 8851
 CERTIFICATE = 8852
 EVIDENCE = 8853
 COMMITMENT = 8854
-RATING = 8855
 RECEIPT = 8856
-TAKEOVER = 8857
 BOND = 8858
 MANIFEST = 38840
 COMMITTEE = 38841
 AD = 31990
 BEAT = 11998
-TELEMETRY = 28840
 TICKET = 28841
+WIRE_AUTH = 28842
 
 
 def result_of(request: int) -> int:

@@ -17,6 +17,9 @@ from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds
 from nodewire.protocol.schema import Count, Hex32, Msat, Schema
 
+MAX_CHUNKS = 128
+"""In one receipt; a longer job has several receipts for a provider."""
+
 
 class PaidChunk(Schema):
     chunk: Count
@@ -42,7 +45,7 @@ class Receipt(Schema):
     plan: Hex32
     """Plan.digest()."""
     provider: Hex32
-    chunks: tuple[PaidChunk, ...] = Field(max_length=128)
+    chunks: tuple[PaidChunk, ...] = Field(max_length=MAX_CHUNKS)
 
 
 def build(keys: Keys, receipt: Receipt, *, created_at: int) -> Event:

@@ -9,19 +9,38 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from pydantic import ValidationError
 
-from nodewire.errors import BadEvent, BadTag, TooLarge
+from nodewire.errors import BadEvent, BadInput, BadTag, TooLarge
 from nodewire.nostr import event as _event
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds
 from nodewire.protocol.commitment import ChunkRoot
+from nodewire.protocol.schema import Count, Schema
 
 MAX_ROOTS = 512
 _HEX32 = re.compile(r"^[0-9a-f]{64}$")
 _NUMBER = re.compile(r"^[0-9]{1,15}$")
+
+
+MAX_TEXT_BYTES = 30_000
+"""NIP-44 carries 40,960 bytes, and JSON escapes some characters."""
+
+
+class Said(Schema):
+    """What a result tells the customer alone: frames put out, compute per call (median and total), the text."""
+
+    MAX_BYTES: ClassVar[int] = 40_960
+    ERROR: ClassVar[type[BadInput]] = BadEvent
+
+    v: Literal[1] = 1
+    frames: Count
+    compute_us: tuple[Count, Count]
+    text: str = ""
+    """Only from the driver, and only while it fits."""
 
 
 @dataclass(frozen=True, slots=True)

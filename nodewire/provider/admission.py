@@ -64,7 +64,8 @@ class Admission:
         Raises:
             NotFound, BadQuorum, NoQuorum, BadHash: what the plan stands on is missing or not certified.
             NotAllowed: the epoch is too old.
-            BadPlan: the plan is not the one that the public record gives.
+            BadEvent, BadTag: what the plan cites as a refusal is not even feedback.
+            BadPlan: the plan is not the one that the public record gives, or cites refusals that are none.
         """
         plan = request.plan
         body = await self._market.certified(plan.certificate, request.certificate_event)
@@ -94,15 +95,9 @@ class Admission:
             return []
         wanted = Filter(ids=frozenset(plan.busy), kinds=frozenset({kinds.FEEDBACK}))
         found = {event.id: event for event in await self._pool.fetch([wanted], timeout_s=_FETCH_S)}
-        cited = []
-        for id_ in plan.busy:
-            if id_ not in found:
-                raise NotFound("busy", f"no relay has the feedback {id_[:8]}")
-            said = feedback.parse(found[id_])
-            if said.status != "busy" or said.customer != plan.customer:
-                raise BadPlan("busy", f"{id_[:8]} is no refusal of this customer's job")
-            cited.append(Busy(id_, said.provider))
-        return cited
+        if missing := [id_ for id_ in plan.busy if id_ not in found]:
+            raise NotFound("busy", f"no relay has the feedback {missing[0][:8]}")
+        return [Busy.cited(found[id_], plan.customer) for id_ in plan.busy]
 
 
 def _first_difference(expected: Plan, plan: Plan) -> str:

@@ -66,6 +66,7 @@ class Announcer:
         self._ad = ad
         self._served = tuple(served)
         self._roots: list[ChunkRoot] = []
+        self._beaten_s = 0
 
     def commit(self, root: ChunkRoot) -> None:
         """Take a chunk's root into this epoch's commitment."""
@@ -88,7 +89,7 @@ class Announcer:
         slots = sum(s.slots for s in self._served)
         beat = Beat(
             committee=self._market.committee_digest,
-            last=self._market.last_body,
+            last=self._market.last_body(),
             epoch=epoch,
             ad=ad,
             load_ppm=sum(s.busy for s in self._served) * 1_000_000 // slots,
@@ -96,7 +97,9 @@ class Announcer:
             coordinates=(0, 0, 0),
         )
         expires_at_s = beats.expires_at_s(self._market.committee, epoch)
-        event = beats.build(self._keys, beat, created_at=int(time.time()), expires_at_s=expires_at_s)
+        # A relay keeps the newer of two beats, by the second.
+        self._beaten_s = max(int(time.time()), self._beaten_s + 1)
+        event = beats.build(self._keys, beat, created_at=self._beaten_s, expires_at_s=expires_at_s)
         try:
             await self._pool.publish(event, timeout_s=_PUBLISH_S)
         except NodewireError as error:

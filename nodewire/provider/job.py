@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
+import logging
 import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import orjson
-
-from nodewire.errors import BadFrame, NodewireError, TimedOut, first_of
+from nodewire.errors import BadFrame, BadInput, NodewireError, TimedOut, first_of
 from nodewire.kind import Job, JobKind, Mailbox, Params, Worker
 from nodewire.nostr import nip44
 from nodewire.nostr.event import Event
@@ -21,7 +19,7 @@ from nodewire.pay.debts import Key
 from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
 from nodewire.protocol import feedback, result
-from nodewire.protocol.chunk import Tally, claim
+from nodewire.protocol.chunk import Tally, claim, salt_secret
 from nodewire.protocol.close import Close
 from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.frame import Array, Frame
@@ -30,9 +28,9 @@ from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import LOCAL, tensor_key
 from nodewire.provider.credit import Credit
 
+log = logging.getLogger("nodewire.provider")
+
 Publish = Callable[[Event], Awaitable[None]]
-CLOSE = "close"
-"""The type of the control document that ends a chunk."""
 
 
 class JobMailbox(Mailbox, Protocol):
@@ -84,6 +82,8 @@ class JobRun:
         self._generates = manifest.mode == "generate"
         self._tallies: dict[tuple[int, str], Tally] = {}
         self._closed: set[int] = set()
+        self._units: dict[int, int] = {}
+        """By chunk, what this node's inputs of it count as."""
         self._roots: list[ChunkRoot] = []
         self._frames = 0
         self._text: list[str] = []
@@ -116,6 +116,7 @@ class JobRun:
             await self._say("success")
         except NodewireError as error:
             self._mailbox.cancel(error)
+            await self._claim_unclosed()
             await self._say("error", error.code)
             raise
         finally:
@@ -133,13 +134,16 @@ class JobRun:
             await asyncio.sleep(limit_s)
         raise TimedOut("frames", f"none for {limit_s:.0f} s")
 
-    async def admit(self, chunk: int) -> None:
+    async def admit(self, chunk: int, units: int = 1) -> None:
+        if chunk in self._closed:
+            raise BadFrame("chunk", f"{chunk} has been closed")
         await self.credit.admit(chunk)
+        self._units[chunk] = max(units, self._units.get(chunk, 0))
 
     def produced(self, task: str, chunk: int, frame: Frame[Array]) -> None:
         key = tensor_key(self.request.id, frame.edge, self.attempt, frame.seq)
         if (chunk, task) not in self._tallies:
-            self._tallies[chunk, task] = Tally(secrets.token_bytes(32))
+            self._tallies[chunk, task] = Tally(salt_secret(self._keys, self.request.id, task, chunk, self.attempt))
         self._tallies[chunk, task].add(key, frame)
         self._frames += 1
         if isinstance(text := frame.meta.get("text"), str):
@@ -151,28 +155,31 @@ class JobRun:
                 self._keys, request=self.request.id, attempt=self.attempt, chunk=chunk, units=units, end=end
             )
             peers = [p for p in (*self.request.plan.providers(), self.request.customer) if p != self._keys.public]
-            await asyncio.gather(
-                *(self._mailbox.control(peer, {"t": CLOSE, "close": close.document()}) for peer in peers)
-            )
+            await asyncio.gather(*(self._mailbox.control(peer, close.control()) for peer in peers))
         await self._finish(chunk, units, end)
 
     async def listen(self) -> None:
         """Follow the job's control documents until it ends; raises what ended it."""
         async for peer, document in self._mailbox.controls():
-            if document.get("t") == CLOSE:
-                await self.heard(peer, document)
+            try:
+                if (close := Close.from_control(document)) is not None:
+                    await self.heard(close)
+            except BadInput as error:  # one member's bad word does not make this node deaf to the driver's
+                log.info("job %s: close by %s ignored: %s", self.request.id[:8], peer[:8], error)
 
-    async def heard(self, peer: str, document: Mapping[str, Any]) -> None:
-        """A close came from `peer`.
+    async def heard(self, close: Close) -> None:
+        """The driver says that a chunk is over; whoever passed it on.
 
         Raises:
-            BadFrame, BadSignature: it is not this job's, or not signed by its driver.
+            BadFrame, BadSignature: it is not this job's, not signed by its driver, or counts what was computed here as
+                something else.
         """
-        close = Close.from_document(document.get("close"))
         driver = self.request.customer if self._driver == LOCAL else self._driver
         if close.request != self.request.id or close.attempt != self.attempt or not self._generates:
             raise BadFrame("close", "of another job or attempt")
         close.check(driver)
+        if close.units != self._units.get(close.chunk, close.units):
+            raise BadFrame("units", f"{close.units}, chunk {close.chunk} had {self._units[close.chunk]} here")
         await self._finish(close.chunk, close.units, close.end)
 
     async def _finish(self, chunk: int, units: int, end: bool) -> None:
@@ -193,6 +200,12 @@ class JobRun:
                 await self._ask(chunk, units, claim(roots))
         if end:
             self._ended.set()
+
+    async def _claim_unclosed(self) -> None:
+        """The job failed: chunks whose successor had begun were complete, though the driver has not said so."""
+        if self._generates and not self.drives:
+            for chunk in sorted(set(self._units) - self._closed)[:-1]:
+                await self._finish(chunk, self._units[chunk], end=False)
 
     async def _ask(self, chunk: int, units: int, root: str) -> None:
         amount_msat = units * self.price_msat
@@ -216,11 +229,12 @@ class JobRun:
         await self._publish(event)
 
     def _result(self) -> Event:
-        said: dict[str, Any] = {"frames": self._frames, "compute_us": self._worker.microseconds()}
-        if self.drives:
-            said["text"] = "".join(self._text)
+        text = "".join(self._text) if self.drives else ""
+        if len(text.encode()) > result.MAX_TEXT_BYTES:
+            text = ""  # the customer has it from the wire; an event cannot carry it
+        said = result.Said(frames=self._frames, compute_us=self._worker.microseconds(), text=text)
         conversation = nip44.conversation_key(self._keys, self.request.customer)
-        ciphertext = nip44.encrypt(orjson.dumps(said).decode(), conversation)
+        ciphertext = nip44.encrypt(said.to_json(), conversation)
         return result.build(
             self._keys, self.request.id, self.request.customer, self._roots, ciphertext, created_at=int(time.time())
         )
@@ -233,7 +247,7 @@ class _Timed:
         self._worker = worker
         self._us: list[int] = []
 
-    async def load(self, task: str, engine: str, program: Path, weights: Sequence[Path]) -> Any:
+    async def load(self, task: str, engine: str, program: Path, weights: Sequence[Path]) -> Mapping[str, int]:
         return await self._worker.load(task, engine, program, weights)
 
     async def open(self, task: str, session: str, params: Params) -> None:
@@ -248,6 +262,6 @@ class _Timed:
     async def close(self, task: str, session: str) -> None:
         await self._worker.close(task, session)
 
-    def microseconds(self) -> list[int]:
-        """[median, total] of the calls so far."""
-        return [int(statistics.median(self._us)), sum(self._us)] if self._us else [0, 0]
+    def microseconds(self) -> tuple[int, int]:
+        """Median and total of the calls so far."""
+        return (int(statistics.median(self._us)), sum(self._us)) if self._us else (0, 0)

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from nodewire.config import Serve
 from nodewire.errors import Busy, NotAllowed
-from nodewire.kind import JobKind, Worker
+from nodewire.kind import JobKind, Params, Worker
 from nodewire.market import Market
+from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
 
 log = logging.getLogger("nodewire.provider")
@@ -98,13 +99,13 @@ class OneManifest:
         self._digest = manifest_digest
         self.load = worker.load
 
-    async def open(self, task, session, params):  # type: ignore[no-untyped-def]  # the port's own signature
+    async def open(self, task: str, session: str, params: Params) -> None:
         await self._worker.open(loaded_name(self._digest, task), session, params)
 
-    async def receive(self, task, session, frame):  # type: ignore[no-untyped-def]
+    async def receive(self, task: str, session: str, frame: Frame[Array]) -> list[Frame[Array]]:
         return await self._worker.receive(loaded_name(self._digest, task), session, frame)
 
-    async def close(self, task, session):  # type: ignore[no-untyped-def]
+    async def close(self, task: str, session: str) -> None:
         await self._worker.close(loaded_name(self._digest, task), session)
 
 

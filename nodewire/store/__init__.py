@@ -1,1 +1,1 @@
-"""What a daemon keeps: blobs by their hash (`blobs`), and its own state in SQLite (`state`)."""
+"""Blobs by their hash: Blossom servers and the local cache (`blobs`)."""

@@ -48,13 +48,16 @@ Buffer = bytes | bytearray | memoryview
 Document = Mapping[str, Any]
 
 _STAGING_BYTES = 32_768  # holds any prefix and header, and two TLS records
+_MAX_META = 64
+_SCALARS = (int, str, bytes, bool, type(None))
+_JOINED_BYTES = 32_768  # up to here one copy costs less than another TLS record
 _LIMITS: dict[str, int | bool] = {
     "raw": False,
     "strict_map_key": True,
     "max_str_len": MAX_HEADER_BYTES,
     "max_bin_len": MAX_HEADER_BYTES,
     "max_array_len": MAX_TENSORS,
-    "max_map_len": 64,
+    "max_map_len": _MAX_META,
     "max_ext_len": 0,
 }
 
@@ -152,14 +155,16 @@ def pack_header(header: DataHeader) -> bytes:
     Raises:
         BadFrame, TooLarge: it is over 4 KiB, or holds what msgpack or the receiver would refuse.
     """
-    fields = [bytes.fromhex(header.job), header.edge, header.attempt, header.seq, header.key]
-    packed = _pack([*fields, header.tensors, dict(header.meta)])
-    _parse_data(packed)  # our own mistakes are found here, not by the peer at the cost of the link
-    return packed
+    meta = dict(header.meta)
+    job = bytes.fromhex(header.job)
+    # Our own mistakes are found here, not by the peer at the cost of the job.
+    _check_place(job, header.edge, header.attempt)
+    _check_meta(meta)
+    return _pack([job, header.edge, header.attempt, header.seq, header.key, header.tensors, meta])
 
 
 def data(stream: int, packed: bytes, nbytes: int, arrays: Sequence[Array]) -> Iterator[list[Buffer]]:
-    """The frame with the packed header as the buffers of one segment after another; tensors are not copied."""
+    """The frame with the packed header as the buffers of one segment after another; long ones are not copied."""
     views = deque(memoryview(array.data).cast("B") for array in arrays if len(array.data))
     kind, sent = Type.DATA, 0
     while kind == Type.DATA or sent < nbytes:
@@ -171,7 +176,7 @@ def data(stream: int, packed: bytes, nbytes: int, arrays: Sequence[Array]) -> It
             if len(view) > left:
                 views.appendleft(view[left:])
             left -= len(segment[-1])
-        yield segment
+        yield [b"".join(segment)] if size <= _JOINED_BYTES else segment
         sent += size
         kind, packed = Type.MORE, b""
 
@@ -307,7 +312,7 @@ class Decoder:
             raise TooLarge("header", f"{header_bytes} bytes, at most {max_header}")
         if payload_bytes > max_payload:
             raise TooLarge("payload", f"{payload_bytes} bytes, at most {max_payload}")
-        if self._budget is not None and payload_bytes > self._budget + self._end - self._start:
+        if self._budget is not None and payload_bytes > self._budget + self._end - self._start - PREFIX.size:
             raise TooLarge("payload", "more bytes than an unproven peer may send")
         return kind, stream, header_bytes, payload_bytes
 
@@ -419,15 +424,19 @@ def _parse_data(packed: Buffer) -> DataHeader:
     if not isinstance(tensors, list):
         raise BadFrame("tensors", "not an array")
     found = tuple(_parse_tensor(item) for item in tensors)
-    if not isinstance(meta, dict) or not all(
-        isinstance(name, str) and (value is None or type(value) in (int, str, bytes, bool))
-        for name, value in meta.items()
-    ):
-        raise BadFrame("meta", "not a map of strings to scalars")
+    _check_meta(meta)
     nbytes = _sum(found)
     if nbytes > MAX_FRAME_BYTES:
         raise TooLarge("frame", f"{nbytes} bytes, at most {MAX_FRAME_BYTES}")
     return DataHeader(job.hex(), edge, attempt, seq, key, found, meta, nbytes)
+
+
+def _check_meta(meta: object) -> None:
+    if not isinstance(meta, dict) or len(meta) > _MAX_META:
+        raise BadFrame("meta", f"not a map of at most {_MAX_META} scalars")
+    for name, value in meta.items():
+        if type(name) is not str or type(value) not in _SCALARS:
+            raise BadFrame("meta", "not a map of strings to scalars")
 
 
 def _parse_tensor(item: object) -> tuple[str, tuple[int, ...]]:

@@ -35,12 +35,13 @@ from nodewire.nostr import event as nostr_event
 from nodewire.nostr import keys as nostr_keys
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
+from nodewire.protocol import kinds
 from nodewire.protocol.canonical import tagged_hash
 
 OID = x509.ObjectIdentifier("2.25.331049885473452711640222435708488784047")
 TAG = "nodewire/tls/1"
 ALPN = "nodewire/1"
-KIND = 28842
+KIND = kinds.WIRE_AUTH
 VERSION = "1"
 LIFETIME_S = 7 * 86_400
 CLOCK_SKEW_S = 60
@@ -123,6 +124,8 @@ def check_certificate(der: bytes | None, expected: str, now_s: float) -> None:
         raise BadPeer("certificate", "its key is not on P-256")
     if algorithm != SignatureAlgorithmOID.ECDSA_WITH_SHA256:
         raise BadPeer("certificate", "not signed by ECDSA with SHA-256")
+    if not der.endswith(bytes((3, len(certificate.signature) + 1, 0)) + certificate.signature):
+        raise BadPeer("certificate", "its signature is not a whole number of bytes")  # the parser lets that pass
     try:
         public.verify(certificate.signature, certificate.tbs_certificate_bytes, ec.ECDSA(hashes.SHA256()))
     except InvalidSignature as error:

@@ -13,6 +13,7 @@ Urgent frames (control, credit, heartbeats) go before queued tensors, whose segm
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -129,17 +130,18 @@ class Link(asyncio.BufferedProtocol):
         self._check_open()
         self._send_urgent(frames.credit(job, edge, attempt, limit))
 
-    async def send_data(self, header: DataHeader, arrays: Sequence[Array]) -> None:
-        """Send a frame; when this returns, the arrays' memory may be used again.
+    async def send_data(self, packed: bytes, nbytes: int, arrays: Sequence[Array]) -> None:
+        """Send a frame of `nbytes` under a header packed by frames.pack_header.
+
+        When this returns, the arrays' memory may be used again.
 
         If the caller is cancelled while a part has gone out, the rest follows, and the memory must stay as it is.
 
         Raises:
-            BadFrame, TooLarge: the header cannot be sent.
             LinkLost: the link has ended.
         """
         self._check_open()
-        outgoing = _Outgoing(frames.pack_header(header), header.nbytes, arrays)
+        outgoing = _Outgoing(packed, nbytes, arrays)
         self._waiting.append(outgoing)
         self._pump()
         if outgoing.sent or self.error:
@@ -294,7 +296,7 @@ class Link(asyncio.BufferedProtocol):
         self._require_open()
         sent = self._pings.pop(tag, None)
         if sent is not None:
-            self._rtts.append(self._loop.time() - sent)
+            self._rtts.append(time.perf_counter() - sent)
 
     # Inside.
 
@@ -380,7 +382,7 @@ class Link(asyncio.BufferedProtocol):
         self._tag = (self._tag + 1) % 2**16
         if len(self._pings) == _MAX_PINGS:
             del self._pings[next(iter(self._pings))]
-        self._pings[self._tag] = self._loop.time()
+        self._pings[self._tag] = time.perf_counter()  # uvloop's own time has a millisecond's resolution
         self._send_urgent(frames.ping(self._tag))
 
     def _say_and_close(self, kind: str, error: NodewireError) -> None:

@@ -125,9 +125,11 @@ class JobMailbox:
         header = frames.data_header(
             self.request, frame.edge, self.attempt, frame.seq, key, frame.tensors, frame.meta, outgoing.limit
         )
-        frames.pack_header(header)
+        packed = frames.pack_header(header)
         outgoing.next_seq += 1
-        sends = [self._send(consumer, window, header, frame) for consumer, window in outgoing.windows.items()]
+        sends = [
+            self._send(consumer, window, header.cost, packed, frame) for consumer, window in outgoing.windows.items()
+        ]
         if len(sends) == 1:
             await sends[0]
             return
@@ -280,19 +282,19 @@ class JobMailbox:
         if self._error is not None:
             raise self._error
 
-    async def _send(self, consumer: str, window: _Window, header: DataHeader, frame: Frame[Array]) -> None:
+    async def _send(self, consumer: str, window: _Window, cost: int, packed: bytes, frame: Frame[Array]) -> None:
         async with window.turn:
-            while window.sent + header.cost > window.limit:
+            while window.sent + cost > window.limit:
                 self._check()
                 window.changed.clear()
                 await window.changed.wait()
             self._check()
-            window.sent += header.cost
+            window.sent += cost
             if consumer == self._exchange.public:
-                self._deliver(self._in[frame.edge], frame, header.cost)
+                self._deliver(self._in[frame.edge], frame, cost)
                 return
             link = await self._exchange.reach(consumer)
-            await link.send_data(header, frame.tensors)
+            await link.send_data(packed, cost - FRAME_COST_BYTES, frame.tensors)
 
     def _deliver(self, incoming: _Incoming, frame: Frame[Array], cost: int) -> None:
         self._queue.append((incoming, frame, cost))
@@ -325,10 +327,11 @@ class _Incoming:
     taken: int = 0
     granted: int = INITIAL_WINDOW_BYTES
 
-    @property
-    def window(self) -> int:
+    window: int = 0
+
+    def __post_init__(self) -> None:
         # Twice the largest frame: a grant may lag by a quarter of the window, and a frame must still fit.
-        return max(WINDOW_BYTES, 2 * (self.limit + FRAME_COST_BYTES))
+        self.window = max(WINDOW_BYTES, 2 * (self.limit + FRAME_COST_BYTES))
 
 
 @dataclass(slots=True)

@@ -96,7 +96,7 @@ def test_waiting_calls_are_bounded_in_number(weights):
 def test_waiting_calls_are_bounded_in_bytes_over_all_sessions_and_a_closed_one_gives_its_bytes_back(loaded):
     loaded.open("t", {})
     waiting = 0
-    with pytest.raises(TooLarge, match="pending"):  # noqa: PT012
+    with pytest.raises(TooLarge, match="pending"):
         while waiting < 100:
             loaded.receive("st"[waiting % 2], frame("left", waiting, 0, rows=512))
             waiting += 1

@@ -174,6 +174,7 @@ class RunningMarket:
             "relays": [self.relay],
             "blossom": [self.blossom],
             "committee": self.committee,
+            "private_endpoints": True,
             **changes,
         }
         return self._write(name, [*_toml(lines), *self._wallet(), '[worker]\nmemory = "60MB"'])

@@ -44,18 +44,18 @@ async def generate(customer, market, prompt=PROMPT, **params):
 
 async def test_a_generation_over_three_chunks_equals_a_single_process_and_is_paid_to_the_millisat(market, alone):
     before = await market.balances_msat(*STALLS)
-    async with market.customer("precise") as customer:
-        ids = await generate(customer, market, max_tokens=TOKENS)
-        done = customer.last
+    async with market.customer("penny") as penny:
+        ids = await generate(penny, market, max_tokens=TOKENS)
+        done = penny.last
     assert (ids, done["text"]) == alone(PROMPT, TOKENS)
     assert len(ids) == TOKENS
 
     after = await market.balances_msat(*STALLS)
     got = {market.public[name]: after[name] - before[name] for name in STALLS}
     assert {p: msat for p, msat in got.items() if msat} == done["paid_msat"]
-    left = (await market.balances_msat("precise"))["precise"]
+    left = (await market.balances_msat("penny"))["penny"]
     assert 100_000_000 - left == sum(got.values()) + done["fees_msat"]
-    ledger = market.ledger("precise")
+    ledger = market.ledger("penny")
     spent = ledger.spent()
     ledger.close()
     assert (spent.paid_msat, spent.fees_msat, spent.pending_msat) == (sum(got.values()), done["fees_msat"], 0)

@@ -12,7 +12,7 @@ from nodewire.errors import BadConfig, NodewireError, NotAllowed
 from nodewire.oracle.daemon import Oracle
 from nodewire.oracle.journal import KEPT_EPOCHS, Journal
 from nodewire.oracle.setup import create_committee, load_committee, load_seat
-from nodewire.plan.epoch import latest
+from nodewire.plan.epoch import Epochs
 from nodewire.protocol import beacon, certificate, inventory, snapshot
 from nodewire.protocol import committee as committees
 from tests.protocol_committee.actors import Provider, digest, keys
@@ -99,8 +99,11 @@ async def running(committee, folder, relay, numbers=(1, 2, 3, 4)):
 
 
 def usable(committee, events):
+    epochs = Epochs(committee)
+    for event in events:
+        epochs.take(event)
     with contextlib.suppress(NodewireError):
-        return latest(committee, events, int(time.time() * 1000))
+        return epochs.latest(int(time.time() * 1000))
 
 
 async def beat_on(committee, relay, provider):

@@ -14,7 +14,7 @@ from nodewire.nostr.pool import Pool
 from nodewire.oracle.daemon import Oracle
 from nodewire.oracle.journal import Journal
 from nodewire.oracle.setup import create_committee, load_seat
-from nodewire.plan.epoch import latest
+from nodewire.plan.epoch import Epochs
 from nodewire.protocol import beacon, certificate, snapshot
 from tests.oracle.test_oracle_daemon import Shelf, WallClock
 from tests.protocol_committee.actors import Provider, digest
@@ -37,7 +37,7 @@ async def test_a_committee_certifies_a_provider_over_a_relay(tmp_path):
             tasks.append(group.create_task(Oracle(seat, committee, pool, Shelf(tmp_path), journal, WallClock()).run()))
         pool = await stack.enter_async_context(Pool([url]))
         await pool.publish(provider.ad)
-        seen, last = [], None
+        epochs, last = Epochs(committee), None
         subscription = pool.subscribe([Filter(kinds={certificate.KIND, beacon.KIND}, tags={"c": {committee.digest()}})])
 
         async def beat():
@@ -51,11 +51,11 @@ async def test_a_committee_certifies_a_provider_over_a_relay(tmp_path):
         tasks.append(group.create_task(beat()))
         async with asyncio.timeout(30):
             async for event in subscription:
-                seen.append(event)
+                epochs.take(event)
                 if event.kind == certificate.KIND:
                     last = certificate.parse(event).digest
                 with contextlib.suppress(NodewireError):
-                    usable = latest(committee, seen, int(time.time() * 1000))
+                    usable = epochs.latest(int(time.time() * 1000))
                     found = snapshot.unpack((tmp_path / usable.snapshot).read_bytes(), usable.snapshot)
                     if found.node(provider.keys.public):
                         break

@@ -40,6 +40,29 @@ def test_every_task_has_a_provider_that_holds_it_and_another_as_standby(world):
     assert (plan.epoch, plan.beacon, plan.manifest) == (5, world.beacon, world.digest)
 
 
+def test_equal_nodes_share_the_work(world):
+    """Of eight nodes with one price, speed and place, every one is somebody's first choice under some beacon."""
+
+    def alike(node):
+        held = tuple(
+            h.model_copy(
+                update={"tasks": tuple(t.model_copy(update={"price_msat": 5, "us_per_position": 9}) for t in h.tasks)}
+            )
+            for h in node.held
+        )
+        same = {"held": held, "coordinates": (0, 0, 0), "bond_msat": 0, "load_ppm": 0, "epochs": 1}
+        return node.model_copy(update=same)
+
+    equal = world.snapshot.model_copy(update={"nodes": tuple(alike(n) for n in world.snapshot.nodes[:8])})
+    inputs = world.inputs()
+    drivers = Counter(
+        assign(world.manifest, equal, **{**inputs, "beacon": digest(f"beacon {i}")}).tasks[0].provider
+        for i in range(200)
+    )
+    holders = {n.pubkey for n in equal.nodes for h in n.held for t in h.tasks if t.task == world.manifest.driver.name}
+    assert set(drivers) == holders
+
+
 def test_an_excluded_a_busy_and_a_full_node_get_nothing(world):
     first = world.assign().providers()
     plan = world.assign(generous(excluded=(first[0],)), busy=(Busy(digest("busy"), first[1]),))

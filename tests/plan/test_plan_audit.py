@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nodewire.nostr.event import sign
-from nodewire.plan.audit import audit, parse_busy
-from nodewire.protocol import beacon
+from nodewire.plan.assign import Busy
+from nodewire.plan.audit import audit
+from nodewire.protocol import beacon, feedback
 from nodewire.protocol.certificate import Certificate
 from tests.plan.markets import CUSTOMER_KEYS, World, generous, ring
 from tests.protocol_committee.actors import digest, keys
@@ -29,9 +29,8 @@ def evidence(world, **changes):
     }
 
 
-def busy_event(provider):
-    tags = [("status", "busy"), ("k", "8843")]
-    return sign(provider.keys, 7_000, created_at=0, tags=tags)
+def said(provider, status, customer=CUSTOMER_KEYS.public):
+    return feedback.build(provider.keys, digest("request"), customer, status, created_at=0)
 
 
 def test_the_plan_that_follows_has_no_findings(world):
@@ -40,13 +39,14 @@ def test_the_plan_that_follows_has_no_findings(world):
 
 
 def test_a_plan_with_cited_busy_feedbacks_is_rederived_with_them(world):
-    event = busy_event(world.providers[0])
-    plan = world.assign(busy=(parse_busy(event),))
+    event = said(world.providers[0], "busy")
+    plan = world.assign(busy=(Busy.cited(event, CUSTOMER_KEYS.public),))
     assert audit(plan, **evidence(world, busy=[event])) == []
     assert [f.path for f in audit(plan, **evidence(world))] == ["busy"]
-    other = sign(world.providers[0].keys, 7_000, created_at=0, tags=[("status", "success")])
-    plan = plan.model_copy(update={"busy": (other.id,)})
-    assert [f.path for f in audit(plan, **evidence(world, busy=[other]))] == ["busy"]
+    somebody = keys("somebody").public
+    for other in (said(world.providers[0], "success"), said(world.providers[0], "busy", customer=somebody)):
+        plan = plan.model_copy(update={"busy": (other.id,)})
+        assert [f.path for f in audit(plan, **evidence(world, busy=[other]))] == ["busy"]
 
 
 @pytest.mark.parametrize("field", ["provider", "standby"])

@@ -110,7 +110,7 @@ def market(folder, tmp_path):
 
     async def on_control(sender, peer, document):
         if peer in market.runs:
-            await market.runs[peer].heard(sender, document)
+            await market.runs[peer].heard(Close.from_control(document))
 
     market.hub.on_control = on_control
     return market
@@ -186,10 +186,10 @@ async def test_a_close_by_anyone_but_the_driver_is_refused(market):
     driver, other = list(market.runs.values())[:2]
     forged = Close.sign(CUSTOMER, request=REQUEST, attempt=0, chunk=0, units=1, end=True)
     with pytest.raises(BadSignature):
-        await other.heard(CUSTOMER.public, {"close": forged.document()})
+        await other.heard(forged)
     wrong = Close.sign(driver._keys, request=HASH, attempt=0, chunk=0, units=1, end=True)
     with pytest.raises(BadFrame):
-        await other.heard(driver._keys.public, {"close": wrong.document()})
+        await other.heard(wrong)
 
 
 async def test_sessions_end_with_the_job(market):

@@ -1,12 +1,14 @@
 import pytest
-from talking import talk
+from talking import NOW, talk
 
 from relay import Config, serve
 
 
 @pytest.fixture
 async def relay(tmp_path):
-    async with serve(Config(db=tmp_path / "events.sqlite", port=0, blobs=tmp_path / "blobs")) as running:
+    async with serve(
+        Config(db=tmp_path / "events.sqlite", port=0, blobs=tmp_path / "blobs"), clock=lambda: NOW
+    ) as running:
         yield running
 
 

@@ -13,7 +13,9 @@ from relay import Config, serve
 @pytest.fixture(params=["nodewire", "rust-nostr"])
 async def url(request, tmp_path):
     if request.param == "nodewire":
-        async with serve(Config(db=tmp_path / "events.sqlite", port=0, synchronous="NORMAL")) as running:
+        async with serve(
+            Config(db=tmp_path / "events.sqlite", port=0, synchronous="NORMAL"), clock=lambda: NOW
+        ) as running:
             yield running.url
     else:
         local = nostr_sdk.LocalRelayBuilder().build()

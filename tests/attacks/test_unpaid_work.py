@@ -1,0 +1,122 @@
+"""Customers and drivers who want work for nothing."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from nodewire.errors import BadFrame, NodewireError, PaymentRequired
+from nodewire.protocol.close import Close
+from nodewire.protocol.frame import Array, Frame
+from nodewire.provider import credit
+from tests.provider.test_provider_job import (  # noqa: F401  (fixtures)
+    HASH,
+    REQUEST,
+    folder,
+    market,
+)
+
+WIDTH = 32
+
+
+def hidden(seq: int, chunk: int, *, positions: int = 1, pos: int | None = None) -> Frame[Array]:
+    data = np.full((1, positions, WIDTH), 0.1, np.float32)
+    array = Array("float32", (1, positions, WIDTH), data.tobytes())
+    return Frame("hidden.0", seq, (array,), {"pos": seq if pos is None else pos, "chunk": chunk, "tokens": positions})
+
+
+@pytest.fixture
+def stage(market):  # noqa: F811
+    """The first stage's provider, whose driver is hostile (a local driver is the customer itself)."""
+    driver, run = list(market.runs.values())[:2]
+    run.driver_keys, run._patience_s, run.credit._patience_s = driver._keys, 0.3, 0.3
+    run.inbox = market.hub.queues[run._keys.public]
+    return run
+
+
+async def outcome(run) -> NodewireError:
+    with pytest.raises(NodewireError) as caught:
+        await asyncio.wait_for(run.run(), 10)
+    return caught.value
+
+
+def close(run, chunk: int, units: int, *, end: bool = False) -> dict:
+    said = Close.sign(run.driver_keys, request=REQUEST, attempt=0, chunk=chunk, units=units, end=end)
+    return {"t": "close", "close": said.document()}
+
+
+async def test_calling_every_frame_chunk_0_does_not_get_a_generation_for_nothing(stage):
+    for seq in range(200):
+        stage.inbox.put_nowait(hidden(seq, 0))
+    assert isinstance(await outcome(stage), BadFrame)
+    assert stage._frames <= 1
+
+
+async def test_a_context_of_positions_in_one_frame_is_not_one_position(stage):
+    stage.inbox.put_nowait(hidden(0, 0))
+    stage.inbox.put_nowait(hidden(1, 1, positions=300))
+    assert (await outcome(stage)).field == "positions"
+
+
+async def test_a_prompt_of_five_units_is_not_closed_as_one(stage):
+    stage.inbox.put_nowait(hidden(0, 0, positions=300))
+    running = asyncio.create_task(stage.run())
+    while not stage._frames:
+        await asyncio.sleep(0.01)
+    with pytest.raises(BadFrame, match="units"):
+        await stage.heard(Close.from_control(close(stage, 0, 1)))
+    await stage.heard(Close.from_control(close(stage, 0, 5)))
+    assert stage._ledger.owed_msat(stage.request.customer) == 500
+    running.cancel()
+
+
+async def test_units_beyond_any_database_are_an_error_with_a_name(stage):
+    stage._units[0] = 1
+    with pytest.raises(BadFrame, match="units"):
+        await stage.heard(Close.from_control(close(stage, 0, 2**53 - 1)))
+
+
+async def test_a_chunk_that_was_closed_early_is_not_computed_afterwards(stage):
+    await stage.heard(Close.from_control(close(stage, 0, 1)))
+    stage.inbox.put_nowait(hidden(0, 0))
+    assert (await outcome(stage)).field == "chunk"
+    assert stage._frames == 0
+
+
+async def test_a_driver_that_closes_nothing_leaves_the_customer_in_debt(stage):
+    stage.inbox.put_nowait(hidden(0, 0, positions=3))
+    for seq in range(1, 65):
+        stage.inbox.put_nowait(hidden(seq, 1, pos=2 + seq))
+    stage.inbox.put_nowait(hidden(65, 2, pos=67))
+    assert isinstance(await outcome(stage), PaymentRequired)
+    assert stage._frames == 65  # no more than AHEAD chunks
+    assert credit.AHEAD == 2
+    assert stage._ledger.owed_msat(stage.request.customer) == 100
+
+
+async def test_nonsense_instead_of_a_close_does_not_deafen_a_provider_to_the_driver(stage):
+    documents = [{"t": "close"}, {"t": "close", "close": {"v": 9}}, close(stage, 0, 1)]
+
+    async def controls():
+        for document in documents:
+            yield "", document
+
+    stage._mailbox.controls = controls
+    stage._units[0] = 1
+    stage.produced("stage.0", 0, hidden(0, 0))
+    await stage.listen()
+    assert stage._ledger.owed_msat(stage.request.customer) == 100
+
+
+async def test_calls_of_a_stateless_model_are_chunks_of_their_own():
+    from types import SimpleNamespace
+
+    from kinds.k8843 import _share
+
+    embed = SimpleNamespace(mode="embed", chunk=64)
+    assert _share(Frame("a", 3, (), {"chunk": 3}), embed) == (3, 1)
+    with pytest.raises(BadFrame):
+        _share(Frame("a", 1, (), {"chunk": 0}), embed)
+    assert HASH
