@@ -14,6 +14,7 @@ from typing import Any
 
 from nodewire.errors import BadFrame, BadInput
 from nodewire.kind import Desk, Job, Mailbox, Params, Worker
+from nodewire.protocol.chunk import chunk_of
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.kinds import INFERENCE
 from nodewire.protocol.manifest import CUSTOMER, Manifest
@@ -163,16 +164,15 @@ def _share(frame: Frame[Array], manifest: Manifest) -> tuple[int, int]:
     Raises:
         BadFrame: the frame says another chunk, or has more than the one position that every frame after the first has.
     """
-    seq, units = frame.seq, 1
+    chunk, units = chunk_of(manifest, frame.seq), 1
     if manifest.mode == "generate":
         positions = frame.tensors[0].shape[1] if frame.tensors and len(frame.tensors[0].shape) == 3 else 1
         units = max(1, -(-positions // manifest.chunk))
-        if seq and positions != 1:
-            raise BadFrame("positions", f"{positions} in frame {seq} on {frame.edge}, one is expected")
-        seq = 1 + (seq - 1) // manifest.chunk if seq else 0
-    if _chunk(frame) != seq:
-        raise BadFrame("chunk", f"{_chunk(frame)} on frame {frame.seq} of {frame.edge}, which is of chunk {seq}")
-    return seq, units
+        if frame.seq and positions != 1:
+            raise BadFrame("positions", f"{positions} in frame {frame.seq} on {frame.edge}, one is expected")
+    if _chunk(frame) != chunk:
+        raise BadFrame("chunk", f"{_chunk(frame)} on frame {frame.seq} of {frame.edge}, which is of chunk {chunk}")
+    return chunk, units
 
 
 def _chunk(frame: Frame[Array]) -> int:

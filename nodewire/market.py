@@ -41,6 +41,7 @@ class Market:
         self._epochs = Epochs(committee_)
         self._changed = asyncio.Condition()
         self._snapshots: OrderedDict[str, Snapshot] = OrderedDict()
+        self._reading = asyncio.Lock()
         self._manifests: dict[str, Manifest] = {}
 
     @classmethod
@@ -125,13 +126,14 @@ class Market:
         Raises:
             NotFound, BadHash, BadInput: no store has it, or it is not what was cited.
         """
-        if sha256 not in self._snapshots:
-            path = await self.blobs.get(sha256, max_bytes=Snapshot.MAX_BYTES)
-            blob = await asyncio.to_thread(path.read_bytes)
-            self._snapshots[sha256] = snapshot.unpack(blob, sha256)
-            while len(self._snapshots) > _KEPT_SNAPSHOTS:
-                self._snapshots.popitem(last=False)
-        return self._snapshots[sha256]
+        async with self._reading:  # many jobs begin with an epoch: its snapshot is read once
+            if sha256 not in self._snapshots:
+                path = await self.blobs.get(sha256, max_bytes=Snapshot.MAX_BYTES)
+                blob = await asyncio.to_thread(path.read_bytes)
+                self._snapshots[sha256] = snapshot.unpack(blob, sha256)
+                while len(self._snapshots) > _KEPT_SNAPSHOTS:
+                    self._snapshots.popitem(last=False)
+            return self._snapshots[sha256]
 
     async def manifest(self, address: str, digest: str | None = None) -> Manifest:
         """The manifest at `address` (38840:<author>:<name>), or that version of it whose digest is given.

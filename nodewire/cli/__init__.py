@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 
 import typer
 
 from nodewire.cli import ask, audit, daemons, doctor, keys, models, wallet
 from nodewire.cli import committee as committees
-from nodewire.cli.output import fail
+from nodewire.cli.output import PlainFormatter, fail
 from nodewire.errors import NodewireError
 
 app = typer.Typer(
@@ -27,6 +28,8 @@ app.add_typer(wallet.app, name="wallet")
 
 def main() -> None:
     """The console script: typed errors become one line (or one JSON object) and exit code 1, never a traceback."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(PlainFormatter())
     try:
         app()
     except NodewireError as error:

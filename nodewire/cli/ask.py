@@ -10,10 +10,9 @@ from typing import Annotated, Any
 import orjson
 import typer
 import uvloop
-from rich.markup import escape
 from rich.text import Text
 
-from nodewire.cli.output import Json, console, print_json, sats
+from nodewire.cli.output import Json, console, one_line, plain, print_json, sats
 from nodewire.cli.wallet import parse_msat
 from nodewire.errors import BadConfig, BadInput
 
@@ -83,7 +82,7 @@ def embed(
         return
     for line, vector in zip(lines, vectors, strict=True):
         console.print(
-            f"[bold]{escape(line[:60])}[/]  {', '.join(f'{x:+.4f}' for x in vector[:6])} … {len(vector)} numbers"
+            f"[bold]{one_line(line[:60])}[/]  {', '.join(f'{x:+.4f}' for x in vector[:6])} … {len(vector)} numbers"
         )
     if local is None:
         _show_bill(done)
@@ -103,9 +102,9 @@ class _Shown:
 
     def add(self, text: str) -> None:
         if not self._began:
-            console.print(Text(self._prompt, style="dim"), end="", soft_wrap=True)
+            console.print(Text(plain(self._prompt), style="dim"), end="", soft_wrap=True)
         self._began = True
-        print(text, end="", flush=True)
+        print(plain(text) if sys.stdout.isatty() else text, end="", flush=True)
 
     def end(self) -> None:
         if self._began:

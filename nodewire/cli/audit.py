@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
-from nodewire.cli.output import Json, console, print_json
+from nodewire.cli.output import Json, console, one_line, print_json
 from nodewire.config import CustomerConfig
 from nodewire.errors import NodewireError, NotFound
 
@@ -27,9 +26,9 @@ def audit(
         print_json(found)
     else:
         for check, fault in found["checks"].items():
-            console.print(f"{'[red]✗' if fault else '[green]✓'}[/] {check}{': ' + escape(fault) if fault else ''}")
+            console.print(f"{'[red]✗' if fault else '[green]✓'}[/] {check}{': ' + one_line(fault) if fault else ''}")
         for finding in found["findings"]:
-            path, expected, found_ = (escape(finding[name]) for name in ("path", "expected", "found"))
+            path, expected, found_ = (one_line(finding[name]) for name in ("path", "expected", "found"))
             console.print(f"[red]  {path}[/]: expected {expected}, found {found_}")
         verdict = "[bold green]the plan follows from the public record" if found["ok"] else "[bold red]it does not"
         console.print(f"{verdict}[/]")

@@ -17,7 +17,7 @@ import typer
 import uvloop
 from rich.markup import escape
 
-from nodewire.cli.output import Json, console, print_json
+from nodewire.cli.output import Json, PlainFormatter, console, print_json
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="The role's TOML file (docs/operating.md).")]
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
@@ -35,9 +35,9 @@ def run_until_stopped(start: Start, as_json: bool) -> None:
     A service whose ready document has `wait` (an awaitable) also ends when that does.
     """
 
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s %(message)s", datefmt="%H:%M:%S"
-    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(PlainFormatter("%(asctime)s %(levelname).1s %(name)s %(message)s", "%H:%M:%S"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
 
     async def main() -> None:
         stop = asyncio.Event()

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
-from nodewire.cli.output import Json, console, print_json
+from nodewire.cli.output import Json, console, one_line, print_json
 from nodewire.cli.wallet import role_of
 from nodewire.config import CustomerConfig, ProviderConfig, Role
 from nodewire.errors import BadConfig, NodewireError
@@ -36,7 +35,7 @@ def doctor(
         )
     else:
         for what, ok, said in rows:
-            console.print(f"{'[green]✓' if ok else '[red]✗'}[/] {what}  [dim]{escape(said)}[/]")
+            console.print(f"{'[green]✓' if ok else '[red]✗'}[/] {what}  [dim]{one_line(said)}[/]")
     if not all(ok for _, ok, _ in rows):
         sys.exit(1)
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from nodewire.cli.output import Json, console, print_json
+from nodewire.cli.output import Json, console, one_line, print_json
 from nodewire.config import CustomerConfig, parse_size
 from nodewire.errors import BadConfig, BadInput, NodewireError
 from nodewire.kind import Registration
@@ -156,7 +156,7 @@ async def _models(config: CustomerConfig) -> list[dict[str, Any]]:
             try:
                 manifest = await market.manifest(publish.address(event))
             except NodewireError as error:
-                console.print(f"[dim]{escape(str(event.tag('d')))}: {escape(str(error))}[/]")
+                console.print(f"[dim]{one_line(str(event.tag('d')))}: {one_line(str(error))}[/]")
                 continue
             digest = manifest.digest()
             offers = [t for n in snapshot.nodes for h in n.held if h.manifest == digest for t in h.tasks]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import sys
 from typing import Annotated, Any, NoReturn
 
@@ -12,6 +14,7 @@ from rich.markup import escape
 
 from nodewire.errors import NodewireError
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 console = Console(stderr=True, highlight=False)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout instead of text.")]
 
@@ -29,10 +32,31 @@ def fail(error: NodewireError, *, as_json: bool = False) -> NoReturn:
     if as_json:
         print_json({"error": error.as_dict()})
     else:
-        console.print(f"[bold red]{error.code}[/]  {escape(str(error))}", soft_wrap=True)
+        console.print(f"[bold red]{error.code}[/]  {one_line(str(error))}", soft_wrap=True)
         if advice := _ADVICE.get(error.code):
             console.print(f"[dim]{advice}[/]", soft_wrap=True)
     sys.exit(1)
+
+
+def plain(text: str) -> str:
+    """`text` without what a terminal would obey: control characters but line feed and tab become visible.
+
+    Peers choose much of what is printed: tokens, reasons, names. An escape sequence may rewrite what stands above it,
+    or what the clipboard holds.
+    """
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def one_line(text: str) -> str:
+    """What a peer wrote, for one line of rich's markup."""
+    return escape(plain(text.replace("\n", " ")))
+
+
+class PlainFormatter(logging.Formatter):
+    """Log lines quote peers, too."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return plain(super().format(record))
 
 
 def print_json(document: Any) -> None:

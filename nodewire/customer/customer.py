@@ -8,7 +8,7 @@ async with nodewire.Customer.open("customer.toml") as customer:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,7 +92,12 @@ class Customer:
         frame = Frame(edge.name, 0, (Array("uint8", text.shape, text.tobytes()),), {"chunk": 0})
         ids: list[int] = []
         texts: list[str] = []
-        bought = self._purchase(model, manifest, terms, params, [frame])
+
+        def accept(out: Frame[Array]) -> None:
+            if len(ids) + len(_piece(out).ids) > bought.params["max_tokens"]:
+                raise BadFrame("tokens", "more came than were asked for")
+
+        bought = self._purchase(model, manifest, terms, params, [frame], accept)
         async with bought:
             async for out in bought.outputs():
                 piece = _piece(out)
@@ -110,7 +115,13 @@ class Customer:
         edge = next(e for e in manifest.edges if e.source == "customer")
         frame = Frame(edge.name, 0, (Array("uint8", (len(body),), body),), {"chunk": 0})
         rows: list[np.ndarray] = []
-        bought = self._purchase(model, manifest, terms, {}, [frame])
+
+        def accept(out: Frame[Array]) -> None:
+            matrix = _matrix(out)
+            if sum(map(len, rows)) + len(matrix) > len(texts) or (rows and matrix.shape[1:] != rows[0].shape[1:]):
+                raise BadFrame("vectors", "more than one for a text, or of another width than those before")
+
+        bought = self._purchase(model, manifest, terms, {}, [frame], accept)
         async with bought:
             async for out in bought.outputs():
                 rows.append(_matrix(out))
@@ -133,11 +144,13 @@ class Customer:
         terms: Terms | None,
         params: Mapping[str, Any],
         inputs: Sequence[Frame[Array]],
+        accept: Callable[[Frame[Array]], None],
     ) -> Purchase:
         kinds = installed()
         if manifest.kind not in kinds:
             raise BadInput("model", f"no installed package serves kind {manifest.kind}")
-        return Purchase(self.session, kinds[manifest.kind], address, manifest, terms or self.terms, params, inputs)
+        kind = kinds[manifest.kind]
+        return Purchase(self.session, kind, address, manifest, terms or self.terms, params, inputs, accept)
 
     def _finished(self, bought: Purchase) -> dict[str, Any]:
         """The summary, with the time that a hop took: a step's time less its tasks' compute, over the ring's hops."""
@@ -155,15 +168,23 @@ class Customer:
 
 
 def _piece(frame: Frame[Array]) -> Piece:
-    ids = np.frombuffer(frame.tensors[0].data, np.int64) if frame.tensors else np.zeros(0, np.int64)
-    meta = frame.meta
+    array, meta = _only(frame, "tokens"), frame.meta
+    if array.dtype != "int64" or array.shape != (1,):
+        raise BadFrame("tokens", f"{array.dtype} {list(array.shape)}, not one int64")
+    ids = np.frombuffer(array.data, np.int64)
     return Piece(
         str(meta.get("text", "")), tuple(int(i) for i in ids), meta.get("end") is True, str(meta.get("reason", ""))
     )
 
 
+def _only(frame: Frame[Array], name: str) -> Array:
+    if len(frame.tensors) != 1:
+        raise BadFrame(name, f"{len(frame.tensors)} tensors, one is expected")
+    return frame.tensors[0]
+
+
 def _matrix(frame: Frame[Array]) -> np.ndarray:
-    array = frame.tensors[0]
-    if array.dtype != "float32" or len(array.shape) != 2:
-        raise BadFrame("vectors", f"{array.dtype} of rank {len(array.shape)}, not a float32 matrix")
+    array = _only(frame, "vectors")
+    if array.dtype != "float32" or len(array.shape) != 2 or not all(array.shape):
+        raise BadFrame("vectors", f"{array.dtype} {list(array.shape)}, not a float32 matrix")
     return np.frombuffer(array.data, np.float32).reshape(array.shape)

@@ -15,6 +15,9 @@ from nodewire.protocol.feedback import Due, Feedback
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import Plan
 
+AHEAD = 2
+"""Work on chunk n + 2 begins when chunk n is paid."""
+
 
 @dataclass(frozen=True, slots=True)
 class Paid:
@@ -60,6 +63,8 @@ class JobPayments:
             provider: sum(a.price_msat for a in plan.tasks if a.provider == provider) for provider in plan.providers()
         }
         self._delivered = -1
+        self._claims: dict[tuple[str, int], str] = {}
+        """The claim that counts (a feedback's id), by provider and chunk."""
         self._changed = asyncio.Condition()
 
     def price_msat(self, provider: str) -> int:
@@ -78,6 +83,16 @@ class JobPayments:
             if self._closed is not None:
                 self._closed.setdefault(chunk, units)
             self._changed.notify_all()
+
+    def expects(self, said: Feedback) -> bool:
+        """Whether this `payment-required` is its provider's first for a chunk; further ones change nothing.
+
+        Raises:
+            BadInput: the chunk cannot be done: work on it begins when the one `AHEAD` before it has been paid.
+        """
+        if said.due is None or said.due.chunk > self._delivered + AHEAD:
+            raise BadInput("chunk", f"a payment is asked for before its time; {self._delivered} was the last to come")
+        return self._claims.setdefault((said.provider, said.due.chunk), said.id) == said.id
 
     async def asked(self, said: Feedback) -> None:
         """Pay what a `payment-required` asks for, if the plan says so and the chunk has come.

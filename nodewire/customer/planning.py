@@ -11,10 +11,13 @@ from nodewire.plan.assign import Busy, assign
 from nodewire.plan.epoch import Epoch
 from nodewire.protocol.ad import Ad
 from nodewire.protocol.manifest import Manifest
-from nodewire.protocol.plan import Plan, Terms
+from nodewire.protocol.plan import MAX_EXCLUDED, Plan, Terms
 
 PATIENCE_EPOCHS = 3
 """How many further epochs may bring a provider for a task that has none."""
+
+MAX_POW_BITS = 20
+"""Seconds of work. Who demands more in its ad is not planned with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,13 @@ async def draw(
                 busy=busy,
                 k=k,
             )
-            break
+            ads = snapshot.ads(set(plan.providers()))
+            greedy = tuple(sorted(p for p, ad in ads.items() if ad.pow_bits > MAX_POW_BITS))
+            if not greedy:
+                break
+            if len(terms.excluded) + len(greedy) > MAX_EXCLUDED:
+                raise NoProvider("pow_bits", f"over {MAX_POW_BITS} are demanded everywhere")
+            terms = terms.model_copy(update={"excluded": terms.excluded + greedy})
         except NoProvider:
             # A provider that has just come, or come back, is in the next snapshots.
             if epoch.body.epoch >= last:
@@ -71,4 +80,4 @@ async def draw(
             epoch = await market.epoch(timeout_s=timeout_s, after=epoch.body.epoch)
     if plan.chunk_msat > terms.max_chunk_msat:
         raise OverBudget("chunk_msat", f"{plan.chunk_msat} msat a chunk, at most {terms.max_chunk_msat} allowed")
-    return Draw(plan, epoch, snapshot.ads(set(plan.providers())))
+    return Draw(plan, epoch, ads)

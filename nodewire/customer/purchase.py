@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import statistics
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from nodewire.nostr.nip01 import Filter
 from nodewire.pay import zaps
 from nodewire.plan.assign import Busy
 from nodewire.protocol import feedback, job, kinds, receipt, result
+from nodewire.protocol.chunk import chunk_of
 from nodewire.protocol.close import Close
 from nodewire.protocol.feedback import Feedback
 from nodewire.protocol.frame import Array, Frame
@@ -85,7 +86,9 @@ class Purchase:
         terms: Terms,
         params: Params,
         inputs: Sequence[Frame[Array]],
+        accept: Callable[[Frame[Array]], None] = lambda frame: None,
     ) -> None:
+        """`accept` raises a typed error for an output that is not worth its money."""
         self.manifest = manifest
         self.timing = Timing()
         self.receipts: list[Event] = []
@@ -97,6 +100,7 @@ class Purchase:
         self._terms = terms
         self._params = kind.check(manifest, params)
         self._inputs = inputs
+        self._accept = accept
         self._busy: list[Busy] = []
         self._draw: Draw | None = None
         self._request: Event | None = None
@@ -133,6 +137,11 @@ class Purchase:
     def _mailbox(self) -> JobMailbox:
         assert self._open is not None
         return self._open
+
+    @property
+    def params(self) -> Params:
+        """With their defaults."""
+        return self._params
 
     @property
     def payments(self) -> JobPayments:
@@ -174,8 +183,10 @@ class Purchase:
                 continue
             self.timing.outputs.append(time.monotonic())
             deadline_s = self.plan.next_result_ms / 1000
-            chunk = frame.meta.get("chunk", 0)
-            assert isinstance(chunk, int)
+            self._accept(frame)
+            chunk = chunk_of(self.manifest, frame.seq)
+            if frame.meta.get("chunk", 0) != chunk:  # what has come may be paid: it is counted here
+                raise BadFrame("chunk", f"{frame.meta.get('chunk')!r} on frame {frame.seq}, which is of chunk {chunk}")
             self._last_chunk = max(self._last_chunk, chunk)
             await self.payments.delivered(chunk)
             if frame.meta.get("end") is True:
@@ -354,7 +365,9 @@ class Purchase:
         if event.pubkey not in self.plan.providers():
             return
         if event.kind == kinds.FEEDBACK:
-            self._feedback(feedback.parse(event))
+            heard = feedback.parse(event)
+            if heard.request == self.request.id:
+                self._feedback(heard)
         elif event.kind == kinds.result_of(kinds.INFERENCE):
             said = result.parse(event)
             text = nip44.decrypt(said.ciphertext, nip44.conversation_key(self._session.keys, event.pubkey))
@@ -365,12 +378,19 @@ class Purchase:
     def _feedback(self, said: Feedback) -> None:
         self._heard.add(said.provider)
         if said.status == "payment-required":
-            self._spawn(self._pay(said))
+            self._claimed(said)
         elif said.status == "busy":
             self._fail(_Refused(said.provider, said.id))
         elif said.status == "error":
             cls = TABLE.get(said.text, WorkerFailed)
             self._fail(cls("provider", f"{said.provider[:8]} reports {said.text or 'an error'}"))
+
+    def _claimed(self, said: Feedback) -> None:
+        try:
+            if self.payments.expects(said):
+                self._spawn(self._pay(said))
+        except NodewireError as error:
+            self._fail(error)
 
     async def _pay(self, said: Feedback) -> None:
         """Pay, trying again while the cause may pass; a payment that cannot be made ends the job."""

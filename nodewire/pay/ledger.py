@@ -237,6 +237,10 @@ class Ledger:
         row = self._db.execute("SELECT at FROM cursor").fetchone()
         return 0 if row is None else int(row[0])
 
+    def has_job(self, job: str) -> bool:
+        """Whether anything was ever due for a job."""
+        return self._db.execute("SELECT 1 FROM dues WHERE job = ? LIMIT 1", (job,)).fetchone() is not None
+
     def open_chunks(self, job: str, payee: str) -> int:
         """How many delivered chunks of a job are not paid."""
         sql = "SELECT count(*) FROM dues WHERE job = ? AND payee = ? AND state IN ('due', 'invoiced')"

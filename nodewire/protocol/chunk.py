@@ -15,6 +15,14 @@ from nodewire.nostr.keys import Keys
 from nodewire.protocol import canonical, merkle
 from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.manifest import Manifest
+
+
+def chunk_of(manifest: Manifest, seq: int) -> int:
+    """The chunk that pays for frame `seq` of an edge: 0 is a generation's prompt, a call is a chunk of its own."""
+    if manifest.mode != "generate":
+        return seq
+    return 1 + (seq - 1) // manifest.chunk if seq else 0
 
 
 def leaf_data(key: bytes, frame: Frame[Array]) -> bytes:

@@ -17,8 +17,8 @@ from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds
 
 Status = Literal["payment-required", "processing", "partial", "success", "error", "busy"]
-_HEX32 = re.compile(r"^[0-9a-f]{64}$")
-_NUMBER = re.compile(r"^[0-9]{1,15}$")
+_HEX32 = re.compile(r"^[0-9a-f]{64}\Z")
+_NUMBER = re.compile(r"^[0-9]{1,15}\Z")
 
 
 @dataclass(frozen=True, slots=True)

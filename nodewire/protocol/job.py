@@ -23,7 +23,7 @@ from nodewire.protocol.schema import Hex32, Schema
 
 MAX_RELAYS = 8
 MAX_PARTIALS = 64
-_ADDRESS = re.compile(rf"^{kinds.MANIFEST}:[0-9a-f]{{64}}:[a-z0-9][a-z0-9._-]{{0,63}}$")
+_ADDRESS = re.compile(rf"^{kinds.MANIFEST}:[0-9a-f]{{64}}:[a-z0-9][a-z0-9._-]{{0,63}}\Z")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from nodewire.protocol.schema import Count, Hex32, Label, Msat, Name, Schema
 LOCAL = "local"
 MAX_BUSY = 8
 MAX_REDRAWS = 8
+MAX_EXCLUDED = 64
 
 
 class Terms(Schema):
@@ -28,7 +29,7 @@ class Terms(Schema):
     max_total_msat: Msat
     trusted: tuple[Hex32, ...] = Field(default=(), max_length=64)
     """If not empty, only these providers."""
-    excluded: tuple[Hex32, ...] = Field(default=(), max_length=64)
+    excluded: tuple[Hex32, ...] = Field(default=(), max_length=MAX_EXCLUDED)
     regions: tuple[Label, ...] = Field(default=(), max_length=16)
     """If not empty, only providers that declare one of these."""
     driver: Literal["provider", "local"] = "provider"

@@ -22,8 +22,8 @@ from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.schema import Count, Schema
 
 MAX_ROOTS = 512
-_HEX32 = re.compile(r"^[0-9a-f]{64}$")
-_NUMBER = re.compile(r"^[0-9]{1,15}$")
+_HEX32 = re.compile(r"^[0-9a-f]{64}\Z")
+_NUMBER = re.compile(r"^[0-9]{1,15}\Z")
 
 
 MAX_TEXT_BYTES = 30_000

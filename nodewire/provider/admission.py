@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nodewire.errors import BadPlan, NodewireError, NotAllowed, NotFound, PaymentRequired
+from nodewire.errors import BadPlan, NodewireError, NotAllowed, NotFound, PaymentRequired, TooLarge
 from nodewire.market import Market
 from nodewire.nostr import nip13
 from nodewire.nostr.event import Event
@@ -42,7 +42,7 @@ class Admission:
 
         Raises:
             BadEvent, BadTag, BadPlan, BadVersion, TooLarge: the request is malformed.
-            NotAllowed: too little work, or nothing of it is served here.
+            NotAllowed: too little work, nothing of it is served here, or it has been served before.
             PaymentRequired: the customer let an earlier job's payment pass its time.
         """
         nip13.check(event, self._pow_bits)
@@ -56,6 +56,10 @@ class Admission:
             raise NotAllowed("x", "this manifest is not served here")
         if request.plan.committee != self._market.committee_digest:
             raise NotAllowed("committee", "another committee than this provider accepts")
+        if len(request.partials) > len(self._market.committee.oracles):
+            raise TooLarge("partials", f"{len(request.partials)}, the committee has fewer oracles")
+        if self._ledger.has_job(request.id):
+            raise NotAllowed("id", "this request has been served")
         return request, manifest
 
     async def check(self, request: Request, manifest: Manifest) -> None:
@@ -68,12 +72,13 @@ class Admission:
             BadPlan: the plan is not the one that the public record gives, or cites refusals that are none.
         """
         plan = request.plan
-        body = await self._market.certified(plan.certificate, request.certificate_event)
-        if not self._market.is_valid(body):
-            raise NotAllowed("epoch", f"{plan.epoch} is too old")
+        # First what only the committee can have made: a stranger's invention makes nobody ask relays or stores.
         value = beacon.combine(
             self._market.committee, plan.certificate, [beacon.parse(partial) for partial in request.partials]
         )
+        body = await self._market.certified(plan.certificate, request.certificate_event)
+        if not self._market.is_valid(body):
+            raise NotAllowed("epoch", f"{plan.epoch} is too old")
         snapshot = await self._market.snapshot(body.snapshot)
         expected = assign(
             manifest,

@@ -6,9 +6,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
-from nodewire.errors import BadInput, NodewireError
+from nodewire.errors import BadInput, Busy, NodewireError
 from nodewire.kind import Worker
 from nodewire.market import Market
 from nodewire.nostr import nip59
@@ -32,8 +32,15 @@ from nodewire.wire.node import Node
 
 log = logging.getLogger("nodewire.provider")
 
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
 MAX_WAITING = 1_024
-"""Requests without ticket and tickets without request, together."""
+"""Requests without ticket, and tickets without request. The newest are kept: tickets are sent again and again."""
+MAX_ADMITTING = 32
+"""Requests whose plans are checked at once: each costs a derivation, and perhaps something from relays."""
+MAX_REFUSING = 64
+"""Answers to malformed requests under way; further ones are not answered."""
 WAITING_S = 30.0
 
 
@@ -72,6 +79,8 @@ class Provider:
         self._jobs: dict[str, JobRun] = {}
         self._seen: dict[str, float] = {}
         self._running: set[asyncio.Task[None]] = set()
+        self._refusing: set[asyncio.Task[None]] = set()
+        self._admitting = 0
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -92,23 +101,27 @@ class Provider:
             self._forget_old()
             try:
                 if event.kind == kinds.INFERENCE:
-                    await self._requested(event)
+                    self._requested(event)
                 else:
                     self._ticketed(event)
             except NodewireError as error:
                 log.info("%s %s refused: %s", event.kind, event.id[:8], error)
 
-    async def _requested(self, event: Event) -> None:
-        if event.id in self._seen:
+    def _requested(self, event: Event) -> None:
+        if event.id in self._seen or event.id in self._jobs:
             return
         self._seen[event.id] = time.monotonic()
         try:
             request, manifest = self._admission.glance(event, time.time())
         except NodewireError as error:
-            if self._keys.public in event.values("p"):
-                await self._refuse(event.id, event.pubkey, error)
+            # Not waited for: a stranger's nonsense must not keep those behind it from being read.
+            if self._keys.public in event.values("p") and len(self._refusing) < MAX_REFUSING:
+                refusing = asyncio.create_task(self._refuse(event.id, event.pubkey, error))
+                self._refusing.add(refusing)
+                refusing.add_done_callback(self._refusing.discard)
             raise
         self._requests[request.id] = (time.monotonic(), request, manifest)
+        _keep_newest(self._requests)
         self._begin_if_complete(request.id)
 
     def _ticketed(self, event: Event) -> None:
@@ -116,9 +129,10 @@ class Provider:
         if rumor.kind != kinds.TICKET:
             raise BadInput("kind", f"{rumor.kind} is not a ticket")
         ticket = Ticket.parse(rumor.content)
-        if ticket.request in self._jobs or len(self._tickets) + len(self._requests) >= MAX_WAITING:
+        if ticket.request in self._jobs:
             return
         self._tickets.setdefault((ticket.request, rumor.pubkey), (time.monotonic(), ticket))
+        _keep_newest(self._tickets)
         self._begin_if_complete(ticket.request)
 
     def _begin_if_complete(self, id_: str) -> None:
@@ -138,7 +152,13 @@ class Provider:
         served = self._served[request.plan.manifest]
         try:
             params = served.kind.check(manifest, ticket.params)
-            await self._admission.check(request, manifest)
+            if self._admitting >= MAX_ADMITTING:
+                raise Busy("requests", f"{MAX_ADMITTING} are being checked")
+            self._admitting += 1
+            try:
+                await self._admission.check(request, manifest)
+            finally:
+                self._admitting -= 1
             served.take()
         except NodewireError as error:
             log.info("job %s refused: %s", request.id[:8], error)
@@ -215,3 +235,8 @@ class Provider:
         self._tickets = {key: entry for key, entry in self._tickets.items() if entry[0] >= horizon}
         while len(self._seen) > 4 * MAX_WAITING:
             del self._seen[next(iter(self._seen))]
+
+
+def _keep_newest(waiting: dict[_K, _V]) -> None:
+    while len(waiting) > MAX_WAITING:
+        del waiting[next(iter(waiting))]

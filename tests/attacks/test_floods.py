@@ -1,0 +1,230 @@
+"""Strangers with any number of keys, who cost a provider memory, time or traffic, or keep others from being heard."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from nodewire.errors import NodewireError, NoQuorum, NotAllowed, TooLarge
+from nodewire.market import Market
+from nodewire.nostr import nip59
+from nodewire.nostr.event import Event
+from nodewire.nostr.event import sign as sign_event
+from nodewire.nostr.keys import Keys
+from nodewire.pay.debts import Key
+from nodewire.pay.dues import Due
+from nodewire.pay.ledger import Ledger
+from nodewire.protocol import beacon, job, kinds
+from nodewire.provider import daemon
+from nodewire.provider.admission import Admission
+from nodewire.provider.daemon import Provider
+from nodewire.store.blobs import Blobs
+from tests.attacks.test_hostile_providers import ME, PROVIDER, plan
+from tests.plan import markets
+from tests.protocol_committee.actors import committee, digest
+
+CHANGES = {"manifest": markets.ring(1).digest(), "customer": ME.public}
+EVIL = Keys(b"\x66" * 32)
+
+
+class SlowRelays:
+    """A pool whose relays take everything and answer nothing."""
+
+    def __init__(self) -> None:
+        self.published: list[Event] = []
+        self.fetched = 0
+
+    async def publish(self, event: Event, timeout_s: float) -> None:
+        self.published.append(event)
+        await asyncio.sleep(60)
+
+    async def fetch(self, filters: object, timeout_s: float) -> list[Event]:
+        self.fetched += 1
+        return []
+
+
+@pytest.fixture
+def provider(tmp_path) -> Provider:
+    document, _ = committee(1)
+    pool = SlowRelays()
+    blobs = Blobs(["http://127.0.0.1:9"], tmp_path)
+    trading = Market(pool, blobs, document)  # type: ignore[arg-type]
+    manifest, ledger = markets.ring(1), Ledger(":memory:")
+    admission = Admission(PROVIDER.public, trading, pool, ledger, {manifest.digest(): manifest}, 0)  # type: ignore[arg-type]
+    served = SimpleNamespace(kind=SimpleNamespace(check=lambda manifest, params: params))
+    return Provider(
+        keys=PROVIDER,
+        pool=pool,  # type: ignore[arg-type]
+        market=trading,
+        node=None,  # type: ignore[arg-type]
+        till=None,  # type: ignore[arg-type]
+        ledger=ledger,
+        served={manifest.digest(): served},  # type: ignore[dict-item]
+        workers={},
+        announcer=None,  # type: ignore[arg-type]
+        admission=admission,
+        patience_s=30,
+    )
+
+
+def requested(provider: Provider, keys: Keys = ME, *, at_s: int = 1, partials: tuple[Event, ...] = ()) -> Event:
+    said = plan().model_copy(
+        update={**CHANGES, "customer": keys.public, "committee": provider._market.committee_digest}
+    )
+    tags, content = job.tags_and_content(
+        said,
+        manifest_address=f"38840:{PROVIDER.public}:x",
+        certificate_event=digest("none"),
+        partials=partials,
+        relays=(),
+    )
+    return sign_event(keys, kinds.INFERENCE, created_at=at_s, content=content, tags=tags)
+
+
+def ticket(request: str, keys: Keys = ME) -> Event:
+    text = job.Ticket(request=request).to_json()
+    rumor = nip59.rumor(keys.public, kinds.TICKET, created_at=1, content=text)
+    return nip59.wrap(rumor, keys, PROVIDER.public, now_s=1, ephemeral=True)
+
+
+async def test_malformed_requests_do_not_keep_others_waiting_for_slow_relays(provider):
+    started = time.monotonic()
+    for n in range(200):
+        bad = sign_event(EVIL, kinds.INFERENCE, created_at=n, content="{}", tags=[["p", PROVIDER.public]])
+        with pytest.raises(NodewireError):
+            provider._requested(bad)
+    provider._requested(requested(provider))
+    assert time.monotonic() - started < 5
+    assert len(provider._refusing) <= daemon.MAX_REFUSING
+    assert len(provider._requests) == 1
+    for task in provider._refusing:
+        task.cancel()
+
+
+async def test_tickets_for_jobs_that_never_were_do_not_close_the_door(provider, monkeypatch):
+    monkeypatch.setattr(daemon, "MAX_WAITING", 16)
+    served: list[str] = []
+
+    async def serve(request, *_: object) -> None:
+        served.append(request.id)
+
+    provider._serve = serve  # type: ignore[method-assign]
+    for n in range(40):
+        provider._ticketed(ticket(digest(f"job {n}"), EVIL))
+    assert len(provider._tickets) == 16
+    wanted = requested(provider)
+    provider._ticketed(ticket(wanted.id, EVIL))  # as if it were the customer's
+    provider._requested(wanted)
+    provider._ticketed(ticket(wanted.id))
+    await asyncio.sleep(0)
+    assert served == [wanted.id]
+
+
+async def test_requests_without_tickets_take_no_more_than_their_room(provider, monkeypatch):
+    monkeypatch.setattr(daemon, "MAX_WAITING", 16)
+    for n in range(40):
+        provider._requested(requested(provider, at_s=n))
+    assert len(provider._requests) == 16
+
+
+async def test_an_invented_epoch_makes_nobody_ask_relays_or_stores(provider):
+    event = requested(provider)
+    with pytest.raises(NoQuorum):
+        await provider._admission.check(job.parse(event), markets.ring(1))
+    assert provider._pool.fetched == 0
+
+
+async def test_only_so_many_plans_are_checked_at_once(provider):
+    never = asyncio.Event()
+
+    async def check(*_: object) -> None:
+        await never.wait()
+
+    provider._admission.check = check  # type: ignore[method-assign]
+    for n in range(daemon.MAX_ADMITTING + 10):
+        event = requested(provider, at_s=n)
+        provider._requested(event)
+        provider._ticketed(ticket(event.id))
+    await asyncio.sleep(0.05)
+    assert provider._admitting == daemon.MAX_ADMITTING
+    assert len(provider._pool.published) == 10
+    for task in provider._running:
+        task.cancel()
+
+
+def test_a_request_with_more_partials_than_oracles_is_not_verified_further(provider):
+    document, seats = committee(1)
+    from tests.attacks.test_hostile_providers import ROOT
+
+    share = beacon.Share(index=1, gamma="02" + "11" * 32, c=ROOT, s=ROOT).to_json()
+    tags = [("c", ROOT), ("n", "epoch/1"), ("x", ROOT)]
+    partials = tuple(sign_event(EVIL, kinds.BEACON, created_at=n, content=share, tags=tags) for n in range(5))
+    with pytest.raises(TooLarge):
+        provider._admission.glance(requested(provider, partials=partials), 1.0)
+    assert len(seats) == 4
+
+
+def test_a_request_that_was_served_is_not_served_again(provider):
+    event = requested(provider)
+    provider._admission.glance(event, 1.0)
+    key = Key(event.id, PROVIDER.public, 0, 0)
+    provider._ledger.owe(Due(key, ME.public, 100, due_by_s=10**10))
+    with pytest.raises(NotAllowed, match="served"):
+        provider._admission.glance(event, 1.0)
+
+
+async def test_a_snapshot_is_unpacked_once_for_all_jobs_of_an_epoch(provider, tmp_path, monkeypatch):
+    from nodewire import market as market_module
+
+    unpacked = []
+    monkeypatch.setattr(market_module.snapshot, "unpack", lambda blob, sha256: unpacked.append(sha256) or object())
+    ref = await Blobs([], tmp_path).put(b"a snapshot")
+    await asyncio.gather(*(provider._market.snapshot(ref.sha256) for _ in range(20)))
+    assert len(unpacked) == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "null", "9" * 400, '{"v":1}', '{"v":1,"plan":' + "[" * 900 + "]" * 900 + ',"partials":[]}',
+     '{"v":1,"plan":{},"partials":[{"id":1}]}', '{"v":1,"plan":{"v":1,"k":1e400},"partials":[]}',
+     '{"v":1,"plan":{"v":1,"k":NaN},"partials":[]}', '{"v":1,"plan":{"v":"\\u0000"},"partials":{}}'],
+)  # fmt: skip
+def test_a_malformed_request_is_a_typed_error(provider, content):
+    event = sign_event(EVIL, kinds.INFERENCE, created_at=1, content=content, tags=[["p"], ["e"], ["nonce", "1", "²"]])
+    for check in (lambda: job.parse(event), lambda: provider._admission.glance(event, 1.0)):
+        with pytest.raises(NodewireError):
+            check()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[1]", "null", '{"kind":28841}', "[" * 3000, '{"v":1,"request":' + "[" * 900]
+)
+def test_a_malformed_wrap_is_a_typed_error(provider, text):
+    from nodewire.nostr import nip44
+
+    once = Keys.generate()
+    for inner in (text, sign_event(EVIL, 13, created_at=1, content=text).to_json()):
+        content = nip44.encrypt(inner or " ", nip44.derive_key(once, PROVIDER.public))
+        wrap = sign_event(once, 21059, created_at=1, content=content, tags=[["p", PROVIDER.public]])
+        with pytest.raises(NodewireError):
+            provider._ticketed(wrap)
+    with pytest.raises(NodewireError):
+        provider._ticketed(sign_event(once, 21059, created_at=1, content=text))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "x",
+        '{"v":1,"request":"y"}',
+        '{"v":1,"request":1e999,"params":{}}',
+        '{"v":1,"params":' + '{"a":' * 900 + "1" + "}" * 901,
+    ],
+)
+def test_a_malformed_ticket_is_a_typed_error(provider, content):
+    rumor = nip59.rumor(EVIL.public, kinds.TICKET, created_at=1, content=content)
+    with pytest.raises(NodewireError):
+        provider._ticketed(nip59.wrap(rumor, EVIL, PROVIDER.public, now_s=1, ephemeral=True))

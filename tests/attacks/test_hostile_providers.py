@@ -1,0 +1,194 @@
+"""Providers who want money for nothing, or a customer's memory, time or receipts."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from nodewire.customer.customer import _matrix, _piece
+from nodewire.customer.payments import JobPayments
+from nodewire.customer.planning import draw
+from nodewire.customer.purchase import Purchase
+from nodewire.errors import BadFrame, BadInput, BadTag, NoProvider
+from nodewire.nostr import event as events
+from nodewire.nostr.keys import Keys
+from nodewire.plan.epoch import Epoch
+from nodewire.protocol import feedback, kinds
+from nodewire.protocol.ad import Ad
+from nodewire.protocol.feedback import Due, Feedback
+from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.manifest import CUSTOMER
+from nodewire.protocol.plan import Assignment, Plan, Terms, Verification
+
+PROVIDER, ME, REQUEST, ROOT = Keys(b"\x05" * 32), Keys(b"\x06" * 32), "cd" * 32, "ab" * 32
+EDGE = SimpleNamespace(name="tokens", target=CUSTOMER)
+
+
+def token(seq: int, **meta: object) -> Frame[Array]:
+    return Frame("tokens", seq, (Array("int64", (1,), np.int64(7).tobytes()),), meta)  # type: ignore[arg-type]
+
+
+def plan() -> Plan:
+    return Plan(
+        manifest=ROOT,
+        committee=ROOT,
+        epoch=1,
+        snapshot=ROOT,
+        certificate=ROOT,
+        beacon=ROOT,
+        customer=ME.public,
+        k=0,
+        terms=Terms(max_chunk_msat=10**6, max_total_msat=10**9),
+        tasks=(Assignment(task="driver", provider=PROVIDER.public, standby=None, price_msat=100),),
+        chunk_msat=100,
+        first_result_ms=1000,
+        next_result_ms=1000,
+        verification=Verification(policy="none", rate_ppm=0, share_ppm=0),
+    )
+
+
+def payments(mode: str = "generate") -> JobPayments:
+    manifest = SimpleNamespace(mode=mode, chunk=64, context=4096)
+    return JobPayments(
+        REQUEST,
+        plan(),
+        manifest,  # type: ignore[arg-type]
+        {},
+        None,  # type: ignore[arg-type]  # no payment gets that far
+        (),
+        "bcrt",
+        most_units=2,
+        private_endpoints=False,
+    )
+
+
+def asks(chunk: int, units: int = 1, id_: str = "ee" * 32) -> Feedback:
+    due = Due(chunk, 0, units, 100 * units, ROOT)
+    return Feedback(id_, PROVIDER.public, REQUEST, ME.public, "payment-required", due=due)
+
+
+def purchase(frames: list[Frame[Array]], mode: str = "generate") -> Purchase:
+    bought = object.__new__(Purchase)
+    waiting = iter(frames)
+
+    async def following(deadline_s: float) -> Frame[Array]:
+        return next(waiting)
+
+    bought.manifest = SimpleNamespace(mode=mode, chunk=64, edges=[EDGE])  # type: ignore[assignment]
+    bought.timing = SimpleNamespace(outputs=[])  # type: ignore[assignment]
+    bought._draw = SimpleNamespace(plan=plan())  # type: ignore[assignment]
+    bought._payments = payments(mode)
+    bought._last_chunk, bought._done, bought._accept = -1, False, lambda frame: None
+    bought._next = following  # type: ignore[method-assign]
+    return bought
+
+
+@pytest.mark.parametrize("chunk", [1, 10**12, -1, None, "0", True])
+async def test_a_driver_cannot_call_its_first_token_a_later_chunk_and_have_them_all_paid(chunk):
+    bought = purchase([token(0, chunk=chunk)])
+    with pytest.raises(BadFrame):
+        [frame async for frame in bought.outputs()]
+    assert bought.payments._delivered == -1
+
+
+async def test_tokens_are_counted_into_chunks_here():
+    bought = purchase([token(n, chunk=0 if n == 0 else 1 + (n - 1) // 64, end=n == 70) for n in range(71)])
+    assert len([frame async for frame in bought.outputs()]) == 71
+    assert bought.payments._delivered == 2
+
+
+def test_a_payment_for_a_chunk_in_the_far_future_is_refused_not_waited_for():
+    job = payments()
+    assert job.expects(asks(0)) and job.expects(asks(1))
+    with pytest.raises(BadInput):
+        job.expects(asks(2))
+
+
+def test_the_first_claim_for_a_chunk_counts_and_ten_thousand_others_start_nothing():
+    job = payments()
+    assert job.expects(asks(0))
+    assert not any(job.expects(asks(0, id_=f"{n:064x}")) for n in range(10_000))
+
+
+@pytest.mark.parametrize("units", [0, 3, 10**14])
+async def test_more_units_than_the_prompt_can_have_are_not_paid(units):
+    with pytest.raises(BadInput):
+        await payments().asked(asks(0, units))
+
+
+async def test_a_call_is_one_unit_in_its_first_chunk_too():
+    job = payments("embed")
+    job._most_units = 1
+    with pytest.raises(BadInput):
+        await job.asked(asks(0, 2))
+
+
+async def test_units_that_the_driver_did_not_sign_are_not_paid():
+    job = payments()
+    await job.delivered(0)
+    await job.closed(0, 1)
+    with pytest.raises(BadInput, match="driver"):
+        await asyncio.wait_for(job.asked(asks(0, 2)), 1)
+
+
+def test_a_root_with_a_line_break_does_not_get_into_a_receipt():
+    for tag in (["chunk", "0", "0", "1", ROOT + "\n"], ["chunk", "0\n", "0", "1", ROOT]):
+        tags = [["e", REQUEST], ["p", ME.public], ["status", "payment-required", ""], ["amount", "100"], tag]
+        with pytest.raises(BadTag):
+            feedback.parse(events.sign(PROVIDER, kinds.FEEDBACK, created_at=1, tags=tags))
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        (),
+        (Array("int64", (2,), bytes(16)),),
+        (Array("uint8", (3,), bytes(3)),),
+        (Array("int64", (0,), b""),),
+        (Array("int64", (1,), bytes(8)), Array("int64", (1,), bytes(8))),
+    ],
+)
+def test_a_token_that_is_none_is_an_error_with_a_name(tensors):
+    with pytest.raises(BadFrame):
+        _piece(Frame("tokens", 0, tensors))
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [(), (Array("float32", (0, 2**39), b""),), (Array("float32", (4, 0), b""),), (Array("float32", (4,), bytes(16)),)],
+)
+def test_vectors_that_are_none_are_an_error_with_a_name(tensors):
+    with pytest.raises(BadFrame):
+        _matrix(Frame("vectors", 0, tensors))
+
+
+async def test_work_for_centuries_is_not_mined(monkeypatch):
+    from nodewire.customer import planning
+
+    ad = Ad.model_construct(name="x", pow_bits=64)
+    snapshot = SimpleNamespace(ads=lambda who: dict.fromkeys(who, ad))
+    seen = []
+
+    def assign(manifest, snapshot, *, terms, **_):
+        seen.append(terms.excluded)
+        if terms.excluded:
+            raise NoProvider("driver", "nobody is left")
+        return plan()
+
+    class Market:
+        committee = None
+
+        async def epoch(self, **_: object) -> Epoch:
+            return SimpleNamespace(body=SimpleNamespace(epoch=9, snapshot=ROOT), beacon=ROOT)  # type: ignore[return-value]
+
+        async def snapshot(self, _: str) -> object:
+            return snapshot
+
+    monkeypatch.setattr(planning, "assign", assign)
+    monkeypatch.setattr(planning, "PATIENCE_EPOCHS", 0)
+    with pytest.raises(NoProvider):
+        await draw(Market(), None, plan().terms, ME.public, timeout_s=1)  # type: ignore[arg-type]
+    assert seen == [(), (PROVIDER.public,)]
