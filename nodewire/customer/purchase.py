@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -235,6 +236,8 @@ class Purchase:
 
     async def _begin(self) -> None:
         """Draw a plan, publish the request, send the tickets and the inputs."""
+        if self._terms.driver == "local":
+            await self._session.prepare(self._kind, self.manifest)
         drawn = self._draw = await draw(
             self._session.market,
             self.manifest,
@@ -291,6 +294,8 @@ class Purchase:
             partials=drawn.epoch.partials,
             relays=self._session.relays,
         )
+        # The same plan bought twice in one second would be one event, and so one job.
+        tags.append(["salt", secrets.token_hex(8)])
         now_s = int(time.time())
         if drawn.pow_bits:
             tags = await asyncio.to_thread(

@@ -43,6 +43,10 @@ class Session:
     _workers: dict[tuple[str, str], Worker] = field(default_factory=dict)
     _loading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
+    async def prepare(self, kind: JobKind, manifest: Manifest) -> None:
+        """Have the driver loaded here before anybody waits for it. Raises as a worker's start and load."""
+        await self._worker(kind, manifest, (manifest.driver.name,))
+
     async def serve_locally(
         self,
         kind: JobKind,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from typing import Any
 
@@ -31,7 +32,8 @@ def request_event(keys: Keys, base: Request, plan: Plan, *, bits: int = WORK_BIT
         **changes,
     }
     tags, content = job.tags_and_content(plan, **cited)
-    at_s = base.created_at + 1  # made in the same second it could be the same event
+    tags.append(["salt", secrets.token_hex(8)])
+    at_s = base.created_at
     if bits:
         tags = nip13.mine(keys.public, kinds.INFERENCE, bits, created_at=at_s, content=content, tags=tags)
     return sign(keys, kinds.INFERENCE, created_at=at_s, content=content, tags=tags)
