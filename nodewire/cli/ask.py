@@ -201,11 +201,15 @@ def _show_bill(done: dict[str, Any]) -> None:
     """Who was paid what, for people."""
     from rich.table import Table
 
-    table = Table("task", "provider", "standby", "a chunk", box=None, header_style="bold dim")
+    table = Table("task", "provider", "standby", "of", "a chunk", box=None, header_style="bold dim")
     for task in done["tasks"]:
         standby = (task["standby"] or "-")[:8]
-        table.add_row(task["task"], task["provider"][:8], standby, sats(task["price_msat"]))
+        table.add_row(task["task"], task["provider"][:8], standby, str(task["holders"]), sats(task["price_msat"]))
     console.print(table)
+    console.print(
+        f"[dim]drawn by the beacon {done['beacon'][:12]} of epoch {done['epoch']} among the live holders (of), then by"
+        " least latency; `nodewire audit` re-derives it[/]"
+    )
     total = sum(done["paid_msat"].values())
     console.print(
         f"[bold]{sats(total + done['fees_msat'])}[/] in {done['zaps']} zaps to {len(done['providers'])} providers"
