@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from nodewire.errors import WorkerFailed, first_of
+from nodewire.errors import BadFrame, WorkerFailed, first_of
 from nodewire.kind import Job, JobKind, Params, Worker
 from nodewire.market import Market
 from nodewire.nostr.keys import Keys
@@ -88,13 +88,17 @@ class Session:
             return self._workers[key]
 
 
+MAX_LOCAL_FRAMES = 8
+"""A driver, the only task that runs here, awaits one at a time."""
+
+
 class LocalMailbox:
     """A job's mailbox as the customer's own tasks see it: whoever reads the job's hands them their frames."""
 
     def __init__(self, mailbox: JobMailbox, manifest: Manifest, plan: Plan) -> None:
         own = {a.task for a in plan.tasks if a.provider == LOCAL}
         self._edges = {edge.name for edge in manifest.edges if edge.target in own}
-        self._frames: asyncio.Queue[Frame[Array]] = asyncio.Queue()
+        self._frames: asyncio.Queue[Frame[Array]] = asyncio.Queue(MAX_LOCAL_FRAMES)
         self.put = mailbox.put
         self.control = mailbox.control
 
@@ -102,6 +106,8 @@ class LocalMailbox:
         """Whether the frame is for one of the customer's own tasks; then they have it."""
         if frame.edge not in self._edges:
             return False
+        if self._frames.full():
+            raise BadFrame(frame.edge, f"{MAX_LOCAL_FRAMES} frames wait for tasks that run here")
         self._frames.put_nowait(frame)
         return True
 

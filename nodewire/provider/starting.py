@@ -9,8 +9,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
-
 from nodewire.config import ProviderConfig, WorkerConfig
 from nodewire.errors import BadConfig
 from nodewire.kind import Limits, Worker, installed
@@ -85,15 +83,10 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
 async def _serve_lnurl(stack: AsyncExitStack, config: ProviderConfig, keys: Keys, till: Till) -> str:
     """Serve the provider's LNURL-pay endpoint; its payRequest URL."""
     host, _, port = config.lnurl.listen.rpartition(":")
-    app = web.Application()
-    runner = web.AppRunner(app, access_log=None)
     sock = _listening_socket(host, int(port))
     base = config.lnurl.url.rstrip("/") or f"http://{host}:{sock.getsockname()[1]}"
     endpoint = lnurl_server.Endpoint("nodewire", base, keys.public, till.quote)
-    app.add_routes(lnurl_server.routes(endpoint))
-    await runner.setup()
-    stack.push_async_callback(runner.cleanup)
-    await web.SockSite(runner, sock).start()
+    await stack.enter_async_context(lnurl_server.serving(endpoint, sock))
     return endpoint.pay_url
 
 
