@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from nodewire.errors import BadConfig, BadInput
+from nodewire.kind import Limits
 from nodewire.protocol.schema import Count, Hex32, Label, Msat, Name
 
 _SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -127,6 +128,10 @@ class WorkerConfig(Section):
     memory: Size = 2 * 10**9
     threads: int = Field(default=1, ge=1, le=256)
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?|mps)$")
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.memory, self.threads, self.device)
 
 
 class Serve(Section):

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from nodewire.errors import BadFrame, WorkerFailed, first_of
-from nodewire.kind import Job, JobKind, Params, Worker
+from nodewire.errors import BadFrame, first_of
+from nodewire.kind import Job, JobKind, MakeWorker, Params, Worker
 from nodewire.market import Market
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.pool import Pool
@@ -20,8 +20,6 @@ from nodewire.protocol.plan import LOCAL, Plan
 from nodewire.wire.mailbox import JobMailbox
 from nodewire.wire.node import Node
 
-StartWorker = Callable[[str], Awaitable[Worker]]
-"""Starts a worker around a kind's entry module."""
 OnClose = Callable[[int, int], Awaitable[None]]
 """Told each chunk's number and units."""
 
@@ -36,7 +34,7 @@ class Session:
     network: str
     """The wallet's network as bolt11 writes it after "ln"."""
     node: Node
-    start_worker: StartWorker
+    make_worker: MakeWorker
     private_endpoints: bool = False
     """Whether LNURL endpoints on loopback and private networks may be asked."""
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("nodewire.customer"))
@@ -67,18 +65,15 @@ class Session:
         desk = _LocalDesk(self.keys, request, manifest, plan, mailbox, on_close)
         try:
             await kind.serve(Job(request, manifest, tasks, params), mailbox, worker, desk)
-        except Exception as error:
-            first = first_of(error)
-            if isinstance(first, WorkerFailed):
-                self._workers = {key: other for key, other in self._workers.items() if other is not worker}
-            raise first from error
+        except ExceptionGroup as group:
+            raise first_of(group) from group
 
     async def _worker(self, kind: JobKind, manifest: Manifest, tasks: tuple[str, ...]) -> Worker:
         """A worker with these tasks loaded; it is kept for the next job of the same manifest."""
         key = (manifest.digest(), ",".join(tasks))
         async with self._loading:
             if key not in self._workers:
-                worker = await self.start_worker(kind.worker_entry)
+                worker = self.make_worker(kind.worker_entry)
                 for name in tasks:
                     task = manifest.task(name)
                     program = await self.market.fetch_blob(task.program.sha256, task.program.bytes)

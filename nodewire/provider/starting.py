@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
 
-from nodewire.config import ProviderConfig, WorkerConfig
+from nodewire.config import ProviderConfig
 from nodewire.errors import BadConfig
-from nodewire.kind import Limits, Worker, installed
+from nodewire.kind import installed
 from nodewire.market import open_market
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
@@ -24,14 +22,14 @@ from nodewire.provider.announcing import Announcer, describe
 from nodewire.provider.daemon import Provider
 from nodewire.provider.serving import specialize
 from nodewire.wire.node import Node
-from nodewire.worker.client import WorkerProcess
+from nodewire.worker.lasting import maker
 
 
 async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]:
     """Start a provider; returns its ready line with `wait`, which ends only by an error."""
     keys, pool, market = await open_market(stack, config)
-    starter = _worker_starter(stack, config.worker, config.blobs)
-    served, workers = await specialize(market, config.serve, installed(), starter)
+    make_worker = maker(stack, config.worker.limits, config.blobs)
+    served, workers = await specialize(market, config.serve, installed(), make_worker)
 
     ledger = Ledger(config.ledger)
     stack.callback(ledger.close)
@@ -100,17 +98,3 @@ def _listening_socket(host: str, port: int) -> socket.socket:
         sock.close()
         raise BadConfig("lnurl.listen", f"cannot listen on {host}:{port} ({error.strerror})") from error
     return sock
-
-
-def _worker_starter(stack: AsyncExitStack, config: WorkerConfig, readable: Path) -> Callable[[str], Awaitable[Worker]]:
-    """Starts workers under the configuration's caps; they stop with the stack."""
-
-    readable.mkdir(parents=True, exist_ok=True)
-
-    async def start(entry: str) -> Worker:
-        limits = Limits(memory_bytes=config.memory, threads=config.threads, device=config.device)
-        worker = await WorkerProcess.start(entry, limits, readable=[readable])
-        stack.push_async_callback(worker.stop)
-        return worker
-
-    return start
