@@ -11,7 +11,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import orjson
 from aiohttp import web
@@ -114,9 +114,8 @@ class _Guest(asyncio.Protocol):
         self._end: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self._end = asyncio.get_running_loop().call_later(CONNECTION_S, transport.abort)
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        self._end = asyncio.get_running_loop().call_later(CONNECTION_S, self._transport.abort)
         self._others[self] = None
         if len(self._others) > MAX_CONNECTIONS:
             oldest = next(iter(self._others))

@@ -5,22 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import aiohttp
 import pytest
+import uvloop
 
 from nodewire.pay import lnurl_server
+from nodewire.pay.invoices import Invoice
 from nodewire.pay.lnurl_server import Endpoint, serving
 
 
-async def quote(zap_request: str, amount_msat: int):
+async def quote(zap_request: str, amount_msat: int) -> Invoice:
     raise AssertionError("nobody asks for one")
 
 
-@pytest.fixture
-async def base(monkeypatch):
-    monkeypatch.setattr(lnurl_server, "MAX_CONNECTIONS", 8)
-    monkeypatch.setattr(lnurl_server, "CONNECTION_S", 0.5)
+@contextlib.asynccontextmanager
+async def endpoint() -> AsyncIterator[str]:
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
@@ -28,30 +29,38 @@ async def base(monkeypatch):
         yield url
 
 
-async def half_a_request(base: str):
+async def half_a_request(base: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await asyncio.open_connection("127.0.0.1", int(base.rpartition(":")[2]))
     writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n")
     await writer.drain()
     return reader, writer
 
 
-async def gone(reader: asyncio.StreamReader) -> None:
+async def gone(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     with contextlib.suppress(ConnectionResetError):
         assert await reader.read() == b""
-
-
-async def test_half_a_request_ends_soon(base):
-    reader, writer = await half_a_request(base)
-    async with asyncio.timeout(3):
-        await gone(reader)
     writer.close()
 
 
-async def test_many_of_them_do_not_keep_a_customer_from_its_invoice(base):
-    held = [await half_a_request(base) for _ in range(20)]
-    async with asyncio.timeout(3), aiohttp.ClientSession() as session:
+async def alone() -> None:
+    async with asyncio.timeout(3), endpoint() as base:
+        await gone(*await half_a_request(base))
+
+
+async def many() -> None:
+    async with asyncio.timeout(5), endpoint() as base, aiohttp.ClientSession() as session:
+        held = [await half_a_request(base) for _ in range(20)]
         async with session.get(f"{base}/.well-known/lnurlp/nodewire") as answer:
             assert (await answer.json(content_type=None))["tag"] == "payRequest"
-        for reader, writer in held:
-            await gone(reader)
-            writer.close()
+        for one in held:
+            await gone(*one)
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])  # the daemon's loop, and the one that tests have
+@pytest.mark.parametrize("attack", [alone, many])
+def test_silent_connections_end_soon_and_keep_nobody_from_an_invoice(
+    attack: Callable[[], Awaitable[None]], run: Callable[[Awaitable[None]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lnurl_server, "MAX_CONNECTIONS", 8)
+    monkeypatch.setattr(lnurl_server, "CONNECTION_S", 0.5)
+    run(attack())
