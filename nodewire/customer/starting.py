@@ -43,7 +43,7 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
 
     following = asyncio.create_task(market.run())
     stack.callback(following.cancel)
-    return Session(
+    session = Session(
         keys=keys,
         pool=pool,
         relays=config.relays,
@@ -54,3 +54,5 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
         start_worker=start_worker,
         private_endpoints=config.private_endpoints,
     )
+    stack.push_async_callback(session.close)
+    return session

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from nodewire.errors import BadInput, Busy, NodewireError
@@ -27,7 +27,7 @@ from nodewire.provider.admission import Admission, feedback_for
 from nodewire.provider.announcing import Announcer
 from nodewire.provider.job import JobRun
 from nodewire.provider.serving import OneManifest, Served
-from nodewire.wire.mailbox import Route
+from nodewire.wire.mailbox import JobMailbox, Route
 from nodewire.wire.node import Node
 
 log = logging.getLogger("nodewire.provider")
@@ -199,7 +199,7 @@ class Provider:
         peers = {c for r in routes.values() if r.producer == self._keys.public for c in r.consumers}
         if run.drives:
             peers |= set(request.plan.providers())
-        links = [self._node.link(peer, ads[peer].wire) for peer in peers - {self._keys.public, request.customer}]
+        links = [self._link(peer, ads[peer].wire, mailbox) for peer in peers - {self._keys.public, request.customer}]
         beside = [asyncio.create_task(work) for work in (*links, run.listen())]
         try:
             await run.run()
@@ -209,6 +209,14 @@ class Provider:
             for outcome in await asyncio.gather(*beside, return_exceptions=True):
                 if isinstance(outcome, NodewireError):
                     log.info("job %s: %s", request.id[:8], outcome)
+
+    async def _link(self, peer: str, addresses: Sequence[str], mailbox: JobMailbox) -> None:
+        """Have a link to `peer`; a job that cannot reach one of its nodes ends at once, not when it first must."""
+        try:
+            await self._node.link(peer, addresses)
+        except NodewireError as error:
+            mailbox.cancel(error)
+            raise
 
     def _settled(self, due: Due) -> None:
         """The wallet says that a chunk is paid: its job may go on."""

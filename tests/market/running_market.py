@@ -138,9 +138,7 @@ class RunningMarket:
         assert stdout
         came, _, _ = select.select([stdout], [], [], READY_S)
         line = stdout.readline() if came else b""
-        assert b'"ready"' in line, (
-            f"{name} did not start: {line!r}\n{self.log(name)[-2000:]}"
-        )
+        assert b'"ready"' in line, f"{name} did not start: {line!r}\n{self.log(name)[-2000:]}"
         return json.loads(line)
 
     def start_provider(self, name: str, *, wait: bool = True) -> dict[str, Any]:

@@ -52,7 +52,7 @@ ALTERATIONS = {
     "the beacon": (lambda plan: plan.model_copy(update={"beacon": OTHER}), "beacon", "bad-plan"),
     "the epoch": (lambda plan: plan.model_copy(update={"epoch": plan.epoch - 1}), "epoch", "bad-plan"),
     "the snapshot": (lambda plan: plan.model_copy(update={"snapshot": OTHER}), "snapshot", "bad-plan"),
-    "the certificate": (lambda plan: plan.model_copy(update={"certificate": OTHER}), "certificate", "bad-quorum"),
+    "the certificate": (lambda plan: plan.model_copy(update={"certificate": OTHER}), "certificate", "no-quorum"),
     "a deadline": (lambda plan: plan.model_copy(update={"next_result_ms": 1}), "next_result_ms", "bad-plan"),
     "the redraw beyond the last": (lambda plan: plan.model_copy(update={"k": 8}), "k", "bad-plan"),
     "the terms": (

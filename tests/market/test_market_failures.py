@@ -34,6 +34,11 @@ async def gone(pid: int) -> None:
         await asyncio.sleep(0.02)
 
 
+def _wire(snapshot, public: str) -> list[str]:
+    """Where the ad that the snapshot goes by says that a node listens."""
+    return list(snapshot.ads({public})[public].wire) if snapshot.node(public) else []
+
+
 async def test_a_killed_provider_ends_its_own_job_only_and_serves_again_when_it_is_back(market):
     eve, bea = market.public["eve"], market.public["bea"]
     async with market.customer("victim") as victim, market.customer("bystander") as bystander:
@@ -66,8 +71,7 @@ async def test_a_killed_provider_ends_its_own_job_only_and_serves_again_when_it_
         process.stdout.close()
         ready = await asyncio.to_thread(market.start_provider, "eve")
         assert ready["public"] == eve
-        newest = await victim.session.market.epoch(timeout_s=10)
-        await market.until(market.is_free("eve", "dan"), after=newest.body.epoch)
+        await market.until(lambda snapshot: _wire(snapshot, eve) == ready["wire"] and market.is_free("eve")(snapshot))
         async with market.customer("newcomer") as newcomer:
             ids: list[int] = []
             async for piece in newcomer.generate(market.decoder["address"], PROMPT, max_tokens=70, terms=without_bea):

@@ -53,7 +53,6 @@ async def test_a_customer_who_cannot_pay_gets_no_more_than_two_chunks_and_then_n
     async with market.customer("pauper", sats=0) as pauper:
         terms = pauper.terms.model_copy(update=only_dan)
 
-
         async def buy():
             async for piece in pauper.generate(market.decoder["address"], "the cat", max_tokens=300, terms=terms):
                 ids.extend(piece.ids)
