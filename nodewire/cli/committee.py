@@ -70,6 +70,5 @@ def create(
         print_json({"address": address, "digest": founded.digest(), "oracles": [o.pubkey for o in founded.oracles]})
     else:
         console.print(f"[bold green]founded[/] {address}\n[dim]digest {founded.digest()}[/]")
-        console.print(
-            f"Start each of the {oracles} oracles:  nodewire oracle --config {escape(str(directory))}/oracle-1/oracle.toml"
-        )
+        first = escape(str(directory / "oracle-1" / "oracle.toml"))
+        console.print(f"Start each of the {oracles} oracles:  nodewire oracle --config {first}")

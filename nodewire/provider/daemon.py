@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from nodewire.errors import BadInput, Busy, NodewireError
+from nodewire.errors import BadInput, Busy, NodewireError, NotAllowed
 from nodewire.kind import Worker
 from nodewire.market import Market
 from nodewire.nostr import nip59
@@ -27,6 +27,7 @@ from nodewire.provider.admission import Admission, feedback_for
 from nodewire.provider.announcing import Announcer
 from nodewire.provider.job import JobRun
 from nodewire.provider.serving import OneManifest, Served
+from nodewire.provider.withdrawals import Withdrawals
 from nodewire.wire.mailbox import JobMailbox, Route
 from nodewire.wire.node import Node
 
@@ -60,6 +61,7 @@ class Provider:
         workers: Mapping[str, Worker],
         announcer: Announcer,
         admission: Admission,
+        withdrawals: Withdrawals,
         patience_s: int,
     ) -> None:
         self._keys = keys
@@ -72,6 +74,7 @@ class Provider:
         self._workers = workers
         self._announcer = announcer
         self._admission = admission
+        self._withdrawals = withdrawals
         self._patience_s = patience_s
         self._requests: dict[str, tuple[float, Request, Manifest]] = {}
         self._tickets: dict[tuple[str, str], tuple[float, Ticket]] = {}
@@ -181,6 +184,9 @@ class Provider:
         snapshot = await self._market.snapshot(request.plan.snapshot)
         ads = snapshot.ads(set(request.plan.providers()))
         mailbox = self._node.open_job(request.id, routes)
+        if self._withdrawals.has(request.customer, request.id):
+            mailbox.close()
+            raise NotAllowed("job", "withdrawn by the customer")
         run = JobRun(
             keys=self._keys,
             request=request,

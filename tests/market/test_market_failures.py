@@ -71,8 +71,11 @@ async def test_a_killed_provider_ends_its_own_job_only_and_serves_again_when_it_
         process.stdout.close()
         ready = await asyncio.to_thread(market.start_provider, "eve")
         assert ready["public"] == eve
-        await market.until(lambda snapshot: _wire(snapshot, eve) == ready["wire"] and market.is_free("eve")(snapshot))
+        back = await market.until(
+            lambda snapshot: _wire(snapshot, eve) == ready["wire"] and market.is_free("eve")(snapshot)
+        )
         async with market.customer("newcomer") as newcomer:
+            await newcomer.session.market.epoch(timeout_s=10, after=back.body.epoch - 1)
             ids: list[int] = []
             async for piece in newcomer.generate(market.decoder["address"], PROMPT, max_tokens=70, terms=without_bea):
                 ids += piece.ids
