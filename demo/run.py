@@ -257,9 +257,13 @@ async def trade(market: Market, options: argparse.Namespace) -> int:
     serve = specializations(decoder, encoder)
     configs = await asyncio.gather(*(provider_config(market, i, serve[i], common) for i in range(PROVIDERS)))
     customer = await customer_config(market, common)
-    await asyncio.gather(
+    ready = await asyncio.gather(
         *oracles, *(market.daemon(f"provider-{i}", "provider", "--config", str(c)) for i, c in enumerate(configs))
     )
+
+    names = {line["public"]: f"provider-{i}" for i, line in enumerate(ready[len(oracles) :])}
+    for public, name in names.items():
+        out.print(f"  [dim]{public[:8]}[/] is {name}: {', '.join(task for _, task, _ in serve[int(name[9:])])}")
 
     step(f"buying {TOKENS} tokens from {decoder['name']}")
     await market.command(
@@ -300,6 +304,7 @@ async def trade(market: Market, options: argparse.Namespace) -> int:
             bought["ticket"],
         ],
     )
+    receipts = generated["receipts"] + bought["receipts"]
     report = {
         "tokens": len(generated["ids"]),
         "tokens_identical": generated["ids"] == alone["ids"] and len(generated["ids"]) >= 128,
@@ -315,7 +320,7 @@ async def trade(market: Market, options: argparse.Namespace) -> int:
         "paid_msat": paid,
         "fees_msat": spent["fees_msat"],
         "relay_plaintext_hits": hits,
-        "receipts": generated["receipts"] + bought["receipts"],
+        "receipts": len(receipts),
         "hop_ms_p50": generated["hop_ms_p50"],
         "first_token_ms": generated["first_token_ms"],
         "tokens_per_s": generated["tokens_per_s"],
@@ -324,6 +329,11 @@ async def trade(market: Market, options: argparse.Namespace) -> int:
         "seconds": round(time.monotonic() - STARTED, 1),
     }
     Path(options.report).write_text(json.dumps(report, indent=1) + "\n")
+    table = Table("receipt (8856)", "for", "chunks", "amount", "zap receipts (9735)", box=None, header_style="bold")
+    for one in receipts:
+        amount = f"{one['amount_msat'] / 1000:,.3f} sat"
+        table.add_row(one["event"][:12], names[one["provider"]], str(one["chunks"]), amount, str(one["zap_receipts"]))
+    out.print(table)
     table = Table("who", "was paid", box=None, header_style="bold")
     for i, msat in paid.items():
         table.add_row(f"provider-{i}", f"{msat / 1000:,.3f} sat")

@@ -8,11 +8,11 @@ by the driver, which alone knows how many were accepted. `embed` and `run`: one 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from nodewire.errors import BadFrame, BadInput
+from nodewire.errors import BadFrame, BadInput, TooLarge
 from nodewire.kind import Desk, Job, Mailbox, Params, Worker
 from nodewire.protocol.chunk import chunk_of
 from nodewire.protocol.frame import Array, Frame
@@ -21,6 +21,8 @@ from nodewire.protocol.manifest import CUSTOMER, Manifest
 
 MAX_NEW_TOKENS = 1_000_000
 MAX_STOPS = 4
+MAX_WAITING_BYTES = 512 * 2**20
+"""Of frames at one node of a job that wait for their turn. It is not waited for room: that could be in a circle."""
 MAX_STOP_CHARS = 64
 
 
@@ -50,7 +52,7 @@ class SplitInference:
 
     async def serve(self, job: Job, mailbox: Mailbox, worker: Worker, desk: Desk) -> None:
         targets = {edge.name: edge.target for edge in job.manifest.edges}
-        inboxes: dict[str, asyncio.Queue[Frame[Array]]] = {task: asyncio.Queue() for task in job.tasks}
+        inboxes = _Inboxes(job.tasks)
         closing = _Closing(job, desk)
         opened: list[str] = []
         try:
@@ -59,7 +61,7 @@ class SplitInference:
                 opened.append(task)
             async with asyncio.TaskGroup() as group:
                 actors = [
-                    group.create_task(self._act(task, job, inboxes[task], mailbox, worker, desk, closing))
+                    group.create_task(self._act(task, job, inboxes, mailbox, worker, desk, closing))
                     for task in job.tasks
                 ]
                 pump = group.create_task(_distribute(mailbox, targets, inboxes))
@@ -79,14 +81,14 @@ class SplitInference:
         self,
         task: str,
         job: Job,
-        inbox: asyncio.Queue[Frame[Array]],
+        inboxes: _Inboxes,
         mailbox: Mailbox,
         worker: Worker,
         desk: Desk,
         closing: _Closing,
     ) -> None:
         while True:
-            frame = await inbox.get()
+            frame = await inboxes.get(task)
             await desk.admit(*_share(frame, job.manifest))
             outs = await worker.receive(task, job.request, frame)
             for out in outs:
@@ -147,12 +149,34 @@ class _Closing:
                 self.ended.set()
 
 
-async def _distribute(
-    mailbox: Mailbox, targets: Mapping[str, str], inboxes: Mapping[str, asyncio.Queue[Frame[Array]]]
-) -> None:
+async def _distribute(mailbox: Mailbox, targets: Mapping[str, str], inboxes: _Inboxes) -> None:
     while True:
         frame = await mailbox.get()
-        inboxes[targets[frame.edge]].put_nowait(frame)
+        inboxes.put(targets[frame.edge], frame)
+
+
+class _Inboxes:
+    """Frames by the task that they wait for, bounded together: the mailbox's windows end where these begin."""
+
+    def __init__(self, tasks: Iterable[str]) -> None:
+        self._frames: dict[str, asyncio.Queue[Frame[Array]]] = {task: asyncio.Queue() for task in tasks}
+        self._bytes = 0
+
+    def put(self, task: str, frame: Frame[Array]) -> None:
+        """Raises TooLarge: the neighbours send faster than this node is paid, or computes."""
+        self._bytes += _cost(frame)
+        if self._bytes > MAX_WAITING_BYTES:
+            raise TooLarge("frames", f"over {MAX_WAITING_BYTES} bytes wait to be computed")
+        self._frames[task].put_nowait(frame)
+
+    async def get(self, task: str) -> Frame[Array]:
+        frame = await self._frames[task].get()
+        self._bytes -= _cost(frame)
+        return frame
+
+
+def _cost(frame: Frame[Array]) -> int:
+    return sum(array.nbytes for array in frame.tensors) + 1_024  # an empty one takes room, too
 
 
 def _share(frame: Frame[Array], manifest: Manifest) -> tuple[int, int]:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import re
 import tomllib
+from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from nodewire.errors import BadConfig
+from nodewire.errors import BadConfig, BadInput
+from nodewire.kind import Limits
 from nodewire.protocol.schema import Count, Hex32, Label, Msat, Name
 
 _SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -31,6 +33,26 @@ def parse_size(text: object) -> int:
     if match is None or (unit and unit not in _SIZES and unit + "b" not in _SIZES):
         raise ValueError(f"{text!r} is not a size such as 3MB or 24GiB")
     return int(float(match[1]) * _SIZES.get(unit, _SIZES.get(unit + "b", 1)))
+
+
+def parse_msat(text: str) -> int:
+    """Millisats from "100000sat", "5 msat" or "0.5sat".
+
+    Raises:
+        BadInput: it is none of these.
+    """
+    number, unit = text.strip().lower().replace(" ", ""), 1000
+    if number.endswith("msat"):
+        number, unit = number[:-4], 1
+    elif number.endswith("sat"):
+        number = number[:-3]
+    try:
+        value = Decimal(number) * unit
+    except ArithmeticError as error:
+        raise BadInput("amount", f"{text!r} is not an amount such as 500sat or 1200msat") from error
+    if not value.is_finite() or not 0 <= value <= 2_100_000_000_000_000_000 or value != int(value):
+        raise BadInput("amount", f"{text!r} is not a whole number of millisats in range")
+    return int(value)
 
 
 Size = Annotated[int, BeforeValidator(parse_size), Field(ge=0)]
@@ -60,18 +82,13 @@ class File(Section):
         Raises:
             BadConfig: the file cannot be read, is not TOML, or a field is wrong.
         """
-        try:
-            data = tomllib.loads(path.read_text())
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadConfig(str(path), f"cannot be read ({error})") from error
-        except tomllib.TOMLDecodeError as error:
-            raise BadConfig(str(path), f"is not TOML: {error}") from error
+        data = _read(path)
         try:
             return cls.model_validate(_resolved(cls, data, path.parent.resolve()))
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
-            raise BadConfig(f"{path}: {where}", first["msg"]) from error
+            raise BadConfig(f"{path}: {where}", first["msg"].removeprefix("Value error, ")) from error
 
 
 class Role(File):
@@ -112,6 +129,10 @@ class WorkerConfig(Section):
     threads: int = Field(default=1, ge=1, le=256)
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?|mps)$")
 
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.memory, self.threads, self.device)
+
 
 class Serve(Section):
     """A specialization: tasks of one manifest and what a chunk of each costs."""
@@ -126,7 +147,8 @@ class Serve(Section):
 
 
 class ProviderConfig(Role):
-    name: Label = ""
+    name: Name | Literal[""] = ""
+    """The ad's name; made of the key if empty."""
     hardware: Label = ""
     region: Label = ""
     wire: WireConfig = WireConfig()
@@ -165,6 +187,22 @@ class OracleConfig(File):
     state: Path
     relays: tuple[str, ...] = Field(min_length=1, max_length=16)
     blossom: tuple[str, ...] = Field(min_length=1, max_length=16)
+
+
+def load_role(path: Path) -> CustomerConfig | ProviderConfig:
+    """A provider's configuration if the file says what to serve, else a customer's. Raises BadConfig."""
+    return ProviderConfig.load(path) if "serve" in _read(path) else CustomerConfig.load(path)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise BadConfig(str(path), f"cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise BadConfig(str(path), "is not UTF-8 text") from error
+    except tomllib.TOMLDecodeError as error:
+        raise BadConfig(str(path), f"is not TOML: {error}") from error
 
 
 def _resolved(model: type[BaseModel], data: Any, folder: Path) -> Any:

@@ -8,7 +8,7 @@ the module that `worker_entry` names; only the capped worker process imports it,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -66,6 +66,10 @@ class Worker(Protocol):
     async def receive(self, task: str, session: str, frame: Frame[Array]) -> list[Frame[Array]]: ...
 
     async def close(self, task: str, session: str) -> None: ...
+
+
+MakeWorker = Callable[[str], Worker]
+"""A worker around a kind's entry module."""
 
 
 class Mailbox(Protocol):

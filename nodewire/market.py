@@ -16,7 +16,7 @@ from nodewire.config import Role
 from nodewire.errors import BadConfig, BadEvent, BadQuorum, NodewireError, NoQuorum, NotFound
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
-from nodewire.nostr.nip01 import Filter
+from nodewire.nostr.nip01 import Filter, newest_first
 from nodewire.nostr.pool import Pool
 from nodewire.plan.epoch import Epoch, Epochs, is_valid
 from nodewire.protocol import certificate, committee, kinds, publish, snapshot
@@ -180,7 +180,7 @@ async def _addressed(pool: Pool, address: str, kind: int) -> Event:
     events = await pool.fetch([wanted], timeout_s=_FETCH_S)
     if not events:
         raise NotFound(address[:120], "no relay has it")
-    newest = min(events, key=lambda e: (-e.created_at, e.id))
+    newest = min(events, key=newest_first)
     if newest.tag("d") != name:
         raise BadEvent("d", "not the name that was asked for")
     return newest

@@ -57,7 +57,10 @@ def open_writer(path: Path, synchronous: Literal["FULL", "NORMAL"]) -> sqlite3.C
     Raises:
         BadConfig: the file is not a database of this version.
     """
-    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    try:
+        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    except sqlite3.Error as error:
+        raise BadConfig(str(path), f"cannot be opened: {error}") from error
     try:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute(f"PRAGMA synchronous = {synchronous}")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Annotated
 
 import typer
 
+from nodewire import __version__
 from nodewire.cli import ask, audit, daemons, doctor, keys, models, wallet
 from nodewire.cli import committee as committees
 from nodewire.cli.output import PlainFormatter, fail
-from nodewire.errors import NodewireError
+from nodewire.errors import BadConfig, NodewireError, first_of
 
 app = typer.Typer(
     name="nodewire",
@@ -21,6 +23,23 @@ app = typer.Typer(
 )
 for room in (ask, models, daemons, audit, doctor):
     room.add_to(app)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _nodewire(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    return
+
+
 app.add_typer(committees.app, name="committee")
 app.add_typer(keys.app, name="keys")
 app.add_typer(wallet.app, name="wallet")
@@ -32,7 +51,12 @@ def main() -> None:
         logging.lastResort.setFormatter(PlainFormatter())
     try:
         app()
-    except NodewireError as error:
-        fail(error, as_json="--json" in sys.argv)
     except KeyboardInterrupt:
         sys.exit(130)
+    except Exception as error:
+        first = first_of(error)
+        if isinstance(first, OSError):  # a file or a port of this machine
+            first = BadConfig(str(first.filename or "this machine"), first.strerror or str(first))
+        if not isinstance(first, NodewireError):
+            raise
+        fail(first, as_json="--json" in sys.argv)

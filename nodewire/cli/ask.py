@@ -13,7 +13,7 @@ import uvloop
 from rich.text import Text
 
 from nodewire.cli.output import Json, console, one_line, plain, print_json, sats
-from nodewire.cli.wallet import parse_msat
+from nodewire.config import parse_msat
 from nodewire.errors import BadConfig, BadInput
 
 Config = Annotated[Path | None, typer.Option("--config", "-c", help="The customer's TOML file.")]
@@ -39,6 +39,7 @@ def generate(
     json: Json = False,
 ) -> None:
     """Continue a text on strangers' machines, streaming."""
+    _can_write(report)
     text = sys.stdin.read() if prompt == "-" else prompt
     params: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     if stop:
@@ -67,6 +68,7 @@ def embed(
     json: Json = False,
 ) -> None:
     """Turn sentences into vectors on strangers' machines."""
+    _can_write(report)
     lines = [line for line in sys.stdin.read().splitlines() if line.strip()] if texts == ["-"] else texts
     if local is not None:
         done = _embed_here(local, lines)
@@ -182,6 +184,12 @@ def _folder(folder: Path) -> Path:
     return folder
 
 
+def _can_write(report: Path | None) -> None:
+    """Known before anything is paid."""
+    if report is not None and not report.resolve().parent.is_dir():
+        raise BadInput("--report", f"the folder {report.parent} does not exist")
+
+
 def _needs(config: Path | None, model: str) -> None:
     if config is None:
         raise BadInput("--config", "the customer's TOML file is needed (or --local FOLDER)")
@@ -193,11 +201,15 @@ def _show_bill(done: dict[str, Any]) -> None:
     """Who was paid what, for people."""
     from rich.table import Table
 
-    table = Table("task", "provider", "standby", "a chunk", box=None, header_style="bold dim")
+    table = Table("task", "provider", "standby", "of", "a chunk", box=None, header_style="bold dim")
     for task in done["tasks"]:
         standby = (task["standby"] or "-")[:8]
-        table.add_row(task["task"], task["provider"][:8], standby, sats(task["price_msat"]))
+        table.add_row(task["task"], task["provider"][:8], standby, str(task["holders"]), sats(task["price_msat"]))
     console.print(table)
+    console.print(
+        f"[dim]drawn by the beacon {done['beacon'][:12]} of epoch {done['epoch']} among the live holders (of), then by"
+        " least latency; `nodewire audit` re-derives it[/]"
+    )
     total = sum(done["paid_msat"].values())
     console.print(
         f"[bold]{sats(total + done['fees_msat'])}[/] in {done['zaps']} zaps to {len(done['providers'])} providers"

@@ -11,17 +11,17 @@ from typing import Annotated, Any
 import typer
 
 from nodewire.cli.output import Json, console, one_line, print_json
-from nodewire.config import CustomerConfig
+from nodewire.config import Role, load_role
 from nodewire.errors import NodewireError, NotFound
 
 
 def audit(
     event: Annotated[str, typer.Argument(help="Id of the job request (kind 8843).")],
-    config: Annotated[Path, typer.Option("--config", "-c", help="A customer's TOML file: relays, stores, committee.")],
+    config: Annotated[Path, typer.Option("--config", "-c", help="A role's TOML file: relays, stores, committee.")],
     json: Json = False,
 ) -> None:
     """Re-derive the plan of a job; exit code 1 if it is not the one that the public record gives."""
-    found = asyncio.run(_audit(CustomerConfig.load(config), event))
+    found = asyncio.run(_audit(load_role(config), event))
     if json:
         print_json(found)
     else:
@@ -40,15 +40,16 @@ def add_to(app: typer.Typer) -> None:
     app.command(rich_help_panel="Customers")(audit)
 
 
-async def _audit(config: CustomerConfig, id_: str) -> dict[str, Any]:
+async def _audit(role: Role, id_: str) -> dict[str, Any]:
     from nodewire.market import open_market
     from nodewire.nostr.nip01 import Filter
     from nodewire.plan.audit import audit as rederive
     from nodewire.protocol import beacon, certificate, job
+    from nodewire.protocol.snapshot import Snapshot
 
     checks: dict[str, str] = {}
     async with AsyncExitStack() as stack:
-        _, pool, market = await open_market(stack, config)
+        _, pool, market = await open_market(stack, role)
         events = await pool.fetch([Filter(ids=frozenset({id_}))], timeout_s=10.0)
         if not events:
             raise NotFound("event", f"no relay has {id_}")
@@ -62,7 +63,7 @@ async def _audit(config: CustomerConfig, id_: str) -> dict[str, Any]:
                 raise NotFound("certificate", f"no relay has {request.certificate_event}")
             proof = certificate.parse(cited[0])
             checks["the committee's quorum certificate is there"] = ""
-            path = await market.fetch_blob(proof.body.snapshot, 100_663_296)
+            path = await market.fetch_blob(proof.body.snapshot, Snapshot.MAX_BYTES)
             blob = await asyncio.to_thread(path.read_bytes)
             checks["the certified snapshot is there and has its hash"] = ""
             busy = []
@@ -83,6 +84,6 @@ async def _audit(config: CustomerConfig, id_: str) -> dict[str, Any]:
                 f"{len(findings)} fields differ" if findings else ""
             )
         except NodewireError as error:
-            checks[f"{error.code}"] = str(error)
+            checks[error.code] = str(error)
             findings.append({"path": error.field, "expected": "", "found": error.reason or str(error)})
     return {"request": id_, "ok": not any(checks.values()), "checks": checks, "findings": findings}

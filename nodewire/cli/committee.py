@@ -71,4 +71,4 @@ def create(
     else:
         console.print(f"[bold green]founded[/] {address}\n[dim]digest {founded.digest()}[/]")
         first = escape(str(directory / "oracle-1" / "oracle.toml"))
-        console.print(f"Start each of the {oracles} oracles:  nodewire oracle --config {first}")
+        console.print(f"Start each oracle:  nodewire oracle --config {first}   (to {oracles})")

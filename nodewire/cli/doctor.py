@@ -13,9 +13,8 @@ from typing import Annotated
 
 import typer
 
-from nodewire.cli.output import Json, console, one_line, print_json
-from nodewire.cli.wallet import role_of
-from nodewire.config import CustomerConfig, ProviderConfig, Role
+from nodewire.cli.output import Json, console, one_line, print_json, sats
+from nodewire.config import CustomerConfig, ProviderConfig, Role, load_role
 from nodewire.errors import BadConfig, NodewireError
 
 Check = Callable[[], Awaitable[str]]
@@ -47,7 +46,7 @@ def add_to(app: typer.Typer) -> None:
 async def _examine(config: Path | None) -> list[tuple[str, bool, str]]:
     checks: list[tuple[str, Check]] = [("Python", _python), ("packages", _packages), ("worker sandbox", _sandbox)]
     if config is not None:
-        role = role_of(config)
+        role = load_role(config)
         checks += [
             ("relays", lambda: _relays(role)),
             ("committee and epochs", lambda: _committee(role)),
@@ -113,7 +112,6 @@ async def _committee(role: Role) -> str:
 
 
 async def _wallet(role: CustomerConfig | ProviderConfig) -> str:
-    from nodewire.cli.output import sats
     from nodewire.pay.sim_wallet import SimWallet
 
     wallet = SimWallet.from_file(role.wallet.url, role.wallet.token_file)

@@ -14,7 +14,7 @@ import typer
 from rich.markup import escape
 
 from nodewire.cli.output import Json, console, one_line, print_json
-from nodewire.config import CustomerConfig, parse_size
+from nodewire.config import Role, load_role, parse_size
 from nodewire.errors import BadConfig, BadInput, NodewireError
 from nodewire.kind import Registration
 
@@ -55,11 +55,11 @@ def register(
 
 
 def models(
-    config: Annotated[Path, typer.Option("--config", "-c", help="The customer's TOML file.")],
+    config: Annotated[Path, typer.Option("--config", "-c", help="A role's TOML file: relays, stores, committee.")],
     json: Json = False,
 ) -> None:
     """List the models on the market: who serves what, at what price."""
-    found = asyncio.run(_models(CustomerConfig.load(config)))
+    found = asyncio.run(_models(load_role(config)))
     if json:
         print_json({"models": found})
         return
@@ -140,13 +140,13 @@ async def _publish(
     }
 
 
-async def _models(config: CustomerConfig) -> list[dict[str, Any]]:
+async def _models(role: Role) -> list[dict[str, Any]]:
     from nodewire.market import open_market
     from nodewire.nostr.nip01 import Filter
     from nodewire.protocol import kinds, publish
 
     async with AsyncExitStack() as stack:
-        _, pool, market = await open_market(stack, config)
+        _, pool, market = await open_market(stack, role)
         following = asyncio.create_task(market.run())
         stack.callback(following.cancel)
         epoch = await market.epoch(timeout_s=30.0)

@@ -23,18 +23,21 @@ _ADVICE = {
     "no-provider": "Raise the price cap, widen the terms, or wait: `nodewire models` shows who serves what.",
     "bad-config": "See docs/operating.md for every field.",
     "payment-failed": "`nodewire wallet balance --config FILE` shows what the wallet holds.",
+    "link-lost": "Is it running, and is its address right? `nodewire doctor --config FILE` tries everything it names.",
+    "over-budget": "Raise --budget, or max_chunk_msat and max_total_msat in the configuration.",
     "worker-failed": "The worker's log on stderr says more; more memory may help ([worker] memory).",
 }
 
 
 def fail(error: NodewireError, *, as_json: bool = False) -> NoReturn:
     """Print the error and exit with 1."""
+    advice = _ADVICE.get(error.code, "")
     if as_json:
-        print_json({"error": error.as_dict()})
+        print_json({"error": {**error.as_dict(), "advice": advice}})
     else:
         console.print(f"[bold red]{error.code}[/]  {one_line(str(error))}", soft_wrap=True)
-        if advice := _ADVICE.get(error.code):
-            console.print(f"[dim]{advice}[/]", soft_wrap=True)
+        if advice:
+            console.print(f"[dim]{escape(advice)}[/]", soft_wrap=True)
     sys.exit(1)
 
 

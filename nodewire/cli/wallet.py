@@ -11,41 +11,10 @@ import typer
 from rich.markup import escape
 
 from nodewire.cli.output import Json, console, print_json, sats
-from nodewire.config import CustomerConfig, ProviderConfig
-from nodewire.errors import BadConfig, BadInput
+from nodewire.config import load_role, parse_msat
+from nodewire.errors import BadConfig
 
 app = typer.Typer(help="Lightning wallets.", no_args_is_help=True)
-
-
-def parse_msat(text: str) -> int:
-    """Millisats from "100000sat", "5 msat" or "0.5sat".
-
-    Raises:
-        BadInput: it is none of these.
-    """
-    number, unit = text.strip().lower().replace(" ", ""), 1000
-    if number.endswith("msat"):
-        number, unit = number[:-4], 1
-    elif number.endswith("sat"):
-        number = number[:-3]
-    try:
-        value = float(number) * unit
-    except ValueError as error:
-        raise BadInput("amount", f"{text!r} is not an amount such as 500sat or 1200msat") from error
-    if not 0 <= value <= 2.1e18 or value != int(value):
-        raise BadInput("amount", f"{text!r} is not a whole number of millisats in range")
-    return int(value)
-
-
-def role_of(path: Path) -> CustomerConfig | ProviderConfig:
-    """The customer's or provider's configuration in `path`, whichever it is."""
-    try:
-        return CustomerConfig.load(path)
-    except BadConfig as error:
-        try:
-            return ProviderConfig.load(path)
-        except BadConfig:
-            raise error from None
 
 
 @app.command("open")
@@ -60,6 +29,7 @@ def open_(
 
     if out.exists():
         raise BadConfig(str(out), "exists; a token is never overwritten")
+    out.parent.mkdir(parents=True, exist_ok=True)  # before the account is opened: its token cannot be asked for again
 
     async def opened() -> str:
         wallet, token = await SimWallet.open_account(url, out.stem, parse_msat(balance))
@@ -85,7 +55,7 @@ def balance(
     from nodewire.pay.ledger import Ledger
     from nodewire.pay.sim_wallet import SimWallet
 
-    role = role_of(config)
+    role = load_role(config)
 
     async def held() -> int:
         wallet = SimWallet.from_file(role.wallet.url, role.wallet.token_file)

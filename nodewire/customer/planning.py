@@ -12,6 +12,7 @@ from nodewire.plan.epoch import Epoch
 from nodewire.protocol.ad import Ad
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import MAX_EXCLUDED, Plan, Terms
+from nodewire.protocol.snapshot import Snapshot
 
 PATIENCE_EPOCHS = 3
 """How many further epochs may bring a provider for a task that has none."""
@@ -27,6 +28,8 @@ class Draw:
     plan: Plan
     epoch: Epoch
     ads: dict[str, Ad]
+    holders: dict[str, int]
+    """How many live nodes with a free slot hold each task: what the draw was among."""
 
     @property
     def pow_bits(self) -> int:
@@ -80,4 +83,9 @@ async def draw(
             epoch = await market.epoch(timeout_s=timeout_s, after=epoch.body.epoch)
     if plan.chunk_msat > terms.max_chunk_msat:
         raise OverBudget("chunk_msat", f"{plan.chunk_msat} msat a chunk, at most {terms.max_chunk_msat} allowed")
-    return Draw(plan, epoch, ads)
+    return Draw(plan, epoch, ads, _holders(snapshot, plan))
+
+
+def _holders(snapshot: Snapshot, plan: Plan) -> dict[str, int]:
+    held = [h for node in snapshot.nodes for h in node.held if h.manifest == plan.manifest and h.free]
+    return {a.task: sum(any(t.task == a.task for t in h.tasks) for h in held) for a in plan.tasks}

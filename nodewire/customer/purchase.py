@@ -130,6 +130,12 @@ class Purchase:
         return self._request
 
     @property
+    def holders(self) -> dict[str, int]:
+        """How many live nodes held each task when the plan was drawn."""
+        assert self._draw is not None
+        return self._draw.holders
+
+    @property
     def ticket(self) -> job.Ticket:
         return self._ticket_for(self.request.id)
 
@@ -517,14 +523,31 @@ def summary(bought: Purchase) -> Mapping[str, Any]:
         "request": bought.request.id,
         "plan": plan.digest(),
         "epoch": plan.epoch,
+        "beacon": plan.beacon,
         "tasks": [
-            {"task": a.task, "provider": a.provider, "standby": a.standby, "price_msat": a.price_msat}
+            {
+                "task": a.task,
+                "provider": a.provider,
+                "standby": a.standby,
+                "price_msat": a.price_msat,
+                "holders": bought.holders[a.task],
+            }
             for a in plan.tasks
         ],
         "providers": list(plan.providers()),
         "paid_msat": {p: sum(x.due.amount_msat for x in paid if x.provider == p) for p in plan.providers()},
         "fees_msat": sum(x.debt.fee_msat for x in paid),
         "zaps": len(paid),
-        "receipts": len(bought.receipts),
+        "receipts": [
+            {
+                "event": event.id,
+                "provider": said.provider,
+                "chunks": len(said.chunks),
+                "amount_msat": sum(chunk.amount_msat for chunk in said.chunks),
+                "zap_receipts": sum(chunk.zap_receipt is not None for chunk in said.chunks),
+            }
+            for event in bought.receipts
+            if (said := receipt.parse(event))
+        ],
         "ticket": bought.ticket.to_json(),
     }

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from nodewire.errors import NodewireError, WorkerFailed, first_of
-from nodewire.kind import Job, JobKind, Params, Worker
+from nodewire.errors import BadFrame, NodewireError, first_of
+from nodewire.kind import Job, JobKind, MakeWorker, Params, Worker
 from nodewire.market import Market
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.pool import Pool
@@ -22,8 +22,6 @@ from nodewire.wire.node import Node
 
 _FAREWELL_S = 2.0
 
-StartWorker = Callable[[str], Awaitable[Worker]]
-"""Starts a worker around a kind's entry module."""
 OnClose = Callable[[int, int], Awaitable[None]]
 """Told each chunk's number and units."""
 
@@ -38,7 +36,7 @@ class Session:
     network: str
     """The wallet's network as bolt11 writes it after "ln"."""
     node: Node
-    start_worker: StartWorker
+    make_worker: MakeWorker
     private_endpoints: bool = False
     """Whether LNURL endpoints on loopback and private networks may be asked."""
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("nodewire.customer"))
@@ -94,18 +92,15 @@ class Session:
         desk = _LocalDesk(self.keys, request, manifest, plan, mailbox, on_close)
         try:
             await kind.serve(Job(request, manifest, tasks, params), mailbox, worker, desk)
-        except Exception as error:
-            first = first_of(error)
-            if isinstance(first, WorkerFailed):
-                self._workers = {key: other for key, other in self._workers.items() if other is not worker}
-            raise first from error
+        except ExceptionGroup as group:
+            raise first_of(group) from group
 
     async def _worker(self, kind: JobKind, manifest: Manifest, tasks: tuple[str, ...]) -> Worker:
         """A worker with these tasks loaded; it is kept for the next job of the same manifest."""
         key = (manifest.digest(), ",".join(tasks))
         async with self._loading:
             if key not in self._workers:
-                worker = await self.start_worker(kind.worker_entry)
+                worker = self.make_worker(kind.worker_entry)
                 for name in tasks:
                     task = manifest.task(name)
                     program = await self.market.fetch_blob(task.program.sha256, task.program.bytes)
@@ -115,13 +110,17 @@ class Session:
             return self._workers[key]
 
 
+MAX_LOCAL_FRAMES = 8
+"""A driver, the only task that runs here, awaits one at a time."""
+
+
 class LocalMailbox:
     """A job's mailbox as the customer's own tasks see it: whoever reads the job's hands them their frames."""
 
     def __init__(self, mailbox: JobMailbox, manifest: Manifest, plan: Plan) -> None:
         own = {a.task for a in plan.tasks if a.provider == LOCAL}
         self._edges = {edge.name for edge in manifest.edges if edge.target in own}
-        self._frames: asyncio.Queue[Frame[Array]] = asyncio.Queue()
+        self._frames: asyncio.Queue[Frame[Array]] = asyncio.Queue(MAX_LOCAL_FRAMES)
         self.put = mailbox.put
         self.control = mailbox.control
 
@@ -129,6 +128,8 @@ class LocalMailbox:
         """Whether the frame is for one of the customer's own tasks; then they have it."""
         if frame.edge not in self._edges:
             return False
+        if self._frames.full():
+            raise BadFrame(frame.edge, f"{MAX_LOCAL_FRAMES} frames wait for tasks that run here")
         self._frames.put_nowait(frame)
         return True
 

@@ -7,13 +7,12 @@ from contextlib import AsyncExitStack
 
 from nodewire.config import CustomerConfig
 from nodewire.customer.session import Session
-from nodewire.kind import Limits, Worker
 from nodewire.market import open_market
 from nodewire.pay.ledger import Ledger
 from nodewire.pay.payer import Payer
 from nodewire.pay.sim_wallet import SimWallet
 from nodewire.wire.node import Node
-from nodewire.worker.client import WorkerProcess
+from nodewire.worker.lasting import maker
 
 _NETWORKS = {"sim": "bcrt"}
 
@@ -35,12 +34,6 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
     node = Node(keys)
     stack.push_async_callback(node.close)
 
-    async def start_worker(entry: str) -> Worker:
-        limits = Limits(config.worker.memory, config.worker.threads, config.worker.device)
-        worker = await WorkerProcess.start(entry, limits, readable=[config.blobs])
-        stack.push_async_callback(worker.stop)
-        return worker
-
     following = asyncio.create_task(market.run())
     stack.callback(following.cancel)
     session = Session(
@@ -51,7 +44,7 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
         payer=payer,
         network=_NETWORKS[config.wallet.kind],
         node=node,
-        start_worker=start_worker,
+        make_worker=maker(stack, config.worker.limits, config.blobs),
         private_endpoints=config.private_endpoints,
     )
     stack.push_async_callback(session.close)

@@ -17,7 +17,6 @@ from nodewire.nostr.keys import Keys
 
 MAX_BYTES = 65_536  # of the serialized event; larger content is cited as a blob
 MAX_TAGS = 2_000
-MAX_TAG_VALUE_BYTES = 1_024  # what we write; what others write may be longer
 
 Tags = tuple[tuple[str, ...], ...]
 _HEX = frozenset("0123456789abcdef")

@@ -6,9 +6,12 @@ till's affair (`zaps.Till.quote`); this is its HTTP form.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import orjson
 from aiohttp import web
@@ -17,6 +20,8 @@ from nodewire.errors import BadInput, NodewireError, TooLarge
 from nodewire.pay.invoices import MAX_MSAT, Invoice
 
 MAX_ZAP_REQUEST_CHARS = 4_096
+MAX_CONNECTIONS = 256
+CONNECTION_S = 20.0
 WELL_KNOWN = "/.well-known/lnurlp/"
 
 Quote = Callable[[str, int], Awaitable[Invoice]]
@@ -75,6 +80,67 @@ def routes(endpoint: Endpoint) -> list[web.RouteDef]:
         web.get(f"{WELL_KNOWN}{endpoint.name}", offer),
         web.get(f"/lnurlp/{endpoint.name}/callback", callback),
     ]
+
+
+@asynccontextmanager
+async def serving(endpoint: Endpoint, listening: socket.socket) -> AsyncIterator[None]:
+    """Serve `endpoint` on a bound socket.
+
+    A stranger's connection ends after `CONNECTION_S` whatever it does, and the oldest makes room for the newest: who
+    opens many and says nothing keeps neither this process's descriptors nor others' invoices.
+    """
+    app = web.Application()
+    app.add_routes(routes(endpoint))
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    server = runner.server
+    assert server is not None
+    open_: dict[_Guest, None] = {}
+    listener = await asyncio.get_running_loop().create_server(lambda: _Guest(server(), open_), sock=listening)
+    try:
+        yield
+    finally:
+        listener.close()
+        await runner.cleanup()
+
+
+class _Guest(asyncio.Protocol):
+    """One connection, handed to aiohttp for as long as it may last."""
+
+    def __init__(self, inner: asyncio.Protocol, others: dict[_Guest, None]) -> None:
+        self._inner = inner
+        self._others = others
+        self._transport: asyncio.Transport | None = None
+        self._end: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        self._end = asyncio.get_running_loop().call_later(CONNECTION_S, self._transport.abort)
+        self._others[self] = None
+        if len(self._others) > MAX_CONNECTIONS:
+            oldest = next(iter(self._others))
+            del self._others[oldest]
+            if oldest._transport is not None:
+                oldest._transport.abort()
+        self._inner.connection_made(transport)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._others.pop(self, None)
+        if self._end is not None:
+            self._end.cancel()
+        self._inner.connection_lost(error)
+
+    def data_received(self, data: bytes) -> None:
+        self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._inner.resume_writing()
 
 
 def _asked(request: web.Request, endpoint: Endpoint) -> tuple[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
@@ -94,13 +95,23 @@ class Till:
 
         Starts where the ledger's cursor stands, so that what was paid while the process was down is found.
         """
-        await self.publish_receipts()
-        async for came in self._wallet.settled(after=self._ledger.cursor()):
-            due = self.clear(came)
-            if due is None:
-                continue
-            if on_settled is not None:
-                on_settled(due)
+        unreceipted = asyncio.Event()
+        unreceipted.set()
+        async with asyncio.TaskGroup() as group:
+            # Beside: relays that are slow, or refuse somebody's receipt, must not keep the next payment from counting.
+            group.create_task(self._publish_each(unreceipted))
+            async for came in self._wallet.settled(after=self._ledger.cursor()):
+                due = self.clear(came)
+                if due is None:
+                    continue
+                if on_settled is not None:
+                    on_settled(due)
+                unreceipted.set()
+
+    async def _publish_each(self, unreceipted: asyncio.Event) -> None:
+        while True:
+            await unreceipted.wait()
+            unreceipted.clear()
             await self.publish_receipts()
 
     def clear(self, came: Receipt) -> Due | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nodewire.errors import BadTag
 from nodewire.nostr.event import Event, sign
 from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds, tags
@@ -36,12 +35,6 @@ def build(keys: Keys, provider: str, amount_msat: int, *, expires_at_s: int, cre
 def parse(event: Event) -> BondStatement:
     """The statement in a verified event. Raises BadEvent or BadTag."""
     tags.check_kind(event, KIND)
-    amount_msat, expires_at_s = _number(event, "amount", _MOST_MSAT), _number(event, "expiration", 2**53 - 1)
+    amount_msat = tags.number("amount", tags.text(event, "amount"), _MOST_MSAT)
+    expires_at_s = tags.number("expiration", tags.text(event, "expiration"), 2**53 - 1)
     return BondStatement(event.pubkey, tags.hex32(event, "p"), amount_msat, expires_at_s)
-
-
-def _number(event: Event, name: str, most: int) -> int:
-    value = tags.text(event, name)
-    if not (value.isascii() and value.isdecimal() and len(value) <= 19 and int(value) <= most):
-        raise BadTag(name, f"{value[:20]!r} is not a decimal number up to {most}")
-    return int(value)

@@ -6,19 +6,16 @@ it computed, which the customer pays by one zap.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
-from nodewire.errors import BadEvent, BadTag
+from nodewire.errors import BadTag
 from nodewire.nostr import event as _event
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
-from nodewire.protocol import kinds
+from nodewire.protocol import kinds, tags
 
 Status = Literal["payment-required", "processing", "partial", "success", "error", "busy"]
-_HEX32 = re.compile(r"^[0-9a-f]{64}\Z")
-_NUMBER = re.compile(r"^[0-9]{1,15}\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +53,11 @@ def build(
     due: Due | None = None,
 ) -> Event:
     """The feedback event; `text` is public, so nothing of the job's content goes there."""
-    tags = [["e", request], ["p", customer], ["k", str(kinds.INFERENCE)], ["status", status, text[:200]]]
+    said = [["e", request], ["p", customer], ["k", str(kinds.INFERENCE)], ["status", status, text[:200]]]
     if due is not None:
-        tags.append(["amount", str(due.amount_msat)])
-        tags.append(["chunk", str(due.chunk), str(due.attempt), str(due.units), due.root])
-    return _event.sign(keys, kinds.FEEDBACK, created_at=created_at, tags=tags)
+        said.append(["amount", str(due.amount_msat)])
+        said.append(["chunk", str(due.chunk), str(due.attempt), str(due.units), due.root])
+    return _event.sign(keys, kinds.FEEDBACK, created_at=created_at, tags=said)
 
 
 def parse(event: Event) -> Feedback:
@@ -69,13 +66,8 @@ def parse(event: Event) -> Feedback:
     Raises:
         BadEvent, BadTag: with the field at fault.
     """
-    if event.kind != kinds.FEEDBACK:
-        raise BadEvent("kind", f"{event.kind} is not feedback")
-    request, customer = event.tag("e") or "", event.tag("p") or ""
-    if not _HEX32.match(request):
-        raise BadTag("e", "not an event id")
-    if not _HEX32.match(customer):
-        raise BadTag("p", "not a public key")
+    tags.check_kind(event, kinds.FEEDBACK)
+    request, customer = tags.hex32(event, "e"), tags.hex32(event, "p")
     status_tag = next((t for t in event.tags if t[0] == "status"), ())
     if len(status_tag) < 2 or status_tag[1] not in get_args(Status):
         raise BadTag("status", f"not one of {', '.join(get_args(Status))}")
@@ -93,10 +85,9 @@ def parse(event: Event) -> Feedback:
 
 
 def _due(event: Event) -> Due:
-    amount = event.tag("amount") or ""
-    if not _NUMBER.match(amount):
-        raise BadTag("amount", "not a number of msat")
-    chunk = next((t for t in event.tags if t[0] == "chunk"), ())
-    if len(chunk) != 5 or not all(_NUMBER.match(n) for n in chunk[1:4]) or not _HEX32.match(chunk[4]):
+    amount_msat = tags.number("amount", tags.text(event, "amount"))
+    said = next((t for t in event.tags if t[0] == "chunk"), ())
+    if len(said) != 5:
         raise BadTag("chunk", "not [chunk, number, attempt, units, root]")
-    return Due(chunk=int(chunk[1]), attempt=int(chunk[2]), units=int(chunk[3]), amount_msat=int(amount), root=chunk[4])
+    chunk, attempt, units = (tags.number("chunk", value) for value in said[1:4])
+    return Due(chunk, attempt, units, amount_msat, root=tags.is_hex32("chunk", said[4]))

@@ -23,7 +23,7 @@ from nodewire.protocol.schema import Hex32, Schema
 
 MAX_RELAYS = 8
 MAX_PARTIALS = 64
-_ADDRESS = re.compile(rf"^{kinds.MANIFEST}:[0-9a-f]{{64}}:[a-z0-9][a-z0-9._-]{{0,63}}\Z")
+_ADDRESS = re.compile(rf"{kinds.MANIFEST}:[0-9a-f]{{64}}:[a-z0-9][a-z0-9._-]{{0,63}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def parse(event: Event) -> Request:
     if plan.customer != event.pubkey:
         raise BadEvent("content.plan.customer", "not the author of the request")
     address = event.tag("a") or ""
-    if not _ADDRESS.match(address):
+    if not _ADDRESS.fullmatch(address):
         raise BadTag("a", "not the address of a manifest")
     for name, cited in (("x", plan.manifest), ("snapshot", plan.snapshot), ("committee", plan.committee)):
         if event.tag(name) != cited:

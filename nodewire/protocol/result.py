@@ -6,7 +6,6 @@ driver's holds the whole output, so that a customer who lost its link still gets
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -17,15 +16,11 @@ from nodewire.errors import BadEvent, BadInput, BadTag, TooLarge
 from nodewire.nostr import event as _event
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
-from nodewire.protocol import kinds
+from nodewire.protocol import kinds, tags
 from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.schema import Count, Schema
 
 MAX_ROOTS = 512
-_HEX32 = re.compile(r"^[0-9a-f]{64}\Z")
-_NUMBER = re.compile(r"^[0-9]{1,15}\Z")
-
-
 MAX_TEXT_BYTES = 30_000
 """NIP-44 carries 40,960 bytes, and JSON escapes some characters."""
 
@@ -56,9 +51,9 @@ class Result:
 def build(
     keys: Keys, request: str, customer: str, roots: Sequence[ChunkRoot], ciphertext: str, *, created_at: int
 ) -> Event:
-    tags = [["e", request], ["p", customer], ["encrypted"]]
-    tags += [["root", r.task, str(r.chunk), str(r.attempt), r.root] for r in roots[-MAX_ROOTS:]]
-    return _event.sign(keys, kinds.result_of(kinds.INFERENCE), created_at=created_at, content=ciphertext, tags=tags)
+    said = [["e", request], ["p", customer], ["encrypted"]]
+    said += [["root", r.task, str(r.chunk), str(r.attempt), r.root] for r in roots[-MAX_ROOTS:]]
+    return _event.sign(keys, kinds.result_of(kinds.INFERENCE), created_at=created_at, content=ciphertext, tags=said)
 
 
 def parse(event: Event) -> Result:
@@ -67,23 +62,20 @@ def parse(event: Event) -> Result:
     Raises:
         BadEvent, BadTag, TooLarge: with the field at fault.
     """
-    if event.kind != kinds.result_of(kinds.INFERENCE):
-        raise BadEvent("kind", f"{event.kind} is not a result")
-    request, customer = event.tag("e") or "", event.tag("p") or ""
-    if not _HEX32.match(request):
-        raise BadTag("e", "not an event id")
-    if not _HEX32.match(customer):
-        raise BadTag("p", "not a public key")
+    tags.check_kind(event, kinds.result_of(kinds.INFERENCE))
+    request, customer = tags.hex32(event, "e"), tags.hex32(event, "p")
     rows = [t for t in event.tags if t[0] == "root"]
     if len(rows) > MAX_ROOTS:
         raise TooLarge("root", f"{len(rows)} roots, at most {MAX_ROOTS}")
-    for row in rows:
-        if len(row) != 5 or not all(_NUMBER.match(n) for n in row[2:4]) or not _HEX32.match(row[4]):
-            raise BadTag("root", "not [root, task, chunk, attempt, hash]")
-    try:
-        roots = tuple(
-            ChunkRoot(request=request, task=r[1], chunk=int(r[2]), attempt=int(r[3]), root=r[4]) for r in rows
-        )
-    except ValidationError as error:
-        raise BadTag("root", "not the name of a task") from error
+    roots = tuple(_root(request, row) for row in rows)
     return Result(event.id, event.pubkey, request, customer, roots, event.content)
+
+
+def _root(request: str, row: tuple[str, ...]) -> ChunkRoot:
+    if len(row) != 5:
+        raise BadTag("root", "not [root, task, chunk, attempt, hash]")
+    chunk, attempt = (tags.number("root", value) for value in row[2:4])
+    try:
+        return ChunkRoot(request=request, task=row[1], chunk=chunk, attempt=attempt, root=row[4])
+    except ValidationError as error:
+        raise BadTag("root", "not a task's name and a hash") from error

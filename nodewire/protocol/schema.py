@@ -78,7 +78,7 @@ class Schema(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or cls.__name__.lower()
-            raise cls.ERROR(where[:200], first["msg"][:200]) from error
+            raise cls.ERROR(where[:200], first["msg"].removeprefix("Value error, ")[:200]) from error
 
     def document(self) -> dict[str, Any]:
         return self.model_dump(mode="python")

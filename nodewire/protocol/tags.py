@@ -34,6 +34,13 @@ def is_hex32(name: str, value: str) -> str:
     return value
 
 
+def number(name: str, value: str, most: int = 10**15 - 1) -> int:
+    """The decimal number that a tag's value is, from 0 to `most`. Raises BadTag."""
+    if not (value.isascii() and value.isdecimal() and len(value) <= 19 and int(value) <= most):
+        raise BadTag(name, f"{value[:20]!r} is not a decimal number up to {most}")
+    return int(value)
+
+
 def epoch_topic(epoch: int) -> str:
     """The topic of everything that an epoch's round says: `epoch/<n>`."""
     return f"epoch/{epoch}"

@@ -42,7 +42,7 @@ def describe(
     )
     charges = any(task.price_msat for offer in offers for task in offer.tasks)
     return Ad(
-        name=f"nodewire-{public[:8]}",
+        name=config.name or f"nodewire-{public[:8]}",
         manifests=offers,
         wire=wire,
         lnurl=lnurl if charges else "",

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nodewire.config import Serve
 from nodewire.errors import Busy, NotAllowed
-from nodewire.kind import JobKind, Params, Worker
+from nodewire.kind import JobKind, MakeWorker, Params, Worker
 from nodewire.market import Market
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
 
 log = logging.getLogger("nodewire.provider")
-
-StartWorker = Callable[[str], Awaitable[Worker]]
 
 
 @dataclass(slots=True)
@@ -47,7 +45,7 @@ class Served:
 
 
 async def specialize(
-    market: Market, wanted: tuple[Serve, ...], kinds: Mapping[int, JobKind], start_worker: StartWorker
+    market: Market, wanted: tuple[Serve, ...], kinds: Mapping[int, JobKind], make_worker: MakeWorker
 ) -> tuple[dict[str, Served], dict[str, Worker]]:
     """Fetch, verify and load everything in `wanted`: what is served, and the workers, both by manifest digest.
 
@@ -70,7 +68,7 @@ async def specialize(
         digest = manifest.digest()
         worker = entries.get(kind.worker_entry)
         if worker is None:
-            worker = entries[kind.worker_entry] = await start_worker(kind.worker_entry)
+            worker = entries[kind.worker_entry] = make_worker(kind.worker_entry)
         for name in want.tasks:
             await _load(market, manifest, name, worker)
         slots = min(want.slots, *(manifest.task(name).slots for name in want.tasks))

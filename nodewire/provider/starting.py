@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
 
-from aiohttp import web
-
-from nodewire.config import ProviderConfig, WorkerConfig
+from nodewire.config import ProviderConfig
 from nodewire.errors import BadConfig
-from nodewire.kind import Limits, Worker, installed
+from nodewire.kind import installed
 from nodewire.market import open_market
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
@@ -27,14 +23,14 @@ from nodewire.provider.daemon import Provider
 from nodewire.provider.serving import specialize
 from nodewire.provider.withdrawals import Withdrawals
 from nodewire.wire.node import Node
-from nodewire.worker.client import WorkerProcess
+from nodewire.worker.lasting import maker
 
 
 async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]:
     """Start a provider; returns its ready line with `wait`, which ends only by an error."""
     keys, pool, market = await open_market(stack, config)
-    starter = _worker_starter(stack, config.worker, config.blobs)
-    served, workers = await specialize(market, config.serve, installed(), starter)
+    make_worker = maker(stack, config.worker.limits, config.blobs)
+    served, workers = await specialize(market, config.serve, installed(), make_worker)
 
     ledger = Ledger(config.ledger)
     stack.callback(ledger.close)
@@ -88,15 +84,10 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
 async def _serve_lnurl(stack: AsyncExitStack, config: ProviderConfig, keys: Keys, till: Till) -> str:
     """Serve the provider's LNURL-pay endpoint; its payRequest URL."""
     host, _, port = config.lnurl.listen.rpartition(":")
-    app = web.Application()
-    runner = web.AppRunner(app, access_log=None)
     sock = _listening_socket(host, int(port))
     base = config.lnurl.url.rstrip("/") or f"http://{host}:{sock.getsockname()[1]}"
     endpoint = lnurl_server.Endpoint("nodewire", base, keys.public, till.quote)
-    app.add_routes(lnurl_server.routes(endpoint))
-    await runner.setup()
-    stack.push_async_callback(runner.cleanup)
-    await web.SockSite(runner, sock).start()
+    await stack.enter_async_context(lnurl_server.serving(endpoint, sock))
     return endpoint.pay_url
 
 
@@ -110,17 +101,3 @@ def _listening_socket(host: str, port: int) -> socket.socket:
         sock.close()
         raise BadConfig("lnurl.listen", f"cannot listen on {host}:{port} ({error.strerror})") from error
     return sock
-
-
-def _worker_starter(stack: AsyncExitStack, config: WorkerConfig, readable: Path) -> Callable[[str], Awaitable[Worker]]:
-    """Starts workers under the configuration's caps; they stop with the stack."""
-
-    readable.mkdir(parents=True, exist_ok=True)
-
-    async def start(entry: str) -> Worker:
-        limits = Limits(memory_bytes=config.memory, threads=config.threads, device=config.device)
-        worker = await WorkerProcess.start(entry, limits, readable=[readable])
-        stack.push_async_callback(worker.stop)
-        return worker
-
-    return start

@@ -156,7 +156,7 @@ async def test_only_so_many_plans_are_checked_at_once(provider):
 
 
 def test_a_request_with_more_partials_than_oracles_is_not_verified_further(provider):
-    document, seats = committee(1)
+    _, seats = committee(1)
     from tests.attacks.test_hostile_providers import ROOT
 
     share = beacon.Share(index=1, gamma="02" + "11" * 32, c=ROOT, s=ROOT).to_json()

@@ -120,3 +120,20 @@ async def test_calls_of_a_stateless_model_are_chunks_of_their_own():
     with pytest.raises(BadFrame):
         _share(Frame("a", 1, (), {"chunk": 0}), embed)
     assert HASH
+
+
+async def test_frames_beyond_the_money_do_not_fill_the_memory(stage, monkeypatch):
+    from kinds import k8843
+
+    monkeypatch.setattr(k8843, "MAX_WAITING_BYTES", 2_000_000)
+    stage.inbox.put_nowait(hidden(0, 0, positions=3))
+    for seq in range(1, 65):
+        stage.inbox.put_nowait(hidden(seq, 1, pos=2 + seq))
+    stage.inbox.put_nowait(hidden(65, 2, pos=67))  # waits for chunk 0's payment
+    for seq in range(66, 200):
+        stage.inbox.put_nowait(hidden(seq, 2, positions=300))
+    started = asyncio.get_running_loop().time()
+    stage.credit._patience_s = 30
+    assert (await outcome(stage)).code == "too-large"
+    assert asyncio.get_running_loop().time() - started < 5
+    assert stage.inbox.qsize() > 50

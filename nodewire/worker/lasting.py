@@ -1,0 +1,93 @@
+"""A worker that outlives its processes: one that has died is replaced, with everything loaded again, for the next job.
+
+A process that a hostile task or a full memory killed takes its sessions with it; what it must not take is the
+specialization, which the provider's beats go on announcing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Protocol
+
+from nodewire.kind import Limits, Params, Worker
+from nodewire.protocol.frame import Array, Frame
+from nodewire.worker.client import WorkerProcess
+
+_log = logging.getLogger("nodewire.worker")
+
+
+class Mortal(Worker, Protocol):
+    """A worker process: once it is not `alive`, every call raises WorkerFailed."""
+
+    @property
+    def alive(self) -> bool: ...
+
+    async def stop(self) -> None: ...
+
+
+Start = Callable[[], Awaitable[Mortal]]
+"""Starts an empty worker process."""
+
+
+class LastingWorker:
+    """Implements nodewire.kind.Worker over one process after the other."""
+
+    def __init__(self, start: Start) -> None:
+        self._start = start
+        self._process: Mortal | None = None
+        self._loaded: dict[str, tuple[str, Path, Sequence[Path]]] = {}
+        self._starting = asyncio.Lock()
+
+    async def load(self, task: str, engine: str, program: Path, weights: Sequence[Path]) -> Mapping[str, int]:
+        """As the port; what was loaded once is loaded again into every later process."""
+        took = await (await self._living()).load(task, engine, program, weights)
+        self._loaded[task] = engine, program, weights
+        return took
+
+    async def open(self, task: str, session: str, params: Params) -> None:
+        """As the port; the first session after a death waits until everything is loaded again."""
+        await (await self._living()).open(task, session, params)
+
+    async def receive(self, task: str, session: str, frame: Frame[Array]) -> list[Frame[Array]]:
+        assert self._process is not None
+        return await self._process.receive(task, session, frame)
+
+    async def close(self, task: str, session: str) -> None:
+        if self._process is not None and self._process.alive:
+            await self._process.close(task, session)
+
+    async def _living(self) -> Mortal:
+        async with self._starting:
+            if self._process is None or not self._process.alive:
+                if self._process is not None:
+                    _log.warning("the worker has died; another loads its %d tasks", len(self._loaded))
+                process = await self._start()
+                try:
+                    for task, (engine, program, weights) in self._loaded.items():
+                        await process.load(task, engine, program, weights)
+                except BaseException:
+                    await process.stop()
+                    raise
+                self._process = process
+            return self._process
+
+    async def stop(self) -> None:
+        """End the process that there is."""
+        if self._process is not None:
+            await self._process.stop()
+
+
+def maker(stack: AsyncExitStack, limits: Limits, readable: Path) -> Callable[[str], LastingWorker]:
+    """What makes a worker around a kind's entry module: capped by `limits`, reading below `readable`, stopped with
+    `stack`. Its process starts when something is loaded."""
+
+    def make(entry: str) -> LastingWorker:
+        worker = LastingWorker(lambda: WorkerProcess.start(entry, limits, readable=[readable]))
+        stack.push_async_callback(worker.stop)
+        return worker
+
+    return make

@@ -1,0 +1,66 @@
+"""Connections that are opened, and then nothing, or one byte a minute."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import aiohttp
+import pytest
+import uvloop
+
+from nodewire.pay import lnurl_server
+from nodewire.pay.invoices import Invoice
+from nodewire.pay.lnurl_server import Endpoint, serving
+
+
+async def quote(zap_request: str, amount_msat: int) -> Invoice:
+    raise AssertionError("nobody asks for one")
+
+
+@contextlib.asynccontextmanager
+async def endpoint() -> AsyncIterator[str]:
+    listening = socket.socket()
+    listening.bind(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    async with serving(Endpoint("nodewire", url, "ab" * 32, quote), listening):
+        yield url
+
+
+async def half_a_request(base: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(base.rpartition(":")[2]))
+    writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n")
+    await writer.drain()
+    return reader, writer
+
+
+async def gone(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(ConnectionResetError):
+        assert await reader.read() == b""
+    writer.close()
+
+
+async def alone() -> None:
+    async with asyncio.timeout(3), endpoint() as base:
+        await gone(*await half_a_request(base))
+
+
+async def many() -> None:
+    async with asyncio.timeout(5), endpoint() as base, aiohttp.ClientSession() as session:
+        held = [await half_a_request(base) for _ in range(20)]
+        async with session.get(f"{base}/.well-known/lnurlp/nodewire") as answer:
+            assert (await answer.json(content_type=None))["tag"] == "payRequest"
+        for one in held:
+            await gone(*one)
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])  # the daemon's loop, and the one that tests have
+@pytest.mark.parametrize("attack", [alone, many])
+def test_silent_connections_end_soon_and_keep_nobody_from_an_invoice(
+    attack: Callable[[], Awaitable[None]], run: Callable[[Awaitable[None]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lnurl_server, "MAX_CONNECTIONS", 8)
+    monkeypatch.setattr(lnurl_server, "CONNECTION_S", 0.5)
+    run(attack())

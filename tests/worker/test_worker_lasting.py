@@ -1,0 +1,108 @@
+"""A worker whose process dies keeps its specialization: the next session finds everything loaded again."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from nodewire.errors import OverMemory, WorkerFailed
+from nodewire.kind import Limits
+from nodewire.protocol.frame import Frame
+from nodewire.worker.lasting import LastingWorker, maker
+
+
+class Process:
+    """A worker process that lives until it is killed, and remembers what was asked of it."""
+
+    def __init__(self, refuses: bool = False) -> None:
+        self.alive, self.refuses = True, refuses
+        self.loaded: list[str] = []
+        self.sessions: list[tuple[str, str]] = []
+
+    async def load(self, task, engine, program, weights):
+        if self.refuses:
+            raise OverMemory("task", "does not fit")
+        self.loaded.append(task)
+        return {"memory_bytes": 1, "load_ms": 1}
+
+    async def open(self, task, session, params):
+        self._live()
+        self.sessions.append((task, session))
+
+    async def receive(self, task, session, frame):
+        self._live()
+        return [frame]
+
+    async def close(self, task, session):
+        self._live()
+        self.sessions.remove((task, session))
+
+    async def stop(self):
+        self.alive = False
+
+    def _live(self):
+        if not self.alive:
+            raise WorkerFailed("worker", "killed")
+
+
+class Factory:
+    def __init__(self, *processes: Process) -> None:
+        self.waiting, self.started = list(processes), []
+
+    async def __call__(self):
+        self.started.append(self.waiting.pop(0))
+        return self.started[-1]
+
+
+async def loaded(factory: Factory) -> LastingWorker:
+    worker = LastingWorker(factory)
+    for task in ("a", "b"):
+        await worker.load(task, "graph", Path("program"), [])
+    return worker
+
+
+async def test_one_process_serves_as_long_as_it_lives():
+    factory = Factory(Process())
+    worker = await loaded(factory)
+    await worker.open("a", "s", {})
+    assert await worker.receive("a", "s", "frame") == ["frame"]
+    await worker.close("a", "s")
+    assert len(factory.started) == 1
+
+
+async def test_a_death_ends_its_sessions_and_the_next_one_finds_everything_loaded():
+    factory = Factory(Process(), Process())
+    worker = await loaded(factory)
+    await worker.open("a", "s", {})
+    factory.started[0].alive = False
+    with pytest.raises(WorkerFailed):
+        await worker.receive("a", "s", "frame")
+    await worker.close("a", "s")  # nothing to close any more
+    await asyncio.gather(worker.open("a", "t", {}), worker.open("b", "t", {}))
+    assert factory.started[1].loaded == ["a", "b"]
+    assert len(factory.started) == 2
+
+
+async def test_a_process_that_cannot_load_everything_again_is_ended_and_the_next_session_tries_another():
+    factory = Factory(Process(), Process(refuses=True), Process())
+    worker = await loaded(factory)
+    factory.started[0].alive = False
+    with pytest.raises(OverMemory):
+        await worker.open("a", "s", {})
+    assert not factory.started[1].alive
+    await worker.open("a", "s", {})
+    assert factory.started[2].sessions == [("a", "s")]
+
+
+async def test_a_real_process_that_dies_is_replaced(tmp_path):
+    program = tmp_path / "program"
+    program.write_bytes(b"")
+    async with AsyncExitStack() as stack:
+        worker = maker(stack, Limits(50_000_000), tmp_path)("tests.worker.worker_entry_for_tests")
+        await worker.load("a", "any", program, [])
+        await worker.open("a", "s", {})
+        with pytest.raises(WorkerFailed):
+            await worker.receive("a", "s", Frame("edge", 0, (), {"do": "die"}))
+        await worker.open("a", "t", {})
+        assert await worker.receive("a", "t", Frame("edge", 0, (), {}))
