@@ -473,6 +473,9 @@ class Purchase:
 
     def _cancel(self) -> None:
         self._mailbox.cancel(NotAllowed("job", "cancelled by the customer"))
+        assert self._draw is not None
+        ads = self._draw.ads
+        self._session.withdraw(self.request.id, {p: ads[p].wire for p in self.plan.providers()})
 
     async def _end(self) -> None:
         for task in self._tasks:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from nodewire.errors import BadFrame, first_of
+from nodewire.errors import BadFrame, NodewireError, first_of
 from nodewire.kind import Job, JobKind, MakeWorker, Params, Worker
 from nodewire.market import Market
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.pool import Pool
 from nodewire.pay.payer import Payer
-from nodewire.protocol.close import Close
+from nodewire.protocol.close import WITHDRAW, Close
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import LOCAL, Plan
 from nodewire.wire.mailbox import JobMailbox
 from nodewire.wire.node import Node
+
+_FAREWELL_S = 2.0
 
 OnClose = Callable[[int, int], Awaitable[None]]
 """Told each chunk's number and units."""
@@ -40,6 +42,31 @@ class Session:
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("nodewire.customer"))
     _workers: dict[tuple[str, str], Worker] = field(default_factory=dict)
     _loading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _withdrawing: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def withdraw(self, request: str, providers: Mapping[str, Sequence[str]]) -> None:
+        """Tell all `providers` (public keys and addresses) in the background that a job is given up.
+
+        The wire's own cancel reaches a job's neighbours, and goes on from there only where they have opened the job.
+        """
+        for public, addresses in providers.items():
+            task = asyncio.create_task(self._withdraw(request, public, addresses))
+            self._withdrawing.add(task)
+            task.add_done_callback(self._withdrawing.discard)
+
+    async def close(self) -> None:
+        """Give what is being withdrawn a moment, then leave."""
+        if self._withdrawing:
+            await asyncio.wait(self._withdrawing, timeout=_FAREWELL_S)
+        for task in self._withdrawing:
+            task.cancel()
+
+    async def _withdraw(self, request: str, public: str, addresses: Sequence[str]) -> None:
+        try:
+            link = await self.node.link(public, addresses)
+            link.send_control({"t": WITHDRAW, "job": request})
+        except NodewireError as error:
+            self.log.debug("withdrawing %s from %s: %s", request[:8], public[:8], error)
 
     async def prepare(self, kind: JobKind, manifest: Manifest) -> None:
         """Have the driver loaded here before anybody waits for it. Raises as a worker's start and load."""

@@ -36,7 +36,7 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
 
     following = asyncio.create_task(market.run())
     stack.callback(following.cancel)
-    return Session(
+    session = Session(
         keys=keys,
         pool=pool,
         relays=config.relays,
@@ -47,3 +47,5 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
         make_worker=maker(stack, config.worker.limits, config.blobs),
         private_endpoints=config.private_endpoints,
     )
+    stack.push_async_callback(session.close)
+    return session

@@ -16,6 +16,8 @@ from nodewire.protocol.schema import Count, Hex32, Hex64, Schema
 
 CONTROL = "close"
 """The control document's type."""
+WITHDRAW = "withdraw"
+"""The type of a customer's word to a provider that it gives the job up."""
 
 
 class Close(Schema):

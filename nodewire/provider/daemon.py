@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from nodewire.errors import BadInput, Busy, NodewireError
+from nodewire.errors import BadInput, Busy, NodewireError, NotAllowed
 from nodewire.kind import Worker
 from nodewire.market import Market
 from nodewire.nostr import nip59
@@ -27,7 +27,8 @@ from nodewire.provider.admission import Admission, feedback_for
 from nodewire.provider.announcing import Announcer
 from nodewire.provider.job import JobRun
 from nodewire.provider.serving import OneManifest, Served
-from nodewire.wire.mailbox import Route
+from nodewire.provider.withdrawals import Withdrawals
+from nodewire.wire.mailbox import JobMailbox, Route
 from nodewire.wire.node import Node
 
 log = logging.getLogger("nodewire.provider")
@@ -60,6 +61,7 @@ class Provider:
         workers: Mapping[str, Worker],
         announcer: Announcer,
         admission: Admission,
+        withdrawals: Withdrawals,
         patience_s: int,
     ) -> None:
         self._keys = keys
@@ -72,6 +74,7 @@ class Provider:
         self._workers = workers
         self._announcer = announcer
         self._admission = admission
+        self._withdrawals = withdrawals
         self._patience_s = patience_s
         self._requests: dict[str, tuple[float, Request, Manifest]] = {}
         self._tickets: dict[tuple[str, str], tuple[float, Ticket]] = {}
@@ -181,6 +184,9 @@ class Provider:
         snapshot = await self._market.snapshot(request.plan.snapshot)
         ads = snapshot.ads(set(request.plan.providers()))
         mailbox = self._node.open_job(request.id, routes)
+        if self._withdrawals.has(request.customer, request.id):
+            mailbox.close()
+            raise NotAllowed("job", "withdrawn by the customer")
         run = JobRun(
             keys=self._keys,
             request=request,
@@ -199,7 +205,7 @@ class Provider:
         peers = {c for r in routes.values() if r.producer == self._keys.public for c in r.consumers}
         if run.drives:
             peers |= set(request.plan.providers())
-        links = [self._node.link(peer, ads[peer].wire) for peer in peers - {self._keys.public, request.customer}]
+        links = [self._link(peer, ads[peer].wire, mailbox) for peer in peers - {self._keys.public, request.customer}]
         beside = [asyncio.create_task(work) for work in (*links, run.listen())]
         try:
             await run.run()
@@ -209,6 +215,14 @@ class Provider:
             for outcome in await asyncio.gather(*beside, return_exceptions=True):
                 if isinstance(outcome, NodewireError):
                     log.info("job %s: %s", request.id[:8], outcome)
+
+    async def _link(self, peer: str, addresses: Sequence[str], mailbox: JobMailbox) -> None:
+        """Have a link to `peer`; a job that cannot reach one of its nodes ends at once, not when it first must."""
+        try:
+            await self._node.link(peer, addresses)
+        except NodewireError as error:
+            mailbox.cancel(error)
+            raise
 
     def _settled(self, due: Due) -> None:
         """The wallet says that a chunk is paid: its job may go on."""

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from pathlib import Path
 from typing import Any, Protocol
 
-from nodewire.errors import BadFrame, BadInput, NodewireError, TimedOut, first_of
+from nodewire.errors import BadFrame, BadInput, NodewireError, NotAllowed, TimedOut, first_of
 from nodewire.kind import Job, JobKind, Mailbox, Params, Worker
 from nodewire.nostr import nip44
 from nodewire.nostr.event import Event
@@ -20,7 +20,7 @@ from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
 from nodewire.protocol import feedback, result
 from nodewire.protocol.chunk import Tally, claim, salt_secret
-from nodewire.protocol.close import Close
+from nodewire.protocol.close import WITHDRAW, Close
 from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request
@@ -161,6 +161,8 @@ class JobRun:
     async def listen(self) -> None:
         """Follow the job's control documents until it ends; raises what ended it."""
         async for peer, document in self._mailbox.controls():
+            if document.get("t") == WITHDRAW and peer == self.request.customer:
+                self._mailbox.cancel(NotAllowed("job", "withdrawn by the customer"))
             try:
                 if (close := Close.from_control(document)) is not None:
                     await self.heard(close)

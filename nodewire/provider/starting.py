@@ -21,6 +21,7 @@ from nodewire.provider.admission import Admission
 from nodewire.provider.announcing import Announcer, describe
 from nodewire.provider.daemon import Provider
 from nodewire.provider.serving import specialize
+from nodewire.provider.withdrawals import Withdrawals
 from nodewire.wire.node import Node
 from nodewire.worker.lasting import maker
 
@@ -42,7 +43,8 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
     till = Till(keys, wallet, ledger, publish)
     lnurl = await _serve_lnurl(stack, config, keys, till)
 
-    node = Node(keys)
+    withdrawals = Withdrawals()
+    node = Node(keys, on_control=withdrawals.note)
     stack.push_async_callback(node.close)
     host, _, port = config.wire.listen.rpartition(":")
     listening = await node.listen(host, int(port))
@@ -63,6 +65,7 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
         workers=workers,
         announcer=announcer,
         admission=admission,
+        withdrawals=withdrawals,
         patience_s=config.patience_s,
     )
     running = asyncio.create_task(provider.run())

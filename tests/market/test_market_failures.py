@@ -34,6 +34,11 @@ async def gone(pid: int) -> None:
         await asyncio.sleep(0.02)
 
 
+def _wire(snapshot, public: str) -> list[str]:
+    """Where the ad that the snapshot goes by says that a node listens."""
+    return list(snapshot.ads({public})[public].wire) if snapshot.node(public) else []
+
+
 async def test_a_killed_provider_ends_its_own_job_only_and_serves_again_when_it_is_back(market):
     eve, bea = market.public["eve"], market.public["bea"]
     async with market.customer("victim") as victim, market.customer("bystander") as bystander:
@@ -66,12 +71,11 @@ async def test_a_killed_provider_ends_its_own_job_only_and_serves_again_when_it_
         process.stdout.close()
         ready = await asyncio.to_thread(market.start_provider, "eve")
         assert ready["public"] == eve
-        newest = await victim.session.market.epoch(timeout_s=10)
-        # Its wire has another port now: the snapshot must have its new ad too.
-        old_ad = (await victim.session.market.snapshot(newest.body.snapshot)).node(eve).ad
-        free = market.is_free("eve", "dan")
-        await market.until(lambda s: free(s) and s.node(eve).ad != old_ad, after=newest.body.epoch)
+        back = await market.until(
+            lambda snapshot: _wire(snapshot, eve) == ready["wire"] and market.is_free("eve")(snapshot)
+        )
         async with market.customer("newcomer") as newcomer:
+            await newcomer.session.market.epoch(timeout_s=10, after=back.body.epoch - 1)
             ids: list[int] = []
             async for piece in newcomer.generate(market.decoder["address"], PROMPT, max_tokens=70, terms=without_bea):
                 ids += piece.ids
