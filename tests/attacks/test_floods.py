@@ -21,6 +21,7 @@ from nodewire.protocol import beacon, job, kinds
 from nodewire.provider import daemon
 from nodewire.provider.admission import Admission
 from nodewire.provider.daemon import Provider
+from nodewire.provider.withdrawals import Withdrawals
 from nodewire.store.blobs import Blobs
 from tests.attacks.test_hostile_providers import ME, PROVIDER, plan
 from tests.plan import markets
@@ -66,6 +67,7 @@ def provider(tmp_path) -> Provider:
         workers={},
         announcer=None,  # type: ignore[arg-type]
         admission=admission,
+        withdrawals=Withdrawals(),
         patience_s=30,
     )
 
