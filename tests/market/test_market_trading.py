@@ -141,7 +141,7 @@ async def test_a_local_driver_makes_the_same_tokens_and_keeps_the_prompt_at_home
         done = alice.last
     assert (ids, done["text"]) == alone(PROMPT, TOKENS)
     driver = done["tasks"][0]
-    assert (driver["task"], driver["provider"], driver["standby"], driver["price_msat"]) == ("driver", "local", None, 0)
+    assert (driver["task"], driver["provider"], driver["price_msat"]) == ("driver", "local", 0)
     assert all(msat >= 3 * DECODER_MSAT for msat in done["paid_msat"].values())
     assert {r["provider"] for r in done["receipts"]} == set(done["providers"])
 
