@@ -143,13 +143,10 @@ def _terms(customer: Any, budget: str) -> Any:
 
 
 def _generate_here(folder: Path, prompt: str, params: dict[str, Any], *, threads: int, stream: bool) -> dict[str, Any]:
-    import torch
-
     from nodewire.llm.sampling import parse_params
     from nodewire.llm.whole import Whole
 
-    torch.set_num_threads(threads)
-    whole = Whole(_folder(folder))
+    whole = Whole(_folder(folder), threads=threads)
     shown = _Shown(prompt) if stream else None
     ids: list[int] = []
     texts: list[str] = []

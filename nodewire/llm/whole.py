@@ -40,7 +40,11 @@ class Whole:
         context: int | None = None,
         dtype: Literal["float32", "bfloat16"] = "float32",
         device: str = "cpu",
+        threads: int | None = None,
     ) -> None:
+        """`threads`: CPU threads of this process from now on (torch's own choice unless given)."""
+        if threads is not None:
+            torch.set_num_threads(threads)
         checkpoint = open_checkpoint(directory)
         self.config = config = checkpoint.config
         self.tokenizer = Tokenizer(checkpoint.tokenizer)
