@@ -135,6 +135,14 @@ class JobPayments:
         async with self._changed:
             await self._changed.wait_for(lambda: wanted <= self.paid.keys() or self.failed)
 
+    async def claims_settled(self) -> None:
+        """Return when every claim for a chunk that has come is paid, or a payment failed."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.failed or not self._unpaid_claims())
+
+    def _unpaid_claims(self) -> set[tuple[str, int]]:
+        return {key for key in self._claims if self._may_pay(key[1])} - self.paid.keys()
+
     async def fail(self, error: NodewireError) -> None:
         async with self._changed:
             self.failed.append(error)

@@ -34,6 +34,10 @@ from nodewire.wire.mailbox import JobMailbox, Route
 
 EPOCH_S = 30.0
 """How long a customer waits for a certified epoch."""
+LATE_CLAIMS_S = 0.3
+"""How long after a job's failure its providers may still claim what they had completed."""
+LINGER_S = 3.0
+"""How long the payment of those claims may take."""
 SETTLE_S = 30.0
 """How long after the last output payments and receipts may take."""
 _TICKET_EVERY_S = 1.0
@@ -168,8 +172,20 @@ class Purchase:
                 await self._settle()
             elif self._open is not None:
                 self._cancel()
+                await self._pay_what_came()
         finally:
             await self._end()
+
+    async def _pay_what_came(self) -> None:
+        """A job that failed half-way is paid as far as it came: who leaves a chunk unpaid is refused later."""
+        if self.payments.failed or not self.timing.outputs:
+            return
+        try:
+            async with asyncio.timeout(LINGER_S):
+                await asyncio.sleep(LATE_CLAIMS_S)
+                await self.payments.claims_settled()
+        except TimeoutError:
+            self._session.log.warning("what a failed job still owed could not be paid in time")
 
     async def outputs(self) -> AsyncIterator[Frame[Array]]:
         """The frames on the edges to the customer, until one on each is marked as the end.

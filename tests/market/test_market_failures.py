@@ -124,3 +124,23 @@ async def test_a_customer_killed_between_chunks_pays_nothing_twice(market):
         job_msat += sum(theirs.earned_msat(job=job) for job in jobs)
         theirs.close()
     assert job_msat == spent.paid_msat
+
+
+async def test_a_customer_that_breaks_off_pays_what_came_and_is_served_again(market):
+    async with market.customer("fickle") as fickle:
+        ids: list[int] = []
+        going = fickle.generate(market.decoder["address"], PROMPT, max_tokens=350)
+        async for piece in going:
+            ids += piece.ids
+            if len(ids) == 66:  # the chunk of tokens 2 to 65 has just been completed and is being claimed
+                break
+        await going.aclose()
+        again = [
+            i async for piece in fickle.generate(market.decoder["address"], PROMPT, max_tokens=5) for i in piece.ids
+        ]
+    assert again == whole_tokens(market, PROMPT, 5)
+    public = market.keys("fickle").public
+    for name in STALLS:
+        ledger = market.ledger(name)
+        assert not ledger.in_debt(public, time.time() + 3_600)
+        ledger.close()
