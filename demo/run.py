@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import fcntl
 import importlib.util
 import json
 import os
@@ -202,13 +203,18 @@ def nearest(vectors: list[list[float]]) -> list[int]:
 
 async def run(options: argparse.Namespace) -> int:
     folder = Path(options.folder).resolve()
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    market = Market(folder)
-    try:
-        return await trade(market, options)
-    finally:
-        await market.stop()
+    with Path(f"{folder}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SystemExit(f"demo: one is running in {folder}; stop it first, or use --folder") from None
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        market = Market(folder)
+        try:
+            return await trade(market, options)
+        finally:
+            await market.stop()
 
 
 async def trade(market: Market, options: argparse.Namespace) -> int:
