@@ -202,6 +202,11 @@ def nearest(vectors: list[list[float]]) -> list[int]:
 
 
 async def run(options: argparse.Namespace) -> int:
+    # Closing the terminal or ending the job stops the market as Ctrl-C does.
+    this = asyncio.current_task()
+    assert this
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, this.cancel)
     folder = Path(options.folder).resolve()
     with Path(f"{folder}.lock").open("w") as lock:
         try:
@@ -359,8 +364,11 @@ async def trade(market: Market, options: argparse.Namespace) -> int:
     step(f"written to {options.report}")
     if options.stay:
         out.print(
-            f"[bold]The market stays up[/] (Ctrl-C ends it). Try, in another terminal:\n"
-            f"  nodewire generate 'import os' --config {customer} --model {decoder['address']}"
+            "[bold]The market stays up[/] (Ctrl-C ends it). Try, in another terminal:\n"
+            f"  . .venv/bin/activate\n"
+            f"  nodewire generate 'import os' --config {options.folder}/customer/customer.toml"
+            f' --model "$(cat {options.folder}/pycoder.address)"',
+            soft_wrap=True,
         )
         await asyncio.Event().wait()
     return 0 if all(checks.values()) else 1
@@ -374,7 +382,7 @@ def main() -> None:
     parser.add_argument("--stay", action="store_true", help="leave the market running")
     try:
         sys.exit(asyncio.run(run(parser.parse_args())))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         sys.exit(130)
 
 
