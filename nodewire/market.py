@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from nodewire.config import Role
-from nodewire.errors import BadConfig, BadEvent, BadQuorum, NodewireError, NoQuorum, NotFound
+from nodewire.errors import BadConfig, BadEvent, BadQuorum, LinkLost, NodewireError, NoQuorum, NotFound
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter, newest_first
@@ -43,6 +43,7 @@ class Market:
         self._snapshots: OrderedDict[str, Snapshot] = OrderedDict()
         self._reading = asyncio.Lock()
         self._manifests: dict[str, Manifest] = {}
+        self._failure: NodewireError | None = None
 
     @classmethod
     async def open(cls, pool: Pool, blobs: Blobs, address: str, digest: str | None = None) -> Market:
@@ -68,6 +69,16 @@ class Market:
             except NodewireError:
                 continue  # one oracle's malformed event; the others' go on
 
+    async def follow(self) -> None:
+        """`run`, beside others: what ends it is what `epoch` raises from then on."""
+        try:
+            await self.run()
+            raise LinkLost("relays", "every relay has ended the subscription")
+        except NodewireError as error:
+            self._failure = error
+            async with self._changed:
+                self._changed.notify_all()
+
     async def take(self, event: Event) -> None:
         """Take note of a certificate or a beacon partial. Raises as `Epochs.take`."""
         self._epochs.take(event)
@@ -82,10 +93,11 @@ class Market:
         """
         try:
             async with asyncio.timeout(timeout_s), self._changed:
-                found = await self._changed.wait_for(lambda: self._latest(after))
+                found = await self._changed.wait_for(lambda: self._failure or self._latest(after))
         except TimeoutError as error:
             raise NoQuorum("epoch", f"no valid one was certified within {timeout_s:.0f} s") from error
-        assert found is not None
+        if not isinstance(found, Epoch):
+            raise self._failure or NoQuorum("epoch", "none is certified")
         return found
 
     def _latest(self, after: int) -> Epoch | None:

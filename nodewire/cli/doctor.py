@@ -104,7 +104,7 @@ async def _committee(role: Role) -> str:
 
     async with AsyncExitStack() as stack:
         _, _, market = await open_market(stack, role)
-        following = asyncio.create_task(market.run())
+        following = asyncio.create_task(market.follow())
         stack.callback(following.cancel)
         epoch = await market.epoch(timeout_s=15.0)
         snapshot = await market.snapshot(epoch.body.snapshot)

@@ -147,7 +147,7 @@ async def _models(role: Role) -> list[dict[str, Any]]:
 
     async with AsyncExitStack() as stack:
         _, pool, market = await open_market(stack, role)
-        following = asyncio.create_task(market.run())
+        following = asyncio.create_task(market.follow())
         stack.callback(following.cancel)
         epoch = await market.epoch(timeout_s=30.0)
         snapshot = await market.snapshot(epoch.body.snapshot)

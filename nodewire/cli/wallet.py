@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from nodewire.cli.output import Json, console, print_json, sats
 from nodewire.config import load_role, parse_msat
-from nodewire.errors import BadConfig
+from nodewire.errors import BadConfig, NotAllowed
+
+if TYPE_CHECKING:
+    from nodewire.customer.debts import Settled
 
 app = typer.Typer(help="Lightning wallets.", no_args_is_help=True)
 
@@ -44,6 +48,62 @@ def open_(
         print_json({"token_file": str(out), "url": url})
     else:
         console.print(f"the account's token is in {escape(str(out))}; who has it has the money")
+
+
+@app.command()
+def settle(
+    config: Annotated[Path, typer.Option("--config", "-c", help="The customer's TOML file.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Pay without asking.")] = False,
+    json: Json = False,
+) -> None:
+    """Find what a customer still owes to providers, in its ledger and on relays, and pay it."""
+    import uvloop
+
+    done = uvloop.run(_settle(config, lambda: not json and typer.confirm("Pay?") if not yes else True))
+    if json:
+        print_json({"debts": [_owed(one) for one in done]})
+        return
+    for one in done:
+        what = f"{sats(one.owed.amount_msat)} to {one.owed.key.payee[:8]}"
+        typer.echo(f"paid {what}" if one.error is None else f"cannot pay {what}: {one.error}")
+    if not done:
+        typer.echo("nothing is owed")
+
+
+async def _settle(config: Path, agreed: Callable[[], bool]) -> list[Settled]:
+    from nodewire.config import CustomerConfig
+    from nodewire.customer import debts
+    from nodewire.customer.customer import Customer
+
+    async with Customer.open(CustomerConfig.load(config)) as customer:  # pays by itself what its ledger knows
+        session = customer.session
+        owed = debts.in_ledger(session.payer)
+        owed += await debts.on_relays(session.pool, session.payer, session.keys.public)
+        for one in owed:
+            chunk = f"chunk {one.key.chunk} of job {one.key.job[:8]}"
+            typer.echo(f"you owe {sats(one.amount_msat)} to {one.key.payee[:8]} for {chunk}", err=True)
+        if not owed or not agreed():
+            return [debts.Settled(one, None, NotAllowed("pay", "not agreed to")) for one in owed]
+        return await debts.settle(
+            session.payer,
+            owed,
+            relays=session.relays,
+            network=session.network,
+            private_endpoints=session.private_endpoints,
+        )
+
+
+def _owed(one: Settled) -> dict[str, Any]:
+    key = one.owed.key
+    return {
+        "request": key.job,
+        "provider": key.payee,
+        "chunk": key.chunk,
+        "attempt": key.attempt,
+        "amount_msat": one.owed.amount_msat,
+        "paid": one.error is None,
+        "error": str(one.error) if one.error is not None else "",
+    }
 
 
 @app.command()

@@ -18,9 +18,10 @@ import numpy as np
 import orjson
 
 from nodewire.config import CustomerConfig
-from nodewire.customer.purchase import Purchase, summary
+from nodewire.customer.purchase import Purchase
 from nodewire.customer.session import Session
 from nodewire.customer.starting import start
+from nodewire.customer.summary import summary
 from nodewire.errors import BadFrame, BadInput, NotAllowed
 from nodewire.kind import installed
 from nodewire.protocol.frame import Array, Frame

@@ -51,7 +51,7 @@ async def draw(
     Raises:
         NoQuorum: no epoch was certified in time.
         NoProvider: a task has no live provider under these terms.
-        OverBudget: one chunk would cost more than the terms allow.
+        OverBudget: one chunk would cost more than the terms allow, or than the whole job may.
     """
     epoch = await market.epoch(timeout_s=timeout_s)
     last = epoch.body.epoch + PATIENCE_EPOCHS
@@ -83,6 +83,9 @@ async def draw(
             epoch = await market.epoch(timeout_s=timeout_s, after=epoch.body.epoch)
     if plan.chunk_msat > terms.max_chunk_msat:
         raise OverBudget("chunk_msat", f"{plan.chunk_msat} msat a chunk, at most {terms.max_chunk_msat} allowed")
+    if plan.chunk_msat > terms.max_total_msat:
+        cost, budget = f"{plan.chunk_msat / 1000:g} sat", f"{terms.max_total_msat / 1000:g} sat"
+        raise OverBudget("max_total_msat", f"one chunk costs {cost}, the budget for the whole job is {budget}")
     return Draw(plan, epoch, ads, _holders(snapshot, plan))
 
 

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-import statistics
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 
 from nodewire import errors
-from nodewire.customer.payments import JobPayments, Paid
+from nodewire.customer import requesting
+from nodewire.customer.payments import JobPayments
 from nodewire.customer.planning import Draw, draw
+from nodewire.customer.receipts import ZapReceipts, receipts_for
 from nodewire.customer.session import LocalMailbox, Session
-from nodewire.errors import TABLE, BadFrame, LinkLost, NodewireError, NoProvider, NotAllowed, TimedOut, WorkerFailed
+from nodewire.customer.timing import Timing
+from nodewire.errors import (
+    TABLE,
+    BadFrame,
+    LinkLost,
+    NodewireError,
+    NoProvider,
+    NotAllowed,
+    OverBudget,
+    PaymentRequired,
+    TimedOut,
+    WorkerFailed,
+)
 from nodewire.kind import JobKind, Params
-from nodewire.nostr import event as events
-from nodewire.nostr import nip13, nip44, nip57, nip59
+from nodewire.nostr import nip44, nip57, nip59
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
-from nodewire.pay import zaps
 from nodewire.plan.assign import Busy
 from nodewire.protocol import feedback, job, kinds, receipt, result
 from nodewire.protocol.chunk import chunk_of
@@ -29,7 +37,6 @@ from nodewire.protocol.feedback import Feedback
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import CUSTOMER, Manifest
 from nodewire.protocol.plan import LOCAL, MAX_BUSY, MAX_REDRAWS, Plan, Terms, ends
-from nodewire.protocol.receipt import MAX_CHUNKS, PaidChunk, Receipt
 from nodewire.wire.mailbox import JobMailbox, Route
 
 EPOCH_S = 30.0
@@ -42,36 +49,7 @@ SETTLE_S = 30.0
 """How long after the last output payments and receipts may take."""
 _TICKET_EVERY_S = 1.0
 _SPECIAL_TOKENS = 16
-_MAX_ZAP_RECEIPTS = 16_384
 _PAY_AGAIN_S = (0.2, 1.0, 3.0)
-
-
-@dataclass(slots=True)
-class Timing:
-    """Monotonic moments of a job, seconds."""
-
-    asked: float = field(default_factory=time.monotonic)
-    planned: float = 0.0
-    """When the plan stood (of the last one, if the first were refused)."""
-    outputs: list[float] = field(default_factory=list)
-
-    def first_output_ms(self) -> float:
-        """From the plan to the first output: request, checks at the providers, tickets, prefill, first token."""
-        return (self.outputs[0] - self.planned) * 1000 if self.outputs else 0.0
-
-    def planning_ms(self) -> float:
-        """From the call to the plan, the wait for a certified epoch included."""
-        return (self.planned - self.asked) * 1000
-
-    def step_ms(self) -> float:
-        """Median time between outputs."""
-        gaps = [b - a for a, b in zip(self.outputs, self.outputs[1:], strict=False)]
-        return statistics.median(gaps) * 1000 if gaps else 0.0
-
-    def rate(self) -> float:
-        """Outputs per second after the first."""
-        span = self.outputs[-1] - self.outputs[0] if len(self.outputs) > 1 else 0.0
-        return (len(self.outputs) - 1) / span if span > 0 else 0.0
 
 
 class Purchase:
@@ -112,7 +90,7 @@ class Purchase:
         self._open: JobMailbox | None = None
         self._local: LocalMailbox | None = None
         self._heard: set[str] = set()
-        self._zap_receipts: dict[str, list[Event]] = {}
+        self._zap_receipts = ZapReceipts(session.network)
         self._unpaid: dict[str, NodewireError] = {}
         """Why a claim (`payment-required`, by event id) is not paid yet."""
         self._failure: NodewireError | None = None
@@ -271,7 +249,9 @@ class Purchase:
         )
         self.timing.planned = time.monotonic()
         plan, session = drawn.plan, self._session
-        self._request = await self._signed(drawn)
+        self._request = await requesting.signed(
+            session.keys, drawn, manifest_address=self._address, relays=session.relays
+        )
         self._payments = JobPayments(
             self._request.id,
             plan,
@@ -307,23 +287,6 @@ class Purchase:
                     self._kind, self._request.id, self.manifest, plan, self._params, local, self._payments.closed
                 )
             )
-
-    async def _signed(self, drawn: Draw) -> Event:
-        tags, content = job.tags_and_content(
-            drawn.plan,
-            manifest_address=self._address,
-            certificate_event=drawn.epoch.certificate.id,
-            partials=drawn.epoch.partials,
-            relays=self._session.relays,
-        )
-        # The same plan bought twice in one second would be one event, and so one job.
-        tags.append(["salt", secrets.token_hex(8)])
-        now_s = int(time.time())
-        if drawn.pow_bits:
-            tags = await asyncio.to_thread(
-                _mine, self._session.keys.public, drawn.pow_bits, created_at=now_s, content=content, tags=tags
-            )
-        return events.sign(self._session.keys, kinds.INFERENCE, created_at=now_s, content=content, tags=tags)
 
     async def _connect(self, provider: str, addresses: Sequence[str]) -> None:
         try:
@@ -394,8 +357,8 @@ class Purchase:
             said = result.parse(event)
             text = nip44.decrypt(said.ciphertext, nip44.conversation_key(self._session.keys, event.pubkey))
             self.results[event.pubkey] = result.Said.parse(text)
-        elif len(seen := self._zap_receipts.setdefault(event.pubkey, [])) < _MAX_ZAP_RECEIPTS:
-            seen.append(event)
+        else:
+            self._zap_receipts.note(event)
 
     def _feedback(self, said: Feedback) -> None:
         self._heard.add(said.provider)
@@ -404,8 +367,20 @@ class Purchase:
         elif said.status == "busy":
             self._fail(_Refused(said.provider, said.id))
         elif said.status == "error":
-            cls = TABLE.get(said.text, WorkerFailed)
-            self._fail(cls("provider", f"{said.provider[:8]} reports {said.text or 'an error'}"))
+            self._fail(self._reported(said))
+
+    def _reported(self, said: Feedback) -> NodewireError:
+        """What a provider's error means here."""
+        who = said.provider[:8]
+        if said.text == OverBudget.code:
+            budget_msat = self.plan.terms.max_total_msat
+            return OverBudget(
+                "max_total_msat", f"the budget of {budget_msat / 1000:g} sat is used up; what came is paid"
+            )
+        if said.text == PaymentRequired.code:
+            reason = f"{who} waits for a payment, of this job or of an earlier one; see `nodewire wallet settle`"
+            return PaymentRequired("provider", reason)
+        return TABLE.get(said.text, WorkerFailed)("provider", f"{who} reports {said.text or 'an error'}")
 
     def _claimed(self, said: Feedback) -> None:
         try:
@@ -440,7 +415,9 @@ class Purchase:
         except TimeoutError:
             self._session.log.warning("some providers asked for no payment or gave no receipt in time")
         for provider in self.plan.providers():
-            for one in self._receipts_for(provider):
+            for one in receipts_for(
+                provider, self.request.id, self.plan.digest(), self.payments.paid, self._zap_receipts
+            ):
                 event = receipt.build(self._session.keys, one, created_at=int(time.time()))
                 await self._session.pool.publish(event, timeout_s=10.0)
                 self.receipts.append(event)
@@ -448,44 +425,8 @@ class Purchase:
     def _has_everything(self) -> bool:
         """Whether every provider has given its result, and a receipt for every zap."""
         return self.results.keys() >= set(self.plan.providers()) and all(
-            self._zap_receipt(paid) for paid in self.payments.paid.values()
+            self._zap_receipts.of(paid) for paid in self.payments.paid.values()
         )
-
-    def _zap_receipt(self, paid: Paid) -> str | None:
-        """The id of the provider's receipt for this zap, checked by every clause of NIP-57."""
-        for event in self._zap_receipts.get(paid.provider, []):
-            if event.tag("bolt11") != paid.debt.bolt11:
-                continue
-            try:
-                zaps.check_receipt(event, key=paid.debt.key, nostr_pubkey=paid.provider, network=self._session.network)
-            except NodewireError as error:
-                self._session.log.warning("receipt by %s: %s", paid.provider[:8], error)
-                continue
-            return event.id
-        return None
-
-    def _receipts_for(self, provider: str) -> list[Receipt]:
-        """One receipt, or for a long job several of MAX_CHUNKS chunks each."""
-        chunks = []
-        for (payee, chunk), paid in sorted(self.payments.paid.items()):
-            if payee == provider:
-                assert paid.debt.payment_hash is not None
-                chunks.append(
-                    PaidChunk(
-                        chunk=chunk,
-                        attempt=paid.due.attempt,
-                        units=paid.due.units,
-                        root=paid.due.root,
-                        feedback=paid.feedback,
-                        amount_msat=paid.due.amount_msat,
-                        fee_msat=paid.debt.fee_msat,
-                        payment_hash=paid.debt.payment_hash,
-                        zap_receipt=self._zap_receipt(paid),
-                    )
-                )
-        parts = [tuple(chunks[i : i + MAX_CHUNKS]) for i in range(0, len(chunks), MAX_CHUNKS)] or [()]
-        plan = self.plan.digest()
-        return [Receipt(request=self.request.id, plan=plan, provider=provider, chunks=part) for part in parts]
 
     def _cancel(self) -> None:
         self._mailbox.cancel(NotAllowed("job", "cancelled by the customer"))
@@ -518,11 +459,6 @@ class Purchase:
             self._failed.set()
 
 
-def _mine(public: str, bits: int, *, created_at: int, content: str, tags: list[list[str]]) -> list[list[str]]:
-    mined = nip13.mine(public, kinds.INFERENCE, bits, created_at=created_at, content=content, tags=tags)
-    return [list(tag) for tag in mined]
-
-
 class _Refused(errors.Busy):
     """A provider of the plan has no free slot; `feedback` is the id of its signed word."""
 
@@ -530,40 +466,3 @@ class _Refused(errors.Busy):
         super().__init__("provider", f"{provider[:8]} has no free slot")
         self.provider = provider
         self.feedback = feedback
-
-
-def summary(bought: Purchase) -> Mapping[str, Any]:
-    """What happened, as plain data: assignments, spending, timing."""
-    plan, paid = bought.plan, bought.payments.paid.values()
-    return {
-        "request": bought.request.id,
-        "plan": plan.digest(),
-        "epoch": plan.epoch,
-        "beacon": plan.beacon,
-        "tasks": [
-            {
-                "task": a.task,
-                "provider": a.provider,
-                "standby": a.standby,
-                "price_msat": a.price_msat,
-                "holders": bought.holders[a.task],
-            }
-            for a in plan.tasks
-        ],
-        "providers": list(plan.providers()),
-        "paid_msat": {p: sum(x.due.amount_msat for x in paid if x.provider == p) for p in plan.providers()},
-        "fees_msat": sum(x.debt.fee_msat for x in paid),
-        "zaps": len(paid),
-        "receipts": [
-            {
-                "event": event.id,
-                "provider": said.provider,
-                "chunks": len(said.chunks),
-                "amount_msat": sum(chunk.amount_msat for chunk in said.chunks),
-                "zap_receipts": sum(chunk.zap_receipt is not None for chunk in said.chunks),
-            }
-            for event in bought.receipts
-            if (said := receipt.parse(event))
-        ],
-        "ticket": bought.ticket.to_json(),
-    }

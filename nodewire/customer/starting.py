@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 from nodewire.config import CustomerConfig
+from nodewire.customer import debts
 from nodewire.customer.session import Session
 from nodewire.market import open_market
 from nodewire.pay.ledger import Ledger
@@ -15,6 +18,8 @@ from nodewire.wire.node import Node
 from nodewire.worker.lasting import maker
 
 _NETWORKS = {"sim": "bcrt"}
+_SETTLE_S = 5.0
+_log = logging.getLogger("nodewire.customer")
 
 
 async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
@@ -31,10 +36,13 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
     stack.callback(ledger.close)
     payer = Payer(keys, wallet, ledger)
     await payer.recover()
+    network = _NETWORKS[config.wallet.kind]
+    if owed := debts.in_ledger(payer):
+        await _settle(payer, owed, config, network)
     node = Node(keys)
     stack.push_async_callback(node.close)
 
-    following = asyncio.create_task(market.run())
+    following = asyncio.create_task(market.follow())
     stack.callback(following.cancel)
     session = Session(
         keys=keys,
@@ -42,10 +50,28 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
         relays=config.relays,
         market=market,
         payer=payer,
-        network=_NETWORKS[config.wallet.kind],
+        network=network,
         node=node,
         make_worker=maker(stack, config.worker.limits, config.blobs),
         private_endpoints=config.private_endpoints,
     )
     stack.push_async_callback(session.close)
     return session
+
+
+async def _settle(payer: Payer, owed: Sequence[debts.Owed], config: CustomerConfig, network: str) -> None:
+    """Pay what earlier jobs left unpaid, as far as a moment goes: who owes is refused."""
+    done: list[debts.Settled] = []
+    try:
+        async with asyncio.timeout(_SETTLE_S):
+            done = await debts.settle(
+                payer, owed, relays=config.relays, network=network, private_endpoints=config.private_endpoints
+            )
+    except TimeoutError:
+        _log.warning("not all debts of earlier jobs could be paid in time; see `nodewire wallet settle`")
+    for one in done:
+        whose = f"{one.owed.amount_msat / 1000:g} sat to {one.owed.key.payee[:8]} for job {one.owed.key.job[:8]}"
+        if one.error is None:
+            _log.info("an old debt is paid: %s", whose)
+        else:
+            _log.warning("an old debt cannot be paid: %s: %s", whose, one.error)

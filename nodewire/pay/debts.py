@@ -41,6 +41,8 @@ class Debt:
     fee_msat: int = 0
     reason: str = ""
     """Why the last payment failed."""
+    lnurl: str = ""
+    """The payee's endpoint ("lnurl1..."), so that the debt can be paid when the job is long over."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,13 @@ from nodewire.pay import debts, dues
 from nodewire.pay.debts import Debt, Key
 from nodewire.pay.dues import Due
 
-_VERSION = 1
+_VERSION = 2
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS debts (
     job TEXT NOT NULL, payee TEXT NOT NULL, chunk INTEGER NOT NULL, attempt INTEGER NOT NULL,
     amount_msat INTEGER NOT NULL, state TEXT NOT NULL, bolt11 TEXT, payment_hash TEXT UNIQUE, preimage TEXT,
-    fee_msat INTEGER NOT NULL, reason TEXT NOT NULL, PRIMARY KEY (job, payee, chunk, attempt)
+    fee_msat INTEGER NOT NULL, reason TEXT NOT NULL, lnurl TEXT NOT NULL DEFAULT '',
+    PRIMARY KEY (job, payee, chunk, attempt)
 ) STRICT;
 CREATE INDEX IF NOT EXISTS debts_unpaid ON debts (state) WHERE state <> 'paid';
 CREATE TABLE IF NOT EXISTS dues (
@@ -75,7 +76,9 @@ class Ledger:
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
             (version,) = self._db.execute("PRAGMA user_version").fetchone()
-            if version not in (0, _VERSION):
+            if version == 1:
+                self._db.execute("ALTER TABLE debts ADD COLUMN lnurl TEXT NOT NULL DEFAULT ''")
+            elif version not in (0, _VERSION):
                 raise BadConfig(str(path), f"a ledger of version {version}; this software writes {_VERSION}")
             self._db.executescript(_SCHEMA)
             self._db.execute(f"PRAGMA user_version = {_VERSION}")
@@ -87,12 +90,12 @@ class Ledger:
 
     # The customer's side.
 
-    def plan(self, key: Key, amount_msat: int, *, budget_msat: int | None = None) -> Debt:
-        """Enter a debt, or find it as it stands.
+    def plan(self, key: Key, amount_msat: int, *, budget_msat: int | None = None, lnurl: str = "") -> Debt:
+        """Enter a debt, or find it as it stands. `budget_msat` is for the payees; routing fees come on top.
 
         Raises:
             NotAllowed: it is entered with another amount.
-            OverBudget: with it, the job would cost more than `budget_msat`, fees included.
+            OverBudget: with it, the job would cost more than `budget_msat`.
         """
         with self._transaction():
             known = self._debt(key)
@@ -103,12 +106,15 @@ class Ledger:
             if amount_msat <= 0:
                 raise NotAllowed("amount_msat", "nothing to pay")
             spent = self.spent(job=key.job)
-            total_msat = spent.paid_msat + spent.fees_msat + spent.pending_msat + amount_msat
+            total_msat = spent.paid_msat + spent.pending_msat + amount_msat
             if budget_msat is not None and total_msat > budget_msat:
                 raise OverBudget("amount_msat", f"{total_msat} msat for the job, at most {budget_msat} allowed")
-            debt = Debt(key, amount_msat)
-            self._db.execute("INSERT INTO debts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", _row(debt))
+            debt = Debt(key, amount_msat, lnurl=lnurl)
+            self._db.execute("INSERT INTO debts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", _row(debt))
             return debt
+
+    def has_debt(self, key: Key) -> bool:
+        return self._debt(key) is not None
 
     def debt(self, key: Key) -> Debt:
         """Raises NotFound."""
@@ -134,7 +140,7 @@ class Ledger:
                 f"WHERE {_KEY}"
             )
             try:
-                self._db.execute(sql, (*_row(after)[5:], *astuple(key)))
+                self._db.execute(sql, (*_row(after)[5:11], *astuple(key)))
             except sqlite3.IntegrityError as error:
                 raise NotAllowed("payment_hash", "another debt is paid with it") from error
             return after

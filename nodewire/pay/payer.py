@@ -21,7 +21,7 @@ from nodewire.pay.wallet import Wallet
 class Fees:
     """The most that routing may cost: the larger of a flat amount and a share."""
 
-    flat_msat: int = 5_000
+    flat_msat: int = 1_000
     ppm: int = 10_000
 
     def most(self, amount_msat: int) -> int:
@@ -69,7 +69,7 @@ class Payer:
         """
         lock = self._locks.setdefault(key, asyncio.Lock())
         async with lock:
-            debt = self._ledger.plan(key, amount_msat, budget_msat=budget_msat)
+            debt = self._ledger.plan(key, amount_msat, budget_msat=budget_msat, lnurl=lnurl or "")
             if debt.state == "paying":
                 debt = await self._resolve(debt)
             if debt.state == "paid":
@@ -99,6 +99,14 @@ class Payer:
                 async with self._locks.setdefault(debt.key, asyncio.Lock()):
                     await self._resolve(self._ledger.debt(debt.key))
         return self._ledger.unpaid()
+
+    def unpaid(self) -> list[Debt]:
+        """The debts that are not paid, oldest first."""
+        return self._ledger.unpaid()
+
+    def has(self, key: Key) -> bool:
+        """Whether the debt is entered, paid or not."""
+        return self._ledger.has_debt(key)
 
     async def _send(self, debt: Debt) -> Debt:
         """Tell the wallet to pay an invoiced debt, or again one that it may not have heard of."""

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from pathlib import Path
 from typing import Any, Protocol
 
-from nodewire.errors import BadFrame, BadInput, NodewireError, NotAllowed, TimedOut, first_of
+from nodewire.errors import BadFrame, BadInput, NodewireError, NotAllowed, OverBudget, TimedOut, first_of
 from nodewire.kind import Job, JobKind, Mailbox, Params, Worker
 from nodewire.nostr import nip44
 from nodewire.nostr.event import Event
@@ -84,6 +84,7 @@ class JobRun:
         self._closed: set[int] = set()
         self._units: dict[int, int] = {}
         """By chunk, what this node's inputs of it count as."""
+        self._all_units = 0
         self._roots: list[ChunkRoot] = []
         self._frames = 0
         self._text: list[str] = []
@@ -137,8 +138,13 @@ class JobRun:
     async def admit(self, chunk: int, units: int = 1) -> None:
         if chunk in self._closed:
             raise BadFrame("chunk", f"{chunk} has been closed")
+        if (more := units - self._units.get(chunk, 0)) > 0:
+            plan = self.request.plan
+            if (self._all_units + more) * plan.chunk_msat > plan.terms.max_total_msat:
+                raise OverBudget("max_total_msat", f"the budget is used up: chunk {chunk} would cost more than is left")
+            self._all_units += more
+            self._units[chunk] = units
         await self.credit.admit(chunk)
-        self._units[chunk] = max(units, self._units.get(chunk, 0))
 
     def produced(self, task: str, chunk: int, frame: Frame[Array]) -> None:
         key = tensor_key(self.request.id, frame.edge, self.attempt, frame.seq)

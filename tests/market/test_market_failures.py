@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from running_market import NODEWIRE, STALLS
 
-from nodewire.errors import LinkLost, TimedOut, WorkerFailed
+from nodewire.errors import LinkLost, OverBudget, TimedOut, WorkerFailed
 from nodewire.llm.sampling import parse_params
 from nodewire.llm.whole import Whole
 from nodewire.nostr.nip01 import Filter
@@ -144,3 +144,67 @@ async def test_a_customer_that_breaks_off_pays_what_came_and_is_served_again(mar
         ledger = market.ledger(name)
         assert not ledger.in_debt(public, time.time() + 3_600)
         ledger.close()
+
+
+async def test_a_budget_ends_a_job_before_the_chunk_that_it_cannot_pay(market):
+    """One prompt chunk and one of 64 tokens are paid; nobody computes, or is owed, a third."""
+    async with market.customer("thrifty") as thrifty:
+        whole = thrifty.terms
+        ids: list[int] = []
+        async for piece in thrifty.generate(market.decoder["address"], PROMPT, max_tokens=5):
+            ids += piece.ids
+        chunk_msat = sum(task["price_msat"] for task in thrifty.last["tasks"])
+        tight = whole.model_copy(update={"max_total_msat": 2 * chunk_msat + chunk_msat // 2})
+        ids.clear()
+        with pytest.raises(OverBudget, match="used up"):
+            async for piece in thrifty.generate(market.decoder["address"], PROMPT, max_tokens=350, terms=tight):
+                ids += piece.ids
+        assert ids == whole_tokens(market, PROMPT, 350)[: len(ids)]
+        assert len(ids) == 65
+        with pytest.raises(OverBudget, match="one chunk costs"):
+            no_chunk = whole.model_copy(update={"max_total_msat": chunk_msat - 1})
+            await anext(thrifty.generate(market.decoder["address"], PROMPT, terms=no_chunk))
+        spent = thrifty.session.payer.unpaid()
+        assert spent == []
+        again = [
+            i async for piece in thrifty.generate(market.decoder["address"], PROMPT, max_tokens=5) for i in piece.ids
+        ]
+        assert again == whole_tokens(market, PROMPT, 5)
+    public = market.keys("thrifty").public
+    for name in STALLS:
+        ledger = market.ledger(name)
+        assert not ledger.in_debt(public, time.time() + 3_600)
+        ledger.close()
+
+
+async def test_a_debt_that_only_the_provider_remembers_is_found_and_settled(market):
+    """The customer dies with claims on their way, and loses its ledger; the claims are still on the relay."""
+    async with market.customer("amnesiac") as amnesiac:
+        going = amnesiac.generate(market.decoder["address"], PROMPT, max_tokens=350)
+        async for _ in going:
+            break
+        payer = amnesiac.session.payer
+        while not payer.unpaid():
+            await asyncio.sleep(0.005)
+        (owed, *_) = payer.unpaid()
+        await going.aclose()
+    config = market.config_of("amnesiac")
+    public = market.keys("amnesiac").public
+    ledger = market.ledger("amnesiac")
+    paid_msat = ledger.spent().paid_msat
+    ledger.close()
+    folder = config.parent / "state"
+    for file in folder.glob("ledger.db*"):
+        file.unlink()
+    first = market.command("wallet", "settle", "--config", str(config))
+    mine = [debt for debt in first["debts"] if debt["provider"] == owed.key.payee and debt["chunk"] == 0]
+    assert [debt["paid"] for debt in mine] == [False]  # asked nothing, paid nothing
+    done = market.command("wallet", "settle", "--config", str(config), "--yes")
+    assert done["debts"]
+    assert sum(debt["amount_msat"] for debt in done["debts"]) >= paid_msat
+    # What was paid before is refused by its payee: the money does not move twice.
+    for name in STALLS:
+        theirs = market.ledger(name)
+        assert theirs.overpaid_msat(public) == 0
+        assert not theirs.in_debt(public, time.time() + 3_600)
+        theirs.close()

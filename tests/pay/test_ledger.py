@@ -144,11 +144,11 @@ def test_what_was_spent_is_known_by_job_and_by_payee(ledger):
     assert ledger.spent(job="99" * 32) == Spent(0, 0, 0)
 
 
-def test_a_budget_counts_what_is_paid_planned_and_fees(ledger):
+def test_a_budget_counts_what_is_paid_and_planned_and_leaves_out_fees(ledger):
     pay(ledger, KEY, 0, 1_000, fee_msat=10)
-    ledger.plan(Key(JOB, ALICE, 1), 500, budget_msat=1_510)
+    ledger.plan(Key(JOB, ALICE, 1), 500, budget_msat=1_500)
     with pytest.raises(OverBudget):
-        ledger.plan(Key(JOB, ALICE, 2), 1, budget_msat=1_510)
+        ledger.plan(Key(JOB, ALICE, 2), 1, budget_msat=1_500)
     assert ledger.plan(Key(JOB, ALICE, 1), 500, budget_msat=0).amount_msat == 500
 
 
@@ -171,9 +171,9 @@ def test_the_book_is_on_disk_when_a_method_returns(tmp_path):
 def test_a_ledger_of_a_later_version_is_not_touched(tmp_path):
     path = tmp_path / "ledger.db"
     db = sqlite3.connect(path)
-    db.execute("PRAGMA user_version = 2")
+    db.execute("PRAGMA user_version = 3")
     db.close()
-    with pytest.raises(BadConfig, match="version 2"):
+    with pytest.raises(BadConfig, match="version 3"):
         Ledger(path)
 
 
@@ -261,3 +261,21 @@ def test_the_stored_debt_is_the_debt_of_the_machine(log):
             stored = ledger.record(KEY, event)
         assert stored == debt == ledger.debt(KEY)
     ledger.close()
+
+
+def test_a_ledger_of_the_version_before_goes_on(tmp_path):
+    path = tmp_path / "ledger.db"
+    before = Ledger(path)
+    before.plan(KEY, 1_000)
+    before.close()
+    db = sqlite3.connect(path)
+    db.execute("ALTER TABLE debts DROP COLUMN lnurl")
+    db.execute("PRAGMA user_version = 1")
+    db.close()
+    after = Ledger(path)
+    assert after.debt(KEY).lnurl == ""
+    assert after.plan(Key(JOB, ALICE, 7), 5, lnurl="lnurl1x").lnurl == "lnurl1x"
+    after.close()
+    again = Ledger(path)
+    assert [debt.lnurl for debt in again.unpaid()] == ["", "lnurl1x"]
+    again.close()
