@@ -138,13 +138,12 @@ class JobRun:
     async def admit(self, chunk: int, units: int = 1) -> None:
         if chunk in self._closed:
             raise BadFrame("chunk", f"{chunk} has been closed")
-        if (more := units - self._units.get(chunk, 0)) > 0:
-            plan = self.request.plan
-            if (self._all_units + more) * plan.chunk_msat > plan.terms.max_total_msat:
-                raise OverBudget("max_total_msat", f"the budget is used up: chunk {chunk} would cost more than is left")
-            self._all_units += more
-            self._units[chunk] = units
+        plan = self.request.plan
+        if (self._all_units + units - self._units.get(chunk, 0)) * plan.chunk_msat > plan.terms.max_total_msat:
+            raise OverBudget("max_total_msat", f"the budget is used up: chunk {chunk} would cost more than is left")
         await self.credit.admit(chunk)
+        self._all_units += max(0, units - self._units.get(chunk, 0))
+        self._units[chunk] = max(units, self._units.get(chunk, 0))
 
     def produced(self, task: str, chunk: int, frame: Frame[Array]) -> None:
         key = tensor_key(self.request.id, frame.edge, self.attempt, frame.seq)
