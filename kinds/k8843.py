@@ -8,7 +8,8 @@ by the driver, which alone knows how many were accepted. `embed` and `run`: one 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -52,22 +53,33 @@ class SplitInference:
 
     async def serve(self, job: Job, mailbox: Mailbox, worker: Worker, desk: Desk) -> None:
         targets = {edge.name: edge.target for edge in job.manifest.edges}
-        inboxes = _Inboxes(job.tasks)
+        inboxes = _Inboxes()
         closing = _Closing(job, desk)
         opened: list[str] = []
+        running: list[asyncio.Task[None]] = []
         try:
             for task in job.tasks:
                 await worker.open(task, job.request, job.params)
                 opened.append(task)
             async with asyncio.TaskGroup() as group:
-                actors = [
-                    group.create_task(self._act(task, job, inboxes, mailbox, worker, desk, closing))
-                    for task in job.tasks
-                ]
-                pump = group.create_task(_distribute(mailbox, targets, inboxes))
+
+                def act(task: str) -> None:
+                    running.append(group.create_task(self._act(task, job, inboxes, mailbox, worker, desk, closing)))
+
+                async def join() -> None:
+                    while True:
+                        task = await desk.joined()
+                        await worker.open(task, job.request, job.params)
+                        opened.append(task)
+                        act(task)
+
+                for task in job.tasks:
+                    act(task)
+                running.append(group.create_task(_distribute(mailbox, targets, inboxes)))
+                running.append(group.create_task(join()))
                 await closing.ended.wait()
-                for running in (pump, *actors):
-                    running.cancel()
+                for one in running:
+                    one.cancel()
         except* asyncio.CancelledError:
             if not closing.ended.is_set():
                 raise
@@ -158,8 +170,8 @@ async def _distribute(mailbox: Mailbox, targets: Mapping[str, str], inboxes: _In
 class _Inboxes:
     """Frames by the task that they wait for, bounded together: the mailbox's windows end where these begin."""
 
-    def __init__(self, tasks: Iterable[str]) -> None:
-        self._frames: dict[str, asyncio.Queue[Frame[Array]]] = {task: asyncio.Queue() for task in tasks}
+    def __init__(self) -> None:
+        self._frames: defaultdict[str, asyncio.Queue[Frame[Array]]] = defaultdict(asyncio.Queue)
         self._bytes = 0
 
     def put(self, task: str, frame: Frame[Array]) -> None:

@@ -156,6 +156,10 @@ class _LocalDesk:
     def produced(self, task: str, chunk: int, frame: Frame[Array]) -> None:
         return
 
+    async def joined(self) -> str:
+        forever: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        return await forever  # the customer stands in for nobody
+
     async def completed(self, chunk: int, units: int, end: bool) -> None:
         if not self._generates:
             return

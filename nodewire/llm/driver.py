@@ -84,19 +84,35 @@ class Driver:
         raise BadFrame("edge", f"{frame.edge[:64]} is not one that this task consumes")
 
     def _prompt(self, state: _Session, frame: Frame[Any]) -> list[Frame[Any]]:
-        """Text (meta, or uint8 [bytes] of UTF-8) or int64 ids [n] in; hidden states [1, n, width] out, seq 0, pos 0."""
+        """Text (meta, or uint8 [bytes] of UTF-8) or int64 ids [n] in; hidden states [1, n, width] out, seq 0, pos 0.
+
+        After the text's tensor there may be a second one, int64 [m]: tokens that an earlier session, which broke off,
+        generated from this text. Their own text is not put out again; what follows is as if they had come here.
+        """
         if state.prompt or frame.seq != 0:
             raise NotAllowed("prompt", "a session has one, with seq 0")
         ids = self._prompt_ids(frame)
+        if len(frame.tensors) == 2:
+            history = frame.tensors[1]
+            if not isinstance(history, torch.Tensor) or history.dtype != torch.int64 or history.ndim != 1:
+                raise BadFrame("history", "not int64 [m]")
+            if len(ids) + len(history) < self.program.positions:  # else refused below
+                self._check_ids(history)
+                for token in history.tolist():
+                    state.text.push(token)
+            ids = torch.cat((ids, history))
         n = len(ids)
         if n == 0:
             raise BadInput("prompt", "empty")
         if n >= self.program.positions:
             raise TooLarge("prompt", f"{n} tokens, the context is {self.program.positions}, one is generated at least")
-        if int(ids.min()) < 0 or int(ids.max()) >= self.program.config.vocab_size:
-            raise BadInput("prompt", f"an id is not in the vocabulary of {self.program.config.vocab_size}")
+        self._check_ids(ids)
         state.prompt = n
         return [self._hidden(ids, seq=0, pos=0)]
+
+    def _check_ids(self, ids: torch.Tensor) -> None:
+        if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= self.program.config.vocab_size):
+            raise BadInput("prompt", f"an id is not in the vocabulary of {self.program.config.vocab_size}")
 
     def _prompt_ids(self, frame: Frame[Any]) -> torch.Tensor:
         if not frame.tensors:
@@ -104,7 +120,7 @@ class Driver:
             if not isinstance(text, str):
                 raise BadInput("prompt", "neither text nor token ids")
             return torch.tensor(self._tokenizer.encode(text), dtype=torch.int64)
-        ids = frames.only_tensor(frame)
+        ids = frame.tensors[0] if len(frame.tensors) == 2 else frames.only_tensor(frame)
         if ids.dtype == torch.uint8 and ids.ndim == 1:
             try:
                 text = bytes(ids.numpy()).decode()

@@ -89,6 +89,7 @@ class JobRun:
         self._frames = 0
         self._text: list[str] = []
         self._ended = asyncio.Event()
+        self._joining: asyncio.Queue[str] = asyncio.Queue()
 
     @property
     def drives(self) -> bool:
@@ -162,6 +163,9 @@ class JobRun:
             peers = [p for p in (*self.request.plan.providers(), self.request.customer) if p != self._keys.public]
             await asyncio.gather(*(self._mailbox.control(peer, close.control()) for peer in peers))
         await self._finish(chunk, units, end)
+
+    async def joined(self) -> str:
+        return await self._joining.get()
 
     async def listen(self) -> None:
         """Follow the job's control documents until it ends; raises what ended it."""

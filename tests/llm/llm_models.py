@@ -91,9 +91,9 @@ class Ring:
     def step(self, session: str, frame: Frame) -> list[Frame]:
         return self.actors[self.target[frame.edge]].receive(session, frame)
 
-    def frames(self, session: str, prompt):
+    def frames(self, session: str, prompt, history=None):
         """The frames that reach the customer, as they come."""
-        queue = deque([prompt_frame(prompt)])
+        queue = deque([prompt_frame(prompt, history)])
         while queue:
             frame = queue.popleft()
             if self.target[frame.edge] == CUSTOMER:
@@ -101,18 +101,21 @@ class Ring:
             else:
                 queue.extend(self.step(session, frame))
 
-    def generate(self, prompt, session: str = "s", **params):
+    def generate(self, prompt, session: str = "s", history=None, **params):
         """(ids, text, reason) of one session."""
         self.open(session, **params)
         try:
-            frames = list(self.frames(session, prompt))
+            frames = list(self.frames(session, prompt, history))
         finally:
             self.close(session)
         ids = [int(i) for frame in frames for i in frame.tensors[0]]
         return ids, "".join(frame.meta["text"] for frame in frames), frames[-1].meta["reason"]
 
 
-def prompt_frame(prompt) -> Frame:
+def prompt_frame(prompt, history=None) -> Frame:
+    if history is not None:
+        text = torch.tensor(list(prompt.encode()), dtype=torch.uint8)
+        return Frame("prompt", 0, (text, torch.tensor(history, dtype=torch.int64)))
     if isinstance(prompt, str):
         return Frame("prompt", 0, (), {"text": prompt})
     return Frame("prompt", 0, (torch.tensor(prompt, dtype=torch.int64),))

@@ -275,3 +275,28 @@ def test_errors_of_hostile_sessions_are_all_of_the_table(ring):
         frame = Frame(chance.choice(("hidden.1", "x")), 0, (torch.zeros(shape, dtype=dtype),), meta)
         with suppress(BadFrame, TooLarge):
             stage.receive("s", frame)
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.8, "seed": 5}, {"stop": ["e"]}])
+def test_a_generation_that_broke_off_goes_on_from_its_history(ring, params):
+    text = "the cat sat on the mat"
+    ids, whole, reason = ring.generate(text, max_tokens=40, **params)
+    for cut in (1, 7, len(ids) - 1):
+        rest, later, why = ring.generate(text, history=ids[:cut], max_tokens=40 - cut, **params)
+        assert ids[:cut] + rest == ids
+        assert whole.endswith(later)
+        assert why == reason
+
+
+def test_a_history_that_is_none_is_refused(ring):
+    driver = ring.actors["driver"]
+    for i, history in enumerate((torch.tensor([1.0]), torch.tensor([[1]]), torch.tensor([-1]), torch.tensor([10**6]))):
+        driver.open(str(i), {})
+        with pytest.raises((BadFrame, BadInput)):
+            driver.receive(str(i), Frame("prompt", 0, (torch.tensor([65], dtype=torch.uint8), history)))
+        driver.close(str(i))
+    driver.open("long", {})
+    with pytest.raises(TooLarge):
+        history = torch.ones(10_000, dtype=torch.int64)
+        driver.receive("long", Frame("prompt", 0, (torch.tensor([65], dtype=torch.uint8), history)))
+    driver.close("long")
