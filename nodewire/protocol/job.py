@@ -62,7 +62,7 @@ def tags_and_content(
         ["committee", plan.committee],
         ["bid", str(plan.terms.max_total_msat)],
         ["relays", *relays],
-        *(["p", provider] for provider in plan.providers()),
+        *(["p", member] for member in plan.members()),
     ]
     content = orjson.dumps({"v": 1, "plan": plan.document(), "partials": [p.as_dict() for p in partials]})
     return tags, content.decode()
@@ -102,8 +102,8 @@ def parse(event: Event) -> Request:
     bid = event.tag("bid") or ""
     if not re.fullmatch(r"[0-9]{1,18}", bid) or int(bid) != plan.terms.max_total_msat:
         raise BadTag("bid", "not the plan's max_total_msat")
-    if set(event.values("p")) != set(plan.providers()):
-        raise BadTag("p", "not the plan's providers")
+    if set(event.values("p")) != set(plan.members()):
+        raise BadTag("p", "not the plan's providers and standbys")
     relays = next((t[1:] for t in event.tags if t[0] == "relays"), ())
     if len(relays) > MAX_RELAYS:
         raise BadTag("relays", f"more than {MAX_RELAYS}")

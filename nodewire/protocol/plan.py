@@ -99,6 +99,11 @@ class Plan(Schema):
         """The distinct providers in task order, the customer's own tasks left out."""
         return tuple(dict.fromkeys(a.provider for a in self.tasks if a.provider != LOCAL))
 
+    def members(self) -> tuple[str, ...]:
+        """The providers and, after them, the standbys that are none of them."""
+        standbys = (a.standby for a in self.tasks if a.standby is not None)
+        return tuple(dict.fromkeys((*self.providers(), *standbys)))
+
 
 def tensor_key(request: str, edge: str, attempt: int, seq: int) -> bytes:
     """The name, known to everybody in advance, of the `seq`-th frame on an edge of a job (16 bytes).
