@@ -163,6 +163,19 @@ def pack_header(header: DataHeader) -> bytes:
     return _pack([job, header.edge, header.attempt, header.seq, header.key, header.tensors, meta])
 
 
+def pack_record(attempt: int, seq: int, arrays: Sequence[Array], meta: Meta) -> bytes:
+    """What a frame says besides its edge, for where frames are kept. Raises BadFrame, TooLarge over 4 KiB."""
+    return _pack([attempt, seq, [(array.dtype, array.shape) for array in arrays], dict(meta)])
+
+
+def unpack_record(packed: Buffer) -> DataHeader:
+    """The header in a record, without job, edge and key. Raises BadFrame, TooLarge: nothing in it is believed."""
+    attempt, seq, tensors, meta = _unpack(packed, 4)
+    if type(attempt) is not int or not 0 <= attempt < 2**16:
+        raise BadFrame("attempt", "not a small count")
+    return _header("", "", attempt, seq, b"", tensors, meta)
+
+
 def data(stream: int, packed: bytes, nbytes: int, arrays: Sequence[Array]) -> Iterator[list[Buffer]]:
     """The frame with the packed header as the buffers of one segment after another; long ones are not copied."""
     views = deque(memoryview(array.data).cast("B") for array in arrays if len(array.data))
@@ -417,18 +430,22 @@ def _unpack(packed: Buffer, count: int) -> list[Any]:
 def _parse_data(packed: Buffer) -> DataHeader:
     job, edge, attempt, seq, key, tensors, meta = _unpack(packed, 7)
     _check_place(job, edge, attempt)
-    if type(seq) is not int or not 0 <= seq < 2**53:
-        raise BadFrame("seq", "not a count")
     if not isinstance(key, bytes) or len(key) != 16:
         raise BadFrame("key", "not 16 bytes")
-    if not isinstance(tensors, list):
+    return _header(job.hex(), edge, attempt, seq, key, tensors, meta)
+
+
+def _header(job: str, edge: str, attempt: int, seq: object, key: bytes, tensors: object, meta: Any) -> DataHeader:
+    if type(seq) is not int or not 0 <= seq < 2**53:
+        raise BadFrame("seq", "not a count")
+    if not isinstance(tensors, list) or len(tensors) > MAX_TENSORS:
         raise BadFrame("tensors", "not an array")
     found = tuple(_parse_tensor(item) for item in tensors)
     _check_meta(meta)
     nbytes = _sum(found)
     if nbytes > MAX_FRAME_BYTES:
         raise TooLarge("frame", f"{nbytes} bytes, at most {MAX_FRAME_BYTES}")
-    return DataHeader(job.hex(), edge, attempt, seq, key, found, meta, nbytes)
+    return DataHeader(job, edge, attempt, seq, key, found, meta, nbytes)
 
 
 def _check_meta(meta: object) -> None:
