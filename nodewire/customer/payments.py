@@ -13,7 +13,8 @@ from nodewire.pay.payer import Payer
 from nodewire.protocol.ad import Ad
 from nodewire.protocol.feedback import Due, Feedback
 from nodewire.protocol.manifest import Manifest
-from nodewire.protocol.plan import Plan
+from nodewire.protocol.plan import LOCAL, Plan
+from nodewire.protocol.takeover import Takeover, assigned, price_msat
 
 AHEAD = 2
 """Work on chunk n + 2 begins when chunk n is paid."""
@@ -59,17 +60,29 @@ class JobPayments:
         self._private_endpoints = private_endpoints
         self._closed: dict[int, int] | None = {} if manifest.mode == "generate" else None
         """What the driver said that each chunk counts; None where every call is one."""
-        self._price_msat = {
-            provider: sum(a.price_msat for a in plan.tasks if a.provider == provider) for provider in plan.providers()
-        }
+        self._takeovers: list[Takeover] = []
+        """All that were accepted, the newest last."""
         self._delivered = -1
         self._claims: dict[tuple[str, int], str] = {}
         """The claim that counts (a feedback's id), by provider and chunk."""
         self._changed = asyncio.Condition()
 
-    def price_msat(self, provider: str) -> int:
-        """What one chunk costs at `provider`."""
-        return self._price_msat[provider]
+    async def took_over(self, takeover: Takeover) -> None:
+        """The assignment has changed: who left is paid up to the chunk in which it did, who entered from there on."""
+        async with self._changed:
+            self._takeovers.append(takeover)
+            self._changed.notify_all()
+
+    def open_chunk(self) -> int:
+        """The first chunk that the driver has not closed."""
+        return max(self._closed, default=-1) + 1 if self._closed is not None else self._delivered + 1
+
+    @property
+    def _newest(self) -> Takeover | None:
+        return self._takeovers[-1] if self._takeovers else None
+
+    def _attempt(self) -> int:
+        return self._takeovers[-1].attempt if self._takeovers else 0
 
     async def delivered(self, chunk: int) -> None:
         """Output of `chunk` has come: it may be paid, and so may those before it."""
@@ -102,8 +115,10 @@ class JobPayments:
             OverBudget, PaymentFailed, BadInvoice, BadZap, LinkLost, TimedOut: see `Payer.pay`.
         """
         due = said.due
-        if due is None or said.provider not in self._price_msat or said.request != self._request:
+        if due is None or said.provider not in self._plan.members() or said.request != self._request:
             raise BadInput("payment-required", "not by a provider of this job")
+        async with self._changed:  # a claim may overtake the takeover that it stands on
+            await self._changed.wait_for(lambda: due.attempt <= self._attempt())
         self._check(said.provider, due)
         async with self._changed:
             await self._changed.wait_for(lambda: self._may_pay(due.chunk))
@@ -130,10 +145,17 @@ class JobPayments:
             self._changed.notify_all()
 
     async def settled(self, last_chunk: int) -> None:
-        """Return when every provider that charges has been paid every chunk up to `last_chunk`, or a payment failed."""
-        wanted = {(p, n) for p, price in self._price_msat.items() if price for n in range(last_chunk + 1)}
+        """Return when every provider that charges has been paid every chunk up to `last_chunk`, or a payment failed.
+
+        Who has been replaced may never ask again, and is not waited for.
+        """
         async with self._changed:
-            await self._changed.wait_for(lambda: wanted <= self.paid.keys() or self.failed)
+            await self._changed.wait_for(lambda: self._wanted(last_chunk) <= self.paid.keys() or self.failed)
+
+    def _wanted(self, last_chunk: int) -> set[tuple[str, int]]:
+        plan, newest = self._plan, self._newest
+        here = set(assigned(plan, newest).values()) - {LOCAL}
+        return {(p, n) for p in here for n in range(last_chunk + 1) if price_msat(plan, newest, p, n)}
 
     async def claims_settled(self) -> None:
         """Return when every claim for a chunk that has come is paid, or a payment failed."""
@@ -152,9 +174,13 @@ class JobPayments:
         return self._delivered >= chunk and (self._closed is None or chunk in self._closed)
 
     def _check(self, provider: str, due: Due) -> None:
-        if due.amount_msat != due.units * self._price_msat[provider] or not due.amount_msat:
+        then = next((t for t in reversed(self._takeovers) if t.attempt <= due.attempt), None)
+        if due.amount_msat != due.units * price_msat(self._plan, then, provider, due.chunk) or not due.amount_msat:
             raise BadInput("amount", f"{due.amount_msat} msat is not {due.units} times the plan's price")
-        if due.attempt != 0 or not 0 < due.units <= (self._most_units if due.chunk == 0 else 1):
+        newest = self._newest
+        if newest is not None and any(left == provider and due.chunk >= n for _, left, _, n in newest.replaced):
+            raise BadInput("chunk", f"{due.chunk} is its standby's")
+        if not 0 < due.units <= (self._most_units if due.chunk == 0 else 1):
             raise BadInput("chunk", "more units, or another attempt, than this job can have")
         if due.amount_msat > self._plan.terms.max_total_msat:
             raise OverBudget("amount", f"{due.amount_msat} msat")

@@ -20,7 +20,7 @@ from nodewire.nostr.keys import Keys, verify
 from nodewire.protocol import canonical, kinds, tags
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import LOCAL, Plan, ends
-from nodewire.protocol.schema import Hex32, Hex64, Name, Schema
+from nodewire.protocol.schema import Count, Hex32, Hex64, Name, Schema
 
 CONTROL = "takeover"
 """The control document's type."""
@@ -31,8 +31,8 @@ LOST = "lost"
 MAX_REPLACED = 128
 MAX_ATTEMPT = 2**16 - 1
 
-Replaced = tuple[Name, Hex32, Hex32]
-"""Task, the provider that left, the standby that entered."""
+Replaced = tuple[Name, Hex32, Hex32, Count]
+"""Task, the provider that left, the standby that entered, and the first chunk that is the standby's."""
 
 
 class Takeover(Schema):
@@ -55,7 +55,7 @@ class Takeover(Schema):
 
     @classmethod
     def sign(
-        cls, keys: Keys, *, request: str, attempt: int, previous: str, replaced: tuple[tuple[str, str, str], ...]
+        cls, keys: Keys, *, request: str, attempt: int, previous: str, replaced: tuple[tuple[str, str, str, int], ...]
     ) -> Self:
         said = {
             "v": 1,
@@ -69,23 +69,27 @@ class Takeover(Schema):
 
     @classmethod
     def issue(
-        cls, keys: Keys, *, request: str, plan: Plan, gone: Collection[str], known: Iterable[Takeover] = ()
+        cls, keys: Keys, *, request: str, plan: Plan, gone: Collection[str], chunk: int, known: Iterable[Takeover] = ()
     ) -> Self:
         """The takeover that replaces the providers in `gone`, on top of all those in `known` (that were checked).
+
+        `chunk` is the first that has not been closed: it and what follows is the standbys'.
 
         Raises:
             NoProvider: a task of theirs has no standby, or its standby is gone too; a new request must be made.
             NotAllowed: nobody in `gone` holds a task, and nothing has been replaced.
         """
         before = sorted(known, key=lambda takeover: (takeover.attempt, takeover.signer == plan.customer))
-        leaving = set(gone) | {left for takeover in before for _, left, _ in takeover.replaced}
+        since = {left: first for takeover in before for _, left, _, first in takeover.replaced}
+        leaving = set(gone) | set(since)
         replaced = []
         for assigned in plan.tasks:
             if assigned.provider not in leaving:
                 continue
             if assigned.standby is None or assigned.standby in leaving:
                 raise NoProvider("standby", f"none is left for {assigned.task}")
-            replaced.append((assigned.task, assigned.provider, assigned.standby))
+            first = since.get(assigned.provider, chunk)
+            replaced.append((assigned.task, assigned.provider, assigned.standby, first))
         if not replaced:
             raise NotAllowed("gone", "holds no task of the plan")
         attempt, previous = (before[-1].attempt, before[-1].digest()) if before else (0, request)
@@ -148,19 +152,35 @@ class Takeover(Schema):
         return later and set(newest.replaced) <= set(self.replaced)
 
     def _check_replaced(self, plan: Plan) -> None:
-        tasks = {task for task, _, _ in self.replaced}
-        left = {provider for _, provider, _ in self.replaced}
-        must = tuple((a.task, a.provider, a.standby) for a in plan.tasks if a.provider in left)
+        tasks = {task for task, _, _, _ in self.replaced}
+        since = {provider: first for _, provider, _, first in self.replaced}
+        left = since.keys()
+        must = tuple((a.task, a.provider, a.standby, since[a.provider]) for a in plan.tasks if a.provider in left)
         if LOCAL in left or len(tasks) != len(self.replaced) or must != self.replaced:
             raise BadPlan("replaced", "not just all tasks of those who leave, each to its standby, in the plan's order")
-        if left & {entered for _, _, entered in self.replaced}:
+        if left & {entered for _, _, entered, _ in self.replaced}:
             raise BadPlan("replaced", "one who leaves would enter")
 
 
 def assigned(plan: Plan, takeover: Takeover | None) -> dict[str, str]:
     """Every task's provider under `takeover` ("local" where the customer runs it), in the plan's order."""
-    entered = {task: standby for task, _, standby in takeover.replaced} if takeover is not None else {}
+    entered = {task: standby for task, _, standby, _ in takeover.replaced} if takeover is not None else {}
     return {a.task: entered.get(a.task, a.provider) for a in plan.tasks}
+
+
+def payees(plan: Plan, takeover: Takeover | None, chunk: int) -> dict[str, str]:
+    """Who is paid for each task of `chunk` ("local" for nobody): who left, up to the chunk in which it did."""
+    if takeover is None:
+        return assigned(plan, None)
+    early = {task for task, _, _, first in takeover.replaced if chunk < first}
+    now = assigned(plan, takeover)
+    return {a.task: a.provider if a.task in early else now[a.task] for a in plan.tasks}
+
+
+def price_msat(plan: Plan, takeover: Takeover | None, provider: str, chunk: int) -> int:
+    """What one unit of `chunk` costs at `provider`; a standby works at the price of whom it replaces."""
+    mine = payees(plan, takeover, chunk)
+    return sum(a.price_msat for a in plan.tasks if mine[a.task] == provider)
 
 
 def ends_after(manifest: Manifest, plan: Plan, takeover: Takeover | None) -> dict[str, tuple[str, str]]:
@@ -172,7 +192,7 @@ def ends_after(manifest: Manifest, plan: Plan, takeover: Takeover | None) -> dic
 
 def build(keys: Keys, takeover: Takeover, *, created_at: int) -> Event:
     """The event that makes a takeover public; it proves itself, so anybody may sign the event."""
-    concerned = dict.fromkeys(node for _, left, entered in takeover.replaced for node in (left, entered))
+    concerned = dict.fromkeys(node for _, left, entered, _ in takeover.replaced for node in (left, entered))
     event_tags = [["e", takeover.request], *(["p", node] for node in concerned)]
     return _event.sign(keys, kinds.TAKEOVER, created_at=created_at, content=takeover.to_json(), tags=event_tags)
 
@@ -189,7 +209,7 @@ def parse(event: Event) -> Takeover:
     takeover = Takeover.parse(event.content)
     if tags.text(event, "e") != takeover.request:
         raise BadTag("e", "not the request that the takeover names")
-    if set(event.values("p")) != {node for _, left, entered in takeover.replaced for node in (left, entered)}:
+    if set(event.values("p")) != {node for _, left, entered, _ in takeover.replaced for node in (left, entered)}:
         raise BadTag("p", "not those who leave and enter")
     return takeover
 

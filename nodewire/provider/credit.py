@@ -10,11 +10,12 @@ AHEAD = 2
 
 
 class Credit:
-    """One job's chunks as the provider's own wallet sees them. `price_msat` of 0 (a private swarm) asks for nothing."""
+    """One job's chunks as the provider's own wallet sees them."""
 
-    def __init__(self, price_msat: int, *, patience_s: float) -> None:
-        self._free = price_msat == 0
+    def __init__(self, *, patience_s: float, first: int = 0) -> None:
+        """`first` is the first chunk that this provider asks money for: it may have entered the job late."""
         self._patience_s = patience_s
+        self._first = first
         self._paid: set[int] = set()
         self._due: set[int] = set()
         self._changed = asyncio.Condition()
@@ -48,8 +49,6 @@ class Credit:
         Raises:
             PaymentRequired: it is not, for the patience.
         """
-        if self._free:
-            return
         try:
             async with asyncio.timeout(self._patience_s), self._changed:
                 await self._changed.wait_for(lambda: self._due <= self._paid)
@@ -58,4 +57,4 @@ class Credit:
             raise PaymentRequired(f"chunk {missing[0]}", f"not paid within {self._patience_s:.0f} s") from error
 
     def _may(self, chunk: int) -> bool:
-        return self._free or all(earlier in self._paid for earlier in range(chunk - AHEAD + 1))
+        return all(earlier in self._paid for earlier in range(self._first, chunk - AHEAD + 1))

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from pathlib import Path
 from typing import Any, Protocol
 
-from nodewire.errors import BadFrame, BadInput, NodewireError, NotAllowed, OverBudget, TimedOut, first_of
+from nodewire.errors import BadFrame, BadInput, LinkLost, NodewireError, NotAllowed, OverBudget, TimedOut, first_of
 from nodewire.kind import Job, JobKind, Mailbox, Params, Worker
 from nodewire.nostr import nip44
 from nodewire.nostr.event import Event
@@ -26,6 +26,7 @@ from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import LOCAL, tensor_key
+from nodewire.protocol.takeover import Takeover, assigned, price_msat
 from nodewire.provider.credit import Credit
 
 log = logging.getLogger("nodewire.provider")
@@ -45,6 +46,12 @@ class JobMailbox(Mailbox, Protocol):
     def close(self) -> None: ...
 
 
+class Members(Protocol):
+    """The handover's side of a job (`nodewire.wire.handover`)."""
+
+    async def heard(self, peer: str, document: Mapping[str, Any]) -> None: ...
+
+
 class JobRun:
     """Runs this provider's tasks of one job, from its first frame to its last payment. A desk for the job's kind."""
 
@@ -62,13 +69,17 @@ class JobRun:
         publish: Publish,
         committed: Callable[[ChunkRoot], None],
         patience_s: int = 30,
+        takeover: Takeover | None = None,
     ) -> None:
-        """`patience_s`: how long a payment that is due is waited for before the job is given up."""
+        """`patience_s`: how long a payment that is due is waited for before the job is given up. `takeover`: the one by
+        which this provider enters the job."""
         self.request = request
-        self.attempt = 0
-        self.tasks = tuple(a.task for a in request.plan.tasks if a.provider == keys.public)
-        self.price_msat = sum(a.price_msat for a in request.plan.tasks if a.provider == keys.public)
-        self.credit = Credit(self.price_msat, patience_s=patience_s)
+        self._takeover = takeover
+        self._me = keys.public
+        self.tasks = self._mine()
+        self._entered = self._first_chunks()
+        first = min(self._entered.values()) if takeover is not None else 0
+        self.credit = Credit(patience_s=patience_s, first=first)
         self._patience_s = patience_s
         self._keys = keys
         self._kind = kind
@@ -78,10 +89,11 @@ class JobRun:
         self._publish = publish
         self._committed = committed
         self._job = Job(request.id, manifest, self.tasks, params)
-        self._driver = request.plan.assignment(manifest.driver.name).provider
         self._generates = manifest.mode == "generate"
         self._tallies: dict[tuple[int, str], Tally] = {}
-        self._closed: set[int] = set()
+        self._closed = set(range(first))
+        self._replayed = first
+        """Frames of the chunks before this one come again, for a task that this node took over."""
         self._units: dict[int, int] = {}
         """By chunk, what this node's inputs of it count as."""
         self._all_units = 0
@@ -90,10 +102,45 @@ class JobRun:
         self._text: list[str] = []
         self._ended = asyncio.Event()
         self._joining: asyncio.Queue[str] = asyncio.Queue()
+        self.handover: Members | None = None
+        """Who takes part in handovers for this job; it is given the control documents about them."""
 
     @property
     def drives(self) -> bool:
-        return self._driver == self._keys.public
+        return self._driver == self._me
+
+    @property
+    def attempt(self) -> int:
+        return self._takeover.attempt if self._takeover is not None else 0
+
+    def open_chunk(self) -> int:
+        """The first chunk that has not been closed."""
+        return max(self._closed, default=-1) + 1
+
+    @property
+    def _driver(self) -> str:
+        provider = assigned(self.request.plan, self._takeover)[self._job.manifest.driver.name]
+        return self.request.customer if provider == LOCAL else provider
+
+    def _mine(self) -> tuple[str, ...]:
+        return tuple(task for task, p in assigned(self.request.plan, self._takeover).items() if p == self._me)
+
+    def _first_chunks(self) -> dict[str, int]:
+        """By task that this node took over, the first chunk for which it is paid."""
+        if self._takeover is None:
+            return {}
+        return {task: first for task, _, entered, first in self._takeover.replaced if entered == self._me}
+
+    async def took_over(self, takeover: Takeover) -> None:
+        """The assignment changes: tasks come here, or are another's now. Called before frames take their new ways."""
+        before, self._takeover = set(self.tasks), takeover
+        self.tasks, self._entered = self._mine(), self._first_chunks()
+        for task in self.tasks:
+            if task not in before:
+                self._replayed = max(self._replayed, self._entered[task])
+                self._joining.put_nowait(task)
+        if not self.tasks:
+            self._mailbox.cancel(NotAllowed("job", f"taken over by attempt {takeover.attempt}"))
 
     async def run(self) -> None:
         """Serve until the job has ended and everything due is paid; publishes feedback and the result.
@@ -137,6 +184,8 @@ class JobRun:
         raise TimedOut("frames", f"none for {limit_s:.0f} s")
 
     async def admit(self, chunk: int, units: int = 1) -> None:
+        if chunk < self._replayed:
+            return  # paid to who did it first
         if chunk in self._closed:
             raise BadFrame("chunk", f"{chunk} has been closed")
         plan = self.request.plan
@@ -147,22 +196,36 @@ class JobRun:
         self._units[chunk] = max(units, self._units.get(chunk, 0))
 
     def produced(self, task: str, chunk: int, frame: Frame[Array]) -> None:
+        self._frames += 1
+        if isinstance(text := frame.meta.get("text"), str):
+            self._text.append(text)
+        if chunk < self._entered.get(task, 0):
+            return  # committed by who did it first
         key = tensor_key(self.request.id, frame.edge, self.attempt, frame.seq)
         if (chunk, task) not in self._tallies:
             self._tallies[chunk, task] = Tally(salt_secret(self._keys, self.request.id, task, chunk, self.attempt))
         self._tallies[chunk, task].add(key, frame)
-        self._frames += 1
-        if isinstance(text := frame.meta.get("text"), str):
-            self._text.append(text)
 
     async def completed(self, chunk: int, units: int, end: bool) -> None:
+        if chunk < self._replayed:
+            return
         if self._generates:
             close = Close.sign(
                 self._keys, request=self.request.id, attempt=self.attempt, chunk=chunk, units=units, end=end
             )
-            peers = [p for p in (*self.request.plan.providers(), self.request.customer) if p != self._keys.public]
-            await asyncio.gather(*(self._mailbox.control(peer, close.control()) for peer in peers))
-        await self._finish(chunk, units, end)
+            # One who has just died does not keep the others from hearing it.
+            await asyncio.gather(*(self._tell(peer, close) for peer in self._others()))
+        await self._finish(chunk, units, end, self.attempt)
+
+    def _others(self) -> list[str]:
+        members = (*assigned(self.request.plan, self._takeover).values(), self.request.customer)
+        return [p for p in dict.fromkeys(members) if p not in (LOCAL, self._me)]
+
+    async def _tell(self, peer: str, close: Close) -> None:
+        try:
+            await self._mailbox.control(peer, close.control())
+        except LinkLost as error:
+            log.info("job %s: close for %s: %s", self.request.id[:8], peer[:8], error)
 
     async def joined(self) -> str:
         return await self._joining.get()
@@ -175,8 +238,13 @@ class JobRun:
             try:
                 if (close := Close.from_control(document)) is not None:
                     await self.heard(close)
-            except BadInput as error:  # one member's bad word does not make this node deaf to the driver's
-                log.info("job %s: close by %s ignored: %s", self.request.id[:8], peer[:8], error)
+                elif self.handover is not None:
+                    await self.handover.heard(peer, document)
+            except (
+                BadInput,
+                NotAllowed,
+            ) as error:  # one member's bad word makes nobody deaf to the driver's
+                log.info("job %s: %s by %s ignored: %s", self.request.id[:8], document.get("t"), peer[:8], error)
 
     async def heard(self, close: Close) -> None:
         """The driver says that a chunk is over; whoever passed it on.
@@ -185,21 +253,20 @@ class JobRun:
             BadFrame, BadSignature: it is not this job's, not signed by its driver, or counts what was computed here as
                 something else.
         """
-        driver = self.request.customer if self._driver == LOCAL else self._driver
-        if close.request != self.request.id or close.attempt != self.attempt or not self._generates:
+        if close.request != self.request.id or close.attempt > self.attempt or not self._generates:
             raise BadFrame("close", "of another job or attempt")
-        close.check(driver)
+        close.check(self._driver)
         if close.units != self._units.get(close.chunk, close.units):
             raise BadFrame("units", f"{close.units}, chunk {close.chunk} had {self._units[close.chunk]} here")
-        await self._finish(close.chunk, close.units, close.end)
+        await self._finish(close.chunk, close.units, close.end, close.attempt)
 
-    async def _finish(self, chunk: int, units: int, end: bool) -> None:
+    async def _finish(self, chunk: int, units: int, end: bool, attempt: int) -> None:
         """This node's part of a chunk is complete: commit, and ask for its payment."""
         if chunk in self._closed:
             return
         self._closed.add(chunk)
         roots = [
-            ChunkRoot(request=self.request.id, task=task, chunk=chunk, attempt=self.attempt, root=tally.root())
+            ChunkRoot(request=self.request.id, task=task, chunk=chunk, attempt=attempt, root=tally.root())
             for task in self.tasks
             if (tally := self._tallies.pop((chunk, task), None)) is not None
         ]
@@ -207,8 +274,7 @@ class JobRun:
             self._roots += roots
             for root in roots:
                 self._committed(root)
-            if self.price_msat:
-                await self._ask(chunk, units, claim(roots))
+            await self._ask(chunk, units, claim(roots), attempt)
         if end:
             self._ended.set()
 
@@ -216,15 +282,18 @@ class JobRun:
         """The job failed: chunks whose successor had begun were complete, though the driver has not said so."""
         if self._generates and not self.drives:
             for chunk in sorted(set(self._units) - self._closed)[:-1]:
-                await self._finish(chunk, self._units[chunk], end=False)
+                await self._finish(chunk, self._units[chunk], False, self.attempt)
 
-    async def _ask(self, chunk: int, units: int, root: str) -> None:
-        amount_msat = units * self.price_msat
-        key = Key(self.request.id, self._keys.public, chunk, self.attempt)
+    async def _ask(self, chunk: int, units: int, root: str, attempt: int) -> None:
+        amount_msat = units * price_msat(self.request.plan, self._takeover, self._me, chunk)
+        if not amount_msat:
+            await self.credit.paid(chunk)
+            return
+        key = Key(self.request.id, self._me, chunk, attempt)
         due_by_s = int(time.time() + self._patience_s)
         self._ledger.owe(Due(key, self.request.customer, amount_msat, due_by_s))
         await self.credit.due(chunk)
-        due = feedback.Due(chunk, self.attempt, units, amount_msat, root)
+        due = feedback.Due(chunk, attempt, units, amount_msat, root)
         await self._say("payment-required", due=due)
 
     async def _say(self, status: feedback.Status, text: str = "", due: feedback.Due | None = None) -> None:

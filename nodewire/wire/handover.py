@@ -1,0 +1,189 @@
+"""One job's handover from nodes that die to their standbys, as one of its members takes part in it.
+
+Whoever loses a link tells the driver; the driver, or for a dead driver the customer, signs a takeover, tells it to all
+who stay and all who enter, and publishes it. Members check it against the plan and redirect their edges.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol
+
+from nodewire.errors import LinkLost, NodewireError, NoProvider, NotAllowed
+from nodewire.nostr.keys import Keys
+from nodewire.protocol.manifest import Manifest
+from nodewire.protocol.plan import LOCAL, Plan
+from nodewire.protocol.takeover import LOST, Takeover, assigned, ends_after
+from nodewire.wire.frames import Document
+from nodewire.wire.link import Link
+from nodewire.wire.mailbox import JobMailbox, Route
+
+_log = logging.getLogger("nodewire.wire")
+
+
+class Links(Protocol):
+    """The node, as far as this needs it."""
+
+    public: str
+
+    async def link(self, public: str, addresses: Sequence[str]) -> Link: ...
+
+    def open_link(self, peer: str) -> Link | None: ...
+
+
+class Handover:
+    """`takeover` is the newest that was accepted, None before the first."""
+
+    def __init__(
+        self,
+        keys: Keys,
+        request: str,
+        plan: Plan,
+        manifest: Manifest,
+        mailbox: JobMailbox,
+        node: Links,
+        addresses: Mapping[str, Sequence[str]],
+        *,
+        open_chunk: Callable[[], int],
+        changed: Callable[[Takeover], Awaitable[None]],
+        publish: Callable[[Takeover], Awaitable[None]],
+        takeover: Takeover | None = None,
+    ) -> None:
+        """`addresses` of providers and standbys; `open_chunk` says which chunk has not been closed; `changed` is told
+        every takeover before its edges are redirected, `publish` those that are signed here."""
+        self.takeover = takeover
+        self._keys = keys
+        self._request = request
+        self._plan = plan
+        self._manifest = manifest
+        self._mailbox = mailbox
+        self._node = node
+        self._addresses = addresses
+        self._open_chunk = open_chunk
+        self._changed = changed
+        self._publish = publish
+        self._turn = asyncio.Lock()
+
+    @property
+    def assigned(self) -> dict[str, str]:
+        """Every task's provider now."""
+        return assigned(self._plan, self.takeover)
+
+    @property
+    def driver(self) -> str:
+        """Public key of the node that drives now: a provider, or the customer for itself."""
+        provider = self.assigned[self._manifest.driver.name]
+        return self._plan.customer if provider == LOCAL else provider
+
+    @property
+    def gone(self) -> set[str]:
+        """Who has been replaced."""
+        return {left for _, left, _, _ in self.takeover.replaced} if self.takeover is not None else set()
+
+    def others(self) -> list[str]:
+        """All members that are in the job now, this node left out."""
+        return [p for p in dict.fromkeys((*self.assigned.values(), self._plan.customer)) if p not in (LOCAL, self._me)]
+
+    @property
+    def _me(self) -> str:
+        return self._keys.public
+
+    async def lost(self, peer: str, error: NodewireError) -> None:
+        """This node's link to `peer` has ended.
+
+        The job ends here and everywhere if the customer is gone, or who must be replaced has no standby.
+        """
+        if peer in self.gone or peer not in (*self.assigned.values(), self._plan.customer):
+            return
+        if peer == self._plan.customer:
+            self._mailbox.cancel(LinkLost(peer, f"the customer is gone: {error}"))
+        elif self._may_replace(peer):
+            await self._replace(peer)
+        elif self.driver != peer:
+            try:
+                await self._mailbox.control(self.driver, {"t": LOST, "peer": peer})
+            except NodewireError as failure:
+                _log.info("job %s: %s is lost, and the driver: %s", self._request[:8], peer[:8], failure)
+
+    async def heard(self, peer: str, document: Document) -> None:
+        """A member sent a control document; those that are not about handovers mean nothing here.
+
+        Raises:
+            BadInput, NotAllowed, BadSignature: a takeover that is none.
+        """
+        if document.get("t") == LOST:
+            suspect = document.get("peer")
+            if isinstance(suspect, str) and self._may_replace(suspect):
+                link = self._node.open_link(suspect)
+                if link is not None:
+                    await link.is_alive()  # one that is not loses the link, which is what counts
+            return
+        takeover = Takeover.from_control(document)
+        if takeover is None or takeover == self.takeover:
+            return
+        takeover.check(self._request, self._plan, self._manifest, self.takeover)
+        if takeover.outranks(self.takeover, self._plan.customer):
+            await self.accept(takeover)
+        elif self.takeover is not None and takeover.signer == peer:
+            await self._mailbox.control(peer, self.takeover.stale())
+        if document["t"] == "stale" and self._me in (self._plan.customer, self.driver):
+            await self._issue(set(), known=(takeover,))
+
+    async def accept(self, takeover: Takeover) -> None:
+        """Go over to a checked takeover: from now on its assignment counts."""
+        self.takeover = takeover
+        await self._changed(takeover)
+        ends = ends_after(self._manifest, self._plan, takeover)
+        routes = {edge: Route(producer, (consumer,)) for edge, (producer, consumer) in ends.items()}
+        self._mailbox.take_over(takeover.attempt, routes)
+
+    def _may_replace(self, peer: str) -> bool:
+        """Whether it is this node that signs when `peer` is gone: the driver, or for it the customer."""
+        if peer not in self.assigned.values() or peer == self._me:
+            return False
+        return self._me == (self._plan.customer if peer == self.driver else self.driver)
+
+    async def _replace(self, peer: str) -> None:
+        _log.info("job %s: %s is gone, its standby enters", self._request[:8], peer[:8])
+        await self._issue({peer})
+
+    async def _issue(self, gone: set[str], known: Sequence[Takeover] = ()) -> None:
+        """Sign a takeover, follow it, and tell it to all who stay and enter; who cannot be told is gone, too."""
+        async with self._turn:
+            while True:
+                before = [one for one in (self.takeover, *known) if one is not None]
+                try:
+                    takeover = Takeover.issue(
+                        self._keys,
+                        request=self._request,
+                        plan=self._plan,
+                        gone=gone,
+                        known=before,
+                        chunk=self._open_chunk(),
+                    )
+                except (NoProvider, NotAllowed) as error:
+                    self._mailbox.cancel(LinkLost(next(iter(gone), ""), f"gone, and {error}"))
+                    return
+                await self.accept(takeover)
+                gone = await self._tell(takeover)
+                if not gone:
+                    break
+        await self._publish(takeover)
+
+    async def _tell(self, takeover: Takeover) -> set[str]:
+        """Send the takeover to everybody; the standbys that cannot be reached."""
+        entering = {entered for _, _, entered, _ in takeover.replaced}
+
+        async def tell(peer: str) -> str | None:
+            try:
+                if peer in self._addresses:
+                    await self._node.link(peer, self._addresses[peer])
+                await self._mailbox.control(peer, takeover.control())
+            except NodewireError as error:
+                _log.info("job %s: %s cannot be told: %s", self._request[:8], peer[:8], error)
+                return peer if peer in entering else None
+            return None
+
+        return {peer for peer in await asyncio.gather(*map(tell, self.others())) if peer is not None}
