@@ -3,5 +3,6 @@
 from nodewire.wire.link import Link, Patience
 from nodewire.wire.mailbox import JobMailbox, Route
 from nodewire.wire.node import Node
+from nodewire.wire.spool import Spool
 
-__all__ = ["JobMailbox", "Link", "Node", "Patience", "Route"]
+__all__ = ["JobMailbox", "Link", "Node", "Patience", "Route", "Spool"]

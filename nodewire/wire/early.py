@@ -11,8 +11,8 @@ from nodewire.wire.frames import DataHeader
 MAX_LINK_BYTES = 4 * 2**20
 MAX_BYTES = 64 * 2**20
 
-Place = tuple[str, str, int]
-"""Peer, job, attempt."""
+Place = tuple[str, str]
+"""Peer and job."""
 
 
 @dataclass(eq=False, slots=True)
@@ -40,20 +40,20 @@ class Early:
             raise Busy("job", "not open here, and too much is waiting already")
         self._bytes[peer] = mine
         held = Held(header, bytearray(header.nbytes))
-        place = (peer, header.job, header.attempt)
+        place = (peer, header.job)
         first = place not in self._held
         self._held.setdefault(place, []).append(held)
         return held.memory, first
 
     def end(self, peer: str, header: DataHeader) -> None:
         """All bytes of the frame have come; unknown frames are ignored."""
-        for held in self._held.get((peer, header.job, header.attempt), ()):
+        for held in self._held.get((peer, header.job), ()):
             if held.header is header:
                 held.done = True
 
-    def take(self, job: str, attempt: int) -> Iterator[tuple[str, Held]]:
+    def take(self, job: str) -> Iterator[tuple[str, Held]]:
         """Remove and yield what came for a job, with the peer that sent it, in order."""
-        for place in [p for p in self._held if p[1:] == (job, attempt)]:
+        for place in [p for p in self._held if p[1] == job]:
             for held in self.drop(place):
                 yield place[0], held
 

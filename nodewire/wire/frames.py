@@ -246,10 +246,10 @@ class Decoder:
     def unlimited(self) -> None:
         self._budget = None
 
-    def discard(self, job: str, attempt: int) -> None:
+    def discard(self, job: str) -> None:
         """Free the memory of the job's frames under way; what is to come of them passes by."""
         for stream, assembly in self._streams.items():
-            if (assembly.header.job, assembly.header.attempt) != (job, attempt):
+            if assembly.header.job != job:
                 continue
             assembly.memory = None
             if self._target is not None and self._prefix is not None and self._prefix[1] == stream:

@@ -130,12 +130,11 @@ class Link(asyncio.BufferedProtocol):
         self._check_open()
         self._send_urgent(frames.credit(job, edge, attempt, limit))
 
-    async def send_data(self, packed: bytes, nbytes: int, arrays: Sequence[Array]) -> None:
+    def send(self, packed: bytes, nbytes: int, arrays: Sequence[Array]) -> asyncio.Future[None] | None:
         """Send a frame of `nbytes` under a header packed by frames.pack_header.
 
-        When this returns, the arrays' memory may be used again.
-
-        If the caller is cancelled while a part has gone out, the rest follows, and the memory must stay as it is.
+        The arrays' memory may be used again when this returns None, else when the future is done. If that is cancelled
+        the frame is not sent, or if a part has gone out, the rest follows from a copy. It fails with LinkLost.
 
         Raises:
             LinkLost: the link has ended.
@@ -146,14 +145,10 @@ class Link(asyncio.BufferedProtocol):
         self._pump()
         if outgoing.sent or self.error:
             self._check_open()
-            return
+            return None
         outgoing.done = self._loop.create_future()
-        try:
-            await outgoing.done
-        except asyncio.CancelledError:
-            if outgoing in self._waiting:
-                self._waiting.remove(outgoing)
-            raise
+        outgoing.done.add_done_callback(lambda done: self._give_up(outgoing) if done.cancelled() else None)
+        return outgoing.done
 
     def attend(self, job: str) -> None:
         """`job` is open on this link: heartbeats are frequent, and silence ends it soon."""
@@ -165,9 +160,9 @@ class Link(asyncio.BufferedProtocol):
     def leave(self, job: str) -> None:
         self._jobs.discard(job)
 
-    def discard(self, job: str, attempt: int) -> None:
+    def discard(self, job: str) -> None:
         """Free what a job's unfinished frames hold."""
-        self._decoder.discard(job, attempt)
+        self._decoder.discard(job)
 
     async def is_alive(self) -> bool:
         """Whether the peer still answers; one that does not loses the link."""
@@ -357,6 +352,12 @@ class Link(asyncio.BufferedProtocol):
         self.bytes_out += sum(map(len, buffers))
         self._channel.writelines(buffers)
 
+    def _give_up(self, outgoing: _Outgoing) -> None:
+        if outgoing in self._waiting:
+            self._waiting.remove(outgoing)
+        else:
+            outgoing.copy_rest()
+
     def _is_busy(self) -> bool:
         return bool(self._jobs) or self._loop.time() - self._data_at < self._patience.silence_s
 
@@ -443,6 +444,12 @@ class _Outgoing:
             if self.done is not None and not self.done.done():
                 self.done.set_result(None)
         return segment
+
+    def copy_rest(self) -> None:
+        """Let go of the arrays' memory."""
+        if self._next is not None:
+            self._next = [b"".join(self._next)]
+        self._segments = iter([[b"".join(segment)] for segment in self._segments])
 
     def fail(self, error: LinkLost) -> None:
         if self.done is not None and not self.done.done():

@@ -1,43 +1,54 @@
 """One job's edges as one node sees them: frames under names that everybody knows in advance.
 
-A frame on an edge is called plan.tensor_key(request, edge, attempt, seq), and counts only if it comes from the
-producer that the job's routes name, as the next one of its edge, within the edge's window. The window is flow control:
-a consumer grants a producer how many bytes it may have sent in all (CREDIT), and grants more as they are taken by
-`get`. Both sides assume INITIAL_WINDOW_BYTES, so that a producer may start before the consumer has opened the job;
-whoever opens it second causes the full window to be granted (a producer by a CREDIT of 0).
+A frame on an edge is called plan.tensor_key(request, edge, attempt, seq), with the attempt in which it was produced,
+and counts only if it comes from the producer that the job's present routes name, as the next one of its edge, within
+the edge's window. The window is flow control: a consumer grants a producer how many bytes it may have sent in all
+(CREDIT), and grants more as they are taken by `get`. Both sides assume INITIAL_WINDOW_BYTES, so that a producer may
+start before the consumer has opened the job; whoever opens it second causes the full window to be granted (a producer
+by a CREDIT of 0).
+
+A job whose owner asks for handover (`on_lost`) outlives its neighbours. Where an end of an edge was replaced by
+`take_over`, or the link between both was lost and made again, the consumer says by a `resume` document which frame it
+lacks first; the producer has been silent since, and goes on there, out of its tape as far as the frame is older.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from typing import Any, Protocol
 
-from nodewire.errors import BadFrame, BadInput, Busy, NodewireError, NotAllowed, TooLarge
+from nodewire.errors import (
+    BadFrame,
+    BadInput,
+    Busy,
+    LinkLost,
+    NodewireError,
+    NotAllowed,
+    NotFound,
+    TooLarge,
+    WorkerFailed,
+)
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import MAX_EDGES
 from nodewire.protocol.plan import tensor_key
 from nodewire.wire import frames
+from nodewire.wire.edges import INITIAL_WINDOW_BYTES, WINDOW_BYTES, Incoming, Outgoing, Parcel, Route, Tape, Window
 from nodewire.wire.frames import FRAME_COST_BYTES, MAX_FRAME_BYTES, DataHeader, Document
 from nodewire.wire.link import Link
 
-INITIAL_WINDOW_BYTES = 2**20
-WINDOW_BYTES = 16 * 2**20
+__all__ = ["INITIAL_WINDOW_BYTES", "WINDOW_BYTES", "JobMailbox", "OnLost", "Route", "Tape"]
+
 DEFAULT_FRAME_BYTES = 64 * 2**20
 MAX_CONTROLS = 256
+GRACE_S = 10.0
 
-ERROR, CANCEL = "error", "cancel"
-"""The types of the two documents about a job that the wire itself understands."""
+ERROR, CANCEL, RESUME = "error", "cancel", "resume"
+"""The types of the documents about a job that the wire itself understands."""
 
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """Who sends and who receives on an edge (public keys, 64 hex digits)."""
-
-    producer: str
-    consumers: tuple[str, ...]
+OnLost = Callable[[str, NodewireError], None]
+"""Told a member's public key and what happened to it, at once."""
 
 
 class Exchange(Protocol):
@@ -49,6 +60,11 @@ class Exchange(Protocol):
         """The open link to `peer`, waited for a while. Raises LinkLost."""
 
     def open_link(self, peer: str) -> Link | None: ...
+
+    def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]: ...
+
+    def rearranged(self, job: JobMailbox, left: set[str]) -> None:
+        """Neighbours of the job have been replaced."""
 
     def forget(self, job: JobMailbox) -> None: ...
 
@@ -67,39 +83,43 @@ class JobMailbox:
         routes: Mapping[str, Route],
         attempt: int = 0,
         limits: Mapping[str, int] | None = None,
+        *,
+        on_lost: OnLost | None = None,
+        grace_s: float = GRACE_S,
+        tape: Tape | None = None,
+        keep_inputs: bool = False,
     ) -> None:
         """`limits`: most bytes of one frame per edge; 64 MiB where it says nothing."""
         if len(request) != 64 or set(request) - set("0123456789abcdef"):
             raise BadInput("request", "not 64 lowercase hex digits")
-        if len(routes) > MAX_EDGES:
-            raise TooLarge("routes", f"{len(routes)}, at most {MAX_EDGES}")
         self.request = request
         self.attempt = attempt
-        self._exchange = exchange
-        self._in: dict[str, _Incoming] = {}
-        self._out: dict[str, _Outgoing] = {}
-        self._queue: deque[tuple[_Incoming, Frame[Array], int]] = deque()
-        self._controls: deque[tuple[str, Document]] = deque()
-        self._arrived = asyncio.Event()
-        self._documents = asyncio.Event()
-        self._error: NodewireError | None = None
         self.members: set[str] = set()
         """Everybody on any of the job's edges: whose control documents are the job's."""
         self.neighbours: set[str] = set()
         """The other nodes that this one sends to or receives from."""
-        me = exchange.public
-        for edge, route in routes.items():
-            limit = (limits or {}).get(edge, DEFAULT_FRAME_BYTES)
-            if not 0 <= limit <= MAX_FRAME_BYTES:
-                raise TooLarge("limits", f"{edge}: {limit} bytes, at most {MAX_FRAME_BYTES}")
-            self.members |= {route.producer, *route.consumers}
-            if me in route.consumers:
-                self._in[edge] = _Incoming(edge, route.producer, limit)
-                self.neighbours.add(route.producer)
-            if route.producer == me:
-                self._out[edge] = _Outgoing(limit, {consumer: _Window() for consumer in route.consumers})
-                self.neighbours.update(route.consumers)
-        self.neighbours.discard(me)
+        self._exchange = exchange
+        self._limits = dict(limits or {})
+        self._on_lost = on_lost
+        self._grace_s = grace_s
+        self._tape = tape
+        self._keep_inputs = keep_inputs
+        self._in: dict[str, Incoming] = {}
+        self._out: dict[str, Outgoing] = {}
+        self._left: set[str] = set()
+        self._awaited: dict[str, asyncio.TimerHandle] = {}
+        self._queue: deque[tuple[Incoming, Frame[Array], int]] = deque()
+        self._controls: deque[tuple[str, Document]] = deque()
+        self._arrived = asyncio.Event()
+        self._documents = asyncio.Event()
+        self._moved = asyncio.Event()
+        self._error: NodewireError | None = None
+        self._arrange(routes)
+
+    @property
+    def awaited(self) -> frozenset[str]:
+        """Of a job with handover, the neighbours that have not been heard of in it since they were lost or entered."""
+        return frozenset(self._awaited)
 
     # What the job's owner calls.
 
@@ -107,12 +127,14 @@ class JobMailbox:
         """Deliver to every consumer of the edge; waits while a window is full.
 
         When it returns, the arrays' memory may be used again, unless a consumer is on this node: that one has been
-        given the arrays themselves.
+        given the arrays themselves. In a job with handover it also waits for a consumer that is lost, or for the one
+        that replaces it, and leaves out consumers that have said that they need no frame before a later one.
 
         Raises:
             BadFrame: not an edge that this node produces, not the next `seq`, or an array that contradicts itself.
             TooLarge: above the edge's limit.
             LinkLost: a consumer cannot be reached.
+            NotFound: a consumer lacks earlier frames, and the tape has not kept them.
             NodewireError: what ended the job.
         """
         self._check()
@@ -121,27 +143,24 @@ class JobMailbox:
             raise BadFrame("edge", f"{frame.edge[:64]!r} is not one that this node produces")
         if frame.seq != outgoing.next_seq:
             raise BadFrame("seq", f"{frame.seq}, {outgoing.next_seq} is next on {frame.edge}")
-        key = tensor_key(self.request, frame.edge, self.attempt, frame.seq)
-        header = frames.data_header(
-            self.request, frame.edge, self.attempt, frame.seq, key, frame.tensors, frame.meta, outgoing.limit
-        )
-        packed = frames.pack_header(header)
+        parcel = self._parcel(outgoing, self.attempt, frame)
         outgoing.next_seq += 1
-        sends = [
-            self._send(consumer, window, header.cost, packed, frame) for consumer, window in outgoing.windows.items()
-        ]
-        if len(sends) == 1:
-            await sends[0]
-            return
-        for outcome in await asyncio.gather(*sends, return_exceptions=True):
-            if outcome is not None:
-                raise outcome
+        if self._tape is not None:
+            self._tape.write(self.request, frame.edge, self.attempt, frame)
+        while lacking := [w for w in outgoing.windows.values() if w.lacks(frame.seq)]:
+            sends = [self._advance(outgoing, window, frame.seq, parcel) for window in lacking]
+            if len(sends) == 1:
+                await sends[0]
+                continue
+            for outcome in await asyncio.gather(*sends, return_exceptions=True):
+                if outcome is not None:
+                    raise outcome
 
     async def get(self) -> Frame[Array]:
         """The next frame that came on any edge that this node consumes, in order per edge.
 
         Raises:
-            LinkLost: the link to a neighbour in the job has ended.
+            LinkLost: the link to a neighbour in the job has ended (with handover: and nobody took over in time).
             NodewireError: what else ended the job. What came before is delivered first.
         """
         while not self._queue:
@@ -149,12 +168,15 @@ class JobMailbox:
             self._arrived.clear()
             await self._arrived.wait()
         incoming, frame, cost = self._queue.popleft()
+        incoming.unread -= cost
         incoming.taken += cost
         self._grant(incoming)
         return frame
 
     async def control(self, peer: str, document: Document) -> None:
         """Send a small document about this job to one of its members: {"t": its type, ...}; `job` is added.
+
+        In a job with handover it waits for a member that is lost, and is not sent if that one is replaced.
 
         Raises:
             NotAllowed: not a member, or a type that the wire keeps for itself.
@@ -163,10 +185,11 @@ class JobMailbox:
             NodewireError: what ended the job.
         """
         self._check()
-        if peer not in self.members or document.get("t") in (ERROR, CANCEL):
+        if peer not in self.members or document.get("t") in (ERROR, CANCEL, RESUME):
             raise NotAllowed("document", "for a stranger, or of a type that the wire keeps for itself")
-        link = await self._exchange.reach(peer)
-        link.send_control({**document, "job": self.request})
+        link = await self._reach(peer)
+        if link is not None:
+            link.send_control({**document, "job": self.request})
 
     async def controls(self) -> AsyncIterator[tuple[str, Document]]:
         """(sender, document) of what members send by `control`, until the job ends; raises what ended it."""
@@ -176,6 +199,48 @@ class JobMailbox:
             self._check()
             self._documents.clear()
             await self._documents.wait()
+
+    def take_over(self, attempt: int, routes: Mapping[str, Route]) -> None:
+        """Go on with `attempt` under `routes`, which name all of the job's edges; the owner has checked who signed.
+
+        Frames that come whole from a producer that stays are good, whatever their attempt. Those of a node that left
+        pass by. The owner dials whom it sends to now. If this node itself has left, the job ends here.
+
+        Raises:
+            NotAllowed: `attempt` is below the present one.
+            BadInput, TooLarge: an edge of the job is missing, or too many are named; nothing has changed.
+            NodewireError: what ended the job.
+        """
+        self._check()
+        if not self.attempt <= attempt < 2**16:
+            raise NotAllowed("attempt", f"{attempt}, the job is at {self.attempt}")
+        if missing := (self._in.keys() | self._out.keys()) - routes.keys():
+            raise BadInput("routes", f"{min(missing)} is missing")
+        me, members, neighbours = self._exchange.public, self.members, self.neighbours
+        stays = all(me in routes[edge].consumers for edge in self._in)
+        if not stays or any(routes[edge].producer != me for edge in self._out):
+            self.fail(NotAllowed("job", "this node was replaced by a takeover"))
+            return
+        before, self.attempt = self.attempt, attempt
+        try:
+            changed = self._arrange(routes)
+        except NodewireError:
+            self.attempt = before
+            raise
+        self._left |= members - self.members
+        left = neighbours - self.neighbours
+        for peer in left:
+            self._hear(peer)
+        self._exchange.rearranged(self, left)
+        for edge in changed:
+            self._begin_local(edge)
+        for peer in {peer for edge in changed for peer in (routes[edge].producer, *routes[edge].consumers)}:
+            if peer in self.neighbours:
+                self._await(peer, LinkLost(peer, "entered, but was not heard of"))
+                if (link := self._exchange.open_link(peer)) is not None:
+                    self.linked(link, changed)
+        self._moved.set()
+        self._moved.clear()
 
     def cancel(self, error: NodewireError | None = None) -> None:
         """End the job here and at every neighbour, whose `get` and `put` raise `error`."""
@@ -200,15 +265,18 @@ class JobMailbox:
 
         Raises:
             BadFrame, TooLarge: it may not; `field` says why.
+            NotAllowed: the peer was replaced.
         """
         incoming = self._in.get(header.edge)
         if incoming is None:
             raise BadFrame("edge", f"{header.edge!r} does not lead here")
+        if peer in self._left:
+            raise NotAllowed("producer", "replaced by a takeover")
         if incoming.producer != peer:
             raise BadFrame("producer", f"{peer} does not produce {header.edge}")
         if incoming.under_way is not None or header.seq != incoming.next_seq:
             raise BadFrame("seq", f"{header.seq}, {incoming.next_seq} is next on {header.edge}")
-        if header.key != tensor_key(self.request, header.edge, self.attempt, header.seq):
+        if header.key != tensor_key(self.request, header.edge, header.attempt, header.seq):
             raise BadFrame("key", "not the name of this frame")
         if header.nbytes > incoming.limit:
             raise TooLarge("frame", f"{header.nbytes} bytes, at most {incoming.limit} on {header.edge}")
@@ -224,47 +292,85 @@ class JobMailbox:
         if incoming is None or incoming.under_way is not header:
             return
         incoming.under_way = None
-        tensors = header.arrays(memoryview(memory))
-        self._deliver(incoming, Frame(header.edge, header.seq, tensors, header.meta), header.cost)
+        frame = Frame(header.edge, header.seq, header.arrays(memoryview(memory)), header.meta)
+        if self._keep_inputs and self._tape is not None:
+            self._tape.write(self.request, header.edge, header.attempt, frame)
+        self._deliver(incoming, frame, header.cost)
 
-    def linked(self, link: Link) -> None:
-        """There is a link to a neighbour: tell it the windows of its edges, and ask for ours."""
+    def linked(self, link: Link, edges: set[str] | None = None) -> None:
+        """There is a link to a member: tell a neighbour the windows of its edges (or of `edges`), and ask for ours."""
+        self._moved.set()
+        self._moved.clear()
+        if link.peer not in self.neighbours:
+            return
         link.attend(self.request)
         for incoming in self._in.values():
-            if incoming.producer == link.peer:
-                link.send_credit(self.request, incoming.edge, self.attempt, incoming.granted)
-        for edge, outgoing in self._out.items():
-            if link.peer in outgoing.windows:
-                link.send_credit(self.request, edge, self.attempt, 0)
+            if incoming.producer == link.peer and (edges is None or incoming.edge in edges):
+                self._tell(link, incoming)
+        for outgoing in self._out.values():
+            window = outgoing.windows.get(link.peer)
+            if window is not None and (edges is None or outgoing.edge in edges):
+                link.send_credit(self.request, outgoing.edge, self.attempt, 0)
+                window.wake()
 
     def opened(self) -> None:
         """The job is open: the windows are full-sized from now on."""
         for incoming in self._in.values():
             incoming.granted = incoming.window
-            if incoming.producer == self._exchange.public:
-                self._out[incoming.edge].windows[incoming.producer].grant(incoming.granted)
+            self._begin_local(incoming.edge)
+        if self._on_lost is not None:
+            for peer in self.neighbours:
+                self._await(peer, LinkLost(peer, "did not open the job"))
 
     def credited(self, link: Link, edge: str, limit: int) -> None:
         """A consumer grants more; or a producer, which opened the job after us, asks what was granted."""
         incoming, outgoing = self._in.get(edge), self._out.get(edge)
-        if outgoing is not None and link.peer in outgoing.windows:
-            outgoing.windows[link.peer].grant(limit)
+        if outgoing is not None and (window := outgoing.windows.get(link.peer)) is not None:
+            self._hear(link.peer)
+            if window.next_seq is not None:
+                window.grant(limit)
         elif incoming is not None and incoming.producer == link.peer:
-            link.send_credit(self.request, edge, self.attempt, incoming.granted)
+            self._hear(link.peer)
+            self._tell(link, incoming)
 
     def consumes_from(self, peer: str) -> bool:
         return any(incoming.producer == peer for incoming in self._in.values())
 
     def documented(self, peer: str, document: Document) -> None:
-        """A member sent a control document. Raises Busy if too many wait."""
+        """A member sent a control document. Raises Busy if too many wait, BadFrame for a malformed `resume`."""
         if document["t"] in (ERROR, CANCEL):
-            if peer in self.neighbours and document.get("attempt") == self.attempt:
-                self.fail(frames.reported(document))
+            if peer in self.neighbours:
+                error = frames.reported(document)
+                if self._on_lost is not None and isinstance(error, WorkerFailed):
+                    self.lost(peer, error)
+                else:
+                    self.fail(error)
+            return
+        if document["t"] == RESUME:
+            self._resume(peer, document)
             return
         if len(self._controls) >= MAX_CONTROLS:
             raise Busy("controls", f"{MAX_CONTROLS} wait already")
         self._controls.append((peer, document))
         self._documents.set()
+
+    def lost(self, peer: str, error: NodewireError) -> None:
+        """A member is out of reach, or its worker is dead: the job fails, or with handover waits for a while."""
+        if self._on_lost is None:
+            if peer in self.neighbours:
+                self.fail(LinkLost(peer, str(error)))
+            return
+        if self._error is not None:
+            return
+        if peer in self.neighbours:
+            for incoming in self._in.values():
+                if incoming.producer == peer:
+                    incoming.restart(peer)
+            for outgoing in self._out.values():
+                if peer in outgoing.windows:
+                    outgoing.windows[peer].pause()
+            self._await(peer, error)
+        self._on_lost(peer, error)
 
     def fail(self, error: NodewireError) -> None:
         """The job is over here; the first reason stands."""
@@ -272,35 +378,205 @@ class JobMailbox:
             self._error = error
         self._arrived.set()
         self._documents.set()
+        self._moved.set()
+        for peer in list(self._awaited):
+            self._hear(peer)
         for outgoing in self._out.values():
             for window in outgoing.windows.values():
-                window.changed.set()
+                window.wake()
 
-    # Inside.
+    # Inside: who is on which edge.
+
+    def _arrange(self, routes: Mapping[str, Route]) -> set[str]:
+        """Set up the edges of `routes`, going on with those that are there; which ones of this node's have changed."""
+        if len(routes) > MAX_EDGES:
+            raise TooLarge("routes", f"{len(routes)}, at most {MAX_EDGES}")
+        me, enters, changed = self._exchange.public, self.attempt > 0, set[str]()
+        limits = {edge: self._limit(edge) for edge in routes}
+        self.members = {member for route in routes.values() for member in (route.producer, *route.consumers)}
+        self.neighbours = set()
+        for edge, route in routes.items():
+            if me in route.consumers:
+                self.neighbours.add(route.producer)
+                incoming = self._in.get(edge)
+                if incoming is None:
+                    incoming = Incoming(edge, route.producer, limits[edge], anew=enters or self._on_lost is not None)
+                    incoming.granted = incoming.window if enters else INITIAL_WINDOW_BYTES
+                    self._in[edge] = incoming
+                    changed.add(edge)
+                elif incoming.producer != route.producer:
+                    incoming.restart(route.producer)
+                    changed.add(edge)
+            if route.producer == me:
+                self.neighbours.update(route.consumers)
+                outgoing = self._out.setdefault(edge, Outgoing(edge, limits[edge]))
+                for consumer in outgoing.windows.keys() - set(route.consumers):
+                    outgoing.windows.pop(consumer).leave()
+                    changed.add(edge)
+                for consumer in route.consumers:
+                    if consumer not in outgoing.windows:
+                        outgoing.windows[consumer] = Window(consumer, None if enters else 0)
+                        changed.add(edge)
+        self.neighbours.discard(me)
+        return changed
+
+    def _limit(self, edge: str) -> int:
+        limit = self._limits.get(edge, DEFAULT_FRAME_BYTES)
+        if not 0 <= limit <= MAX_FRAME_BYTES:
+            raise TooLarge("limits", f"{edge}: {limit} bytes, at most {MAX_FRAME_BYTES}")
+        return limit
+
+    def _begin_local(self, edge: str) -> None:
+        """If both ends of an edge are on this node, let them begin to count."""
+        me = self._exchange.public
+        incoming, outgoing = self._in.get(edge), self._out.get(edge)
+        if incoming is None or outgoing is None or incoming.producer != me:
+            return
+        window = outgoing.windows[me]
+        window.grant(incoming.granted)
+        if window.next_seq is None:
+            window.resume(incoming.next_seq)
+            self._exchange.run(self._catch_up(outgoing, window))
+
+    def _await(self, peer: str, error: NodewireError) -> None:
+        """Fail the job unless `peer` is heard of in it, or replaced, within the grace period."""
+        if self._on_lost is not None and peer not in self._awaited:
+            self._awaited[peer] = asyncio.get_running_loop().call_later(self._grace_s, self._give_up, peer, error)
+
+    def _hear(self, peer: str) -> None:
+        if (timer := self._awaited.pop(peer, None)) is not None:
+            timer.cancel()
+
+    def _give_up(self, peer: str, error: NodewireError) -> None:
+        self.fail(error if isinstance(error, LinkLost) else LinkLost(peer, f"{error.code}: {error}"))
 
     def _check(self) -> None:
         if self._error is not None:
             raise self._error
 
-    async def _send(self, consumer: str, window: _Window, cost: int, packed: bytes, frame: Frame[Array]) -> None:
+    async def _reach(self, peer: str) -> Link | None:
+        """The link to a member; None if it has been replaced meanwhile. Raises LinkLost."""
+        if self._on_lost is None:
+            return await self._exchange.reach(peer)
+        try:
+            async with asyncio.timeout(self._grace_s):
+                while (link := self._exchange.open_link(peer)) is None and peer in self.members:
+                    await self._moved.wait()
+                    self._check()
+                return link
+        except TimeoutError:
+            raise LinkLost(peer, "no link") from None
+
+    # Inside: sending.
+
+    def _parcel(self, outgoing: Outgoing, attempt: int, frame: Frame[Array]) -> Parcel:
+        key = tensor_key(self.request, frame.edge, attempt, frame.seq)
+        header = frames.data_header(
+            self.request, frame.edge, attempt, frame.seq, key, frame.tensors, frame.meta, outgoing.limit
+        )
+        return Parcel(frame, frames.pack_header(header), header.cost)
+
+    async def _advance(self, outgoing: Outgoing, window: Window, last: int, live: Parcel | None = None) -> None:
+        """Send one consumer what it lacks up to the frame `last`: `live`, the tape's where it is another."""
         async with window.turn:
-            while window.sent + cost > window.limit:
+            while not window.left:
                 self._check()
-                window.changed.clear()
-                await window.changed.wait()
-            self._check()
-            window.sent += cost
-            if consumer == self._exchange.public:
-                self._deliver(self._in[frame.edge], frame, cost)
+                if window.next_seq is None:
+                    await window.change()
+                    continue
+                if window.next_seq > last:
+                    return
+                parcel = (
+                    live if live is not None and live.frame.seq == window.next_seq else self._again(outgoing, window)
+                )
+                if window.sent + parcel.cost > window.limit:
+                    await window.change()
+                else:
+                    await self._hand(window, parcel)
+
+    def _again(self, outgoing: Outgoing, window: Window) -> Parcel:
+        """The consumer's next frame, from the tape. Raises NotFound."""
+        assert window.next_seq is not None
+        if window.kept is not None and window.kept.frame.seq == window.next_seq:
+            return window.kept
+        found = next(window.replay, None) if window.replay is not None else None
+        if found is None and self._tape is not None:  # the tape may have grown since that reading of it ended
+            window.replay = self._tape.read(self.request, outgoing.edge, window.next_seq)
+            found = next(window.replay, None)
+        if found is None or found[1].seq != window.next_seq:
+            raise NotFound("tape", f"{outgoing.edge} has not been kept from {window.next_seq} on")
+        window.kept = self._parcel(outgoing, *found)
+        return window.kept
+
+    async def _hand(self, window: Window, parcel: Parcel) -> None:
+        """Pass a frame to its consumer, or find that this cannot be done now."""
+        consumer, frame = window.consumer, parcel.frame
+        link = self._exchange.open_link(consumer)
+        if link is None and consumer != self._exchange.public:
+            if self._on_lost is not None:
+                await window.change()
                 return
             link = await self._exchange.reach(consumer)
-            await link.send_data(packed, cost - FRAME_COST_BYTES, frame.tensors)
+            self._check()
+        window.sent += parcel.cost
+        window.next_seq = frame.seq + 1
+        window.kept = None
+        if link is None:
+            self._deliver(self._in[frame.edge], frame, parcel.cost)
+            return
+        window.sending = link.send(parcel.packed, parcel.cost - FRAME_COST_BYTES, frame.tensors)
+        if window.sending is None:
+            return
+        try:
+            await window.sending
+        except LinkLost:
+            if self._on_lost is None:
+                raise
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not window.left or (task is not None and task.cancelling()):
+                raise
+        finally:
+            window.sending = None
 
-    def _deliver(self, incoming: _Incoming, frame: Frame[Array], cost: int) -> None:
+    async def _catch_up(self, outgoing: Outgoing, window: Window) -> None:
+        try:
+            await self._advance(outgoing, window, outgoing.next_seq - 1)
+        except NodewireError as error:
+            self.fail(error)
+
+    def _resume(self, peer: str, document: Document) -> None:
+        """A consumer says what it lacks; who has not been waited for is not heard."""
+        edge, first = document.get("edge"), document.get("first")
+        if not isinstance(edge, str) or type(first) is not int or not 0 <= first < 2**53:
+            raise BadFrame("resume", "not {edge, first}")
+        outgoing = self._out.get(edge)
+        window = outgoing.windows.get(peer) if outgoing is not None else None
+        if outgoing is None or window is None:
+            return
+        self._hear(peer)
+        if window.next_seq is None:
+            window.resume(first)
+            if first < outgoing.next_seq:
+                self._exchange.run(self._catch_up(outgoing, window))
+
+    # Inside: receiving.
+
+    def _deliver(self, incoming: Incoming, frame: Frame[Array], cost: int) -> None:
+        if incoming.producer == self._exchange.public:
+            incoming.next_seq = frame.seq + 1
+        incoming.unread += cost
         self._queue.append((incoming, frame, cost))
         self._arrived.set()
 
-    def _grant(self, incoming: _Incoming) -> None:
+    def _tell(self, link: Link, incoming: Incoming) -> None:
+        """Tell a producer what it may send, and where to begin if it may not know."""
+        if incoming.anew and not incoming.received:
+            document = {"t": RESUME, "job": self.request, "edge": incoming.edge, "first": incoming.next_seq}
+            link.send_control(document)
+        link.send_credit(self.request, incoming.edge, self.attempt, incoming.granted)
+
+    def _grant(self, incoming: Incoming) -> None:
         """Let the producer send more, once it is worth a message."""
         limit = incoming.taken + incoming.window
         if limit - incoming.granted < incoming.window // 4:
@@ -312,45 +588,3 @@ class JobMailbox:
         link = self._exchange.open_link(incoming.producer)
         if link is not None:
             link.send_credit(self.request, incoming.edge, self.attempt, limit)
-
-
-@dataclass(slots=True)
-class _Incoming:
-    """An edge that leads here; counts are of frames' costs since the job began."""
-
-    edge: str
-    producer: str
-    limit: int
-    next_seq: int = 0
-    under_way: DataHeader | None = None
-    received: int = 0
-    taken: int = 0
-    granted: int = INITIAL_WINDOW_BYTES
-
-    window: int = 0
-
-    def __post_init__(self) -> None:
-        # Twice the largest frame: a grant may lag by a quarter of the window, and a frame must still fit.
-        self.window = max(WINDOW_BYTES, 2 * (self.limit + FRAME_COST_BYTES))
-
-
-@dataclass(slots=True)
-class _Window:
-    """What one consumer has granted for an edge, and the one frame at a time that goes to it."""
-
-    sent: int = 0
-    limit: int = INITIAL_WINDOW_BYTES
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    def grant(self, limit: int) -> None:
-        if limit > self.limit:
-            self.limit = limit
-            self.changed.set()
-
-
-@dataclass(slots=True)
-class _Outgoing:
-    limit: int
-    windows: dict[str, _Window]
-    next_seq: int = 0

@@ -16,7 +16,7 @@ from nodewire.wire.early import Early
 from nodewire.wire.frames import DataHeader, Document
 from nodewire.wire.identity import Identity
 from nodewire.wire.link import Link, Patience
-from nodewire.wire.mailbox import CANCEL, ERROR, JobMailbox, Route
+from nodewire.wire.mailbox import CANCEL, ERROR, GRACE_S, RESUME, JobMailbox, OnLost, Route, Tape
 from nodewire.wire.transport import Arrival, Listener, TcpTls, Transport
 
 MAX_HALF_OPEN = 64
@@ -62,7 +62,7 @@ class Node:
         self._jobs: dict[str, JobMailbox] = {}
         self._early = Early()
         self._over: OrderedDict[str, int] = OrderedDict()
-        self._fences: OrderedDict[tuple[str, str, int], None] = OrderedDict()
+        self._fences: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._closed = False
 
     @property
@@ -105,10 +105,20 @@ class Node:
         routes: Mapping[str, Route],
         attempt: int = 0,
         limits: Mapping[str, int] | None = None,
+        *,
+        on_lost: OnLost | None = None,
+        grace_s: float = GRACE_S,
+        tape: Tape | None = None,
+        keep_inputs: bool = False,
     ) -> JobMailbox:
         """The mailbox of a job on this node.
 
-        `routes` are all of the job's edges by name; `limits` the most bytes of one frame per edge.
+        `routes` are all of the job's edges by name; `limits` the most bytes of one frame per edge. Who enters by a
+        takeover opens the job with its `attempt` and the routes that it makes.
+
+        With `on_lost` a lost neighbour does not end the job: `on_lost` is called at once, and the job fails only if
+        the neighbour neither comes back nor is replaced (JobMailbox.take_over) within `grace_s` seconds. `tape` keeps
+        what is put, so that it can be sent to who lacks it, and with `keep_inputs` also what comes from other nodes.
 
         Raises:
             NotAllowed: the job is open already.
@@ -116,12 +126,22 @@ class Node:
         """
         if request in self._jobs:
             raise NotAllowed("request", "the job is open already")
-        job = self._jobs[request] = JobMailbox(self, request, routes, attempt, limits)
-        for fence in [f for f in self._fences if f[1:] == (request, attempt)]:
+        job = self._jobs[request] = JobMailbox(
+            self,
+            request,
+            routes,
+            attempt,
+            limits,
+            on_lost=on_lost,
+            grace_s=grace_s,
+            tape=tape,
+            keep_inputs=keep_inputs,
+        )
+        for fence in [f for f in self._fences if f[1] == request]:
             del self._fences[fence]
-        for peer, held in self._early.take(request, attempt):
+        for peer, held in self._early.take(request):
             try:
-                if (peer, request, attempt) not in self._fences:
+                if (peer, request) not in self._fences:
                     job.begin(peer, held.header)
             except NodewireError as error:
                 self._fence(self._links[peer], job, held.header, error)
@@ -170,28 +190,32 @@ class Node:
         self._over[job.request] = job.attempt
         while len(self._over) > _MAX_OVER:
             self._over.popitem(last=False)
-        for peer in job.neighbours:
+        self.rearranged(job, job.neighbours)
+
+    def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return self._run(work)
+
+    def rearranged(self, job: JobMailbox, left: set[str]) -> None:
+        for peer in left:
             if (link := self._links.get(peer)) is not None:
                 link.leave(job.request)
-                link.discard(job.request, job.attempt)
+                link.discard(job.request)
 
     # What links call.
 
     def data_begins(self, link: Link, header: DataHeader) -> bytearray | None:
         """Memory for a frame that may come; None lets it pass by."""
-        if (link.peer, header.job, header.attempt) in self._fences:
+        if (link.peer, header.job) in self._fences:
             return None
         job = self._jobs.get(header.job)
         try:
             if job is None and header.attempt <= self._over.get(header.job, -1):
                 raise NotFound("job", "closed here")
-            if job is None or header.attempt > job.attempt:
+            if job is None:
                 memory, first = self._early.begin(link.peer, header)
                 if first:
                     asyncio.get_running_loop().call_later(self._patience.early_s, self._expire, link, header)
                 return memory
-            if header.attempt < job.attempt:
-                return None  # from before a takeover
             job.begin(link.peer, header)
             return bytearray(header.nbytes)
         except NodewireError as error:
@@ -200,14 +224,14 @@ class Node:
 
     def data_ends(self, link: Link, header: DataHeader, memory: bytearray) -> None:
         job = self._jobs.get(header.job)
-        if job is not None and job.attempt == header.attempt:
+        if job is not None:
             job.end(header, memory)
         else:
             self._early.end(link.peer, header)
 
     def credit(self, link: Link, job: str, edge: str, attempt: int, limit: int) -> None:
         mailbox = self._jobs.get(job)
-        if mailbox is not None and mailbox.attempt == attempt:
+        if mailbox is not None:
             mailbox.credited(link, edge, limit)
 
     def control(self, link: Link, document: Document) -> None:
@@ -215,7 +239,7 @@ class Node:
         job = self._jobs.get(name) if isinstance(name, str) else None
         if job is not None and link.peer in job.members:
             job.documented(link.peer, document)
-        elif document["t"] not in (ERROR, CANCEL):
+        elif document["t"] not in (ERROR, CANCEL, RESUME):
             self._on_control(link.peer, document)
 
     def lost(self, link: Link, error: NodewireError) -> None:
@@ -226,8 +250,8 @@ class Node:
         for fence in [f for f in self._fences if f[0] == link.peer]:
             del self._fences[fence]
         for job in list(self._jobs.values()):
-            if link.peer in job.neighbours:
-                job.fail(LinkLost(link.peer, str(error)))
+            if link.peer in job.members:
+                job.lost(link.peer, error)
 
     # Frames that break their job's rules.
 
@@ -236,8 +260,8 @@ class Node:
 
         The job itself fails only if the peer's frames are a part of it.
         """
-        self._fences[link.peer, header.job, header.attempt] = None
-        link.discard(header.job, header.attempt)
+        self._fences[link.peer, header.job] = None
+        link.discard(header.job)
         while len(self._fences) > _MAX_FENCES:
             self._fences.popitem(last=False)
         _log.info("job %s, frame from %s refused: %s", header.job[:8], link.peer[:8], error)
@@ -248,7 +272,7 @@ class Node:
             job.fail(error)
 
     def _expire(self, link: Link, header: DataHeader) -> None:
-        if self._early.drop((link.peer, header.job, header.attempt)):
+        if self._early.drop((link.peer, header.job)):
             self._fence(link, None, header, NotFound("job", "not open here"))
 
     # Links in and out.
@@ -319,7 +343,7 @@ class Node:
         """The link is open: whoever waits for it may go on."""
         self._linked.set()
         for job in list(self._jobs.values()):
-            if link.peer in job.neighbours and link.is_open:
+            if link.peer in job.members and link.is_open:
                 job.linked(link)
 
     async def _dial(self, dial: _Dial, public: str, addresses: Sequence[str]) -> None:

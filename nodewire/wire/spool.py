@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nodewire.errors import BadFrame, BadInput
+from nodewire.errors import BadInput
 from nodewire.protocol.frame import Array, Frame
 from nodewire.wire import frames
 from nodewire.wire.frames import MAX_FRAME_BYTES, MAX_HEADER_BYTES, DataHeader
@@ -279,7 +279,7 @@ def _record(descriptor: int, offset: int, seq: int) -> tuple[DataHeader, int] | 
         return None
     try:
         header = frames.unpack_record(packed)
-    except BadFrame:
+    except BadInput:
         return None
     if header.seq != seq or header.nbytes != size:
         return None
