@@ -156,6 +156,8 @@ class ProviderConfig(Role):
     wallet: WalletConfig
     worker: WorkerConfig = WorkerConfig()
     serve: tuple[Serve, ...] = Field(min_length=1, max_length=64)
+    spool: Size = 10 * 10**9
+    """Bytes on disk for the frames of jobs that are under way or have just ended."""
     pow_bits: int = Field(default=8, ge=0, le=40)
     """NIP-13 work that an unknown customer's request must carry."""
     patience_s: int = Field(default=30, ge=1, le=3_600)

@@ -18,18 +18,22 @@ import numpy as np
 import orjson
 
 from nodewire.config import CustomerConfig
+from nodewire.customer.planning import PATIENCE_EPOCHS
 from nodewire.customer.purchase import Purchase
 from nodewire.customer.session import Session
 from nodewire.customer.starting import start
-from nodewire.customer.summary import summary
-from nodewire.errors import BadFrame, BadInput, NotAllowed
+from nodewire.customer.summary import summary, together
+from nodewire.errors import BadFrame, BadInput, LinkLost, NodewireError, NotAllowed, TimedOut, WorkerFailed
 from nodewire.kind import installed
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
-from nodewire.protocol.plan import Terms
+from nodewire.protocol.plan import MAX_EXCLUDED, Terms
 
 MAX_PROMPT_BYTES = 1_000_000
 MAX_TEXTS_BYTES = 16_000_000
+_GOES_ON = (LinkLost, TimedOut, WorkerFailed)
+MAX_AGAIN = 3
+"""How often a generation that nobody could go on with is begun anew, as a new job from where it stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,23 +93,46 @@ class Customer:
             raise BadInput("prompt", f"empty, or more than {MAX_PROMPT_BYTES} bytes")
         manifest = await self._manifest(model, "generate")
         edge = next(e for e in manifest.edges if e.source == "customer")
-        text = np.frombuffer(prompt.encode(), np.uint8)
-        frame = Frame(edge.name, 0, (Array("uint8", text.shape, text.tobytes()),), {"chunk": 0})
+        text = Array("uint8", (len(prompt.encode()),), prompt.encode())
         ids: list[int] = []
         texts: list[str] = []
+        finished: list[dict[str, Any]] = []
+        left = terms or self.terms
+        failure: NodewireError | None = None
 
         def accept(out: Frame[Array]) -> None:
-            if len(ids) + len(_piece(out).ids) > bought.params["max_tokens"]:
+            if len(ids) - before + len(_piece(out).ids) > bought.params["max_tokens"]:
                 raise BadFrame("tokens", "more came than were asked for")
 
-        bought = self._purchase(model, manifest, terms, params, [frame], accept)
-        async with bought:
-            async for out in bought.outputs():
-                piece = _piece(out)
-                ids += piece.ids
-                texts.append(piece.text)
-                yield piece
-        self.last = {**self._finished(bought), "ids": ids, "text": "".join(texts)}
+        while True:
+            before, tensors = len(ids), (text, *_history(ids))
+            frame = Frame(edge.name, 0, tensors, {"chunk": 0})
+            patience = 0 if failure is not None else PATIENCE_EPOCHS
+            bought = self._purchase(model, manifest, left, params, [frame], accept, patience=patience)
+            try:
+                async with bought:
+                    async for out in bought.outputs():
+                        piece = _piece(out)
+                        ids += piece.ids
+                        texts.append(piece.text)
+                        yield piece
+            except NodewireError as error:
+                if failure is not None and not bought.is_underway:
+                    raise failure from error
+                if not (isinstance(error, _GOES_ON) and bought.is_underway and len(finished) < MAX_AGAIN):
+                    raise
+                failure = error
+                # Nobody was left to go on: a new job begins where this one ended.
+                self.session.log.info("job %s ended (%s), beginning anew", bought.request.id[:8], error)
+                left = _remaining(left, bought)
+                if left.max_total_msat < bought.plan.chunk_msat or bought.params["max_tokens"] <= len(ids) - before:
+                    raise
+                params = {**bought.params, "max_tokens": bought.params["max_tokens"] - (len(ids) - before)}
+                finished.append(self._finished(bought))
+            else:
+                finished.append(self._finished(bought))
+                break
+        self.last = {**together(finished), "ids": ids, "text": "".join(texts)}
 
     async def embed(self, model: str, texts: Sequence[str], *, terms: Terms | None = None) -> np.ndarray:
         """The vectors of `texts`, float32 [len(texts), width]. Raises as `generate`."""
@@ -146,12 +173,16 @@ class Customer:
         params: Mapping[str, Any],
         inputs: Sequence[Frame[Array]],
         accept: Callable[[Frame[Array]], None],
+        *,
+        patience: int = PATIENCE_EPOCHS,
     ) -> Purchase:
         kinds = installed()
         if manifest.kind not in kinds:
             raise BadInput("model", f"no installed package serves kind {manifest.kind}")
         kind = kinds[manifest.kind]
-        return Purchase(self.session, kind, address, manifest, terms or self.terms, params, inputs, accept)
+        return Purchase(
+            self.session, kind, address, manifest, terms or self.terms, params, inputs, accept, patience=patience
+        )
 
     def _finished(self, bought: Purchase) -> dict[str, Any]:
         """The summary, with the time that a hop took: a step's time less its tasks' compute, over the ring's hops."""
@@ -166,6 +197,21 @@ class Customer:
             "step_ms_p50": round(timing.step_ms(), 2),
             "hop_ms_p50": round(max(0.0, timing.step_ms() - compute_ms) / hops, 3),
         }
+
+
+def _history(ids: Sequence[int]) -> tuple[Array, ...]:
+    """What an earlier job generated, as the prompt's second tensor."""
+    if not ids:
+        return ()
+    array = np.array(ids, np.int64)
+    return (Array("int64", array.shape, array.tobytes()),)
+
+
+def _remaining(terms: Terms, bought: Purchase) -> Terms:
+    """The terms less what was spent and who failed."""
+    excluded = tuple(dict.fromkeys((*terms.excluded, *sorted(bought.blamed))))[:MAX_EXCLUDED]
+    left_msat = max(0, terms.max_total_msat - bought.spent_msat)
+    return terms.model_copy(update={"max_total_msat": left_msat, "excluded": excluded})
 
 
 def _piece(frame: Frame[Array]) -> Piece:

@@ -45,6 +45,7 @@ async def draw(
     busy: Sequence[Busy] = (),
     k: int = 0,
     timeout_s: float,
+    patience: int = PATIENCE_EPOCHS,
 ) -> Draw:
     """The `k`-th plan that the newest epoch gives; `busy` are the signed refusals to avoid.
 
@@ -54,7 +55,7 @@ async def draw(
         OverBudget: one chunk would cost more than the terms allow, or than the whole job may.
     """
     epoch = await market.epoch(timeout_s=timeout_s)
-    last = epoch.body.epoch + PATIENCE_EPOCHS
+    last = epoch.body.epoch + patience
     while True:
         snapshot = await market.snapshot(epoch.body.snapshot)
         try:
@@ -69,7 +70,7 @@ async def draw(
                 busy=busy,
                 k=k,
             )
-            ads = snapshot.ads(set(plan.providers()))
+            ads = snapshot.ads(set(plan.members()))
             greedy = tuple(sorted(p for p, ad in ads.items() if ad.pow_bits > MAX_POW_BITS))
             if not greedy:
                 break

@@ -9,13 +9,14 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from nodewire import errors
 from nodewire.customer import requesting
 from nodewire.customer.payments import JobPayments
-from nodewire.customer.planning import Draw, draw
+from nodewire.customer.planning import PATIENCE_EPOCHS, Draw, draw
 from nodewire.customer.receipts import ZapReceipts, receipts_for
 from nodewire.customer.session import LocalMailbox, Session
-from nodewire.customer.timing import Timing
+from nodewire.customer.timing import Handed, Timing
 from nodewire.errors import (
     TABLE,
     BadFrame,
+    BadInput,
     LinkLost,
     NodewireError,
     NoProvider,
@@ -31,13 +32,16 @@ from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
 from nodewire.plan.assign import Busy
 from nodewire.protocol import feedback, job, kinds, receipt, result
+from nodewire.protocol import takeover as takeovers
 from nodewire.protocol.chunk import chunk_of
 from nodewire.protocol.close import Close
 from nodewire.protocol.feedback import Feedback
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import CUSTOMER, Manifest
 from nodewire.protocol.plan import LOCAL, MAX_BUSY, MAX_REDRAWS, Plan, Terms, ends
-from nodewire.wire.mailbox import JobMailbox, Route
+from nodewire.protocol.takeover import Takeover
+from nodewire.wire.handover import Handover
+from nodewire.wire.mailbox import JobMailbox, OnLost, Route
 
 EPOCH_S = 30.0
 """How long a customer waits for a certified epoch."""
@@ -47,6 +51,9 @@ LINGER_S = 3.0
 """How long the payment of those claims may take."""
 SETTLE_S = 30.0
 """How long after the last output payments and receipts may take."""
+GRACE_S = 10.0
+"""How long a job waits for a provider that is lost to be replaced."""
+_REPLACEABLE = frozenset({WorkerFailed.code, LinkLost.code})
 _TICKET_EVERY_S = 1.0
 _SPECIAL_TOKENS = 16
 _PAY_AGAIN_S = (0.2, 1.0, 3.0)
@@ -69,8 +76,11 @@ class Purchase:
         params: Params,
         inputs: Sequence[Frame[Array]],
         accept: Callable[[Frame[Array]], None] = lambda frame: None,
+        *,
+        patience: int = PATIENCE_EPOCHS,
     ) -> None:
-        """`accept` raises a typed error for an output that is not worth its money."""
+        """`accept` raises a typed error for an output that is not worth its money. `patience`: for how many further
+        epochs a plan is tried when a task has no provider."""
         self.manifest = manifest
         self.timing = Timing()
         self.receipts: list[Event] = []
@@ -78,11 +88,15 @@ class Purchase:
         """What each provider's result says (decrypted), by public key."""
         self._session = session
         self._kind = kind
+        self._handover: Handover | None = None
+        self._lost_s = 0.0
+        self._blamed: set[str] = set()
         self._address = manifest_address
         self._terms = terms
         self._params = kind.check(manifest, params)
         self._inputs = inputs
         self._accept = accept
+        self._patience = patience
         self._busy: list[Busy] = []
         self._draw: Draw | None = None
         self._request: Event | None = None
@@ -116,6 +130,23 @@ class Purchase:
         """How many live nodes held each task when the plan was drawn."""
         assert self._draw is not None
         return self._draw.holders
+
+    @property
+    def blamed(self) -> set[str]:
+        """Providers that left, or for whose fault the job ended: the next one does better without them."""
+        gone = self._handover.gone if self._handover is not None else set()
+        members = self._draw.plan.members() if self._draw is not None else ()
+        return gone | self._blamed | ({self._failure.field} & set(members) if self._failure is not None else set())
+
+    @property
+    def is_underway(self) -> bool:
+        """Whether a request was published."""
+        return self._request is not None
+
+    @property
+    def spent_msat(self) -> int:
+        """Paid to providers so far."""
+        return sum(one.due.amount_msat for one in self._payments.paid.values()) if self._payments is not None else 0
 
     @property
     def ticket(self) -> job.Ticket:
@@ -181,7 +212,7 @@ class Purchase:
             except _Refused as refusal:
                 await self._redraw(refusal)
                 continue
-            self.timing.outputs.append(time.monotonic())
+            self.timing.output()
             deadline_s = self.plan.next_result_ms / 1000
             self._accept(frame)
             chunk = chunk_of(self.manifest, frame.seq)
@@ -246,6 +277,7 @@ class Purchase:
             busy=self._busy,
             k=len(self._busy),
             timeout_s=EPOCH_S,
+            patience=self._patience,
         )
         self.timing.planned = time.monotonic()
         plan, session = drawn.plan, self._session
@@ -267,16 +299,39 @@ class Purchase:
         routes = {
             edge: Route(producer, (consumer,)) for edge, (producer, consumer) in ends(self.manifest, plan).items()
         }
-        self._open = session.node.open_job(self._request.id, routes)
+        losses: asyncio.Queue[tuple[str, NodewireError]] = asyncio.Queue()
+
+        def lost(peer: str, error: NodewireError) -> None:
+            self._lost_s = time.time()
+            losses.put_nowait((peer, error))
+
+        # Only a generation goes on with a standby; a call of another model is made again.
+        hands_over = self.manifest.mode == "generate"
+        self._open = session.node.open_job(
+            self._request.id, routes, on_lost=lost if hands_over else None, grace_s=GRACE_S, tape=session.spool
+        )
+        self._handover = Handover(
+            session.keys,
+            self._request.id,
+            plan,
+            self.manifest,
+            self._open,
+            session.node,
+            {public: ad.wire for public, ad in drawn.ads.items()},
+            open_chunk=self._payments.open_chunk,
+            changed=self._took_over,
+            publish=self._publish_takeover,
+        )
         neighbours = set(self._mailbox.neighbours)
         if any(a.provider == LOCAL for a in plan.tasks):
             neighbours |= set(plan.providers())  # the driver tells everybody when a chunk ends
         for provider in sorted(neighbours):
-            self._spawn(self._connect(provider, drawn.ads[provider].wire))
+            self._spawn(self._connect(provider, drawn.ads[provider].wire, lost if hands_over else None))
         self._spawn(self._listen(self._request.id))
-        self._spawn(self._follow_closes())
+        self._spawn(self._follow_controls())
+        self._spawn(self._follow_losses(losses, self._handover))
         await session.pool.publish(self._request, timeout_s=10.0)
-        for provider in plan.providers():
+        for provider in plan.members():
             self._spawn(self._ticket(provider, self._request.id))
         for frame in self._inputs:
             await self._mailbox.put(frame)
@@ -284,15 +339,39 @@ class Purchase:
             local = self._local = LocalMailbox(self._mailbox, self.manifest, plan)
             self._spawn(
                 session.serve_locally(
-                    self._kind, self._request.id, self.manifest, plan, self._params, local, self._payments.closed
+                    self._kind,
+                    self._request.id,
+                    self.manifest,
+                    plan,
+                    self._params,
+                    local,
+                    self._payments.closed,
+                    self._handover,
                 )
             )
 
-    async def _connect(self, provider: str, addresses: Sequence[str]) -> None:
+    async def _connect(self, provider: str, addresses: Sequence[str], lost: OnLost | None) -> None:
         try:
             await self._session.node.link(provider, addresses)
         except NodewireError as error:
-            self._fail(error)
+            if lost is not None:
+                lost(provider, error)
+            else:
+                self._fail(error)
+
+    async def _follow_losses(self, losses: asyncio.Queue[tuple[str, NodewireError]], handover: Handover) -> None:
+        while True:
+            await handover.lost(*await losses.get())
+
+    async def _took_over(self, takeover: Takeover) -> None:
+        now_s = time.time()
+        lost_s = self._lost_s if now_s - self._lost_s < GRACE_S else now_s
+        self.timing.takeovers.append(Handed(takeover.attempt, lost_s, now_s))
+        await self.payments.took_over(takeover)
+
+    async def _publish_takeover(self, takeover: Takeover) -> None:
+        event = takeovers.build(self._session.keys, takeover, created_at=int(time.time()))
+        await self._session.pool.publish(event, timeout_s=10.0)
 
     async def _ticket(self, provider: str, request: str) -> None:
         """Send the provider its ticket until it has been heard of."""
@@ -318,19 +397,22 @@ class Purchase:
         positions = min(size + _SPECIAL_TOKENS, self.manifest.context or size + _SPECIAL_TOKENS)
         return -(-positions // self.manifest.chunk)
 
-    async def _follow_closes(self) -> None:
-        """Take note of what the driver signs off, which is what may be charged."""
-        driver = self.plan.assignment(self.manifest.driver.name).provider
-        async for _, document in self._mailbox.controls():
+    async def _follow_controls(self) -> None:
+        """Take note of what the driver signs off, which is what may be charged, and of takeovers."""
+        handover = self._handover
+        assert handover is not None
+        async for peer, document in self._mailbox.controls():
             try:
                 close = Close.from_control(document)
                 if close is None:
+                    await handover.heard(peer, document)
                     continue
-                if close.request != self.request.id or close.attempt != 0:
+                newest = handover.takeover.attempt if handover.takeover is not None else 0
+                if close.request != self.request.id or close.attempt > newest:
                     raise BadFrame("close", "of another job or attempt")
-                close.check(self._session.keys.public if driver == LOCAL else driver)
-            except NodewireError as error:  # one member's lie is not the driver's word
-                self._session.log.warning("a close was refused: %s", error)
+                close.check(handover.driver)
+            except (BadInput, NotAllowed) as error:  # one member's lie is not the driver's word
+                self._session.log.warning("%s by %s was refused: %s", document.get("t"), peer[:8], error)
             else:
                 await self.payments.closed(close.chunk, close.units)
 
@@ -347,7 +429,7 @@ class Purchase:
                 self._session.log.debug("%s by %s ignored: %s", event.kind, event.pubkey[:8], error)
 
     def _take(self, event: Event) -> None:
-        if event.pubkey not in self.plan.providers():
+        if event.pubkey not in self.plan.members():
             return
         if event.kind == kinds.FEEDBACK:
             heard = feedback.parse(event)
@@ -364,14 +446,29 @@ class Purchase:
         self._heard.add(said.provider)
         if said.status == "payment-required":
             self._claimed(said)
+        elif said.provider not in self._here():
+            return  # a standby that is not ready, or who has been replaced
         elif said.status == "busy":
             self._fail(_Refused(said.provider, said.id))
+        elif said.status == "error" and said.text in _REPLACEABLE and self.manifest.mode == "generate":
+            self._spawn(self._fail_unless_replaced(said))
         elif said.status == "error":
+            self._fail(self._reported(said))
+
+    def _here(self) -> set[str]:
+        """The providers that work on the job now."""
+        assert self._handover is not None
+        return set(self._handover.assigned.values()) - {LOCAL}
+
+    async def _fail_unless_replaced(self, said: Feedback) -> None:
+        await asyncio.sleep(GRACE_S)
+        if said.provider in self._here():
             self._fail(self._reported(said))
 
     def _reported(self, said: Feedback) -> NodewireError:
         """What a provider's error means here."""
         who = said.provider[:8]
+        self._blamed.add(said.provider)
         if said.text == OverBudget.code:
             budget_msat = self.plan.terms.max_total_msat
             return OverBudget(
@@ -399,6 +496,8 @@ class Purchase:
             except NodewireError as error:
                 self._unpaid[said.id] = error
                 self._session.log.warning("payment to %s: %s", said.provider[:8], error)
+                if said.provider not in self._here():
+                    return  # whoever has left is owed this: it stays in the ledger
                 if pause_s is None or not error.retryable:
                     await self.payments.fail(error)
                     self._fail(error)
@@ -414,7 +513,8 @@ class Purchase:
                     await self._said.wait_for(self._has_everything)
         except TimeoutError:
             self._session.log.warning("some providers asked for no payment or gave no receipt in time")
-        for provider in self.plan.providers():
+        paid = {one.provider for one in self.payments.paid.values()}
+        for provider in (p for p in self.plan.members() if p in paid or p in self.plan.providers()):
             for one in receipts_for(
                 provider, self.request.id, self.plan.digest(), self.payments.paid, self._zap_receipts
             ):
@@ -424,15 +524,16 @@ class Purchase:
 
     def _has_everything(self) -> bool:
         """Whether every provider has given its result, and a receipt for every zap."""
-        return self.results.keys() >= set(self.plan.providers()) and all(
-            self._zap_receipts.of(paid) for paid in self.payments.paid.values()
+        here = self._here()
+        return self.results.keys() >= here and all(
+            self._zap_receipts.of(paid) for paid in self.payments.paid.values() if paid.provider in here
         )
 
     def _cancel(self) -> None:
         self._mailbox.cancel(NotAllowed("job", "cancelled by the customer"))
         assert self._draw is not None
         ads = self._draw.ads
-        self._session.withdraw(self.request.id, {p: ads[p].wire for p in self.plan.providers()})
+        self._session.withdraw(self.request.id, {p: ads[p].wire for p in self._here()})
 
     async def _end(self) -> None:
         for task in self._tasks:
@@ -442,6 +543,7 @@ class Purchase:
         if self._open is not None:
             self._open.close()
             self._open = None
+            self._session.spool.remove(self.request.id)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)

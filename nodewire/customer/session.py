@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
-from nodewire.errors import BadFrame, NodewireError, first_of
+from nodewire.errors import BadFrame, LinkLost, NodewireError, first_of
 from nodewire.kind import Job, JobKind, MakeWorker, Params, Worker
 from nodewire.market import Market
 from nodewire.nostr.keys import Keys
@@ -17,8 +18,10 @@ from nodewire.protocol.close import WITHDRAW, Close
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import LOCAL, Plan
+from nodewire.wire.handover import Handover
 from nodewire.wire.mailbox import JobMailbox
 from nodewire.wire.node import Node
+from nodewire.wire.spool import Spool
 
 _FAREWELL_S = 2.0
 
@@ -37,6 +40,7 @@ class Session:
     """The wallet's network as bolt11 writes it after "ln"."""
     node: Node
     make_worker: MakeWorker
+    spool: Spool
     private_endpoints: bool = False
     """Whether LNURL endpoints on loopback and private networks may be asked."""
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("nodewire.customer"))
@@ -81,6 +85,7 @@ class Session:
         params: Params,
         mailbox: LocalMailbox,
         on_close: OnClose,
+        handover: Handover,
     ) -> None:
         """Run the plan's local tasks here, in a worker, until the job's end; a local driver's closes go to `on_close`.
 
@@ -89,7 +94,7 @@ class Session:
         """
         tasks = tuple(a.task for a in plan.tasks if a.provider == LOCAL)
         worker = await self._worker(kind, manifest, tasks)
-        desk = _LocalDesk(self.keys, request, manifest, plan, mailbox, on_close)
+        desk = _LocalDesk(self.keys, request, manifest, mailbox, on_close, handover)
         try:
             await kind.serve(Job(request, manifest, tasks, params), mailbox, worker, desk)
         except ExceptionGroup as group:
@@ -141,14 +146,20 @@ class _LocalDesk:
     """The customer's own tasks earn nothing; a local driver still closes the chunks of a generation."""
 
     def __init__(
-        self, keys: Keys, request: str, manifest: Manifest, plan: Plan, mailbox: LocalMailbox, on_close: OnClose
+        self,
+        keys: Keys,
+        request: str,
+        manifest: Manifest,
+        mailbox: LocalMailbox,
+        on_close: OnClose,
+        handover: Handover,
     ) -> None:
         self._on_close = on_close
         self._keys = keys
         self._request = request
         self._generates = manifest.mode == "generate"
-        self._plan = plan
         self._mailbox = mailbox
+        self._handover = handover
 
     async def admit(self, chunk: int, units: int = 1) -> None:
         return
@@ -163,7 +174,10 @@ class _LocalDesk:
     async def completed(self, chunk: int, units: int, end: bool) -> None:
         if not self._generates:
             return
-        close = Close.sign(self._keys, request=self._request, attempt=0, chunk=chunk, units=units, end=end)
+        takeover = self._handover.takeover
+        attempt = takeover.attempt if takeover is not None else 0
+        close = Close.sign(self._keys, request=self._request, attempt=attempt, chunk=chunk, units=units, end=end)
         await self._on_close(chunk, units)
-        for provider in self._plan.providers():
-            await self._mailbox.control(provider, close.control())
+        for provider in self._handover.others():
+            with suppress(LinkLost):  # one who has just died does not keep the others from hearing it
+                await self._mailbox.control(provider, close.control())

@@ -15,9 +15,12 @@ from nodewire.pay.ledger import Ledger
 from nodewire.pay.payer import Payer
 from nodewire.pay.sim_wallet import SimWallet
 from nodewire.wire.node import Node
+from nodewire.wire.spool import Spool
 from nodewire.worker.lasting import maker
 
 _NETWORKS = {"sim": "bcrt"}
+SPOOL_BYTES = 2**30
+"""Of prompts, and with a local driver of hidden states, while jobs are under way."""
 _SETTLE_S = 5.0
 _log = logging.getLogger("nodewire.customer")
 
@@ -39,6 +42,8 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
     network = _NETWORKS[config.wallet.kind]
     if owed := debts.in_ledger(payer):
         await _settle(payer, owed, config, network)
+    spool = Spool(config.state / "spool", SPOOL_BYTES)
+    stack.callback(spool.close)
     node = Node(keys)
     stack.push_async_callback(node.close)
 
@@ -52,6 +57,7 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
         payer=payer,
         network=network,
         node=node,
+        spool=spool,
         make_worker=maker(stack, config.worker.limits, config.blobs),
         private_endpoints=config.private_endpoints,
     )

@@ -47,7 +47,7 @@ class Admission:
         """
         nip13.check(event, self._pow_bits)
         request = job.parse(event)
-        if self._public not in request.plan.providers():
+        if self._public not in request.plan.members():
             raise NotAllowed("p", "this provider is not in the plan")
         if self._ledger.in_debt(request.customer, now_s):
             raise PaymentRequired("customer", "an earlier job's chunk is unpaid")

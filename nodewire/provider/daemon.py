@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
 from nodewire.errors import BadInput, Busy, NodewireError, NotAllowed
@@ -19,17 +19,21 @@ from nodewire.nostr.pool import Pool
 from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
 from nodewire.pay.till import Till
-from nodewire.protocol import feedback, kinds
+from nodewire.protocol import feedback, kinds, takeover
 from nodewire.protocol.job import Request, Ticket
 from nodewire.protocol.manifest import Manifest
-from nodewire.protocol.plan import ends
+from nodewire.protocol.takeover import LOST, Takeover, assigned, ends_after
 from nodewire.provider.admission import Admission, feedback_for
 from nodewire.provider.announcing import Announcer
 from nodewire.provider.job import JobRun
 from nodewire.provider.serving import OneManifest, Served
+from nodewire.provider.standing import Standby, Standing
+from nodewire.provider.standing import check as check_call
 from nodewire.provider.withdrawals import Withdrawals
-from nodewire.wire.mailbox import JobMailbox, Route
+from nodewire.wire.handover import Handover
+from nodewire.wire.mailbox import Route
 from nodewire.wire.node import Node
+from nodewire.wire.spool import Spool
 
 log = logging.getLogger("nodewire.provider")
 
@@ -43,6 +47,10 @@ MAX_ADMITTING = 32
 MAX_REFUSING = 64
 """Answers to malformed requests under way; further ones are not answered."""
 WAITING_S = 30.0
+GRACE_S = 5.0
+"""How long a job waits for a neighbour that is lost to be replaced."""
+SPOOL_EPOCHS = 6
+"""For how many epochs after a job's end its frames are kept."""
 
 
 class Provider:
@@ -62,6 +70,7 @@ class Provider:
         announcer: Announcer,
         admission: Admission,
         withdrawals: Withdrawals,
+        spool: Spool,
         patience_s: int,
     ) -> None:
         self._keys = keys
@@ -76,6 +85,8 @@ class Provider:
         self._admission = admission
         self._withdrawals = withdrawals
         self._patience_s = patience_s
+        self._spool = spool
+        self._standby = Standby()
         self._requests: dict[str, tuple[float, Request, Manifest]] = {}
         self._tickets: dict[tuple[str, str], tuple[float, Ticket]] = {}
         """By request and author: anybody can read a request and send a ticket for it, which opens nothing."""
@@ -92,6 +103,7 @@ class Provider:
             group.create_task(self._till.run(self._settled))
             group.create_task(self._follow())
             group.create_task(self._announcer.run())
+            group.create_task(self._sweep())
 
     async def _follow(self) -> None:
         mine = {"p": frozenset({self._keys.public})}
@@ -147,7 +159,10 @@ class Provider:
             return
         del self._requests[id_]
         _, ticket = self._tickets.pop((id_, request.customer))
-        task = asyncio.create_task(self._serve(request, manifest, ticket))
+        self._spawn(self._serve(request, manifest, ticket))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
@@ -162,13 +177,55 @@ class Provider:
                 await self._admission.check(request, manifest)
             finally:
                 self._admitting -= 1
-            served.take()
+            if self._keys.public in request.plan.providers():
+                served.take()
         except NodewireError as error:
             log.info("job %s refused: %s", request.id[:8], error)
             await self._refuse(request.id, request.customer, error)
             return
+        if self._keys.public in request.plan.providers():
+            await self._run_job(request, manifest, served, params, self._standby.call_for(request.id))
+            return
+        await self._tell(request.id, request.customer, "processing", "standby")
+        if call := self._standby.stand_by(Standing(request, manifest, params)):
+            self.controlled(call[0], call[1].control())
+
+    def controlled(self, peer: str, document: Mapping[str, Any]) -> None:
+        """A control document about a job that is not open here: a withdrawal, or a call to enter a job."""
+        self._withdrawals.note(peer, document)
+        call = Takeover.from_control(document)
+        if call is not None and call.request not in self._jobs and (standing := self._standby.called(peer, call)):
+            self._spawn(self._enter(peer, call, standing))
+
+    async def _enter(self, peer: str, call: Takeover, standing: Standing) -> None:
+        """Take over from a provider that died, if the call is good and there is room."""
+        request, manifest = standing.request, standing.manifest
+        served = self._served[request.plan.manifest]
         try:
-            await self._run_job(request, manifest, served, params)
+            await check_call(call, request, manifest, self._pool)
+            if self._keys.public not in assigned(request.plan, call).values():
+                raise NotAllowed("takeover", "does not call this provider")
+            served.take()
+        except NodewireError as error:
+            log.info("job %s: not entered: %s", request.id[:8], error)
+            if isinstance(error, Busy) and (link := self._node.open_link(peer)) is not None:
+                link.send_control({"t": LOST, "peer": self._keys.public, "job": request.id})
+            return
+        log.info("job %s: entered at attempt %d", request.id[:8], call.attempt)
+        await self._run_job(request, manifest, served, standing.params, (peer, call), entered=call)
+
+    async def _run_job(
+        self,
+        request: Request,
+        manifest: Manifest,
+        served: Served,
+        params: Mapping[str, Any],
+        call: tuple[str, Takeover] | None,
+        entered: Takeover | None = None,
+    ) -> None:
+        """Run a job whose slot has been taken. `call` is a takeover that came before the job was open here."""
+        try:
+            await self._run(request, manifest, served, params, call if entered is None else None, entered)
         except NodewireError as error:
             log.warning("job %s ended: %s", request.id[:8], error)
         except Exception:
@@ -176,14 +233,35 @@ class Provider:
         finally:
             served.give()
             self._jobs.pop(request.id, None)
+            self._spool.keep_until(request.id, time.time() + SPOOL_EPOCHS * self._market.committee.epoch_ms / 1000)
 
-    async def _run_job(self, request: Request, manifest: Manifest, served: Served, params: Mapping[str, Any]) -> None:
+    async def _run(
+        self,
+        request: Request,
+        manifest: Manifest,
+        served: Served,
+        params: Mapping[str, Any],
+        call: tuple[str, Takeover] | None,
+        entered: Takeover | None,
+    ) -> None:
         routes = {
-            edge: Route(producer, (consumer,)) for edge, (producer, consumer) in ends(manifest, request.plan).items()
+            edge: Route(producer, (consumer,))
+            for edge, (producer, consumer) in ends_after(manifest, request.plan, entered).items()
         }
         snapshot = await self._market.snapshot(request.plan.snapshot)
-        ads = snapshot.ads(set(request.plan.providers()))
-        mailbox = self._node.open_job(request.id, routes)
+        ads = snapshot.ads(set(request.plan.members()))
+        losses: asyncio.Queue[tuple[str, NodewireError]] = asyncio.Queue()
+        # Only a generation goes on with a standby; a call of another model is made again.
+        hands_over = manifest.mode == "generate"
+        mailbox = self._node.open_job(
+            request.id,
+            routes,
+            entered.attempt if entered is not None else 0,
+            on_lost=(lambda peer, error: losses.put_nowait((peer, error))) if hands_over else None,
+            grace_s=GRACE_S,
+            tape=self._spool,
+            keep_inputs=True,
+        )
         if self._withdrawals.has(request.customer, request.id):
             mailbox.close()
             raise NotAllowed("job", "withdrawn by the customer")
@@ -199,14 +277,46 @@ class Provider:
             publish=self._publish,
             committed=self._announcer.commit,
             patience_s=self._patience_s,
+            takeover=entered,
         )
+        handover = Handover(
+            self._keys,
+            request.id,
+            request.plan,
+            manifest,
+            mailbox,
+            self._node,
+            {public: ad.wire for public, ad in ads.items()},
+            open_chunk=run.open_chunk,
+            changed=run.took_over,
+            publish=self._publish_takeover,
+            takeover=entered,
+        )
+        run.handover = handover if hands_over else None
         self._jobs[request.id] = run
+
+        async def follow_losses() -> None:
+            while True:
+                await handover.lost(*await losses.get())
+
+        async def link(peer: str) -> None:
+            """A job that cannot reach one of its nodes learns it at once, not when it first must."""
+            try:
+                await self._node.link(peer, ads[peer].wire)
+            except NodewireError as error:
+                if not hands_over:
+                    mailbox.cancel(error)
+                    raise
+                losses.put_nowait((peer, error))
+
         # A producer dials its consumers; the driver everybody, since it tells all when a chunk ends.
         peers = {c for r in routes.values() if r.producer == self._keys.public for c in r.consumers}
         if run.drives:
-            peers |= set(request.plan.providers())
-        links = [self._link(peer, ads[peer].wire, mailbox) for peer in peers - {self._keys.public, request.customer}]
-        beside = [asyncio.create_task(work) for work in (*links, run.listen())]
+            peers |= set(handover.others())
+        links = [link(peer) for peer in peers - {self._keys.public, request.customer}]
+        beside = [asyncio.create_task(work) for work in (*links, run.listen(), follow_losses())]
+        if call is not None and hands_over:
+            beside.append(asyncio.create_task(handover.heard(call[0], call[1].control())))
         try:
             await run.run()
         finally:
@@ -216,27 +326,29 @@ class Provider:
                 if isinstance(outcome, NodewireError):
                     log.info("job %s: %s", request.id[:8], outcome)
 
-    async def _link(self, peer: str, addresses: Sequence[str], mailbox: JobMailbox) -> None:
-        """Have a link to `peer`; a job that cannot reach one of its nodes ends at once, not when it first must."""
-        try:
-            await self._node.link(peer, addresses)
-        except NodewireError as error:
-            mailbox.cancel(error)
-            raise
+    async def _publish_takeover(self, call: Takeover) -> None:
+        await self._publish(takeover.build(self._keys, call, created_at=int(time.time())))
+
+    async def _sweep(self) -> None:
+        """Delete spooled jobs whose time has passed."""
+        while True:
+            self._spool.sweep(time.time())
+            await asyncio.sleep(self._market.committee.epoch_ms / 1000)
 
     def _settled(self, due: Due) -> None:
         """The wallet says that a chunk is paid: its job may go on."""
         run = self._jobs.get(due.key.job)
         if run is not None:
-            task = asyncio.create_task(run.credit.paid(due.key.chunk))
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
+            self._spawn(run.credit.paid(due.key.chunk))
 
     async def _publish(self, event: Event) -> None:
         await self._pool.publish(event, timeout_s=10.0)
 
     async def _refuse(self, request: str, customer: str, error: NodewireError) -> None:
         status, text = feedback_for(error)
+        await self._tell(request, customer, status, text)
+
+    async def _tell(self, request: str, customer: str, status: feedback.Status, text: str) -> None:
         said = feedback.build(self._keys, request, customer, status, created_at=int(time.time()), text=text)
         try:
             await self._publish(said)

@@ -10,7 +10,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from pathlib import Path
 from typing import Any, Protocol
 
-from nodewire.errors import BadFrame, BadInput, LinkLost, NodewireError, NotAllowed, OverBudget, TimedOut, first_of
+from nodewire.errors import (
+    BadFrame,
+    BadInput,
+    LinkLost,
+    NodewireError,
+    NotAllowed,
+    OverBudget,
+    TimedOut,
+    WorkerFailed,
+    first_of,
+)
 from nodewire.kind import Job, JobKind, Mailbox, Params, Worker
 from nodewire.nostr import nip44
 from nodewire.nostr.event import Event
@@ -26,7 +36,7 @@ from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import LOCAL, tensor_key
-from nodewire.protocol.takeover import Takeover, assigned, price_msat
+from nodewire.protocol.takeover import LOST, Takeover, assigned, price_msat
 from nodewire.provider.credit import Credit
 
 log = logging.getLogger("nodewire.provider")
@@ -164,7 +174,8 @@ class JobRun:
             await self.credit.all_paid()
             await self._say("success")
         except NodewireError as error:
-            self._mailbox.cancel(error)
+            if not await self._gives_up_alone(error):
+                self._mailbox.cancel(error)
             await self._claim_unclosed()
             await self._say("error", error.code)
             raise
@@ -173,6 +184,17 @@ class JobRun:
                 task.cancel()
             await asyncio.gather(serving, ended, watching, return_exceptions=True)
             self._mailbox.close()
+
+    async def _gives_up_alone(self, error: NodewireError) -> bool:
+        """Whether it is only this node that cannot go on, and who replaces it has been told."""
+        if self.handover is None or not isinstance(error, WorkerFailed):
+            return False
+        try:
+            to = self.request.customer if self.drives else self._driver
+            await self._mailbox.control(to, {"t": LOST, "peer": self._me})
+        except NodewireError:
+            return False
+        return True
 
     async def _watch(self) -> None:
         """End a job that stands still, for it holds a slot. Raises TimedOut."""

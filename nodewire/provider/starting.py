@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -23,6 +24,7 @@ from nodewire.provider.daemon import Provider
 from nodewire.provider.serving import specialize
 from nodewire.provider.withdrawals import Withdrawals
 from nodewire.wire.node import Node
+from nodewire.wire.spool import Spool
 from nodewire.worker.lasting import maker
 
 
@@ -44,8 +46,16 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
     lnurl = await _serve_lnurl(stack, config, keys, till)
 
     withdrawals = Withdrawals()
-    node = Node(keys, on_control=withdrawals.note)
+    provider: Provider | None = None
+
+    def controlled(peer: str, document: Mapping[str, Any]) -> None:
+        if provider is not None:
+            provider.controlled(peer, document)
+
+    node = Node(keys, on_control=controlled)
     stack.push_async_callback(node.close)
+    spool = Spool(config.state / "spool", config.spool)
+    stack.callback(spool.close)
     host, _, port = config.wire.listen.rpartition(":")
     listening = await node.listen(host, int(port))
     wire = config.wire.announce or (listening,)
@@ -66,6 +76,7 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
         announcer=announcer,
         admission=admission,
         withdrawals=withdrawals,
+        spool=spool,
         patience_s=config.patience_s,
     )
     running = asyncio.create_task(provider.run())

@@ -20,6 +20,9 @@ from nodewire.wire.frames import Document
 from nodewire.wire.link import Link
 from nodewire.wire.mailbox import JobMailbox, Route
 
+ENTER_S = 2.0
+"""Within which a standby must be reached."""
+
 _log = logging.getLogger("nodewire.wire")
 
 
@@ -116,6 +119,9 @@ class Handover:
         if document.get("t") == LOST:
             suspect = document.get("peer")
             if isinstance(suspect, str) and self._may_replace(suspect):
+                if suspect == peer:  # it says that it cannot
+                    await self._replace(peer)
+                    return
                 link = self._node.open_link(suspect)
                 if link is not None:
                     await link.is_alive()  # one that is not loses the link, which is what counts
@@ -173,17 +179,27 @@ class Handover:
         await self._publish(takeover)
 
     async def _tell(self, takeover: Takeover) -> set[str]:
-        """Send the takeover to everybody; the standbys that cannot be reached."""
+        """Send the takeover to everybody; the standbys that cannot be reached.
+
+        Who stays and has no link just now is lost too, and replaced next.
+        """
+        document = {**takeover.control(), "job": self._request}
         entering = {entered for _, _, entered, _ in takeover.replaced}
+        called = []
+        for peer in self.others():
+            if (link := self._node.open_link(peer)) is not None:
+                link.send_control(document)
+            elif peer in self._addresses:
+                called.append(self._call(peer, document))
+        return {peer for peer in await asyncio.gather(*called) if peer in entering}
 
-        async def tell(peer: str) -> str | None:
-            try:
-                if peer in self._addresses:
-                    await self._node.link(peer, self._addresses[peer])
-                await self._mailbox.control(peer, takeover.control())
-            except NodewireError as error:
-                _log.info("job %s: %s cannot be told: %s", self._request[:8], peer[:8], error)
-                return peer if peer in entering else None
-            return None
-
-        return {peer for peer in await asyncio.gather(*map(tell, self.others())) if peer is not None}
+    async def _call(self, peer: str, document: Document) -> str | None:
+        """Send a document to a peer without link; the peer if it cannot be reached."""
+        try:
+            async with asyncio.timeout(ENTER_S):
+                link = await self._node.link(peer, self._addresses[peer])
+            link.send_control(document)
+        except (NodewireError, TimeoutError) as error:
+            _log.info("job %s: %s cannot be told of its takeover: %r", self._request[:8], peer[:8], error)
+            return peer
+        return None

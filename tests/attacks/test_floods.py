@@ -23,6 +23,7 @@ from nodewire.provider.admission import Admission
 from nodewire.provider.daemon import Provider
 from nodewire.provider.withdrawals import Withdrawals
 from nodewire.store.blobs import Blobs
+from nodewire.wire.spool import Spool
 from tests.attacks.test_hostile_providers import ME, PROVIDER, plan
 from tests.plan import markets
 from tests.protocol_committee.actors import committee, digest
@@ -68,6 +69,7 @@ def provider(tmp_path) -> Provider:
         announcer=None,  # type: ignore[arg-type]
         admission=admission,
         withdrawals=Withdrawals(),
+        spool=Spool(tmp_path / "spool", 10**6),
         patience_s=30,
     )
 

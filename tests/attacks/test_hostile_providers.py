@@ -12,6 +12,7 @@ from nodewire.customer.customer import _matrix, _piece
 from nodewire.customer.payments import JobPayments
 from nodewire.customer.planning import draw
 from nodewire.customer.purchase import Purchase
+from nodewire.customer.timing import Timing
 from nodewire.errors import BadFrame, BadInput, BadTag, NoProvider
 from nodewire.nostr import event as events
 from nodewire.nostr.keys import Keys
@@ -78,7 +79,7 @@ def purchase(frames: list[Frame[Array]], mode: str = "generate") -> Purchase:
         return next(waiting)
 
     bought.manifest = SimpleNamespace(mode=mode, chunk=64, edges=[EDGE])  # type: ignore[assignment]
-    bought.timing = SimpleNamespace(outputs=[])  # type: ignore[assignment]
+    bought.timing = Timing()
     bought._draw = SimpleNamespace(plan=plan())  # type: ignore[assignment]
     bought._payments = payments(mode)
     bought._last_chunk, bought._done, bought._accept = -1, False, lambda frame: None
@@ -188,7 +189,6 @@ async def test_work_for_centuries_is_not_mined(monkeypatch):
             return snapshot
 
     monkeypatch.setattr(planning, "assign", assign)
-    monkeypatch.setattr(planning, "PATIENCE_EPOCHS", 0)
     with pytest.raises(NoProvider):
-        await draw(Market(), None, plan().terms, ME.public, timeout_s=1)  # type: ignore[arg-type]
+        await draw(Market(), None, plan().terms, ME.public, timeout_s=1, patience=0)  # type: ignore[arg-type]
     assert seen == [(), (PROVIDER.public,)]

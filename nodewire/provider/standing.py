@@ -1,0 +1,88 @@
+"""Jobs in which this provider is a standby, ready to enter; and takeovers of jobs that have not begun here yet."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from nodewire.errors import NodewireError
+from nodewire.kind import Params
+from nodewire.nostr.nip01 import Filter
+from nodewire.nostr.pool import Pool
+from nodewire.protocol import kinds, takeover
+from nodewire.protocol.job import Request
+from nodewire.protocol.manifest import Manifest
+from nodewire.protocol.takeover import Takeover
+
+MAX_STANDING = 1_024
+"""The newest are kept: a job that is longer under way than so many others takes is begun anew by its customer."""
+_FETCH_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A checked job that this provider may be called into."""
+
+    request: Request
+    manifest: Manifest
+    params: Params
+
+
+class Standby:
+    """What this provider stands by for, and who called it before it was ready; both by request."""
+
+    def __init__(self) -> None:
+        self._ready: OrderedDict[str, Standing] = OrderedDict()
+        self._calls: OrderedDict[str, tuple[str, Takeover]] = OrderedDict()
+
+    def stand_by(self, job: Standing) -> tuple[str, Takeover] | None:
+        """Be ready for a job; who has called for it already (peer and takeover)."""
+        self._ready[job.request.id] = job
+        while len(self._ready) > MAX_STANDING:
+            self._ready.popitem(last=False)
+        return self._calls.pop(job.request.id, None)
+
+    def called(self, peer: str, call: Takeover) -> Standing | None:
+        """A takeover of a job that is not open here; the job if it is one to enter, else the call is kept."""
+        if call.request in self._ready:
+            return self._ready.pop(call.request)
+        known = self._calls.get(call.request)
+        if known is None or known[1].attempt <= call.attempt:
+            self._calls[call.request] = peer, call
+        while len(self._calls) > MAX_STANDING:
+            self._calls.popitem(last=False)
+        return None
+
+    def call_for(self, request: str) -> tuple[str, Takeover] | None:
+        """What came for a job before it began here."""
+        return self._calls.pop(request, None)
+
+
+async def check(call: Takeover, request: Request, manifest: Manifest, pool: Pool) -> None:
+    """Check a takeover with all that it goes on from, which relays have.
+
+    Raises:
+        BadPlan, NotAllowed, BadSignature: it is not one that this job's standbys and signers allow.
+    """
+    try:
+        call.check(request.id, request.plan, manifest)
+        return
+    except NodewireError:
+        if call.attempt == 1:
+            raise
+    wanted = Filter(kinds=frozenset({kinds.TAKEOVER}), tags={"e": frozenset({request.id})}, limit=256)
+    earlier = []
+    for event in await pool.fetch([wanted], timeout_s=_FETCH_S):
+        try:
+            earlier.append(takeover.parse(event))
+        except NodewireError:
+            continue
+    newest: Takeover | None = None
+    for one in sorted(earlier, key=lambda t: t.attempt):
+        try:
+            one.check(request.id, request.plan, manifest, newest)
+        except NodewireError:
+            continue
+        if one.attempt < call.attempt and one.outranks(newest, request.plan.customer):
+            newest = one
+    call.check(request.id, request.plan, manifest, newest)
