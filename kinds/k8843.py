@@ -8,7 +8,7 @@ by the driver, which alone knows how many were accepted. `embed` and `run`: one 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -99,8 +99,14 @@ class SplitInference:
         desk: Desk,
         closing: _Closing,
     ) -> None:
+        inputs = {edge.name for edge in job.manifest.inputs(task) if edge.source == CUSTOMER}
+        began, early = not inputs, deque[Frame[Array]]()
         while True:
-            frame = await inboxes.get(task)
+            frame = early.popleft() if began and early else await inboxes.get(task)
+            if not began and frame.edge not in inputs:
+                early.append(frame)  # to a task that was taken over, what answers the prompt may come before it
+                continue
+            began = True
             await desk.admit(*_share(frame, job.manifest))
             outs = await worker.receive(task, job.request, frame)
             for out in outs:

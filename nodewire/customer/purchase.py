@@ -90,6 +90,7 @@ class Purchase:
         self._kind = kind
         self._handover: Handover | None = None
         self._lost_s = 0.0
+        self._deadline: asyncio.Timeout | None = None
         self._blamed: set[str] = set()
         self._address = manifest_address
         self._terms = terms
@@ -226,9 +227,13 @@ class Purchase:
             yield frame
 
     async def _next(self, deadline_s: float) -> Frame[Array]:
-        """The next frame for the customer itself; those for tasks that run here are handed to them."""
+        """The next frame for the customer itself; those for tasks that run here are handed to them.
+
+        A handover gets the time of a first output: the standby computes what came before once more.
+        """
         try:
-            async with asyncio.timeout(deadline_s):
+            async with asyncio.timeout(deadline_s) as timeout:
+                self._deadline = timeout
                 frame = await self._arrived()
                 while self._local is not None and self._local.take(frame):
                     frame = await self._arrived()
@@ -237,6 +242,10 @@ class Purchase:
             # Providers wait for payments that cannot be made: then that is the reason, not their silence.
             late = TimedOut("output", f"none came within {deadline_s:.0f} s")
             raise next(iter(self._unpaid.values()), late) from error
+
+    def _give_time(self) -> None:
+        if self._deadline is not None and self._deadline.when() is not None:
+            self._deadline.reschedule(asyncio.get_running_loop().time() + self.plan.first_result_ms / 1000)
 
     async def _arrived(self) -> Frame[Array]:
         """The next frame of the job, or what ended it."""
@@ -303,6 +312,7 @@ class Purchase:
 
         def lost(peer: str, error: NodewireError) -> None:
             self._lost_s = time.time()
+            self._give_time()
             losses.put_nowait((peer, error))
 
         # Only a generation goes on with a standby; a call of another model is made again.
@@ -367,6 +377,7 @@ class Purchase:
         now_s = time.time()
         lost_s = self._lost_s if now_s - self._lost_s < GRACE_S else now_s
         self.timing.takeovers.append(Handed(takeover.attempt, lost_s, now_s))
+        self._give_time()
         await self.payments.took_over(takeover)
 
     async def _publish_takeover(self, takeover: Takeover) -> None:

@@ -68,6 +68,7 @@ class Handover:
         self._changed = changed
         self._publish = publish
         self._turn = asyncio.Lock()
+        self._dialling: set[asyncio.Task[None]] = set()
 
     @property
     def assigned(self) -> dict[str, str]:
@@ -144,6 +145,18 @@ class Handover:
         ends = ends_after(self._manifest, self._plan, takeover)
         routes = {edge: Route(producer, (consumer,)) for edge, (producer, consumer) in ends.items()}
         self._mailbox.take_over(takeover.attempt, routes)
+        consumers = {c for route in routes.values() if route.producer == self._me for c in route.consumers}
+        for peer in consumers & self._addresses.keys() - {self._me}:
+            if self._node.open_link(peer) is None:
+                task = asyncio.create_task(self._dial(peer))
+                self._dialling.add(task)
+                task.add_done_callback(self._dialling.discard)
+
+    async def _dial(self, peer: str) -> None:
+        try:
+            await self._node.link(peer, self._addresses[peer])
+        except NodewireError as error:
+            await self.lost(peer, error)
 
     def _may_replace(self, peer: str) -> bool:
         """Whether it is this node that signs when `peer` is gone: the driver, or for it the customer."""

@@ -1,0 +1,103 @@
+"""A provider dies in mid-generation: its standby goes on, tokens stay the same, nobody is paid for one chunk twice."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from contextlib import asynccontextmanager
+from itertools import pairwise
+
+import pytest
+from running_market import STALLS
+from test_market_failures import _wire, children, gone, whole_tokens
+
+from nodewire.nostr.nip01 import Filter
+from nodewire.protocol import job, kinds, takeover
+
+PROMPT = "the cat sat on the mat"
+
+
+@asynccontextmanager
+async def dies(market, name, how):
+    """The provider is killed, or stopped, and serves again afterwards."""
+    process = market.processes[name]
+    workers = children(process.pid)
+    for pid in (process.pid, *(workers if how == signal.SIGSTOP else ())):
+        os.kill(pid, how)
+    try:
+        yield
+    finally:
+        if how == signal.SIGSTOP:
+            for pid in (process.pid, *workers):
+                os.kill(pid, signal.SIGCONT)
+        else:
+            for worker in workers:
+                await asyncio.wait_for(gone(worker), 5)
+            process.wait()
+            process.stdout.close()
+            ready = await asyncio.to_thread(market.start_provider, name)
+            await market.until(lambda s: _wire(s, market.public[name]) == ready["wire"])
+        await market.until(market.is_free(name))
+
+
+def earned(market, public, job):
+    """What a provider's own ledger says that it was paid for a job."""
+    name = next(name for name, key in market.public.items() if key == public)
+    ledger = market.ledger(name)
+    try:
+        return ledger.earned_msat(job=job)
+    finally:
+        ledger.close()
+
+
+async def planned(market, customer_name):
+    """The plan of the customer's only job, by the relay's word."""
+    wanted = Filter(kinds=frozenset({kinds.INFERENCE}), authors=frozenset({market.keys(customer_name).public}))
+    (event,) = await market.events(wanted)
+    return job.parse(event).plan
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize("task", ["driver", "stage.0", "stage.2"])
+async def test_the_standby_goes_on_with_the_same_tokens(market, task, how):
+    await market.until(lambda s: all(market.is_free(n)(s) for n in STALLS))
+    customer_name = f"lucky-{task}-{how.name.lower()}"
+    names = {public: name for name, public in market.public.items()}
+    async with market.customer(customer_name) as customer:
+        ids: list[int] = []
+        at: list[float] = []
+        struck = None
+        async with asyncio.timeout(60):
+            async for piece in customer.generate(market.decoder["address"], PROMPT, max_tokens=350):
+                ids += piece.ids
+                at.append(time.monotonic())
+                if struck is None and len(ids) == 100:
+                    plan = await planned(market, customer_name)
+                    victim = plan.assignment(task).provider
+                    struck = dies(market, names[victim], how)
+                    await struck.__aenter__()
+        done = customer.last
+        await struck.__aexit__(None, None, None)
+        assert ids == whole_tokens(market, PROMPT, 350)
+        assert [handed["attempt"] for handed in done["takeovers"]] == [1]
+        (handed,) = done["takeovers"]
+        assert handed["resumed_ms"] - handed["at_ms"] < 1_500
+        assert max(b - a for a, b in pairwise(at)) < 5
+        unpaid = customer.session.payer.unpaid()
+    (event,) = await market.events(Filter(kinds=frozenset({kinds.TAKEOVER}), tags={"e": frozenset({done["request"]})}))
+    said = takeover.parse(event)
+    assert [entry[:3] for entry in said.replaced] == [
+        (a.task, victim, a.standby) for a in plan.tasks if a.provider == victim
+    ]
+    # 7 chunks, the prompt and 350 tokens: every task's price stands once for each in what was paid or is owed.
+    ledger = market.ledger(customer_name)
+    spent = ledger.spent(job=done["request"])
+    ledger.close()
+    received = {public: earned(market, public, done["request"]) for public in market.public.values()}
+    assert sum(received.values()) == spent.paid_msat == sum(done["paid_msat"].values())
+    assert all(received[entered] > 0 for _, _, entered, _ in said.replaced)
+    missing_msat = 7 * plan.chunk_msat - spent.paid_msat - sum(debt.amount_msat for debt in unpaid)
+    # The dead may have died before it claimed what it had completed; nobody else has, and nobody twice.
+    assert 0 <= missing_msat <= 2 * sum(a.price_msat for a in plan.tasks if a.provider == victim)
