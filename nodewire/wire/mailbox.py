@@ -118,7 +118,10 @@ class JobMailbox:
 
     @property
     def awaited(self) -> frozenset[str]:
-        """Of a job with handover, the neighbours that have not been heard of in it since they were lost or entered."""
+        """In a job with handover: neighbours that were lost, or have entered, and not been heard of in the job since.
+
+        A link alone is not enough: a process that was started anew has one, but not the job.
+        """
         return frozenset(self._awaited)
 
     # What the job's owner calls.
@@ -236,7 +239,7 @@ class JobMailbox:
             self._begin_local(edge)
         for peer in {peer for edge in changed for peer in (routes[edge].producer, *routes[edge].consumers)}:
             if peer in self.neighbours:
-                self._await(peer, LinkLost(peer, "entered, but was not heard of"))
+                self._await(peer, LinkLost(peer, "not heard of since the takeover"))
                 if (link := self._exchange.open_link(peer)) is not None:
                     self.linked(link, changed)
         self._moved.set()
@@ -318,9 +321,9 @@ class JobMailbox:
         for incoming in self._in.values():
             incoming.granted = incoming.window
             self._begin_local(incoming.edge)
-        if self._on_lost is not None:
+        if self.attempt > 0:  # before that nobody knows how long the others take to be ready
             for peer in self.neighbours:
-                self._await(peer, LinkLost(peer, "did not open the job"))
+                self._await(peer, LinkLost(peer, "not heard of since this node entered"))
 
     def credited(self, link: Link, edge: str, limit: int) -> None:
         """A consumer grants more; or a producer, which opened the job after us, asks what was granted."""
@@ -514,6 +517,7 @@ class JobMailbox:
         link = self._exchange.open_link(consumer)
         if link is None and consumer != self._exchange.public:
             if self._on_lost is not None:
+                self._await(consumer, LinkLost(consumer, "no link"))
                 await window.change()
                 return
             link = await self._exchange.reach(consumer)

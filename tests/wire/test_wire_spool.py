@@ -212,7 +212,9 @@ def test_many_edges_need_few_descriptors(spool):
     assert all(len(contents(spool, f"e{n}")) == 2 for n in range(200))
 
 
-@pytest.mark.parametrize(("job", "edge"), [("", "e"), ("..", "e"), (JOB, "../e"), (JOB, ""), (JOB, "until"), (JOB, "E")])
+@pytest.mark.parametrize(
+    ("job", "edge"), [("", "e"), ("..", "e"), (JOB, "../e"), (JOB, ""), (JOB, "until"), (JOB, "E")]
+)
 def test_a_name_is_no_path(spool, job, edge):
     for call in (
         lambda: spool.write(job, edge, 0, frame(0)),

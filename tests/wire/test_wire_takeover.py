@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import pytest
 from wire_net import array, data_frame, job_id, refused_as, until
 
-from nodewire.errors import BadInput, LinkLost, NotAllowed, NotFound, WorkerFailed
+from nodewire.errors import BadInput, LinkLost, NotAllowed, NotFound, TooLarge, WorkerFailed
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import Frame
-from nodewire.wire import Patience, Route, Spool
+from nodewire.wire import Patience, Route, Spool, frames
 from nodewire.wire.edges import WINDOW_BYTES
 
 JOB = job_id("job")
@@ -289,20 +289,247 @@ async def test_a_standby_sends_nothing_before_it_knows_what_is_lacking(net, tmp_
             await job.put(Frame("e", seq, (array(bytes([seq])),)))
 
     producing = asyncio.create_task(produce())
-    sent = s.peers[keys.public].bytes_out
+    link = s.peers[keys.public]
     raw.send(resume("e", 2))
     await producing
     assert not job.awaited
-    raw.send(resume("e", 0))  # said twice: not heard
-    raw.send(resume("none", 0) + resume("e", 1))
-    await raw.document_of("pong-marker") if False else None
-    from nodewire.wire import frames
-
-    assert s.peers[keys.public].bytes_out - sent < 4 * frames.PREFIX.size + 1_000
+    sent = link.bytes_out
+    raw.send(resume("e", 0) + resume("e", 1) + resume("none", 0))  # who is not waited for is not heard
+    await mark(raw)
+    assert link.bytes_out - sent < 1_000
     assert [attempt for attempt, _ in job._tape.read(JOB, "e")] == [1, 1, 1, 1]
 
 
-def resume(edge, first):
-    from nodewire.wire import frames
+async def mark(raw):
+    """Wait until what was sent by hand has been read."""
+    raw.send(frames.ping(4_711))
+    while True:
+        _, kind, stream, header, payload = frames.PREFIX.unpack(await raw.reader.readexactly(16))
+        await raw.reader.readexactly(header + payload)
+        if (kind, stream) == (frames.Type.PONG, 4_711):
+            return
 
+
+def resume(edge, first) -> bytes:
     return frames.control({"t": "resume", "job": JOB, "edge": edge, "first": first})
+
+
+def ignore(peer, error) -> None:
+    pass
+
+
+async def test_a_link_that_breaks_and_comes_back_loses_nothing(ring):
+    ring = await ring(3)
+    driving = asyncio.create_task(ring.drive(60))
+    nodes = [ring.members[public].node for public in ring.at]
+    for turn in range(9):
+        await until(lambda turn=turn: ring.members[ring.at[0]].job._out["e0"].next_seq > 3 * turn)
+        a, b = nodes[turn % 3], nodes[(turn + 1) % 3]
+        a.peers[b.public].abort(LinkLost(b.public, "cut"))
+        await until(lambda a=a, b=b: a.public not in b.peers)
+        await ring.net.link(a, b)
+    async with asyncio.timeout(10):
+        await driving
+    assert all(not ring.members[public].job.awaited for public in ring.at)
+
+
+@pytest.mark.parametrize("back", [False, True])
+async def test_without_a_takeover_the_job_fails_after_the_grace_period(ring, back):
+    ring = await ring(3, grace_s=0.2)
+    dead = ring.at[1]
+    keys = ring.members[dead].node._keys
+    data = await ring.drive(2)
+    await ring.kill(1)
+    driver = ring.members[ring.at[0]]
+    await until(lambda: driver.lost == [dead])
+    if back:  # the process is there again, but the job is not
+        await driver.node.link(dead, [await reborn(ring.net, keys)])
+        assert driver.job.awaited == {dead}
+    putting = asyncio.create_task(driver.job.put(Frame("e0", 2, (array(data),))))
+    began = asyncio.get_running_loop().time()
+    await refused_as(LinkLost, dead, driver.job.get())
+    await refused_as(LinkLost, dead, putting)
+    assert asyncio.get_running_loop().time() - began > 0.1
+
+
+async def reborn(net, keys) -> str:
+    node = await net.node(keys)
+    return net.addresses[node.public]
+
+
+async def test_a_consumer_that_never_comes_is_waited_for_as_long(net):
+    a = await net.node()
+    nobody = Keys.generate().public
+    job = a.open_job(JOB, {"e": Route(a.public, (nobody,))}, on_lost=ignore, grace_s=0.1)
+    await refused_as(LinkLost, nobody, job.put(Frame("e", 0)))
+
+
+async def test_who_was_replaced_learns_it_by_the_takeover(net):
+    a, b, c = [await net.node() for _ in range(3)]
+    await net.link(a, b)
+    job = b.open_job(JOB, {"e": Route(a.public, (b.public,))}, on_lost=ignore)
+    waiting = asyncio.create_task(job.get())
+    await asyncio.sleep(0)
+    job.take_over(1, {"e": Route(a.public, (c.public,))})
+    await refused_as(NotAllowed, "job", waiting)
+
+
+async def test_a_takeover_is_taken_once_and_never_back(net):
+    a, b, c = [await net.node() for _ in range(3)]
+    await net.link(a, b)
+    first, second = {"e": Route(a.public, (b.public,))}, {"e": Route(a.public, (c.public,))}
+    job = a.open_job(JOB, first, on_lost=ignore)
+    with pytest.raises(BadInput):
+        job.take_over(1, {"f": Route(a.public, (b.public,))})
+    with pytest.raises(TooLarge):
+        job.take_over(1, {f"e{i}": Route(a.public, ()) for i in range(9_000)} | second)
+    assert (job.attempt, job.neighbours) == (0, {b.public})
+    job.take_over(2, second)
+    window = job._out["e"].windows[c.public]
+    job.take_over(2, second)  # replayed
+    assert job._out["e"].windows == {c.public: window}
+    for attempt in (1, 2**16):
+        with pytest.raises(NotAllowed):
+            job.take_over(attempt, first)
+    assert (job.attempt, job.neighbours) == (2, {c.public})
+    job.fail(LinkLost("over", ""))
+    with pytest.raises(LinkLost):
+        job.take_over(3, second)
+
+
+async def test_words_of_a_node_that_was_replaced_do_not_end_the_job(net):
+    a, b, c = [await net.node() for _ in range(3)]
+    await net.link(a, b)
+    await net.link(c, a)
+    routes = {"e": Route(b.public, (a.public,))}
+    jobs = [node.open_job(JOB, routes, on_lost=ignore) for node in (a, b)]
+    jobs[0].take_over(1, {"e": Route(c.public, (a.public,))})
+    jobs[1].cancel()
+    theirs = c.open_job(JOB, {"e": Route(c.public, (a.public,))}, 1, on_lost=ignore)
+    await theirs.put(Frame("e", 0, (array(b"x"),)))
+    assert bytes((await jobs[0].get()).tensors[0].data) == b"x"
+
+
+async def test_a_neighbour_without_its_worker_is_lost_and_others_words_count(net):
+    a, b = await net.pair()
+    lost = []
+    routes = {"e": Route(b.public, (a.public,))}
+    mine, theirs = (
+        node.open_job(JOB, routes, on_lost=lambda peer, error: lost.append((peer, error.code))) for node in (a, b)
+    )
+    theirs.cancel(WorkerFailed("worker", "killed"))
+    await until(lambda: lost)
+    assert lost == [(b.public, "worker-failed")]
+    assert mine.awaited == {b.public}
+    other = job_id("other")
+    mine, theirs = (node.open_job(other, routes, on_lost=ignore) for node in (a, b))
+    theirs.cancel(NotAllowed("job", "withdrawn"))
+    await refused_as(NotAllowed, "job", mine.get())
+
+
+async def test_without_a_tape_what_the_standby_lacks_ends_the_job(net):
+    a, b, c = [await net.node() for _ in range(3)]
+    await net.link(a, b)
+    job, _ = (n.open_job(JOB, {"e": Route(a.public, (b.public,))}, on_lost=ignore) for n in (a, b))
+    await job.put(Frame("e", 0, (array(b"x"),)))
+    job.take_over(1, {"e": Route(a.public, (c.public,))})
+    c.open_job(JOB, {"e": Route(a.public, (c.public,))}, 1, on_lost=ignore)
+    await net.link(a, c)
+    await refused_as(NotFound, "tape", job.get())
+
+
+async def test_a_tape_that_was_cut_ends_the_job(net, tmp_path):
+    a, b, c = [await net.node() for _ in range(3)]
+    await net.link(a, b)
+    options = {"on_lost": ignore, "tape": Spool(tmp_path, 1_000)}
+    job, _ = (n.open_job(JOB, {"e": Route(a.public, (b.public,))}, **options) for n in (a, b))
+    for seq in range(3):
+        await job.put(Frame("e", seq, (array(bytes(400)),)))
+    routes = {"e": Route(a.public, (c.public,))}
+    job.take_over(1, routes)
+    theirs = c.open_job(JOB, routes, 1, on_lost=ignore)
+    await net.link(a, c)
+    assert [(await theirs.get()).seq for _ in range(2)] == [0, 1]
+    await refused_as(NotFound, "tape", job.get())
+
+
+async def test_documents_wait_for_a_member_and_not_for_one_that_left(net):
+    a, b, c = [await net.node() for _ in range(3)]
+    await net.link(a, b)
+    mine, theirs = (n.open_job(JOB, {"e": Route(a.public, (b.public,))}, on_lost=ignore) for n in (a, b))
+    a.peers[b.public].abort(LinkLost(b.public, "cut"))
+    await until(lambda: not b.peers)
+    saying = asyncio.create_task(mine.control(b.public, {"t": "close"}))
+    await asyncio.sleep(0)
+    await net.link(b, a)
+    await saying
+    assert (await anext(theirs.controls()))[1]["t"] == "close"
+    a.peers[b.public].abort(LinkLost(b.public, "cut"))
+    saying = asyncio.create_task(mine.control(b.public, {"t": "close"}))
+    await asyncio.sleep(0)
+    mine.take_over(1, {"e": Route(a.public, (c.public,))})
+    await saying
+    await refused_as(NotAllowed, "document", mine.control(b.public, {"t": "close"}))
+
+
+async def test_unread_frames_of_the_old_producer_count_against_the_window_of_the_new(net, tmp_path):
+    b, old, s = await net.node(), await net.node(), await net.node()
+    await net.link(old, b)
+    limit = {"e": 2**20}
+    routes = {"e": Route(old.public, (b.public,))}
+    theirs, mine = (n.open_job(JOB, routes, limits=limit, on_lost=ignore) for n in (old, b))
+    for seq in range(10):
+        await theirs.put(Frame("e", seq, (array(bytes([seq]) * 2**20),)))
+    await until(lambda: len(mine._queue) == 10)
+    routes = {"e": Route(s.public, (b.public,))}
+    mine.take_over(1, routes)
+    entering = s.open_job(JOB, routes, 1, limits=limit, on_lost=ignore)
+    await net.link(s, b)
+
+    async def produce():
+        for seq in range(40):
+            await entering.put(Frame("e", seq, (array(bytes([seq]) * 2**20),)))
+
+    producing = asyncio.create_task(produce())
+    fits = WINDOW_BYTES // (2**20 + 1024)
+    await until(lambda: len(mine._queue) == fits)
+    await asyncio.sleep(0.05)
+    assert len(mine._queue) == fits
+    for seq in range(40):
+        frame = await mine.get()
+        assert (frame.seq, bytes(frame.tensors[0].data)) == (seq, bytes([seq]) * 2**20)
+    await producing
+    assert mine._in["e"].unread == 0 and mine._in["e"].taken == 30 * (2**20 + 1024)
+
+
+async def serve_both(job, places: dict[str, int]):
+    """One node at several places of the ring."""
+    while True:
+        frame = await job.get()
+        place = places[frame.edge]
+        made = after(frame.tensors[0].data, place)
+        await job.put(Frame(f"e{place}", frame.seq, (array(made),), frame.meta))
+
+
+@pytest.mark.parametrize("dead", [1, 2])
+@pytest.mark.parametrize("turns", [0, 1, 4])
+async def test_a_member_enters_for_its_neighbour_as_well(ring, dead, turns):
+    ring = await ring(3)
+    stays = 3 - dead
+    data = await ring.drive(turns)
+    driving = asyncio.create_task(ring.drive(TURNS, turns, data))
+    await asyncio.sleep(0.002)
+    await ring.kill(dead)
+    member = ring.members[ring.at[stays]]
+    ring.serving[ring.at[stays]].cancel()
+    await asyncio.gather(*ring.serving.values(), return_exceptions=True)
+    # what was taken and not put is lost to the test's own stage; so it is put by hand
+    assert member.job._in[f"e{stays - 1}"].next_seq - len(member.job._queue) == member.job._out[f"e{stays}"].next_seq
+    ring.at[dead] = ring.at[stays]
+    for public in (ring.at[0], ring.at[stays]):
+        ring.members[public].job.take_over(1, ring.routes())
+    driver = ring.members[ring.at[0]]
+    await ring.net.link(driver.node, member.node)
+    ring.serving["both"] = asyncio.create_task(serve_both(member.job, {"e0": 1, "e1": 2}))
+    async with asyncio.timeout(5):
+        await driving
