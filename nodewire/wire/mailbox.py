@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
 from nodewire.errors import (
@@ -37,6 +38,7 @@ from nodewire.wire import frames
 from nodewire.wire.edges import INITIAL_WINDOW_BYTES, WINDOW_BYTES, Incoming, Outgoing, Parcel, Route, Tape, Window
 from nodewire.wire.frames import FRAME_COST_BYTES, MAX_FRAME_BYTES, DataHeader, Document
 from nodewire.wire.link import Link
+from nodewire.wire.said import Said
 
 __all__ = ["INITIAL_WINDOW_BYTES", "WINDOW_BYTES", "JobMailbox", "OnLost", "Route", "Tape"]
 
@@ -108,6 +110,7 @@ class JobMailbox:
         self._out: dict[str, Outgoing] = {}
         self._left: set[str] = set()
         self._awaited: dict[str, asyncio.TimerHandle] = {}
+        self._said: dict[str, Said] = {}
         self._queue: deque[tuple[Incoming, Frame[Array], int]] = deque()
         self._controls: deque[tuple[str, Document]] = deque()
         self._arrived = asyncio.Event()
@@ -179,7 +182,8 @@ class JobMailbox:
     async def control(self, peer: str, document: Document) -> None:
         """Send a small document about this job to one of its members: {"t": its type, ...}; `job` is added.
 
-        In a job with handover it waits for a member that is lost, and is not sent if that one is replaced.
+        In a job with handover it waits for a member that is lost, and is not sent if that one is replaced; documents
+        that may have been under way when a link broke are sent again on the next, and read once.
 
         Raises:
             NotAllowed: not a member, or a type that the wire keeps for itself.
@@ -190,9 +194,15 @@ class JobMailbox:
         self._check()
         if peer not in self.members or document.get("t") in (ERROR, CANCEL, RESUME):
             raise NotAllowed("document", "for a stranger, or of a type that the wire keeps for itself")
+        document = {**document, "job": self.request}
+        if self._on_lost is None:
+            (await self._exchange.reach(peer)).send_control(document)
+            return
+        said = self._said.setdefault(peer, Said())
+        said.add(document)
         link = await self._reach(peer)
         if link is not None:
-            link.send_control({**document, "job": self.request})
+            said.send(link)
 
     async def controls(self) -> AsyncIterator[tuple[str, Document]]:
         """(sender, document) of what members send by `control`, until the job ends; raises what ended it."""
@@ -241,7 +251,8 @@ class JobMailbox:
             if peer in self.neighbours:
                 self._await(peer, LinkLost(peer, "not heard of since the takeover"))
                 if (link := self._exchange.open_link(peer)) is not None:
-                    self.linked(link, changed)
+                    with suppress(LinkLost):  # it ended while it was written to, and that is told by `lost`
+                        self.linked(link, changed)
         self._moved.set()
         self._moved.clear()
 
@@ -304,6 +315,8 @@ class JobMailbox:
         """There is a link to a member: tell a neighbour the windows of its edges (or of `edges`), and ask for ours."""
         self._moved.set()
         self._moved.clear()
+        if (said := self._said.get(link.peer)) is not None:
+            said.send(link)
         if link.peer not in self.neighbours:
             return
         link.attend(self.request)
@@ -351,6 +364,8 @@ class JobMailbox:
             return
         if document["t"] == RESUME:
             self._resume(peer, document)
+            return
+        if not self._said.setdefault(peer, Said()).is_news(document):
             return
         if len(self._controls) >= MAX_CONTROLS:
             raise Busy("controls", f"{MAX_CONTROLS} wait already")
@@ -458,9 +473,7 @@ class JobMailbox:
             raise self._error
 
     async def _reach(self, peer: str) -> Link | None:
-        """The link to a member; None if it has been replaced meanwhile. Raises LinkLost."""
-        if self._on_lost is None:
-            return await self._exchange.reach(peer)
+        """The link to a member, waited for; None if it has been replaced meanwhile. Raises LinkLost."""
         try:
             async with asyncio.timeout(self._grace_s):
                 while (link := self._exchange.open_link(peer)) is None and peer in self.members:
@@ -528,11 +541,10 @@ class JobMailbox:
         if link is None:
             self._deliver(self._in[frame.edge], frame, parcel.cost)
             return
-        window.sending = link.send(parcel.packed, parcel.cost - FRAME_COST_BYTES, frame.tensors)
-        if window.sending is None:
-            return
         try:
-            await window.sending
+            window.sending = link.send(parcel.packed, parcel.cost - FRAME_COST_BYTES, frame.tensors)
+            if window.sending is not None:
+                await window.sending
         except LinkLost:
             if self._on_lost is None:
                 raise

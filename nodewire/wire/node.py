@@ -256,7 +256,11 @@ class Node:
         for fence in [f for f in self._fences if f[0] == link.peer]:
             del self._fences[fence]
         for job in list(self._jobs.values()):
-            if link.peer in job.members:
+            if link.peer not in job.members:
+                continue
+            if self._closed:  # it is not the peer that was lost
+                job.fail(LinkLost(self.public, "this node is closed"))
+            else:
                 job.lost(link.peer, error)
 
     # Frames that break their job's rules.

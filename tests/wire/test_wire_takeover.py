@@ -472,6 +472,36 @@ async def test_documents_wait_for_a_member_and_not_for_one_that_left(net):
     await refused_as(NotAllowed, "document", mine.control(b.public, {"t": "close"}))
 
 
+async def test_documents_come_in_order_and_once_over_breaking_links(net):
+    a, b = await net.pair()
+    mine, theirs = (n.open_job(JOB, {"e": Route(a.public, (b.public,))}, on_lost=ignore) for n in (a, b))
+    heard = []
+
+    async def listen():
+        async for _, document in theirs.controls():
+            heard.append(document["i"])
+
+    listening = asyncio.create_task(listen())
+    for i in range(60):
+        await mine.control(b.public, {"t": "close", "i": i})
+        if i % 7 == 3:
+            a.peers[b.public].abort(LinkLost(b.public, "cut"))
+            await until(lambda: a.public not in b.peers)
+            await net.link(b, a)
+    await until(lambda: len(heard) == 60)
+    assert heard == list(range(60))
+    listening.cancel()
+
+
+async def test_a_node_that_closes_does_not_call_its_peers_lost(net):
+    a, b = await net.pair()
+    lost = []
+    job = a.open_job(JOB, {"e": Route(b.public, (a.public,))}, on_lost=lambda peer, error: lost.append(peer))
+    await a.close()
+    await refused_as(LinkLost, a.public, job.get())
+    assert not lost
+
+
 async def test_unread_frames_of_the_old_producer_count_against_the_window_of_the_new(net, tmp_path):
     b, old, s = await net.node(), await net.node(), await net.node()
     await net.link(old, b)
