@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import os
+import random
 from dataclasses import dataclass
 
 import pytest
@@ -563,3 +564,43 @@ async def test_a_member_enters_for_its_neighbour_as_well(ring, dead, turns):
     ring.serving["both"] = asyncio.create_task(serve_both(member.job, {"e0": 1, "e1": 2}))
     async with asyncio.timeout(5):
         await driving
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_many_frames_in_flight_deaths_and_broken_links_in_any_order(ring, seed):
+    chance = random.Random(seed)
+    places, count = chance.choice((3, 4, 5)), 60
+    ring = await ring(places, size=chance.choice((40, 5_000, 100_000)))
+    driver = ring.members[ring.at[0]]
+    data = [os.urandom(ring.size) for _ in range(count)]
+
+    async def produce():
+        for seq, item in enumerate(data):
+            await driver.job.put(Frame("e0", seq, (array(item),), {"pos": seq}))
+
+    async def consume():
+        for seq, item in enumerate(data):
+            frame = await driver.job.get()
+            for place in range(1, places):
+                item = after(item, place)
+            assert (frame.seq, bytes(frame.tensors[0].data)) == (seq, item)
+
+    working = [asyncio.create_task(produce()), asyncio.create_task(consume())]
+    alive = list(range(1, places))
+    for attempt in range(1, places):
+        await until(lambda attempt=attempt: driver.job._in[f"e{places - 1}"].next_seq > 10 * attempt, 20)
+        if chance.random() < 0.5:
+            i = chance.randrange(places)
+            a, b = (ring.members[ring.at[at % places]].node for at in (i, i + 1))
+            if (link := a.peers.get(b.public)) is not None:
+                link.abort(LinkLost(b.public, "cut"))
+                await until(lambda a=a, b=b: a.public not in b.peers)
+                await ring.net.link(a, b)
+        dying = chance.sample(alive, chance.randint(0, min(2, len(alive))))
+        alive = [place for place in alive if place not in dying]
+        await ring.kill(*dying)
+        if dying:
+            stay = [i for i in range(places) if i not in dying]
+            await ring.replace(*dying, attempt=attempt, late=tuple(chance.sample(stay, chance.randint(0, len(stay)))))
+    async with asyncio.timeout(20):
+        await asyncio.gather(*working)
