@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Protocol
 
 from nodewire.errors import (
     BadFrame,
@@ -27,18 +27,18 @@ from nodewire.errors import (
     LinkLost,
     NodewireError,
     NotAllowed,
-    NotFound,
     TooLarge,
     WorkerFailed,
 )
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import MAX_EDGES
 from nodewire.protocol.plan import tensor_key
-from nodewire.wire import frames
-from nodewire.wire.edges import INITIAL_WINDOW_BYTES, WINDOW_BYTES, Incoming, Outgoing, Parcel, Route, Tape, Window
-from nodewire.wire.frames import FRAME_COST_BYTES, MAX_FRAME_BYTES, DataHeader, Document
+from nodewire.wire import frames, sending
+from nodewire.wire.edges import INITIAL_WINDOW_BYTES, WINDOW_BYTES, Incoming, Outgoing, Route, Tape, Window
+from nodewire.wire.frames import MAX_FRAME_BYTES, DataHeader, Document
 from nodewire.wire.link import Link
 from nodewire.wire.said import Said
+from nodewire.wire.sending import Sender
 
 __all__ = ["INITIAL_WINDOW_BYTES", "WINDOW_BYTES", "JobMailbox", "OnLost", "Route", "Tape"]
 
@@ -53,17 +53,8 @@ OnLost = Callable[[str, NodewireError], None]
 """Told a member's public key and what happened to it, at once."""
 
 
-class Exchange(Protocol):
+class Exchange(sending.Exchange, Protocol):
     """The node as its mailboxes see it."""
-
-    public: str
-
-    async def reach(self, peer: str) -> Link:
-        """The open link to `peer`, waited for a while. Raises LinkLost."""
-
-    def open_link(self, peer: str) -> Link | None: ...
-
-    def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]: ...
 
     def rearranged(self, job: JobMailbox, left: set[str]) -> None:
         """Neighbours of the job have been replaced."""
@@ -117,6 +108,7 @@ class JobMailbox:
         self._documents = asyncio.Event()
         self._moved = asyncio.Event()
         self._error: NodewireError | None = None
+        self._sender = Sender(self, exchange, request, tape, handover=on_lost is not None)
         self._arrange(routes)
 
     @property
@@ -143,24 +135,17 @@ class JobMailbox:
             NotFound: a consumer lacks earlier frames, and the tape has not kept them.
             NodewireError: what ended the job.
         """
-        self._check()
+        self.check()
         outgoing = self._out.get(frame.edge)
         if outgoing is None:
             raise BadFrame("edge", f"{frame.edge[:64]!r} is not one that this node produces")
         if frame.seq != outgoing.next_seq:
             raise BadFrame("seq", f"{frame.seq}, {outgoing.next_seq} is next on {frame.edge}")
-        parcel = self._parcel(outgoing, self.attempt, frame)
+        parcel = self._sender.parcel(outgoing, self.attempt, frame)
         outgoing.next_seq += 1
         if self._tape is not None:
             self._tape.write(self.request, frame.edge, self.attempt, frame)
-        while lacking := [w for w in outgoing.windows.values() if w.lacks(frame.seq)]:
-            sends = [self._advance(outgoing, window, frame.seq, parcel) for window in lacking]
-            if len(sends) == 1:
-                await sends[0]
-                continue
-            for outcome in await asyncio.gather(*sends, return_exceptions=True):
-                if outcome is not None:
-                    raise outcome
+        await self._sender.send(outgoing, parcel)
 
     async def get(self) -> Frame[Array]:
         """The next frame that came on any edge that this node consumes, in order per edge.
@@ -170,7 +155,7 @@ class JobMailbox:
             NodewireError: what else ended the job. What came before is delivered first.
         """
         while not self._queue:
-            self._check()
+            self.check()
             self._arrived.clear()
             await self._arrived.wait()
         incoming, frame, cost = self._queue.popleft()
@@ -191,7 +176,7 @@ class JobMailbox:
             LinkLost: the member cannot be reached.
             NodewireError: what ended the job.
         """
-        self._check()
+        self.check()
         if peer not in self.members or document.get("t") in (ERROR, CANCEL, RESUME):
             raise NotAllowed("document", "for a stranger, or of a type that the wire keeps for itself")
         document = {**document, "job": self.request}
@@ -209,7 +194,7 @@ class JobMailbox:
         while True:
             while self._controls:
                 yield self._controls.popleft()
-            self._check()
+            self.check()
             self._documents.clear()
             await self._documents.wait()
 
@@ -224,7 +209,7 @@ class JobMailbox:
             BadInput, TooLarge: an edge of the job is missing, or too many are named; nothing has changed.
             NodewireError: what ended the job.
         """
-        self._check()
+        self.check()
         if not self.attempt <= attempt < 2**16:
             raise NotAllowed("attempt", f"{attempt}, the job is at {self.attempt}")
         if missing := (self._in.keys() | self._out.keys()) - routes.keys():
@@ -249,7 +234,7 @@ class JobMailbox:
             self._begin_local(edge)
         for peer in {peer for edge in changed for peer in (routes[edge].producer, *routes[edge].consumers)}:
             if peer in self.neighbours:
-                self._await(peer, LinkLost(peer, "not heard of since the takeover"))
+                self.expect(peer, LinkLost(peer, "not heard of since the takeover"))
                 if (link := self._exchange.open_link(peer)) is not None:
                     with suppress(LinkLost):  # it ended while it was written to, and that is told by `lost`
                         self.linked(link, changed)
@@ -309,7 +294,7 @@ class JobMailbox:
         frame = Frame(header.edge, header.seq, header.arrays(memoryview(memory)), header.meta)
         if self._keep_inputs and self._tape is not None:
             self._tape.write(self.request, header.edge, header.attempt, frame)
-        self._deliver(incoming, frame, header.cost)
+        self.deliver(incoming, frame, header.cost)
 
     def linked(self, link: Link, edges: set[str] | None = None) -> None:
         """There is a link to a member: tell a neighbour the windows of its edges (or of `edges`), and ask for ours."""
@@ -336,7 +321,7 @@ class JobMailbox:
             self._begin_local(incoming.edge)
         if self.attempt > 0:  # before that nobody knows how long the others take to be ready
             for peer in self.neighbours:
-                self._await(peer, LinkLost(peer, "not heard of since this node entered"))
+                self.expect(peer, LinkLost(peer, "not heard of since this node entered"))
 
     def credited(self, link: Link, edge: str, limit: int) -> None:
         """A consumer grants more; or a producer, which opened the job after us, asks what was granted."""
@@ -387,7 +372,7 @@ class JobMailbox:
             for outgoing in self._out.values():
                 if peer in outgoing.windows:
                     outgoing.windows[peer].pause()
-            self._await(peer, error)
+            self.expect(peer, error)
         self._on_lost(peer, error)
 
     def fail(self, error: NodewireError) -> None:
@@ -454,9 +439,9 @@ class JobMailbox:
         window.grant(incoming.granted)
         if window.next_seq is None:
             window.resume(incoming.next_seq)
-            self._exchange.run(self._catch_up(outgoing, window))
+            self._sender.catch_up(outgoing, window)
 
-    def _await(self, peer: str, error: NodewireError) -> None:
+    def expect(self, peer: str, error: NodewireError) -> None:
         """Fail the job unless `peer` is heard of in it, or replaced, within the grace period."""
         if self._on_lost is not None and peer not in self._awaited:
             self._awaited[peer] = asyncio.get_running_loop().call_later(self._grace_s, self._give_up, peer, error)
@@ -468,7 +453,7 @@ class JobMailbox:
     def _give_up(self, peer: str, error: NodewireError) -> None:
         self.fail(error if isinstance(error, LinkLost) else LinkLost(peer, f"{error.code}: {error}"))
 
-    def _check(self) -> None:
+    def check(self) -> None:
         if self._error is not None:
             raise self._error
 
@@ -478,88 +463,12 @@ class JobMailbox:
             async with asyncio.timeout(self._grace_s):
                 while (link := self._exchange.open_link(peer)) is None and peer in self.members:
                     await self._moved.wait()
-                    self._check()
+                    self.check()
                 return link
         except TimeoutError:
             raise LinkLost(peer, "no link") from None
 
-    # Inside: sending.
-
-    def _parcel(self, outgoing: Outgoing, attempt: int, frame: Frame[Array]) -> Parcel:
-        key = tensor_key(self.request, frame.edge, attempt, frame.seq)
-        header = frames.data_header(
-            self.request, frame.edge, attempt, frame.seq, key, frame.tensors, frame.meta, outgoing.limit
-        )
-        return Parcel(frame, frames.pack_header(header), header.cost)
-
-    async def _advance(self, outgoing: Outgoing, window: Window, last: int, live: Parcel | None = None) -> None:
-        """Send one consumer what it lacks up to the frame `last`: `live`, the tape's where it is another."""
-        async with window.turn:
-            while not window.left:
-                self._check()
-                if window.next_seq is None:
-                    await window.change()
-                    continue
-                if window.next_seq > last:
-                    return
-                parcel = (
-                    live if live is not None and live.frame.seq == window.next_seq else self._again(outgoing, window)
-                )
-                if window.sent + parcel.cost > window.limit:
-                    await window.change()
-                else:
-                    await self._hand(window, parcel)
-
-    def _again(self, outgoing: Outgoing, window: Window) -> Parcel:
-        """The consumer's next frame, from the tape. Raises NotFound."""
-        assert window.next_seq is not None
-        if window.kept is not None and window.kept.frame.seq == window.next_seq:
-            return window.kept
-        found = next(window.replay, None) if window.replay is not None else None
-        if found is None and self._tape is not None:  # the tape may have grown since that reading of it ended
-            window.replay = self._tape.read(self.request, outgoing.edge, window.next_seq)
-            found = next(window.replay, None)
-        if found is None or found[1].seq != window.next_seq:
-            raise NotFound("tape", f"{outgoing.edge} has not been kept from {window.next_seq} on")
-        window.kept = self._parcel(outgoing, *found)
-        return window.kept
-
-    async def _hand(self, window: Window, parcel: Parcel) -> None:
-        """Pass a frame to its consumer, or find that this cannot be done now."""
-        consumer, frame = window.consumer, parcel.frame
-        link = self._exchange.open_link(consumer)
-        if link is None and consumer != self._exchange.public:
-            if self._on_lost is not None:
-                self._await(consumer, LinkLost(consumer, "no link"))
-                await window.change()
-                return
-            link = await self._exchange.reach(consumer)
-            self._check()
-        window.sent += parcel.cost
-        window.next_seq = frame.seq + 1
-        window.kept = None
-        if link is None:
-            self._deliver(self._in[frame.edge], frame, parcel.cost)
-            return
-        try:
-            window.sending = link.send(parcel.packed, parcel.cost - FRAME_COST_BYTES, frame.tensors)
-            if window.sending is not None:
-                await window.sending
-        except LinkLost:
-            if self._on_lost is None:
-                raise
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if not window.left or (task is not None and task.cancelling()):
-                raise
-        finally:
-            window.sending = None
-
-    async def _catch_up(self, outgoing: Outgoing, window: Window) -> None:
-        try:
-            await self._advance(outgoing, window, outgoing.next_seq - 1)
-        except NodewireError as error:
-            self.fail(error)
+    # Inside: what came.
 
     def _resume(self, peer: str, document: Document) -> None:
         """A consumer says what it lacks; who has not been waited for is not heard."""
@@ -574,11 +483,12 @@ class JobMailbox:
         if window.next_seq is None:
             window.resume(first)
             if first < outgoing.next_seq:
-                self._exchange.run(self._catch_up(outgoing, window))
+                self._sender.catch_up(outgoing, window)
 
-    # Inside: receiving.
+    def deliver_here(self, frame: Frame[Array], cost: int) -> None:
+        self.deliver(self._in[frame.edge], frame, cost)
 
-    def _deliver(self, incoming: Incoming, frame: Frame[Array], cost: int) -> None:
+    def deliver(self, incoming: Incoming, frame: Frame[Array], cost: int) -> None:
         if incoming.producer == self._exchange.public:
             incoming.next_seq = frame.seq + 1
         incoming.unread += cost
