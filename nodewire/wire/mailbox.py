@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
+from typing import Protocol
 
 from nodewire.errors import (
     BadFrame,
@@ -26,17 +27,18 @@ from nodewire.errors import (
     LinkLost,
     NodewireError,
     NotAllowed,
-    NotFound,
     TooLarge,
     WorkerFailed,
 )
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import MAX_EDGES
 from nodewire.protocol.plan import tensor_key
-from nodewire.wire import frames
-from nodewire.wire.edges import INITIAL_WINDOW_BYTES, WINDOW_BYTES, Incoming, Outgoing, Parcel, Route, Tape, Window
-from nodewire.wire.frames import FRAME_COST_BYTES, MAX_FRAME_BYTES, DataHeader, Document
+from nodewire.wire import frames, sending
+from nodewire.wire.edges import INITIAL_WINDOW_BYTES, WINDOW_BYTES, Incoming, Outgoing, Route, Tape, Window
+from nodewire.wire.frames import MAX_FRAME_BYTES, DataHeader, Document
 from nodewire.wire.link import Link
+from nodewire.wire.said import Said
+from nodewire.wire.sending import Sender
 
 __all__ = ["INITIAL_WINDOW_BYTES", "WINDOW_BYTES", "JobMailbox", "OnLost", "Route", "Tape"]
 
@@ -51,17 +53,8 @@ OnLost = Callable[[str, NodewireError], None]
 """Told a member's public key and what happened to it, at once."""
 
 
-class Exchange(Protocol):
+class Exchange(sending.Exchange, Protocol):
     """The node as its mailboxes see it."""
-
-    public: str
-
-    async def reach(self, peer: str) -> Link:
-        """The open link to `peer`, waited for a while. Raises LinkLost."""
-
-    def open_link(self, peer: str) -> Link | None: ...
-
-    def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]: ...
 
     def rearranged(self, job: JobMailbox, left: set[str]) -> None:
         """Neighbours of the job have been replaced."""
@@ -108,17 +101,22 @@ class JobMailbox:
         self._out: dict[str, Outgoing] = {}
         self._left: set[str] = set()
         self._awaited: dict[str, asyncio.TimerHandle] = {}
+        self._said: dict[str, Said] = {}
         self._queue: deque[tuple[Incoming, Frame[Array], int]] = deque()
         self._controls: deque[tuple[str, Document]] = deque()
         self._arrived = asyncio.Event()
         self._documents = asyncio.Event()
         self._moved = asyncio.Event()
         self._error: NodewireError | None = None
+        self._sender = Sender(self, exchange, request, tape, handover=on_lost is not None)
         self._arrange(routes)
 
     @property
     def awaited(self) -> frozenset[str]:
-        """Of a job with handover, the neighbours that have not been heard of in it since they were lost or entered."""
+        """In a job with handover: neighbours that were lost, or have entered, and not been heard of in the job since.
+
+        A link alone is not enough: a process that was started anew has one, but not the job.
+        """
         return frozenset(self._awaited)
 
     # What the job's owner calls.
@@ -137,24 +135,17 @@ class JobMailbox:
             NotFound: a consumer lacks earlier frames, and the tape has not kept them.
             NodewireError: what ended the job.
         """
-        self._check()
+        self.check()
         outgoing = self._out.get(frame.edge)
         if outgoing is None:
             raise BadFrame("edge", f"{frame.edge[:64]!r} is not one that this node produces")
         if frame.seq != outgoing.next_seq:
             raise BadFrame("seq", f"{frame.seq}, {outgoing.next_seq} is next on {frame.edge}")
-        parcel = self._parcel(outgoing, self.attempt, frame)
+        parcel = self._sender.parcel(outgoing, self.attempt, frame)
         outgoing.next_seq += 1
         if self._tape is not None:
             self._tape.write(self.request, frame.edge, self.attempt, frame)
-        while lacking := [w for w in outgoing.windows.values() if w.lacks(frame.seq)]:
-            sends = [self._advance(outgoing, window, frame.seq, parcel) for window in lacking]
-            if len(sends) == 1:
-                await sends[0]
-                continue
-            for outcome in await asyncio.gather(*sends, return_exceptions=True):
-                if outcome is not None:
-                    raise outcome
+        await self._sender.send(outgoing, parcel)
 
     async def get(self) -> Frame[Array]:
         """The next frame that came on any edge that this node consumes, in order per edge.
@@ -164,7 +155,7 @@ class JobMailbox:
             NodewireError: what else ended the job. What came before is delivered first.
         """
         while not self._queue:
-            self._check()
+            self.check()
             self._arrived.clear()
             await self._arrived.wait()
         incoming, frame, cost = self._queue.popleft()
@@ -176,7 +167,8 @@ class JobMailbox:
     async def control(self, peer: str, document: Document) -> None:
         """Send a small document about this job to one of its members: {"t": its type, ...}; `job` is added.
 
-        In a job with handover it waits for a member that is lost, and is not sent if that one is replaced.
+        In a job with handover it waits for a member that is lost, and is not sent if that one is replaced; documents
+        that may have been under way when a link broke are sent again on the next, and read once.
 
         Raises:
             NotAllowed: not a member, or a type that the wire keeps for itself.
@@ -184,19 +176,25 @@ class JobMailbox:
             LinkLost: the member cannot be reached.
             NodewireError: what ended the job.
         """
-        self._check()
+        self.check()
         if peer not in self.members or document.get("t") in (ERROR, CANCEL, RESUME):
             raise NotAllowed("document", "for a stranger, or of a type that the wire keeps for itself")
+        document = {**document, "job": self.request}
+        if self._on_lost is None:
+            (await self._exchange.reach(peer)).send_control(document)
+            return
+        said = self._said.setdefault(peer, Said())
+        said.add(document)
         link = await self._reach(peer)
         if link is not None:
-            link.send_control({**document, "job": self.request})
+            said.send(link)
 
     async def controls(self) -> AsyncIterator[tuple[str, Document]]:
         """(sender, document) of what members send by `control`, until the job ends; raises what ended it."""
         while True:
             while self._controls:
                 yield self._controls.popleft()
-            self._check()
+            self.check()
             self._documents.clear()
             await self._documents.wait()
 
@@ -211,7 +209,7 @@ class JobMailbox:
             BadInput, TooLarge: an edge of the job is missing, or too many are named; nothing has changed.
             NodewireError: what ended the job.
         """
-        self._check()
+        self.check()
         if not self.attempt <= attempt < 2**16:
             raise NotAllowed("attempt", f"{attempt}, the job is at {self.attempt}")
         if missing := (self._in.keys() | self._out.keys()) - routes.keys():
@@ -236,9 +234,10 @@ class JobMailbox:
             self._begin_local(edge)
         for peer in {peer for edge in changed for peer in (routes[edge].producer, *routes[edge].consumers)}:
             if peer in self.neighbours:
-                self._await(peer, LinkLost(peer, "entered, but was not heard of"))
+                self.expect(peer, LinkLost(peer, "not heard of since the takeover"))
                 if (link := self._exchange.open_link(peer)) is not None:
-                    self.linked(link, changed)
+                    with suppress(LinkLost):  # it ended while it was written to, and that is told by `lost`
+                        self.linked(link, changed)
         self._moved.set()
         self._moved.clear()
 
@@ -295,12 +294,14 @@ class JobMailbox:
         frame = Frame(header.edge, header.seq, header.arrays(memoryview(memory)), header.meta)
         if self._keep_inputs and self._tape is not None:
             self._tape.write(self.request, header.edge, header.attempt, frame)
-        self._deliver(incoming, frame, header.cost)
+        self.deliver(incoming, frame, header.cost)
 
     def linked(self, link: Link, edges: set[str] | None = None) -> None:
         """There is a link to a member: tell a neighbour the windows of its edges (or of `edges`), and ask for ours."""
         self._moved.set()
         self._moved.clear()
+        if (said := self._said.get(link.peer)) is not None:
+            said.send(link)
         if link.peer not in self.neighbours:
             return
         link.attend(self.request)
@@ -318,9 +319,9 @@ class JobMailbox:
         for incoming in self._in.values():
             incoming.granted = incoming.window
             self._begin_local(incoming.edge)
-        if self._on_lost is not None:
+        if self.attempt > 0:  # before that nobody knows how long the others take to be ready
             for peer in self.neighbours:
-                self._await(peer, LinkLost(peer, "did not open the job"))
+                self.expect(peer, LinkLost(peer, "not heard of since this node entered"))
 
     def credited(self, link: Link, edge: str, limit: int) -> None:
         """A consumer grants more; or a producer, which opened the job after us, asks what was granted."""
@@ -349,6 +350,8 @@ class JobMailbox:
         if document["t"] == RESUME:
             self._resume(peer, document)
             return
+        if not self._said.setdefault(peer, Said()).is_news(document):
+            return
         if len(self._controls) >= MAX_CONTROLS:
             raise Busy("controls", f"{MAX_CONTROLS} wait already")
         self._controls.append((peer, document))
@@ -369,7 +372,7 @@ class JobMailbox:
             for outgoing in self._out.values():
                 if peer in outgoing.windows:
                     outgoing.windows[peer].pause()
-            self._await(peer, error)
+            self.expect(peer, error)
         self._on_lost(peer, error)
 
     def fail(self, error: NodewireError) -> None:
@@ -436,9 +439,9 @@ class JobMailbox:
         window.grant(incoming.granted)
         if window.next_seq is None:
             window.resume(incoming.next_seq)
-            self._exchange.run(self._catch_up(outgoing, window))
+            self._sender.catch_up(outgoing, window)
 
-    def _await(self, peer: str, error: NodewireError) -> None:
+    def expect(self, peer: str, error: NodewireError) -> None:
         """Fail the job unless `peer` is heard of in it, or replaced, within the grace period."""
         if self._on_lost is not None and peer not in self._awaited:
             self._awaited[peer] = asyncio.get_running_loop().call_later(self._grace_s, self._give_up, peer, error)
@@ -450,100 +453,22 @@ class JobMailbox:
     def _give_up(self, peer: str, error: NodewireError) -> None:
         self.fail(error if isinstance(error, LinkLost) else LinkLost(peer, f"{error.code}: {error}"))
 
-    def _check(self) -> None:
+    def check(self) -> None:
         if self._error is not None:
             raise self._error
 
     async def _reach(self, peer: str) -> Link | None:
-        """The link to a member; None if it has been replaced meanwhile. Raises LinkLost."""
-        if self._on_lost is None:
-            return await self._exchange.reach(peer)
+        """The link to a member, waited for; None if it has been replaced meanwhile. Raises LinkLost."""
         try:
             async with asyncio.timeout(self._grace_s):
                 while (link := self._exchange.open_link(peer)) is None and peer in self.members:
                     await self._moved.wait()
-                    self._check()
+                    self.check()
                 return link
         except TimeoutError:
             raise LinkLost(peer, "no link") from None
 
-    # Inside: sending.
-
-    def _parcel(self, outgoing: Outgoing, attempt: int, frame: Frame[Array]) -> Parcel:
-        key = tensor_key(self.request, frame.edge, attempt, frame.seq)
-        header = frames.data_header(
-            self.request, frame.edge, attempt, frame.seq, key, frame.tensors, frame.meta, outgoing.limit
-        )
-        return Parcel(frame, frames.pack_header(header), header.cost)
-
-    async def _advance(self, outgoing: Outgoing, window: Window, last: int, live: Parcel | None = None) -> None:
-        """Send one consumer what it lacks up to the frame `last`: `live`, the tape's where it is another."""
-        async with window.turn:
-            while not window.left:
-                self._check()
-                if window.next_seq is None:
-                    await window.change()
-                    continue
-                if window.next_seq > last:
-                    return
-                parcel = (
-                    live if live is not None and live.frame.seq == window.next_seq else self._again(outgoing, window)
-                )
-                if window.sent + parcel.cost > window.limit:
-                    await window.change()
-                else:
-                    await self._hand(window, parcel)
-
-    def _again(self, outgoing: Outgoing, window: Window) -> Parcel:
-        """The consumer's next frame, from the tape. Raises NotFound."""
-        assert window.next_seq is not None
-        if window.kept is not None and window.kept.frame.seq == window.next_seq:
-            return window.kept
-        found = next(window.replay, None) if window.replay is not None else None
-        if found is None and self._tape is not None:  # the tape may have grown since that reading of it ended
-            window.replay = self._tape.read(self.request, outgoing.edge, window.next_seq)
-            found = next(window.replay, None)
-        if found is None or found[1].seq != window.next_seq:
-            raise NotFound("tape", f"{outgoing.edge} has not been kept from {window.next_seq} on")
-        window.kept = self._parcel(outgoing, *found)
-        return window.kept
-
-    async def _hand(self, window: Window, parcel: Parcel) -> None:
-        """Pass a frame to its consumer, or find that this cannot be done now."""
-        consumer, frame = window.consumer, parcel.frame
-        link = self._exchange.open_link(consumer)
-        if link is None and consumer != self._exchange.public:
-            if self._on_lost is not None:
-                await window.change()
-                return
-            link = await self._exchange.reach(consumer)
-            self._check()
-        window.sent += parcel.cost
-        window.next_seq = frame.seq + 1
-        window.kept = None
-        if link is None:
-            self._deliver(self._in[frame.edge], frame, parcel.cost)
-            return
-        window.sending = link.send(parcel.packed, parcel.cost - FRAME_COST_BYTES, frame.tensors)
-        if window.sending is None:
-            return
-        try:
-            await window.sending
-        except LinkLost:
-            if self._on_lost is None:
-                raise
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if not window.left or (task is not None and task.cancelling()):
-                raise
-        finally:
-            window.sending = None
-
-    async def _catch_up(self, outgoing: Outgoing, window: Window) -> None:
-        try:
-            await self._advance(outgoing, window, outgoing.next_seq - 1)
-        except NodewireError as error:
-            self.fail(error)
+    # Inside: what came.
 
     def _resume(self, peer: str, document: Document) -> None:
         """A consumer says what it lacks; who has not been waited for is not heard."""
@@ -558,11 +483,12 @@ class JobMailbox:
         if window.next_seq is None:
             window.resume(first)
             if first < outgoing.next_seq:
-                self._exchange.run(self._catch_up(outgoing, window))
+                self._sender.catch_up(outgoing, window)
 
-    # Inside: receiving.
+    def deliver_here(self, frame: Frame[Array], cost: int) -> None:
+        self.deliver(self._in[frame.edge], frame, cost)
 
-    def _deliver(self, incoming: Incoming, frame: Frame[Array], cost: int) -> None:
+    def deliver(self, incoming: Incoming, frame: Frame[Array], cost: int) -> None:
         if incoming.producer == self._exchange.public:
             incoming.next_seq = frame.seq + 1
         incoming.unread += cost

@@ -17,6 +17,7 @@ from nodewire.wire.frames import DataHeader, Document
 from nodewire.wire.identity import Identity
 from nodewire.wire.link import Link, Patience
 from nodewire.wire.mailbox import CANCEL, ERROR, GRACE_S, RESUME, JobMailbox, OnLost, Route, Tape
+from nodewire.wire.pull import PULL, Holder, Pulls
 from nodewire.wire.transport import Arrival, Listener, TcpTls, Transport
 
 MAX_HALF_OPEN = 64
@@ -32,7 +33,8 @@ _log = logging.getLogger("nodewire.wire")
 class Node:
     """Listens, dials, and keeps at most one link to each peer.
 
-    `admit(public key)` says who may link to us; `on_control(peer, document)` is given what is no open job's.
+    `admit(public key)` says who may link to us; `on_control(peer, document)` is given what is no open job's; `holder`
+    decides what those who pull get.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Node:
         *,
         admit: Callable[[str], bool] = lambda peer: True,
         on_control: Callable[[str, Document], None] = lambda peer, document: None,
+        holder: Holder | None = None,
         patience: Patience | None = None,
         transport: Transport | None = None,
         unix_s: Callable[[], float] = time.time,
@@ -49,6 +52,7 @@ class Node:
         self._keys = keys
         self._admit = admit
         self._on_control = on_control
+        self._pulls = Pulls(self, holder)
         self._patience = patience or Patience()
         self._transport = transport or TcpTls()
         self._unix_s = unix_s
@@ -239,6 +243,8 @@ class Node:
         job = self._jobs.get(name) if isinstance(name, str) else None
         if job is not None and link.peer in job.members:
             job.documented(link.peer, document)
+        elif document["t"] == PULL:
+            self._run(self._pulls.asked(link.peer, document))
         elif document["t"] not in (ERROR, CANCEL, RESUME):
             self._on_control(link.peer, document)
 
@@ -250,7 +256,11 @@ class Node:
         for fence in [f for f in self._fences if f[0] == link.peer]:
             del self._fences[fence]
         for job in list(self._jobs.values()):
-            if link.peer in job.members:
+            if link.peer not in job.members:
+                continue
+            if self._closed:  # it is not the peer that was lost
+                job.fail(LinkLost(self.public, "this node is closed"))
+            else:
                 job.lost(link.peer, error)
 
     # Frames that break their job's rules.
