@@ -149,7 +149,7 @@ class Takeover(Schema):
         later = self.attempt > newest.attempt or (
             self.attempt == newest.attempt and self.signer == customer != newest.signer
         )
-        return later and set(newest.replaced) <= set(self.replaced)
+        return later and {entry[:3] for entry in newest.replaced} <= {entry[:3] for entry in self.replaced}
 
     def _check_replaced(self, plan: Plan) -> None:
         tasks = {task for task, _, _, _ in self.replaced}

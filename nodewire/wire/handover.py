@@ -200,17 +200,17 @@ class Handover:
         entering = {entered for _, _, entered, _ in takeover.replaced}
         called = []
         for peer in self.others():
-            if (link := self._node.open_link(peer)) is not None:
-                link.send_control(document)
-            elif peer in self._addresses:
+            if peer in entering or self._node.open_link(peer) is None:
                 called.append(self._call(peer, document))
+            else:
+                await self._mailbox.control(peer, takeover.control())
         return {peer for peer in await asyncio.gather(*called) if peer in entering}
 
     async def _call(self, peer: str, document: Document) -> str | None:
         """Send a document to a peer without link; the peer if it cannot be reached."""
         try:
             async with asyncio.timeout(ENTER_S):
-                link = await self._node.link(peer, self._addresses[peer])
+                link = self._node.open_link(peer) or await self._node.link(peer, self._addresses.get(peer, ()))
             link.send_control(document)
         except (NodewireError, TimeoutError) as error:
             _log.info("job %s: %s cannot be told of its takeover: %r", self._request[:8], peer[:8], error)

@@ -10,13 +10,14 @@ from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds
 from nodewire.protocol import takeover as takeovers
 from nodewire.protocol.plan import LOCAL, Assignment, Plan, ends
-from nodewire.protocol.takeover import Takeover, assigned, ends_after
+from nodewire.protocol.takeover import Takeover, assigned, ends_after, payees, price_msat
 from tests.protocol.documents import CUSTOMER, PROVIDERS, manifest, plan
 
 REQUEST = "cd" * 32
 STANDBYS = [Keys(bytes([i]) * 32) for i in (5, 6, 7)]
 DRIVER, STAGE_0, STAGE_1 = PROVIDERS
 TASKS = ("driver", "stage.0", "stage.1")
+CHUNK = 4
 
 
 def market(providers=PROVIDERS, standbys=STANDBYS) -> Plan:
@@ -37,15 +38,15 @@ PLAN = market()
 
 
 def issue(keys: Keys, *gone: Keys, known=(), of: Plan = PLAN) -> Takeover:
-    return Takeover.issue(keys, request=REQUEST, plan=of, gone=[k.public for k in gone], known=known)
+    return Takeover.issue(keys, request=REQUEST, plan=of, gone=[k.public for k in gone], chunk=CHUNK, known=known)
 
 
 def check(takeover: Takeover, newest: Takeover | None = None, of: Plan = PLAN) -> None:
     takeover.check(REQUEST, of, manifest(), newest)
 
 
-def moved(task: int) -> tuple[str, str, str]:
-    return TASKS[task], PROVIDERS[task].public, STANDBYS[task].public
+def moved(task: int, chunk: int = CHUNK) -> tuple[str, str, str, int]:
+    return TASKS[task], PROVIDERS[task].public, STANDBYS[task].public, chunk
 
 
 def test_the_driver_replaces_a_stage_and_the_assignment_says_so():
@@ -112,9 +113,9 @@ def signed(keys: Keys = DRIVER, **changed) -> Takeover:
         (NotAllowed, "signer", lambda: signed(STANDBYS[1])),
         (NotAllowed, "signer", lambda: signed(replaced=(moved(0),))),
         (NotAllowed, "signer", lambda: signed(STANDBYS[0], replaced=(moved(0),))),
-        (BadPlan, "replaced", lambda: signed(replaced=(("stage.0", STAGE_0.public, STANDBYS[2].public),))),
-        (BadPlan, "replaced", lambda: signed(replaced=(("stage.0", STAGE_1.public, STANDBYS[1].public),))),
-        (BadPlan, "replaced", lambda: signed(replaced=(("stage.9", STAGE_0.public, STANDBYS[1].public),))),
+        (BadPlan, "replaced", lambda: signed(replaced=(("stage.0", STAGE_0.public, STANDBYS[2].public, CHUNK),))),
+        (BadPlan, "replaced", lambda: signed(replaced=(("stage.0", STAGE_1.public, STANDBYS[1].public, CHUNK),))),
+        (BadPlan, "replaced", lambda: signed(replaced=(("stage.9", STAGE_0.public, STANDBYS[1].public, CHUNK),))),
         (BadPlan, "replaced", lambda: signed(replaced=(moved(1), moved(1)))),
         (BadPlan, "replaced", lambda: signed(replaced=(moved(2), moved(1)))),
         (BadSignature, "sig", lambda: signed().model_copy(update={"sig": "00" * 64})),
@@ -132,10 +133,11 @@ def test_who_leaves_leaves_all_tasks_and_enters_none():
     with pytest.raises(BadPlan):
         check(signed(), of=merged)
     both = issue(DRIVER, STAGE_0, of=merged)
-    assert [task for task, _, _ in both.replaced] == ["stage.0", "stage.1"]
+    assert [task for task, _, _, _ in both.replaced] == ["stage.0", "stage.1"]
     check(both, of=merged)
     crossed = market(standbys=(STANDBYS[0], STAGE_1, STAGE_0))
-    forged = signed(replaced=(("stage.0", STAGE_0.public, STAGE_1.public), ("stage.1", STAGE_1.public, STAGE_0.public)))
+    each_other = (("stage.0", STAGE_0.public, STAGE_1.public, 0), ("stage.1", STAGE_1.public, STAGE_0.public, 0))
+    forged = signed(replaced=each_other)
     with pytest.raises(BadPlan):
         check(forged, of=crossed)
 
@@ -160,7 +162,7 @@ def test_a_local_driver_is_the_customer():
     with pytest.raises(NotAllowed):
         check(issue(STAGE_1, STAGE_0, of=local), of=local)
     with pytest.raises(BadInput):
-        signed(CUSTOMER, replaced=(("driver", LOCAL, STANDBYS[0].public),))
+        signed(CUSTOMER, replaced=(("driver", LOCAL, STANDBYS[0].public, CHUNK),))
 
 
 def test_a_driver_that_entered_signs_from_then_on():
@@ -204,8 +206,21 @@ def test_whatever_signers_said_apart_one_takeover_over_it_all_outranks_it(said):
     for takeover in heard:
         check(mended, newest=takeover)
         assert mended.outranks(takeover, CUSTOMER.public)
-    assert {task for task, _, _ in mended.replaced} == {TASKS[i] for _, gone in said for i in gone}
+    assert {task for task, _, _, _ in mended.replaced} == {TASKS[i] for _, gone in said for i in gone}
 
 
 def test_its_kind():
     assert kinds.TAKEOVER == 8857
+
+
+def test_who_left_is_paid_up_to_the_chunk_in_which_it_did_and_nobody_is_paid_for_the_same():
+    first = issue(DRIVER, STAGE_0)
+    second = Takeover.issue(CUSTOMER, request=REQUEST, plan=PLAN, gone=[DRIVER.public], chunk=CHUNK + 2, known=[first])
+    check(second, first)
+    everybody = {keys.public for keys in (*PROVIDERS, *STANDBYS)}
+    for chunk in range(CHUNK + 5):
+        paid = payees(PLAN, second, chunk)
+        assert paid["stage.0"] == (STAGE_0 if chunk < CHUNK else STANDBYS[1]).public
+        assert paid["driver"] == (DRIVER if chunk < CHUNK + 2 else STANDBYS[0]).public
+        assert paid["stage.1"] == STAGE_1.public
+        assert sum(price_msat(PLAN, second, who, chunk) for who in everybody) == PLAN.chunk_msat
