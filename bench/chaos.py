@@ -13,8 +13,7 @@ Figures:
   fault-free generations (before the first token: their median first_token_ms).
 - detection: the customer's report says it, `takeovers[0]["detected_ms"]`, counted from the plan as `first_token_ms` is.
 - double_paid: dues that were paid twice, and (request, chunk, task) paid in more than one attempt, by the books of the
-  customer and of every provider. A payee's tasks at an attempt > 0 are those that the plan gave it, and those of the
-  victim whose standby it is.
+  customer and of every provider. Who had which task at an attempt is what plan and takeovers (8857) say.
 - false_alarms: takeovers, by the report and by events 8857 on the relay, in generations without faults.
 """
 
@@ -22,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import math
 import os
 import random
@@ -115,17 +115,25 @@ def measured(outcome: Outcome, done: Generated, struck: float, stood: float, nor
         outcome.resume_ms = max(0.0, outcome.stall_ms - allowed_ms - usual_ms)
 
 
-def paid_twice(paid: list[dict[str, Any]], plan: Plan, victim: str) -> list[tuple[int, str]]:
+Replaced = dict[int, list[tuple[str, str, str]]]
+"""By attempt: (task, provider that left, standby that entered), all since the job began."""
+
+
+def paid_twice(paid: list[dict[str, Any]], plan: Plan, takeovers: Replaced, victim: str) -> list[tuple[int, str]]:
     """(chunk, task) of one job that were paid in more than one attempt, or to more than one payee.
 
-    `paid`: the customer's paid debts (payee, chunk, attempt). A payee's tasks are those of the plan; at an attempt > 0
-    also those of the `victim` (public key) whose standby it is, and no longer the victim's own.
+    `paid`: the customer's paid debts (payee, chunk, attempt). A payee's tasks at an attempt are those of the newest
+    takeover up to it; where there is none, the `victim`'s (public key) are taken to be its standbys'.
     """
     times: dict[tuple[int, str], int] = defaultdict(int)
     for debt in paid:
+        known = [attempt for attempt in takeovers if attempt <= debt["attempt"]]
+        if known:
+            place = {task: entered for task, _, entered in takeovers[max(known)]}
+        else:
+            place = {a.task: a.standby or "" for a in plan.tasks if debt["attempt"] and a.provider == victim}
         for task in plan.tasks:
-            stands_in = debt["attempt"] > 0 and task.provider == victim and task.standby == debt["payee"]
-            if task.provider == debt["payee"] or stands_in:
+            if place.get(task.task, task.provider) == debt["payee"]:
                 times[debt["chunk"], task.task] += 1
     return sorted(key for key, count in times.items() if count > 1)
 
@@ -237,20 +245,23 @@ class Trial:
         """Everything that was paid more than once, by the books of both sides."""
         found: list[dict[str, Any]] = []
         sql = "SELECT payee, chunk, attempt, amount_msat FROM debts WHERE job = ? AND state = 'paid'"
+        takeovers = await self.takeovers()
         for request, (customer, plan, victim) in self.plans.items():
-            for chunk, task in paid_twice(self.market.rows(customer, sql, request), plan, victim):
+            for chunk, task in paid_twice(self.market.rows(customer, sql, request), plan, takeovers[request], victim):
                 found.append({"request": request, "chunk": chunk, "task": task})
         for name in self.market.providers:
             for row in self.market.rows(name, "SELECT job, chunk, attempt FROM quotes WHERE overpaid_msat > 0"):
                 found.append({"request": row["job"], "chunk": row["chunk"], "payee": name, "overpaid": True})
         return found
 
-    async def takeover_events(self, requests: list[str]) -> int:
-        """How many takeovers the relay has for these requests."""
-        if not requests:
-            return 0
-        wanted = Filter(kinds=frozenset({TAKEOVER}), tags={"e": frozenset(requests)})
-        return len(await self.market.events(wanted))
+    async def takeovers(self) -> dict[str, Replaced]:
+        """The takeovers of all requests so far that the relay has (8857), by request."""
+        found: dict[str, Replaced] = {request: {} for request in self.plans}
+        for event in await self.market.events(Filter(kinds=frozenset({TAKEOVER}))):
+            said = json.loads(event.content)
+            if said["request"] in found:
+                found[said["request"]][said["attempt"]] = [tuple(one) for one in said["replaced"]]
+        return found
 
 
 @asynccontextmanager
@@ -316,9 +327,10 @@ async def _measure(
 
     await asyncio.sleep(3)  # payments that are on their way
     double = await trial.double_paid()
-    undisturbed = [request for request, (_, _, victim) in trial.plans.items() if not victim]
+    events = await trial.takeovers()
     alarms = max(
-        await trial.takeover_events(undisturbed), sum(len(d.said.get("takeovers", ())) for d in (*quiet, *loaded))
+        sum(len(events[request]) for request, (_, _, victim) in trial.plans.items() if not victim),
+        sum(len(d.said.get("takeovers", ())) for d in (*quiet, *loaded)),
     )
     struck = [o for o in outcomes if o.victim]
     report.arms["faults"] = {

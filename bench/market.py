@@ -17,7 +17,7 @@ import sqlite3
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -38,6 +38,7 @@ DECODER = ROOT / "demo" / "model" / "pycoder"
 DECODER_TARGET = "12MB"
 """A driver and three stages."""
 PRICE_MSAT = 3_001
+EPOCH_S = 2.0
 READY_S = 90.0
 COMMAND_S = 120.0
 _ENDING_S = 5.0
@@ -61,7 +62,6 @@ class Provider:
     tasks: tuple[tuple[str, str], ...]
     """(model's name, task) of each piece that it serves."""
     command: tuple[str, ...] = NODEWIRE
-    environment: Mapping[str, str] = field(default_factory=dict)
     public: str = ""
     wire: tuple[str, ...] = ()
     process: asyncio.subprocess.Process | None = None
@@ -83,12 +83,12 @@ class Market:
         providers: int,
         holders: int = 2,
         models: Sequence[Model] = (Model(),),
-        dishonest: Mapping[int, tuple[tuple[str, ...], Mapping[str, str]]] | None = None,
+        dishonest: Mapping[int, Sequence[str]] | None = None,
         committee: Sequence[str] = (),
         provider_lines: Callable[[Provider], Sequence[str]] = lambda provider: (),
         worker_memory: str = "200MB",
     ) -> None:
-        """`dishonest`: by a provider's number, the command and environment to start it with instead of nodewire's own.
+        """`dishonest`: by a provider's number, the command to start it with instead of `nodewire`'s own.
         `committee`: further options of `committee create`. `provider_lines`: further lines of a provider's file."""
         self.folder = folder
         self.relay = self.blossom = self.simnet = self.committee = ""
@@ -125,7 +125,7 @@ class Market:
         self.relay, self.blossom, self.simnet = relay["url"], relay["blossom"], simnet["url"]
         where = ("--relay", self.relay, "--blossom", self.blossom)
         say("a committee of four oracles, and models cut into pieces")
-        founding = ("--oracles", "4", "--epoch-ms", "2000", "--skew-ms", "200", "--beat-ms", "1000")
+        founding = ("--oracles", "4", "--epoch-ms", str(round(EPOCH_S * 1000)), "--skew-ms", "200", "--beat-ms", "1000")
         founded, *registered = await asyncio.gather(
             self.command("committee", "create", self._at("committee"), *founding, *self._committee_options, *where),
             *(
@@ -144,7 +144,7 @@ class Market:
             for i in range(1, 5)
         ]
         for number, tasks in enumerate(self._spread()):
-            await self._write_provider(number, tasks)
+            await self.add_provider(tasks, command=self._dishonest.get(number, NODEWIRE))
         await asyncio.gather(*starting, *(self.start_provider(name) for name in self.providers))
         await self._stack.enter_async_context(self._watching())
         await self.healthy(timeout_s=60)
@@ -165,14 +165,12 @@ class Market:
         name: str,
         *command: str,
         program: Sequence[str] = NODEWIRE,
-        environment: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
         """Start `nodewire COMMAND --json` and return the line by which it says that it is ready. Its log: NAME.log."""
         with (self.folder / f"{name}.log").open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *program, *command, "--json",
                 stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True, cwd=ROOT,
-                env={**os.environ, **(environment or {})},
             )  # fmt: skip
         self._processes[name] = process
         assert process.stdout is not None
@@ -207,7 +205,7 @@ class Market:
         provider = self.providers[name]
         ready = await self.daemon(
             name, "provider", "--config", str(provider.config),
-            program=provider.command, environment=provider.environment,
+            program=provider.command,
         )  # fmt: skip
         provider.process, provider.public, provider.wire = self._processes[name], ready["public"], tuple(ready["wire"])
         return provider
@@ -321,22 +319,37 @@ class Market:
                 at += 1
         return places
 
-    async def _write_provider(self, number: int, tasks: Sequence[tuple[str, str]]) -> None:
-        name = f"provider-{number}"
+    async def add_provider(
+        self,
+        tasks: Sequence[tuple[str, str]],
+        *,
+        name: str = "",
+        command: Sequence[str] = NODEWIRE,
+        us_per_position: int = 1_000,
+    ) -> Provider:
+        """The folder of a further provider, with a wallet and its configuration; `start_provider` starts it."""
+        name = name or f"provider-{len(self.providers)}"
         folder = self.folder / name
         folder.mkdir()
         await self.command("wallet", "open", self.simnet, "--out", str(folder / "wallet.token"))
-        command, environment = self._dishonest.get(number, (NODEWIRE, {}))
-        provider = Provider(name, folder / "provider.toml", tuple(tasks), tuple(command), dict(environment))
+        provider = Provider(name, folder / "provider.toml", tuple(tasks), tuple(command))
         lines = [*self._role(), f'name = "{name}"', *self._provider_lines(provider), *self._wallet()]
         lines += ["[worker]", f'memory = "{self._worker_memory}"', "threads = 1"]
         for model, said in self.models.items():
             held = [task for served, task in tasks if served == model]
             if held:
                 lines += ["[[serve]]", f'manifest = "{said["address"]}"', f"tasks = {json.dumps(held)}"]
-                lines += [f"price_msat = {PRICE_MSAT}"]
+                lines += [f"price_msat = {PRICE_MSAT}", f"us_per_position = {us_per_position}"]
         _write(provider.config, lines)
         self.providers[name] = provider
+        return provider
+
+    async def remove_provider(self, name: str) -> None:
+        """End a provider for good; its books stay."""
+        provider = self.providers.pop(name)
+        if provider.process is not None:
+            _signal_group(provider.process, signal.SIGTERM)
+            await _ended(provider.process)
 
     def _role(self) -> list[str]:
         return [

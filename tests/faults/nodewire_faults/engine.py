@@ -1,0 +1,86 @@
+"""nodewire's engines in a worker, with one cheat around the actors that they load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo  # as kinds.k8843_worker does: everything is imported before the sandbox
+
+from nodewire.graph import actor as graph
+from nodewire.kind import Actor, Limits, Params
+from nodewire.llm import actor as llm
+from nodewire.protocol.frame import Frame
+from nodewire_faults.cheats import Cheat
+
+ORDERS = "nodewire_faults"
+OTHER = 0.1
+"""Noise on another model's weights, as a part of each tensor's spread."""
+
+Load = Callable[[str, bytes, Sequence[Path], Limits], Actor]
+
+
+def load_with(cheat: Callable[[], Cheat]) -> Load:
+    """A worker entry's `load` whose actors corrupt what they put out, with a cheat of its own for each session."""
+
+    def load(engine: str, program: bytes, weights: Sequence[Path], limits: Limits) -> Actor:
+        honest = (llm.load if engine.startswith("decoder.") else graph.load)(engine, program, weights, limits)
+        return Faulty(honest, cheat)
+
+    return load
+
+
+class Faulty:
+    """An honest Actor (nodewire.kind) whose outputs are corrupted in sessions that say so."""
+
+    def __init__(self, honest: Actor, cheat: Callable[[], Cheat]) -> None:
+        self._honest, self._cheat = honest, cheat
+        self._sessions: dict[str, tuple[Cheat, int]] = {}
+        """The cheat, and from which seq on."""
+
+    def open(self, session: str, params: Params) -> None:
+        orders: dict[str, Any] = dict(params.get(ORDERS, {"tasks": [], "after": 0, "task": ""}))
+        self._honest.open(session, {name: value for name, value in params.items() if name != ORDERS})
+        if not orders["tasks"] or orders["task"] in orders["tasks"]:
+            self._sessions[session] = (self._cheat(), int(orders["after"]))
+
+    def receive(self, session: str, frame: Frame[Any]) -> list[Frame[Any]]:
+        outs = self._honest.receive(session, frame)
+        if session not in self._sessions:
+            return outs
+        cheat, after = self._sessions[session]
+        return [cheat.corrupt(frame, out) if out.seq >= after else out for out in outs]
+
+    def close(self, session: str) -> None:
+        self._sessions.pop(session, None)
+        self._honest.close(session)
+
+
+def exchange_weights() -> None:
+    """From now on the engines read other numbers than the files hold: a fine-tuned model in place of the one sold."""
+    opened, read = llm.open_weights, graph._read
+    random = torch.Generator().manual_seed(3)
+
+    def change(tensor: torch.Tensor) -> None:
+        if tensor.is_floating_point() and tensor.ndim > 1:
+            noise = torch.randn(tensor.shape, generator=random) * tensor.float().std() * OTHER
+            tensor.add_(noise.to(tensor.dtype))
+
+    def open_weights(path: Any, table: Any) -> Any:
+        fill = opened(path, table)
+
+        def filled(name: str, target: torch.Tensor) -> None:
+            fill(name, target)
+            change(target)
+
+        return filled
+
+    def read_all(program: Any, files: Any, device: str) -> dict[str, torch.Tensor]:
+        tensors = read(program, files, device)
+        for tensor in tensors.values():
+            change(tensor)
+        return tensors
+
+    llm.open_weights, graph._read = open_weights, read_all
