@@ -36,7 +36,7 @@ lint: $(VENV)/.dev ## ruff, mypy, and who may import whom
 
 bench: $(VENV)/.installed ## run every bench; results in bench/results (ARGS="--quick" for short ones)
 	@mkdir -p bench/results; failed=; \
-	for file in $$(grep -l '^if __name__' bench/*.py); do \
+	for file in $$(grep -l '^    run("' bench/*.py); do \
 	  name=$$(basename $$file .py); echo "» bench.$$name" >&2; \
 	  $(VENV)/bin/python -m bench.$$name --json $(ARGS) > bench/results/$$name.json || failed="$$failed $$name"; \
 	done; \

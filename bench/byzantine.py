@@ -309,7 +309,8 @@ def judge(report: Report, name: str, arm: dict[str, Any]) -> None:
     report.line(f"{name}_cheater_net_msat", arm["cheater_net_msat"], "<", 0)
     least = arm["least_working_net_msat"] if report.quick else arm["least_honest_net_msat"]
     report.line(f"{name}_least_honest_net_msat", least, ">", 0)
-    report.line(f"{name}_repaired", arm["repaired"], "==", arm["failed_jobs"])
+    # Where no job failed, nothing shows that failed ones are repaired.
+    report.line(f"{name}_repaired", arm["repaired"] if arm["failed_jobs"] else None, "==", arm["failed_jobs"])
 
 
 def _options(parser: argparse.ArgumentParser) -> None:

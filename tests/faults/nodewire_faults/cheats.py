@@ -35,15 +35,16 @@ class Wrong:
 
 
 class Scaled:
-    """The honest answer with noise of `NOISE` times its spread."""
+    """The honest answer with noise of `part` times its spread."""
 
-    def __init__(self) -> None:
+    def __init__(self, part: float = NOISE) -> None:
+        self._part = part
         self._random = torch.Generator().manual_seed(2)
 
     def corrupt(self, taken: Tensors, out: Tensors) -> Tensors:
         def noisy(x: torch.Tensor) -> torch.Tensor:
             y = x.float()
-            return y + NOISE * _spread(y) * torch.randn(y.shape, generator=self._random)
+            return y + self._part * _spread(y) * torch.randn(y.shape, generator=self._random)
 
         return _each(out, noisy)
 

@@ -16,8 +16,6 @@ from nodewire.protocol.frame import Frame
 from nodewire_faults.cheats import Cheat
 
 ORDERS = "nodewire_faults"
-OTHER = 0.1
-"""Noise on another model's weights, as a part of each tensor's spread."""
 
 Load = Callable[[str, bytes, Sequence[Path], Limits], Actor]
 
@@ -58,15 +56,9 @@ class Faulty:
         self._honest.close(session)
 
 
-def exchange_weights() -> None:
-    """From now on the engines read other numbers than the files hold: a fine-tuned model in place of the one sold."""
+def exchange_weights(change: Callable[[torch.Tensor], None]) -> None:
+    """From now on the engines read other weights than the files hold: `change` is applied to each tensor in place."""
     opened, read = llm.open_weights, graph._read
-    random = torch.Generator().manual_seed(3)
-
-    def change(tensor: torch.Tensor) -> None:
-        if tensor.is_floating_point() and tensor.ndim > 1:
-            noise = torch.randn(tensor.shape, generator=random) * tensor.float().std() * OTHER
-            tensor.add_(noise.to(tensor.dtype))
 
     def open_weights(path: Any, table: Any) -> Any:
         fill = opened(path, table)
@@ -84,3 +76,27 @@ def exchange_weights() -> None:
         return tensors
 
     llm.open_weights, graph._read = open_weights, read_all
+
+
+def noisy(part: float) -> Callable[[torch.Tensor], None]:
+    """Every matrix with noise of `part` of its spread: a fine-tuned model."""
+    random = torch.Generator().manual_seed(3)
+
+    def change(tensor: torch.Tensor) -> None:
+        if tensor.is_floating_point() and tensor.ndim > 1:
+            noise = torch.randn(tensor.shape, generator=random) * tensor.float().std() * part
+            tensor.add_(noise.to(tensor.dtype))
+
+    return change
+
+
+def rounded(bits: int) -> Callable[[torch.Tensor], None]:
+    """Every matrix's rows rounded to `bits` bits with one scale for a row: a cheaper, quantized model."""
+
+    def change(tensor: torch.Tensor) -> None:
+        if tensor.is_floating_point() and tensor.ndim > 1:
+            exact = tensor.float()
+            scale = exact.abs().amax(-1, keepdim=True).clamp_min(1e-12) / (2 ** (bits - 1) - 1)
+            tensor.copy_(((exact / scale).round() * scale).to(tensor.dtype))
+
+    return change
