@@ -13,8 +13,10 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import sqlite3
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -63,7 +65,6 @@ class Provider:
     """(model's name, task) of each piece that it serves."""
     command: tuple[str, ...] = NODEWIRE
     public: str = ""
-    wire: tuple[str, ...] = ()
     process: asyncio.subprocess.Process | None = None
 
     def signal(self, number: signal.Signals) -> None:
@@ -207,7 +208,7 @@ class Market:
             name, "provider", "--config", str(provider.config),
             program=provider.command,
         )  # fmt: skip
-        provider.process, provider.public, provider.wire = self._processes[name], ready["public"], tuple(ready["wire"])
+        provider.process, provider.public = self._processes[name], ready["public"]
         return provider
 
     async def kill_provider(self, name: str) -> None:
@@ -218,8 +219,8 @@ class Market:
         await provider.process.wait()
 
     def named(self, public: str) -> Provider:
-        """The provider with this public key. Raises KeyError."""
-        return next(p for p in self.providers.values() if p.public == public) if public else self.providers[public]
+        """The provider with this public key. Raises StopIteration."""
+        return next(p for p in self.providers.values() if p.public == public)
 
     # Customers.
 
@@ -263,9 +264,9 @@ class Market:
     # What the committee certifies.
 
     async def until(self, holds: Callable[[Snapshot], bool], *, timeout_s: float) -> Snapshot:
-        """The first certified snapshot from now on that `holds`. Raises TimeoutError."""
+        """The first certified snapshot of an epoch after this one that `holds`. Raises TimeoutError."""
         async with asyncio.timeout(timeout_s):
-            after = -1
+            after = int(self._watch.committee.epoch_at(int(time.time() * 1000)))
             while True:
                 epoch = await self._watch.epoch(timeout_s=timeout_s, after=after)
                 snapshot: Snapshot = await self._watch.snapshot(epoch.body.snapshot)
@@ -273,16 +274,12 @@ class Market:
                     return snapshot
                 after = epoch.body.epoch
 
-    async def healthy(self, *, timeout_s: float, without: Sequence[str] = ()) -> Snapshot:
-        """The first snapshot in which every provider is free, at the address where it listens now."""
-        expected = {p.public: p.wire for p in self.providers.values() if p.name not in without}
+    async def healthy(self, *, timeout_s: float) -> Snapshot:
+        """The first snapshot of a later epoch in which every provider has a free slot for everything it serves."""
+        expected = {provider.public for provider in self.providers.values()}
 
         def holds(snapshot: Snapshot) -> bool:
-            free = {node.pubkey for node in snapshot.nodes if node.held and all(h.free > 0 for h in node.held)}
-            if not expected.keys() <= free:
-                return False
-            ads = snapshot.ads(set(expected))
-            return all(ads[public].wire == wire for public, wire in expected.items())
+            return expected <= {n.pubkey for n in snapshot.nodes if n.held and all(h.free > 0 for h in n.held)}
 
         return await self.until(holds, timeout_s=timeout_s)
 
@@ -334,6 +331,8 @@ class Market:
         await self.command("wallet", "open", self.simnet, "--out", str(folder / "wallet.token"))
         provider = Provider(name, folder / "provider.toml", tuple(tasks), tuple(command))
         lines = [*self._role(), f'name = "{name}"', *self._provider_lines(provider), *self._wallet()]
+        # Addresses stay over a restart, as an operator's do: who owes a node something finds it again.
+        lines += ["[wire]", f'listen = "127.0.0.1:{_free_port()}"', "[lnurl]", f'listen = "127.0.0.1:{_free_port()}"']
         lines += ["[worker]", f'memory = "{self._worker_memory}"', "threads = 1"]
         for model, said in self.models.items():
             held = [task for served, task in tasks if served == model]
@@ -382,6 +381,12 @@ class Market:
 def _write(path: Path, lines: Sequence[str]) -> Path:
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
 
 
 def _signal_group(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
