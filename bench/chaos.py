@@ -11,7 +11,7 @@ Figures:
   first token: from when the request stood on the relay). detection: from the signal until the loss was noticed, at most
   what the bounds below allow, so that slow detection is not subtracted. step: the median time between two outputs of
   fault-free generations (before the first token: their median first_token_ms).
-- detection: the customer's report says it, `takeovers[0]["detected_ms"]`, counted from the plan as `first_token_ms` is.
+- detection: the customer's report says when, `takeovers[0]["detected_ms"]` in unix milliseconds of this machine's clock.
 - double_paid: dues that were paid twice, and (request, chunk, task) paid in more than one attempt, by the books of the
   customer and of every provider. Who had which task at an attempt is what plan and takeovers (8857) say.
 - false_alarms: takeovers, by the report and by events 8857 on the relay, in generations without faults.
@@ -95,9 +95,11 @@ class Normal:
     first_ms: float
 
 
-def measured(outcome: Outcome, done: Generated, struck: float, stood: float, normal: Normal) -> None:
-    """Fill in the figures of a generation that went on. `struck`: when the signal was sent; `stood`: when the request
-    was seen on the relay (monotonic seconds)."""
+def measured(
+    outcome: Outcome, done: Generated, struck: float, struck_unix: float, stood: float, normal: Normal
+) -> None:
+    """Fill in the figures of a generation that went on. `struck`: when the signal was sent, in monotonic and in unix
+    seconds; `stood`: when the request was seen on the relay (monotonic)."""
     later = [(a, b) for a, b in zip([stood, *done.moments], done.moments, strict=False) if b > struck]
     if not later:
         return
@@ -105,8 +107,7 @@ def measured(outcome: Outcome, done: Generated, struck: float, stood: float, nor
     outcome.stall_ms = (ended - began) * 1000
     usual_ms = normal.first_ms if began == stood else normal.step_ms
     if outcome.takeovers:
-        zero = done.moments[0] - float(done.said["first_token_ms"]) / 1000
-        outcome.detection_ms = (zero - struck) * 1000 + float(outcome.takeovers[0]["detected_ms"])
+        outcome.detection_ms = float(outcome.takeovers[0]["detected_ms"]) - struck_unix * 1000
     elif outcome.stall_ms < CLOSED_MS + normal.step_ms:
         outcome.detection_ms = 0.0  # nothing more was expected of the victim: nobody had to notice
     if outcome.detection_ms is not None:
@@ -199,7 +200,7 @@ class Trial:
             outcome.victim, outcome.request = victim.name, request.id
             outcome.tasks = tuple(a.task for a in plan.tasks if a.provider == public)
             self.plans[request.id] = (self.customers[-1], plan, public)
-            moments["struck"] = time.monotonic()
+            moments["struck"], moments["struck_unix"] = time.monotonic(), time.time()
             victim.signal(signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
             return victim
 
@@ -207,13 +208,16 @@ class Trial:
         done = await self._generate(customer, prompt, pieces.put_nowait)
         striking.cancel()
         victim = (await asyncio.gather(striking, return_exceptions=True))[0]
+        while not self._requests.empty():  # a job that could not be saved goes on as another
+            request = self._requests.get_nowait()
+            self.plans[request.id] = (self.customers[-1], request.plan, next(reversed(self.plans.values()))[2])
         outcome.error, outcome.identical = done.error, done.ids == self.alone[prompt]
         outcome.takeovers = list(done.said.get("takeovers", ()))
         ended = bool(done.moments) and not done.error
         outcome.missed = ended and moments.get("struck", math.inf) >= done.moments[-1]
         if isinstance(victim, Provider):
             if not done.error and not outcome.missed:
-                measured(outcome, done, moments["struck"], moments["stood"], normal)
+                measured(outcome, done, moments["struck"], moments["struck_unix"], moments["stood"], normal)
             await self._bring_back(victim, fault, outcome)
         elif not isinstance(victim, asyncio.CancelledError):
             raise victim

@@ -19,31 +19,33 @@ def outcome(kind="kill", takeovers=()):
     return chaos.Outcome(chaos.Fault(kind, 0, 3, 0.5), takeovers=list(takeovers))
 
 
-def generated(*moments, first_token_ms=0.0):
-    return Generated("x", 100.0, moments=list(moments), said={"first_token_ms": first_token_ms})
+def generated(*moments):
+    return Generated("x", 100.0, moments=list(moments), said={})
+
+
+def measured(seen, done, struck, stood=100.0):
+    """The unix clock stands at 1000 when the monotonic one stands at 100."""
+    chaos.measured(seen, done, struck, struck + 900.0, stood, NORMAL)
 
 
 def test_the_stall_is_the_longest_silence_that_ends_after_the_fault():
-    seen = outcome(takeovers=[{"detected_ms": 60.0}])
-    # The plan stood at 100.00, the first token came 20 ms later; struck at 100.05, noticed 10 ms later.
-    chaos.measured(
-        seen, generated(100.02, 100.03, 100.05, 100.06, 100.36, 100.37, first_token_ms=20.0), 100.05, 100.0, NORMAL
-    )
+    seen = outcome(takeovers=[{"detected_ms": 1_000_060}])
+    measured(seen, generated(100.02, 100.03, 100.05, 100.06, 100.36, 100.37), struck=100.05)
     assert seen.stall_ms == pytest.approx(300)
     assert seen.detection_ms == pytest.approx(10)
     assert seen.resume_ms == pytest.approx(300 - 10 - 10)
 
 
 def test_detection_beyond_the_bound_is_not_subtracted():
-    seen = outcome(takeovers=[{"detected_ms": 50.0 + 400.0}])
-    chaos.measured(seen, generated(100.02, 100.05, 101.05, first_token_ms=20.0), 100.05, 100.0, NORMAL)
+    seen = outcome(takeovers=[{"detected_ms": 1_000_450}])
+    measured(seen, generated(100.02, 100.05, 101.05), struck=100.05)
     assert seen.detection_ms == pytest.approx(400)
     assert seen.resume_ms == pytest.approx(1000 - chaos.CLOSED_MS - 10)
 
 
 def test_before_the_first_token_the_usual_time_to_it_is_subtracted():
-    seen = outcome("stop", [{"detected_ms": 910.0}])
-    chaos.measured(seen, generated(101.2, 101.21, first_token_ms=1200.0), 100.01, 100.0, NORMAL)
+    seen = outcome("stop", [{"detected_ms": 1_000_910}])
+    measured(seen, generated(101.2, 101.21), struck=100.01)
     assert seen.stall_ms == pytest.approx(1200)
     assert seen.detection_ms == pytest.approx(900)
     assert seen.resume_ms == pytest.approx(1200 - 900 - 50)
@@ -51,14 +53,14 @@ def test_before_the_first_token_the_usual_time_to_it_is_subtracted():
 
 def test_a_fault_that_nobody_had_to_notice_costs_nothing():
     seen = outcome()
-    chaos.measured(seen, generated(100.01, 100.02, 100.03), 100.015, 100.0, NORMAL)
+    measured(seen, generated(100.01, 100.02, 100.03), struck=100.015)
     assert seen.detection_ms == 0
     assert seen.resume_ms == pytest.approx(0, abs=1e-6)
 
 
 def test_a_long_stall_without_a_takeover_has_no_figure():
     seen = outcome()
-    chaos.measured(seen, generated(100.01, 102.0), 100.015, 100.0, NORMAL)
+    measured(seen, generated(100.01, 102.0), struck=100.015)
     assert seen.resume_ms is None
 
 
