@@ -11,7 +11,7 @@ Figures:
   first token: from when the request stood on the relay). detection: from the signal until the loss was noticed, at most
   what the bounds below allow, so that slow detection is not subtracted. step: the median time between two outputs of
   fault-free generations (before the first token: their median first_token_ms).
-- detection: the customer's report says when, `takeovers[0]["detected_ms"]` in unix milliseconds of this machine's clock.
+- detection: when, is in the customer's report: `takeovers[0]["detected_ms"]`, unix milliseconds of this machine.
 - double_paid: dues that were paid twice, and (request, chunk, task) paid in more than one attempt, by the books of the
   customer and of every provider. Who had which task at an attempt is what plan and takeovers (8857) say.
 - false_alarms: takeovers, by the report and by events 8857 on the relay, in generations without faults.
@@ -116,8 +116,8 @@ def measured(
         outcome.resume_ms = max(0.0, outcome.stall_ms - allowed_ms - usual_ms)
 
 
-Replaced = dict[int, list[tuple[str, str, str]]]
-"""By attempt: (task, provider that left, standby that entered), all since the job began."""
+Replaced = dict[int, list[tuple[str, str, str, int]]]
+"""By attempt: (task, provider that left, standby that entered, its first chunk), all since the job began."""
 
 
 def paid_twice(paid: list[dict[str, Any]], plan: Plan, takeovers: Replaced, victim: str) -> list[tuple[int, str]]:
@@ -130,7 +130,8 @@ def paid_twice(paid: list[dict[str, Any]], plan: Plan, takeovers: Replaced, vict
     for debt in paid:
         known = [attempt for attempt in takeovers if attempt <= debt["attempt"]]
         if known:
-            place = {task: entered for task, _, entered in takeovers[max(known)]}
+            moved = takeovers[max(known)]
+            place = {task: entered if debt["chunk"] >= first else left for task, left, entered, first in moved}
         else:
             place = {a.task: a.standby or "" for a in plan.tasks if debt["attempt"] and a.provider == victim}
         for task in plan.tasks:
@@ -264,7 +265,9 @@ class Trial:
         for event in await self.market.events(Filter(kinds=frozenset({TAKEOVER}))):
             said = json.loads(event.content)
             if said["request"] in found:
-                found[said["request"]][said["attempt"]] = [tuple(one) for one in said["replaced"]]
+                found[said["request"]][said["attempt"]] = [
+                    (one[0], one[1], one[2], one[3] if len(one) > 3 else 0) for one in said["replaced"]
+                ]
         return found
 
 

@@ -83,21 +83,27 @@ def debt(payee, chunk, attempt):
 
 def test_nothing_is_paid_twice_when_a_standby_goes_on_where_the_dead_node_stopped():
     paid = [debt("a", 0, 0), debt("c", 0, 0), debt("a", 1, 1), debt("d", 1, 1)]
-    takeovers = {1: [("stage.0", "c" * 64, "d" * 64)]}
+    takeovers = {1: [("stage.0", "c" * 64, "d" * 64, 0)]}
     assert chaos.paid_twice(paid, PLAN, takeovers, "c" * 64) == []
     assert chaos.paid_twice(paid, PLAN, {}, "c" * 64) == []
 
 
 def test_a_chunk_that_both_the_dead_node_and_its_standby_were_paid_for_is_found():
     paid = [debt("c", 0, 0), debt("d", 0, 1)]
-    takeovers = {1: [("stage.0", "c" * 64, "d" * 64)]}
+    takeovers = {1: [("stage.0", "c" * 64, "d" * 64, 0)]}
     assert chaos.paid_twice(paid, PLAN, takeovers, "") == [(0, "stage.0")]
     assert chaos.paid_twice(paid, PLAN, {}, "c" * 64) == [(0, "stage.0")]
 
 
+def test_a_chunk_before_the_standbys_first_is_the_dead_nodes_whenever_it_is_paid():
+    takeovers = {1: [("stage.0", "c" * 64, "d" * 64, 1)]}
+    assert chaos.paid_twice([debt("c", 0, 1), debt("d", 1, 1)], PLAN, takeovers, "") == []
+    assert chaos.paid_twice([debt("c", 0, 0), debt("c", 0, 1)], PLAN, takeovers, "") == [(0, "stage.0")]
+
+
 def test_a_node_that_stays_and_is_paid_again_after_a_takeover_is_found():
     paid = [debt("a", 0, 0), debt("a", 0, 1)]
-    takeovers = {1: [("stage.0", "c" * 64, "d" * 64)]}
+    takeovers = {1: [("stage.0", "c" * 64, "d" * 64, 0)]}
     assert chaos.paid_twice(paid, PLAN, takeovers, "") == [(0, "driver")]
 
 
