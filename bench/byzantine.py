@@ -9,8 +9,8 @@ Figures, per cheat:
 - caught: verdicts `fail` with the cheater as culprit; wrongly: with anybody else.
 - after: plans that still name the cheater, of requests published more than `LEAVING_EPOCHS` epochs after the first such
   verdict was certified.
-- cheater_net_msat: what its own ledger has received for work, less what left its bond (first statement 8858 less the
-  last). Honest providers likewise; with --quick those that no plan named and that verified nothing are left out.
+- cheater_net_msat: what its own ledger has received for work, less what left its bond, by the bond holder. Honest
+  providers likewise; with --quick those that no plan named and that verified nothing are left out.
 - repaired: jobs with a verdict `fail` whose ids in the end are those of one process alone.
 - unnoticed: jobs that the cheater spoilt and no sample hit (they do not pay; there may be some).
 """
@@ -26,6 +26,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from bench.report import Report, run, say
 from nodewire import Customer, NodewireError, Terms
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
-from nodewire.protocol import bond, kinds
+from nodewire.protocol import kinds
 from nodewire.protocol.job import Request
 from nodewire.protocol.job import parse as parse_request
 
@@ -48,6 +49,7 @@ CHEATER = 3
 TOKENS = 96
 JOB_S = 180.0
 LEAVING_EPOCHS = 2
+BOND_SATS = 100_000
 DAG_JOBS = 40
 """Calls in one trial until the corrupt node is caught."""
 
@@ -89,8 +91,8 @@ class Books:
 
     @classmethod
     async def of(cls, market: Market, providers: Sequence[Provider]) -> Books:
-        """Verdicts and requests from the relay, money from the providers' ledgers and the bond holder's statements."""
-        wanted = (kinds.CERTIFICATE, kinds.INFERENCE, kinds.BOND)
+        """Verdicts and requests from the relay, money from the providers' ledgers and the bond holder."""
+        wanted = (kinds.CERTIFICATE, kinds.INFERENCE)
         events = await market.events(Filter(kinds=frozenset(wanted)))
         books = cls()
         found = {verdict for e in events if e.kind == kinds.CERTIFICATE and (verdict := Verdict.read(e))}
@@ -100,10 +102,8 @@ class Books:
             first.setdefault((verdict.request, verdict.task, verdict.provider, verdict.outcome), verdict)
         books.verdicts = list(first.values())
         books.requests = [parse_request(e) for e in events if e.kind == kinds.INFERENCE]
-        statements = sorted((e for e in events if e.kind == kinds.BOND), key=lambda e: e.created_at)
         for provider in providers:
-            said = [one.amount_msat for e in statements if (one := bond.parse(e)).provider == provider.public]
-            books.slashed_msat[provider.name] = said[0] - said[-1] if said else 0
+            books.slashed_msat[provider.name] = await market.slashed_msat(provider)
             books.earned_msat[provider.name] = market.earned_msat(provider.name)
         return books
 
@@ -127,6 +127,11 @@ class Books:
             return None
         gone_s = min(v.certified_s for v in caught) + LEAVING_EPOCHS * epoch_s
         return sum(r.created_at > gone_s and public in r.plan.providers() for r in self.requests)
+
+
+def bond_sats() -> int:
+    """`BOND_SATS`, or 0 as long as nodewire has no `bond` command."""
+    return BOND_SATS if find_spec("nodewire.cli.bond") else 0
 
 
 def sampled(customer: Customer) -> dict[str, Any]:
@@ -224,7 +229,12 @@ async def dag_trials(count: int, rng: random.Random) -> list[Trial]:
     with tempfile.TemporaryDirectory(prefix="nodewire-dag-") as folder:
         model = Model(await asyncio.to_thread(dag.make, Path(folder) / "encoder"), dag.TARGET, "twelve")
         async with Market(
-            Path(folder) / "market", providers=PROVIDERS, holders=HOLDERS, models=[model], worker_memory="100MB"
+            Path(folder) / "market",
+            providers=PROVIDERS,
+            holders=HOLDERS,
+            models=[model],
+            worker_memory="100MB",
+            bond_sats=bond_sats(),
         ) as market:
             said = market.models["twelve"]
             tasks = [task["name"] for task in said["tasks"]]

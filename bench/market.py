@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import aiohttp
+
 from bench.report import say
 from nodewire import Customer
 from nodewire.config import CustomerConfig
@@ -88,9 +90,11 @@ class Market:
         committee: Sequence[str] = (),
         provider_lines: Callable[[Provider], Sequence[str]] = lambda provider: (),
         worker_memory: str = "200MB",
+        bond_sats: int = 0,
     ) -> None:
         """`dishonest`: by a provider's number, the command to start it with instead of `nodewire`'s own.
-        `committee`: further options of `committee create`. `provider_lines`: further lines of a provider's file."""
+        `committee`: further options of `committee create`. `provider_lines`: further lines of a provider's file.
+        `bond_sats`: what each provider locks with the simulated network as the holder; 0: there are no bonds."""
         self.folder = folder
         self.relay = self.blossom = self.simnet = self.committee = ""
         self.models: dict[str, dict[str, Any]] = {}
@@ -101,6 +105,7 @@ class Market:
         self._committee_options = tuple(committee)
         self._provider_lines = provider_lines
         self._worker_memory = worker_memory
+        self._bond_sats = bond_sats
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._stack = AsyncExitStack()
         self._watch: Any = None
@@ -117,16 +122,19 @@ class Market:
         await self.stop()
 
     async def _start(self) -> None:
-        say("a relay with its blob store, and a simulated Lightning network")
+        say("a relay with its blob store, a committee of four oracles, models cut into pieces")
         self.folder.mkdir(parents=True, exist_ok=True)
-        relay, simnet = await asyncio.gather(
-            self.daemon("relay", "relay", "--port", "0", "--db", self._at("relay.db"), "--blobs", self._at("blobs")),
-            self.daemon("simnet", "simnet", "--port", "0", "--db", self._at("simnet.db"), "--faucet"),
+        relay = await self.daemon(
+            "relay", "relay", "--port", "0", "--db", self._at("relay.db"), "--blobs", self._at("blobs")
         )
-        self.relay, self.blossom, self.simnet = relay["url"], relay["blossom"], simnet["url"]
+        self.relay, self.blossom = relay["url"], relay["blossom"]
         where = ("--relay", self.relay, "--blossom", self.blossom)
-        say("a committee of four oracles, and models cut into pieces")
-        founding = ("--oracles", "4", "--epoch-ms", str(round(EPOCH_S * 1000)), "--skew-ms", "200", "--beat-ms", "1000")
+        founding = ["--oracles", "4", "--epoch-ms", str(round(EPOCH_S * 1000)), "--skew-ms", "200", "--beat-ms", "1000"]
+        holding: list[str] = []
+        if self._bond_sats:
+            holder = await self.command("keys", "new", self._at("holder.nsec"))
+            founding += ["--bond-holder", holder["npub"]]
+            holding = ["--key", self._at("holder.nsec"), "--committee", self._at("committee", "committee.json")]
         founded, *registered = await asyncio.gather(
             self.command("committee", "create", self._at("committee"), *founding, *self._committee_options, *where),
             *(
@@ -137,6 +145,10 @@ class Market:
                 for model in self._wanted
             ),
         )  # fmt: skip
+        simnet = await self.daemon(
+            "simnet", "simnet", "--port", "0", "--db", self._at("simnet.db"), "--faucet", *holding
+        )
+        self.simnet = simnet["url"]
         self.committee = founded["address"]
         self.models = {model.name: said for model, said in zip(self._wanted, registered, strict=True)}
         say(f"{self._size} providers")
@@ -302,6 +314,15 @@ class Market:
         sql = "SELECT coalesce(sum(amount_msat), 0) AS msat FROM dues WHERE state IN ('settled', 'receipted')"
         return sum(row["msat"] for row in self.rows(provider, sql))
 
+    async def slashed_msat(self, provider: Provider) -> int:
+        """What left a provider's bond, by the holder's own word; 0 where there are no bonds."""
+        if not self._bond_sats:
+            return 0
+        url = f"{self.simnet}/v1/bonds/{provider.public}"
+        async with aiohttp.ClientSession() as session, session.get(url) as answer:
+            said = await answer.json()
+            return int(said["amount_msat"]) - int(said["remainder_msat"])
+
     # Inside.
 
     def _spread(self) -> list[list[tuple[str, str]]]:
@@ -328,7 +349,8 @@ class Market:
         name = name or f"provider-{len(self.providers)}"
         folder = self.folder / name
         folder.mkdir()
-        await self.command("wallet", "open", self.simnet, "--out", str(folder / "wallet.token"))
+        stake = f"{2 * self._bond_sats}sat"  # and what moving it costs
+        await self.command("wallet", "open", self.simnet, "--out", str(folder / "wallet.token"), "--balance", stake)
         provider = Provider(name, folder / "provider.toml", tuple(tasks), tuple(command))
         lines = [*self._role(), f'name = "{name}"', *self._provider_lines(provider), *self._wallet()]
         # Addresses stay over a restart, as an operator's do: who owes a node something finds it again.
@@ -340,6 +362,8 @@ class Market:
                 lines += ["[[serve]]", f'manifest = "{said["address"]}"', f"tasks = {json.dumps(held)}"]
                 lines += [f"price_msat = {PRICE_MSAT}", f"us_per_position = {us_per_position}"]
         _write(provider.config, lines)
+        if self._bond_sats:
+            await self.command("bond", "lock", f"{self._bond_sats}sat", "--config", str(provider.config))
         self.providers[name] = provider
         return provider
 
