@@ -23,6 +23,7 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -115,15 +116,22 @@ class Judge:
     """The product's comparison of one tensor: sketches made apart, tolerances of the manifest's edge."""
 
     def __init__(self, model: Model) -> None:
-        from nodewire.protocol import fingerprint
-
-        self._fingerprint = fingerprint
+        """Raises RuntimeError where the product has no sketches."""
+        try:
+            self._fingerprint: Any = import_module("nodewire.protocol.fingerprint")
+        except ModuleNotFoundError as error:
+            raise RuntimeError("this nodewire has no fingerprints; --raw measures without them") from error
         self._digest = model.digest
         self._edges: dict[str, Edge] = {edge.name: edge for edge in model.manifest.edges}
 
     def __call__(self, edge: str, index: int, mine: Array, theirs: Array) -> tuple[Outcome, float]:
         """The outcome, and the distance as a part of the threshold of `fail`."""
-        raise NotImplementedError
+        declared = self._edges[edge]
+        sketches = [self._fingerprint.sketch(self._digest, edge, index, one) for one in (mine, theirs)]
+        distance_ppm = float(self._fingerprint.compare(declared, *sketches))
+        tolerance = self._fingerprint.tolerance(declared, index)
+        part = distance_ppm / tolerance.fail_ppm
+        return ("pass" if distance_ppm <= tolerance.pass_ppm else "fail" if part >= 1 else "grey"), part
 
 
 def pairs(

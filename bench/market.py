@@ -157,7 +157,9 @@ class Market:
             for i in range(1, 5)
         ]
         for number, tasks in enumerate(self._spread()):
-            await self.add_provider(tasks, command=self._dishonest.get(number, NODEWIRE))
+            # A cheater wants jobs: it says that it is quick, and assign/1 prefers it.
+            us = 100 if number in self._dishonest else 1_000
+            await self.add_provider(tasks, command=self._dishonest.get(number, NODEWIRE), us_per_position=us)
         await asyncio.gather(*starting, *(self.start_provider(name) for name in self.providers))
         await self._stack.enter_async_context(self._watching())
         await self.healthy(timeout_s=60)
