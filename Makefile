@@ -15,10 +15,10 @@ ARGS ?=
 
 say = @printf '\033[1;36m»\033[0m %s\n'
 
-.PHONY: help install demo test lint bench clean
+.PHONY: help install demo test lint bench chaos byzantine clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(VENV)/.installed ## set up .venv: nodewire and what the demo needs
 
@@ -36,11 +36,17 @@ lint: $(VENV)/.dev ## ruff, mypy, and who may import whom
 
 bench: $(VENV)/.installed ## run every bench; results in bench/results (ARGS="--quick" for short ones)
 	@mkdir -p bench/results; failed=; \
-	for file in bench/[a-z]*.py; do \
+	for file in $$(grep -l '^    run("' bench/*.py); do \
 	  name=$$(basename $$file .py); echo "» bench.$$name" >&2; \
 	  $(VENV)/bin/python -m bench.$$name --json $(ARGS) > bench/results/$$name.json || failed="$$failed $$name"; \
 	done; \
 	[ -z "$$failed" ] || { echo "not ok:$$failed" >&2; exit 1; }
+
+chaos: $(VENV)/.installed ## generations that lose a provider in mid-job (ARGS="--quick --seed 7")
+	@$(VENV)/bin/python -m bench.chaos $(ARGS)
+
+byzantine: $(VENV)/.installed ## jobs with a cheater among the providers (ARGS="--quick --only scaled")
+	@$(VENV)/bin/python -m bench.byzantine $(ARGS)
 
 clean: ## remove everything that was built, .venv too
 	rm -rf $(VENV) .demo build *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,418 @@
+"""Generations that lose a provider in mid-job: `python -m bench.chaos [--json] [--quick] [--seed N]`.
+
+A market of public commands; for each generation a seeded choice of victim (any provider of its plan, the driver's
+included), signal (SIGKILL, or SIGSTOP: a black hole) and moment (before the first token, or after a random one).
+Afterwards the victim is started again, or continued, and the next generation waits until everybody is back. Then the
+same without faults while both cores are kept busy: any takeover there is a false alarm.
+
+Figures:
+- identical: generations whose ids equal those of `nodewire generate --local`.
+- resume_ms: stall - detection - step. stall: the longest time without output that ends after the fault (before the
+  first token: from when the request stood on the relay). detection: from the signal until the loss was noticed, at most
+  what the bounds below allow, so that slow detection is not subtracted. step: the median time between two outputs of
+  fault-free generations (before the first token: their median first_token_ms).
+- detection: when, is in the customer's report: `takeovers[0]["detected_ms"]`, unix milliseconds of this machine.
+- double_paid: dues that were paid twice, and (request, chunk, task) paid in more than one attempt, by the books of the
+  customer and of every provider. Who had which task at an attempt is what plan and takeovers (8857) say.
+- false_alarms: takeovers, by the report and by events 8857 on the relay, in generations without faults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+from bench.jobs import PROMPTS, Generated, generate, references
+from bench.market import DECODER, Market, Provider
+from bench.report import Report, percentile, run, say, spread
+from nodewire import Customer
+from nodewire.nostr.nip01 import Filter
+from nodewire.protocol.job import Request
+from nodewire.protocol.plan import Plan
+
+TAKEOVER = 8857
+CLOSED_MS, BLACK_HOLE_MS, RESUME_MS = 100.0, 1_500.0, 500.0
+JOB_S = 90.0
+BACK_S = 90.0
+
+
+@dataclass(slots=True)
+class Fault:
+    """What is done to one generation: `kind` to the plan's provider number `victim` (modulo how many there are) after
+    `after` pieces and `delay` of a step; after 0 pieces `delay` is the part of the usual time to the first token."""
+
+    kind: Literal["kill", "stop"]
+    victim: int
+    after: int
+    delay: float
+
+    @classmethod
+    def drawn(cls, rng: random.Random, tokens: int) -> Fault:
+        return cls(
+            rng.choice(("kill", "stop")), rng.randrange(2**16), rng.randrange(0, max(1, tokens - 4)), rng.random()
+        )
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One generation with its fault. Times in ms; None where they could not be measured."""
+
+    fault: Fault
+    victim: str = ""
+    tasks: tuple[str, ...] = ()
+    request: str = ""
+    identical: bool = False
+    error: str = ""
+    missed: bool = False
+    takeovers: list[dict[str, Any]] = field(default_factory=list)
+    stall_ms: float | None = None
+    detection_ms: float | None = None
+    resume_ms: float | None = None
+    back_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Normal:
+    """Medians of fault-free generations."""
+
+    step_ms: float
+    first_ms: float
+
+
+def measured(
+    outcome: Outcome, done: Generated, struck: float, struck_unix: float, stood: float, normal: Normal
+) -> None:
+    """Fill in the figures of a generation that went on. `struck`: when the signal was sent, in monotonic and in unix
+    seconds; `stood`: when the request was seen on the relay (monotonic)."""
+    later = [(a, b) for a, b in zip([stood, *done.moments], done.moments, strict=False) if b > struck]
+    if not later:
+        return
+    began, ended = max(later, key=lambda gap: gap[1] - gap[0])
+    outcome.stall_ms = (ended - began) * 1000
+    usual_ms = normal.first_ms if began == stood else normal.step_ms
+    if outcome.takeovers:
+        outcome.detection_ms = float(outcome.takeovers[0]["detected_ms"]) - struck_unix * 1000
+    elif outcome.stall_ms < CLOSED_MS + normal.step_ms:
+        outcome.detection_ms = 0.0  # nothing more was expected of the victim: nobody had to notice
+    if outcome.detection_ms is not None:
+        bound_ms = CLOSED_MS if outcome.fault.kind == "kill" else BLACK_HOLE_MS
+        allowed_ms = min(max(outcome.detection_ms, 0.0), bound_ms)
+        outcome.resume_ms = max(0.0, outcome.stall_ms - allowed_ms - usual_ms)
+
+
+Replaced = dict[int, list[tuple[str, str, str, int]]]
+"""By attempt: (task, provider that left, standby that entered, its first chunk), all since the job began."""
+
+
+def paid_twice(paid: list[dict[str, Any]], plan: Plan, takeovers: Replaced, victim: str) -> list[tuple[int, str]]:
+    """(chunk, task) of one job that were paid in more than one attempt, or to more than one payee.
+
+    `paid`: the customer's paid debts (payee, chunk, attempt). A payee's tasks at an attempt are those of the newest
+    takeover up to it; where there is none, the `victim`'s (public key) are taken to be its standbys'.
+    """
+    times: dict[tuple[int, str], int] = defaultdict(int)
+    for debt in paid:
+        known = [attempt for attempt in takeovers if attempt <= debt["attempt"]]
+        if known:
+            moved = takeovers[max(known)]
+            place = {task: entered if debt["chunk"] >= first else left for task, left, entered, first in moved}
+        else:
+            place = {a.task: a.standby or "" for a in plan.tasks if debt["attempt"] and a.provider == victim}
+        for task in plan.tasks:
+            if place.get(task.task, task.provider) == debt["payee"]:
+                times[debt["chunk"], task.task] += 1
+    return sorted(key for key, count in times.items() if count > 1)
+
+
+class Trial:
+    """One market and its customer; a customer whose job failed is replaced, so that no debt reaches the next job."""
+
+    def __init__(self, market: Market, alone: dict[str, list[int]], tokens: int) -> None:
+        self.market, self.alone, self.tokens = market, alone, tokens
+        self.customers: list[str] = []
+        self.plans: dict[str, tuple[str, Plan, str]] = {}
+        """By request: the customer's name, the plan, the victim's public key."""
+        self._stack = AsyncExitStack()
+        self._customer: Customer | None = None
+        self._requests: asyncio.Queue[Request] = asyncio.Queue()
+
+    async def close(self) -> None:
+        await self._stack.aclose()
+        self._customer = None
+
+    async def customer(self) -> Customer:
+        if self._customer is None:
+            self._stack = AsyncExitStack()
+            name = f"customer-{len(self.customers)}"
+            self._customer = await self._stack.enter_async_context(self.market.customer(name))
+            public = self._customer.session.keys.public
+            self._requests = await self._stack.enter_async_context(self.market.requests(public))
+            self.customers.append(name)
+        return self._customer
+
+    async def undisturbed(self, prompt: str) -> Generated:
+        customer = await self.customer()
+        done = await self._generate(customer, prompt)
+        while not self._requests.empty():
+            request = self._requests.get_nowait()
+            self.plans[request.id] = (self.customers[-1], request.plan, "")
+        if done.error:
+            await self.close()
+        return done
+
+    async def disturbed(self, prompt: str, fault: Fault, normal: Normal) -> Outcome:
+        customer = await self.customer()
+        while not self._requests.empty():
+            self._requests.get_nowait()
+        outcome = Outcome(fault)
+        pieces: asyncio.Queue[int] = asyncio.Queue()
+        moments: dict[str, float] = {}
+
+        async def strike() -> Provider:
+            request = await self._requests.get()
+            moments["stood"] = time.monotonic()
+            if fault.after == 0:
+                await asyncio.sleep(fault.delay * normal.first_ms / 1000)
+            else:
+                while await pieces.get() < fault.after:
+                    pass
+                await asyncio.sleep(fault.delay * normal.step_ms / 1000)
+            while not self._requests.empty():  # it was drawn anew: a provider was busy
+                request = self._requests.get_nowait()
+            plan = request.plan
+            public = plan.providers()[fault.victim % len(plan.providers())]
+            victim = self.market.named(public)
+            outcome.victim, outcome.request = victim.name, request.id
+            outcome.tasks = tuple(a.task for a in plan.tasks if a.provider == public)
+            self.plans[request.id] = (self.customers[-1], plan, public)
+            moments["struck"], moments["struck_unix"] = time.monotonic(), time.time()
+            victim.signal(signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
+            return victim
+
+        striking = asyncio.create_task(strike())
+        done = await self._generate(customer, prompt, pieces.put_nowait)
+        striking.cancel()
+        victim = (await asyncio.gather(striking, return_exceptions=True))[0]
+        while not self._requests.empty():  # a job that could not be saved goes on as another
+            request = self._requests.get_nowait()
+            self.plans[request.id] = (self.customers[-1], request.plan, next(reversed(self.plans.values()))[2])
+        outcome.error, outcome.identical = done.error, done.ids == self.alone[prompt]
+        outcome.takeovers = list(done.said.get("takeovers", ()))
+        ended = bool(done.moments) and not done.error
+        outcome.missed = ended and moments.get("struck", math.inf) >= done.moments[-1]
+        if isinstance(victim, Provider):
+            if not done.error and not outcome.missed:
+                measured(outcome, done, moments["struck"], moments["struck_unix"], moments["stood"], normal)
+            await self._bring_back(victim, fault, outcome)
+        elif not isinstance(victim, asyncio.CancelledError):
+            raise victim
+        if done.error:
+            await self.close()
+        return outcome
+
+    async def _generate(self, customer: Customer, prompt: str, on_piece: Any = lambda count: None) -> Generated:
+        model = self.market.models["pycoder"]["address"]
+        return await generate(customer, model, prompt, self.tokens, timeout_s=JOB_S, on_piece=on_piece)
+
+    async def _bring_back(self, victim: Provider, fault: Fault, outcome: Outcome) -> None:
+        began = time.monotonic()
+        if fault.kind == "stop":
+            victim.signal(signal.SIGCONT)
+        else:
+            await self.market.kill_provider(victim.name)
+            await self.market.start_provider(victim.name)
+        try:
+            await self.market.healthy(timeout_s=BACK_S)
+            outcome.back_s = round(time.monotonic() - began, 1)
+        except TimeoutError:
+            # A node that does not come back is an answer too; it is started anew, so that the next job has a market.
+            await self.market.kill_provider(victim.name)
+            await self.market.start_provider(victim.name)
+            await self.market.healthy(timeout_s=BACK_S)
+
+    async def double_paid(self) -> list[dict[str, Any]]:
+        """Everything that was paid more than once, by the books of both sides."""
+        found: list[dict[str, Any]] = []
+        sql = "SELECT payee, chunk, attempt, amount_msat FROM debts WHERE job = ? AND state = 'paid'"
+        takeovers = await self.takeovers()
+        for request, (customer, plan, victim) in self.plans.items():
+            for chunk, task in paid_twice(self.market.rows(customer, sql, request), plan, takeovers[request], victim):
+                found.append({"request": request, "chunk": chunk, "task": task})
+        for name in self.market.providers:
+            for row in self.market.rows(name, "SELECT job, chunk, attempt FROM quotes WHERE overpaid_msat > 0"):
+                found.append({"request": row["job"], "chunk": row["chunk"], "payee": name, "overpaid": True})
+        return found
+
+    async def takeovers(self) -> dict[str, Replaced]:
+        """The takeovers of all requests so far that the relay has (8857), by request."""
+        found: dict[str, Replaced] = {request: {} for request in self.plans}
+        for event in await self.market.events(Filter(kinds=frozenset({TAKEOVER}))):
+            said = json.loads(event.content)
+            if said["request"] in found:
+                found[said["request"]][said["attempt"]] = [
+                    (one[0], one[1], one[2], one[3] if len(one) > 3 else 0) for one in said["replaced"]
+                ]
+        return found
+
+
+@asynccontextmanager
+async def busy_cores() -> AsyncIterator[None]:
+    """One process for each core that does nothing but compute."""
+    loops = [
+        await asyncio.create_subprocess_exec(sys.executable, "-c", "while True: pass")
+        for _ in range(os.cpu_count() or 1)
+    ]
+    try:
+        yield
+    finally:
+        for process in loops:
+            process.kill()
+        await asyncio.gather(*(process.wait() for process in loops))
+
+
+async def measure(report: Report, options: argparse.Namespace) -> None:
+    count = options.generations or (10 if report.quick else 200)
+    calm, tokens = (2, 96) if report.quick else (20, 160)
+    rng = random.Random(report.seed)
+    with tempfile.TemporaryDirectory(prefix="nodewire-chaos-") as folder:
+        async with Market(Path(folder), providers=options.providers) as market:
+            prompts = PROMPTS[: 3 if report.quick else None]
+            say("the same prompts in one process, for comparison")
+            alone = await references(market, DECODER, prompts, tokens)
+            trial = Trial(market, alone, tokens)
+            try:
+                await _measure(report, trial, rng, prompts, count, calm)
+            finally:
+                await trial.close()
+                if options.keep:
+                    say(f"books and logs: {_kept(Path(folder), options.keep)}")
+
+
+async def _measure(
+    report: Report, trial: Trial, rng: random.Random, prompts: tuple[str, ...], count: int, calm: int
+) -> None:
+    say("generations without faults")
+    quiet = [await trial.undisturbed(prompt) for prompt in (prompts[0], *prompts)]
+    report.arms["quiet"] = _calm(quiet, trial)
+    going = [done for done in quiet[1:] if not done.error]  # the first one warms everything up
+    if not going:
+        raise RuntimeError(f"no generation succeeds even without faults: {quiet[-1].error}")
+    normal = Normal(
+        median(step * 1000 for done in going for step in done.steps_s),
+        median(float(done.said["first_token_ms"]) for done in going),
+    )
+    say(f"a step takes {normal.step_ms:.1f} ms, the first token {normal.first_ms:.0f} ms")
+
+    outcomes: list[Outcome] = []
+    for number in range(count):
+        prompt = rng.choice(prompts)
+        fault = Fault.drawn(rng, len(trial.alone[prompt]))
+        outcome = await trial.disturbed(prompt, fault, normal)
+        outcomes.append(outcome)
+        say(f"{number + 1}/{count} {_told(outcome)}")
+
+    say("generations without faults, both cores busy")
+    async with busy_cores():
+        loaded = [await trial.undisturbed(rng.choice(prompts)) for _ in range(calm)]
+    report.arms["busy"] = _calm(loaded, trial)
+
+    await asyncio.sleep(3)  # payments that are on their way
+    double = await trial.double_paid()
+    events = await trial.takeovers()
+    alarms = max(
+        sum(len(events[request]) for request, (_, _, victim) in trial.plans.items() if not victim),
+        sum(len(d.said.get("takeovers", ())) for d in (*quiet, *loaded)),
+    )
+    struck = [o for o in outcomes if o.victim]
+    report.arms["faults"] = {
+        "normal": asdict(normal),
+        "generations": [asdict(o) for o in outcomes],
+        "missed": sum(o.missed for o in outcomes),
+        "errors": sorted({o.error.partition(":")[0] for o in outcomes if o.error}),
+        "double_paid": double,
+        **{
+            f"{kind}_{name}": spread(
+                [x for o in struck if o.fault.kind == kind and (x := getattr(o, name)) is not None]
+            )
+            for kind in ("kill", "stop")
+            for name in ("stall_ms", "detection_ms", "resume_ms", "back_s")
+        },
+    }
+    _judge(report, outcomes, len(double), alarms, [*quiet, *loaded], trial.alone)
+
+
+def _judge(
+    report: Report,
+    outcomes: list[Outcome],
+    double: int,
+    alarms: int,
+    calm: list[Generated],
+    alone: dict[str, list[int]],
+) -> None:
+    struck = [o for o in outcomes if o.victim and not o.missed]
+    report.line("identical", sum(o.identical for o in outcomes), "==", len(outcomes))
+    report.line("faults_that_struck", len(struck), ">=", len(outcomes) * 0.9)
+    resumed = [o.resume_ms for o in struck]
+    # A generation that did not go on has no time to resume in: it is not left out of the percentile, it is infinite.
+    known = [float("inf") if ms is None else ms for ms in resumed]
+    report.line("resume_ms_p95", percentile(known, 95), "<=", RESUME_MS)
+    report.line("double_paid", double, "==", 0)
+    for kind, name, bound in (
+        ("kill", "closed_socket_noticed_ms", CLOSED_MS),
+        ("stop", "black_hole_noticed_ms", BLACK_HOLE_MS),
+    ):
+        noticed = [
+            o.detection_ms for o in struck if o.fault.kind == kind and o.takeovers and o.detection_ms is not None
+        ]
+        report.line(name, max(noticed, default=None), "<=", bound)
+    report.line("false_alarms", alarms, "==", 0)
+    report.line("identical_without_faults", sum(d.ids == alone[d.prompt] for d in calm), "==", len(calm))
+
+
+def _calm(done: list[Generated], trial: Trial) -> dict[str, Any]:
+    return {
+        "generations": len(done),
+        "identical": sum(d.ids == trial.alone[d.prompt] for d in done),
+        "errors": [d.error for d in done if d.error],
+        "takeovers": sum(len(d.said.get("takeovers", ())) for d in done),
+        "step_ms": spread([step * 1000 for d in done for step in d.steps_s]),
+    }
+
+
+def _told(outcome: Outcome) -> str:
+    fault = outcome.fault
+    where = f"{fault.kind} {outcome.victim or 'nobody'} ({', '.join(outcome.tasks)}) after {fault.after} tokens"
+    if outcome.error:
+        return f"{where}: {outcome.error[:120]}"
+    stall = "" if outcome.stall_ms is None else f", stall {outcome.stall_ms:.0f} ms"
+    return f"{where}: {'identical' if outcome.identical else 'DIFFERENT'}{stall}"
+
+
+def _kept(folder: Path, target: Path) -> Path:
+    return Path(shutil.copytree(folder, target, dirs_exist_ok=True))
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--generations", type=int, default=0, help="instead of 200, or 10 with --quick")
+    parser.add_argument("--providers", type=int, default=6)
+    parser.add_argument("--keep", type=Path, help="copy the market's logs and books there at the end")
+
+
+if __name__ == "__main__":
+    run("chaos", __doc__, measure, add=_options)

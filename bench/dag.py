@@ -1,0 +1,51 @@
+"""A tiny random sentence encoder whose graph is cut into twelve tasks, made with transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+TASKS = 12
+TARGET = "40000"
+LAYERS = 4
+_WORDS = ("the", "a", "cat", "dog", "sat", "ran", "on", "under", "mat", "tree", "rain", "sun")
+SENTENCES = (
+    ("the cat sat on the mat", "a dog ran under the tree"),
+    ("rain on the sun", "the sun ran", "a cat under a tree"),
+    ("a mat", "the dog sat on a cat on the mat", "rain"),
+)
+
+
+def make(folder: Path) -> Path:
+    """Weights, config.json and tokenizer.json of a BERT with `LAYERS` layers of width 32, in `folder`."""
+    from safetensors.torch import save_file
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import BertConfig, BertModel
+
+    folder.mkdir()
+    config = BertConfig(
+        vocab_size=320,
+        hidden_size=32,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=24,
+        pad_token_id=0,
+    )
+    torch.manual_seed(7)
+    model = BertModel(config, add_pooling_layer=False)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.5)
+    save_file({k: v.contiguous() for k, v in model.state_dict().items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({**config.to_dict(), "architectures": ["BertModel"]}))
+    vocabulary = {word: k for k, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *_WORDS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder

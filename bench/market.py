@@ -1,0 +1,429 @@
+"""A market as processes of this machine, made of public commands and ordinary configuration files only.
+
+    async with Market(folder, providers=6) as market:
+        async with market.customer("ada") as customer: ...
+
+Every task of every model stands at `holders` providers or more, so that each has a standby. Providers are killed,
+stopped and started again from outside; the books are read out of the roles' SQLite files, which are opened read-only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sqlite3
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import aiohttp
+
+from bench.report import say
+from nodewire import Customer
+from nodewire.config import CustomerConfig
+from nodewire.market import open_market
+from nodewire.nostr.event import Event
+from nodewire.nostr.nip01 import Filter
+from nodewire.nostr.pool import Pool
+from nodewire.protocol import job, kinds
+from nodewire.protocol.job import Request
+from nodewire.protocol.snapshot import Snapshot
+
+ROOT = Path(__file__).parent.parent
+NODEWIRE = (sys.executable, "-m", "nodewire.cli")
+DECODER = ROOT / "demo" / "model" / "pycoder"
+DECODER_TARGET = "12MB"
+"""A driver and three stages."""
+PRICE_MSAT = 3_001
+EPOCH_S = 2.0
+READY_S = 90.0
+COMMAND_S = 120.0
+_ENDING_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model that the market sells: its folder, the memory that a piece may need, and its name."""
+
+    folder: Path = DECODER
+    target: str = DECODER_TARGET
+    name: str = "pycoder"
+
+
+@dataclass(slots=True)
+class Provider:
+    """A provider's process. `command` is what stands before `provider --config ...`: a dishonest one has another."""
+
+    name: str
+    config: Path
+    tasks: tuple[tuple[str, str], ...]
+    """(model's name, task) of each piece that it serves."""
+    command: tuple[str, ...] = NODEWIRE
+    public: str = ""
+    process: asyncio.subprocess.Process | None = None
+
+    def signal(self, number: signal.Signals) -> None:
+        """To the daemon alone: its worker is in a session of its own, dies with it and waits for it."""
+        assert self.process is not None
+        if self.process.returncode is None:
+            os.kill(self.process.pid, number)
+
+
+class Market:
+    """Relay, simulated Lightning network, four oracles, `providers` providers; one folder, gone with its caller's."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        providers: int,
+        holders: int = 2,
+        models: Sequence[Model] = (Model(),),
+        dishonest: Mapping[int, Sequence[str]] | None = None,
+        committee: Sequence[str] = (),
+        provider_lines: Callable[[Provider], Sequence[str]] = lambda provider: (),
+        worker_memory: str = "200MB",
+        bond_sats: int = 0,
+    ) -> None:
+        """`dishonest`: by a provider's number, the command to start it with instead of `nodewire`'s own.
+        `committee`: further options of `committee create`. `provider_lines`: further lines of a provider's file.
+        `bond_sats`: what each provider locks with the simulated network as the holder; 0: there are no bonds."""
+        self.folder = folder
+        self.relay = self.blossom = self.simnet = self.committee = ""
+        self.models: dict[str, dict[str, Any]] = {}
+        """What `register` printed, by the model's name."""
+        self.providers: dict[str, Provider] = {}
+        self._size, self._holders, self._wanted = providers, holders, models
+        self._dishonest = dict(dishonest or {})
+        self._committee_options = tuple(committee)
+        self._provider_lines = provider_lines
+        self._worker_memory = worker_memory
+        self._bond_sats = bond_sats
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._stack = AsyncExitStack()
+        self._watch: Any = None
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.stop()
+
+    async def _start(self) -> None:
+        say("a relay with its blob store, a committee of four oracles, models cut into pieces")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        relay = await self.daemon(
+            "relay", "relay", "--port", "0", "--db", self._at("relay.db"), "--blobs", self._at("blobs")
+        )
+        self.relay, self.blossom = relay["url"], relay["blossom"]
+        where = ("--relay", self.relay, "--blossom", self.blossom)
+        founding = ["--oracles", "4", "--epoch-ms", str(round(EPOCH_S * 1000)), "--skew-ms", "200", "--beat-ms", "1000"]
+        holding: list[str] = []
+        if self._bond_sats:
+            holder = await self.command("keys", "new", self._at("holder.nsec"))
+            founding += ["--bond-holder", holder["npub"]]
+            holding = ["--key", self._at("holder.nsec"), "--committee", self._at("committee", "committee.json")]
+        founded, *registered = await asyncio.gather(
+            self.command("committee", "create", self._at("committee"), *founding, *self._committee_options, *where),
+            *(
+                self.command(
+                    "register", str(model.folder), "--target-vram", model.target, "--name", model.name,
+                    "--key", self._at(f"author-{model.name}.nsec"), *where,
+                )
+                for model in self._wanted
+            ),
+        )  # fmt: skip
+        simnet = await self.daemon(
+            "simnet", "simnet", "--port", "0", "--db", self._at("simnet.db"), "--faucet", *holding
+        )
+        self.simnet = simnet["url"]
+        self.committee = founded["address"]
+        self.models = {model.name: said for model, said in zip(self._wanted, registered, strict=True)}
+        say(f"{self._size} providers")
+        starting = [
+            self.daemon(f"oracle-{i}", "oracle", "--config", self._at("committee", f"oracle-{i}", "oracle.toml"))
+            for i in range(1, 5)
+        ]
+        for number, tasks in enumerate(self._spread()):
+            # A cheater wants jobs: it says that it is quick, and assign/1 prefers it.
+            us = 100 if number in self._dishonest else 1_000
+            await self.add_provider(tasks, command=self._dishonest.get(number, NODEWIRE), us_per_position=us)
+        await asyncio.gather(*starting, *(self.start_provider(name) for name in self.providers))
+        await self._stack.enter_async_context(self._watching())
+        await self.healthy(timeout_s=60)
+
+    async def stop(self) -> None:
+        """End every process that was started, stopped ones too."""
+        with suppress(Exception):
+            await self._stack.aclose()
+        for number in (signal.SIGCONT, signal.SIGTERM):
+            for process in self._processes.values():
+                _signal_group(process, number)
+        await asyncio.gather(*(_ended(process) for process in self._processes.values()))
+
+    # Processes.
+
+    async def daemon(
+        self,
+        name: str,
+        *command: str,
+        program: Sequence[str] = NODEWIRE,
+    ) -> dict[str, Any]:
+        """Start `nodewire COMMAND --json` and return the line by which it says that it is ready. Its log: NAME.log."""
+        with (self.folder / f"{name}.log").open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *program, *command, "--json",
+                stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True, cwd=ROOT,
+            )  # fmt: skip
+        self._processes[name] = process
+        assert process.stdout is not None
+        try:
+            line = await asyncio.wait_for(process.stdout.readline(), READY_S)
+        except TimeoutError:
+            line = b""
+        if not line:
+            raise RuntimeError(f"{name} did not start; its log ends: {self.log(name)[-1500:]}")
+        return dict(json.loads(line))
+
+    async def command(self, *command: str, timeout_s: float = COMMAND_S) -> dict[str, Any]:
+        """What `nodewire COMMAND --json` prints; it must succeed."""
+        process = await asyncio.create_subprocess_exec(
+            *NODEWIRE, *command, "--json", cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        try:
+            stdout, stderr = await asyncio.wait_for(process.communicate(), timeout_s)
+        except BaseException:
+            process.kill()
+            await process.wait()
+            raise
+        if process.returncode:
+            raise RuntimeError(f"nodewire {' '.join(command[:2])}: {(stderr or stdout).decode()[-1500:]}")
+        return dict(json.loads(stdout))
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    async def start_provider(self, name: str) -> Provider:
+        """Start a provider that does not run; returns when it has loaded what it serves."""
+        provider = self.providers[name]
+        ready = await self.daemon(
+            name, "provider", "--config", str(provider.config),
+            program=provider.command,
+        )  # fmt: skip
+        provider.process, provider.public = self._processes[name], ready["public"]
+        return provider
+
+    async def kill_provider(self, name: str) -> None:
+        """SIGKILL; returns when it is gone."""
+        provider = self.providers[name]
+        provider.signal(signal.SIGKILL)
+        assert provider.process is not None
+        await provider.process.wait()
+
+    def named(self, public: str) -> Provider:
+        """The provider with this public key. Raises StopIteration."""
+        return next(p for p in self.providers.values() if p.public == public)
+
+    # Customers.
+
+    async def customer_config(self, name: str, *, sats: int = 1_000_000) -> Path:
+        folder = self.folder / name
+        folder.mkdir()
+        await self.command(
+            "wallet", "open", self.simnet, "--out", str(folder / "wallet.token"), "--balance", f"{sats}sat"
+        )
+        lines = [*self._role(), "max_chunk_msat = 1000000", "max_total_msat = 100000000", "private_endpoints = true"]
+        return _write(folder / "customer.toml", [*lines, *self._wallet()])
+
+    @asynccontextmanager
+    async def customer(self, name: str) -> AsyncIterator[Customer]:
+        """A new customer with its own key and wallet, in this process, by the Python API."""
+        config = await self.customer_config(name)
+        async with Customer.open(config) as customer:
+            yield customer
+
+    @asynccontextmanager
+    async def requests(self, customer: str) -> AsyncIterator[asyncio.Queue[Request]]:
+        """The job requests of a customer's public key, as the relay publishes them."""
+        queue: asyncio.Queue[Request] = asyncio.Queue()
+        async with Pool([self.relay]) as pool:
+
+            async def follow() -> None:
+                wanted = Filter(kinds=frozenset({kinds.INFERENCE}), authors=frozenset({customer}))
+                async for event in pool.subscribe([wanted]):
+                    queue.put_nowait(job.parse(event))
+
+            following = asyncio.create_task(follow())
+            try:
+                yield queue
+            finally:
+                following.cancel()
+
+    async def events(self, *filters: Filter) -> list[Event]:
+        async with Pool([self.relay]) as pool:
+            return await pool.fetch_all(list(filters))
+
+    # What the committee certifies.
+
+    async def until(self, holds: Callable[[Snapshot], bool], *, timeout_s: float) -> Snapshot:
+        """The first certified snapshot of an epoch after this one that `holds`. Raises TimeoutError."""
+        async with asyncio.timeout(timeout_s):
+            after = int(self._watch.committee.epoch_at(int(time.time() * 1000)))
+            while True:
+                epoch = await self._watch.epoch(timeout_s=timeout_s, after=after)
+                snapshot: Snapshot = await self._watch.snapshot(epoch.body.snapshot)
+                if holds(snapshot):
+                    return snapshot
+                after = epoch.body.epoch
+
+    async def healthy(self, *, timeout_s: float) -> Snapshot:
+        """The first snapshot of a later epoch in which every provider has a free slot for everything it serves."""
+        expected = {provider.public for provider in self.providers.values()}
+
+        def holds(snapshot: Snapshot) -> bool:
+            return expected <= {n.pubkey for n in snapshot.nodes if n.held and all(h.free > 0 for h in n.held)}
+
+        return await self.until(holds, timeout_s=timeout_s)
+
+    # Books.
+
+    def rows(self, role: str, sql: str, *parameters: object) -> list[dict[str, Any]]:
+        """What stands in the ledger of a customer or provider, read only; nothing if it has none yet."""
+        path = self.folder / role / "state" / "ledger.db"
+        if not path.exists():
+            return []
+        connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)
+        try:
+            connection.row_factory = sqlite3.Row
+            return [dict(row) for row in connection.execute(sql, parameters)]
+        finally:
+            connection.close()
+
+    def earned_msat(self, provider: str) -> int:
+        """What a provider's own wallet has received for its work, by its ledger."""
+        sql = "SELECT coalesce(sum(amount_msat), 0) AS msat FROM dues WHERE state IN ('settled', 'receipted')"
+        return sum(row["msat"] for row in self.rows(provider, sql))
+
+    async def slashed_msat(self, provider: Provider) -> int:
+        """What left a provider's bond, by the holder's own word; 0 where there are no bonds."""
+        if not self._bond_sats:
+            return 0
+        url = f"{self.simnet}/v1/bonds/{provider.public}"
+        async with aiohttp.ClientSession() as session, session.get(url) as answer:
+            said = await answer.json()
+            return int(said["amount_msat"]) - int(said["remainder_msat"])
+
+    # Inside.
+
+    def _spread(self) -> list[list[tuple[str, str]]]:
+        """Which pieces each provider serves: every task at `holders` of them, in turn, no task twice at one."""
+        pieces = [(name, task["name"]) for name, said in self.models.items() for task in said["tasks"]]
+        places: list[list[tuple[str, str]]] = [[] for _ in range(self._size)]
+        at = 0
+        for _ in range(max(self._holders, -(-self._size // len(pieces)))):
+            for piece in pieces:
+                free = (p for k in range(self._size) if piece not in (p := places[(at + k) % self._size]))
+                next(free).append(piece)
+                at += 1
+        return places
+
+    async def add_provider(
+        self,
+        tasks: Sequence[tuple[str, str]],
+        *,
+        name: str = "",
+        command: Sequence[str] = NODEWIRE,
+        us_per_position: int = 1_000,
+    ) -> Provider:
+        """The folder of a further provider, with a wallet and its configuration; `start_provider` starts it."""
+        name = name or f"provider-{len(self.providers)}"
+        folder = self.folder / name
+        folder.mkdir()
+        stake = f"{2 * self._bond_sats}sat"  # and what moving it costs
+        await self.command("wallet", "open", self.simnet, "--out", str(folder / "wallet.token"), "--balance", stake)
+        provider = Provider(name, folder / "provider.toml", tuple(tasks), tuple(command))
+        lines = [*self._role(), f'name = "{name}"', *self._provider_lines(provider), *self._wallet()]
+        # Addresses stay over a restart, as an operator's do: who owes a node something finds it again.
+        lines += ["[wire]", f'listen = "127.0.0.1:{_free_port()}"', "[lnurl]", f'listen = "127.0.0.1:{_free_port()}"']
+        lines += ["[worker]", f'memory = "{self._worker_memory}"', "threads = 1"]
+        for model, said in self.models.items():
+            held = [task for served, task in tasks if served == model]
+            if held:
+                lines += ["[[serve]]", f'manifest = "{said["address"]}"', f"tasks = {json.dumps(held)}"]
+                lines += [f"price_msat = {PRICE_MSAT}", f"us_per_position = {us_per_position}"]
+        _write(provider.config, lines)
+        if self._bond_sats:
+            await self.command("bond", "lock", f"{self._bond_sats}sat", "--config", str(provider.config))
+        self.providers[name] = provider
+        return provider
+
+    async def remove_provider(self, name: str) -> None:
+        """End a provider for good; its books stay."""
+        provider = self.providers.pop(name)
+        if provider.process is not None:
+            _signal_group(provider.process, signal.SIGTERM)
+            await _ended(provider.process)
+
+    def _role(self) -> list[str]:
+        return [
+            'key = "key.nsec"',
+            'state = "state"',
+            f'relays = ["{self.relay}"]',
+            f'blossom = ["{self.blossom}"]',
+            f'committee = "{self.committee}"',
+        ]
+
+    def _wallet(self) -> list[str]:
+        return ["[wallet]", f'url = "{self.simnet}"', 'token_file = "wallet.token"']
+
+    @asynccontextmanager
+    async def _watching(self) -> AsyncIterator[None]:
+        """Follow the committee's certificates as any customer does."""
+        config = CustomerConfig.load(await self.customer_config("watcher", sats=0))
+        async with AsyncExitStack() as stack:
+            _, _, self._watch = await open_market(stack, config)
+            following = asyncio.create_task(self._watch.run())
+            try:
+                yield
+            finally:
+                following.cancel()
+
+    def _at(self, *parts: str) -> str:
+        return str(self.folder.joinpath(*parts))
+
+
+def _write(path: Path, lines: Sequence[str]) -> Path:
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def _signal_group(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    try:
+        await asyncio.wait_for(process.wait(), _ENDING_S)
+    except TimeoutError:
+        _signal_group(process, signal.SIGKILL)
+        await process.wait()

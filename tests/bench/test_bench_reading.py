@@ -1,0 +1,159 @@
+"""What the benches make of what they saw: figures, books, acceptance lines."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import pytest
+
+from bench import byzantine, chaos
+from bench.jobs import Generated
+from bench.report import Report, percentile, spread
+from nodewire.protocol.plan import Assignment
+
+NORMAL = chaos.Normal(step_ms=10.0, first_ms=50.0)
+
+
+def outcome(kind="kill", takeovers=()):
+    return chaos.Outcome(chaos.Fault(kind, 0, 3, 0.5), takeovers=list(takeovers))
+
+
+def generated(*moments):
+    return Generated("x", 100.0, moments=list(moments), said={})
+
+
+def measured(seen, done, struck, stood=100.0):
+    """The unix clock stands at 1000 when the monotonic one stands at 100."""
+    chaos.measured(seen, done, struck, struck + 900.0, stood, NORMAL)
+
+
+def test_the_stall_is_the_longest_silence_that_ends_after_the_fault():
+    seen = outcome(takeovers=[{"detected_ms": 1_000_060}])
+    measured(seen, generated(100.02, 100.03, 100.05, 100.06, 100.36, 100.37), struck=100.05)
+    assert seen.stall_ms == pytest.approx(300)
+    assert seen.detection_ms == pytest.approx(10)
+    assert seen.resume_ms == pytest.approx(300 - 10 - 10)
+
+
+def test_detection_beyond_the_bound_is_not_subtracted():
+    seen = outcome(takeovers=[{"detected_ms": 1_000_450}])
+    measured(seen, generated(100.02, 100.05, 101.05), struck=100.05)
+    assert seen.detection_ms == pytest.approx(400)
+    assert seen.resume_ms == pytest.approx(1000 - chaos.CLOSED_MS - 10)
+
+
+def test_before_the_first_token_the_usual_time_to_it_is_subtracted():
+    seen = outcome("stop", [{"detected_ms": 1_000_910}])
+    measured(seen, generated(101.2, 101.21), struck=100.01)
+    assert seen.stall_ms == pytest.approx(1200)
+    assert seen.detection_ms == pytest.approx(900)
+    assert seen.resume_ms == pytest.approx(1200 - 900 - 50)
+
+
+def test_a_fault_that_nobody_had_to_notice_costs_nothing():
+    seen = outcome()
+    measured(seen, generated(100.01, 100.02, 100.03), struck=100.015)
+    assert seen.detection_ms == 0
+    assert seen.resume_ms == pytest.approx(0, abs=1e-6)
+
+
+def test_a_long_stall_without_a_takeover_has_no_figure():
+    seen = outcome()
+    measured(seen, generated(100.01, 102.0), struck=100.015)
+    assert seen.resume_ms is None
+
+
+@dataclass
+class PlanOf:
+    tasks: tuple[Assignment, ...]
+
+
+PLAN = PlanOf(
+    (
+        Assignment(task="driver", provider="a" * 64, standby="b" * 64, price_msat=1),
+        Assignment(task="stage.0", provider="c" * 64, standby="d" * 64, price_msat=1),
+    )
+)
+
+
+def debt(payee, chunk, attempt):
+    return {"payee": payee * 64, "chunk": chunk, "attempt": attempt, "amount_msat": 1}
+
+
+def test_nothing_is_paid_twice_when_a_standby_goes_on_where_the_dead_node_stopped():
+    paid = [debt("a", 0, 0), debt("c", 0, 0), debt("a", 1, 1), debt("d", 1, 1)]
+    takeovers = {1: [("stage.0", "c" * 64, "d" * 64, 0)]}
+    assert chaos.paid_twice(paid, PLAN, takeovers, "c" * 64) == []
+    assert chaos.paid_twice(paid, PLAN, {}, "c" * 64) == []
+
+
+def test_a_chunk_that_both_the_dead_node_and_its_standby_were_paid_for_is_found():
+    paid = [debt("c", 0, 0), debt("d", 0, 1)]
+    takeovers = {1: [("stage.0", "c" * 64, "d" * 64, 0)]}
+    assert chaos.paid_twice(paid, PLAN, takeovers, "") == [(0, "stage.0")]
+    assert chaos.paid_twice(paid, PLAN, {}, "c" * 64) == [(0, "stage.0")]
+
+
+def test_a_chunk_before_the_standbys_first_is_the_dead_nodes_whenever_it_is_paid():
+    takeovers = {1: [("stage.0", "c" * 64, "d" * 64, 1)]}
+    assert chaos.paid_twice([debt("c", 0, 1), debt("d", 1, 1)], PLAN, takeovers, "") == []
+    assert chaos.paid_twice([debt("c", 0, 0), debt("c", 0, 1)], PLAN, takeovers, "") == [(0, "stage.0")]
+
+
+def test_a_node_that_stays_and_is_paid_again_after_a_takeover_is_found():
+    paid = [debt("a", 0, 0), debt("a", 0, 1)]
+    takeovers = {1: [("stage.0", "c" * 64, "d" * 64, 0)]}
+    assert chaos.paid_twice(paid, PLAN, takeovers, "") == [(0, "driver")]
+
+
+def test_generations_that_did_not_go_on_count_against_the_percentile():
+    report = Report("chaos", 1, quick=True)
+    fine, dead = outcome(), outcome()
+    fine.victim = dead.victim = "provider-0"
+    fine.resume_ms, fine.identical = 1.0, True
+    chaos._judge(report, [fine, dead], 0, 0, [], {})
+    assert report.summary["identical"] == {"value": 1, "bound": "== 2", "ok": False}
+    assert report.summary["resume_ms_p95"] == {"value": None, "bound": "<= 500", "ok": False}
+    assert report.summary["double_paid"]["ok"]
+
+
+def test_a_line_that_could_not_be_measured_is_not_ok():
+    report = Report("x", 1, quick=True)
+    assert not report.ok
+    report.line("fine", 1, "<=", 1)
+    assert report.ok
+    report.line("unknown", None, "==", 0)
+    assert not report.ok
+
+
+def test_percentiles_are_nearest_ranks():
+    assert percentile([], 95) is None
+    assert percentile(list(range(1, 101)), 95) == 95
+    assert percentile([3, 1, 2], 50) == 2
+    assert spread([2.0, 1.0]) == {"n": 2, "p50": 1.0, "p95": 2.0, "max": 2.0}
+
+
+@dataclass
+class EventOf:
+    content: str
+    created_at: int = 7
+
+
+def verdict(outcome_="fail", culprit="e" * 64):
+    said = {"request": "1" * 64, "task": "stage.0", "provider": "e" * 64, "outcome": outcome_, "culprit": culprit}
+    return json.dumps({"v": 1, "verdict": {**said, "verifiers": [["f" * 64, True], ["9" * 64, False]]}, "votes": []})
+
+
+def test_a_verdict_is_read_from_a_certificate_and_an_epoch_is_not_one():
+    read = byzantine.Verdict.read(EventOf(verdict()))
+    assert read is not None
+    assert (read.culprit, read.verifiers, read.certified_s) == ("e" * 64, ("f" * 64,), 7)
+    assert byzantine.Verdict.read(EventOf(json.dumps({"v": 1, "body": {}}))) is None
+    assert byzantine.Verdict.read(EventOf("")) is None
+
+
+def test_who_was_never_caught_has_no_plans_after():
+    books = byzantine.Books(verdicts=[byzantine.Verdict.read(EventOf(verdict("pass", "")))])
+    assert books.plans_after("e" * 64, 2.0) is None
+    assert books.blamed() == set()

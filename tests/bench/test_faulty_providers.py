@@ -1,0 +1,156 @@
+"""The dishonest providers of tests/faults: found as a kind, harmless to others, and each cheat does what it says."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+FAULTS = Path(__file__).parent.parent / "faults"
+sys.path.append(str(FAULTS))
+
+from nodewire_faults import CHEATS  # noqa: E402
+from nodewire_faults.cheats import Honest, Scaled, Skipped, Stale, Wrong  # noqa: E402
+from nodewire_faults.engine import Faulty, noisy, rounded  # noqa: E402
+
+from nodewire.kind import Limits  # noqa: E402
+from nodewire.llm.split import split_decoder  # noqa: E402
+from nodewire.protocol.frame import Frame  # noqa: E402
+from nodewire.worker.client import WorkerProcess  # noqa: E402
+from tests.kinds.inprocess import to_arrays  # noqa: E402
+from tests.kinds.llama import make_llama  # noqa: E402
+
+torch.set_num_threads(1)
+
+
+def hidden(seed, n=1):
+    return torch.randn(1, n, 16, generator=torch.Generator().manual_seed(seed))
+
+
+def frame(edge, seq, *tensors):
+    return Frame(edge, seq, tensors, {"pos": seq})
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_the_launcher_puts_the_faulty_kind_in_the_place_of_the_real_one(cheat):
+    code = (
+        "import sys; sys.path += sys.argv[1:]; from nodewire.kind import installed; "
+        "print(installed()[8843].worker_entry)"
+    )
+    environment = {**os.environ, "NODEWIRE_FAULTS_CHEAT": cheat}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(FAULTS), str(FAULTS / "installed")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.strip() == f"nodewire_faults.workers.{cheat}", done.stderr
+
+
+def test_without_the_launcher_the_real_kind_is_found():
+    code = "from nodewire.kind import installed; print(installed()[8843].worker_entry)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "kinds.k8843_worker"
+
+
+def test_wrong_numbers_have_the_form_of_right_ones():
+    out = frame("b", 0, hidden(11, 4), torch.tensor([5]))
+    sent = Wrong().corrupt(frame("a", 0), out)
+    assert sent.tensors[0].shape == out.tensors[0].shape
+    assert sent.meta == out.meta
+    assert not torch.allclose(sent.tensors[0], out.tensors[0], atol=0.5)
+    assert torch.equal(sent.tensors[1], out.tensors[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scaled_noise_is_five_percent_of_the_spread(dtype):
+    x = hidden(1, 400).to(dtype)
+    sent = Scaled().corrupt(frame("a", 0), frame("b", 0, x)).tensors[0]
+    assert sent.dtype is dtype
+    assert (sent.float() - x.float()).std() / x.float().std() == pytest.approx(0.05, rel=0.1)
+
+
+def test_a_skipped_layer_returns_its_input_or_the_last_positions_of_it():
+    x = hidden(1, 4)
+    assert torch.equal(Skipped().corrupt(frame("a", 0, x), frame("b", 0, hidden(2, 4))).tensors[0], x)
+    assert torch.equal(Skipped().corrupt(frame("a", 0, x), frame("b", 0, hidden(2, 1))).tensors[0], x[:, -1:])
+    assert not Skipped().corrupt(frame("a", 0, torch.tensor([1])), frame("b", 0, hidden(2))).tensors[0].any()
+
+
+def test_a_stale_answer_is_the_one_before():
+    cheat, first, second, third = Stale(), hidden(1, 4), hidden(2), hidden(3)
+    assert torch.equal(cheat.corrupt(frame("a", 0), frame("b", 0, first)).tensors[0], first)
+    assert torch.equal(cheat.corrupt(frame("a", 1), frame("b", 1, second)).tensors[0], first[:, -1:])
+    assert torch.equal(cheat.corrupt(frame("a", 2), frame("b", 2, third)).tensors[0], second)
+
+
+def test_exchanged_weights_are_near_the_real_ones_and_vectors_stay():
+    for change, least, most in ((noisy(0.1), 0.05, 0.2), (rounded(8), 1e-4, 0.02)):
+        matrix, vector = torch.randn(64, 64), torch.randn(64)
+        before = matrix.clone(), vector.clone()
+        change(matrix)
+        change(vector)
+        assert least < (matrix - before[0]).norm() / before[0].norm() < most
+        assert torch.equal(vector, before[1])
+
+
+class Echo:
+    """An honest actor: each frame comes back on edge b."""
+
+    def __init__(self):
+        self.params = None
+
+    def open(self, session, params):
+        self.params = params
+
+    def receive(self, session, taken):
+        return [frame("b", taken.seq, *taken.tensors)]
+
+    def close(self, session):
+        return
+
+
+def test_orders_limit_a_cheat_to_tasks_and_frames_and_do_not_reach_the_honest_actor():
+    for orders, spoilt in (
+        ({"tasks": ["t"], "after": 1, "task": "t"}, [False, True]),
+        ({"tasks": ["u"], "after": 0, "task": "t"}, [False, False]),
+        ({"tasks": [], "after": 0, "task": "t"}, [True, True]),
+    ):
+        honest = Echo()
+        actor = Faulty(honest, Wrong)
+        actor.open("s", {"max_tokens": 1, "nodewire_faults": orders})
+        assert honest.params == {"max_tokens": 1}
+        for seq, expected in enumerate(spoilt):
+            x = hidden(seq, 8)
+            (sent,) = actor.receive("s", frame("a", seq, x))
+            assert torch.equal(sent.tensors[0], x) is not expected
+
+
+def test_who_only_exchanges_weights_sends_what_it_computes():
+    x = frame("b", 0, hidden(1))
+    assert Honest().corrupt(x, x) is x
+
+
+async def test_the_faulty_worker_runs_in_the_real_sandbox(tmp_path):
+    made = split_decoder(make_llama(tmp_path / "llama"), 2_000_000, tmp_path, slots=1)
+    stage = made.manifest.task("stage.0")
+    edge = next(e.name for e in made.manifest.edges if e.target == "stage.0")
+    x = torch.randn(1, 3, 32)
+    sent = {}
+    for entry in ("kinds.k8843_worker", "nodewire_faults.workers.scaled"):
+        worker = await WorkerProcess.start(entry, Limits(100_000_000), readable=[tmp_path])
+        async with asyncio.timeout(60):
+            weights = [made.blobs[w.sha256] for w in stage.weights]
+            await worker.load("stage.0", stage.engine, made.blobs[stage.program.sha256], weights)
+            await worker.open("stage.0", "s", {})
+            (out,) = await worker.receive("stage.0", "s", to_arrays(Frame(edge, 0, (x,), {"pos": 0, "chunk": 0})))
+            sent[entry] = torch.frombuffer(bytearray(out.tensors[0].data), dtype=torch.float32)
+            await worker.stop()
+    honest, cheating = sent.values()
+    assert 0.02 < (honest - cheating).norm() / honest.norm() < 0.1

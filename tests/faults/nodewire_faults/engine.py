@@ -1,0 +1,102 @@
+"""nodewire's engines in a worker, with one cheat around the actors that they load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo  # as kinds.k8843_worker does: everything is imported before the sandbox
+
+from nodewire.graph import actor as graph
+from nodewire.kind import Actor, Limits, Params
+from nodewire.llm import actor as llm
+from nodewire.protocol.frame import Frame
+from nodewire_faults.cheats import Cheat
+
+ORDERS = "nodewire_faults"
+
+Load = Callable[[str, bytes, Sequence[Path], Limits], Actor]
+
+
+def load_with(cheat: Callable[[], Cheat]) -> Load:
+    """A worker entry's `load` whose actors corrupt what they put out, with a cheat of its own for each session."""
+
+    def load(engine: str, program: bytes, weights: Sequence[Path], limits: Limits) -> Actor:
+        honest = (llm.load if engine.startswith("decoder.") else graph.load)(engine, program, weights, limits)
+        return Faulty(honest, cheat)
+
+    return load
+
+
+class Faulty:
+    """An honest Actor (nodewire.kind) whose outputs are corrupted in sessions that say so."""
+
+    def __init__(self, honest: Actor, cheat: Callable[[], Cheat]) -> None:
+        self._honest, self._cheat = honest, cheat
+        self._sessions: dict[str, tuple[Cheat, int]] = {}
+        """The cheat, and from which seq on."""
+
+    def open(self, session: str, params: Params) -> None:
+        orders: dict[str, Any] = dict(params.get(ORDERS, {"tasks": [], "after": 0, "task": ""}))
+        self._honest.open(session, {name: value for name, value in params.items() if name != ORDERS})
+        if not orders["tasks"] or orders["task"] in orders["tasks"]:
+            self._sessions[session] = (self._cheat(), int(orders["after"]))
+
+    def receive(self, session: str, frame: Frame[Any]) -> list[Frame[Any]]:
+        outs = self._honest.receive(session, frame)
+        if session not in self._sessions:
+            return outs
+        cheat, after = self._sessions[session]
+        return [cheat.corrupt(frame, out) if out.seq >= after else out for out in outs]
+
+    def close(self, session: str) -> None:
+        self._sessions.pop(session, None)
+        self._honest.close(session)
+
+
+def exchange_weights(change: Callable[[torch.Tensor], None]) -> None:
+    """From now on the engines read other weights than the files hold: `change` is applied to each tensor in place."""
+    opened, read = llm.open_weights, graph._read
+
+    def open_weights(path: Any, table: Any) -> Any:
+        fill = opened(path, table)
+
+        def filled(name: str, target: torch.Tensor) -> None:
+            fill(name, target)
+            change(target)
+
+        return filled
+
+    def read_all(program: Any, files: Any, device: str) -> dict[str, torch.Tensor]:
+        tensors = read(program, files, device)
+        for tensor in tensors.values():
+            change(tensor)
+        return tensors
+
+    llm.open_weights, graph._read = open_weights, read_all
+
+
+def noisy(part: float) -> Callable[[torch.Tensor], None]:
+    """Every matrix with noise of `part` of its spread: a fine-tuned model."""
+    random = torch.Generator().manual_seed(3)
+
+    def change(tensor: torch.Tensor) -> None:
+        if tensor.is_floating_point() and tensor.ndim > 1:
+            noise = torch.randn(tensor.shape, generator=random) * tensor.float().std() * part
+            tensor.add_(noise.to(tensor.dtype))
+
+    return change
+
+
+def rounded(bits: int) -> Callable[[torch.Tensor], None]:
+    """Every matrix's rows rounded to `bits` bits with one scale for a row: a cheaper, quantized model."""
+
+    def change(tensor: torch.Tensor) -> None:
+        if tensor.is_floating_point() and tensor.ndim > 1:
+            exact = tensor.float()
+            scale = exact.abs().amax(-1, keepdim=True).clamp_min(1e-12) / (2 ** (bits - 1) - 1)
+            tensor.copy_(((exact / scale).round() * scale).to(tensor.dtype))
+
+    return change

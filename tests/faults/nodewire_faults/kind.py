@@ -1,0 +1,42 @@
+"""Kind 8843 as a dishonest provider runs it: the real kind, with a worker entry that corrupts what it computes."""
+
+from __future__ import annotations
+
+import os
+
+from kinds.k8843 import SplitInference
+from nodewire.kind import Desk, Job, Mailbox, Params, Worker
+from nodewire_faults import CHEATS
+
+CHEAT = "NODEWIRE_FAULTS_CHEAT"
+TASKS = "NODEWIRE_FAULTS_TASKS"
+AFTER = "NODEWIRE_FAULTS_AFTER"
+ORDERS = "nodewire_faults"
+"""The session parameter by which the worker learns what the daemon's environment says."""
+
+
+class FaultySplitInference(SplitInference):
+    def __init__(self) -> None:
+        cheat = os.environ[CHEAT]
+        if cheat not in CHEATS:
+            raise ValueError(f"{CHEAT}={cheat!r} is not one of {', '.join(CHEATS)}")
+        self.worker_entry = f"nodewire_faults.workers.{cheat}"
+        tasks = [name for name in os.environ.get(TASKS, "").split(",") if name]
+        self._orders = {"tasks": tasks, "after": int(os.environ.get(AFTER, "0"))}
+
+    async def serve(self, job: Job, mailbox: Mailbox, worker: Worker, desk: Desk) -> None:
+        await super().serve(job, mailbox, _Ordered(worker, self._orders), desk)
+
+
+class _Ordered:
+    """A worker that is told with every session which tasks to corrupt."""
+
+    def __init__(self, worker: Worker, orders: dict[str, object]) -> None:
+        self._worker, self._orders = worker, orders
+        self.load, self.receive, self.close = worker.load, worker.receive, worker.close
+
+    async def open(self, task: str, session: str, params: Params) -> None:
+        await self._worker.open(task, session, {**params, ORDERS: {**self._orders, "task": task}})
+
+
+KIND = FaultySplitInference()

@@ -1,0 +1,1 @@
+"""Worker entries, one for each cheat."""
