@@ -9,8 +9,8 @@
                                            └─┘ slashes and refunds go on
 
 In doubt, offline or short of quorum nobody slashes, and a bond ends released. What a holder has stated stays good: a
-bond is free no earlier than `delay_s` after the last moment that a signed statement vouches for it, so that a verdict on
-work done under the statement still finds the coins.
+bond is free no earlier than `delay_s` after the last moment that a signed statement vouches for it, so that a verdict
+on work done under the statement still finds the coins.
 
 Payouts, of slashes and refunds together, take at most half of a bond: whoever plays cheater and customer at once loses
 the other half. Whoever holds the coins writes an event ahead and applies it; applying it twice changes nothing.
