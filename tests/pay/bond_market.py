@@ -1,4 +1,4 @@
-"""A committee, a job and verdicts about it, for the tests of bonds: everything follows from names, nothing from chance."""
+"""A committee, a job and verdicts about it, for the tests of bonds: all follows from names, nothing from chance."""
 
 from __future__ import annotations
 

@@ -191,11 +191,14 @@ async def test_a_fail_refunds_the_customer_pays_the_verifiers_and_the_oracles_an
     for chunk in range(4):
         await world.share(chunk)
     judged = world.present(bm.failed(chunk=1))
-    assert judged.payouts == {
-        CUSTOMER.public: 3 * PRICE_MSAT,  # chunks 1, 2 and 3 of this task
-        **{v.public: PRICE_MSAT for v in VERIFIERS[:2]},
-        **{o.public: PRICE_MSAT for o in bm.ORACLES},
-    }
+    assert (
+        judged.payouts
+        == {
+            CUSTOMER.public: 3 * PRICE_MSAT,  # chunks 1, 2 and 3 of this task
+            **{v.public: PRICE_MSAT for v in VERIFIERS[:2]},
+            **{o.public: PRICE_MSAT for o in bm.ORACLES},
+        }
+    )
     assert not judged.refused
     bond = world.treasurer.bond(PROVIDER.public).bond
     assert (bond.state, bond.remainder_msat) == ("slashed", BOND_MSAT - 9 * PRICE_MSAT)
