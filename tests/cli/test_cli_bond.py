@@ -7,6 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from nodewire.nostr.keys import Keys
+from nodewire.nostr.pool import Pool
+from nodewire.protocol.committee import Committee
+from tests.pay import bond_market as bm
+
 ROOT = Path(__file__).parent.parent.parent
 CODE = "import sys; sys.path.insert(0, sys.argv.pop(1)); from nodewire.cli import main; main()"
 COMMAND = [sys.executable, "-c", CODE, str(ROOT)]
@@ -76,6 +81,39 @@ def test_without_json_a_bond_is_told_in_words(folder):
 def test_a_claim_names_what_it_claims(folder):
     error = run("bond", "claim", "--config", "role.toml", cwd=folder, ok=False)["error"]
     assert error["code"] == "bad-input"
+
+
+@pytest.fixture
+def relay(folder):
+    command = [*COMMAND, "relay", "--port", "0", "--db", "relay.db", "--blobs", "blobs", "--json"]
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE)
+    yield json.loads(process.stdout.readline())["url"]
+    process.terminate()
+    process.wait(10)
+    process.stdout.close()
+
+
+async def test_a_verifier_claims_by_the_certificates_id(folder, relay):
+    """No bond is there to slash: that is said, and the verifier is due what the treasury does not have yet."""
+    committee = Committee.parse((folder / "committee" / "committee.json").read_bytes())
+    oracle = Keys.from_file(folder / "committee" / "oracle-1" / "key")
+    me = Keys.from_file(folder / "key.nsec")
+    request = bm.request(committee=committee)
+    said = bm.failed(request, committee=committee, culprit=bm.OTHER, task="stage.0")
+    certificate = bm.certificate(said, [oracle])
+    mine = said.model_copy(update={"chunk": 1, "outcome": "pass", "culprit": "", "verifiers": ((me.public, True),)})
+    async with Pool([relay]) as pool:
+        for event in (request, certificate, paid := bm.certificate(mine, [oracle])):
+            await pool.publish(event)
+    (folder / "online.toml").write_text((folder / "role.toml").read_text().replace("ws://127.0.0.1:1", relay))
+    claimed = run("bond", "claim", certificate.id, "--config", "online.toml", cwd=folder)["claims"]
+    assert [(one["outcome"], one["state"], one["refused"]) for one in claimed] == [
+        ("fail", "nothing due", "it never had a bond here")
+    ]
+    error = run("bond", "claim", paid.id, "--config", "online.toml", cwd=folder, ok=False)["error"]
+    assert (error["code"], error["field"]) == ("payment-failed", "treasury")
+    error = run("bond", "claim", "00" * 32, "--config", "online.toml", cwd=folder, ok=False)["error"]
+    assert (error["code"], error["field"]) == ("not-found", "00" * 32)
 
 
 def test_fees_are_for_oracles(folder):

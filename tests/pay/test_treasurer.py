@@ -7,7 +7,8 @@ from bond_market import COMMITTEE, CUSTOMER, OTHER, PRICE_MSAT, PROVIDER, REQUES
 from nodewire.errors import BadInput, BadInvoice, BadQuorum, BadZap, NotAllowed, NotFound, PaymentFailed
 from nodewire.pay import invoices
 from nodewire.pay.simnet.service import Fees, Simnet
-from nodewire.pay.simnet.treasurer import MAX_QUOTES, QUOTE_S, Rules, Treasurer
+from nodewire.pay.simnet.shares import MAX_QUOTES, QUOTE_S
+from nodewire.pay.simnet.treasurer import Rules, Treasurer
 from nodewire.protocol import bond as statements
 
 BOND_MSAT = 100_000
@@ -59,7 +60,7 @@ class World:
 
     async def share(self, chunk, **options):
         request = bm.zap(chunk, **options)
-        invoice = await self.treasurer.quote(request.to_json(), int(request.tag("amount")))
+        invoice = await self.treasurer.shares.quote(request.to_json(), int(request.tag("amount")))
         self.simnet.pay(self.nodes["customer"], invoice.bolt11, 10_000)
         return invoice
 
@@ -433,7 +434,7 @@ async def test_the_same_zap_request_has_the_same_invoice_and_is_counted_once(wor
     first = await world.share(0)
     assert await world.share(0) == first
     assert world.treasurer.pot(REQUEST.id)[0] == SHARE_MSAT * 9 // 10
-    assert world.treasurer.receipt(first.payment_hash).tag("bolt11") == first.bolt11
+    assert world.treasurer.shares.receipt(first.payment_hash).tag("bolt11") == first.bolt11
 
 
 async def test_a_verifier_is_paid_once_out_of_the_requests_pot(world):
@@ -468,6 +469,16 @@ async def test_the_pool_insures_what_was_paid_before_the_draw(world):
     for verifier in VERIFIERS[:2]:
         assert world.claim(verifier, case, PRICE_MSAT).is_paid
     assert world.treasurer.pool_msat == 9 * SHARE_MSAT * 9 // 10 - 2 * PRICE_MSAT
+
+
+async def test_a_pot_closes_also_if_its_share_was_quoted_before_a_restart_and_paid_after(world):
+    request = bm.zap(0)
+    invoice = await world.treasurer.shares.quote(request.to_json(), SHARE_MSAT)
+    world.reopen()
+    world.simnet.pay(world.nodes["customer"], invoice.bolt11, 10_000)
+    world.clock.now_s += QUOTE_S + RULES.delay_s
+    assert world.treasurer.pot(REQUEST.id) == (SHARE_MSAT * 9 // 10, 0)
+    assert world.treasurer.pool_msat == SHARE_MSAT * 9 // 10
 
 
 async def test_a_share_that_comes_after_the_draw_insures_nothing(world):
@@ -530,17 +541,17 @@ async def test_a_zap_for_somebody_else_or_for_no_chunk_gets_no_invoice(world):
     )
     for request in (other, plain):
         with pytest.raises(BadZap):
-            await world.treasurer.quote(request.to_json(), 5)
+            await world.treasurer.shares.quote(request.to_json(), 5)
 
 
 async def test_open_invoices_are_bounded(world):
     for chunk in range(MAX_QUOTES):
         request = bm.zap(chunk)
-        await world.treasurer.quote(request.to_json(), SHARE_MSAT)
+        await world.treasurer.shares.quote(request.to_json(), SHARE_MSAT)
     with pytest.raises(NotAllowed):
-        await world.treasurer.quote(bm.zap(99).to_json(), SHARE_MSAT)
+        await world.treasurer.shares.quote(bm.zap(99).to_json(), SHARE_MSAT)
     world.clock.now_s += 301
-    await world.treasurer.quote(bm.zap(99).to_json(), SHARE_MSAT)
+    await world.treasurer.shares.quote(bm.zap(99).to_json(), SHARE_MSAT)
 
 
 async def test_after_a_restart_everything_is_as_it_was(world):

@@ -41,7 +41,7 @@ def trade(path, nodes, bills):
 
     async def share(chunk):
         request = bm.zap(chunk)
-        invoice = await treasurer.quote(request.to_json(), bm.SHARE_MSAT)
+        invoice = await treasurer.shares.quote(request.to_json(), bm.SHARE_MSAT)
         simnet.pay(nodes["customer"], invoice.bolt11, 0)
 
     until_s = START_S + 10_000

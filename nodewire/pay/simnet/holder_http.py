@@ -50,7 +50,7 @@ NAME = "treasury"
 
 def routes(treasurer: Treasurer, simnet: Simnet, base_url: str) -> list[web.RouteDef]:
     """The routes above; `base_url` is what others reach the service by."""
-    endpoint = lnurl_server.Endpoint(NAME, base_url, treasurer.public, treasurer.quote)
+    endpoint = lnurl_server.Endpoint(NAME, base_url, treasurer.public, treasurer.shares.quote)
     own = _Routes(treasurer, simnet, base_url, endpoint.pay_url)
     return [
         web.get("/v1/holder", own.holder),
@@ -133,7 +133,7 @@ class _Routes:
         return answer({"received_msat": received_msat, "left_msat": left_msat})
 
     async def receipt(self, request: web.Request) -> web.Response:
-        return answer(self._treasurer.receipt(hex32(dict(request.match_info), "payment_hash")).as_dict())
+        return answer(self._treasurer.shares.receipt(hex32(dict(request.match_info), "payment_hash")).as_dict())
 
     async def _owner(self, request: web.Request) -> tuple[str, str, dict[str, Any]]:
         """The account and the provider that ask, and what."""

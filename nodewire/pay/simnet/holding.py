@@ -126,7 +126,7 @@ class Holding:
     def insured_msat(self, case: Judged) -> int:
         """What the pool gives for a verdict at most."""
         share = self._share(case.request, case.customer, case.chunk)
-        if not case.rate_ppm or share.at_s * 1000 >= case.drawn_at_ms:
+        if not case.rate_ppm or (share.at_s + 1) * 1000 > case.drawn_at_ms:  # the whole second that it came in
             return 0
         return share.amount_msat * 1_000_000 // case.rate_ppm
 

@@ -10,17 +10,16 @@ import heapq
 import logging
 from dataclasses import dataclass
 
-from nodewire.errors import BadInput, BadInvoice, BadZap, Busy, NodewireError, NotAllowed, NotFound
-from nodewire.nostr import nip57
+from nodewire.errors import BadInput, BadInvoice, NodewireError, NotAllowed, NotFound
 from nodewire.nostr.event import Event
 from nodewire.nostr.event import parse as parse_event
 from nodewire.nostr.keys import Keys
-from nodewire.pay import invoices, settlement, zaps
+from nodewire.pay import invoices, settlement
 from nodewire.pay.bonds import Bond
-from nodewire.pay.invoices import Invoice
 from nodewire.pay.settlement import Finding
 from nodewire.pay.simnet.holding import Claim, Deposit, claim_key
 from nodewire.pay.simnet.service import Simnet
+from nodewire.pay.simnet.shares import Shares
 from nodewire.pay.simnet.steps import (
     FEES,
     Claimed,
@@ -47,10 +46,6 @@ has the rest. No bond is free sooner after the last statement about it."""
 STATEMENT_S = 3_600
 MAX_LOCK_S = 5 * 366 * 86_400
 MAX_KEY_CHARS = 64
-QUOTE_S = 300
-MAX_QUOTES = 8
-"""Open invoices of one sender for one request, and of all together:"""
-MAX_OPEN_QUOTES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +80,14 @@ class Treasurer:
         self.rules = rules or Rules.of(committee)
         self._due: list[tuple[int, str, str]] = []
         self._watching: set[tuple[int, str, str]] = set()
-        self._open_quotes: list[tuple[int, str]] = []
         if not simnet.book.node:
             node, _ = simnet.open_account("bonds and treasury", 0)
             simnet.take(Seated(node))
         for deposit in simnet.book.deposits.values():
             self._watch(deposit.bond)
-        for request, pot in simnet.book.pots.items():
-            self._due.append((pot.quiet_since_s + self.rules.delay_s, "pot", request))
-        heapq.heapify(self._due)
         for quote in simnet.book.quotes.values():
-            self._open_quotes.append((quote.expires_at_s, quote.payment_hash))
-        heapq.heapify(self._open_quotes)
+            self._watch_pot(quote)
+        self.shares = Shares(simnet, keys, committee.fee_ppm, self._watch_pot)
         self.resume()
 
     @property
@@ -325,67 +316,12 @@ class Treasurer:
     def pool_msat(self) -> int:
         return self._simnet.book.pool_msat
 
-    async def quote(self, zap_request: str, amount_msat: int) -> Invoice:
-        """The invoice for a zap of one chunk's verification share; the same request gets the same invoice.
-
-        Raises:
-            BadZap: the request breaks a clause of NIP-57, or names no job and chunk.
-            NotAllowed, Busy: its sender, or everybody together, has too many open invoices.
-        """
-        request = nip57.parse_request(zap_request, amount_msat=amount_msat, receipt_signer=self.public)
-        if request.recipient != self.public:
-            raise BadZap("p", "another treasurer")
-        chunk = zaps.chunk_of(request)
-        self.sweep()
-        live = [self._simnet.book.quotes[payment_hash] for _, payment_hash in self._open_quotes]
-        for quote in live:
-            if quote.zap_request == zap_request:
-                return invoices.decode(quote.bolt11)
-        if sum((quote.sender, quote.request) == (request.sender, chunk.job) for quote in live) >= MAX_QUOTES:
-            raise NotAllowed("invoice", f"{MAX_QUOTES} are open for this job")
-        if len(live) >= MAX_OPEN_QUOTES:
-            raise Busy("invoice", "too many are open")
-        invoice = self._simnet.make_invoice(
-            self._simnet.book.node, amount_msat, QUOTE_S, description_hash=zaps.description_hash(zap_request)
-        )
-        step = Quoted(
-            payment_hash=invoice.payment_hash,
-            zap_request=zap_request,
-            bolt11=invoice.bolt11,
-            request=chunk.job,
-            sender=request.sender,
-            chunk=chunk.chunk,
-            amount_msat=amount_msat,
-            fee_msat=amount_msat * self._committee.fee_ppm // 1_000_000,
-            expires_at_s=invoice.expires_at_s,
-        )
-        self._simnet.take(step)  # before anybody has the invoice: no payment comes that the book cannot place
-        heapq.heappush(self._open_quotes, (step.expires_at_s, step.payment_hash))
-        heapq.heappush(self._due, (step.expires_at_s + self.rules.delay_s, "pot", step.request))
-        return invoices.decode(invoice.bolt11)
-
-    def receipt(self, payment_hash: str) -> Event:
-        """The zap receipt (kind 9735) of a share that came in. Raises NotFound."""
-        book = self._simnet.book
-        if payment_hash not in book.received:
-            raise NotFound("payment_hash", "no share came in by it")
-        quote, invoice = book.quotes[payment_hash], self._simnet.state.invoice(payment_hash)
-        return nip57.build_receipt(
-            self._keys,
-            quote.zap_request,
-            bolt11=quote.bolt11,
-            paid_at_s=book.received[payment_hash],
-            preimage=invoice.preimage,
-        )
-
     # Time
 
     def sweep(self) -> None:
-        """Take the steps that time brings: bonds end and are freed, pots are closed, quotes forgotten."""
+        """Take the steps that time brings: bonds end and are freed, pots are closed."""
         self._simnet.sweep()
         now_s = self._now_s()
-        while self._open_quotes and self._open_quotes[0][0] <= now_s:
-            heapq.heappop(self._open_quotes)
         while self._due and self._due[0][0] <= now_s:
             due = heapq.heappop(self._due)
             self._watching.discard(due)
@@ -422,6 +358,9 @@ class Treasurer:
         if bond.is_liable and due not in self._watching:
             heapq.heappush(self._due, due)
             self._watching.add(due)
+
+    def _watch_pot(self, quote: Quoted) -> None:
+        heapq.heappush(self._due, (quote.expires_at_s + self.rules.delay_s, "pot", quote.request))
 
     def _watched(self, bond: str) -> Deposit:
         deposit = self._simnet.book.deposit(bond)
