@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from nodewire import __version__
-from nodewire.cli import ask, audit, daemons, doctor, keys, models, wallet
+from nodewire.cli import ask, audit, bond, daemons, doctor, keys, models, wallet
 from nodewire.cli import committee as committees
 from nodewire.cli.output import PlainFormatter, fail
 from nodewire.errors import BadConfig, NodewireError, first_of
@@ -40,6 +40,7 @@ def _nodewire(
     return
 
 
+app.add_typer(bond.app, name="bond")
 app.add_typer(committees.app, name="committee")
 app.add_typer(keys.app, name="keys")
 app.add_typer(wallet.app, name="wallet")

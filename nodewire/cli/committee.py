@@ -32,10 +32,14 @@ def create(
     epoch_ms: Annotated[int, typer.Option(help="Length of an epoch.")] = 10_000,
     skew_ms: Annotated[int, typer.Option(help="How far clocks and relays may lag.")] = 2_000,
     beat_ms: Annotated[int, typer.Option(help="How often nodes beat.")] = 3_000,
+    bond_holder: Annotated[
+        list[str] | None, typer.Option(help="npub or hex key of who may hold bonds (may be repeated).")
+    ] = None,
+    fee_ppm: Annotated[int, typer.Option(help="The committee's part of the verification shares, per million.")] = 0,
     json: Json = False,
 ) -> None:
     """Found a committee: keys, beacon shares, one configuration per oracle, and the public document."""
-    from nodewire.nostr.keys import Keys
+    from nodewire.nostr.keys import Keys, from_npub
     from nodewire.nostr.pool import Pool
     from nodewire.oracle.setup import create_committee
     from nodewire.protocol import committee as codec
@@ -52,6 +56,8 @@ def create(
         beat_ms=beat_ms,
         relays=relay,
         blobs=blossom,
+        bond_holders=[from_npub(holder) for holder in bond_holder or ()],
+        fee_ppm=fee_ppm,
     )
     for i in range(1, oracles + 1):
         (directory / f"oracle-{i}" / "oracle.toml").write_text(

@@ -18,6 +18,7 @@ import uvloop
 from rich.markup import escape
 
 from nodewire.cli.output import Json, PlainFormatter, console, print_json
+from nodewire.errors import BadInput
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="The role's TOML file (docs/operating.md).")]
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
@@ -88,17 +89,35 @@ def simnet(
     faucet: Annotated[bool, typer.Option(help="Let anyone open an account with play money in it.")] = False,
     base_fee_msat: Annotated[int, typer.Option(help="Routing fee of every payment.", min=0)] = 10,
     fee_ppm: Annotated[int, typer.Option(help="Routing fee per million.", min=0, max=1_000_000)] = 1_000,
+    url: Annotated[str, typer.Option(help="What others reach it by, if not by host and port.")] = "",
+    key: Annotated[Path | None, typer.Option(help="Hold bonds: the holder's nsec, made if missing.")] = None,
+    committee: Annotated[Path | None, typer.Option(help="Hold bonds for the committee of this committee.json.")] = None,
+    statement_s: Annotated[int, typer.Option(help="How long a bond statement is good.", min=1)] = 3_600,
+    unbonding_s: Annotated[
+        int | None, typer.Option(help="From a bond's release to its coins; the committee's 16 epochs if not given.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Run the simulated Lightning network: real bolt11 invoices, no real money. For development."""
+    """Run the simulated Lightning network: real bolt11 invoices, no real money. For development.
+
+    With --key and --committee it is that committee's bond holder and treasurer, too.
+    """
     from nodewire.pay.simnet import http
     from nodewire.pay.simnet.service import Fees, Simnet
+    from nodewire.pay.simnet.starting import open_treasurer
+
+    if (key is None) != (committee is None):
+        raise BadInput("--key" if key is None else "--committee", "--key and --committee go together")
 
     async def start(stack: AsyncExitStack) -> dict[str, Any]:
         network = Simnet(db, Fees(base_fee_msat, fee_ppm), _FAUCET_MSAT if faucet else 0)
-        runner, url = await http.start(network, host, port)
+        treasurer = None
+        if key is not None and committee is not None:
+            treasurer = open_treasurer(network, key, committee, statement_s=statement_s, unbonding_s=unbonding_s)
+        runner, own_url = await http.start(network, host, port, treasurer, url)
         stack.push_async_callback(runner.cleanup)
-        return {"ready": "simnet", "url": url}
+        held = {"holder": treasurer.public} if treasurer is not None else {}
+        return {"ready": "simnet", "url": own_url, **held}
 
     run_until_stopped(start, json)
 

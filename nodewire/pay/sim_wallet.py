@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Self
@@ -11,6 +12,8 @@ import aiohttp
 import orjson
 
 from nodewire.errors import BadConfig, BadInput, LinkLost, PaymentFailed, TimedOut, TooLarge, from_dict
+from nodewire.nostr import nip98
+from nodewire.nostr.keys import Keys
 from nodewire.pay import invoices
 from nodewire.pay.invoices import Invoice
 from nodewire.pay.wallet import Payment, Receipt, Transfer
@@ -38,7 +41,7 @@ class SimWallet:
         """
         stranger = cls(url, "")
         try:
-            answer = await stranger._ask("POST", "/v1/accounts", {"name": name, "opening_msat": opening_msat})
+            answer = await stranger.ask("POST", "/v1/accounts", {"name": name, "opening_msat": opening_msat})
         finally:
             await stranger.close()
         return cls(url, str(answer["token"])), str(answer["token"])
@@ -53,7 +56,7 @@ class SimWallet:
             raise BadConfig(str(token_file), reason) from error
 
     async def balance_msat(self) -> int:
-        return int((await self._ask("GET", "/v1/balance"))["balance_msat"])
+        return int((await self.ask("GET", "/v1/balance"))["balance_msat"])
 
     async def make_invoice(self, amount_msat: int, *, description_hash: str, expiry_s: int) -> Invoice:
         return await self._invoice(
@@ -73,21 +76,21 @@ class SimWallet:
         )
 
     async def settle_hold(self, preimage: str) -> None:
-        await self._ask("POST", "/v1/holds/settle", {"preimage": preimage})
+        await self.ask("POST", "/v1/holds/settle", {"preimage": preimage})
 
     async def cancel_hold(self, payment_hash: str) -> None:
-        await self._ask("POST", "/v1/holds/cancel", {"payment_hash": payment_hash})
+        await self.ask("POST", "/v1/holds/cancel", {"payment_hash": payment_hash})
 
     async def pay(self, bolt11: str, *, max_fee_msat: int, timeout_s: float = 60.0) -> Payment:
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout_s
-        answer = await self._ask("POST", "/v1/payments", {"bolt11": bolt11, "max_fee_msat": max_fee_msat})
+        answer = await self.ask("POST", "/v1/payments", {"bolt11": bolt11, "max_fee_msat": max_fee_msat})
         while answer["state"] == "held":
             left_s = until - loop.time()
             if left_s <= 0:
                 raise TimedOut("payment", "held by the payee; it may still settle")
             wait_s = min(_WAIT_S, int(left_s) + 1)
-            answer = await self._ask("GET", f"/v1/transfers/{answer['payment_hash']}?wait_s={wait_s}", wait_s=left_s)
+            answer = await self.ask("GET", f"/v1/transfers/{answer['payment_hash']}?wait_s={wait_s}", wait_s=left_s)
         if answer["state"] != "settled":
             raise PaymentFailed("invoice", str(answer["reason"]))
         preimage = str(answer["preimage"])
@@ -96,7 +99,7 @@ class SimWallet:
         return Payment(answer["payment_hash"], preimage, int(answer["amount_msat"]), int(answer["fee_msat"]))
 
     async def lookup(self, payment_hash: str) -> Transfer:
-        answer = await self._ask("GET", f"/v1/transfers/{payment_hash}")
+        answer = await self.ask("GET", f"/v1/transfers/{payment_hash}")
         return Transfer(
             payment_hash=answer["payment_hash"],
             direction=answer["direction"],
@@ -111,9 +114,7 @@ class SimWallet:
         pause_s = 0.05
         while True:
             try:
-                page = await self._ask(
-                    "GET", f"/v1/events?after={after}&limit={_PAGE}&wait_s={_WAIT_S}", wait_s=_WAIT_S
-                )
+                page = await self.ask("GET", f"/v1/events?after={after}&limit={_PAGE}&wait_s={_WAIT_S}", wait_s=_WAIT_S)
             except (LinkLost, TimedOut):  # the service restarts; the cursor says where to go on
                 await asyncio.sleep(pause_s)
                 pause_s = min(5.0, pause_s * 2)
@@ -136,26 +137,39 @@ class SimWallet:
             self._session = None
 
     async def _invoice(self, body: dict[str, Any]) -> Invoice:
-        answer = await self._ask("POST", "/v1/invoices", body)
+        answer = await self.ask("POST", "/v1/invoices", body)
         return invoices.decode(str(answer["bolt11"]), network=invoices.REGTEST)
 
-    async def _ask(
-        self, method: str, path: str, body: dict[str, Any] | None = None, *, wait_s: float = 0.0
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        *,
+        wait_s: float = 0.0,
+        keys: Keys | None = None,
     ) -> dict[str, Any]:
-        """The service's JSON answer. Raises what it reports, LinkLost or TimedOut."""
+        """The service's JSON answer to this account, and to `keys` (NIP-98) where they are needed.
+
+        Raises what the service reports, LinkLost or TimedOut.
+        """
         if self._session is None:
             self._session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {self._token}"})
         limit = aiohttp.ClientTimeout(total=self._timeout_s + wait_s)
         data = orjson.dumps(body) if body is not None else None
+        headers = {}
+        if keys is not None:
+            asked = nip98.Asked(self._url + path, method, data or b"")
+            headers["Nostr-Authorization"] = nip98.header(keys, asked, now_s=int(time.time()))
         try:
             try:
-                status, raw = await self._exchange(self._session, method, path, data, limit)
+                status, raw = await self._exchange(self._session, method, path, data, headers, limit)
             except (
                 aiohttp.ServerDisconnectedError,
                 aiohttp.ClientOSError,
             ):  # a connection kept from before the service's restart
                 # Every request may be repeated: what moves money is idempotent, an unused invoice expires.
-                status, raw = await self._exchange(self._session, method, path, data, limit)
+                status, raw = await self._exchange(self._session, method, path, data, headers, limit)
         except TimeoutError as error:
             raise TimedOut("wallet", f"no answer from {self._url}") from error
         except aiohttp.ClientError as error:
@@ -171,10 +185,18 @@ class SimWallet:
         return answer
 
     async def _exchange(
-        self, session: aiohttp.ClientSession, method: str, path: str, data: bytes | None, limit: aiohttp.ClientTimeout
+        self,
+        session: aiohttp.ClientSession,
+        method: str,
+        path: str,
+        data: bytes | None,
+        headers: dict[str, str],
+        limit: aiohttp.ClientTimeout,
     ) -> tuple[int, bytes]:
         url = self._url + path
-        async with session.request(method, url, data=data, timeout=limit, allow_redirects=False) as response:
+        async with session.request(
+            method, url, data=data, headers=headers, timeout=limit, allow_redirects=False
+        ) as response:
             raw = bytearray()
             async for piece in response.content.iter_chunked(65_536):
                 raw += piece

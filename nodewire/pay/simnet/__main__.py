@@ -13,11 +13,16 @@ import orjson
 from nodewire.errors import NodewireError
 from nodewire.pay.simnet.http import start
 from nodewire.pay.simnet.service import Fees, Simnet
+from nodewire.pay.simnet.starting import open_treasurer
 
 
-async def serve(*, host: str, port: int, db: Path, fees: Fees, faucet_msat: int) -> None:
+async def serve(
+    *, host: str, port: int, db: Path, fees: Fees, faucet_msat: int, key: Path | None, committee: Path | None
+) -> None:
     """Serve until SIGINT or SIGTERM; the first line on stdout is {"url": ...} once requests are answered."""
-    runner, url = await start(Simnet(db, fees, faucet_msat), host, port)
+    simnet = Simnet(db, fees, faucet_msat)
+    treasurer = open_treasurer(simnet, key, committee) if key is not None and committee is not None else None
+    runner, url = await start(simnet, host, port, treasurer)
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -41,10 +46,24 @@ def main(arguments: list[str] | None = None) -> int:
         default=100_000_000_000,
         help="most play money that a new account may open with (0: no faucet)",
     )
+    parser.add_argument("--key", type=Path, help="the bond holder's nsec (made if missing); with --committee")
+    parser.add_argument("--committee", type=Path, help="committee.json: hold bonds for this committee")
     given = parser.parse_args(arguments)
+    if (given.key is None) != (given.committee is None):
+        parser.error("--key and --committee go together")
     fees = Fees(given.base_fee_msat, given.fee_ppm)
     try:
-        asyncio.run(serve(host=given.host, port=given.port, db=given.db, fees=fees, faucet_msat=given.faucet_msat))
+        asyncio.run(
+            serve(
+                host=given.host,
+                port=given.port,
+                db=given.db,
+                fees=fees,
+                faucet_msat=given.faucet_msat,
+                key=given.key,
+                committee=given.committee,
+            )
+        )
     except NodewireError as error:
         print(error, file=sys.stderr)
         return 1

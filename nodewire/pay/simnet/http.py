@@ -18,31 +18,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+import socket
+from collections.abc import AsyncIterator
 from typing import Any
 
-import orjson
 from aiohttp import web
 
-from nodewire.errors import BadInput, NodewireError, NotAllowed, NotFound, OverBudget, PaymentFailed
+from nodewire.errors import BadInput
 from nodewire.pay import invoices
-from nodewire.pay.simnet import network
+from nodewire.pay.simnet import holder_http, network
 from nodewire.pay.simnet.journal import Entry
+from nodewire.pay.simnet.jsonhttp import answer, bearer_token, body_of, bounded, errors, hex32, query
 from nodewire.pay.simnet.service import Simnet
+from nodewire.pay.simnet.treasurer import Treasurer
 
-MAX_BODY_BYTES = 16_384
 MAX_WAIT_S = 60
 MAX_PAGE = 500
 
 _STATES = {"open": "open", "held": "held", "settled": "settled", "cancelled": "failed", "expired": "failed"}
-_HEX = frozenset("0123456789abcdef")
-_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def application(simnet: Simnet) -> web.Application:
-    """The service as an aiohttp application; closing it closes `simnet`."""
+def application(simnet: Simnet, treasurer: Treasurer | None = None, base_url: str = "") -> web.Application:
+    """The service as an aiohttp application; closing it closes `simnet`.
+
+    With a `treasurer` it holds bonds, too (`holder_http`), and `base_url` is what others reach it by.
+    """
     routes = _Routes(simnet)
-    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors])
+    app = web.Application(middlewares=[errors])
     app.add_routes(
         [
             web.get("/healthz", routes.health),
@@ -60,8 +62,11 @@ def application(simnet: Simnet) -> web.Application:
         ]
     )
 
+    if treasurer is not None:
+        app.add_routes(holder_http.routes(treasurer, simnet, base_url))
+
     async def expiry(_: web.Application) -> AsyncIterator[None]:
-        task = asyncio.create_task(_expire(simnet))
+        task = asyncio.create_task(_expire(simnet, treasurer))
         yield
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -72,41 +77,31 @@ def application(simnet: Simnet) -> web.Application:
     return app
 
 
-async def start(simnet: Simnet, host: str, port: int) -> tuple[web.AppRunner, str]:
-    """Serve on `host`:`port` (0: any free port); the runner, whose `cleanup()` ends it, and the service's URL."""
-    runner = web.AppRunner(application(simnet), shutdown_timeout=1.0, handler_cancellation=True)
+async def start(
+    simnet: Simnet, host: str, port: int, treasurer: Treasurer | None = None, base_url: str = ""
+) -> tuple[web.AppRunner, str]:
+    """Serve on `host`:`port` (0: any free port); the runner, whose `cleanup()` ends it, and the service's URL.
+
+    The URL is `base_url` if that is given: what a proxy, or another machine, reaches it by.
+    """
+    listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    name = f"[{host}]" if ":" in host else host
+    url = base_url.rstrip("/") or f"http://{name}:{listening.getsockname()[1]}"
+    runner = web.AppRunner(application(simnet, treasurer, url), shutdown_timeout=1.0, handler_cancellation=True)
     await runner.setup()
-    await web.TCPSite(runner, host, port).start()
-    return runner, f"http://{host}:{runner.addresses[0][1]}"
+    await web.SockSite(runner, listening).start()
+    return runner, url
 
 
-async def _expire(simnet: Simnet) -> None:
+async def _expire(simnet: Simnet, treasurer: Treasurer | None) -> None:
     while True:
         simnet.sweep()
-        deadline_s = simnet.next_deadline_s()
-        await simnet.change(MAX_WAIT_S if deadline_s is None else max(0.05, deadline_s - simnet.time_s()))
-
-
-@web.middleware
-async def _errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except NodewireError as error:
-        return _json(error.as_dict(), status=_status(error))
-
-
-def _status(error: NodewireError) -> int:
-    match error:
-        case NotAllowed(field="token"):
-            return 401
-        case NotFound():
-            return 404
-        case PaymentFailed() | OverBudget():
-            return 402
-        case BadInput():
-            return 400
-        case _:
-            return 409
+        deadlines_s = [simnet.next_deadline_s()]
+        if treasurer is not None:
+            treasurer.sweep()
+            deadlines_s.append(treasurer.next_deadline_s())
+        next_s = min((at_s for at_s in deadlines_s if at_s is not None), default=simnet.time_s() + MAX_WAIT_S)
+        await simnet.change(max(0.05, min(MAX_WAIT_S, next_s - simnet.time_s())))
 
 
 class _Routes:
@@ -114,18 +109,18 @@ class _Routes:
         self._simnet = simnet
 
     async def health(self, _: web.Request) -> web.Response:
-        return _json({"ok": True})
+        return answer({"ok": True})
 
     async def info(self, _: web.Request) -> web.Response:
         fees = self._simnet.fees
-        return _json({"network": invoices.REGTEST, "base_fee_msat": fees.base_msat, "fee_ppm": fees.ppm})
+        return answer({"network": invoices.REGTEST, "base_fee_msat": fees.base_msat, "fee_ppm": fees.ppm})
 
     async def totals(self, _: web.Request) -> web.Response:
         """All money: what was issued is what accounts have and what is held."""
         state = self._simnet.state
         balances = sum(state.balances.values())
         held_msat = state.held_msat()
-        return _json(
+        return answer(
             {
                 "issued_msat": state.issued_msat,
                 "balances_msat": balances,
@@ -135,78 +130,75 @@ class _Routes:
         )
 
     async def open_account(self, request: web.Request) -> web.Response:
-        body = await _body(request)
+        body = await body_of(request)
         name = body.get("name")
         if not isinstance(name, str) or len(name) > 128:
             raise BadInput("name", "not a string of at most 128 characters")
-        opening_msat = _bounded(body.get("opening_msat", 0), "opening_msat", invoices.MAX_MSAT)
+        opening_msat = bounded(body.get("opening_msat", 0), "opening_msat", invoices.MAX_MSAT)
         node, token = self._simnet.open_account(name, opening_msat)
-        return _json({"node": node, "token": token})
+        return answer({"node": node, "token": token})
 
     async def balance(self, request: web.Request) -> web.Response:
         node = self._account(request)
-        return _json({"node": node, "balance_msat": self._simnet.balance_msat(node)})
+        return answer({"node": node, "balance_msat": self._simnet.balance_msat(node)})
 
     async def make_invoice(self, request: web.Request) -> web.Response:
-        node, body = self._account(request), await _body(request)
+        node, body = self._account(request), await body_of(request)
         description = body.get("description")
         if description is not None and not isinstance(description, str):
             raise BadInput("description", "not a string")
         invoice = self._simnet.make_invoice(
             node,
-            _bounded(body.get("amount_msat"), "amount_msat", invoices.MAX_MSAT),
-            _bounded(body.get("expiry_s"), "expiry_s", invoices.MAX_EXPIRY_S),
+            bounded(body.get("amount_msat"), "amount_msat", invoices.MAX_MSAT),
+            bounded(body.get("expiry_s"), "expiry_s", invoices.MAX_EXPIRY_S),
             description=description,
-            description_hash=_hex32(body, "description_hash") if "description_hash" in body else None,
-            payment_hash=_hex32(body, "payment_hash") if "payment_hash" in body else None,
+            description_hash=hex32(body, "description_hash") if "description_hash" in body else None,
+            payment_hash=hex32(body, "payment_hash") if "payment_hash" in body else None,
         )
-        return _json(_transfer(invoice, node))
+        return answer(_transfer(invoice, node))
 
     async def list_invoices(self, request: web.Request) -> web.Response:
         node = self._account(request)
-        entries = self._simnet.issued(node, _query(request, "after", 2**62), _query(request, "limit", MAX_PAGE, 100))
-        return _json({"invoices": [self._entry(entry, node) for entry in entries]})
+        entries = self._simnet.issued(node, query(request, "after", 2**62), query(request, "limit", MAX_PAGE, 100))
+        return answer({"invoices": [self._entry(entry, node) for entry in entries]})
 
     async def pay(self, request: web.Request) -> web.Response:
-        node, body = self._account(request), await _body(request)
+        node, body = self._account(request), await body_of(request)
         bolt11 = body.get("bolt11")
         if not isinstance(bolt11, str):
             raise BadInput("bolt11", "not a string")
-        max_fee_msat = _bounded(body.get("max_fee_msat"), "max_fee_msat", invoices.MAX_MSAT)
-        return _json(_transfer(self._simnet.pay(node, bolt11, max_fee_msat), node))
+        max_fee_msat = bounded(body.get("max_fee_msat"), "max_fee_msat", invoices.MAX_MSAT)
+        return answer(_transfer(self._simnet.pay(node, bolt11, max_fee_msat), node))
 
     async def settle(self, request: web.Request) -> web.Response:
-        node, body = self._account(request), await _body(request)
-        return _json(_transfer(self._simnet.settle(node, _hex32(body, "preimage")), node))
+        node, body = self._account(request), await body_of(request)
+        return answer(_transfer(self._simnet.settle(node, hex32(body, "preimage")), node))
 
     async def cancel(self, request: web.Request) -> web.Response:
-        node, body = self._account(request), await _body(request)
-        return _json(_transfer(self._simnet.cancel(node, _hex32(body, "payment_hash")), node))
+        node, body = self._account(request), await body_of(request)
+        return answer(_transfer(self._simnet.cancel(node, hex32(body, "payment_hash")), node))
 
     async def transfer(self, request: web.Request) -> web.Response:
         node = self._account(request)
-        payment_hash = _hex32(dict(request.match_info), "payment_hash")
-        until = _Until(_query(request, "wait_s", MAX_WAIT_S))
+        payment_hash = hex32(dict(request.match_info), "payment_hash")
+        until = _Until(query(request, "wait_s", MAX_WAIT_S))
         while (invoice := self._simnet.transfer(node, payment_hash)).phase == "held" and until.left_s() > 0:
             await self._simnet.change(until.left_s())
-        return _json(_transfer(invoice, node))
+        return answer(_transfer(invoice, node))
 
     async def events(self, request: web.Request) -> web.Response:
         node = self._account(request)
-        after, size = _query(request, "after", 2**62), max(1, _query(request, "limit", MAX_PAGE, 100))
-        until = _Until(_query(request, "wait_s", MAX_WAIT_S))
+        after, size = query(request, "after", 2**62), max(1, query(request, "limit", MAX_PAGE, 100))
+        until = _Until(query(request, "wait_s", MAX_WAIT_S))
         while not (entries := self._simnet.outcomes(node, after, size)) and until.left_s() > 0:
             await self._simnet.change(until.left_s())
-        return _json({"events": [self._entry(entry, node) for entry in entries]})
+        return answer({"events": [self._entry(entry, node) for entry in entries]})
 
     def _account(self, request: web.Request) -> str:
-        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() != "bearer":
-            raise NotAllowed("token", "a bearer token is needed")
-        return self._simnet.account_of(token)
+        return self._simnet.account_of(bearer_token(request))
 
     def _entry(self, entry: Entry, node: str) -> dict[str, Any]:
-        assert not isinstance(entry.event, network.Opened)
+        assert isinstance(entry.event, network.OfInvoice)
         invoice = self._simnet.state.invoice(entry.event.payment_hash)
         return {"cursor": entry.seq, "event": type(entry.event).__name__.lower(), **_transfer(invoice, node)}
 
@@ -235,40 +227,3 @@ def _transfer(invoice: network.Invoice, node: str) -> dict[str, Any]:
         "bolt11": invoice.bolt11,
         "at_s": invoice.ended_at_s or invoice.held_at_s,
     }
-
-
-def _json(data: dict[str, Any], status: int = 200) -> web.Response:
-    return web.Response(body=orjson.dumps(data), status=status, content_type="application/json")
-
-
-async def _body(request: web.Request) -> dict[str, Any]:
-    try:
-        body = orjson.loads(await request.read())
-    except orjson.JSONDecodeError as error:
-        raise BadInput("body", "not JSON") from error
-    if not isinstance(body, dict):
-        raise BadInput("body", "not an object")
-    return body
-
-
-def _bounded(value: object, name: str, most: int) -> int:
-    """`value` as an integer from 0 to `most`."""
-    if type(value) is not int or not 0 <= value <= most:
-        raise BadInput(name, f"not an integer from 0 to {most}")
-    return value
-
-
-def _hex32(body: dict[str, Any], name: str) -> str:
-    value = body.get(name)
-    if not (isinstance(value, str) and len(value) == 64 and _HEX.issuperset(value)):
-        raise BadInput(name, "not 64 lowercase hex digits")
-    return value
-
-
-def _query(request: web.Request, name: str, most: int, default: int = 0) -> int:
-    text = request.query.get(name)
-    if text is None:
-        return default
-    if not (text.isascii() and text.isdecimal() and len(text) <= 19):
-        raise BadInput(name, f"not an integer from 0 to {most}")
-    return _bounded(int(text), name, most)

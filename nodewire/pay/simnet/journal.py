@@ -7,12 +7,14 @@ import sqlite3
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import get_args
 
 import orjson
 
 from nodewire.errors import BadConfig
-from nodewire.pay.simnet import network
+from nodewire.pay.simnet import network, steps
 from nodewire.pay.simnet.network import Event
+from nodewire.pay.simnet.steps import Step
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS events (
@@ -24,7 +26,7 @@ CREATE TABLE IF NOT EXISTS nodes (
     node TEXT PRIMARY KEY, name TEXT NOT NULL, secret BLOB NOT NULL, token_sha256 TEXT NOT NULL UNIQUE
 ) STRICT;
 """
-_TYPES: dict[str, type[Event]] = {
+_TYPES: dict[str, type[Event | Step]] = {
     cls.__name__: cls
     for cls in (
         network.Opened,
@@ -33,6 +35,7 @@ _TYPES: dict[str, type[Event]] = {
         network.Settled,
         network.Cancelled,
         network.Expired,
+        *get_args(steps.Step),
     )
 }
 
@@ -52,7 +55,7 @@ class Entry:
     """An event with its place in the log."""
 
     seq: int
-    event: Event
+    event: Event | Step
 
 
 class Journal:
@@ -72,7 +75,7 @@ class Journal:
         except sqlite3.Error as error:
             raise BadConfig(str(path), str(error)) from error
 
-    def append(self, event: Event, *, payee: str | None = None, payer: str | None = None) -> int:
+    def append(self, event: Event | Step, *, payee: str | None = None, payer: str | None = None) -> int:
         """Commit `event`; its place in the log. The parties find it again by `of`."""
         return self._insert(event, payee, payer)
 
@@ -91,7 +94,7 @@ class Journal:
     def nodes(self) -> list[Node]:
         return [Node(*row) for row in self._db.execute("SELECT node, name, secret, token_sha256 FROM nodes")]
 
-    def replay(self) -> Iterator[Event]:
+    def replay(self) -> Iterator[Event | Step]:
         """Every event, in order."""
         for _, event in self._select("", ()):
             yield event
@@ -106,14 +109,14 @@ class Journal:
     def close(self) -> None:
         self._db.close()
 
-    def _insert(self, event: Event, payee: str | None, payer: str | None) -> int:
+    def _insert(self, event: Event | Step, payee: str | None, payer: str | None) -> int:
         row = (type(event).__name__, getattr(event, "payment_hash", None), payee, payer, orjson.dumps(asdict(event)))
         sql = "INSERT INTO events (type, payment_hash, payee, payer, body) VALUES (?, ?, ?, ?, ?)"
         seq = self._db.execute(sql, row).lastrowid
         assert seq is not None
         return seq
 
-    def _select(self, where: str, values: tuple[object, ...], limit: int = -1) -> Iterator[tuple[int, Event]]:
+    def _select(self, where: str, values: tuple[object, ...], limit: int = -1) -> Iterator[tuple[int, Event | Step]]:
         sql = f"SELECT seq, type, body FROM events {where} ORDER BY seq LIMIT ?"
         for seq, kind, body in self._db.execute(sql, (*values, limit)):
             yield seq, _TYPES[kind](**orjson.loads(body))

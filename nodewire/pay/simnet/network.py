@@ -96,7 +96,18 @@ class Expired:
     at_s: int
 
 
-Event = Opened | Invoiced | Offered | Settled | Cancelled | Expired
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Coins go from one account to another without an invoice: into a bond, or back out of it. `id` names the move."""
+
+    id: str
+    source: str
+    target: str
+    amount_msat: int
+
+
+OfInvoice = Invoiced | Offered | Settled | Cancelled | Expired
+Event = Opened | OfInvoice | Moved
 
 
 class Table(Mapping[str, T], Generic[T]):
@@ -120,6 +131,11 @@ class Table(Mapping[str, T], Generic[T]):
         n = _bucket(key)
         return Table((*self._buckets[:n], {**self._buckets[n], key: value}, *self._buckets[n + 1 :]))
 
+    def without(self, key: str) -> Table[T]:
+        n = _bucket(key)
+        kept = {k: value for k, value in self._buckets[n].items() if k != key}
+        return Table((*self._buckets[:n], kept, *self._buckets[n + 1 :]))
+
 
 def _bucket(key: str) -> int:
     return sum(key[-8:].encode()) & 255  # keys end in the hex digits of a hash or a point
@@ -132,6 +148,7 @@ class Network:
     balances: Table[int] = field(default_factory=lambda: Table[int]().put(ROUTING, 0))
     invoices: Table[Invoice] = field(default_factory=Table)
     issued_msat: int = 0
+    moves: Table[Moved] = field(default_factory=Table)
 
     def invoice(self, payment_hash: str) -> Invoice:
         """Raises NotFound."""
@@ -174,6 +191,8 @@ def apply(event: Event, network: Network) -> Network:
             if invoice.phase in ("open", "held") and at_s < invoice.deadline_s:
                 raise NotAllowed("expiry", f"not before {invoice.deadline_s}")
             return _end(network, payment_hash, "expired", at_s)
+        case Moved():
+            return _move(event, network)
 
 
 def _invoice(event: Invoiced, network: Network) -> Network:
@@ -259,6 +278,24 @@ def _end(network: Network, payment_hash: str, phase: Phase, at_s: int) -> Networ
         balances = _credit(balances, invoice.payer, invoice.amount_msat + invoice.fee_msat)
     ended = replace(invoice, phase=phase, ended_at_s=at_s)
     return replace(network, balances=balances, invoices=network.invoices.put(payment_hash, ended))
+
+
+def _move(event: Moved, network: Network) -> Network:
+    if event.id in network.moves:
+        if network.moves[event.id] == event:
+            return network
+        raise NotAllowed("id", "it names another move")
+    if event.amount_msat <= 0 or event.source == event.target:
+        raise BadInput("amount_msat", "nothing to move")
+    for node in (event.source, event.target):
+        if node not in network.balances:
+            raise NotFound("node", "no such node")
+    balance_msat = network.balances[event.source]
+    if balance_msat < event.amount_msat:
+        raise PaymentFailed("balance", f"{balance_msat} msat, {event.amount_msat} needed")
+    balances = network.balances.put(event.source, balance_msat - event.amount_msat)
+    moves = network.moves.put(event.id, event)
+    return replace(network, balances=_credit(balances, event.target, event.amount_msat), moves=moves)
 
 
 def _credit(balances: Table[int], node: str, amount_msat: int) -> Table[int]:

@@ -15,9 +15,11 @@ import coincurve
 
 from nodewire.errors import NotAllowed, NotFound, OverBudget, PaymentFailed
 from nodewire.pay import invoices
-from nodewire.pay.simnet import network
+from nodewire.pay.simnet import holding, network
+from nodewire.pay.simnet.holding import Holding
 from nodewire.pay.simnet.journal import Entry, Journal, Node, token_sha256
 from nodewire.pay.simnet.network import Event, Invoice, Network
+from nodewire.pay.simnet.steps import Step
 
 HOLD_S = 86_400
 """How long a hold invoice may hold a payment (144 blocks)."""
@@ -58,6 +60,7 @@ class Simnet:
         self._deadlines: list[tuple[int, str]] = []
         self._changed = asyncio.Event()
         self.state = Network()
+        self.book = Holding()
         for event in self._journal.replay():
             self._apply(event)
         self._settle_what_was_held()
@@ -154,7 +157,8 @@ class Simnet:
         if known is None or known.bolt11 != asked.bolt11:
             raise PaymentFailed("invoice", "no route to a node that knows it")
         if known.payer != payer:
-            fee_msat = self.fees.of(known.amount_msat)
+            # The holder pays out to the msat what its book owes; its routes are its own affair.
+            fee_msat = 0 if payer == self.book.node else self.fees.of(known.amount_msat)
             if fee_msat > max_fee_msat:
                 raise OverBudget("max_fee_msat", f"routing costs {fee_msat} msat, at most {max_fee_msat} allowed")
         else:
@@ -235,6 +239,22 @@ class Simnet:
     def close(self) -> None:
         self._journal.close()
 
+    def take(self, step: Step) -> None:
+        """Write a step of the holder's book, and take it there and on the accounts.
+
+        Raises:
+            As `holding.apply`; PaymentFailed if the account does not have what the step moves. Then nothing happened.
+        """
+        book, after = self._stepped(step)
+        if book is not self.book or after is not self.state:
+            self._journal.append(step)
+            self._apply(step)
+
+    def _stepped(self, step: Step) -> tuple[Holding, Network]:
+        move = holding.movement(step, self.book)
+        book = holding.apply(step, self.book)
+        return book, network.apply(move, self.state) if move is not None else self.state
+
     def _commit(self, event: Event, payee: str | None, payer: str | None) -> None:
         after = network.apply(event, self.state)
         if after is self.state:
@@ -242,12 +262,18 @@ class Simnet:
         self._journal.append(event, payee=payee, payer=payer)
         self._apply(event)
 
-    def _apply(self, event: Event) -> None:
-        self.state = network.apply(event, self.state)
-        if isinstance(event, network.Invoiced | network.Offered):
-            invoice = self.state.invoice(event.payment_hash)
-            if invoice.hold_s or invoice.phase == "open":
-                heapq.heappush(self._deadlines, (invoice.deadline_s, invoice.payment_hash))
+    def _apply(self, event: Event | Step) -> None:
+        if isinstance(event, Step):
+            self.book, self.state = self._stepped(event)
+        else:
+            self.state = network.apply(event, self.state)
+            if isinstance(event, network.Settled):
+                payer = self.state.invoice(event.payment_hash).payer
+                self.book = holding.settled(event.payment_hash, payer, event.at_s, self.book)
+            if isinstance(event, network.Invoiced | network.Offered):
+                invoice = self.state.invoice(event.payment_hash)
+                if invoice.hold_s or invoice.phase == "open":
+                    heapq.heappush(self._deadlines, (invoice.deadline_s, invoice.payment_hash))
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -1,0 +1,124 @@
+"""What a certified verdict gives whom: pure rules over the verdict and the job's plan. NIPS.md, "Bonds".
+
+Out of the bond of the convicted, in this order, and never more than its `payable_msat`:
+1. the customer, for re-execution: the task's price for the failed chunk and for each chunk after it whose verification
+   share had come in when the verdict was presented (nothing if the convicted is a verifier: the work was good);
+2. each verifier that agreed: the pay that it would have had for a pass, so nobody gains by a fail;
+3. each oracle: one chunk's price of the task, for re-executing it.
+One that does not fit whole is left out (the customer takes what is there). The rest is burnt to the treasury's pool.
+
+`withheld` gives the customer the price of the one chunk, and slashes nobody. Without a conviction verifiers are paid
+out of the treasury.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nodewire.errors import BadInput
+from nodewire.protocol.committee import Committee
+from nodewire.protocol.job import Request
+from nodewire.protocol.plan import Plan
+from nodewire.protocol.verdict import Verdict
+
+VERIFIER_PAY_PPM = 1_000_000
+"""A verifier's pay for one chunk of a task, in millionths of the chunk's price of that task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A verdict with the plan's prices: all that settling it needs. Keys and ids are 64 hex digits."""
+
+    case: str
+    """The sample's key: one sample is settled once."""
+    digest: str
+    request: str
+    outcome: str
+    customer: str
+    chunk: int
+    price_msat: int
+    """The task's, per chunk."""
+    share_msat: int
+    """The verification share that is due for each chunk of the job."""
+    rate_ppm: int
+    drawn_at_ms: int
+    """From then on (unix milliseconds) it can be known that this chunk is a sample."""
+    provider: str
+    culprit: str
+    """Whose bond pays; empty if nobody's."""
+    slashes: bool
+    agreed: tuple[str, ...]
+    oracles: tuple[str, ...]
+
+
+def find(verdict: Verdict, request: Request, committee: Committee) -> Finding:
+    """The facts to settle `verdict` by; its votes have been checked.
+
+    Raises:
+        BadInput: `request` is not the verdict's job, or its plan does not have the task or the committee.
+    """
+    if request.id != verdict.request:
+        raise BadInput("request", "not the one that the verdict is about")
+    if request.plan.committee != committee.digest() or verdict.committee != committee.digest():
+        raise BadInput("committee", "another than this holder's")
+    price_msat = next((a.price_msat for a in request.plan.tasks if a.task == verdict.task), None)
+    if price_msat is None:
+        raise BadInput("task", "the plan does not have it")
+    slashes = verdict.culprit != "" and verdict.outcome in ("pass", "fail")
+    liable = verdict.provider if verdict.outcome == "withheld" else ""
+    culprit = verdict.culprit if slashes else liable
+    agreed = tuple(pubkey for pubkey, agrees in verdict.verifiers if agrees and pubkey != culprit)
+    return Finding(
+        case=verdict.key,
+        digest=verdict.digest(),
+        request=verdict.request,
+        outcome=verdict.outcome,
+        customer=request.customer,
+        chunk=verdict.chunk,
+        price_msat=price_msat,
+        share_msat=share_msat(request.plan),
+        rate_ppm=request.plan.verification.rate_ppm,
+        # The beacon over the epoch's certificate; oracles publish nothing before one skew after the close.
+        drawn_at_ms=committee.close_ms(verdict.epoch) + committee.skew_ms,
+        provider=verdict.provider,
+        culprit=culprit,
+        slashes=slashes,
+        agreed=tuple(dict.fromkeys(agreed)),
+        oracles=tuple(oracle.pubkey for oracle in committee.oracles),
+    )
+
+
+def share_msat(plan: Plan) -> int:
+    """The verification share of one chunk, which its customer zaps to the treasury; rounded up."""
+    return -(-plan.chunk_msat * plan.verification.share_ppm // 1_000_000)
+
+
+def verifier_pay_msat(price_msat: int) -> int:
+    """What a verifier that agreed gets for one chunk of a task with this price."""
+    return price_msat * VERIFIER_PAY_PPM // 1_000_000
+
+
+def payouts(finding: Finding, *, following: int, payable_msat: int) -> dict[str, int]:
+    """What the culprit's bond gives, by payee, in msat; a payee in two roles gets both.
+
+    Args:
+        following: chunks after the failed one whose share has come in.
+        payable_msat: what verdicts may still take for payees.
+    """
+    if finding.outcome == "withheld":
+        wanted = [(finding.customer, finding.price_msat)]
+    elif finding.slashes:
+        chunks = 1 + following if finding.culprit == finding.provider else 0
+        wanted = [(finding.customer, chunks * finding.price_msat)]
+        wanted += [(pubkey, verifier_pay_msat(finding.price_msat)) for pubkey in finding.agreed]
+        wanted += [(pubkey, finding.price_msat) for pubkey in finding.oracles]
+    else:
+        return {}
+    given: dict[str, int] = {}
+    left_msat = max(0, payable_msat)
+    for n, (payee, amount_msat) in enumerate(wanted):
+        amount_msat = min(amount_msat, left_msat) if n == 0 else amount_msat
+        if payee != finding.culprit and 0 < amount_msat <= left_msat:
+            given[payee] = given.get(payee, 0) + amount_msat
+            left_msat -= amount_msat
+    return given

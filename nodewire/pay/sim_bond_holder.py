@@ -1,0 +1,93 @@
+"""The simulated network as bond holder and treasurer, over HTTP (`nodewire.pay.simnet.holder_http`)."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from nodewire.errors import BadInput
+from nodewire.nostr import event as events
+from nodewire.nostr.event import Event
+from nodewire.nostr.keys import Keys
+from nodewire.pay.bond_holder import HeldBond, Holder, Paid, Settled
+from nodewire.pay.sim_wallet import SimWallet
+
+_T = TypeVar("_T")
+_CLAIM_S = 600
+_NOTHING = "00" * 32  # claims' invoices need a description hash and have nothing to describe
+
+
+class SimBondHolder:
+    """Asks as the account of `wallet`, which stays the caller's to close; claims are paid into it."""
+
+    def __init__(self, wallet: SimWallet) -> None:
+        self._wallet = wallet
+
+    async def holder(self) -> Holder:
+        return _read(Holder, await self._wallet.ask("GET", "/v1/holder"))
+
+    async def bond(self, provider: str) -> HeldBond:
+        return _bond(await self._wallet.ask("GET", f"/v1/bonds/{provider}"))
+
+    async def lock(self, keys: Keys, amount_msat: int, until_s: int, *, key: str) -> HeldBond:
+        body = {"key": key, "amount_msat": amount_msat, "until_s": until_s}
+        return _bond(await self._wallet.ask("POST", "/v1/bonds", body, keys=keys))
+
+    async def top_up(self, keys: Keys, amount_msat: int, until_s: int, *, key: str) -> HeldBond:
+        body = {"key": key, "amount_msat": amount_msat, "until_s": until_s}
+        return _bond(await self._wallet.ask("POST", "/v1/bonds/raise", body, keys=keys))
+
+    async def statement(self, keys: Keys) -> Event:
+        return events.parse(await self._wallet.ask("POST", "/v1/bonds/statement", {}, keys=keys))
+
+    async def release(self, keys: Keys) -> HeldBond:
+        return _bond(await self._wallet.ask("POST", "/v1/bonds/release", {}, keys=keys))
+
+    async def present(self, certificate: Event, request: Event) -> Settled:
+        body = {"certificate": certificate.as_dict(), "request": request.as_dict()}
+        return _settled(await self._wallet.ask("POST", "/v1/verdicts", body))
+
+    async def case(self, case: str) -> Settled:
+        return _settled(await self._wallet.ask("GET", f"/v1/cases/{case}"))
+
+    async def claim(self, keys: Keys, case: str) -> Paid:
+        due_msat = (await self.case(case)).due.get(keys.public, 0)
+        body = {"case": case, "bolt11": await self._invoice(due_msat or 1)}  # paid before: the answer says so
+        return _paid(await self._wallet.ask("POST", "/v1/claims", body, keys=keys))
+
+    async def claim_fee(self, keys: Keys) -> Paid | None:
+        due_msat = int((await self._wallet.ask("GET", f"/v1/fees/{keys.public}"))["due_msat"])
+        if due_msat <= 0:
+            return None
+        return _paid(await self._wallet.ask("POST", "/v1/fees", {"bolt11": await self._invoice(due_msat)}, keys=keys))
+
+    async def treasury(self, request: str) -> tuple[int, int]:
+        said = await self._wallet.ask("GET", f"/v1/treasury/{request}")
+        return int(said["received_msat"]), int(said["left_msat"])
+
+    async def close(self) -> None:
+        return
+
+    async def _invoice(self, amount_msat: int) -> str:
+        invoice = await self._wallet.make_invoice(amount_msat, description_hash=_NOTHING, expiry_s=_CLAIM_S)
+        return invoice.bolt11
+
+
+def _bond(said: dict[str, Any]) -> HeldBond:
+    return _read(HeldBond, {**said, "cases": tuple(said.get("cases", ())), "id": said.get("bond")})
+
+
+def _settled(said: dict[str, Any]) -> Settled:
+    return _read(Settled, said)
+
+
+def _paid(said: dict[str, Any]) -> Paid:
+    return _read(Paid, said)
+
+
+def _read(cls: type[_T], said: dict[str, Any]) -> _T:
+    """The dataclass of what the service said; what it says besides is ignored. Raises BadInput."""
+    try:
+        return cls(**{field.name: said[field.name] for field in fields(cls)})  # type: ignore[arg-type]
+    except KeyError as error:
+        raise BadInput("holder", f"its answer lacks {error}") from error

@@ -1,0 +1,381 @@
+"""The book of the bond holder and treasurer: whose the coins on its account are. Pure: no I/O, no clock.
+
+The holder is one node of the network. What its account has (and what its own payments hold in flight) is at every
+moment the sum of: bonds that are not over, payouts not yet pulled, the requests' pots, the pool, the committee's fees.
+
+    customer ──share──▶ pot of the request ──(nothing more came for a while)──▶ pool ◀──burn── slashed bond
+                          │ └─ fee ──▶ committee                                 │
+                          └──────────────▶ verifiers' pay ◀────────────────────┘
+
+The pool insures what customers paid for: a verdict's verifiers get at most the chunk's share divided by the rate out of
+it, and only if the share was there before the sample could be known. So on average nobody draws more than was paid in,
+whatever prices a customer and a provider agree on.
+
+A claim binds an entitlement to one invoice before that is paid; only an invoice that can never be paid any more sets it
+free again. Applying an event twice changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from nodewire.errors import BadInput, NotAllowed, NotFound, PaymentFailed
+from nodewire.pay import bonds
+from nodewire.pay.bonds import Bond, Payout
+from nodewire.pay.settlement import verifier_pay_msat
+from nodewire.pay.simnet.network import Moved, Table
+from nodewire.pay.simnet.steps import (
+    FEES,
+    Claimed,
+    Closed,
+    Freed,
+    Judged,
+    Lapsed,
+    Locked,
+    Quoted,
+    Raised,
+    Seated,
+    Stated,
+    Step,
+    Unbonded,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Deposit:
+    """A bond, whose coins it is, and the newest statement about it (JSON)."""
+
+    bond: Bond
+    locked: Locked
+    statement: str = ""
+
+    @property
+    def account(self) -> str:
+        return self.locked.account
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one sender zapped for one chunk, fee included, and when the last of it came."""
+
+    amount_msat: int
+    at_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pot:
+    """What came in for one request, less fees, and what is left of it. `quiet_since_s`: the last zap."""
+
+    received_msat: int = 0
+    left_msat: int = 0
+    quiet_since_s: int = 0
+    is_closed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """`pool_msat` is the part that came out of the pool, `pot` the request whose pot gave the rest (empty: neither)."""
+
+    event: Claimed
+    is_paid: bool = False
+    pot: str = ""
+    pool_msat: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    node: str = ""
+    deposits: Table[Deposit] = field(default_factory=Table)
+    newest: Table[str] = field(default_factory=Table)
+    """By provider, the id of its newest bond."""
+    cases: Table[Judged] = field(default_factory=Table)
+    quotes: Table[Quoted] = field(default_factory=Table)
+    """By payment hash."""
+    shares: Table[Share] = field(default_factory=Table)
+    """By `share_key`."""
+    pots: Table[Pot] = field(default_factory=Table)
+    claims: Table[Claim] = field(default_factory=Table)
+    """By `claim_key`."""
+    claimed: Table[str] = field(default_factory=Table)
+    """By payment hash, the key of the claim that it pays."""
+    fees_msat: int = 0
+    """All fees that ever came in; each oracle may take an equal part."""
+    taken: Table[int] = field(default_factory=Table)
+    """Fees that each oracle has claimed."""
+    pool_msat: int = 0
+    received: Table[int] = field(default_factory=Table)
+    """When each share came in, by payment hash."""
+
+    def deposit(self, bond: str) -> Deposit:
+        """Raises NotFound."""
+        if bond not in self.deposits:
+            raise NotFound("bond", "no such bond")
+        return self.deposits[bond]
+
+    def of(self, provider: str) -> Deposit | None:
+        """The provider's newest bond."""
+        return self.deposits[self.newest[provider]] if provider in self.newest else None
+
+    def following(self, request: str, customer: str, chunk: int, share_msat: int) -> int:
+        """How many chunks right after `chunk` the customer has zapped the whole share for."""
+        count = 0
+        while share_msat and self._share(request, customer, chunk + count + 1).amount_msat >= share_msat:
+            count += 1
+        return count
+
+    def insured_msat(self, case: Judged) -> int:
+        """What the pool gives for a verdict at most."""
+        share = self._share(case.request, case.customer, case.chunk)
+        if not case.rate_ppm or (share.at_s + 1) * 1000 > case.drawn_at_ms:  # the whole second that it came in
+            return 0
+        return share.amount_msat * 1_000_000 // case.rate_ppm
+
+    def _share(self, request: str, customer: str, chunk: int) -> Share:
+        return self.shares.get(share_key(request, customer, chunk), Share(0, 0))
+
+    def case(self, case: str) -> Judged:
+        """Raises NotFound."""
+        if case not in self.cases:
+            raise NotFound("case", "no verdict on it was presented")
+        return self.cases[case]
+
+    def entitlement(self, ref: str, payee: str) -> int:
+        """What the settled case `ref` gives `payee`, in msat.
+
+        Raises:
+            NotFound: no such case.
+            NotAllowed: it gives the payee nothing.
+        """
+        case = self.case(ref)
+        if payee in case.payouts:
+            return case.payouts[payee]
+        if payee in case.agreed:
+            return verifier_pay_msat(case.price_msat)
+        raise NotAllowed("payee", "the verdict gives this key nothing")
+
+    def owed_msat(self) -> int:
+        """Everything that the holder's account is kept for."""
+        total = (
+            self.pool_msat + self.fees_msat - sum(self.taken.values()) + sum(p.left_msat for p in self.pots.values())
+        )
+        for deposit in self.deposits.values():
+            payouts_msat = deposit.bond.amount_msat - deposit.bond.remainder_msat
+            total += payouts_msat + (deposit.bond.remainder_msat if deposit.bond.is_liable else 0)
+        for claim in self.claims.values():
+            if self._is_bonds(claim.event):
+                total -= claim.event.amount_msat if claim.is_paid else 0
+            else:
+                total += 0 if claim.is_paid else claim.event.amount_msat
+        return total
+
+    def _is_bonds(self, claimed: Claimed) -> bool:
+        return claimed.ref in self.cases and claimed.payee in self.cases[claimed.ref].payouts
+
+
+def share_key(request: str, sender: str, chunk: int) -> str:
+    return f"{chunk}/{request}/{sender}"
+
+
+def claim_key(ref: str, payee: str) -> str:
+    return f"{ref}/{payee}"
+
+
+def movement(event: Step, before: Holding) -> Moved | None:
+    """What `event` moves between the holder's account and others, if the book `before` does not have it yet."""
+    match event:
+        case Locked(bond, account, _, amount_msat, _):
+            return Moved(bond, account, before.node, amount_msat)
+        case Raised(bond, key, amount_msat, _) if amount_msat:
+            return Moved(f"{bond}/{key}", before.deposit(bond).account, before.node, amount_msat)
+        case Freed(id_, _):
+            deposit = before.deposit(id_)
+            if deposit.bond.state == "unbonding" and deposit.bond.remainder_msat:
+                return Moved(f"{id_}/free", before.node, deposit.account, deposit.bond.remainder_msat)
+    return None
+
+
+def apply(event: Step, book: Holding) -> Holding:
+    """The book after `event`; the same book if the event has been applied before.
+
+    Raises:
+        NotFound, NotAllowed, BadInput: the event does not fit what stands in the book.
+        PaymentFailed: the treasury does not hold what a claim asks for.
+    """
+    match event:
+        case Seated(node):
+            if book.node not in ("", node):
+                raise NotAllowed("node", "the holder has another")
+            return book if book.node else replace(book, node=node)
+        case Locked():
+            return _lock(event, book)
+        case Raised(bond, key, amount_msat, until_s):
+            return _transition(book, bond, bonds.Raise(key, amount_msat, until_s))
+        case Stated(bond, until_s, text):
+            deposit = book.deposit(bond)
+            if deposit.statement == text:
+                return book
+            after = bonds.apply(bonds.Stated(until_s), deposit.bond)
+            return _put(book, replace(deposit, bond=after, statement=text))
+        case Unbonded(bond, at_s, delay_s):
+            return _transition(book, bond, bonds.Unbond(at_s, delay_s))
+        case Freed(bond, at_s):
+            before = book.deposit(bond).bond
+            after_book = _transition(book, bond, bonds.Free(at_s))
+            burnt_msat = before.remainder_msat if before.state == "slashed" else 0
+            return replace(after_book, pool_msat=book.pool_msat + burnt_msat) if burnt_msat else after_book
+        case Judged():
+            return _judge(event, book)
+        case Quoted():
+            return book if event.payment_hash in book.quotes else _with_quote(event, book)
+        case Claimed():
+            return _claim(event, book)
+        case Lapsed():
+            return _lapse(event, book)
+        case Closed(request, _):
+            pot = book.pots.get(request)
+            if pot is None or pot.is_closed:
+                return book
+            pots = book.pots.put(request, replace(pot, left_msat=0, is_closed=True))
+            return replace(book, pots=pots, pool_msat=book.pool_msat + pot.left_msat)
+
+
+def settled(payment_hash: str, payer: str | None, at_s: int, book: Holding) -> Holding:
+    """The book after `payer` has paid an invoice of the network: a share that came in, or a claim that is paid."""
+    if payment_hash in book.quotes and payment_hash not in book.received:
+        return _receive(book.quotes[payment_hash], at_s, book)
+    if payment_hash in book.claimed and payer == book.node:
+        key = book.claimed[payment_hash]
+        claim = book.claims.get(key)
+        if claim is not None and claim.event.payment_hash == payment_hash and not claim.is_paid:
+            return replace(book, claims=book.claims.put(key, replace(claim, is_paid=True)))
+    return book
+
+
+def _lock(event: Locked, book: Holding) -> Holding:
+    if event.bond in book.deposits:
+        if book.deposits[event.bond].locked != event:
+            raise NotAllowed("key", "it stands for another request")
+        return book
+    newest = book.of(event.provider)
+    if newest is not None and newest.bond.state in ("slashed", "burnt"):
+        raise NotAllowed("provider", "convicted; its key gets no new bond")
+    if newest is not None and newest.bond.is_liable:
+        raise NotAllowed("provider", f"it has a bond that is {newest.bond.state}; one at a time, which can be raised")
+    bond = bonds.lock(bonds.Lock(event.bond, event.provider, event.amount_msat, event.until_s))
+    after = _put(book, Deposit(bond, event))
+    return replace(after, newest=after.newest.put(event.provider, event.bond))
+
+
+def _judge(event: Judged, book: Holding) -> Holding:
+    if event.case in book.cases:
+        if book.cases[event.case].digest == event.digest:
+            return book
+        raise NotAllowed("case", "another verdict on it stands")
+    if bool(event.payouts) and not event.bond:
+        raise BadInput("payouts", "out of no bond")
+    after = replace(book, cases=book.cases.put(event.case, event))
+    if not event.bond:
+        return after
+    payouts = tuple(Payout(event.case, payee, amount) for payee, amount in sorted(event.payouts.items()))
+    judged: bonds.Refund | bonds.Slash = bonds.Refund(event.case, payouts)
+    if event.slashes:
+        judged = bonds.Slash(event.case, payouts, event.at_s, event.delay_s)
+    return _transition(after, event.bond, judged)
+
+
+def _with_quote(event: Quoted, book: Holding) -> Holding:
+    if not 0 <= event.fee_msat <= event.amount_msat:
+        raise BadInput("fee_msat", "more than the amount")
+    return replace(book, quotes=book.quotes.put(event.payment_hash, event))
+
+
+def _receive(quote: Quoted, at_s: int, book: Holding) -> Holding:
+    pot = book.pots.get(quote.request, Pot())
+    came_msat = quote.amount_msat - quote.fee_msat
+    pot = Pot(pot.received_msat + came_msat, pot.left_msat + came_msat, at_s)
+    key = share_key(quote.request, quote.sender, quote.chunk)
+    amount_msat = quote.amount_msat + (book.shares[key].amount_msat if key in book.shares else 0)
+    return replace(
+        book,
+        pots=book.pots.put(quote.request, pot),
+        shares=book.shares.put(key, Share(amount_msat, at_s)),
+        fees_msat=book.fees_msat + quote.fee_msat,
+        received=book.received.put(quote.payment_hash, at_s),
+    )
+
+
+def _claim(event: Claimed, book: Holding) -> Holding:
+    key = claim_key(event.ref, event.payee)
+    if key in book.claims:
+        if book.claims[key].event == event:
+            return book
+        raise NotAllowed("claim", "it is bound to another invoice")
+    if event.payment_hash in book.claimed:
+        raise NotAllowed("invoice", "another claim is bound to it")
+    if event.amount_msat <= 0:
+        raise BadInput("amount_msat", "not above zero")
+    claim = Claim(event)
+    if event.ref == f"{FEES}/{event.payment_hash}":
+        if event.amount_msat > book.fees_msat - sum(book.taken.values()):
+            raise PaymentFailed("treasury", "so much in fees has not come in")
+        taken = book.taken.get(event.payee, 0) + event.amount_msat
+        book = replace(book, taken=book.taken.put(event.payee, taken))
+    else:
+        amount_msat = book.entitlement(event.ref, event.payee)
+        if event.amount_msat != amount_msat:
+            raise NotAllowed("amount_msat", f"{amount_msat} msat are due, not {event.amount_msat}")
+        if not book._is_bonds(event):
+            claim, book = _from_treasury(claim, book)
+    return replace(book, claims=book.claims.put(key, claim), claimed=book.claimed.put(event.payment_hash, key))
+
+
+def _from_treasury(claim: Claim, book: Holding) -> tuple[Claim, Holding]:
+    """Out of the request's own pot first, then out of the pool; whole or not at all."""
+    case, amount_msat = book.cases[claim.event.ref], claim.event.amount_msat
+    request = case.request
+    pot = book.pots.get(request, Pot())
+    own_msat = min(amount_msat, pot.left_msat)
+    pool_msat = amount_msat - own_msat
+    before_msat = sum(c.pool_msat for c in map(book.claims.get, _claims_on(case)) if c is not None)
+    if before_msat + pool_msat > book.insured_msat(case):
+        raise PaymentFailed("treasury", "the request's shares do not cover it, and the pool does not insure it")
+    if pool_msat > book.pool_msat:
+        raise PaymentFailed("treasury", f"{pot.left_msat + book.pool_msat} msat are there, {amount_msat} needed")
+    if own_msat:
+        book = replace(book, pots=book.pots.put(request, replace(pot, left_msat=pot.left_msat - own_msat)))
+    return replace(claim, pot=request, pool_msat=pool_msat), replace(book, pool_msat=book.pool_msat - pool_msat)
+
+
+def _claims_on(case: Judged) -> list[str]:
+    return [claim_key(case.case, payee) for payee in case.agreed]
+
+
+def _lapse(event: Lapsed, book: Holding) -> Holding:
+    key = claim_key(event.ref, event.payee)
+    claim = book.claims.get(key)
+    if claim is None or claim.event.payment_hash != event.payment_hash:
+        return book
+    if claim.is_paid:
+        raise NotAllowed("claim", "it is paid")
+    book = replace(book, claims=book.claims.without(key))
+    if event.ref.startswith(FEES):
+        taken = book.taken[event.payee] - claim.event.amount_msat
+        return replace(book, taken=book.taken.put(event.payee, taken))
+    if not claim.pot:
+        return book
+    pot = book.pots.get(claim.pot, Pot())
+    own_msat, pool_msat = claim.event.amount_msat - claim.pool_msat, claim.pool_msat
+    if pot.is_closed:
+        own_msat, pool_msat = 0, claim.event.amount_msat
+    pots = book.pots.put(claim.pot, replace(pot, left_msat=pot.left_msat + own_msat)) if own_msat else book.pots
+    return replace(book, pots=pots, pool_msat=book.pool_msat + pool_msat)
+
+
+def _transition(book: Holding, bond: str, event: bonds.Event) -> Holding:
+    deposit = book.deposit(bond)
+    after = bonds.apply(event, deposit.bond)
+    return book if after is deposit.bond else _put(book, replace(deposit, bond=after))
+
+
+def _put(book: Holding, deposit: Deposit) -> Holding:
+    return replace(book, deposits=book.deposits.put(deposit.bond.id, deposit))

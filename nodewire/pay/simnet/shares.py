@@ -1,0 +1,87 @@
+"""Invoices for the verification shares that customers zap, and the receipts for those that came in."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+from nodewire.errors import BadZap, Busy, NotAllowed, NotFound
+from nodewire.nostr import nip57
+from nodewire.nostr.event import Event
+from nodewire.nostr.keys import Keys
+from nodewire.pay import invoices, zaps
+from nodewire.pay.invoices import Invoice
+from nodewire.pay.simnet.service import Simnet
+from nodewire.pay.simnet.steps import Quoted
+
+QUOTE_S = 300
+MAX_QUOTES = 8
+"""Open invoices of one sender for one request."""
+MAX_OPEN_QUOTES = 10_000
+"""Open invoices of all together."""
+
+
+class Shares:
+    """The treasury's till, signing as `keys`. `fee_ppm` of a share is the committee's; `watch` hears of every quote."""
+
+    def __init__(self, simnet: Simnet, keys: Keys, fee_ppm: int, watch: Callable[[Quoted], None]) -> None:
+        self._simnet = simnet
+        self._keys = keys
+        self._fee_ppm = fee_ppm
+        self._watch = watch
+        self._open_quotes = [(quote.expires_at_s, quote.payment_hash) for quote in simnet.book.quotes.values()]
+        heapq.heapify(self._open_quotes)
+
+    async def quote(self, zap_request: str, amount_msat: int) -> Invoice:
+        """The invoice for a zap of one chunk's verification share; the same request gets the same invoice.
+
+        Raises:
+            BadZap: the request breaks a clause of NIP-57, or names no job and chunk.
+            NotAllowed, Busy: its sender, or everybody together, has too many open invoices.
+        """
+        request = nip57.parse_request(zap_request, amount_msat=amount_msat, receipt_signer=self._keys.public)
+        if request.recipient != self._keys.public:
+            raise BadZap("p", "another treasurer")
+        chunk = zaps.chunk_of(request)
+        while self._open_quotes and self._open_quotes[0][0] <= self._simnet.time_s():
+            heapq.heappop(self._open_quotes)
+        live = [self._simnet.book.quotes[payment_hash] for _, payment_hash in self._open_quotes]
+        for quote in live:
+            if quote.zap_request == zap_request:
+                return invoices.decode(quote.bolt11)
+        if sum((quote.sender, quote.request) == (request.sender, chunk.job) for quote in live) >= MAX_QUOTES:
+            raise NotAllowed("invoice", f"{MAX_QUOTES} are open for this job")
+        if len(live) >= MAX_OPEN_QUOTES:
+            raise Busy("invoice", "too many are open")
+        invoice = self._simnet.make_invoice(
+            self._simnet.book.node, amount_msat, QUOTE_S, description_hash=zaps.description_hash(zap_request)
+        )
+        step = Quoted(
+            payment_hash=invoice.payment_hash,
+            zap_request=zap_request,
+            bolt11=invoice.bolt11,
+            request=chunk.job,
+            sender=request.sender,
+            chunk=chunk.chunk,
+            amount_msat=amount_msat,
+            fee_msat=amount_msat * self._fee_ppm // 1_000_000,
+            expires_at_s=invoice.expires_at_s,
+        )
+        self._simnet.take(step)  # before anybody has the invoice: no payment comes that the book cannot place
+        heapq.heappush(self._open_quotes, (step.expires_at_s, step.payment_hash))
+        self._watch(step)
+        return invoices.decode(invoice.bolt11)
+
+    def receipt(self, payment_hash: str) -> Event:
+        """The zap receipt (kind 9735) of a share that came in. Raises NotFound."""
+        book = self._simnet.book
+        if payment_hash not in book.received:
+            raise NotFound("payment_hash", "no share came in by it")
+        quote, invoice = book.quotes[payment_hash], self._simnet.state.invoice(payment_hash)
+        return nip57.build_receipt(
+            self._keys,
+            quote.zap_request,
+            bolt11=quote.bolt11,
+            paid_at_s=book.received[payment_hash],
+            preimage=invoice.preimage,
+        )

@@ -1,0 +1,129 @@
+"""What happens to the holder's book, as it stands in the journal.
+
+Every event is a whole step: the book (`holding`) and the network's accounts change together or not at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FEES = "fees"
+"""What a claim of the committee's fee refers to, followed by the invoice's payment hash."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seated:
+    """The holder's own node."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Locked:
+    bond: str
+    account: str
+    """The node that the coins come from and go back to."""
+    provider: str
+    amount_msat: int
+    until_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    bond: str
+    key: str
+    amount_msat: int
+    until_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """`event` is the signed statement (kind 8858) as JSON."""
+
+    bond: str
+    until_s: int
+    event: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unbonded:
+    bond: str
+    at_s: int
+    delay_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    bond: str
+    at_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A certified verdict, settled: `payouts` (payee to msat) come out of `bond`, `refused` says why they do not."""
+
+    case: str
+    digest: str
+    request: str
+    outcome: str
+    customer: str
+    chunk: int
+    price_msat: int
+    rate_ppm: int
+    """Of chunks that are recomputed, by the plan."""
+    drawn_at_ms: int
+    """From then on (unix milliseconds) it can be known that this chunk is a sample."""
+    agreed: list[str]
+    culprit: str
+    slashes: bool
+    bond: str
+    payouts: dict[str, int]
+    refused: str
+    at_s: int
+    delay_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Quoted:
+    """An invoice for a zap of `sender`: the share of one chunk; `fee_msat` of it is the committee's."""
+
+    payment_hash: str
+    zap_request: str
+    bolt11: str
+    request: str
+    sender: str
+    chunk: int
+    amount_msat: int
+    fee_msat: int
+    expires_at_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """`payee` will be paid its entitlement by this invoice. `ref` is a case, or FEES and the payment hash."""
+
+    ref: str
+    payee: str
+    payment_hash: str
+    bolt11: str
+    amount_msat: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lapsed:
+    """The claim's invoice has expired or was cancelled unpaid."""
+
+    ref: str
+    payee: str
+    payment_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """Nothing more came for a request; what its verifiers did not need goes to the pool."""
+
+    request: str
+    at_s: int
+
+
+Step = Seated | Locked | Raised | Stated | Unbonded | Freed | Judged | Quoted | Claimed | Lapsed | Closed

@@ -1,0 +1,126 @@
+"""`nodewire bond` and the network that holds bonds, as an operator types them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nodewire.nostr.keys import Keys
+from nodewire.nostr.pool import Pool
+from nodewire.protocol.committee import Committee
+from tests.pay import bond_market as bm
+
+ROOT = Path(__file__).parent.parent.parent
+CODE = "import sys; sys.path.insert(0, sys.argv.pop(1)); from nodewire.cli import main; main()"
+COMMAND = [sys.executable, "-c", CODE, str(ROOT)]
+
+
+def run(*command, cwd, ok=True):
+    done = subprocess.run([*COMMAND, *command, "--json"], cwd=cwd, capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) == ok, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+def founded(folder, holder):
+    """A committee.json that lists `holder`, without relays to publish it to."""
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path\n"
+        "from nodewire.oracle.setup import create_committee\n"
+        "create_committee(Path('committee'), name='main', f=0, genesis_s=1_700_000_000, bond_holders=[sys.argv[2]])"
+    )
+    subprocess.run([sys.executable, "-c", code, str(ROOT), holder], cwd=folder, check=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A provider's folder, and a network that holds bonds."""
+    folder = tmp_path_factory.mktemp("bond")
+    holder = run("keys", "new", "holder.nsec", cwd=folder)["public"]
+    founded(folder, holder)
+    simnet = ["simnet", "--port", "0", "--faucet", "--key", "holder.nsec", "--committee", "committee/committee.json"]
+    process = subprocess.Popen([*COMMAND, *simnet, "--json"], cwd=folder, stdout=subprocess.PIPE)
+    ready = json.loads(process.stdout.readline())
+    assert ready["holder"] == holder
+    run("keys", "new", "key.nsec", cwd=folder)
+    run("wallet", "open", ready["url"], "--out", "wallet.token", "--balance", "1000sat", cwd=folder)
+    (folder / "role.toml").write_text(
+        'key = "key.nsec"\nstate = "state"\nrelays = ["ws://127.0.0.1:1"]\nblossom = ["http://127.0.0.1:1"]\n'
+        f'committee = "38841:{"0" * 64}:main"\n[wallet]\nurl = "{ready["url"]}"\ntoken_file = "wallet.token"\n'
+    )
+    yield folder
+    process.terminate()
+    process.wait(10)
+    process.stdout.close()
+
+
+def test_a_bond_is_locked_shown_raised_and_released(folder):
+    config = ["--config", "role.toml"]
+    assert run("bond", "show", *config, cwd=folder, ok=False)["error"]["code"] == "not-found"
+    locked = run("bond", "lock", "100sat", "--days", "10", *config, cwd=folder)
+    assert (locked["state"], locked["amount_msat"], locked["statement"]["kind"]) == ("locked", 100_000, 8858)
+    raised = run("bond", "lock", "150sat", "--days", "10", *config, cwd=folder)
+    assert (raised["id"], raised["amount_msat"]) == (locked["id"], 150_000)
+    assert run("wallet", "balance", *config, cwd=folder)["balance_msat"] == 850_000
+    released = run("bond", "release", *config, cwd=folder)
+    assert released["state"] == "unbonding"
+    assert released["frees_at_s"] >= raised["stated_until_s"] + 160  # 16 epochs of 10 s
+    assert run("bond", "show", *config, cwd=folder) == released
+    refused = run("bond", "lock", "150sat", *config, cwd=folder, ok=False)["error"]
+    assert refused["code"] == "not-allowed"
+
+
+def test_without_json_a_bond_is_told_in_words(folder):
+    done = subprocess.run(
+        [*COMMAND, "bond", "show", "--config", "role.toml"], cwd=folder, capture_output=True, text=True, check=True
+    )
+    assert done.stderr.startswith("unbonding  150.000 sat of 150.000 sat")
+
+
+def test_a_claim_names_what_it_claims(folder):
+    error = run("bond", "claim", "--config", "role.toml", cwd=folder, ok=False)["error"]
+    assert error["code"] == "bad-input"
+
+
+@pytest.fixture
+def relay(folder):
+    command = [*COMMAND, "relay", "--port", "0", "--db", "relay.db", "--blobs", "blobs", "--json"]
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE)
+    yield json.loads(process.stdout.readline())["url"]
+    process.terminate()
+    process.wait(10)
+    process.stdout.close()
+
+
+async def test_a_verifier_claims_by_the_certificates_id(folder, relay):
+    """No bond is there to slash: that is said, and the verifier is due what the treasury does not have yet."""
+    committee = Committee.parse((folder / "committee" / "committee.json").read_bytes())
+    oracle = Keys.from_file(folder / "committee" / "oracle-1" / "key")
+    me = Keys.from_file(folder / "key.nsec")
+    request = bm.request(committee=committee)
+    said = bm.failed(request, committee=committee, culprit=bm.OTHER, task="stage.0")
+    certificate = bm.certificate(said, [oracle])
+    mine = said.model_copy(update={"chunk": 1, "outcome": "pass", "culprit": "", "verifiers": ((me.public, True),)})
+    async with Pool([relay]) as pool:
+        for event in (request, certificate, paid := bm.certificate(mine, [oracle])):
+            await pool.publish(event)
+    (folder / "online.toml").write_text((folder / "role.toml").read_text().replace("ws://127.0.0.1:1", relay))
+    claimed = run("bond", "claim", certificate.id, "--config", "online.toml", cwd=folder)["claims"]
+    assert [(one["outcome"], one["state"], one["refused"]) for one in claimed] == [
+        ("fail", "nothing due", "it never had a bond here")
+    ]
+    error = run("bond", "claim", paid.id, "--config", "online.toml", cwd=folder, ok=False)["error"]
+    assert (error["code"], error["field"]) == ("payment-failed", "treasury")
+    error = run("bond", "claim", "00" * 32, "--config", "online.toml", cwd=folder, ok=False)["error"]
+    assert (error["code"], error["field"]) == ("not-found", "00" * 32)
+
+
+def test_fees_are_for_oracles(folder):
+    error = run("bond", "claim", "--fees", "--config", "role.toml", cwd=folder, ok=False)["error"]
+    assert (error["code"], error["field"]) == ("not-allowed", "payee")
+
+
+def test_a_holder_is_started_with_both_its_files(folder):
+    error = run("simnet", "--db", "other.db", "--key", "holder.nsec", cwd=folder, ok=False)["error"]
+    assert error["field"] == "--committee"
