@@ -23,7 +23,16 @@ from nodewire.customer.purchase import Purchase
 from nodewire.customer.session import Session
 from nodewire.customer.starting import start
 from nodewire.customer.summary import summary, together
-from nodewire.errors import BadFrame, BadInput, LinkLost, NodewireError, NotAllowed, TimedOut, WorkerFailed
+from nodewire.errors import (
+    BadFrame,
+    BadInput,
+    LinkLost,
+    NodewireError,
+    NotAllowed,
+    PaymentRequired,
+    TimedOut,
+    WorkerFailed,
+)
 from nodewire.kind import installed
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
@@ -31,7 +40,7 @@ from nodewire.protocol.plan import MAX_EXCLUDED, Terms
 
 MAX_PROMPT_BYTES = 1_000_000
 MAX_TEXTS_BYTES = 16_000_000
-_GOES_ON = (LinkLost, TimedOut, WorkerFailed)
+_GOES_ON = (LinkLost, TimedOut, WorkerFailed, PaymentRequired)
 MAX_AGAIN = 3
 """How often a generation that nobody could go on with is begun anew, as a new job from where it stopped."""
 
@@ -121,6 +130,8 @@ class Customer:
                     raise failure from error
                 if not (isinstance(error, _GOES_ON) and bought.is_underway and len(finished) < MAX_AGAIN):
                     raise
+                if isinstance(error, PaymentRequired) and len(ids) > before:
+                    raise  # not an old debt, which is being settled, but this job's
                 failure = error
                 # Nobody was left to go on: a new job begins where this one ended.
                 self.session.log.info("job %s ended (%s), beginning anew", bought.request.id[:8], error)

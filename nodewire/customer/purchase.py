@@ -304,6 +304,7 @@ class Purchase:
             most_units=self._most_units(),
             private_endpoints=session.private_endpoints,
         )
+        session.settler.under_way.add(self._request.id)
         self._heard, self._failure, self._failed = set(), None, asyncio.Event()
         routes = {
             edge: Route(producer, (consumer,)) for edge, (producer, consumer) in ends(self.manifest, plan).items()
@@ -554,6 +555,8 @@ class Purchase:
         if self._open is not None:
             self._open.close()
             self._open = None
+            if self._payments is not None:
+                self._session.settler.over(self.request.id, self._payments)
             self._session.spool.remove(self.request.id)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:

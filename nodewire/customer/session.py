@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from nodewire.customer.settler import Settler
 from nodewire.errors import BadFrame, LinkLost, NodewireError, first_of
 from nodewire.kind import Job, JobKind, MakeWorker, Params, Worker
 from nodewire.market import Market
@@ -41,6 +42,7 @@ class Session:
     node: Node
     make_worker: MakeWorker
     spool: Spool
+    settler: Settler
     private_endpoints: bool = False
     """Whether LNURL endpoints on loopback and private networks may be asked."""
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("nodewire.customer"))

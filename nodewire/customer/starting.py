@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from nodewire.config import CustomerConfig
 from nodewire.customer import debts
 from nodewire.customer.session import Session
+from nodewire.customer.settler import Settler
 from nodewire.market import open_market
 from nodewire.pay.ledger import Ledger
 from nodewire.pay.payer import Payer
@@ -49,6 +50,16 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
 
     following = asyncio.create_task(market.follow())
     stack.callback(following.cancel)
+    settler = Settler(
+        pool,
+        payer,
+        keys.public,
+        relays=config.relays,
+        network=network,
+        private_endpoints=config.private_endpoints,
+    )
+    settling = asyncio.create_task(settler.run())
+    stack.callback(settling.cancel)
     session = Session(
         keys=keys,
         pool=pool,
@@ -58,6 +69,7 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
         network=network,
         node=node,
         spool=spool,
+        settler=settler,
         make_worker=maker(stack, config.worker.limits, config.blobs),
         private_endpoints=config.private_endpoints,
     )
