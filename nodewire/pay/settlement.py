@@ -35,9 +35,12 @@ class Finding:
     request: str
     outcome: str
     customer: str
+    task: str
     chunk: int
     price_msat: int
     """The task's, per chunk."""
+    chunk_msat: int
+    """All tasks', per chunk."""
     share_msat: int
     """The verification share that is due for each chunk of the job."""
     rate_ppm: int
@@ -55,15 +58,16 @@ def find(verdict: Verdict, request: Request, committee: Committee) -> Finding:
     """The facts to settle `verdict` by; its votes have been checked.
 
     Raises:
-        BadInput: `request` is not the verdict's job, or its plan does not have the task or the committee.
+        BadInput: `request` is not the verdict's job, or its plan has another committee, or not the task with this
+            provider or standby.
     """
     if request.id != verdict.request:
         raise BadInput("request", "not the one that the verdict is about")
     if request.plan.committee != committee.digest() or verdict.committee != committee.digest():
         raise BadInput("committee", "another than this holder's")
-    price_msat = next((a.price_msat for a in request.plan.tasks if a.task == verdict.task), None)
-    if price_msat is None:
-        raise BadInput("task", "the plan does not have it")
+    assigned = next((a for a in request.plan.tasks if a.task == verdict.task), None)
+    if assigned is None or verdict.provider not in (assigned.provider, assigned.standby):
+        raise BadInput("task", "the plan does not give it to this provider, nor as its standby")
     slashes = verdict.culprit != "" and verdict.outcome in ("pass", "fail")
     liable = verdict.provider if verdict.outcome == "withheld" else ""
     culprit = verdict.culprit if slashes else liable
@@ -74,8 +78,10 @@ def find(verdict: Verdict, request: Request, committee: Committee) -> Finding:
         request=verdict.request,
         outcome=verdict.outcome,
         customer=request.customer,
+        task=verdict.task,
         chunk=verdict.chunk,
-        price_msat=price_msat,
+        price_msat=assigned.price_msat,
+        chunk_msat=request.plan.chunk_msat,
         share_msat=share_msat(request.plan),
         rate_ppm=request.plan.verification.rate_ppm,
         # The beacon over the epoch's certificate; oracles publish nothing before one skew after the close.

@@ -62,11 +62,17 @@ COMMITTEE, ORACLES = committee()
 SHARE_MSAT = 2 * PRICE_MSAT * SHARE_PPM // 1_000_000
 
 
-def request(customer: Keys = CUSTOMER, price_msat: int = PRICE_MSAT, committee: Committee = COMMITTEE, salt: str = ""):
-    """A job of two tasks: PROVIDER's driver and OTHER's stage."""
+def request(
+    customer: Keys = CUSTOMER,
+    price_msat: int = PRICE_MSAT,
+    committee: Committee = COMMITTEE,
+    salt: str = "",
+    driver=PROVIDER,
+):
+    """A job of two tasks: the driver's and OTHER's stage."""
     tasks = tuple(
         Assignment(task=task, provider=provider.public, standby=None, price_msat=price_msat)
-        for task, provider in (("driver", PROVIDER), ("stage.0", OTHER))
+        for task, provider in (("driver", driver), ("stage.0", OTHER))
     )
     plan = documents.plan(
         customer=customer.public,

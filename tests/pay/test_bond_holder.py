@@ -100,17 +100,17 @@ async def test_what_the_wallet_lacks_is_not_locked(holder, wallet, provider):
 async def test_from_zap_to_verdict_to_payout(holder, wallet, provider):
     """A job is paid for, a sample of it fails: the customer, a verifier and an oracle pull what is theirs, once."""
     await ensure_bond(holder, provider, 100_000, UNTIL_S)
-    said = await holder.holder()
+    said, job = await holder.holder(), bm.request(driver=provider)
     for chunk in range(2):
         fetch = lnurl.over_lnurl(said.lnurl, nostr_pubkey=said.public, network="bcrt", allow_private=True)
-        invoice = await fetch(bm.zap(chunk), SHARE_MSAT)
+        invoice = await fetch(bm.zap(chunk, request=job), SHARE_MSAT)
         await wallet.pay(invoice.bolt11, max_fee_msat=0)
-    assert await holder.treasury(REQUEST.id) == (2 * SHARE_MSAT * 9 // 10, 2 * SHARE_MSAT * 9 // 10)
+    assert await holder.treasury(job.id) == (2 * SHARE_MSAT * 9 // 10, 2 * SHARE_MSAT * 9 // 10)
     before_msat = await wallet.balance_msat()
 
-    certificate = bm.certificate(bm.failed(culprit=provider))
-    settled = await holder.present(certificate, REQUEST)
-    assert await holder.present(certificate, REQUEST) == settled == await holder.case(settled.case)
+    certificate = bm.certificate(bm.failed(job, culprit=provider))
+    settled = await holder.present(certificate, job)
+    assert await holder.present(certificate, job) == settled == await holder.case(settled.case)
     assert (settled.slashes, settled.refused, settled.payouts[CUSTOMER.public]) == (True, "", 2 * PRICE_MSAT)
     for _ in range(2):
         paid = await holder.claim(CUSTOMER, settled.case)
@@ -128,15 +128,17 @@ async def test_from_zap_to_verdict_to_payout(holder, wallet, provider):
 
 async def test_many_claims_at_once_are_one_payment(holder, wallet, provider):
     await ensure_bond(holder, provider, 100_000, UNTIL_S)
-    settled = await holder.present(bm.certificate(bm.failed(culprit=provider, chunk=7)), REQUEST)
+    job = bm.request(driver=provider)
+    settled = await holder.present(bm.certificate(bm.failed(job, culprit=provider)), job)
     before_msat = await wallet.balance_msat()
     paid = await asyncio.gather(*(holder.claim(CUSTOMER, settled.case) for _ in range(20)))
     assert len(set(paid)) == 1
     assert await wallet.balance_msat() == before_msat + PRICE_MSAT
 
 
-async def test_a_slash_that_comes_too_late_is_reported_as_refused(holder):
-    settled = await holder.present(bm.certificate(bm.failed(culprit=Keys.generate(), chunk=8)), REQUEST)
+async def test_a_slash_that_finds_no_bond_is_reported_as_refused(holder, provider):
+    job = bm.request(driver=provider)
+    settled = await holder.present(bm.certificate(bm.failed(job, culprit=provider)), job)
     assert (settled.slashes, settled.bond, settled.refused) == (True, "", "it never had a bond here")
 
 
@@ -207,7 +209,8 @@ async def test_a_killed_holder_knows_everything_when_it_comes_back(files, provid
         wallet, _ = await SimWallet.open_account(url, "provider", 1_000_000)
         holder = SimBondHolder(wallet)
         statement = await ensure_bond(holder, provider, 50_000, UNTIL_S)
-        settled = await holder.present(bm.certificate(bm.failed(culprit=provider)), REQUEST)
+        job = bm.request(driver=provider)
+        settled = await holder.present(bm.certificate(bm.failed(job, culprit=provider)), job)
         paid = await holder.claim(CUSTOMER, settled.case)
         service.process.kill()
     with service:

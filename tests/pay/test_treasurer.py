@@ -349,6 +349,14 @@ def test_a_verdict_is_settled_by_the_prices_of_its_own_job(world):
         world.present(bm.failed(task="stage.9"))
 
 
+def test_a_root_that_somebody_else_than_the_plans_providers_committed_is_nobodys_claim(world):
+    world.lock(provider=STRANGER)
+    with pytest.raises(BadInput, match="task"):
+        world.present(bm.failed(culprit=STRANGER))
+    with pytest.raises(BadInput, match="task"):
+        world.present(bm.failed(task="stage.0"))
+
+
 # Claims
 
 
@@ -495,7 +503,7 @@ async def test_the_pool_gives_no_more_than_the_share_over_the_rate(world):
     world.lock(amount_msat=900_000)
     world.present(bm.failed(bm.request(salt="fill the pool")), bm.request(salt="fill the pool"))
     dear = bm.request(price_msat=10 * PRICE_MSAT)
-    await world.share(0, request=dear, amount_msat=SHARE_MSAT)  # a tenth of what is due
+    await world.share(0, request=dear, amount_msat=4 * SHARE_MSAT)  # four tenths of what is due, half of it this task's
     world.clock.now_s += 100 * RULES.delay_s
     case = world.present(bm.verdict_of(dear), dear).case
     assert world.treasurer.pool_msat > 20 * PRICE_MSAT
@@ -566,3 +574,16 @@ async def test_after_a_restart_everything_is_as_it_was(world):
     for table in ("deposits", "cases", "quotes", "shares", "pots", "claims", "received", "taken"):
         assert dict(getattr(after, table)) == dict(getattr(before, table))
     assert (after.pool_msat, after.fees_msat) == (before.pool_msat, before.fees_msat)
+
+
+async def test_the_pool_insures_a_chunk_of_a_task_once_in_whatever_attempts(world):
+    world.lock(amount_msat=900_000)
+    world.present(bm.failed(bm.request(salt="fill the pool")), bm.request(salt="fill the pool"))
+    await world.share(0)
+    world.clock.now_s += 100 * RULES.delay_s
+    cases = [world.present(bm.verdict_of(attempt=attempt)).case for attempt in range(2)]
+    assert world.treasurer.pot(REQUEST.id)[1] == 0
+    for verifier in VERIFIERS[:2]:
+        assert world.claim(verifier, cases[0], PRICE_MSAT).is_paid
+    with pytest.raises(PaymentFailed, match="insure"):
+        world.claim(VERIFIERS[0], cases[1], PRICE_MSAT)

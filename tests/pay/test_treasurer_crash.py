@@ -53,7 +53,8 @@ def trade(path, nodes, bills):
     for chunk in range(2):
         asyncio.run(share(chunk))
     treasurer.release(nodes["other"], OTHER.public)
-    good = treasurer.present(bm.certificate(bm.verdict_of(task="stage.0")), bm.REQUEST)
+    passed = bm.verdict_of(task="stage.0", provider=OTHER.public)
+    good = treasurer.present(bm.certificate(passed), bm.REQUEST)
     bad = treasurer.present(bm.certificate(bm.failed()), bm.REQUEST)
     treasurer.claim(VERIFIERS[0].public, good.case, bills["verifier"])
     treasurer.claim(CUSTOMER.public, bad.case, bills["customer"])

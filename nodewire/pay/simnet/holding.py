@@ -7,9 +7,9 @@ moment the sum of: bonds that are not over, payouts not yet pulled, the requests
                           │ └─ fee ──▶ committee                                 │
                           └──────────────▶ verifiers' pay ◀────────────────────┘
 
-The pool insures what customers paid for: a verdict's verifiers get at most the chunk's share divided by the rate out of
-it, and only if the share was there before the sample could be known. So on average nobody draws more than was paid in,
-whatever prices a customer and a provider agree on.
+The pool insures what customers paid for: the verifiers of one task's chunk get at most the task's part of the chunk's
+share, divided by the rate, out of it, and only if the share was there before the sample could be known. So on average
+nobody draws more than was paid in, whatever prices a customer and a provider agree on.
 
 A claim binds an entitlement to one invoice before that is paid; only an invoice that can never be paid any more sets it
 free again. Applying an event twice changes nothing.
@@ -103,6 +103,8 @@ class Holding:
     taken: Table[int] = field(default_factory=Table)
     """Fees that each oracle has claimed."""
     pool_msat: int = 0
+    insured: Table[int] = field(default_factory=Table)
+    """What the pool gave, by request, task and chunk."""
     received: Table[int] = field(default_factory=Table)
     """When each share came in, by payment hash."""
 
@@ -124,11 +126,14 @@ class Holding:
         return count
 
     def insured_msat(self, case: Judged) -> int:
-        """What the pool gives for a verdict at most."""
+        """What the pool still gives for the chunk of the task that a verdict is about."""
         share = self._share(case.request, case.customer, case.chunk)
-        if not case.rate_ppm or (share.at_s + 1) * 1000 > case.drawn_at_ms:  # the whole second that it came in
+        if not case.rate_ppm or not case.chunk_msat:
             return 0
-        return share.amount_msat * 1_000_000 // case.rate_ppm
+        if (share.at_s + 1) * 1000 > case.drawn_at_ms:  # the whole second that it came in
+            return 0
+        part_msat = share.amount_msat * case.price_msat * 1_000_000 // (case.rate_ppm * case.chunk_msat)
+        return part_msat - self.insured.get(_insured_key(case), 0)
 
     def _share(self, request: str, customer: str, chunk: int) -> Share:
         return self.shares.get(share_key(request, customer, chunk), Share(0, 0))
@@ -336,18 +341,23 @@ def _from_treasury(claim: Claim, book: Holding) -> tuple[Claim, Holding]:
     pot = book.pots.get(request, Pot())
     own_msat = min(amount_msat, pot.left_msat)
     pool_msat = amount_msat - own_msat
-    before_msat = sum(c.pool_msat for c in map(book.claims.get, _claims_on(case)) if c is not None)
-    if before_msat + pool_msat > book.insured_msat(case):
+    if pool_msat > max(0, book.insured_msat(case)):
         raise PaymentFailed("treasury", "the request's shares do not cover it, and the pool does not insure it")
     if pool_msat > book.pool_msat:
         raise PaymentFailed("treasury", f"{pot.left_msat + book.pool_msat} msat are there, {amount_msat} needed")
     if own_msat:
         book = replace(book, pots=book.pots.put(request, replace(pot, left_msat=pot.left_msat - own_msat)))
-    return replace(claim, pot=request, pool_msat=pool_msat), replace(book, pool_msat=book.pool_msat - pool_msat)
+    book = replace(book, insured=_insured(book, case, pool_msat), pool_msat=book.pool_msat - pool_msat)
+    return replace(claim, pot=request, pool_msat=pool_msat), book
 
 
-def _claims_on(case: Judged) -> list[str]:
-    return [claim_key(case.case, payee) for payee in case.agreed]
+def _insured(book: Holding, case: Judged, pool_msat: int) -> Table[int]:
+    key = _insured_key(case)
+    return book.insured.put(key, book.insured.get(key, 0) + pool_msat) if pool_msat else book.insured
+
+
+def _insured_key(case: Judged) -> str:
+    return f"{case.task}/{case.chunk}/{case.request}"
 
 
 def _lapse(event: Lapsed, book: Holding) -> Holding:
@@ -363,6 +373,7 @@ def _lapse(event: Lapsed, book: Holding) -> Holding:
         return replace(book, taken=book.taken.put(event.payee, taken))
     if not claim.pot:
         return book
+    book = replace(book, insured=_insured(book, book.cases[event.ref], -claim.pool_msat))
     pot = book.pots.get(claim.pot, Pot())
     own_msat, pool_msat = claim.event.amount_msat - claim.pool_msat, claim.pool_msat
     if pot.is_closed:

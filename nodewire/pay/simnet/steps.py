@@ -67,8 +67,12 @@ class Judged:
     request: str
     outcome: str
     customer: str
+    task: str
     chunk: int
     price_msat: int
+    """The task's, per chunk."""
+    chunk_msat: int
+    """All tasks', per chunk."""
     rate_ppm: int
     """Of chunks that are recomputed, by the plan."""
     drawn_at_ms: int

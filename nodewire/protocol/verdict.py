@@ -1,0 +1,153 @@
+"""Verdicts: what the committee found of one sampled chunk, and the certificate (kind 8852) that 2f+1 oracles say so.
+
+Votes are kind 8850 with `t` = vote, `n` = verdict/<sample key>, `x` = the verdict's digest, so two different votes by
+one oracle on one sample are evidence against it (kind 8853).
+
+certificate  `c`, `n`, `x` as its votes have them, `e` = the request; content = {"v": 1, "verdict": Verdict, "votes":
+             [signed vote events]}. It proves itself: anyone may publish it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Self
+
+import orjson
+from pydantic import Field, model_validator
+
+from nodewire.errors import BadEvent, BadInput, BadQuorum, BadTag, BadVersion, NodewireError
+from nodewire.nostr.event import Event, parse_unverified, sign
+from nodewire.nostr.event import verify as verify_event
+from nodewire.nostr.keys import Keys
+from nodewire.protocol import canonical, inventory, kinds, tags
+from nodewire.protocol.committee import MAX_ORACLES, Committee
+from nodewire.protocol.schema import Count, Hex32, Name, Schema
+
+KIND = kinds.CERTIFICATE
+MAX_VERIFIERS = 3
+
+Outcome = Literal["pass", "fail", "withheld", "unsure"]
+
+
+def sample_key(provider: str, request: str, task: str, chunk: int, attempt: int) -> str:
+    """The name of a sample, 64 hex digits. A root that a stranger commits for the job is another sample."""
+    return canonical.digest("nodewire/sample/1", [provider, request, task, chunk, attempt])
+
+
+def topic(key: str) -> str:
+    """The topic of all votes on the sample with this key."""
+    return f"verdict/{key}"
+
+
+class Verdict(Schema):
+    """`pass` of the provider's work, `fail`, `withheld` (it did not show what it must: a refund), or `unsure`."""
+
+    TAG: ClassVar[str] = "nodewire/verdict/1"
+    MAX_BYTES: ClassVar[int] = 4_096
+    ERROR: ClassVar[type[BadInput]] = BadQuorum
+
+    v: Literal[1] = 1
+    committee: Hex32
+    epoch: int = Field(ge=0, le=tags.MAX_EPOCH)
+    """The draw's: its certificate holds the root, its beacon drew the sample."""
+    request: Hex32
+    task: Name
+    chunk: Count
+    attempt: Count
+    provider: Hex32
+    root: Hex32
+    """The provider's certified root of the chunk."""
+    outcome: Outcome
+    culprit: Hex32 | Literal[""] = ""
+    """Who is convicted: the provider if it failed, a verifier that lied about work that passes, or nobody."""
+    verifiers: tuple[tuple[Hex32, bool], ...] = Field(default=(), max_length=MAX_VERIFIERS)
+    """The drawn verifiers that reported, and whether what they reported agrees with the outcome."""
+
+    @model_validator(mode="after")
+    def _is_sound(self) -> Self:
+        agreed = dict(self.verifiers)
+        if len(agreed) != len(self.verifiers) or self.provider in agreed:
+            raise ValueError("verifiers: one stands twice, or is the provider")
+        if self.outcome == "fail" and self.culprit != self.provider:
+            raise ValueError("culprit: the provider's work fails by nobody else")
+        if self.outcome == "pass" and self.culprit and agreed.get(self.culprit, True):
+            raise ValueError("culprit: no verifier that disagreed")
+        if self.outcome in ("withheld", "unsure") and self.culprit:
+            raise ValueError("culprit: nobody is convicted in doubt")
+        return self
+
+    @property
+    def key(self) -> str:
+        return sample_key(self.provider, self.request, self.task, self.chunk, self.attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """A verdict and the votes that certify it. Only `check` says that they do."""
+
+    verdict: Verdict
+    votes: tuple[Event, ...]
+
+    def check(self, committee: Committee) -> None:
+        """Check that 2f+1 oracles of `committee` signed votes for this verdict and nothing else is among the votes.
+
+        Raises:
+            BadQuorum: another committee, an outsider's or malformed vote, one for something else, or too few.
+        """
+        if self.verdict.committee != committee.digest():
+            raise BadQuorum("committee", "the verdict names another committee")
+        wanted = (self.verdict.committee, topic(self.verdict.key), self.verdict.digest())
+        voters = set()
+        for event in self.votes:
+            try:
+                vote = inventory.parse(event)
+                verify_event(event)
+            except NodewireError as error:
+                raise BadQuorum("votes", "one is malformed or not signed by its author") from error
+            if not isinstance(vote, inventory.Vote) or (vote.committee, vote.topic, vote.x) != wanted:
+                raise BadQuorum("votes", "one is for something else")
+            if committee.oracle(vote.oracle) is None:
+                raise BadQuorum("votes", "one is an outsider's")
+            voters.add(vote.oracle)
+        if len(voters) < committee.quorum:
+            raise BadQuorum("votes", f"of {len(voters)} oracles, {committee.quorum} needed")
+
+
+def build_vote(keys: Keys, verdict: Verdict, *, created_at: int) -> Event:
+    """An oracle's vote for `verdict`."""
+    return inventory.build_vote(keys, verdict.committee, topic(verdict.key), verdict.digest(), created_at=created_at)
+
+
+def build(keys: Keys, certificate: Certificate, *, created_at: int) -> Event:
+    verdict = certificate.verdict
+    tags_ = [("c", verdict.committee), ("n", topic(verdict.key)), ("x", verdict.digest()), ("e", verdict.request)]
+    document = {"v": 1, "verdict": verdict.document(), "votes": [vote.as_dict() for vote in certificate.votes]}
+    content = orjson.dumps(document, option=orjson.OPT_SORT_KEYS).decode()
+    return sign(keys, KIND, created_at=created_at, content=content, tags=tags_)
+
+
+def parse(event: Event) -> Certificate:
+    """The certificate in a verified event; its votes are neither verified nor counted until `check`.
+
+    Raises:
+        BadEvent, BadTag, BadQuorum, BadVersion: it is malformed.
+    """
+    tags.check_kind(event, KIND)
+    try:
+        document = orjson.loads(event.content)
+    except orjson.JSONDecodeError as error:
+        raise BadEvent("content", "not JSON") from error
+    if not isinstance(document, dict):
+        raise BadEvent("content", "not an object")
+    if document.get("v") != 1:
+        raise BadVersion("v", f"{str(document.get('v'))[:20]}; this software speaks 1")
+    if set(document) != {"v", "verdict", "votes"}:
+        raise BadEvent("content", "fields are not v, verdict, votes")
+    if not isinstance(document["votes"], list) or len(document["votes"]) > MAX_ORACLES:
+        raise BadQuorum("votes", f"not a list of at most {MAX_ORACLES}")
+    verdict = Verdict.from_document(document["verdict"])
+    votes = tuple(parse_unverified(vote) for vote in document["votes"])
+    cited = (tags.hex32(event, "c"), tags.text(event, "n"), tags.hex32(event, "x"))
+    if cited != (verdict.committee, topic(verdict.key), verdict.digest()):
+        raise BadTag("x", "the tags name another verdict")
+    return Certificate(verdict, votes)
