@@ -13,21 +13,24 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from nodewire.config import Role
-from nodewire.errors import BadConfig, BadEvent, BadQuorum, LinkLost, NodewireError, NoQuorum, NotFound
+from nodewire.errors import BadConfig, BadEvent, BadHash, BadQuorum, LinkLost, NodewireError, NoQuorum, NotFound
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter, newest_first
 from nodewire.nostr.pool import Pool
 from nodewire.plan.epoch import Epoch, Epochs, is_valid
-from nodewire.protocol import certificate, committee, kinds, publish, snapshot
+from nodewire.protocol import certificate, commitment, committee, inventory, kinds, publish, snapshot
 from nodewire.protocol.body import Body
+from nodewire.protocol.commitment import Commitment, Committed
 from nodewire.protocol.committee import VALID_EPOCHS, Committee
+from nodewire.protocol.inventory import Inventory
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.snapshot import Snapshot
 from nodewire.store.blobs import Blobs
 
 _FETCH_S = 10.0
 _KEPT_SNAPSHOTS = 16
+_IDS_PER_FETCH = 256
 
 
 class Market:
@@ -41,6 +44,7 @@ class Market:
         self._epochs = Epochs(committee_)
         self._changed = asyncio.Condition()
         self._snapshots: OrderedDict[str, Snapshot] = OrderedDict()
+        self._commitments: OrderedDict[str, tuple[Committed, ...]] = OrderedDict()
         self._reading = asyncio.Lock()
         self._manifests: dict[str, Manifest] = {}
         self._failure: NodewireError | None = None
@@ -146,6 +150,52 @@ class Market:
                 while len(self._snapshots) > _KEPT_SNAPSHOTS:
                     self._snapshots.popitem(last=False)
             return self._snapshots[sha256]
+
+    async def commitments(self, body: Body) -> tuple[Committed, ...]:
+        """The commitments that `body` certifies, with their chunk roots, as far as relays and stores still have them.
+
+        Raises:
+            NotFound: too few of the inventories that it cites are to be had.
+            BadHash: what they list is not what it certifies.
+        """
+        digest = body.digest()
+        if digest in self._commitments:
+            return self._commitments[digest]
+        events = await self._pool.fetch([Filter(ids=frozenset(body.inventories))], timeout_s=_FETCH_S)
+        inventories = [one for one in [await self._inventory(event) for event in events] if one is not None]
+        if len(inventories) < len(body.inventories):
+            raise NotFound("inventories", f"{len(inventories)} of {len(body.inventories)} cited ones are to be had")
+        _, ids = snapshot.listed(self.committee, inventories)
+        if commitment.certified_root(ids) != body.commitments:
+            raise BadHash("commitments", "not those that the inventories list")
+        found: list[Committed] = []
+        for i in range(0, len(ids), _IDS_PER_FETCH):
+            wanted = Filter(ids=frozenset(ids[i : i + _IDS_PER_FETCH]))
+            for event in await self._pool.fetch([wanted], timeout_s=_FETCH_S):
+                try:
+                    committed = commitment.parse(event)
+                    if committed.blob is not None:
+                        path = await self.blobs.get(committed.blob, max_bytes=Commitment.MAX_BYTES)
+                        committed = committed.attach(await asyncio.to_thread(path.read_bytes))
+                    found.append(committed)
+                except NodewireError:
+                    continue  # a provider's malformed word for its own work: nothing of it is final
+        self._commitments[digest] = tuple(found)
+        while len(self._commitments) > _KEPT_SNAPSHOTS:
+            self._commitments.popitem(last=False)
+        return self._commitments[digest]
+
+    async def _inventory(self, event: Event) -> Inventory | None:
+        try:
+            listed = inventory.parse(event)
+            if not isinstance(listed, inventory.Listed):
+                return None
+            if listed.inventory is None and listed.blob is not None:
+                path = await self.blobs.get(listed.blob, max_bytes=Inventory.MAX_BYTES)
+                listed = listed.attach(await asyncio.to_thread(path.read_bytes))
+        except NodewireError:
+            return None
+        return listed.inventory
 
     async def manifest(self, address: str, digest: str | None = None) -> Manifest:
         """The manifest at `address` (38840:<author>:<name>), or that version of it whose digest is given.
