@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 
@@ -96,6 +97,8 @@ class Purchase:
         self._terms = terms
         self._params = kind.check(manifest, params)
         self._inputs = inputs
+        self._salt = secrets.token_hex(32)
+        self._contents = tuple((frame.edge, frame.seq, job.content_of(frame)) for frame in inputs)
         self._accept = accept
         self._patience = patience
         self._busy: list[Busy] = []
@@ -291,7 +294,11 @@ class Purchase:
         self.timing.planned = time.monotonic()
         plan, session = drawn.plan, self._session
         self._request = await requesting.signed(
-            session.keys, drawn, manifest_address=self._address, relays=session.relays
+            session.keys,
+            drawn,
+            manifest_address=self._address,
+            relays=session.relays,
+            ticket=self._ticket_for("0" * 64).seal(),
         )
         self._payments = JobPayments(
             self._request.id,
@@ -399,7 +406,7 @@ class Purchase:
             await asyncio.sleep(_TICKET_EVERY_S)
 
     def _ticket_for(self, request: str) -> job.Ticket:
-        return job.Ticket(request=request, params=dict(self._params))
+        return job.Ticket(request=request, params=dict(self._params), salt=self._salt, inputs=self._contents)
 
     def _most_units(self) -> int:
         """What chunk 0 may count at most: a prompt has no more tokens than bytes (and a few special ones)."""

@@ -14,7 +14,7 @@ from nodewire.nostr.keys import Keys
 from nodewire.protocol import job, kinds
 
 
-async def signed(keys: Keys, drawn: Draw, *, manifest_address: str, relays: tuple[str, ...]) -> Event:
+async def signed(keys: Keys, drawn: Draw, *, manifest_address: str, relays: tuple[str, ...], ticket: str) -> Event:
     """The request for what was drawn, signed by the customer."""
     tags, content = job.tags_and_content(
         drawn.plan,
@@ -22,6 +22,7 @@ async def signed(keys: Keys, drawn: Draw, *, manifest_address: str, relays: tupl
         certificate_event=drawn.epoch.certificate.id,
         partials=drawn.epoch.partials,
         relays=relays,
+        ticket=ticket,
     )
     # The same plan bought twice in one second would be one event, and so one job.
     tags.append(["salt", secrets.token_hex(8)])

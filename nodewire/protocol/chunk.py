@@ -1,21 +1,29 @@
 """What a provider commits to in one chunk: per task a salted leaf of every frame it put out. NIPS.md, "Commitments".
 
-    leaf data = canonical [tensor key, [[dtype, shape, SHA-256 of the raw bytes] ...]]
-    leaf i    = merkle.leaf(data, merkle.salt(secret, i))
+    leaf data = canonical [request, edge, seq, [[dtype, shape, SHA-256 of the raw bytes, sketch] ...]]
+    leaf i    = merkle.leaf(data, merkle.salt(secret, i))          in the order of (the manifest's edges, seq)
 
-The salt keeps a root from confirming a guessed prompt; it is revealed to verifiers, one leaf at a time.
+The salts keep a root from confirming a guessed prompt; the secret behind a chunk's salts is shown, with the leaves, to
+those who verify the chunk (`Opening`). Sketches (`fingerprint`) are what they compare.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from typing import ClassVar, Literal
 
+from pydantic import Field
+
+from nodewire.errors import BadInput
 from nodewire.nostr.keys import Keys
-from nodewire.protocol import canonical, merkle
+from nodewire.protocol import canonical, fingerprint, merkle
 from nodewire.protocol.commitment import ChunkRoot
-from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.frame import MAX_TENSORS, Array, Frame
 from nodewire.protocol.manifest import Manifest
+from nodewire.protocol.schema import Count, Hex32, Name, Schema
+
+MAX_LEAVES = 65_536
 
 
 def chunk_of(manifest: Manifest, seq: int) -> int:
@@ -25,10 +33,44 @@ def chunk_of(manifest: Manifest, seq: int) -> int:
     return 1 + (seq - 1) // manifest.chunk if seq else 0
 
 
-def leaf_data(key: bytes, frame: Frame[Array]) -> bytes:
-    """The bytes under the leaf of `frame`, whose tensor key is `key`."""
-    arrays = [[a.dtype, list(a.shape), hashlib.sha256(a.data).digest()] for a in frame.tensors]
-    return canonical.encode([key, arrays])
+class Shown(Schema):
+    """One tensor of a leaf."""
+
+    dtype: str = Field(max_length=16)
+    shape: tuple[Count, ...] = Field(max_length=8)
+    sha256: Hex32
+    """Of its raw bytes."""
+    sketch: bytes = Field(max_length=8_192)
+
+
+class Leaf(Schema):
+    """One frame, as it was committed to."""
+
+    edge: Name
+    seq: Count
+    tensors: tuple[Shown, ...] = Field(max_length=MAX_TENSORS)
+
+    def data(self, request: str) -> bytes:
+        """The bytes under the leaf."""
+        shown = [[t.dtype, list(t.shape), bytes.fromhex(t.sha256), t.sketch] for t in self.tensors]
+        return canonical.encode([request, self.edge, self.seq, shown])
+
+
+def leaf_of(manifest_digest: str, frame: Frame[Array]) -> Leaf:
+    """What is committed of a frame."""
+    return Leaf(
+        edge=frame.edge,
+        seq=frame.seq,
+        tensors=tuple(
+            Shown(
+                dtype=array.dtype,
+                shape=array.shape,
+                sha256=hashlib.sha256(array.data).hexdigest(),
+                sketch=fingerprint.sketch(manifest_digest, frame.edge, index, array),
+            )
+            for index, array in enumerate(frame.tensors)
+        ),
+    )
 
 
 def salt_secret(keys: Keys, request: str, task: str, chunk: int, attempt: int) -> bytes:
@@ -37,19 +79,41 @@ def salt_secret(keys: Keys, request: str, task: str, chunk: int, attempt: int) -
     return canonical.tagged_hash("nodewire/salt-secret/1", keys.secret + of)
 
 
-class Tally:
-    """One chunk's leaves as they come. `secret` is 32 bytes that only the provider knows."""
+class Opening(Schema):
+    """All leaves of a chunk and the secret behind their salts: what only verifiers of the chunk are shown."""
 
-    def __init__(self, secret: bytes) -> None:
-        self._secret = secret
-        self._leaves: list[bytes] = []
+    MAX_BYTES: ClassVar[int] = 64 * 2**20
+    ERROR: ClassVar[type[BadInput]] = BadInput
 
-    def add(self, key: bytes, frame: Frame[Array]) -> None:
-        self._leaves.append(merkle.leaf(leaf_data(key, frame), merkle.salt(self._secret, len(self._leaves))))
+    v: Literal[1] = 1
+    request: Hex32
+    task: Name
+    chunk: Count
+    attempt: Count
+    secret: bytes = Field(min_length=32, max_length=32)
+    leaves: tuple[Leaf, ...] = Field(max_length=MAX_LEAVES)
 
     def root(self) -> str:
         """The root as 64 hex digits."""
-        return merkle.root(self._leaves).hex()
+        hashed = [
+            merkle.leaf(leaf.data(self.request), merkle.salt(self.secret, i)) for i, leaf in enumerate(self.leaves)
+        ]
+        return merkle.root(hashed).hex()
+
+
+def opening(
+    keys: Keys, manifest: Manifest, leaves: Iterable[Leaf], *, request: str, task: str, chunk: int, attempt: int
+) -> Opening:
+    """A chunk's opening by whoever computed it, with the leaves in order."""
+    order = {edge.name: i for i, edge in enumerate(manifest.edges)}
+    return Opening(
+        request=request,
+        task=task,
+        chunk=chunk,
+        attempt=attempt,
+        secret=salt_secret(keys, request, task, chunk, attempt),
+        leaves=tuple(sorted(leaves, key=lambda leaf: (order[leaf.edge], leaf.seq))),
+    )
 
 
 def claim(roots: Iterable[ChunkRoot]) -> str:

@@ -6,6 +6,7 @@ Those travel in tickets (rumors 28841 in ephemeral gift wraps, one to each provi
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,9 +18,10 @@ from pydantic import Field
 from nodewire.errors import BadEvent, BadInput, BadTag, TooLarge
 from nodewire.nostr.event import Event
 from nodewire.nostr.event import parse as parse_event
-from nodewire.protocol import kinds
+from nodewire.protocol import canonical, kinds
+from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.plan import Plan
-from nodewire.protocol.schema import Hex32, Schema
+from nodewire.protocol.schema import Count, Hex32, Name, Schema
 
 MAX_RELAYS = 8
 MAX_PARTIALS = 64
@@ -43,6 +45,8 @@ class Request:
     """Beacon partials (8851), enough to combine."""
     bid_msat: int
     relays: tuple[str, ...]
+    ticket: str
+    """Ticket.seal() of every ticket of the job."""
 
 
 def tags_and_content(
@@ -52,6 +56,7 @@ def tags_and_content(
     certificate_event: str,
     partials: Sequence[Event],
     relays: Sequence[str],
+    ticket: str,
 ) -> tuple[list[list[str]], str]:
     """Tags and content of a request's event; the customer adds the NIP-13 nonce and signs."""
     tags = [
@@ -61,6 +66,7 @@ def tags_and_content(
         ["snapshot", plan.snapshot],
         ["committee", plan.committee],
         ["bid", str(plan.terms.max_total_msat)],
+        ["ticket", ticket],
         ["relays", *relays],
         *(["p", member] for member in plan.members()),
     ]
@@ -104,6 +110,9 @@ def parse(event: Event) -> Request:
         raise BadTag("bid", "not the plan's max_total_msat")
     if set(event.values("p")) != set(plan.members()):
         raise BadTag("p", "not the plan's providers and standbys")
+    ticket = event.tag("ticket") or ""
+    if not re.fullmatch(r"[0-9a-f]{64}", ticket):
+        raise BadTag("ticket", "not the seal of the job's tickets")
     relays = next((t[1:] for t in event.tags if t[0] == "relays"), ())
     if len(relays) > MAX_RELAYS:
         raise BadTag("relays", f"more than {MAX_RELAYS}")
@@ -118,6 +127,7 @@ def parse(event: Event) -> Request:
         partials=tuple(parse_event(partial) for partial in partials),
         bid_msat=int(bid),
         relays=tuple(relays),
+        ticket=ticket,
     )
 
 
@@ -131,3 +141,20 @@ class Ticket(Schema):
     v: Literal[1] = 1
     request: Hex32
     params: dict[str, Any] = Field(default_factory=dict, max_length=32)
+    salt: Hex32
+    """Keeps the seal from confirming a guess."""
+    inputs: tuple[tuple[Name, Count, Hex32], ...] = Field(max_length=256)
+    """Edge, seq and content hash (`content_of`) of every frame that the customer sends."""
+
+    def seal(self) -> str:
+        """What the request says of its tickets, before it has an id: all but the id."""
+        said = self.document()
+        del said["request"]
+        # The one document that may hold floats has no canonical form: its JSON, keys sorted, is hashed.
+        return canonical.tagged_hash(self.TAG, orjson.dumps(said, option=orjson.OPT_SORT_KEYS)).hex()
+
+
+def content_of(frame: Frame[Array]) -> str:
+    """The hash of a frame's tensors, by which a ticket fixes what the customer sends (64 hex digits)."""
+    arrays = [[a.dtype, list(a.shape), hashlib.sha256(a.data).digest()] for a in frame.tensors]
+    return canonical.digest("nodewire/input/1", [frame.edge, frame.seq, arrays])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 INFERENCE = 8843
+VERIFICATION = 8844
 FEEDBACK = 7000
 INVENTORY = 8850
 BEACON = 8851

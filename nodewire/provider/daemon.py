@@ -169,6 +169,8 @@ class Provider:
     async def _serve(self, request: Request, manifest: Manifest, ticket: Ticket) -> None:
         served = self._served[request.plan.manifest]
         try:
+            if ticket.seal() != request.ticket:
+                raise BadInput("ticket", "not the one that the request has sealed")
             params = served.kind.check(manifest, ticket.params)
             if self._admitting >= MAX_ADMITTING:
                 raise Busy("requests", f"{MAX_ADMITTING} are being checked")

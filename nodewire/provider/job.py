@@ -29,13 +29,13 @@ from nodewire.pay.debts import Key
 from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
 from nodewire.protocol import feedback, result
-from nodewire.protocol.chunk import Tally, claim, salt_secret
+from nodewire.protocol.chunk import Leaf, claim, leaf_of, opening
 from nodewire.protocol.close import WITHDRAW, Close
 from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
-from nodewire.protocol.plan import LOCAL, tensor_key
+from nodewire.protocol.plan import LOCAL
 from nodewire.protocol.takeover import LOST, Takeover, assigned, price_msat
 from nodewire.provider.credit import Credit
 
@@ -100,7 +100,7 @@ class JobRun:
         self._committed = committed
         self._job = Job(request.id, manifest, self.tasks, params)
         self._generates = manifest.mode == "generate"
-        self._tallies: dict[tuple[int, str], Tally] = {}
+        self._leaves: dict[tuple[int, str], list[Leaf]] = {}
         self._closed = set(range(first))
         self._replayed = first
         """Frames of the chunks before this one come again, for a task that this node took over."""
@@ -223,10 +223,7 @@ class JobRun:
             self._text.append(text)
         if chunk < self._entered.get(task, 0):
             return  # committed by who did it first
-        key = tensor_key(self.request.id, frame.edge, self.attempt, frame.seq)
-        if (chunk, task) not in self._tallies:
-            self._tallies[chunk, task] = Tally(salt_secret(self._keys, self.request.id, task, chunk, self.attempt))
-        self._tallies[chunk, task].add(key, frame)
+        self._leaves.setdefault((chunk, task), []).append(leaf_of(self.request.plan.manifest, frame))
 
     async def completed(self, chunk: int, units: int, end: bool) -> None:
         if chunk < self._replayed:
@@ -288,9 +285,9 @@ class JobRun:
             return
         self._closed.add(chunk)
         roots = [
-            ChunkRoot(request=self.request.id, task=task, chunk=chunk, attempt=attempt, root=tally.root())
+            ChunkRoot(request=self.request.id, task=task, chunk=chunk, attempt=attempt, root=self._root(leaves, at))
             for task in self.tasks
-            if (tally := self._tallies.pop((chunk, task), None)) is not None
+            if (leaves := self._leaves.pop((chunk, task), None)) is not None and (at := (task, chunk, attempt))
         ]
         if roots:
             self._roots += roots
@@ -299,6 +296,13 @@ class JobRun:
             await self._ask(chunk, units, claim(roots), attempt)
         if end:
             self._ended.set()
+
+    def _root(self, leaves: Sequence[Leaf], at: tuple[str, int, int]) -> str:
+        task, chunk, attempt = at
+        shown = opening(
+            self._keys, self._job.manifest, leaves, request=self.request.id, task=task, chunk=chunk, attempt=attempt
+        )
+        return shown.root()
 
     async def _claim_unclosed(self) -> None:
         """The job failed: chunks whose successor had begun were complete, though the driver has not said so."""

@@ -84,12 +84,13 @@ def requested(provider: Provider, keys: Keys = ME, *, at_s: int = 1, partials: t
         certificate_event=digest("none"),
         partials=partials,
         relays=(),
+        ticket=job.Ticket(request="00" * 32, salt="00" * 32, inputs=()).seal(),
     )
     return sign_event(keys, kinds.INFERENCE, created_at=at_s, content=content, tags=tags)
 
 
 def ticket(request: str, keys: Keys = ME) -> Event:
-    text = job.Ticket(request=request).to_json()
+    text = job.Ticket(request=request, salt="00" * 32, inputs=()).to_json()
     rumor = nip59.rumor(keys.public, kinds.TICKET, created_at=1, content=text)
     return nip59.wrap(rumor, keys, PROVIDER.public, now_s=1, ephemeral=True)
 

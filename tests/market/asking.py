@@ -20,6 +20,12 @@ from nodewire.protocol.job import Request, Ticket
 from nodewire.protocol.plan import Plan
 
 WORK_BITS = 8
+SALT = "5a" * 32
+
+
+def seal(**params: Any) -> str:
+    """What a request says of tickets with these parameters."""
+    return Ticket(request=SALT, params=params, salt=SALT, inputs=()).seal()
 
 
 def request_event(keys: Keys, base: Request, plan: Plan, *, bits: int = WORK_BITS, **changes: Any) -> Event:
@@ -29,6 +35,7 @@ def request_event(keys: Keys, base: Request, plan: Plan, *, bits: int = WORK_BIT
         "certificate_event": base.certificate_event,
         "partials": base.partials,
         "relays": base.relays,
+        "ticket": base.ticket,
         **changes,
     }
     tags, content = job.tags_and_content(plan, **cited)
@@ -41,7 +48,7 @@ def request_event(keys: Keys, base: Request, plan: Plan, *, bits: int = WORK_BIT
 
 async def send_tickets(pool: Pool, keys: Keys, request: Event, **params: Any) -> None:
     """A ticket from `keys` to every provider that the request names."""
-    text = Ticket(request=request.id, params=params).to_json()
+    text = Ticket(request=request.id, params=params, salt=SALT, inputs=()).to_json()
     for provider in request.values("p"):
         now_s = int(time.time())
         rumor = nip59.rumor(keys.public, kinds.TICKET, created_at=now_s, content=text)

@@ -82,7 +82,12 @@ def request(
         verification=Verification(policy="sampled", rate_ppm=RATE_PPM, share_ppm=SHARE_PPM),
     )
     tags, content = job.tags_and_content(
-        plan, manifest_address=f"38840:{'cd' * 32}:tiny", certificate_event=HASH, partials=(), relays=RELAYS
+        plan,
+        manifest_address=f"38840:{'cd' * 32}:tiny",
+        certificate_event=HASH,
+        partials=(),
+        relays=RELAYS,
+        ticket=HASH,
     )
     return events.sign(customer, kinds.INFERENCE, created_at=5, tags=[*tags, ["salt", salt]], content=content)
 

@@ -23,6 +23,7 @@ def request(keys=ME, drop=(), replace=(), **plan_changes):
         certificate_event=HASH,
         partials=(),
         relays=("ws://r",),
+        ticket=HASH,
     )
     replaced = dict(replace)
     tags = [replaced.get(t[0], t) for t in tags if t[0] not in drop]

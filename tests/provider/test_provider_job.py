@@ -86,7 +86,7 @@ def market(folder, tmp_path):
         next_result_ms=1000,
         verification=Verification(policy="none", rate_ppm=0, share_ppm=0),
     )
-    request = Request(REQUEST, CUSTOMER.public, 1, 8843, plan, "", HASH, (), 10**9, ())
+    request = Request(REQUEST, CUSTOMER.public, 1, 8843, plan, "", HASH, (), 10**9, (), HASH)
     market = Market(manifest, Hub(ends(manifest, plan)))
     params = KIND.check(manifest, {"max_tokens": 150})
 

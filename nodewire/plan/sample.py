@@ -1,0 +1,116 @@
+"""Which committed chunks are computed again, and by whom: drawn by the beacon over the certificate that holds them.
+
+Nobody can commit after knowing the draw, and everybody derives the same one. NIPS.md, "Verification".
+
+    h(data) = tagged hash "nodewire/sampled/1" of beacon || sample key || data
+
+A root counts if it is the first that any certificate holds for its sample key, by a node that the plan names for the
+task. It is drawn if the first 8 bytes of h("") as an integer, times 1,000,000, divided by 2^64, are below the plan's
+rate. Verifier number j is drawn by h(byte j) from the bonded nodes of the snapshot that hold the task and have no other
+part in the plan, sorted by pubkey, with their bond units (at most 1,000) as weights, none twice.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Mapping
+from itertools import accumulate
+
+from nodewire.protocol.canonical import tagged_hash
+from nodewire.protocol.commitment import ChunkRoot, Committed
+from nodewire.protocol.committee import Committee
+from nodewire.protocol.job import Request
+from nodewire.protocol.plan import Plan
+from nodewire.protocol.snapshot import Node, Snapshot
+from nodewire.protocol.verdict import MAX_VERIFIERS, sample_key
+from nodewire.protocol.verification import Sample
+
+_MOST_UNITS = 1_000
+
+
+def draw(
+    committee: Committee,
+    beacon: str,
+    commitments: Iterable[Committed],
+    requests: Mapping[str, Request],
+    snapshot: Snapshot,
+    *,
+    seen: Collection[str] = (),
+) -> tuple[Sample, ...]:
+    """The samples of an epoch, in the order of (commitment id, chunk).
+
+    Args:
+        beacon: of the epoch whose certificate holds `commitments` (64 hex digits); `snapshot` is that epoch's.
+        requests: the job requests that the commitments name, as far as they are known; others are not sampled.
+        seen: keys of samples whose roots an earlier certificate holds already.
+    """
+    digest, known = committee.digest(), set(seen)
+    found = []
+    for committed in sorted(commitments, key=lambda one: one.id):
+        for root in committed.commitment.chunks if committed.commitment is not None else ():
+            request = requests.get(root.request)
+            if request is None or request.plan.committee != digest or not _is_in_plan(root, committed, request.plan):
+                continue
+            key = sample_key(committed.provider, *root.key)
+            if key in known:
+                continue
+            known.add(key)
+            if is_drawn(beacon, key, request.plan.verification.rate_ppm):
+                verifiers = _verifiers(committee, beacon, key, root, committed.provider, request, snapshot)
+                found.append(
+                    Sample(
+                        provider=committed.provider,
+                        request=root.request,
+                        task=root.task,
+                        chunk=root.chunk,
+                        attempt=root.attempt,
+                        root=root.root,
+                        verifiers=verifiers,
+                    )
+                )
+    return tuple(found)
+
+
+def is_drawn(beacon: str, key: str, rate_ppm: int) -> bool:
+    """Whether the sample with this key is drawn at `rate_ppm`."""
+    return int.from_bytes(_hash(beacon, key)[:8], "big") * 1_000_000 >> 64 < rate_ppm
+
+
+def _is_in_plan(root: ChunkRoot, committed: Committed, plan: Plan) -> bool:
+    return any(a.task == root.task and committed.provider in (a.provider, a.standby) for a in plan.tasks)
+
+
+def _verifiers(
+    committee: Committee,
+    beacon: str,
+    key: str,
+    root: ChunkRoot,
+    provider: str,
+    request: Request,
+    snapshot: Snapshot,
+) -> tuple[str, ...]:
+    barred = {provider, request.customer, *request.plan.members()}
+    pool = [
+        node.pubkey
+        for node in snapshot.nodes
+        if node.pubkey not in barred and _units(node, committee) and _holds(node, request.plan.manifest, root.task)
+    ]
+    units = {node.pubkey: _units(node, committee) for node in snapshot.nodes}
+    drawn: list[str] = []
+    while pool and len(drawn) < MAX_VERIFIERS:
+        sums = list(accumulate(units[pubkey] for pubkey in pool))
+        value = int.from_bytes(_hash(beacon, key, bytes([len(drawn)])), "big") % sums[-1]
+        drawn.append(pool.pop(bisect_right(sums, value)))
+    return tuple(drawn)
+
+
+def _units(node: Node, committee: Committee) -> int:
+    return min(node.bond_msat // committee.bond_unit_msat, _MOST_UNITS)
+
+
+def _holds(node: Node, manifest: str, task: str) -> bool:
+    return any(held.manifest == manifest and any(t.task == task for t in held.tasks) for held in node.held)
+
+
+def _hash(beacon: str, key: str, data: bytes = b"") -> bytes:
+    return tagged_hash("nodewire/sampled/1", bytes.fromhex(beacon + key) + data)

@@ -1,0 +1,81 @@
+"""Two openings of one chunk against each other: the same work, other work, or a doubt. NIPS.md, "Verification"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from nodewire.protocol.chunk import Leaf, Opening
+from nodewire.protocol.fingerprint import MILLION, distance_ppm
+from nodewire.protocol.manifest import Manifest
+
+Outcome = Literal["pass", "grey", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """Up to `pass_ppm` two results are the same, from `fail_ppm` on they are not."""
+
+    pass_ppm: int
+    fail_ppm: int
+
+    def outcome(self, ppm: int) -> Outcome:
+        return "pass" if ppm <= self.pass_ppm else "fail" if ppm >= self.fail_ppm else "grey"
+
+
+TOLERANCES = {
+    "float32": Tolerance(2_000, 20_000),
+    "float16": Tolerance(15_000, 35_000),
+    "bfloat16": Tolerance(20_000, 35_000),
+}
+"""By dtype: the largest relative L2 distance of a row. Measured in docs/measurements.md."""
+CHOICES = Tolerance(0, 100_000)
+"""Of a driver: the share of frames in which it chose another token. Two honest nodes differ where two logits tie."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    outcome: Outcome
+    ppm: int
+    """How far apart they are: the measure that decided."""
+    where: str
+    """Edge and seq of the frame that is furthest off; empty if none is."""
+
+
+def compare(manifest: Manifest, task: str, mine: Opening, theirs: Opening) -> Comparison:
+    """What `theirs` is beside `mine`, which was computed again from the same inputs."""
+    if [(leaf.edge, leaf.seq) for leaf in mine.leaves] != [(leaf.edge, leaf.seq) for leaf in theirs.leaves]:
+        return Comparison("fail", MILLION, "frames")
+    apart = [(_leaf_ppm(a, b), a, b) for a, b in zip(mine.leaves, theirs.leaves, strict=True)]
+    if not apart:
+        return Comparison("pass", 0, "")
+    if manifest.task(task).engine == "decoder.driver":
+        # A token that differs makes the frame differ that carries it on: frames are counted, not measured.
+        other = [a for ppm, a, _ in apart if _tolerance(a).outcome(ppm) != "pass"]
+        ppm = len(other) * MILLION // len(apart)
+        return Comparison(CHOICES.outcome(ppm), ppm, _where(other[0]) if other else "")
+    order = {"pass": 0, "grey": 1, "fail": 2}
+    ppm, leaf, _ = max(apart, key=lambda one: (order[_tolerance(one[1]).outcome(one[0])], one[0]))
+    return Comparison(_tolerance(leaf).outcome(ppm), ppm, _where(leaf) if ppm else "")
+
+
+def _leaf_ppm(mine: Leaf, theirs: Leaf) -> int:
+    if [(t.dtype, t.shape) for t in mine.tensors] != [(t.dtype, t.shape) for t in theirs.tensors]:
+        return MILLION
+    return max(
+        (
+            0 if a.sha256 == b.sha256 else max(1, distance_ppm(a.dtype, a.sketch, b.sketch))
+            for a, b in zip(mine.tensors, theirs.tensors, strict=True)
+        ),
+        default=0,
+    )
+
+
+def _tolerance(leaf: Leaf) -> Tolerance:
+    """That of the leaf's coarsest tensor; integers must be the same."""
+    found = [TOLERANCES.get(tensor.dtype, Tolerance(0, 1)) for tensor in leaf.tensors]
+    return max(found, key=lambda one: one.pass_ppm, default=Tolerance(0, 1))
+
+
+def _where(leaf: Leaf) -> str:
+    return f"{leaf.edge}/{leaf.seq}"
