@@ -13,7 +13,7 @@ from nodewire.protocol import ad, beacon, beat, canonical, certificate, committe
 from nodewire.protocol.ad import Ad
 from nodewire.protocol.beat import Beat
 from nodewire.protocol.body import Body
-from nodewire.protocol.chunk import Tally, claim, leaf_data
+from nodewire.protocol.chunk import Opening, claim, leaf_of
 from nodewire.protocol.close import Close
 from nodewire.protocol.commitment import ChunkRoot, Commitment, certified_root
 from nodewire.protocol.committee import Committee
@@ -22,9 +22,10 @@ from nodewire.protocol.inventory import Inventory
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import Plan, tensor_key
 from nodewire.protocol.receipt import Receipt
+from nodewire.protocol.verdict import Verdict, sample_key
 
 VECTORS = json.loads((Path(__file__).parent.parent / "vectors" / "documents1.json").read_text())
-TYPES = {cls.__name__: cls for cls in (Ad, Beat, Body, Committee, Inventory, Manifest, Plan, Receipt)}
+TYPES = {cls.__name__: cls for cls in (Ad, Beat, Body, Committee, Inventory, Manifest, Plan, Receipt, Verdict)}
 
 
 @pytest.mark.parametrize("vector", VECTORS["canonical"], ids=lambda vector: vector["packed"][:16])
@@ -65,17 +66,22 @@ def test_tensor_key(vector):
 
 def test_a_chunks_root():
     vector = VECTORS["chunk_root"]
-    secret = bytes.fromhex(vector["secret"])
-    tally = Tally(secret)
+    secret, leaves = bytes.fromhex(vector["secret"]), []
     for index, said in enumerate(vector["frames"]):
         arrays = tuple(Array(dtype, tuple(shape), bytes.fromhex(data)) for dtype, shape, data in said["tensors"])
-        frame = Frame(said["edge"], said["seq"], arrays)
-        key = tensor_key(vector["request"], frame.edge, vector["attempt"], frame.seq)
-        data, salt = leaf_data(key, frame), merkle.salt(secret, index)
+        leaf = leaf_of(vector["manifest"], Frame(said["edge"], said["seq"], arrays))
+        assert [tensor.sketch.hex() for tensor in leaf.tensors] == said["sketches"]
+        data, salt = leaf.data(vector["request"]), merkle.salt(secret, index)
         assert (data.hex(), salt.hex()) == (said["leaf_data"], said["salt"])
         assert merkle.leaf(data, salt).hex() == said["leaf"]
-        tally.add(key, frame)
-    assert tally.root() == vector["root"]
+        leaves.append(leaf)
+    at = {name: vector[name] for name in ("request", "task", "chunk", "attempt")}
+    assert Opening(**at, secret=secret, leaves=tuple(leaves)).root() == vector["root"]
+
+
+def test_a_samples_name():
+    vector = VECTORS["sample_key"]
+    assert sample_key(**vector["of"]) == vector["key"]
 
 
 def test_a_claim_is_over_the_tasks_roots():
