@@ -35,7 +35,7 @@ def request_event(keys: Keys, base: Request, plan: Plan, *, bits: int = WORK_BIT
         "certificate_event": base.certificate_event,
         "partials": base.partials,
         "relays": base.relays,
-        "ticket": base.ticket,
+        "ticket": seal(),
         **changes,
     }
     tags, content = job.tags_and_content(plan, **cited)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from asking import answers, request_event, send_tickets, the_request
+from asking import answers, request_event, seal, send_tickets, the_request
 
 from nodewire.errors import PaymentFailed, PaymentRequired
 from nodewire.nostr.keys import Keys
@@ -70,7 +70,7 @@ async def test_a_customer_who_cannot_pay_gets_no_more_than_two_chunks_and_then_n
 async def test_parameters_that_the_provider_does_not_take_are_refused_by_it(market):
     base, keys = await plan_of(market, "tinkerer")
     async with market.pool() as pool:
-        event = request_event(keys, base, base.plan)
+        event = request_event(keys, base, base.plan, ticket=seal(max_tokens=10))
         await pool.publish(event)
         await send_tickets(pool, keys, event, max_tokens=10)  # an encoder takes no parameters
         said = await answers(pool, [event], len(base.plan.providers()))
