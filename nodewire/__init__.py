@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nodewire.customer.customer import Customer as Customer
-    from nodewire.customer.customer import Piece as Piece
+    from nodewire.customer.generation import Piece as Piece
     from nodewire.errors import NodewireError as NodewireError
     from nodewire.protocol.plan import Terms as Terms
 
@@ -24,7 +24,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Customer": "nodewire.customer.customer",
     "NodewireError": "nodewire.errors",
-    "Piece": "nodewire.customer.customer",
+    "Piece": "nodewire.customer.generation",
     "Terms": "nodewire.protocol.plan",
 }
 __all__ = ["Customer", "NodewireError", "Piece", "Terms", "__version__"]

@@ -104,6 +104,10 @@ class Market:
             raise self._failure or NoQuorum("epoch", "none is certified")
         return found
 
+    def epochs_after(self, epoch: int) -> list[Epoch]:
+        """The certified epochs later than number `epoch` whose beacons are known, oldest first; at most 16."""
+        return self._epochs.after(epoch, _now_ms())
+
     def _latest(self, after: int) -> Epoch | None:
         try:
             latest = self._epochs.latest(_now_ms())

@@ -8,9 +8,8 @@ async with nodewire.Customer.open("customer.toml") as customer:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,7 +17,7 @@ import numpy as np
 import orjson
 
 from nodewire.config import CustomerConfig
-from nodewire.customer.planning import PATIENCE_EPOCHS
+from nodewire.customer.generation import Generation, Piece, only, verdicts
 from nodewire.customer.purchase import Purchase
 from nodewire.customer.session import Session
 from nodewire.customer.starting import start
@@ -26,33 +25,15 @@ from nodewire.customer.summary import summary, together
 from nodewire.errors import (
     BadFrame,
     BadInput,
-    LinkLost,
-    NodewireError,
     NotAllowed,
-    PaymentRequired,
-    TimedOut,
-    WorkerFailed,
 )
-from nodewire.kind import installed
+from nodewire.kind import JobKind, installed
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
-from nodewire.protocol.plan import MAX_EXCLUDED, Terms
+from nodewire.protocol.plan import Terms
 
 MAX_PROMPT_BYTES = 1_000_000
 MAX_TEXTS_BYTES = 16_000_000
-_GOES_ON = (LinkLost, TimedOut, WorkerFailed, PaymentRequired)
-MAX_AGAIN = 3
-"""How often a generation that nobody could go on with is begun anew, as a new job from where it stopped."""
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One step of a generation: its token ids and the text that became printable with them."""
-
-    text: str
-    ids: tuple[int, ...]
-    end: bool
-    reason: str
 
 
 class Customer:
@@ -90,9 +71,13 @@ class Customer:
         return self._session
 
     async def generate(
-        self, model: str, prompt: str, *, terms: Terms | None = None, **params: Any
+        self, model: str, prompt: str, *, terms: Terms | None = None, wait: bool = False, **params: Any
     ) -> AsyncIterator[Piece]:
         """Continue `prompt` on the manifest at address `model`; `params` are those of kind 8843 (max_tokens ...).
+
+        With `wait` (and terms whose `verify` is "sampled") it ends when the committee has judged what was sampled of
+        it. Tokens from a chunk that failed on are bought again, from others; `last` has the text as it is then, and in
+        `repaired` from which tokens on the pieces that came late replace what came before.
 
         Raises:
             BadInput: a parameter or the prompt is out of range.
@@ -101,49 +86,21 @@ class Customer:
         if not prompt or len(prompt.encode()) > MAX_PROMPT_BYTES:
             raise BadInput("prompt", f"empty, or more than {MAX_PROMPT_BYTES} bytes")
         manifest = await self._manifest(model, "generate")
-        edge = next(e for e in manifest.edges if e.source == "customer")
-        text = Array("uint8", (len(prompt.encode()),), prompt.encode())
-        ids: list[int] = []
-        texts: list[str] = []
-        finished: list[dict[str, Any]] = []
-        left = terms or self.terms
-        failure: NodewireError | None = None
-
-        def accept(out: Frame[Array]) -> None:
-            if len(ids) - before + len(_piece(out).ids) > bought.params["max_tokens"]:
-                raise BadFrame("tokens", "more came than were asked for")
-
-        while True:
-            before, tensors = len(ids), (text, *_history(ids))
-            frame = Frame(edge.name, 0, tensors, {"chunk": 0})
-            patience = 0 if failure is not None else PATIENCE_EPOCHS
-            bought = self._purchase(model, manifest, left, params, [frame], accept, patience=patience)
-            try:
-                async with bought:
-                    async for out in bought.outputs():
-                        piece = _piece(out)
-                        ids += piece.ids
-                        texts.append(piece.text)
-                        yield piece
-            except NodewireError as error:
-                if failure is not None and not bought.is_underway:
-                    raise failure from error
-                if not (isinstance(error, _GOES_ON) and bought.is_underway and len(finished) < MAX_AGAIN):
-                    raise
-                if isinstance(error, PaymentRequired) and len(ids) > before:
-                    raise  # not an old debt, which is being settled, but this job's
-                failure = error
-                # Nobody was left to go on: a new job begins where this one ended.
-                self.session.log.info("job %s ended (%s), beginning anew", bought.request.id[:8], error)
-                left = _remaining(left, bought)
-                if left.max_total_msat < bought.plan.chunk_msat or bought.params["max_tokens"] <= len(ids) - before:
-                    raise
-                params = {**bought.params, "max_tokens": bought.params["max_tokens"] - (len(ids) - before)}
-                finished.append(self._finished(bought))
-            else:
-                finished.append(self._finished(bought))
-                break
-        self.last = {**together(finished), "ids": ids, "text": "".join(texts)}
+        kind = self._kind(manifest)
+        checked = dict(kind.check(manifest, params))
+        made = Generation(self.session, kind, model, manifest, prompt, terms or self.terms, checked)
+        async for piece in made.stream():
+            yield piece
+        if wait:
+            async for piece in made.verify():
+                yield piece
+        self.last = {
+            **together([self._finished(bought.purchase) for bought in made.jobs]),
+            "ids": made.ids,
+            "text": "".join(made.texts),
+            "repaired": made.repaired,
+            "verdicts": verdicts(made.jobs),
+        }
 
     async def embed(self, model: str, texts: Sequence[str], *, terms: Terms | None = None) -> np.ndarray:
         """The vectors of `texts`, float32 [len(texts), width]. Raises as `generate`."""
@@ -160,7 +117,8 @@ class Customer:
             if sum(map(len, rows)) + len(matrix) > len(texts) or (rows and matrix.shape[1:] != rows[0].shape[1:]):
                 raise BadFrame("vectors", "more than one for a text, or of another width than those before")
 
-        bought = self._purchase(model, manifest, terms, {}, [frame], accept)
+        kind = self._kind(manifest)
+        bought = Purchase(self.session, kind, model, manifest, terms or self.terms, {}, [frame], accept)
         async with bought:
             async for out in bought.outputs():
                 rows.append(_matrix(out))
@@ -176,24 +134,11 @@ class Customer:
             raise BadInput("model", f"{manifest.name} serves {manifest.mode}, not {mode}")
         return manifest
 
-    def _purchase(
-        self,
-        address: str,
-        manifest: Manifest,
-        terms: Terms | None,
-        params: Mapping[str, Any],
-        inputs: Sequence[Frame[Array]],
-        accept: Callable[[Frame[Array]], None],
-        *,
-        patience: int = PATIENCE_EPOCHS,
-    ) -> Purchase:
+    def _kind(self, manifest: Manifest) -> JobKind:
         kinds = installed()
         if manifest.kind not in kinds:
             raise BadInput("model", f"no installed package serves kind {manifest.kind}")
-        kind = kinds[manifest.kind]
-        return Purchase(
-            self.session, kind, address, manifest, terms or self.terms, params, inputs, accept, patience=patience
-        )
+        return kinds[manifest.kind]
 
     def _finished(self, bought: Purchase) -> dict[str, Any]:
         """The summary, with the time that a hop took: a step's time less its tasks' compute, over the ring's hops."""
@@ -210,39 +155,8 @@ class Customer:
         }
 
 
-def _history(ids: Sequence[int]) -> tuple[Array, ...]:
-    """What an earlier job generated, as the prompt's second tensor."""
-    if not ids:
-        return ()
-    array = np.array(ids, np.int64)
-    return (Array("int64", array.shape, array.tobytes()),)
-
-
-def _remaining(terms: Terms, bought: Purchase) -> Terms:
-    """The terms less what was spent and who failed."""
-    excluded = tuple(dict.fromkeys((*terms.excluded, *sorted(bought.blamed))))[:MAX_EXCLUDED]
-    left_msat = max(0, terms.max_total_msat - bought.spent_msat)
-    return terms.model_copy(update={"max_total_msat": left_msat, "excluded": excluded})
-
-
-def _piece(frame: Frame[Array]) -> Piece:
-    array, meta = _only(frame, "tokens"), frame.meta
-    if array.dtype != "int64" or array.shape != (1,):
-        raise BadFrame("tokens", f"{array.dtype} {list(array.shape)}, not one int64")
-    ids = np.frombuffer(array.data, np.int64)
-    return Piece(
-        str(meta.get("text", "")), tuple(int(i) for i in ids), meta.get("end") is True, str(meta.get("reason", ""))
-    )
-
-
-def _only(frame: Frame[Array], name: str) -> Array:
-    if len(frame.tensors) != 1:
-        raise BadFrame(name, f"{len(frame.tensors)} tensors, one is expected")
-    return frame.tensors[0]
-
-
 def _matrix(frame: Frame[Array]) -> np.ndarray:
-    array = _only(frame, "vectors")
+    array = only(frame, "vectors")
     if array.dtype != "float32" or len(array.shape) != 2 or not all(array.shape):
         raise BadFrame("vectors", f"{array.dtype} {list(array.shape)}, not a float32 matrix")
     return np.frombuffer(array.data, np.float32).reshape(array.shape)

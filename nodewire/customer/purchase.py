@@ -36,6 +36,7 @@ from nodewire.protocol import feedback, job, kinds, receipt, result
 from nodewire.protocol import takeover as takeovers
 from nodewire.protocol.chunk import chunk_of
 from nodewire.protocol.close import Close
+from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.feedback import Feedback
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import CUSTOMER, Manifest
@@ -87,6 +88,8 @@ class Purchase:
         self.receipts: list[Event] = []
         self.results: dict[str, result.Said] = {}
         """What each provider's result says (decrypted), by public key."""
+        self.roots: dict[tuple[str, ChunkRoot], None] = {}
+        """What providers said in their results that they committed to."""
         self._session = session
         self._kind = kind
         self._handover: Handover | None = None
@@ -456,6 +459,7 @@ class Purchase:
                 self._feedback(heard)
         elif event.kind == kinds.result_of(kinds.INFERENCE):
             said = result.parse(event)
+            self.roots.update(dict.fromkeys((event.pubkey, root) for root in said.roots))
             text = nip44.decrypt(said.ciphertext, nip44.conversation_key(self._session.keys, event.pubkey))
             self.results[event.pubkey] = result.Said.parse(text)
         else:

@@ -80,6 +80,15 @@ class Epochs:
         certificate = self.newest(now_ms)
         return self._digest if certificate is None else certificate.digest
 
+    def after(self, epoch: int, now_ms: int) -> list[Epoch]:
+        """All kept epochs later than number `epoch` whose beacon is known, oldest first, valid or not."""
+        found = [
+            self._with_beacon(certificate, event)
+            for certificate, event in self._by_age(now_ms)
+            if certificate.body.epoch > epoch
+        ]
+        return [one for one in reversed(found) if one is not None]
+
     def latest(self, now_ms: int) -> Epoch:
         """The newest epoch that may be planned with.
 

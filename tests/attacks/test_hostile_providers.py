@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from nodewire.customer.customer import _matrix, _piece
+from nodewire.customer.customer import _matrix
+from nodewire.customer.generation import piece_of
 from nodewire.customer.payments import JobPayments
 from nodewire.customer.planning import draw
 from nodewire.customer.purchase import Purchase
@@ -154,7 +155,7 @@ def test_a_root_with_a_line_break_does_not_get_into_a_receipt():
 )
 def test_a_token_that_is_none_is_an_error_with_a_name(tensors):
     with pytest.raises(BadFrame):
-        _piece(Frame("tokens", 0, tensors))
+        piece_of(Frame("tokens", 0, tensors))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,205 @@
+"""One generation, in as many jobs as it takes: what breaks off is begun anew, what fails verification is made again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from nodewire.customer import verified
+from nodewire.customer.planning import PATIENCE_EPOCHS
+from nodewire.customer.purchase import Purchase
+from nodewire.customer.session import Session
+from nodewire.customer.verified import Verified
+from nodewire.errors import BadFrame, LinkLost, NodewireError, PaymentRequired, TimedOut, WorkerFailed
+from nodewire.kind import JobKind
+from nodewire.protocol import job
+from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.manifest import Manifest
+from nodewire.protocol.plan import MAX_EXCLUDED, Terms
+
+MAX_AGAIN = 3
+"""How often a generation that nobody could go on with is begun anew, as a new job from where it stopped."""
+MAX_REPAIRS = 3
+_GOES_ON = (LinkLost, TimedOut, WorkerFailed, PaymentRequired)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One step of a generation: its token ids and the text that became printable with them."""
+
+    text: str
+    ids: tuple[int, ...]
+    end: bool
+    reason: str
+
+
+@dataclass(slots=True)
+class Bought:
+    """One job of the generation, and where in it the job's tokens begin."""
+
+    purchase: Purchase
+    first: int
+    verified: Verified | None = None
+    counted: bool = False
+    """Whether what was spent on it has been taken from the budget."""
+
+
+@dataclass(slots=True)
+class Generation:
+    """`ids` and `texts` are what is good so far; `jobs` all that were bought for it, in their order."""
+
+    session: Session
+    kind: JobKind
+    address: str
+    manifest: Manifest
+    prompt: str
+    terms: Terms
+    params: dict[str, Any]
+    ids: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    jobs: list[Bought] = field(default_factory=list)
+    repaired: list[int] = field(default_factory=list)
+    """From which token on something was made again."""
+
+    async def stream(self) -> AsyncIterator[Piece]:
+        """Buy the rest of the generation. Raises as `Customer.generate`."""
+        failure: NodewireError | None = None
+        again = 0
+        while True:
+            patience = 0 if failure is not None else PATIENCE_EPOCHS
+            bought = Bought(self._purchase(patience), len(self.ids))
+            purchase = bought.purchase
+            try:
+                async with purchase:
+                    self.jobs.append(bought)
+                    async for out in purchase.outputs():
+                        piece = piece_of(out)
+                        self.ids += piece.ids
+                        self.texts.append(piece.text)
+                        yield piece
+                return
+            except NodewireError as error:
+                if failure is not None and not purchase.is_underway:
+                    raise failure from error
+                if not (isinstance(error, _GOES_ON) and purchase.is_underway and again < MAX_AGAIN):
+                    raise
+                if isinstance(error, PaymentRequired) and len(self.ids) > bought.first:
+                    raise  # not an old debt, which is being settled, but this job's
+                # Nobody was left to go on: a new job begins where this one ended.
+                self.session.log.info("job %s ended (%s), beginning anew", purchase.request.id[:8], error)
+                failure, again = error, again + 1
+                self._without(bought, purchase.blamed)
+                if self.terms.max_total_msat < purchase.plan.chunk_msat or self._left() <= 0:
+                    raise
+
+    async def verify(self, progress: Callable[[Verified], None] = lambda found: None) -> AsyncIterator[Piece]:
+        """Wait for the verdicts on all jobs, and buy anew from the first chunk that failed, until nothing fails.
+
+        The pieces that are made again follow those that were yielded before; `repaired` says where they belong.
+        """
+        for _ in range(MAX_REPAIRS):
+            bad = await self._first_failed(progress)
+            if bad is None:
+                return
+            self.repaired.append(bad)
+            del self.ids[bad:]
+            del self.texts[bad:]
+            async for piece in self.stream():
+                yield piece
+        await self._first_failed(progress)
+
+    async def _first_failed(self, progress: Callable[[Verified], None]) -> int | None:
+        """The first token of a chunk that failed, its culprits excluded from now on."""
+        market = self.session.market
+        failed = []
+        for bought in self.jobs:
+            if bought.verified is not None:
+                continue
+            purchase = bought.purchase
+            bought.verified = await verified.follow(
+                job.parse(purchase.request),
+                purchase.roots,
+                market=market,
+                pool=self.session.pool,
+                last_epoch=market.committee.epoch_at(int(time.time() * 1000)),
+                progress=progress,
+            )
+            self._without(bought, bought.verified.culprits())
+            chunk = bought.verified.failed_chunk()
+            if chunk is not None:
+                failed.append(bought.first + (1 + (chunk - 1) * self.manifest.chunk if chunk else 0))
+        return min((n for n in failed if n < len(self.ids)), default=None)
+
+    def _left(self) -> int:
+        """How many tokens are still wanted."""
+        return int(self.params["max_tokens"]) - len(self.ids)
+
+    def _without(self, bought: Bought, whom: set[str]) -> None:
+        """Go on without these providers, and with what is left of the budget."""
+        excluded = tuple(dict.fromkeys((*self.terms.excluded, *sorted(whom))))[:MAX_EXCLUDED]
+        left_msat = max(0, self.terms.max_total_msat - (0 if bought.counted else bought.purchase.spent_msat))
+        bought.counted = True
+        self.terms = self.terms.model_copy(update={"max_total_msat": left_msat, "excluded": excluded})
+
+    def _purchase(self, patience: int) -> Purchase:
+        text = self.prompt.encode()
+        tensors: tuple[Array, ...] = (Array("uint8", (len(text),), text),)
+        if self.ids:  # what an earlier job generated, as the prompt's second tensor
+            history = np.array(self.ids, np.int64)
+            tensors += (Array("int64", history.shape, history.tobytes()),)
+        edge = next(e for e in self.manifest.edges if e.source == "customer")
+        first, most = len(self.ids), self._left()
+
+        def accept(out: Frame[Array]) -> None:
+            if len(self.ids) - first + len(piece_of(out).ids) > most:
+                raise BadFrame("tokens", "more came than were asked for")
+
+        return Purchase(
+            self.session,
+            self.kind,
+            self.address,
+            self.manifest,
+            self.terms,
+            {**self.params, "max_tokens": most},
+            [Frame(edge.name, 0, tensors, {"chunk": 0})],
+            accept,
+            patience=patience,
+        )
+
+
+def piece_of(frame: Frame[Array]) -> Piece:
+    """What a frame on the edge `tokens` says. Raises BadFrame."""
+    array, meta = only(frame, "tokens"), frame.meta
+    if array.dtype != "int64" or array.shape != (1,):
+        raise BadFrame("tokens", f"{array.dtype} {list(array.shape)}, not one int64")
+    ids = np.frombuffer(array.data, np.int64)
+    return Piece(
+        str(meta.get("text", "")), tuple(int(i) for i in ids), meta.get("end") is True, str(meta.get("reason", ""))
+    )
+
+
+def only(frame: Frame[Array], name: str) -> Array:
+    if len(frame.tensors) != 1:
+        raise BadFrame(name, f"{len(frame.tensors)} tensors, one is expected")
+    return frame.tensors[0]
+
+
+def verdicts(jobs: Sequence[Bought]) -> list[dict[str, Any]]:
+    """What was drawn of the jobs and what came of it, as plain data."""
+    return [
+        {
+            "request": sample.request,
+            "task": sample.task,
+            "chunk": sample.chunk,
+            "provider": sample.provider,
+            "outcome": found.verdicts[sample.key].outcome if sample.key in found.verdicts else "",
+            "culprit": found.verdicts[sample.key].culprit if sample.key in found.verdicts else "",
+        }
+        for bought in jobs
+        if (found := bought.verified) is not None
+        for sample in found.samples
+    ]

@@ -1,0 +1,120 @@
+"""What becomes of a finished job: its roots certified, some of them sampled, the committee's verdicts on those."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from nodewire.errors import BadInput, NodewireError, NoQuorum
+from nodewire.market import Market
+from nodewire.nostr.nip01 import Filter
+from nodewire.nostr.pool import Pool
+from nodewire.plan.sample import draw
+from nodewire.protocol import kinds, verdict
+from nodewire.protocol.commitment import ChunkRoot
+from nodewire.protocol.job import Request
+from nodewire.protocol.verdict import Verdict, sample_key
+from nodewire.protocol.verification import Sample
+
+COMMIT_EPOCHS = 3
+"""A root that no certificate holds so long after the job's end never becomes final."""
+VERDICT_EPOCHS = 9
+"""How long after its draw a sample's verdict is waited for: its verifiers' time and the committee's."""
+log = logging.getLogger("nodewire.customer")
+
+
+@dataclass(slots=True)
+class Verified:
+    """`roots` were committed to, `certified` of them are final; of the `samples` came the `verdicts`."""
+
+    roots: int = 0
+    certified: int = 0
+    samples: list[Sample] = field(default_factory=list)
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    """By the sample's key."""
+
+    def failed_chunk(self) -> int | None:
+        """The first chunk that failed; None if none did."""
+        return min((v.chunk for v in self.verdicts.values() if v.outcome == "fail"), default=None)
+
+    def culprits(self) -> set[str]:
+        return {v.culprit for v in self.verdicts.values() if v.culprit}
+
+
+async def follow(
+    request: Request,
+    roots: Mapping[tuple[str, ChunkRoot], None],
+    *,
+    market: Market,
+    pool: Pool,
+    last_epoch: int,
+    progress: Callable[[Verified], None] = lambda found: None,
+) -> Verified:
+    """Wait until everything that was drawn of the job has its verdict, or will have none.
+
+    `roots`: what the providers (public keys) said in their results that they committed to; `last_epoch`: in which the
+    job ended. What is drawn is derived here, from what the certificates hold.
+    """
+    found = Verified(roots=len(roots))
+    wanted = {sample_key(provider, *root.key): root for provider, root in roots}
+    came = asyncio.Event()
+    listening = asyncio.create_task(_listen(request, found, market, pool, came))
+    seen: set[str] = set()
+    epoch_s = market.committee.epoch_ms / 1000
+    newest, deadline = request.plan.epoch, last_epoch + COMMIT_EPOCHS
+    try:
+        while True:
+            for epoch in market.epochs_after(newest):
+                newest = max(newest, epoch.body.epoch)
+                try:
+                    commitments = await market.commitments(epoch.body)
+                    snapshot = await market.snapshot(epoch.body.snapshot)
+                except NodewireError as error:
+                    log.info("epoch %d cannot be read: %s", epoch.body.epoch, error)
+                    continue
+                mine = [one for one in commitments if _is_about(one.commitment, request.id)]
+                drawn = draw(market.committee, epoch.beacon, mine, {request.id: request}, snapshot, seen=seen)
+                found.samples += drawn
+                for one in mine:
+                    for root in one.commitment.chunks if one.commitment is not None else ():
+                        key = sample_key(one.provider, *root.key)
+                        if key in wanted and key not in seen and wanted[key].root == root.root:
+                            found.certified += 1
+                        seen.add(key)
+                if drawn:
+                    deadline = max(deadline, epoch.body.epoch + VERDICT_EPOCHS)
+                progress(found)
+            judged = all(sample.key in found.verdicts for sample in found.samples)
+            if judged and (seen >= wanted.keys() or newest >= last_epoch + COMMIT_EPOCHS):
+                return found
+            if newest >= deadline:
+                return found
+            came.clear()
+            try:
+                async with asyncio.timeout(epoch_s):
+                    await came.wait()
+            except TimeoutError:
+                continue
+    except NoQuorum:
+        return found
+    finally:
+        listening.cancel()
+
+
+async def _listen(request: Request, found: Verified, market: Market, pool: Pool, came: asyncio.Event) -> None:
+    about = Filter(kinds=frozenset({kinds.CERTIFICATE}), tags={"e": frozenset({request.id})})
+    async for event in pool.subscribe([about]):
+        try:
+            certificate = verdict.parse(event)
+            certificate.check(market.committee)
+        except BadInput:
+            continue
+        if certificate.verdict.request == request.id:
+            found.verdicts.setdefault(certificate.verdict.key, certificate.verdict)
+            came.set()
+
+
+def _is_about(commitment: object, request: str) -> bool:
+    return any(root.request == request for root in getattr(commitment, "chunks", ()))
