@@ -1,6 +1,7 @@
 """Writes tests/vectors/documents1.json anew: `python -m tests.protocol.make_vectors`.
 
-Everything but signatures (and what is hashed over them) follows from names, so that a change of a document shows.
+Everything follows from names and fixed times, signatures too (Keys.sign gives one digest one signature): the same bytes
+come out on every run, so a change of a document shows.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 from nodewire.nostr import event as events
 from nodewire.nostr import nip13
 from nodewire.nostr.event import Event
-from nodewire.protocol import beat, canonical, committee, job, kinds, merkle, publish
+from nodewire.protocol import beat, canonical, certificate, committee, job, kinds, merkle, publish
 from nodewire.protocol.ad import Ad
 from nodewire.protocol.body import Body
 from nodewire.protocol.chunk import Opening, claim, leaf_of
@@ -34,6 +35,11 @@ DRIVER = documents.PROVIDERS[0]
 SECRET = bytes(range(32))
 TAG = "nodewire/plan/1"
 RELAYS = ("wss://relay.example",)
+
+
+def text() -> str:
+    """The whole file."""
+    return json.dumps(vectors(), indent=1, sort_keys=True) + "\n"
 
 
 def vectors() -> dict[str, Any]:
@@ -225,13 +231,15 @@ def _events(world: World) -> dict[str, Event]:
         blob_sha256=hashlib.sha256(world.manifest.pack()).hexdigest(),
         servers=("https://blobs.example",),
     )
+    closed_s = world.committee.close_ms(world.certificate.body.epoch) // 1000
+    certified = certificate.build(world.seats[0].keys, world.certificate, created_at=closed_s)
     terms = generous(max_chunk_msat=200, max_total_msat=100_000)
     plan = world.assign(terms)
     ticket = job.Ticket(request="00" * 32, params={"max_tokens": 5}, salt=digest("salt"), inputs=())
     tags, content = job.tags_and_content(
         plan,
         manifest_address=f"{kinds.MANIFEST}:{author.public}:{world.manifest.name}",
-        certificate_event=world.certificate_event.id,
+        certificate_event=certified.id,
         partials=world.partials[:3],
         relays=RELAYS,
         ticket=ticket.seal(),
@@ -244,11 +252,11 @@ def _events(world: World) -> dict[str, Event]:
         "manifest": manifest_event,
         "ad": provider.ad,
         "beat": provider.beat(5),
-        "certificate": world.certificate_event,
+        "certificate": certified,
         **{f"partial.{i}": partial for i, partial in enumerate(world.partials[:3], 1)},
         "request": events.sign(CUSTOMER_KEYS, kinds.INFERENCE, created_at=at_s, content=content, tags=mined),
     }
 
 
 if __name__ == "__main__":
-    VECTORS.write_text(json.dumps(vectors(), indent=1, sort_keys=True) + "\n")
+    VECTORS.write_text(text())

@@ -1,7 +1,6 @@
 """The committed vectors of documents, closes, tensor keys and roots: what a second implementation must reproduce."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -23,9 +22,14 @@ from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import Plan, tensor_key
 from nodewire.protocol.receipt import Receipt
 from nodewire.protocol.verdict import Verdict, sample_key
+from tests.protocol import make_vectors
 
-VECTORS = json.loads((Path(__file__).parent.parent / "vectors" / "documents1.json").read_text())
+VECTORS = json.loads(make_vectors.VECTORS.read_text())
 TYPES = {cls.__name__: cls for cls in (Ad, Beat, Body, Committee, Inventory, Manifest, Plan, Receipt, Verdict)}
+
+
+def test_the_committed_file_comes_out_the_same():
+    assert make_vectors.text() == make_vectors.VECTORS.read_text()
 
 
 @pytest.mark.parametrize("vector", VECTORS["canonical"], ids=lambda vector: vector["packed"][:16])
@@ -120,6 +124,9 @@ def test_signed_events_are_read(signed):
 def test_the_requests_plan_follows_from_what_it_cites(signed):
     request = job.parse(signed["request"])
     assert [partial.id for partial in request.partials] == [signed[f"partial.{i}"].id for i in (1, 2, 3)]
+    standbys = {assignment.standby for assignment in request.plan.tasks} - {None}
+    assert standbys - set(request.plan.providers())  # one that no task has as its provider
+    assert set(signed["request"].values("p")) == standbys | set(request.plan.providers())
     assert request.certificate_event == signed["certificate"].id
     assert request.plan.snapshot == VECTORS["snapshot"]["sha256"]
     findings = audit(
