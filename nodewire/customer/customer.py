@@ -100,6 +100,7 @@ class Customer:
             "text": "".join(made.texts),
             "repaired": made.repaired,
             "verdicts": verdicts(made.jobs),
+            "refunded_msat": sum(one.verified.refunded_msat for one in made.jobs if one.verified is not None),
         }
 
     async def embed(self, model: str, texts: Sequence[str], *, terms: Terms | None = None) -> np.ndarray:

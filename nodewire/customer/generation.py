@@ -128,6 +128,7 @@ class Generation:
                 last_epoch=market.committee.epoch_at(int(time.time() * 1000)),
                 progress=progress,
             )
+            await verified.settle(bought.verified, purchase.request, self.session.holder, self.session.keys)
             self._without(bought, bought.verified.culprits())
             chunk = bought.verified.failed_chunk()
             if chunk is not None:

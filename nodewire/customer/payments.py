@@ -144,6 +144,11 @@ class JobPayments:
             self.paid[said.provider, due.chunk] = paid
             self._changed.notify_all()
 
+    async def payable(self, chunk: int) -> None:
+        """Return when `chunk` has come and, in a generation, has been closed."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._may_pay(chunk))
+
     async def settled(self, last_chunk: int) -> None:
         """Return when every provider that charges has been paid every chunk up to `last_chunk`, or a payment failed.
 

@@ -13,6 +13,7 @@ from nodewire.customer.payments import JobPayments
 from nodewire.customer.planning import PATIENCE_EPOCHS, Draw, draw
 from nodewire.customer.receipts import ZapReceipts, receipts_for
 from nodewire.customer.session import LocalMailbox, Session
+from nodewire.customer.shares import Shares
 from nodewire.customer.timing import Handed, Timing
 from nodewire.errors import (
     TABLE,
@@ -93,6 +94,8 @@ class Purchase:
         self._session = session
         self._kind = kind
         self._handover: Handover | None = None
+        self.shares: Shares | None = None
+        self._sharing: asyncio.Task[None] | None = None
         self._lost_s = 0.0
         self._deadline: asyncio.Timeout | None = None
         self._blamed: set[str] = set()
@@ -314,6 +317,15 @@ class Purchase:
             most_units=self._most_units(),
             private_endpoints=session.private_endpoints,
         )
+        self.shares = Shares(
+            self._request.id,
+            plan,
+            session.payer,
+            session.holder,
+            relays=session.relays,
+            network=session.network,
+            private_endpoints=session.private_endpoints,
+        )
         session.settler.under_way.add(self._request.id)
         self._heard, self._failure, self._failed = set(), None, asyncio.Event()
         routes = {
@@ -350,6 +362,7 @@ class Purchase:
             self._spawn(self._connect(provider, drawn.ads[provider].wire, lost if hands_over else None))
         self._spawn(self._listen(self._request.id))
         self._spawn(self._follow_controls())
+        self._sharing = asyncio.create_task(self.shares.follow(self._payments))
         self._spawn(self._follow_losses(losses, self._handover))
         await session.pool.publish(self._request, timeout_s=10.0)
         for provider in plan.members():
@@ -532,6 +545,10 @@ class Purchase:
         try:
             async with asyncio.timeout(SETTLE_S):
                 await self.payments.settled(self._last_chunk)
+                if self.shares is not None and self._sharing is not None:
+                    self._sharing.cancel()
+                    await asyncio.gather(self._sharing, return_exceptions=True)
+                    await self.shares.finish(self._last_chunk)
                 async with self._said:
                     await self._said.wait_for(self._has_everything)
         except TimeoutError:
@@ -559,9 +576,10 @@ class Purchase:
         self._session.withdraw(self.request.id, {p: ads[p].wire for p in self._here()})
 
     async def _end(self) -> None:
-        for task in self._tasks:
+        ending = {*self._tasks, *([self._sharing] if self._sharing is not None else [])}
+        for task in ending:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*ending, return_exceptions=True)
         self._tasks.clear()
         if self._open is not None:
             self._open.close()

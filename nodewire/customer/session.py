@@ -14,6 +14,7 @@ from nodewire.kind import Job, JobKind, MakeWorker, Params, Worker
 from nodewire.market import Market
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.pool import Pool
+from nodewire.pay.bond_holder import BondHolder
 from nodewire.pay.payer import Payer
 from nodewire.protocol.close import WITHDRAW, Close
 from nodewire.protocol.frame import Array, Frame
@@ -43,6 +44,8 @@ class Session:
     make_worker: MakeWorker
     spool: Spool
     settler: Settler
+    holder: BondHolder
+    """Who keeps the committee's treasury."""
     private_endpoints: bool = False
     """Whether LNURL endpoints on loopback and private networks may be asked."""
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("nodewire.customer"))

@@ -14,6 +14,7 @@ from nodewire.customer.settler import Settler
 from nodewire.market import open_market
 from nodewire.pay.ledger import Ledger
 from nodewire.pay.payer import Payer
+from nodewire.pay.sim_bond_holder import SimBondHolder
 from nodewire.pay.sim_wallet import SimWallet
 from nodewire.wire.node import Node
 from nodewire.wire.spool import Spool
@@ -70,6 +71,7 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
         node=node,
         spool=spool,
         settler=settler,
+        holder=SimBondHolder(wallet),
         make_worker=maker(stack, config.worker.limits, config.blobs),
         private_endpoints=config.private_endpoints,
     )

@@ -12,6 +12,7 @@ from nodewire.protocol import receipt
 def summary(bought: Purchase) -> Mapping[str, Any]:
     """What happened, as plain data: assignments, spending, timing."""
     plan, paid = bought.plan, bought.payments.paid.values()
+    shares = bought.shares.paid.values() if bought.shares is not None else ()
     return {
         "request": bought.request.id,
         "plan": plan.digest(),
@@ -38,7 +39,8 @@ def summary(bought: Purchase) -> Mapping[str, Any]:
             for handed in bought.timing.takeovers
         ],
         "paid_msat": {p: n for p in plan.members() if (n := _paid_msat(bought, p)) or p in plan.providers()},
-        "fees_msat": sum(x.debt.fee_msat for x in paid),
+        "fees_msat": sum(x.debt.fee_msat for x in paid) + sum(debt.fee_msat for debt in shares),
+        "share_msat": sum(debt.amount_msat for debt in shares),
         "zaps": len(paid),
         "receipts": [
             {
@@ -72,6 +74,7 @@ def together(jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "requests": [job["request"] for job in jobs],
         "paid_msat": paid_msat,
         "fees_msat": sum(job["fees_msat"] for job in jobs),
+        "share_msat": sum(job["share_msat"] for job in jobs),
         "zaps": sum(job["zaps"] for job in jobs),
         "receipts": [receipt for job in jobs for receipt in job["receipts"]],
         "takeovers": [handed for job in jobs for handed in job["takeovers"]],

@@ -9,8 +9,11 @@ from dataclasses import dataclass, field
 
 from nodewire.errors import BadInput, NodewireError, NoQuorum
 from nodewire.market import Market
+from nodewire.nostr.event import Event
+from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
 from nodewire.nostr.pool import Pool
+from nodewire.pay.bond_holder import BondHolder
 from nodewire.plan.sample import draw
 from nodewire.protocol import kinds, verdict
 from nodewire.protocol.commitment import ChunkRoot
@@ -34,6 +37,10 @@ class Verified:
     samples: list[Sample] = field(default_factory=list)
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     """By the sample's key."""
+    certificates: dict[str, Event] = field(default_factory=dict)
+    """The events that certify them."""
+    refunded_msat: int = 0
+    """What bonds gave back for failed or withheld work."""
 
     def failed_chunk(self) -> int | None:
         """The first chunk that failed; None if none did."""
@@ -103,6 +110,19 @@ async def follow(
         listening.cancel()
 
 
+async def settle(found: Verified, request: Event, holder: BondHolder, keys: Keys) -> None:
+    """Present every verdict to the bonds' holder, and take what it gives back to the customer."""
+    for key, certificate in found.certificates.items():
+        try:
+            settled = await holder.present(certificate, request)
+            if settled.refused:
+                log.warning("the verdict on %s reached no bond: %s", found.verdicts[key].task, settled.refused)
+            if settled.due.get(keys.public):
+                found.refunded_msat += (await holder.claim(keys, settled.case)).amount_msat
+        except NodewireError as error:
+            log.warning("the verdict on %s is not settled: %s", found.verdicts[key].task, error)
+
+
 async def _listen(request: Request, found: Verified, market: Market, pool: Pool, came: asyncio.Event) -> None:
     about = Filter(kinds=frozenset({kinds.CERTIFICATE}), tags={"e": frozenset({request.id})})
     async for event in pool.subscribe([about]):
@@ -113,6 +133,7 @@ async def _listen(request: Request, found: Verified, market: Market, pool: Pool,
             continue
         if certificate.verdict.request == request.id:
             found.verdicts.setdefault(certificate.verdict.key, certificate.verdict)
+            found.certificates.setdefault(certificate.verdict.key, event)
             came.set()
 
 

@@ -1,0 +1,70 @@
+"""The verification share of a job's price: zapped chunk by chunk to whoever keeps the committee's treasury."""
+
+from __future__ import annotations
+
+import logging
+from itertools import count
+
+from nodewire.customer.payments import JobPayments
+from nodewire.errors import NodewireError
+from nodewire.pay import lnurl
+from nodewire.pay.bond_holder import BondHolder
+from nodewire.pay.debts import Debt, Key
+from nodewire.pay.payer import Payer
+from nodewire.pay.settlement import share_msat
+from nodewire.protocol.plan import Plan
+
+log = logging.getLogger("nodewire.customer")
+
+
+class Shares:
+    """One job's shares. What cannot be paid now stays in the ledger, and is paid when its holder can be reached."""
+
+    def __init__(
+        self,
+        request: str,
+        plan: Plan,
+        payer: Payer,
+        holder: BondHolder,
+        *,
+        relays: tuple[str, ...],
+        network: str,
+        private_endpoints: bool,
+    ) -> None:
+        self.paid: dict[int, Debt] = {}
+        """By chunk."""
+        self.share_msat = share_msat(plan)
+        self._request = request
+        self._payer = payer
+        self._holder = holder
+        self._relays = relays
+        self._network = network
+        self._private_endpoints = private_endpoints
+        self._next = 0
+
+    async def follow(self, payments: JobPayments) -> None:
+        """Pay each chunk's share when the chunk may be paid, until cancelled."""
+        if not self.share_msat:
+            return
+        for chunk in count(self._next):
+            await payments.payable(chunk)
+            await self._pay(chunk)
+
+    async def finish(self, last_chunk: int) -> None:
+        """Pay what is still due up to the job's last chunk."""
+        if self.share_msat:
+            for chunk in range(self._next, last_chunk + 1):
+                await self._pay(chunk)
+
+    async def _pay(self, chunk: int) -> None:
+        try:
+            holder = await self._holder.holder()
+            fetch = lnurl.over_lnurl(
+                holder.lnurl, nostr_pubkey=holder.public, network=self._network, allow_private=self._private_endpoints
+            )
+            key = Key(self._request, holder.public, chunk)
+            encoded = lnurl.encode(holder.lnurl)
+            self.paid[chunk] = await self._payer.pay(key, self.share_msat, fetch, relays=self._relays, lnurl=encoded)
+        except NodewireError as error:
+            log.warning("the verification share of chunk %d: %s", chunk, error)
+        self._next = chunk + 1
