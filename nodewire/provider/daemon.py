@@ -20,6 +20,7 @@ from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
 from nodewire.pay.till import Till
 from nodewire.protocol import feedback, kinds
+from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.job import Request, Ticket
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import ends
@@ -187,6 +188,12 @@ class Provider:
         if self._withdrawals.has(request.customer, request.id):
             mailbox.close()
             raise NotAllowed("job", "withdrawn by the customer")
+        chunks: set[int] = set()
+
+        def committed(root: ChunkRoot) -> None:
+            chunks.add(root.chunk)
+            self._announcer.commit(root)
+
         run = JobRun(
             keys=self._keys,
             request=request,
@@ -197,7 +204,7 @@ class Provider:
             worker=OneManifest(self._workers[served.digest], served.digest),
             ledger=self._ledger,
             publish=self._publish,
-            committed=self._announcer.commit,
+            committed=committed,
             patience_s=self._patience_s,
         )
         self._jobs[request.id] = run
@@ -215,6 +222,10 @@ class Provider:
             for outcome in await asyncio.gather(*beside, return_exceptions=True):
                 if isinstance(outcome, NodewireError):
                     log.info("job %s: %s", request.id[:8], outcome)
+            if chunks:
+                earned = self._ledger.earned_msat(job=request.id) / 1000
+                tasks = ", ".join(run.tasks)
+                log.info("job %s served: %s, %d chunks, %.3f sat earned", request.id[:8], tasks, len(chunks), earned)
 
     async def _link(self, peer: str, addresses: Sequence[str], mailbox: JobMailbox) -> None:
         """Have a link to `peer`; a job that cannot reach one of its nodes ends at once, not when it first must."""
