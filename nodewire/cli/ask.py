@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -53,8 +53,10 @@ def generate(
     if local is not None:
         done = _generate_here(local, text, params, threads=threads, stream=not json)
     else:
-        customer = _needs(config, model)
+        config, customer = _needs(config, model)
         done = uvloop.run(_generate(customer, model, text, params, budget, show=not json))
+        if not json:
+            _show_bill(done, config, streamed=True)
     if report is not None:
         report.write_bytes(orjson.dumps(done, option=orjson.OPT_INDENT_2))
     if json:
@@ -76,7 +78,7 @@ def embed(
     if local is not None:
         done = _embed_here(local, lines)
     else:
-        customer = _needs(config, model)
+        config, customer = _needs(config, model)
         done = uvloop.run(_embed(customer, model, lines, budget, show=not json))
     vectors = done["vectors"]
     if report is not None:
@@ -88,10 +90,8 @@ def embed(
         console.print(
             f"[bold]{one_line(line[:60])}[/]  {', '.join(f'{x:+.4f}' for x in vector[:6])} … {len(vector)} numbers"
         )
-    if local is None:
-        from nodewire.cli.shown import show_bill
-
-        show_bill(done, streamed=False)
+    if config is not None and local is None:
+        _show_bill(done, config, streamed=False)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -102,7 +102,7 @@ def add_to(app: typer.Typer) -> None:
 async def _generate(
     config: CustomerConfig, model: str, prompt: str, params: dict[str, Any], budget: str, *, show: bool
 ) -> dict[str, Any]:
-    from nodewire.cli.shown import GrowingText, show_bill
+    from nodewire.cli.shown import GrowingText
 
     async with _buying(config, show=show) as customer:
         text = GrowingText(prompt)
@@ -113,10 +113,7 @@ async def _generate(
                     text.add(piece.text)
         finally:
             text.end()
-        done = {**customer.last, "names": customer.names}
-    if show:
-        show_bill(done, streamed=True)
-    return done
+        return {**customer.last, "names": customer.names}
 
 
 async def _embed(config: CustomerConfig, model: str, texts: list[str], budget: str, *, show: bool) -> dict[str, Any]:
@@ -194,10 +191,16 @@ def _can_write(report: Path | None) -> None:
         raise BadInput("--report", f"the folder {report.parent} does not exist")
 
 
-def _needs(config: Path | None, model: str) -> CustomerConfig:
+def _show_bill(done: Mapping[str, Any], config: Path, *, streamed: bool) -> None:
+    from nodewire.cli.shown import show_bill
+
+    show_bill(done, config, streamed=streamed)
+
+
+def _needs(config: Path | None, model: str) -> tuple[Path, CustomerConfig]:
     if config is None:
         raise BadInput("--config", "the customer's TOML file is needed (or --local FOLDER)")
     if not model:
         raise BadInput("--model", "the manifest's address is needed; `nodewire models --config FILE` lists them")
     check_model(model)
-    return load_customer(config)
+    return config, load_customer(config)

@@ -127,7 +127,7 @@ def provider(config: Config, json: Json = False) -> None:
     async def start(stack: AsyncExitStack) -> dict[str, Any]:
         return await start_provider(stack, load_provider(config))
 
-    run_until_stopped(start, json, lambda ready: _provider_ready(ready, config))
+    run_until_stopped(start, json, lambda ready: provider_ready(ready, config))
 
 
 def up(
@@ -148,10 +148,10 @@ def up(
         ready = await start_provider(stack, settings)
         return {**ready, "relay": running.url, "blossom": running.http_url}
 
-    run_until_stopped(start, json, lambda ready: _provider_ready(ready, config))
+    run_until_stopped(start, json, lambda ready: provider_ready(ready, config))
 
 
-def _provider_ready(ready: Mapping[str, Any], config: Path) -> str:
+def provider_ready(ready: Mapping[str, Any], config: Path) -> str:
     """Who and where, what at what price, how to look at it and to stop it."""
     where = f"others reach it at {', '.join(ready['wire'])}, wallets at {ready['lnurl']}"
     if "relay" in ready:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -14,6 +15,9 @@ from nodewire.config import CustomerConfig
 from nodewire.customer.customer import Customer
 from nodewire.customer.purchase import Purchase
 from nodewire.protocol.plan import LOCAL
+
+
+_NAME_CHARS = 24
 
 
 class Watched(Customer):
@@ -73,6 +77,8 @@ class GrowingText:
     def end(self) -> None:
         if self._began:
             print(flush=True)
+            if not sys.stdout.isatty():
+                notes.print()  # ends the prompt's line where the text went elsewhere
         self._began = False
 
 
@@ -96,14 +102,14 @@ def _show_plan(bought: Purchase, names: Mapping[str, str]) -> None:
     notes.print(f"request {bought.request.id}", soft_wrap=True)
 
 
-def show_bill(done: Mapping[str, Any], *, streamed: bool) -> None:
+def show_bill(done: Mapping[str, Any], config: Path, *, streamed: bool) -> None:
     """What it came to. `streamed`: output came piece by piece, at a rate that means something."""
     total = sum(done["paid_msat"].values()) + done["fees_msat"]
     rate = f" · {done['tokens_per_s']:.1f} tokens/s" if streamed else ""
     notes.print(
         f"[bold]{sats(total)}[/] in {done['zaps']} zaps to {len(done['providers'])} providers"
         f" (fees {sats(done['fees_msat'])}) · first output {done['first_token_ms']:.0f} ms{rate}\n"
-        f"[dim]`nodewire audit {done['request']} --config FILE` re-derives the plan[/]",
+        f"[dim]`nodewire audit {done['request']} --config {one_line(str(config))}` re-derives the plan[/]",
         soft_wrap=True,
     )
 
@@ -120,4 +126,7 @@ def named(public: str, names: Mapping[str, str]) -> str:
     """A provider for people: its ad's name, which anybody may take, and the beginning of its key, which nobody can."""
     if public == LOCAL:
         return "this machine"
-    return one_line(f"{names[public]} {public[:8]}" if public in names else public[:8])
+    name, key = names.get(public, ""), public[:8]
+    if name == f"nodewire-{key}":  # what a provider without a name is called
+        return one_line(name)
+    return one_line(f"{name[:_NAME_CHARS]} {key}".lstrip())

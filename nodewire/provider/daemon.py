@@ -224,8 +224,8 @@ class Provider:
                     log.info("job %s: %s", request.id[:8], outcome)
             if chunks:
                 earned = self._ledger.earned_msat(job=request.id) / 1000
-                tasks = ", ".join(run.tasks)
-                log.info("job %s served: %s, %d chunks, %.3f sat earned", request.id[:8], tasks, len(chunks), earned)
+                what = f"{', '.join(run.tasks)}, {len(chunks)} chunk{'s' * (len(chunks) > 1)}"
+                log.info("job %s served: %s, %.3f sat earned", request.id[:8], what, earned)
 
     async def _link(self, peer: str, addresses: Sequence[str], mailbox: JobMailbox) -> None:
         """Have a link to `peer`; a job that cannot reach one of its nodes ends at once, not when it first must."""
