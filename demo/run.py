@@ -20,6 +20,7 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 from rich.console import Console
@@ -110,10 +111,37 @@ async def _ended(process: asyncio.subprocess.Process) -> None:
 
 
 def step(text: str) -> None:
-    out.print(f"[bold cyan]»[/] {text}  [dim]{time.monotonic() - STARTED:.0f} s[/]")
+    out.print(f"[bold cyan]»[/] {text}  [dim]{time.monotonic() - STARTED:.0f} s[/]", soft_wrap=True)
 
 
 STARTED = time.monotonic()
+
+
+def note(text: str) -> None:
+    out.print(f"  [dim]{text}[/]", soft_wrap=True)
+
+
+class Progress:
+    """Says how many of `total` are there, as each comes."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self._what, self._total, self._came = what, total, 0
+
+    async def after(self, coming: Coroutine[None, None, dict]) -> dict:
+        came = await coming
+        self._came += 1
+        note(f"{self._what} {self._came} of {self._total} ready")
+        return came
+
+
+async def saying(coming: Coroutine[None, None, dict], say: Callable[[dict], str]) -> dict:
+    came = await coming
+    note(say(came))
+    return came
+
+
+def sats(msat: int) -> str:
+    return f"{msat / 1000:,.3f} sat"
 
 
 def specializations(decoder: dict, encoder: dict) -> list[list[tuple[str, str, int]]]:
@@ -222,6 +250,10 @@ async def run(options: argparse.Namespace) -> int:
             await market.stop()
 
 
+def _pieces(registered: dict) -> str:
+    return f"{registered['name']} is cut into {len(registered['tasks'])} pieces and uploaded"
+
+
 async def trade(market: Market, options: argparse.Namespace) -> int:
     folder = market.folder
     step("a relay with its blob store, and a simulated Lightning network")
@@ -236,12 +268,15 @@ async def trade(market: Market, options: argparse.Namespace) -> int:
 
     step("a committee of four oracles; two models cut into pieces and uploaded")
     created, decoder, encoder = await asyncio.gather(
-        market.command(
-            "committee", "create", str(folder / "committee"), "--oracles", "4",
-            "--epoch-ms", "2000", "--skew-ms", "200", "--beat-ms", "1000", *where,
+        saying(
+            market.command(
+                "committee", "create", str(folder / "committee"), "--oracles", "4",
+                "--epoch-ms", "2000", "--skew-ms", "200", "--beat-ms", "1000", *where,
+            ),
+            lambda made: f"the committee of {len(made['oracles'])} is founded",
         ),
-        register(market, DECODER, "pycoder", "12MB", where),
-        register(market, minilm(), "minilm", "30MB", where),
+        saying(register(market, DECODER, "pycoder", "12MB", where), _pieces),
+        saying(register(market, minilm(), "minilm", "30MB", where), _pieces),
     )  # fmt: skip
     common["committee"] = created["address"]
     notes = {
@@ -268,13 +303,14 @@ async def trade(market: Market, options: argparse.Namespace) -> int:
     serve = specializations(decoder, encoder)
     configs = await asyncio.gather(*(provider_config(market, i, serve[i], common) for i in range(PROVIDERS)))
     customer = await customer_config(market, common)
-    ready = await asyncio.gather(
-        *oracles, *(market.daemon(f"provider-{i}", "provider", "--config", str(c)) for i, c in enumerate(configs))
-    )
+    seats, stalls = Progress("oracle", len(oracles)), Progress("provider", PROVIDERS)
+    providers = [market.daemon(f"provider-{i}", "provider", "--config", str(c)) for i, c in enumerate(configs)]
+    ready = await asyncio.gather(*map(seats.after, oracles), *map(stalls.after, providers))
 
-    names = {line["public"]: f"provider-{i}" for i, line in enumerate(ready[len(oracles) :])}
-    for public, name in names.items():
-        out.print(f"  [dim]{public[:8]}[/] is {name}: {', '.join(task for _, task, _ in serve[int(name[9:])])}")
+    names = {line["public"]: line["name"] for line in ready[len(oracles) :]}
+    for line in ready[len(oracles) :]:
+        held = "; ".join(f"{', '.join(tasks)} of {model}" for model, tasks in line["serves"].items())
+        out.print(f"  {line['name']} [dim]{line['public'][:8]}[/]  {held}", soft_wrap=True)
 
     step(f"buying {TOKENS} tokens from {decoder['name']}")
     await market.command(
@@ -293,8 +329,10 @@ async def trade(market: Market, options: argparse.Namespace) -> int:
         table.add_row(SENTENCES[i], SENTENCES[j])
     out.print(table)
 
-    step("the same from one process, for comparison; both plans re-derived from relay and blobs")
+    step("the same in one process, to compare; both plans re-derived from relay and blobs")
+    note("the same generation, in one process")
     alone = await market.command("generate", PROMPT, "--local", str(DECODER), "--max-tokens", str(TOKENS))
+    note("the same embeddings, in one process; both plans")
     alone_vectors, *audits = await asyncio.gather(
         market.command("embed", *SENTENCES, "--local", str(minilm())),
         *(market.command("audit", job["request"], "--config", str(customer)) for job in (generated, bought)),
@@ -302,7 +340,7 @@ async def trade(market: Market, options: argparse.Namespace) -> int:
     spent, *balances = await asyncio.gather(
         *(market.command("wallet", "balance", "--config", str(config)) for config in (customer, *configs))
     )
-    paid = {str(i): b["received_msat"] for i, b in enumerate(balances)}
+    paid = {name: b["received_msat"] for name, b in zip(names.values(), balances, strict=True)}
     hits = plaintext_hits(
         folder,
         await relay_events(common["relay"]),
@@ -316,7 +354,13 @@ async def trade(market: Market, options: argparse.Namespace) -> int:
         ],
     )
     receipts = generated["receipts"] + bought["receipts"]
+    strangers = len(generated["providers"])
     report = {
+        "models": [decoder["name"], encoder["name"]],
+        "prompt": PROMPT,
+        "sentences": len(SENTENCES),
+        "generation_providers": {a["task"]: names[a["provider"]] for a in generated["tasks"]},
+        "embedding_providers": {a["task"]: names[a["provider"]] for a in bought["tasks"]},
         "tokens": len(generated["ids"]),
         "tokens_identical": generated["ids"] == alone["ids"] and len(generated["ids"]) >= 128,
         "embedding_max_abs_diff": max(
@@ -329,6 +373,7 @@ async def trade(market: Market, options: argparse.Namespace) -> int:
         "oracle_processes": sum(n.startswith("oracle-") for n in market.processes),
         "customer_spent_msat": spent["spent_msat"],
         "paid_msat": paid,
+        "paid_total_msat": sum(paid.values()),
         "fees_msat": spent["fees_msat"],
         "relay_plaintext_hits": hits,
         "receipts": len(receipts),
@@ -342,14 +387,15 @@ async def trade(market: Market, options: argparse.Namespace) -> int:
     Path(options.report).write_text(json.dumps(report, indent=1) + "\n")
     table = Table("receipt (8856)", "for", "chunks", "amount", "zap receipts (9735)", box=None, header_style="bold")
     for one in receipts:
-        amount = f"{one['amount_msat'] / 1000:,.3f} sat"
+        amount = sats(one["amount_msat"])
         table.add_row(one["event"][:12], names[one["provider"]], str(one["chunks"]), amount, str(one["zap_receipts"]))
     out.print(table)
     table = Table("who", "was paid", box=None, header_style="bold")
-    for i, msat in paid.items():
-        table.add_row(f"provider-{i}", f"{msat / 1000:,.3f} sat")
-    table.add_row("routing fees", f"{report['fees_msat'] / 1000:,.3f} sat")
-    table.add_row("[bold]the customer spent", f"[bold]{report['customer_spent_msat'] / 1000:,.3f} sat")
+    for name, msat in paid.items():
+        table.add_row(name, sats(msat))
+    table.add_row("[bold]all providers", f"[bold]{sats(report['paid_total_msat'])}")
+    table.add_row("routing fees", sats(report["fees_msat"]))
+    table.add_row("[bold]the customer spent", f"[bold]{sats(report['customer_spent_msat'])}")
     out.print(table)
     checks = {
         "the split model's tokens equal the single process's": report["tokens_identical"],
@@ -362,6 +408,11 @@ async def trade(market: Market, options: argparse.Namespace) -> int:
     for text, ok in checks.items():
         out.print(f"{'[green]✓' if ok else '[red]✗'}[/] {text}")
     step(f"written to {options.report}")
+    out.print(
+        f"[bold]{report['tokens_per_s']:.1f} tokens/s over {strangers} strangers' processes,"
+        f" {report['single_process_tokens_per_s']:.1f} in one process[/]",
+        soft_wrap=True,
+    )
     if options.stay:
         out.print(
             "[bold]The market stays up[/] (Ctrl-C ends it). Try, in another terminal:\n"

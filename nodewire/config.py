@@ -82,11 +82,15 @@ class File(Section):
         Raises:
             BadConfig: the file cannot be read, is not TOML, or a field is wrong.
         """
-        data = _read(path)
+        text = _text(path)
+        data = _parsed(path, text)
         try:
             return cls.model_validate(_resolved(cls, data, path.parent.resolve()))
         except ValidationError as error:
-            first = error.errors()[0]
+            # An unknown field first: it is often the misspelt name of one that is said to be missing.
+            first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
+            if first["type"] == "extra_forbidden":
+                raise _unknown(path, text, first["loc"]) from error
             where = ".".join(str(part) for part in first["loc"])
             raise BadConfig(f"{path}: {where}", first["msg"].removeprefix("Value error, ")) from error
 
@@ -193,18 +197,48 @@ class OracleConfig(File):
 
 def load_role(path: Path) -> CustomerConfig | ProviderConfig:
     """A provider's configuration if the file says what to serve, else a customer's. Raises BadConfig."""
-    return ProviderConfig.load(path) if "serve" in _read(path) else CustomerConfig.load(path)
+    return ProviderConfig.load(path) if "serve" in _parsed(path, _text(path)) else CustomerConfig.load(path)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _text(path: Path) -> str:
     try:
-        return tomllib.loads(path.read_text())
+        return path.read_text()
     except OSError as error:
         raise BadConfig(str(path), f"cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise BadConfig(str(path), "is not UTF-8 text") from error
+
+
+def _parsed(path: Path, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise BadConfig(str(path), f"is not TOML: {error}") from error
+
+
+def _unknown(path: Path, text: str, where: tuple[int | str, ...]) -> BadConfig:
+    """The error for a field that no model has; `where` are the keys and list indices that lead to it."""
+    *outer, name = where
+    section = ".".join(part for part in outer if isinstance(part, str))
+    index = next((part for part in outer if isinstance(part, int)), None)
+    line = _line_of(str(name), section, index or 0, text)
+    header = f"[{section}]" if index is None else f"[[{section}]] number {index + 1}"
+    said = f"unknown field {str(name)!r}" + (f" in {header}" if section else "")
+    return BadConfig(f"{path}, line {line}" if line else str(path), said)
+
+
+def _line_of(name: str, section: str, index: int, text: str) -> int:
+    """The line of the field or table `name` in the `index`-th table `section`; 0 if it is written in another way."""
+    here, seen = "", {"": 0}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := re.match(r"\s*(\[\[?)\s*([^\]]*?)\s*\]", line):
+            here = header[2]
+            seen[here] = seen.get(here, -1) + 1
+            if here == (f"{section}.{name}" if section else name):
+                return number
+        elif (here, seen[here]) == (section, index) and re.match(rf"\s*[\"']?{re.escape(name)}[\"']?\s*[=.]", line):
+            return number
+    return 0
 
 
 def _resolved(model: type[BaseModel], data: Any, folder: Path) -> Any:

@@ -4,18 +4,34 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from nodewire import __version__
 from nodewire.cli import ask, audit, bond, daemons, doctor, keys, models, wallet
 from nodewire.cli import committee as committees
-from nodewire.cli.output import PlainFormatter, fail
+from nodewire.cli.output import CUSTOMERS, DEVELOPERS, OPERATORS, PlainFormatter, fail
 from nodewire.errors import BadConfig, NodewireError, first_of
+
+
+class _ByPanel(TyperGroup):
+    """Commands in the order of their panels: typer shows a panel where its first command stands, and groups first."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        panels = (CUSTOMERS, OPERATORS, DEVELOPERS)
+
+        def place(name: str) -> int:
+            panel = getattr(self.commands[name], "rich_help_panel", None)
+            return panels.index(panel) if panel in panels else len(panels)
+
+        return sorted(super().list_commands(ctx), key=place)
+
 
 app = typer.Typer(
     name="nodewire",
+    cls=_ByPanel,
     help="A Nostr-native, peer-to-peer marketplace where strangers run pieces of AI models for sats.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -40,10 +56,10 @@ def _nodewire(
     return
 
 
-app.add_typer(bond.app, name="bond")
-app.add_typer(committees.app, name="committee")
-app.add_typer(keys.app, name="keys")
-app.add_typer(wallet.app, name="wallet")
+app.add_typer(wallet.app, name="wallet", rich_help_panel=CUSTOMERS)
+app.add_typer(bond.app, name="bond", rich_help_panel=OPERATORS)
+app.add_typer(keys.app, name="keys", rich_help_panel=OPERATORS)
+app.add_typer(committees.app, name="committee", rich_help_panel=DEVELOPERS)
 
 
 def main() -> None:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
 import uvloop
-from rich.text import Text
 
-from nodewire.cli.output import Json, console, one_line, plain, print_json, sats
-from nodewire.config import parse_msat
+from nodewire.cli.output import CUSTOMERS, Json, console, one_line, print_json
+from nodewire.cli.roles import check_model, load_customer, naming
+from nodewire.config import CustomerConfig, parse_msat
 from nodewire.errors import BadConfig, BadInput
+
+if TYPE_CHECKING:
+    from nodewire.cli.shown import Watched
 
 Config = Annotated[Path | None, typer.Option("--config", "-c", help="The customer's TOML file.")]
 Model = Annotated[str, typer.Option("--model", "-m", help="Address of the manifest (38840:<author>:<name>).")]
@@ -47,11 +53,10 @@ def generate(
     if local is not None:
         done = _generate_here(local, text, params, threads=threads, stream=not json)
     else:
-        _needs(config, model)
-        assert config is not None
-        done = uvloop.run(_generate(config, model, text, params, budget, stream=not json))
+        config, customer = _needs(config, model)
+        done = uvloop.run(_generate(customer, model, text, params, budget, show=not json))
         if not json:
-            _show_bill(done)
+            _show_bill(done, config, streamed=True)
     if report is not None:
         report.write_bytes(orjson.dumps(done, option=orjson.OPT_INDENT_2))
     if json:
@@ -73,9 +78,8 @@ def embed(
     if local is not None:
         done = _embed_here(local, lines)
     else:
-        _needs(config, model)
-        assert config is not None
-        done = uvloop.run(_embed(config, model, lines, budget))
+        config, customer = _needs(config, model)
+        done = uvloop.run(_embed(customer, model, lines, budget, show=not json))
     vectors = done["vectors"]
     if report is not None:
         report.write_bytes(orjson.dumps({k: v for k, v in done.items() if k != "vectors"}, option=orjson.OPT_INDENT_2))
@@ -86,56 +90,55 @@ def embed(
         console.print(
             f"[bold]{one_line(line[:60])}[/]  {', '.join(f'{x:+.4f}' for x in vector[:6])} … {len(vector)} numbers"
         )
-    if local is None:
-        _show_bill(done)
+    if config is not None and local is None:
+        _show_bill(done, config, streamed=False)
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(rich_help_panel="Customers")(generate)
-    app.command(rich_help_panel="Customers")(embed)
-
-
-class _Shown:
-    """A text that is shown as it grows: the prompt on stderr once something follows it, what follows on stdout."""
-
-    def __init__(self, prompt: str) -> None:
-        self._prompt = prompt
-        self._began = False
-
-    def add(self, text: str) -> None:
-        if not self._began:
-            console.print(Text(plain(self._prompt), style="dim"), end="", soft_wrap=True)
-        self._began = True
-        print(plain(text) if sys.stdout.isatty() else text, end="", flush=True)
-
-    def end(self) -> None:
-        if self._began:
-            print(flush=True)
+    app.command(rich_help_panel=CUSTOMERS)(generate)
+    app.command(rich_help_panel=CUSTOMERS)(embed)
 
 
 async def _generate(
-    config: Path, model: str, prompt: str, params: dict[str, Any], budget: str, *, stream: bool
+    config: CustomerConfig, model: str, prompt: str, params: dict[str, Any], budget: str, *, show: bool
 ) -> dict[str, Any]:
-    from nodewire.customer.customer import Customer
+    from nodewire.cli.shown import GrowingText
 
-    async with Customer.open(config) as customer:
-        shown = _Shown(prompt) if stream else None
+    async with _buying(config, show=show) as customer:
+        text = GrowingText(prompt)
         try:
             async for piece in customer.generate(model, prompt, terms=_terms(customer, budget), **params):
-                if shown:
-                    shown.add(piece.text)
+                await customer.planned(show=show)
+                if show:
+                    text.add(piece.text)
         finally:
-            if shown:
-                shown.end()
-        return customer.last
+            text.end()
+        return {**customer.last, "names": customer.names}
 
 
-async def _embed(config: Path, model: str, texts: list[str], budget: str) -> dict[str, Any]:
-    from nodewire.customer.customer import Customer
-
-    async with Customer.open(config) as customer:
+async def _embed(config: CustomerConfig, model: str, texts: list[str], budget: str, *, show: bool) -> dict[str, Any]:
+    async with _buying(config, show=show) as customer:
         vectors = await customer.embed(model, texts, terms=_terms(customer, budget))
-        return {**customer.last, "vectors": vectors.tolist()}
+        await customer.planned(show=show)
+        return {**customer.last, "names": customer.names, "vectors": vectors.tolist()}
+
+
+@asynccontextmanager
+async def _buying(config: CustomerConfig, *, show: bool) -> AsyncIterator[Watched]:
+    """A customer; whoever interrupts it is told what that came to."""
+    from nodewire.cli.shown import Watched, show_stopped
+
+    with naming(config.relays):
+        async with Watched(config) as customer:
+            try:
+                yield customer
+            except asyncio.CancelledError:
+                stopped = customer.stopped()
+                if show:
+                    show_stopped(stopped)
+                else:
+                    print_json(stopped)
+                raise
 
 
 def _terms(customer: Any, budget: str) -> Any:
@@ -143,11 +146,12 @@ def _terms(customer: Any, budget: str) -> Any:
 
 
 def _generate_here(folder: Path, prompt: str, params: dict[str, Any], *, threads: int, stream: bool) -> dict[str, Any]:
+    from nodewire.cli.shown import GrowingText
     from nodewire.llm.sampling import parse_params
     from nodewire.llm.whole import Whole
 
     whole = Whole(_folder(folder), threads=threads)
-    shown = _Shown(prompt) if stream else None
+    shown = GrowingText(prompt) if stream else None
     ids: list[int] = []
     texts: list[str] = []
     moments: list[float] = []
@@ -187,30 +191,16 @@ def _can_write(report: Path | None) -> None:
         raise BadInput("--report", f"the folder {report.parent} does not exist")
 
 
-def _needs(config: Path | None, model: str) -> None:
+def _show_bill(done: Mapping[str, Any], config: Path, *, streamed: bool) -> None:
+    from nodewire.cli.shown import show_bill
+
+    show_bill(done, config, streamed=streamed)
+
+
+def _needs(config: Path | None, model: str) -> tuple[Path, CustomerConfig]:
     if config is None:
         raise BadInput("--config", "the customer's TOML file is needed (or --local FOLDER)")
     if not model:
         raise BadInput("--model", "the manifest's address is needed; `nodewire models --config FILE` lists them")
-
-
-def _show_bill(done: dict[str, Any]) -> None:
-    """Who was paid what, for people."""
-    from rich.table import Table
-
-    table = Table("task", "provider", "standby", "of", "a chunk", box=None, header_style="bold dim")
-    for task in done["tasks"]:
-        standby = (task["standby"] or "-")[:8]
-        table.add_row(task["task"], task["provider"][:8], standby, str(task["holders"]), sats(task["price_msat"]))
-    console.print(table)
-    console.print(
-        f"[dim]drawn by the beacon {done['beacon'][:12]} of epoch {done['epoch']} among the live holders (of), then by"
-        " least latency; `nodewire audit` re-derives it[/]"
-    )
-    total = sum(done["paid_msat"].values())
-    console.print(
-        f"[bold]{sats(total + done['fees_msat'])}[/] in {done['zaps']} zaps to {len(done['providers'])} providers"
-        f" (fees {sats(done['fees_msat'])}) · first output {done['first_token_ms']:.0f} ms ·"
-        f" {done['tokens_per_s']:.1f} outputs/s"
-        f"\nrequest {done['request']}"
-    )
+    check_model(model)
+    return config, load_customer(config)

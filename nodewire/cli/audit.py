@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from nodewire.cli.output import Json, console, one_line, print_json
+from nodewire.cli.output import CUSTOMERS, Json, console, one_line, print_json
+from nodewire.cli.roles import event_id, naming
 from nodewire.config import Role, load_role
 from nodewire.errors import NodewireError, NotFound
 
@@ -21,7 +22,10 @@ def audit(
     json: Json = False,
 ) -> None:
     """Re-derive the plan of a job; exit code 1 if it is not the one that the public record gives."""
-    found = asyncio.run(_audit(load_role(config), event))
+    id_ = event_id(event)
+    role = load_role(config)
+    with naming(role.relays):
+        found = asyncio.run(_audit(role, id_))
     if json:
         print_json(found)
     else:
@@ -37,7 +41,7 @@ def audit(
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(rich_help_panel="Customers")(audit)
+    app.command(rich_help_panel=CUSTOMERS)(audit)
 
 
 async def _audit(role: Role, id_: str) -> dict[str, Any]:

@@ -75,6 +75,6 @@ def create(
     if json:
         print_json({"address": address, "digest": founded.digest(), "oracles": [o.pubkey for o in founded.oracles]})
     else:
-        console.print(f"[bold green]founded[/] {address}\n[dim]digest {founded.digest()}[/]")
+        console.print(f"[bold green]founded[/] {address}\n[dim]digest {founded.digest()}[/]", soft_wrap=True)
         first = escape(str(directory / "oracle-1" / "oracle.toml"))
-        console.print(f"Start each oracle:  nodewire oracle --config {first}   (to {oracles})")
+        console.print(f"Start each oracle:  nodewire oracle --config {first}   (to {oracles})", soft_wrap=True)

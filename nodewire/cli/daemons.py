@@ -1,6 +1,6 @@
 """`nodewire relay | simnet | oracle | provider | up`: processes that run until they are told to stop.
 
-Each prints one line when it is ready (with `--json` one JSON document, so that a script knows where it listens).
+Each says when it is ready (with `--json` in one JSON document on one line, so that a script knows where it listens).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +17,8 @@ import typer
 import uvloop
 from rich.markup import escape
 
-from nodewire.cli.output import Json, PlainFormatter, console, print_json
+from nodewire.cli.output import DEVELOPERS, OPERATORS, Json, PlainFormatter, console, print_json, sats
+from nodewire.cli.roles import load_provider
 from nodewire.errors import BadInput
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="The role's TOML file (docs/operating.md).")]
@@ -30,7 +31,16 @@ Start = Callable[[AsyncExitStack], Awaitable[dict[str, Any]]]
 """Starts a service on the stack; returns what its ready line says."""
 
 
-def run_until_stopped(start: Start, as_json: bool) -> None:
+Say = Callable[[Mapping[str, Any]], str]
+"""What a ready document says to people, in rich's markup."""
+
+
+def _on_one_line(ready: Mapping[str, Any]) -> str:
+    said = "  ".join(f"{key} {value}" for key, value in ready.items() if key != "ready")
+    return f"[bold green]{ready['ready']}[/] ready  {escape(said)}"
+
+
+def run_until_stopped(start: Start, as_json: bool, say: Say = _on_one_line) -> None:
     """Run a service under uvloop until SIGINT or SIGTERM; what it opened is closed in reverse order.
 
     A service whose ready document has `wait` (an awaitable) also ends when that does.
@@ -51,8 +61,7 @@ def run_until_stopped(start: Start, as_json: bool) -> None:
             if as_json:
                 print_json(ready)
             else:
-                said = "  ".join(f"{key} {value}" for key, value in ready.items() if key != "ready")
-                console.print(f"[bold green]{ready['ready']}[/] ready  {escape(said)}")
+                console.print(say(ready), soft_wrap=True)
             stopping = asyncio.create_task(stop.wait())
             waiting = [stopping] if wait is None else [stopping, asyncio.ensure_future(wait)]
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -132,10 +141,12 @@ def oracle(config: Config, json: Json = False) -> None:
 
 def provider(config: Config, json: Json = False) -> None:
     """Run a provider: serve tasks of models and be paid for them."""
-    from nodewire.config import ProviderConfig
     from nodewire.provider.starting import start as start_provider
 
-    run_until_stopped(lambda stack: start_provider(stack, ProviderConfig.load(config)), json)
+    async def start(stack: AsyncExitStack) -> dict[str, Any]:
+        return await start_provider(stack, load_provider(config))
+
+    run_until_stopped(start, json, lambda ready: provider_ready(ready, config))
 
 
 def up(
@@ -146,20 +157,36 @@ def up(
 ) -> None:
     """Run a provider with its own relay and blob store beside it, in one process."""
     import relay as room
-    from nodewire.config import ProviderConfig
     from nodewire.provider.starting import start as start_provider
 
     async def start(stack: AsyncExitStack) -> dict[str, Any]:
-        settings = ProviderConfig.load(config)
+        settings = load_provider(config)
         settings.state.mkdir(parents=True, exist_ok=True)
         beside = room.Config(host=host, port=port, db=settings.state / "relay.db", blobs=settings.state / "blossom")
         running = await stack.enter_async_context(room.serve(beside))
         ready = await start_provider(stack, settings)
         return {**ready, "relay": running.url, "blossom": running.http_url}
 
-    run_until_stopped(start, json)
+    run_until_stopped(start, json, lambda ready: provider_ready(ready, config))
+
+
+def provider_ready(ready: Mapping[str, Any], config: Path) -> str:
+    """Who and where, what at what price, how to look at it and to stop it."""
+    where = f"others reach it at {', '.join(ready['wire'])}, wallets at {ready['lnurl']}"
+    if "relay" in ready:
+        where += f"; its relay is {ready['relay']}, its blob store {ready['blossom']}"
+    serves = "; ".join(
+        f"{model}: {', '.join(f'{task} at {sats(msat)}' for task, msat in prices.items())} a chunk"
+        for model, prices in ready["prices_msat"].items()
+    )
+    return (
+        f"[bold green]provider[/] ready  [bold]{escape(ready['name'])}[/] {ready['public'][:8]}, {escape(where)}\n"
+        f"serves {escape(serves)}\n"
+        f"[dim]Ctrl-C stops it; `nodewire wallet balance --config {escape(str(config))}` shows what it earned[/]"
+    )
 
 
 def add_to(app: typer.Typer) -> None:
-    for command in (relay, simnet, oracle, provider, up):
-        app.command(rich_help_panel="Daemons")(command)
+    panels: dict[Callable[..., None], str] = {provider: OPERATORS, up: OPERATORS}
+    for command in (provider, up, oracle, relay, simnet):
+        app.command(rich_help_panel=panels.get(command, DEVELOPERS))(command)

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from nodewire.cli.output import Json, console, one_line, print_json, sats
+from nodewire.cli.output import OPERATORS, Json, console, one_line, print_json, sats
 from nodewire.config import CustomerConfig, ProviderConfig, Role, load_role
 from nodewire.errors import BadConfig, NodewireError
 
@@ -40,7 +40,7 @@ def doctor(
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(rich_help_panel="Operators")(doctor)
+    app.command(rich_help_panel=OPERATORS)(doctor)
 
 
 async def _examine(config: Path | None) -> list[tuple[str, bool, str]]:

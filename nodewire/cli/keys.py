@@ -37,4 +37,4 @@ def _show(keys: Keys, file: Path, as_json: bool) -> None:
     if as_json:
         print_json({"file": str(file), "npub": keys.npub, "public": keys.public})
     else:
-        console.print(f"{escape(str(file))}: [bold]{keys.npub}[/]\n[dim]hex {keys.public}[/]")
+        console.print(f"{escape(str(file))}: [bold]{keys.npub}[/]\n[dim]hex {keys.public}[/]", soft_wrap=True)

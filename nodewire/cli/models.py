@@ -13,7 +13,8 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from nodewire.cli.output import Json, console, one_line, print_json
+from nodewire.cli.output import CUSTOMERS, DEVELOPERS, Json, console, notes, one_line, print_json, sats
+from nodewire.cli.roles import naming
 from nodewire.config import Role, load_role, parse_size
 from nodewire.errors import BadConfig, BadInput, NodewireError
 from nodewire.kind import Registration
@@ -38,20 +39,17 @@ def register(
     json: Json = False,
 ) -> None:
     """Cut a model into pieces, upload them, publish the manifest."""
-    try:
-        target_bytes = parse_size(target_vram)
-    except ValueError as error:
-        raise BadInput("--target-vram", str(error)) from error
+    target_bytes = _size(target_vram)
     with tempfile.TemporaryDirectory() as scratch:
-        with console.status(f"cutting {folder.name} into pieces of at most {target_vram}"):
+        with notes.status(f"cutting {folder.name} into pieces of at most {target_vram}"):
             made = _split(folder, target_bytes, Path(scratch), name or folder.resolve().name.lower(), slots)
         done = asyncio.run(_publish(made, key, relay, blossom, show=not json))
     if json:
         print_json(done)
         return
     for line in made.report:
-        console.print(f"  {escape(line)}")
-    console.print(f"[bold green]registered[/] {done['address']}\n[dim]digest {done['digest']}[/]")
+        console.print(f"  {escape(line)}", soft_wrap=True)
+    console.print(f"[bold green]registered[/] {done['address']}\n[dim]digest {done['digest']}[/]", soft_wrap=True)
 
 
 def models(
@@ -59,7 +57,9 @@ def models(
     json: Json = False,
 ) -> None:
     """List the models on the market: who serves what, at what price."""
-    found = asyncio.run(_models(load_role(config)))
+    role = load_role(config)
+    with naming(role.relays):
+        found = asyncio.run(_models(role))
     if json:
         print_json({"models": found})
         return
@@ -68,15 +68,26 @@ def models(
     for model in found:
         table = Table(f"{model['name']}  {model['mode']}", "memory", "live providers", "a chunk from", box=None)
         for task in model["tasks"]:
-            price = "-" if task["min_price_msat"] is None else f"{task['min_price_msat'] / 1000:.3f} sat"
+            price = "-" if task["min_price_msat"] is None else sats(task["min_price_msat"])
             table.add_row(task["name"], f"{task['memory_bytes'] / 1e6:.1f} MB", str(task["providers"]), price)
         console.print(table)
-        console.print(f"[dim]{model['address']}[/]\n")
+        console.print(f"[dim]{model['address']}[/]\n", soft_wrap=True)
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(rich_help_panel="Developers")(register)
-    app.command(rich_help_panel="Customers")(models)
+    app.command(rich_help_panel=DEVELOPERS)(register)
+    app.command(rich_help_panel=CUSTOMERS)(models)
+
+
+def _size(text: str) -> int:
+    """Raises BadInput for what is no size; a small number without a unit was hardly meant in bytes."""
+    try:
+        size = parse_size(text)
+    except ValueError as error:
+        raise BadInput("--target-vram", str(error)) from error
+    if text.strip().isdigit() and size < 1_000_000:
+        raise BadInput("--target-vram", f"{text.strip()} of what? Add a unit, such as {text.strip()}MB or GB")
+    return size
 
 
 def _split(folder: Path, target_bytes: int, out: Path, name: str, slots: int) -> Registration:
@@ -113,7 +124,7 @@ async def _publish(
         pool = await stack.enter_async_context(Pool(relays, keys=keys))
         cache = stack.enter_context(tempfile.TemporaryDirectory())
         blobs = await stack.enter_async_context(Blobs(servers, Path(cache), keys=keys))
-        with Progress(console=console, transient=True, disable=not show) as progress:
+        with Progress(console=notes, transient=True, disable=not show) as progress:
             for path in progress.track(list(made.blobs.values()), description="uploading"):
                 await blobs.put(path)
         packed = await blobs.put(manifest.pack())
@@ -156,7 +167,7 @@ async def _models(role: Role) -> list[dict[str, Any]]:
             try:
                 manifest = await market.manifest(publish.address(event))
             except NodewireError as error:
-                console.print(f"[dim]{one_line(str(event.tag('d')))}: {one_line(str(error))}[/]")
+                notes.print(f"[dim]{one_line(str(event.tag('d')))}: {one_line(str(error))}[/]", soft_wrap=True)
                 continue
             digest = manifest.digest()
             offers = [t for n in snapshot.nodes for h in n.held if h.manifest == digest for t in h.tasks]

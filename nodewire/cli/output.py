@@ -1,4 +1,4 @@
-"""What commands print: people's text through rich on stderr, results on stdout, JSON documents on request."""
+"""What commands print: results on stdout, what is said beside them and errors on stderr, JSON documents on request."""
 
 from __future__ import annotations
 
@@ -15,30 +15,60 @@ from rich.markup import escape
 from nodewire.errors import NodewireError
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-console = Console(stderr=True, highlight=False)
+console = Console(highlight=False)
+"""For results: standard output."""
+notes = Console(stderr=True, highlight=False)
+"""For progress, errors, and what is said beside a result: standard error."""
+CUSTOMERS, OPERATORS, DEVELOPERS = "Customers", "Operators", "Developers and committees"
+"""The headings of `nodewire --help`, in their order."""
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout instead of text.")]
 
+_DOCTOR = "`nodewire doctor --config FILE` tries everything it names."
 _ADVICE = {
     "no-quorum": "Is the committee running, and are these its relays? `nodewire doctor --config FILE` looks.",
     "no-provider": "Raise the price cap, widen the terms, or wait: `nodewire models` shows who serves what.",
     "bad-config": "See docs/operating.md for every field.",
     "payment-failed": "`nodewire wallet balance --config FILE` shows what the wallet holds.",
-    "link-lost": "Is it running, and is its address right? `nodewire doctor --config FILE` tries everything it names.",
+    "link-lost": f"Is it running, and is its address right? {_DOCTOR}",
     "over-budget": "Raise --budget, or max_chunk_msat and max_total_msat in the configuration.",
     "worker-failed": "The worker's log on stderr says more; more memory may help ([worker] memory).",
 }
+_MODEL = re.compile(r"38840:[0-9a-f]{64}:")
+_AIOHTTP = re.compile(r"Cannot connect to host (\S+) ssl:\S+ \[(.*)\]")
+"""aiohttp says "ssl:default" of plain http, too."""
+_AMOUNT = re.compile(r"(?<![\w.])(\d+)(?: msat)?(?![\w.:]| times)")
 
 
 def fail(error: NodewireError, *, as_json: bool = False) -> NoReturn:
     """Print the error and exit with 1."""
-    advice = _ADVICE.get(error.code, "")
+    advice = _advice(error)
     if as_json:
-        print_json({"error": {**error.as_dict(), "advice": advice}})
+        print_json({"error": {**error.as_dict(), "reason": _reachable(error.reason), "advice": advice}})
     else:
-        console.print(f"[bold red]{error.code}[/]  {one_line(str(error))}", soft_wrap=True)
+        notes.print(f"[bold red]{error.code}[/]  {one_line(_in_words(error))}", soft_wrap=True)
         if advice:
-            console.print(f"[dim]{escape(advice)}[/]", soft_wrap=True)
+            notes.print(f"[dim]{escape(advice)}[/]", soft_wrap=True)
     sys.exit(1)
+
+
+def _advice(error: NodewireError) -> str:
+    if error.code == "not-found" and _MODEL.match(error.field):
+        return "`nodewire models --config FILE` lists what is on the market."
+    if error.code == "timed-out" and error.field.startswith("relay"):
+        return f"Is it running, and is its address right? {_DOCTOR}"
+    return _ADVICE.get(error.code, "")
+
+
+def _in_words(error: NodewireError) -> str:
+    """The error for people: amounts in sat, and no library's jargon."""
+    text = _reachable(str(error))
+    if " msat" in text or error.field.endswith("_msat"):
+        text = _AMOUNT.sub(lambda found: sats(int(found[1])), text)
+    return text
+
+
+def _reachable(reason: str) -> str:
+    return _AIOHTTP.sub(r"cannot connect to \1 (\2)", reason)
 
 
 def plain(text: str) -> str:

@@ -43,6 +43,8 @@ class Customer:
         self.last: dict[str, Any] = {}
         """What the last finished job was and cost: request id, plan, payments, timing."""
         self.terms = Terms(max_chunk_msat=config.max_chunk_msat, max_total_msat=config.max_total_msat)
+        self.purchases: list[Purchase] = []
+        """All that were begun, the newest last."""
         self._config = config
         self._session: Session | None = None
         self._stack = AsyncExitStack()
@@ -88,7 +90,9 @@ class Customer:
         manifest = await self._manifest(model, "generate")
         kind = self._kind(manifest)
         checked = dict(kind.check(manifest, params))
-        made = Generation(self.session, kind, model, manifest, prompt, terms or self.terms, checked)
+        made = Generation(
+            self.session, kind, model, manifest, prompt, terms or self.terms, checked, begun=self.purchases.append
+        )
         async for piece in made.stream():
             yield piece
         if wait:
@@ -120,6 +124,7 @@ class Customer:
 
         kind = self._kind(manifest)
         bought = Purchase(self.session, kind, model, manifest, terms or self.terms, {}, [frame], accept)
+        self.purchases.append(bought)
         async with bought:
             async for out in bought.outputs():
                 rows.append(_matrix(out))

@@ -59,6 +59,8 @@ class Generation:
     prompt: str
     terms: Terms
     params: dict[str, Any]
+    begun: Callable[[Purchase], None]
+    """Told every purchase before it is made."""
     ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     jobs: list[Bought] = field(default_factory=list)
@@ -73,6 +75,7 @@ class Generation:
             patience = 0 if failure is not None else PATIENCE_EPOCHS
             bought = Bought(self._purchase(patience), len(self.ids))
             purchase = bought.purchase
+            self.begun(purchase)
             try:
                 async with purchase:
                     self.jobs.append(bought)

@@ -20,6 +20,7 @@ from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
 from nodewire.pay.till import Till
 from nodewire.protocol import feedback, kinds, takeover
+from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.job import Request, Ticket
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.takeover import LOST, Takeover, assigned, ends_after
@@ -267,6 +268,12 @@ class Provider:
         if self._withdrawals.has(request.customer, request.id):
             mailbox.close()
             raise NotAllowed("job", "withdrawn by the customer")
+        chunks: set[int] = set()
+
+        def committed(root: ChunkRoot) -> None:
+            chunks.add(root.chunk)
+            self._announcer.commit(root)
+
         run = JobRun(
             keys=self._keys,
             request=request,
@@ -277,7 +284,7 @@ class Provider:
             worker=OneManifest(self._workers[served.digest], served.digest),
             ledger=self._ledger,
             publish=self._publish,
-            committed=self._announcer.commit,
+            committed=committed,
             patience_s=self._patience_s,
             takeover=entered,
         )
@@ -327,6 +334,10 @@ class Provider:
             for outcome in await asyncio.gather(*beside, return_exceptions=True):
                 if isinstance(outcome, NodewireError):
                     log.info("job %s: %s", request.id[:8], outcome)
+            if chunks:
+                earned = self._ledger.earned_msat(job=request.id) / 1000
+                what = f"{', '.join(run.tasks)}, {len(chunks)} chunk{'s' * (len(chunks) > 1)}"
+                log.info("job %s served: %s, %.3f sat earned", request.id[:8], what, earned)
 
     async def _publish_takeover(self, call: Takeover) -> None:
         await self._publish(takeover.build(self._keys, call, created_at=int(time.time())))

@@ -83,11 +83,13 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
     stack.callback(running.cancel)
     return {
         "ready": "provider",
+        "name": ad.name,
         "npub": keys.npub,
         "public": keys.public,
         "wire": list(wire),
         "lnurl": lnurl,
         "serves": {s.manifest.name: list(s.tasks) for s in served.values()},
+        "prices_msat": {s.manifest.name: dict(s.prices_msat) for s in served.values()},
         "wait": running,
     }
 

@@ -75,7 +75,7 @@ def test_without_json_a_bond_is_told_in_words(folder):
     done = subprocess.run(
         [*COMMAND, "bond", "show", "--config", "role.toml"], cwd=folder, capture_output=True, text=True, check=True
     )
-    assert done.stderr.startswith("unbonding  150.000 sat of 150.000 sat")
+    assert done.stdout.startswith("unbonding  150.000 sat of 150.000 sat")
 
 
 def test_a_claim_names_what_it_claims(folder):

@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from nodewire import cli
+from nodewire.cli.daemons import provider_ready
+from nodewire.cli.output import fail
+from nodewire.cli.shown import named
 from nodewire.config import CustomerConfig, ProviderConfig, load_role, parse_msat
-from nodewire.errors import BadConfig, BadInput
+from nodewire.errors import BadConfig, BadInput, LinkLost, OverBudget, PaymentFailed
 
 ROOT = Path(__file__).parent.parent.parent
 ROLE = """
@@ -21,6 +25,7 @@ committee = "38841:{0}:main"
 url = "http://127.0.0.1:7778"
 token_file = "wallet.token"
 """
+MODEL = "38840:" + "0" * 64 + ":model"
 SERVE = """
 [[serve]]
 manifest = "38840:{0}:model"
@@ -66,6 +71,101 @@ def test_a_file_that_serves_is_a_providers_and_its_faults_are_told_as_such(tmp_p
     path.write_text((ROLE + SERVE).format("0" * 64).replace('"driver"', '"driver", "driver"'))
     with pytest.raises(BadConfig, match=r"role\.toml: .*serve: a task is named twice"):
         load_role(path)
+
+
+@pytest.mark.parametrize(
+    ("after", "said"),
+    [
+        ('key = "key.nsec"', "line 3: unknown field 'colour'"),
+        ('token_file = "wallet.token"', "line 10: unknown field 'colour' in [wallet]"),
+        ("price_msat = 1000", "line 15: unknown field 'colour' in [[serve]] number 1"),
+        ("price_msat = 2000", "line 20: unknown field 'colour' in [[serve]] number 2"),
+    ],
+)
+def test_an_unknown_field_is_named_with_its_line_and_section(tmp_path, after, said):
+    text = ROLE + SERVE + SERVE.replace('"driver"', '"stage.0"').replace("1000", "2000")
+    path = tmp_path / "role.toml"
+    path.write_text(text.format("0" * 64).replace(after, f"{after}\ncolour = 1"))
+    with pytest.raises(BadConfig) as refused:
+        load_role(path)
+    assert str(refused.value) == f"{path}, {said}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["generate", "x", "--model", MODEL, "--config", "provider.toml"], "this is a provider's file"),
+        (["embed", "x", "--model", MODEL, "--config", "provider.toml"], "this is a provider's file"),
+        (["provider", "--config", "customer.toml"], "this is a customer's file"),
+        (["generate", "x", "--model", "pycoder", "--config", "customer.toml"], "`nodewire models --config FILE`"),
+        (["audit", "1234", "--config", "customer.toml"], "has 64 hex digits"),
+        (["register", ".", "--target-vram", "12", "--relay", "ws://x", "--blossom", "http://x"], "12 of what?"),
+        (["models", "--config", "http.toml"], "'http://127.0.0.1:7777' is not a ws:// or wss:// URL"),
+        (["models", "--config", "ws.toml"], "'ws://127.0.0.1:7777' is not an http(s) URL"),
+    ],
+)
+def test_what_was_confused_is_said_before_anybody_is_asked(tmp_path, monkeypatch, capsys, arguments, said):
+    role = ROLE.format("0" * 64)
+    (tmp_path / "customer.toml").write_text(role)
+    (tmp_path / "provider.toml").write_text(role + SERVE.format("0" * 64))
+    (tmp_path / "http.toml").write_text(role.replace('["ws:', '["http:'))
+    (tmp_path / "ws.toml").write_text(role.replace('["http:', '["ws:'))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["nodewire", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OverBudget("max_total_msat", "one chunk costs 84000"), "max_total_msat: one chunk costs 84.000 sat"),
+        (OverBudget("chunk_msat", "84000 msat a chunk, at most 5 allowed"), "84.000 sat a chunk, at most 0.005 sat al"),
+        (PaymentFailed("balance", "7 msat, 1500 needed"), "balance: 0.007 sat, 1.500 sat needed"),
+        (BadInput("amount", "8 msat is not 2 times the plan's price"), "amount: 0.008 sat is not 2 times"),
+        (BadInput("max_tokens", "not an integer from 1 to 512"), "from 1 to 512"),
+        (
+            LinkLost("http://127.0.0.1:9", "Cannot connect to host 127.0.0.1:9 ssl:default [Connect call failed]"),
+            "cannot connect to 127.0.0.1:9 (Connect call failed)",
+        ),
+    ],
+)
+def test_errors_are_in_peoples_words(capsys, error, said):
+    with pytest.raises(SystemExit):
+        fail(error)
+    assert said in capsys.readouterr().err
+
+
+def test_the_help_begins_with_what_customers_need(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["nodewire", "--help"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    shown = capsys.readouterr().out
+    in_order = ["Customers", "generate", "wallet", "Operators", "provider", "Developers and committees", "committee "]
+    places = [shown.index(word) for word in in_order]
+    assert places == sorted(places)
+
+
+def test_a_provider_is_called_by_its_ads_name_and_its_key():
+    names = {"ab" * 32: "anna", "cd" * 32: "nodewire-cdcdcdcd", "ef" * 32: "e" * 60}
+    said = [named(public, names) for public in (*names, "12" * 32, "local")]
+    assert said == ["anna abababab", "nodewire-cdcdcdcd", f"{'e' * 24} efefefef", "12121212", "this machine"]
+
+
+def test_a_ready_provider_says_who_what_and_how_to_look(tmp_path):
+    ready = {
+        "name": "mine",
+        "public": "ab" * 32,
+        "wire": ["127.0.0.1:1"],
+        "lnurl": "http://127.0.0.1:2/pay",
+        "prices_msat": {"pycoder": {"stage.0": 15_000, "stage.1": 16_000}},
+    }
+    who, what, how = provider_ready(ready, tmp_path / "provider.toml").splitlines()
+    assert "mine" in who and "abababab" in who and "127.0.0.1:1" in who
+    assert what == "serves pycoder: stage.0 at 15.000 sat, stage.1 at 16.000 sat a chunk"
+    assert "Ctrl-C stops it" in how and f"wallet balance --config {tmp_path}" in how
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from running_market import NODEWIRE, STALLS
+from running_market import DECODER_MSAT, ENCODER_MSAT, NODEWIRE, STALLS
 
 from nodewire import cli
 from nodewire.nostr.keys import Keys
@@ -27,13 +30,18 @@ def config(market):
 
 @pytest.fixture(scope="module", autouse=True)
 def lost(market, config, tmp_path_factory):
-    """A customer that looks for its relay where none listens, while the other tests run: that takes ten seconds."""
-    path = changed(config, tmp_path_factory.mktemp("lost"), relays=f'["ws://127.0.0.1:{refused_port()}"]')
-    command = [*NODEWIRE, "embed", "cat", "--config", str(path), "--model", market.encoder["address"]]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    yield process
-    process.kill()
-    process.wait()
+    """Customers that look for their relay where none listens, while the other tests run: that takes ten seconds."""
+    relay = f"ws://127.0.0.1:{refused_port()}"
+    path = changed(config, tmp_path_factory.mktemp("lost"), relays=f'["{relay}"]')
+    commands = (["embed", "cat", "--model", market.encoder["address"]], ["models"])
+    processes = [
+        subprocess.Popen([*NODEWIRE, *c, "--config", str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for c in commands
+    ]
+    yield relay, processes
+    for process in processes:
+        process.kill()
+        process.wait()
 
 
 @pytest.fixture
@@ -70,6 +78,7 @@ def refused_port() -> int:
 
 MISTAKES = {
     "an unknown model": (["--model", ADDRESS], "not-found"),
+    "a model's bare name": (["--model", "pycoder"], "bad-input"),
     "an address of another kind": (["--model", "1:" + "ab" * 32 + ":x"], "bad-config"),
     "no model": ([], "bad-input"),
     "a model of the other mode": (["--model", "{encoder}"], "bad-input"),
@@ -141,11 +150,71 @@ def test_no_store_no_wallet_no_committee_are_typed_errors(market, config, say, t
         check_refusal(say, ["embed", "cat", "--config", str(path), "--model", market.encoder["address"]], codes)
 
 
-def test_no_relay_is_a_typed_error_of_a_real_process_without_a_traceback(lost):
-    out, err = lost.communicate(timeout=30)
-    assert (lost.returncode, out) == (1, b"")
-    assert err.startswith(b"timed-out")
-    assert len(err.splitlines()) == 1
+def test_no_relay_is_a_typed_error_of_a_real_process_that_names_it_without_a_traceback(lost):
+    relay, processes = lost
+    for process in processes:
+        out, err = process.communicate(timeout=30)
+        assert (process.returncode, out) == (1, b"")
+        error, advice = err.decode().splitlines()
+        assert error.startswith(f"timed-out  relay {relay}")
+        assert "nodewire doctor" in advice
+
+
+def test_plan_price_and_names_are_said_before_the_output(market, config):
+    command = ["generate", "the cat", "--config", str(config), "--model", market.decoder["address"]]
+    done = subprocess.run(
+        [*NODEWIRE, *command, "--max-tokens", "3"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60
+    )
+    assert done.returncode == 0
+    plan, text, bill = done.stdout.decode().partition("the cat")
+    assert text
+    assert "live holders" in plan
+    assert f"driver   nodewire-{market.public['ada'][:8]}  nodewire-{market.public['dan'][:8]}  " in plan
+    assert f"{4 * DECODER_MSAT / 1000:.3f} sat a chunk" in plan
+    request = re.search(r"^request ([0-9a-f]{64})$", plan, re.MULTILINE)
+    assert "tokens/s" in bill
+    assert f"nodewire audit {request[1]} --config {config}" in bill
+    served = f"job {request[1][:8]} served: driver, 1 chunk, {DECODER_MSAT / 1000:.3f} sat earned"
+    until(lambda: served in market.log("ada"))
+
+
+def test_an_embedding_has_a_plan_and_a_price_but_no_rate(market, config, say):
+    exit_code, out, err = say("embed", "the cat", "--config", str(config), "--model", market.encoder["address"])
+    assert exit_code == 0
+    assert "live holders" in err
+    assert f"{3 * ENCODER_MSAT / 1000:.3f} sat a call" in err
+    assert re.search(r"^request [0-9a-f]{64}$", err, re.MULTILINE)
+    assert "/s" not in err
+    assert out.startswith("the cat")
+
+
+def test_who_interrupts_a_generation_is_told_what_was_paid(market, config):
+    command = ["generate", "the cat", "--config", str(config), "--model", market.decoder["address"]]
+    process = subprocess.Popen(
+        [*NODEWIRE, *command, "--max-tokens", "380"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+    )
+    process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert re.search(r"^stopped; \d+\.\d{3} sat paid, request [0-9a-f]{64}$", err.decode(), re.MULTILINE)
+
+
+def test_what_commands_are_asked_for_is_on_standard_output(market, config, say):
+    _, out, err = say("models", "--config", str(config))
+    assert market.decoder["address"] in out.splitlines() and "live providers" in out
+    assert err == ""
+    _, out, err = say("wallet", "balance", "--config", str(config))
+    assert "balance" in out and err == ""
+    _, out, err = say("keys", "show", str(config.parent / "key.nsec"))
+    assert market.keys("clumsy").npub in out and err == ""
+
+
+def until(holds, timeout_s=10.0):
+    end = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def maps(pid: int) -> str:
