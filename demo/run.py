@@ -374,6 +374,7 @@ async def trade(market: Market, options: argparse.Namespace) -> int:
         "customer_spent_msat": spent["spent_msat"],
         "paid_msat": paid,
         "paid_total_msat": sum(paid.values()),
+        "paid_total_sat": sum(paid.values()) / 1000,
         "fees_msat": spent["fees_msat"],
         "relay_plaintext_hits": hits,
         "receipts": len(receipts),

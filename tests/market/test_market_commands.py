@@ -174,7 +174,7 @@ def test_plan_price_and_names_are_said_before_the_output(market, config):
     request = re.search(r"^request ([0-9a-f]{64})$", plan, re.MULTILINE)
     assert "tokens/s" in bill
     assert f"nodewire audit {request[1]} --config {config}" in bill
-    served = f"job {request[1][:8]} served: driver, 1 chunk, {DECODER_MSAT / 1000:.3f} sat earned"
+    served = f"job {request[1][:8]} served: driver, 2 chunks, {2 * DECODER_MSAT / 1000:.3f} sat earned"
     until(lambda: served in market.log("ada"))
 
 
