@@ -8,7 +8,7 @@ import logging
 import pytest
 from rich.console import Console
 
-from nodewire.cli import ask, output
+from nodewire.cli import output, shown
 from nodewire.errors import NotAllowed
 
 EVIL = "a\x1b]52;c;cm0gLXJmIH4=\x07b\x9b2Jc\rd\u202ee[/foo]\n\tf"
@@ -17,7 +17,7 @@ EVIL = "a\x1b]52;c;cm0gLXJmIH4=\x07b\x9b2Jc\rd\u202ee[/foo]\n\tf"
 @pytest.fixture
 def screen(monkeypatch) -> io.StringIO:
     text = io.StringIO()
-    monkeypatch.setattr(output, "console", Console(file=text, highlight=False, width=500))
+    monkeypatch.setattr(output, "notes", Console(file=text, highlight=False, width=500))
     return text
 
 
@@ -39,8 +39,8 @@ def test_generated_text_is_plain_on_a_terminal_and_itself_in_a_pipe(screen, monk
         stdout = io.StringIO()
         stdout.isatty = lambda it=is_a_terminal: it  # type: ignore[method-assign]
         monkeypatch.setattr("sys.stdout", stdout)
-        monkeypatch.setattr(ask, "console", output.console)
-        text = ask._Shown("prompt [/foo]")
+        monkeypatch.setattr(shown, "notes", output.notes)
+        text = shown.GrowingText("prompt [/foo]")
         text.add("ein Satz,\n\tKätzchen 🐈")
         text.add(EVIL)
         printed = stdout.getvalue()
