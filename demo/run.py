@@ -229,6 +229,49 @@ def nearest(vectors: list[list[float]]) -> list[int]:
     ]
 
 
+async def newest_plan(url: str, customer: str) -> dict:
+    """The plan in the newest request of `customer` (public key), by plain NIP-01."""
+    import websockets
+
+    async with websockets.connect(url, max_size=2**22) as socket:
+        await socket.send(json.dumps(["REQ", "plan", {"kinds": [8843], "authors": [customer], "limit": 1}]))
+        while True:
+            message = json.loads(await asyncio.wait_for(socket.recv(), 20))
+            if message[0] == "EVENT":
+                return json.loads(message[2]["content"])["plan"]
+
+
+async def bereave(market: Market, customer: Path, public: str, model: str, relay: str, names: dict) -> dict:
+    """Buy a generation, and kill one of its providers when some of it has come. What then happened."""
+    report = market.folder / "bereaved.json"
+    buying = await asyncio.create_subprocess_exec(
+        *NODEWIRE, "generate", PROMPT, "--config", str(customer), "--model", model, "--max-tokens", str(TOKENS),
+        "--report", str(report), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert buying.stdout and buying.stderr
+    said = asyncio.create_task(buying.stderr.read())
+    text = (await buying.stdout.readexactly(60)).decode()
+    plan = await newest_plan(relay, public)
+    # A piece in the middle of the model; in the draw of a small market there may be no second holder of every piece.
+    mortal = [a for a in plan["tasks"] if a["standby"]]
+    victim = mortal[len(mortal) // 2]
+    os.killpg(market.processes[names[victim["provider"]]].pid, signal.SIGKILL)
+    killed_ms = time.time() * 1000
+    text += (await buying.stdout.read()).decode()
+    if await buying.wait():
+        raise SystemExit(f"demo: the generation whose provider was killed failed:\n{(await said).decode()[-2000:]}")
+    done = json.loads(report.read_text())
+    took = [handed["resumed_ms"] - killed_ms for handed in done["takeovers"] if handed["resumed_ms"]]
+    return {
+        "task": victim["task"],
+        "killed": names[victim["provider"]],
+        "standby": names[victim["standby"]],
+        "failover_ms": round(max(took), 1) if took else None,
+        "ids": done["ids"],
+        "after_chars": 60,
+    }
+
+
 async def run(options: argparse.Namespace) -> int:
     # Closing the terminal or ending the job stops the market as Ctrl-C does.
     this = asyncio.current_task()
@@ -353,6 +396,15 @@ async def trade(market: Market, options: argparse.Namespace) -> int:
             bought["ticket"],
         ],
     )
+    step("the same again, and one of its providers is killed in the middle of it")
+    public = (await market.command("keys", "show", str(customer.parent / "key.nsec")))["public"]
+    bereaved = await bereave(market, customer, public, decoder["address"], common["relay"], names)
+    out.print(
+        f"  {bereaved['killed']} ({bereaved['task']}) died after {bereaved['after_chars']} characters;"
+        f" its standby {bereaved['standby']} went on: the next token came after [bold]{bereaved['failover_ms']} ms[/]",
+        soft_wrap=True,
+    )
+
     receipts = generated["receipts"] + bought["receipts"]
     strangers = len(generated["providers"])
     report = {
@@ -383,6 +435,9 @@ async def trade(market: Market, options: argparse.Namespace) -> int:
         "tokens_per_s": generated["tokens_per_s"],
         "single_process_tokens_per_s": alone["tokens_per_s"],
         "audited_ok": all(a["ok"] for a in audits),
+        "killed": bereaved["killed"],
+        "failover_ms": bereaved["failover_ms"],
+        "tokens_identical_after_failover": bereaved["ids"] == alone["ids"],
         "seconds": round(time.monotonic() - STARTED, 1),
     }
     Path(options.report).write_text(json.dumps(report, indent=1) + "\n")
@@ -404,6 +459,7 @@ async def trade(market: Market, options: argparse.Namespace) -> int:
         "the customer spent exactly what providers and routers got": report["customer_spent_msat"]
         == sum(paid.values()) + report["fees_msat"],
         "no prompt, completion or ticket stands readable on the relay": hits == 0,
+        "after a provider's death the tokens are still the same": report["tokens_identical_after_failover"],
         "both plans re-derive from public records": report["audited_ok"],
     }
     for text, ok in checks.items():
