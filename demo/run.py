@@ -399,6 +399,8 @@ async def trade(market: Market, options: argparse.Namespace) -> int:
     step("the same again, and one of its providers is killed in the middle of it")
     public = (await market.command("keys", "show", str(customer.parent / "key.nsec")))["public"]
     bereaved = await bereave(market, customer, public, decoder["address"], common["relay"], names)
+    again = int(bereaved["killed"].removeprefix("provider-"))
+    await market.daemon(bereaved["killed"], "provider", "--config", str(configs[again]))  # its operator starts it again
     out.print(
         f"  {bereaved['killed']} ({bereaved['task']}) died after {bereaved['after_chars']} characters;"
         f" its standby {bereaved['standby']} went on: the next token came after [bold]{bereaved['failover_ms']} ms[/]",

@@ -17,16 +17,13 @@ import numpy as np
 import orjson
 
 from nodewire.config import CustomerConfig
+from nodewire.customer.again import may_begin, without
 from nodewire.customer.generation import Generation, Piece, only, verdicts
 from nodewire.customer.purchase import Purchase
 from nodewire.customer.session import Session
 from nodewire.customer.starting import start
 from nodewire.customer.summary import summary, together
-from nodewire.errors import (
-    BadFrame,
-    BadInput,
-    NotAllowed,
-)
+from nodewire.errors import BadFrame, BadInput, NodewireError, NotAllowed
 from nodewire.kind import JobKind, installed
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
@@ -122,16 +119,27 @@ class Customer:
             if sum(map(len, rows)) + len(matrix) > len(texts) or (rows and matrix.shape[1:] != rows[0].shape[1:]):
                 raise BadFrame("vectors", "more than one for a text, or of another width than those before")
 
-        kind = self._kind(manifest)
-        bought = Purchase(self.session, kind, model, manifest, terms or self.terms, {}, [frame], accept)
-        self.purchases.append(bought)
-        async with bought:
-            async for out in bought.outputs():
-                rows.append(_matrix(out))
+        kind, left = self._kind(manifest), terms or self.terms
+        jobs: list[Purchase] = []
+        while True:
+            bought = Purchase(self.session, kind, model, manifest, left, {}, [frame], accept)
+            self.purchases.append(bought)
+            try:
+                async with bought:
+                    jobs.append(bought)
+                    async for out in bought.outputs():
+                        rows.append(_matrix(out))
+                break
+            except NodewireError as error:
+                if not may_begin(error, bought, failures=len(jobs) - 1, came=bool(rows)):
+                    raise
+                self.session.log.info("job %s ended (%s), beginning anew", bought.request.id[:8], error)
+                left = without(left, bought.blamed, bought.spent_msat)
+                rows.clear()
         vectors = np.concatenate(rows)
         if len(vectors) != len(texts):
             raise BadFrame("vectors", f"{len(vectors)} came for {len(texts)} texts")
-        self.last = self._finished(bought)
+        self.last = together([self._finished(one) for one in jobs])
         return vectors
 
     async def _manifest(self, address: str, mode: str) -> Manifest:

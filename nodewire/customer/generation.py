@@ -10,21 +10,20 @@ from typing import Any
 import numpy as np
 
 from nodewire.customer import verified
+from nodewire.customer.again import may_begin, without
 from nodewire.customer.planning import PATIENCE_EPOCHS
 from nodewire.customer.purchase import Purchase
 from nodewire.customer.session import Session
 from nodewire.customer.verified import Verified
-from nodewire.errors import BadFrame, LinkLost, NodewireError, PaymentRequired, TimedOut, WorkerFailed
+from nodewire.errors import BadFrame, NodewireError
 from nodewire.kind import JobKind
 from nodewire.protocol import job
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
-from nodewire.protocol.plan import MAX_EXCLUDED, Terms
+from nodewire.protocol.plan import Terms
 
-MAX_AGAIN = 3
-"""How often a generation that nobody could go on with is begun anew, as a new job from where it stopped."""
 MAX_REPAIRS = 3
-_GOES_ON = (LinkLost, TimedOut, WorkerFailed, PaymentRequired)
+"""How often what failed verification is made again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +87,8 @@ class Generation:
             except NodewireError as error:
                 if failure is not None and not purchase.is_underway:
                     raise failure from error
-                if not (isinstance(error, _GOES_ON) and purchase.is_underway and again < MAX_AGAIN):
+                if not may_begin(error, purchase, failures=again, came=len(self.ids) > bought.first):
                     raise
-                if isinstance(error, PaymentRequired) and len(self.ids) > bought.first:
-                    raise  # not an old debt, which is being settled, but this job's
                 # Nobody was left to go on: a new job begins where this one ended.
                 self.session.log.info("job %s ended (%s), beginning anew", purchase.request.id[:8], error)
                 failure, again = error, again + 1
@@ -144,10 +141,8 @@ class Generation:
 
     def _without(self, bought: Bought, whom: set[str]) -> None:
         """Go on without these providers, and with what is left of the budget."""
-        excluded = tuple(dict.fromkeys((*self.terms.excluded, *sorted(whom))))[:MAX_EXCLUDED]
-        left_msat = max(0, self.terms.max_total_msat - (0 if bought.counted else bought.purchase.spent_msat))
+        self.terms = without(self.terms, whom, 0 if bought.counted else bought.purchase.spent_msat)
         bought.counted = True
-        self.terms = self.terms.model_copy(update={"max_total_msat": left_msat, "excluded": excluded})
 
     def _purchase(self, patience: int) -> Purchase:
         text = self.prompt.encode()

@@ -391,7 +391,7 @@ class Purchase:
             if lost is not None:
                 lost(provider, error)
             else:
-                self._fail(error)
+                self._fail(LinkLost(provider, str(error)))
 
     async def _follow_losses(self, losses: asyncio.Queue[tuple[str, NodewireError]], handover: Handover) -> None:
         while True:
@@ -504,7 +504,8 @@ class Purchase:
     def _reported(self, said: Feedback) -> NodewireError:
         """What a provider's error means here."""
         who = said.provider[:8]
-        self._blamed.add(said.provider)
+        if said.text != LinkLost.code:  # who lost a link is not who broke it
+            self._blamed.add(said.provider)
         if said.text == OverBudget.code:
             budget_msat = self.plan.terms.max_total_msat
             return OverBudget(

@@ -8,7 +8,7 @@ import time
 from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
-from nodewire.errors import BadInput, Busy, NodewireError, NotAllowed
+from nodewire.errors import BadInput, Busy, LinkLost, NodewireError, NotAllowed
 from nodewire.kind import Worker
 from nodewire.market import Market
 from nodewire.nostr import nip59
@@ -314,7 +314,7 @@ class Provider:
                 await self._node.link(peer, ads[peer].wire)
             except NodewireError as error:
                 if not hands_over:
-                    mailbox.cancel(error)
+                    mailbox.cancel(LinkLost(peer, str(error)))
                     raise
                 losses.put_nowait((peer, error))
 

@@ -105,3 +105,21 @@ async def test_the_standby_goes_on_with_the_same_tokens(market, task, how):
     missing_msat = 7 * plan.chunk_msat - spent.paid_msat - sum(debt.amount_msat for debt in unpaid)
     # The dead may have died before it claimed what it had completed; nobody else has, and nobody twice.
     assert 0 <= missing_msat <= 2 * sum(a.price_msat for a in plan.tasks if a.provider == victim)
+
+
+async def test_a_call_whose_provider_is_dead_is_made_again_by_others(market):
+    """The snapshot still names a provider that was killed a moment ago."""
+    now = await market.until(lambda s: True)
+    epoch = await market.until(lambda s: all(market.is_free(n)(s) for n in STALLS), after=now.body.epoch + 1)
+    async with market.customer("caller") as customer:
+        await customer.session.market.epoch(timeout_s=10, after=epoch.body.epoch - 1)
+        texts = ["a cat", "a kitten"]
+        alone = await customer.embed(market.encoder["address"], texts)
+        first = customer.last
+        names = {public: name for name, public in market.public.items()}
+        victim = next(t["provider"] for t in first["tasks"] if t["task"] == "graph.1")
+        async with dies(market, names[victim], signal.SIGKILL):
+            again = await customer.embed(market.encoder["address"], texts)
+            assert (again == alone).all()
+            assert victim not in customer.last["providers"]
+            assert len(customer.last["requests"]) == 2
