@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from nodewire import __version__
-from nodewire.cli import ask, audit, bond, daemons, doctor, keys, models, wallet
+from nodewire.cli import ask, audit, bond, daemons, doctor, keys, models, policy, wallet
 from nodewire.cli import committee as committees
 from nodewire.cli.output import CUSTOMERS, DEVELOPERS, OPERATORS, PlainFormatter, fail
 from nodewire.errors import BadConfig, NodewireError, first_of
@@ -60,6 +60,7 @@ app.add_typer(wallet.app, name="wallet", rich_help_panel=CUSTOMERS)
 app.add_typer(bond.app, name="bond", rich_help_panel=OPERATORS)
 app.add_typer(keys.app, name="keys", rich_help_panel=OPERATORS)
 app.add_typer(committees.app, name="committee", rich_help_panel=DEVELOPERS)
+app.add_typer(policy.app, name="policy", rich_help_panel=DEVELOPERS)
 
 
 def main() -> None:

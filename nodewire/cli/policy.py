@@ -1,0 +1,59 @@
+"""`nodewire policy`: whether a verification policy makes honesty pay."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from nodewire.cli.output import Json, console, print_json
+from nodewire.errors import BadInput
+from nodewire.plan.policy import SHIPPED, Policy
+
+app = typer.Typer(help="Verification policies.", no_args_is_help=True)
+
+
+@app.command()
+def check(
+    rate: Annotated[str, typer.Option(help="How many of the chunks are sampled, such as 5%.")] = f"{SHIPPED.rate:.0%}",
+    stake: Annotated[float, typer.Option(help="What a convicted provider loses, in costs of a chunk.")] = SHIPPED.stake,
+    reward: Annotated[float, typer.Option(help="What a chunk earns, in costs of a chunk.")] = SHIPPED.reward,
+    collusion: Annotated[
+        str, typer.Option(help="How often a verifier colludes or is fooled.")
+    ] = f"{SHIPPED.collusion:.0%}",
+    power: Annotated[str, typer.Option(help="How often a sampled cheat shows.")] = "100%",
+    json: Json = False,
+) -> None:
+    """Say what a policy needs so that cheating pays less than honesty; exit with 1 if it does not have it."""
+    policy = Policy(_share("rate", rate), stake, reward, _share("collusion", collusion), _share("power", power))
+    found = {
+        "p": policy.rate,
+        "p_min": policy.rate_min(),
+        "S": policy.stake,
+        "S_min": policy.stake_min() if policy.caught else None,
+        "honest": policy.honest(),
+        "cheat": policy.cheat(),
+        "cheat_half": policy.cheat(0.5),
+        "secure": policy.is_secure(),
+        "ruinous": policy.is_ruinous(),
+    }
+    if json:
+        print_json(found)
+    else:
+        console.print(f"p      {policy.rate:.2%}, p_min {policy.rate_min():.2%}")
+        console.print(f"S      {policy.stake:g}, S_min {policy.stake_min():.2f}")
+        console.print(f"honest {policy.honest():+.3f} a chunk, cheat {policy.cheat():+.3f}, in units of its cost")
+        verdict = "cheating loses money" if policy.is_ruinous() else "cheating pays less than honesty"
+        console.print(f"[green]{verdict}[/]" if policy.is_secure() else "[bold red]cheating pays[/]")
+    if not policy.is_secure():
+        sys.exit(1)
+
+
+def _share(name: str, text: str) -> float:
+    """ "5%" or "0.05" as a probability."""
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError as error:
+        raise BadInput(name, f"{text!r} is not a share such as 5%") from error
+    return value
