@@ -138,6 +138,13 @@ class WorkerConfig(Section):
         return Limits(self.memory, self.threads, self.device)
 
 
+class BondConfig(Section):
+    """What the provider stakes with the wallet's bond holder, and for how long in advance; nothing at 0."""
+
+    amount_msat: Msat = 0
+    days: int = Field(default=30, ge=1, le=3_650)
+
+
 class Serve(Section):
     """A specialization: tasks of one manifest and what a chunk of each costs."""
 
@@ -159,6 +166,7 @@ class ProviderConfig(Role):
     lnurl: LnurlConfig = LnurlConfig()
     wallet: WalletConfig
     worker: WorkerConfig = WorkerConfig()
+    bond: BondConfig = BondConfig()
     serve: tuple[Serve, ...] = Field(min_length=1, max_length=64)
     spool: Size = 10 * 10**9
     """Bytes on disk for the frames of jobs that are under way or have just ended."""

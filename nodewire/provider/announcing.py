@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from nodewire.config import ProviderConfig
 from nodewire.errors import NodewireError
 from nodewire.market import Market
+from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.pool import Pool
 from nodewire.protocol import ad as ads
@@ -18,6 +19,7 @@ from nodewire.protocol import commitment as commitments
 from nodewire.protocol.ad import Ad, ManifestOffer, TaskOffer
 from nodewire.protocol.beat import Beat
 from nodewire.protocol.commitment import MAX_CHUNKS, ChunkRoot, Commitment
+from nodewire.provider.bonding import Bonding
 from nodewire.provider.serving import Served
 from nodewire.store.blobs import Blobs
 
@@ -58,13 +60,23 @@ def describe(
 class Announcer:
     """Publishes the ad once, then beats, and commits to chunk roots before every epoch's close."""
 
-    def __init__(self, keys: Keys, pool: Pool, blobs: Blobs, market: Market, ad: Ad, served: Iterable[Served]) -> None:
+    def __init__(
+        self,
+        keys: Keys,
+        pool: Pool,
+        blobs: Blobs,
+        market: Market,
+        ad: Ad,
+        served: Iterable[Served],
+        bonding: Bonding,
+    ) -> None:
         self._keys = keys
         self._blobs = blobs
         self._pool = pool
         self._market = market
         self._ad = ad
         self._served = tuple(served)
+        self._bonding = bonding
         self._roots: list[ChunkRoot] = []
         self._beaten_s = 0
 
@@ -74,16 +86,31 @@ class Announcer:
 
     async def run(self) -> None:
         """Announce and beat until cancelled."""
-        event = ads.build(self._keys, self._ad, created_at=int(time.time()))
-        await self._pool.publish(event, timeout_s=30.0)
+        event = await self._announce()
         committed = -1
         while True:
+            if self._bonding.is_due:
+                try:
+                    event = await self._announce()
+                except NodewireError as error:  # the ad that stands names the bond until its statement expires
+                    log.warning("the bond's statement is not renewed: %s", error)
             epoch = self._market.committee.epoch_at(int(time.time() * 1000))
             if epoch >= 0:
                 await self._beat(event.id, epoch)
             if self._roots and epoch != committed:
                 committed = await self._commit(epoch)
             await asyncio.sleep(self._market.committee.beat_ms / 1000)
+
+    async def _announce(self) -> Event:
+        """Publish the ad, with the bond's statement that it names."""
+        ad = self._ad
+        if self._bonding.amount_msat:
+            statement = await self._bonding.stated()
+            await self._pool.publish(statement, timeout_s=30.0)
+            ad = ad.model_copy(update={"bond": statement.id, "bond_msat": self._bonding.amount_msat})
+        event = ads.build(self._keys, ad, created_at=int(time.time()))
+        await self._pool.publish(event, timeout_s=30.0)
+        return event
 
     async def _beat(self, ad: str, epoch: int) -> None:
         slots = sum(s.slots for s in self._served)

@@ -16,10 +16,12 @@ from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.pay import lnurl_server
 from nodewire.pay.ledger import Ledger
+from nodewire.pay.sim_bond_holder import SimBondHolder
 from nodewire.pay.sim_wallet import SimWallet
 from nodewire.pay.till import Till
 from nodewire.provider.admission import Admission
 from nodewire.provider.announcing import Announcer, describe
+from nodewire.provider.bonding import Bonding
 from nodewire.provider.daemon import Provider
 from nodewire.provider.serving import specialize
 from nodewire.provider.withdrawals import Withdrawals
@@ -61,7 +63,8 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
     wire = config.wire.announce or (listening,)
 
     ad = describe(config, keys.public, served.values(), wire=wire, lnurl=lnurl, committee=market.committee_digest)
-    announcer = Announcer(keys, pool, market.blobs, market, ad, served.values())
+    bonding = Bonding(keys, SimBondHolder(wallet), config.bond)
+    announcer = Announcer(keys, pool, market.blobs, market, ad, served.values(), bonding)
     manifests = {s.digest: s.manifest for s in served.values()}
     admission = Admission(keys.public, market, pool, ledger, manifests, config.pow_bits)
     provider = Provider(

@@ -41,12 +41,13 @@ class Stall:
     us: int
     slots: int = 4
     patience_s: int = 30
+    bond_msat: int = 0
 
 
 STALLS = {
     # Every task stands twice. assign/1 prefers the fast ones, so that a test knows whom it will meet.
     "ada": Stall(["driver"], ["driver"], FAST_US, slots=1),
-    "bea": Stall(["stage.0", "stage.1"], ["graph.0"], FAST_US),
+    "bea": Stall(["stage.0", "stage.1"], ["graph.0"], FAST_US, bond_msat=2_000_000),
     "cyd": Stall(["stage.2"], ["graph.1"], FAST_US),
     "dan": Stall(["driver", "stage.2"], ["driver", "graph.1"], SLOW_US, patience_s=2),
     "eve": Stall(["stage.0", "stage.1"], ["graph.0"], SLOW_US),
@@ -83,14 +84,18 @@ class RunningMarket:
                 threads.submit(make_encoder, self.encoder_folder),
             ]
             relay = ["relay", "--port", "0", "--db", str(self.folder / "relay.db"), "--blobs", self._path("blobs")]
-            simnet = ["simnet", "--port", "0", "--db", self._path("simnet.db"), "--faucet"]
             self.spawn("relay", *relay)
-            self.spawn("simnet", *simnet)
+            holder = self.command("keys", "new", self._path("holder.nsec"))
             ready = self.ready("relay")
-            self.relay, self.blossom, self.simnet = ready["url"], ready["blossom"], self.ready("simnet")["url"]
+            self.relay, self.blossom = ready["url"], ready["blossom"]
             where = ["--relay", self.relay, "--blossom", self.blossom]
             founding = ["--oracles", "4", "--epoch-ms", "2000", "--skew-ms", "200", "--beat-ms", "1000", *where]
+            founding += ["--bond-holder", holder["npub"]]
             self.committee = self.command("committee", "create", self._path("committee"), *founding)["address"]
+            simnet = ["simnet", "--port", "0", "--db", self._path("simnet.db"), "--faucet"]
+            simnet += ["--key", self._path("holder.nsec"), "--committee", self._path("committee", "committee.json")]
+            self.spawn("simnet", *simnet)
+            self.simnet = self.ready("simnet")["url"]
             for i in range(1, 5):
                 self.spawn(f"oracle-{i}", "oracle", "--config", self._path("committee", f"oracle-{i}", "oracle.toml"))
             for one in made:
@@ -243,7 +248,7 @@ class RunningMarket:
 
     async def _open_stalls(self) -> None:
         for name, stall in STALLS.items():
-            await self._open_wallet(name, 0)
+            await self._open_wallet(name, stall.bond_msat)
             lines = {
                 "key": "key.nsec",
                 "state": "state",
@@ -272,7 +277,8 @@ class RunningMarket:
                     (self.encoder, stall.encoder, ENCODER_MSAT),
                 )
             ]
-            self._write(name, [*_toml(lines), *self._wallet(), '[worker]\nmemory = "60MB"', *serve])
+            bond = ["[bond]", *_toml({"amount_msat": stall.bond_msat})]
+            self._write(name, [*_toml(lines), *self._wallet(), *bond, '[worker]\nmemory = "60MB"', *serve])
 
     async def _until_all_are_live(self) -> None:
         await self.until(self.is_free(*STALLS))

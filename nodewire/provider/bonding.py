@@ -1,0 +1,37 @@
+"""A provider's bond: locked before it is announced, its statement renewed before it expires."""
+
+from __future__ import annotations
+
+import time
+
+from nodewire.config import BondConfig
+from nodewire.nostr.event import Event
+from nodewire.nostr.keys import Keys
+from nodewire.pay.bond_holder import BondHolder, ensure_bond
+from nodewire.protocol import bond
+
+_DAY_S = 86_400
+
+
+class Bonding:
+    """Asks `holder` for the bond that `config` wants."""
+
+    def __init__(self, keys: Keys, holder: BondHolder, config: BondConfig) -> None:
+        self.amount_msat = config.amount_msat
+        self._keys = keys
+        self._holder = holder
+        self._days = config.days
+        self._renew_s = 0.0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the statement that was asked for last is past half of its life."""
+        return self.amount_msat > 0 and time.time() >= self._renew_s
+
+    async def stated(self) -> Event:
+        """The statement (kind 8858) to publish and to name in the ad. Raises as `ensure_bond`."""
+        now_s = int(time.time())
+        until_s = (now_s // _DAY_S + 1 + self._days) * _DAY_S  # the same all day: asked again, nothing is prolonged
+        event = await ensure_bond(self._holder, self._keys, self.amount_msat, until_s)
+        self._renew_s = now_s + max(1.0, (bond.parse(event).expires_at_s - now_s) / 2)
+        return event
