@@ -155,18 +155,17 @@ class Court:
 
     async def _read_one(self, number: int) -> bool:
         """Whether there is nothing more to read of this epoch."""
-        late = self._epoch() > number + GIVE_UP_EPOCHS
         try:
             found = self._epochs.latest(self._committee.close_ms(number))
         except NoQuorum:
-            return late
-        if found.body.epoch != number:
-            return late
+            found = None
+        if found is None or found.body.epoch != number:  # its round is over when the next epoch closes
+            return self._now_ms() >= self._committee.close_ms(number + 1) + 2 * self._committee.skew_ms
         try:
             drawn = await self._docket.read(found)
         except (NodewireError, OSError) as error:
             _log.warning("epoch %d: %s", number, error)
-            return late
+            return self._epoch() > number + GIVE_UP_EPOCHS
         if drawn.samples:
             _log.info("epoch %d drew %d samples", number, len(drawn.samples))
         self._feed(drawn)

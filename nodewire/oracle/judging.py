@@ -232,6 +232,8 @@ class State:
     to_publish: Mapping[tuple[int, str], tuple[Sampled, ...]] = field(default_factory=dict)
     """By epoch and request: samples that nobody has published yet."""
     drawn_ms: Mapping[int, int] = field(default_factory=dict)
+    convicted: frozenset[str] = frozenset()
+    """By certified verdicts, ever."""
 
     @property
     def epoch(self) -> int:
@@ -435,12 +437,17 @@ def _verdict_came(certificate: Certificate, state: State) -> Step:
     """Close the case; every vote in the certificate counts as heard. A certificate that proves nothing is nothing."""
     key = certificate.verdict.key
     case = state.cases.get(key)
-    if case is None or case.done is not None:
+    culprit = certificate.verdict.culprit
+    if case is None and (not culprit or culprit in state.convicted):
+        return state, ()
+    if case is not None and case.done is not None:
         return state, ()
     try:
         certificate.check(state.committee)
     except BadInput:
         return state, ()
+    if case is None:
+        return _convicted(certificate, state)
     actions: tuple[Action, ...] = ()
     for event in certificate.votes:
         state, more, _ = _vote_came(event, state)
@@ -451,8 +458,15 @@ def _verdict_came(certificate: Certificate, state: State) -> Step:
 def _closed(case: Case, certificate: Certificate, state: State, actions: tuple[Action, ...]) -> Step:
     # the openings are as large as anything here, and nothing needs them any more
     case = replace(case, done=certificate, theirs=None, checked=None, mine=None)
+    state, more = _convicted(certificate, state.with_case(case))
+    return state, (*actions, *more)
+
+
+def _convicted(certificate: Certificate, state: State) -> Step:
     culprit = certificate.verdict.culprit
-    return state.with_case(case), (*actions, *((Convict(culprit, certificate),) if culprit else ()))
+    if not culprit or culprit in state.convicted:
+        return state, ()
+    return replace(state, convicted=state.convicted | {culprit}), (Convict(culprit, certificate),)
 
 
 def _swept(state: State) -> State:
