@@ -326,7 +326,7 @@ def _with_verifier(case: Case, what: Drawn, state: State) -> Case:
     sample = case.sample
     for verifier in sample.verifiers:
         root = what.roots.get((verifier, sample.request, sample.task, sample.chunk, sample.attempt))
-        if root is not None:
+        if root is not None and root != sample.root:  # salts differ, so the same root is a copy
             return replace(case, verifier=(verifier, root))
     return case
 
