@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +20,7 @@ from nodewire.oracle.setup import Seat
 from nodewire.oracle.state import (
     Action,
     BlobCame,
+    Convicted,
     FetchBlob,
     FetchCertificates,
     FetchEvents,
@@ -80,7 +82,7 @@ class Oracle:
         self._keys, self._share, self._index = seat.keys, seat.share, oracle.share_index
         self._committee, self._digest = committee, committee.digest()
         self._relays, self._blobs, self._journal, self._clock = relays, blobs, journal, clock
-        self._state = start(committee, seat.keys.public)
+        self._state = self._begun(0)
         self._tasks: set[asyncio.Task[None]] = set()
         self._wanted: dict[str, None] = {}
         self._fetching = False
@@ -89,6 +91,10 @@ class Oracle:
     def state(self) -> State:
         """What the oracle knows now."""
         return self._state
+
+    def expel(self, pubkey: str) -> None:
+        """List this node no more: a certified verdict, which the journal has, convicts it."""
+        self._feed(Convicted(pubkey))
 
     async def run(self) -> None:
         """Announce the committee, then follow the rules until cancelled.
@@ -99,7 +105,7 @@ class Oracle:
         now_s = int(self._clock.time_s())
         self._spawn(self._publish(_committee.build(self._keys, self._committee, created_at=now_s)))
         # who leads a round must know what was certified before; with all relays silent, it goes on without
-        self._state = start(self._committee, self._keys.public, self._now_ms())
+        self._state = self._begun(self._now_ms())
         await self._guarded(self._fetch(self._newest_certificates()))
         try:
             async with asyncio.TaskGroup() as group:
@@ -109,6 +115,10 @@ class Oracle:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _begun(self, now_ms: int) -> State:
+        begun = start(self._committee, self._keys.public, now_ms)
+        return replace(begun, convicted=self._journal.convicted(self._digest))
 
     async def _listen(self) -> None:
         since = int(self._clock.time_s()) - (VALID_EPOCHS + 1) * self._committee.epoch_ms // 1000 - 1

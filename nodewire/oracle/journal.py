@@ -18,7 +18,22 @@ CREATE TABLE IF NOT EXISTS said (
     x TEXT NOT NULL,
     event TEXT NOT NULL,
     PRIMARY KEY (committee, saying, epoch)
-) WITHOUT ROWID
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS judged (
+    committee TEXT NOT NULL,
+    sample TEXT NOT NULL,
+    epoch INTEGER NOT NULL,
+    event TEXT NOT NULL,
+    verdict TEXT NOT NULL,
+    PRIMARY KEY (committee, sample)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS judged_by_epoch ON judged (committee, epoch);
+CREATE TABLE IF NOT EXISTS convicted (
+    committee TEXT NOT NULL,
+    pubkey TEXT NOT NULL,
+    event TEXT NOT NULL,
+    PRIMARY KEY (committee, pubkey)
+) WITHOUT ROWID;
 """
 
 
@@ -29,7 +44,7 @@ class Journal:
         self._db = sqlite3.connect(path, isolation_level=None)
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
-        self._db.execute(_SCHEMA)
+        self._db.executescript(_SCHEMA)
 
     def record(self, committee: str, saying: str, epoch: int, x: str, event: Event) -> Event:
         """The event to publish: `event`, or the one that was recorded earlier for the same (committee, saying, epoch).
@@ -55,6 +70,38 @@ class Journal:
             self._db.execute("ROLLBACK")
             raise
         return parse(text)
+
+    def record_vote(self, committee: str, sample: str, epoch: int, verdict: str, event: Event) -> tuple[str, Event]:
+        """The vote to publish on a sample, and its verdict (JSON, or empty): these, or what was recorded first.
+
+        `epoch` is the draw's. Nothing may be drawn that was drawn first `KEPT_EPOCHS` or more epochs before.
+
+        Raises:
+            NotAllowed: the epoch is so old that the vote on this sample may be forgotten.
+        """
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            newest = self._db.execute("SELECT max(epoch) FROM judged WHERE committee = ?", (committee,)).fetchone()[0]
+            if newest is not None and epoch <= newest - KEPT_EPOCHS:
+                raise NotAllowed("epoch", f"{epoch} is long past; the newest is {newest}")
+            row = (committee, sample, epoch, event.to_json(), verdict)
+            self._db.execute("INSERT OR IGNORE INTO judged VALUES (?, ?, ?, ?, ?)", row)
+            query = "SELECT verdict, event FROM judged WHERE committee = ? AND sample = ?"
+            recorded, text = self._db.execute(query, (committee, sample)).fetchone()
+            self._db.execute("DELETE FROM judged WHERE committee = ? AND epoch <= ?", (committee, epoch - KEPT_EPOCHS))
+            self._db.execute("COMMIT")
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        return recorded, parse(text)
+
+    def convict(self, committee: str, pubkey: str, event: Event) -> None:
+        """Remember for good that a certified verdict (`event`) convicts this node."""
+        self._db.execute("INSERT OR IGNORE INTO convicted VALUES (?, ?, ?)", (committee, pubkey, event.to_json()))
+
+    def convicted(self, committee: str) -> frozenset[str]:
+        rows = self._db.execute("SELECT pubkey FROM convicted WHERE committee = ?", (committee,)).fetchall()
+        return frozenset(pubkey for (pubkey,) in rows)
 
     def close(self) -> None:
         self._db.close()

@@ -13,7 +13,8 @@ certificate          each oracle publishes its partial of the beacon
 An epoch without quorum is skipped: nothing carries over but what beats say next. There is no view change and no lock:
 two conflicting certificates need 2f+1 votes each, hence f+1 oracles that voted twice, and each of these is proven by
 two signed votes (kind 8853). Ads and bond statements are not listened for but fetched when a beat names them, so what
-is held stays in proportion to who is alive.
+is held stays in proportion to who is alive. Whom a certified verdict convicts (`judging`) is listed no more: as soon
+as at most f oracles do not know the verdict, no snapshot has that node.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from nodewire.oracle import intake
 from nodewire.oracle.state import (
     Action,
     BlobCame,
+    Convicted,
     FetchBlob,
     FetchCertificates,
     FetchEvents,
@@ -74,6 +76,8 @@ def apply(what: Input, state: State) -> Step:
             if event.kind in (_beat.KIND, _commitment.KIND):  # they change no round before its time has come
                 return state, first
             actions += first
+        case Convicted(pubkey):
+            return replace(state, convicted=state.convicted | {pubkey}), ()
         case BlobCame(sha256, data):
             state = intake.blob_came(sha256, data, state)
     for epoch in sorted(state.rounds):
@@ -105,6 +109,8 @@ def _list(epoch: int, state: State) -> Step:
 
 def _listable(pubkey: str, epoch: int, state: State) -> list[Event]:
     """The newest two beats of a node that are alive in `epoch`, not signed ahead, and whose ad and bond are at hand."""
+    if pubkey in state.convicted:
+        return []
     fresh = [certificate.digest for certificate in state.certified[-FRESH:]]
     if len(fresh) < FRESH:
         fresh.append(state.digest)

@@ -39,7 +39,14 @@ class BlobCame:
     data: bytes
 
 
-Input = Tick | Received | BlobCame
+@dataclass(frozen=True, slots=True)
+class Convicted:
+    """A certified verdict convicts this node: it is listed no more."""
+
+    pubkey: str
+
+
+Input = Tick | Received | BlobCame | Convicted
 
 # ---- actions ------------------------------------------------------------------------------------------------------
 
@@ -166,6 +173,7 @@ class State:
     """Checked, one per epoch, the newest last."""
     snapshots: Mapping[str, Snapshot] = field(default_factory=dict)
     """By SHA-256."""
+    convicted: frozenset[str] = frozenset()
     opened: int = -1
     """The last epoch whose round was opened."""
     asked: Mapping[str, int] = field(default_factory=dict)

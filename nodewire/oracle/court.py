@@ -1,0 +1,254 @@
+"""The oracle's second half: relays, nodes, worker and journal around `judging.apply`. It decides nothing itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Protocol
+
+from nodewire.errors import BadInput, LinkLost, NodewireError, NoQuorum
+from nodewire.kind import Clock
+from nodewire.nostr.event import Event
+from nodewire.nostr.keys import Keys
+from nodewire.nostr.nip01 import Filter
+from nodewire.oracle import judging
+from nodewire.oracle.docket import Docket
+from nodewire.oracle.journal import Journal
+from nodewire.oracle.judging import (
+    KEPT_EPOCHS,
+    Action,
+    Convict,
+    Input,
+    Opened,
+    PublishFault,
+    PublishSampled,
+    PublishVerdict,
+    PullOpening,
+    Recompute,
+    Recomputed,
+    Said,
+    SampledCame,
+    SayVote,
+    State,
+    Tick,
+    VerdictCame,
+    VoteCame,
+)
+from nodewire.plan.epoch import KEPT, Epochs
+from nodewire.protocol import certificate, inventory, kinds, verdict, verification
+from nodewire.protocol.chunk import Leaf, Opening
+from nodewire.protocol.committee import Committee
+from nodewire.protocol.verdict import Verdict
+from nodewire.protocol.verification import Sample
+
+MAX_PULLS = 16
+"""Openings that are pulled at a time."""
+GIVE_UP_EPOCHS = 3
+"""An epoch that cannot be read so long after it closed is left unread."""
+
+_log = logging.getLogger(__name__)
+
+
+class Relays(Protocol):
+    """The relay pool (`nodewire.nostr.pool`). Events come verified."""
+
+    async def publish(self, event: Event) -> object: ...
+
+    def subscribe(self, filters: Sequence[Filter]) -> AsyncIterator[Event]: ...
+
+
+class Evidence(Protocol):
+    """How a sample is looked into (`nodewire.oracle.evidence`)."""
+
+    @property
+    def can_recompute(self) -> bool: ...
+
+    async def opening(self, sample: Sample, epoch: int, node: str) -> Opening:
+        """`node`'s opening of the sample's chunk, of whatever content. Raises a NodewireError if there is none."""
+
+    async def recompute(self, sample: Sample, epoch: int) -> tuple[Leaf, ...]:
+        """The chunk's leaves, computed here from checked inputs. Raises a NodewireError if they cannot be."""
+
+
+class Court:
+    """Draws, judges and certifies beside an `Oracle`. `await run()` until cancelled.
+
+    `convict` is told of every node that a certified verdict convicts.
+    """
+
+    def __init__(
+        self,
+        keys: Keys,
+        committee: Committee,
+        relays: Relays,
+        docket: Docket,
+        evidence: Evidence,
+        journal: Journal,
+        clock: Clock,
+        convict: Callable[[str], None] = lambda culprit: None,
+    ) -> None:
+        self._keys, self._committee, self._digest = keys, committee, committee.digest()
+        self._relays, self._docket, self._evidence = relays, docket, evidence
+        self._journal, self._clock, self._convict = journal, clock, convict
+        self._epochs = Epochs(committee)
+        self._state = judging.start(committee, keys.public, can_recompute=evidence.can_recompute)
+        self._pulls = asyncio.Semaphore(MAX_PULLS)
+        self._computing = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def state(self) -> State:
+        """What the oracle knows of samples now."""
+        return self._state
+
+    async def run(self) -> None:
+        """Follow the rules until cancelled. Raises as `Oracle.run`."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._listen())
+                group.create_task(self._tick())
+                group.create_task(self._read())
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _listen(self) -> None:
+        since = int(self._clock.time_s()) - (KEPT_EPOCHS + 1) * self._committee.epoch_ms // 1000 - 1
+        ours = {"c": {self._digest}}
+        oracles = {oracle.pubkey for oracle in self._committee.oracles}
+        filters = [
+            Filter(kinds={kinds.BEACON, kinds.CERTIFICATE}, authors=oracles, since=since),
+            Filter(kinds={inventory.KIND}, authors=oracles, tags={**ours, "t": {"vote"}}, since=since),
+            Filter(kinds={kinds.VERIFICATION}, tags=ours, since=since),
+        ]
+        async for event in self._relays.subscribe(filters):
+            try:
+                self._came(event)
+            except BadInput:
+                continue  # one author's malformed event; the others' go on
+        raise LinkLost("relays", "every relay has ended the subscription")
+
+    def _came(self, event: Event) -> None:
+        if event.kind == kinds.VERIFICATION:
+            self._feed(SampledCame(verification.parse(event)))
+        elif event.kind == inventory.KIND:
+            self._feed(VoteCame(event))
+        elif event.kind == kinds.CERTIFICATE and (event.tag("n") or "").startswith("verdict/"):
+            self._feed(VerdictCame(verdict.parse(event)))
+        else:
+            self._epochs.take(event)
+
+    async def _tick(self) -> None:
+        while True:
+            self._feed(Tick(self._now_ms()))
+            await asyncio.sleep(self._committee.skew_ms / 4000)
+
+    async def _read(self) -> None:
+        """Read every certified epoch, in order; after a restart also those whose samples are still open."""
+        following = max(0, self._epoch() - KEPT + 2)
+        while True:
+            await asyncio.sleep(self._committee.skew_ms / 2000)
+            while following < self._epoch() and await self._read_one(following):
+                following += 1
+
+    async def _read_one(self, number: int) -> bool:
+        """Whether there is nothing more to read of this epoch."""
+        try:
+            found = self._epochs.latest(self._committee.close_ms(number))
+        except NoQuorum:
+            found = None
+        if found is None or found.body.epoch != number:  # its round is over when the next epoch closes
+            return self._now_ms() >= self._committee.close_ms(number + 1) + 2 * self._committee.skew_ms
+        try:
+            drawn = await self._docket.read(found)
+        except (NodewireError, OSError) as error:
+            _log.warning("epoch %d: %s", number, error)
+            return self._epoch() > number + GIVE_UP_EPOCHS
+        if drawn.samples:
+            _log.info("epoch %d drew %d samples", number, len(drawn.samples))
+        self._feed(drawn)
+        return True
+
+    def _feed(self, what: Input) -> None:
+        self._state, actions = judging.apply(what, self._state)
+        for action in actions:
+            self._do(action)
+
+    def _do(self, action: Action) -> None:
+        now_s = int(self._clock.time_s())
+        match action:
+            case PublishSampled(sampled):
+                self._spawn(self._publish(verification.build(self._keys, sampled, created_at=now_s)))
+            case PullOpening(sample, epoch, node):
+                self._spawn(self._pull(sample, epoch, node))
+            case Recompute(sample, epoch):
+                self._spawn(self._recompute(sample, epoch))
+            case SayVote():
+                self._vote(action, now_s)
+            case PublishVerdict(one):
+                _log.info("sample %s: %s", one.verdict.key[:8], one.verdict.outcome)
+                self._spawn(self._publish(verdict.build(self._keys, one, created_at=now_s)))
+            case PublishFault(fault):
+                _log.warning("oracle %s contradicts itself on %s", fault.oracle, fault.topic)
+                self._spawn(self._publish(certificate.build_fault(self._keys, fault, created_at=now_s)))
+            case Convict(culprit, one):
+                _log.warning("%s is convicted by sample %s", culprit, one.verdict.key[:8])
+                self._journal.convict(self._digest, culprit, verdict.build(self._keys, one, created_at=now_s))
+                self._convict(culprit)
+
+    def _vote(self, action: SayVote, now_s: int) -> None:
+        """Record, then publish, what may be said only once; after a restart that is what was recorded before."""
+        topic = verdict.topic(action.key)
+        event = inventory.build_vote(self._keys, self._digest, topic, action.x, created_at=now_s)
+        document = action.verdict.to_json() if action.verdict is not None else ""
+        try:
+            document, event = self._journal.record_vote(self._digest, action.key, action.epoch, document, event)
+        except NodewireError as error:
+            _log.error("not voting on sample %s: %s", action.key[:8], error)
+            return
+        self._feed(Said(action.key, Verdict.parse(document) if document else None))
+        self._feed(VoteCame(event))
+        self._spawn(self._publish(event))
+
+    async def _pull(self, sample: Sample, epoch: int, node: str) -> None:
+        opening = None
+        try:
+            async with self._pulls, asyncio.timeout(self._committee.epoch_ms / 1000):
+                opening = await self._evidence.opening(sample, epoch, node)
+        except (NodewireError, OSError, TimeoutError) as error:
+            _log.info("opening of sample %s by %s: %s", sample.key[:8], node[:8], error)
+        self._feed(Opened(sample.key, node, opening))
+
+    async def _recompute(self, sample: Sample, epoch: int) -> None:
+        leaves = None
+        try:
+            async with self._computing:
+                left_ms = self._committee.close_ms(epoch + judging.OPEN_EPOCHS) - self._now_ms()
+                async with asyncio.timeout(max(left_ms, 0) / 1000):
+                    leaves = await self._evidence.recompute(sample, epoch)
+        except (NodewireError, OSError, TimeoutError) as error:
+            _log.info("sample %s is not computed again: %s", sample.key[:8], error)
+        self._feed(Recomputed(sample.key, leaves))
+
+    async def _publish(self, event: Event) -> None:
+        await self._relays.publish(event)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(self._guarded(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _guarded(self, work: Coroutine[None, None, None]) -> None:
+        """What relays refuse is missed: 2f+1 others say the same."""
+        try:
+            await work
+        except (NodewireError, OSError) as error:
+            _log.warning("%s", error)
+
+    def _epoch(self) -> int:
+        return self._committee.epoch_at(self._now_ms())
+
+    def _now_ms(self) -> int:
+        return int(self._clock.time_s() * 1000)

@@ -1,0 +1,126 @@
+"""What an epoch's beacon draws, read from relays and stores: certified commitments, the requests that they name."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from nodewire.errors import BadInput, NodewireError
+from nodewire.nostr.event import Event
+from nodewire.nostr.nip01 import Filter
+from nodewire.oracle.judging import Drawn, RootKey
+from nodewire.plan.epoch import Epoch
+from nodewire.plan.sample import draw
+from nodewire.protocol import job
+from nodewire.protocol.body import Body
+from nodewire.protocol.commitment import Committed
+from nodewire.protocol.committee import Committee
+from nodewire.protocol.job import Request
+from nodewire.protocol.manifest import Manifest
+from nodewire.protocol.snapshot import Snapshot
+from nodewire.protocol.verdict import sample_key
+from nodewire.protocol.verification import Sample
+
+MAX_REQUESTS = 4_096
+"""Job requests looked up for one epoch: those with the smallest ids."""
+MAX_JOB_EPOCHS = 4_096
+"""Chunks of a job are sampled up to this many epochs after the one that it was planned with: an oracle forgets its
+votes, and what it may forget must never be drawn again (Journal)."""
+
+_IDS_PER_FETCH = 256
+_SEEN_EPOCHS = 64
+_MAX_SEEN = 262_144
+_KEPT_REQUESTS = 8_192
+_log = logging.getLogger(__name__)
+
+
+class Market(Protocol):
+    """Where certified things are read (`nodewire.market`)."""
+
+    @property
+    def committee(self) -> Committee: ...
+
+    async def commitments(self, body: Body) -> tuple[Committed, ...]: ...
+
+    async def snapshot(self, sha256: str) -> Snapshot: ...
+
+    async def manifest(self, address: str, digest: str | None = None) -> Manifest: ...
+
+
+class Events(Protocol):
+    async def fetch(self, filters: Sequence[Filter]) -> Sequence[Event]: ...
+
+
+class Docket:
+    """Reads epochs one after another; remembers which samples earlier ones held, and the requests of those drawn."""
+
+    def __init__(self, market: Market, relays: Events) -> None:
+        self._market = market
+        self._relays = relays
+        self._seen: OrderedDict[str, int] = OrderedDict()
+        self._requests: OrderedDict[str, Request] = OrderedDict()
+
+    def request(self, id_: str) -> Request | None:
+        """A request that was read with a recent epoch."""
+        return self._requests.get(id_)
+
+    async def read(self, epoch: Epoch) -> Drawn:
+        """What `epoch` drew and certifies.
+
+        Raises:
+            NotFound, BadHash ...: the commitments or the snapshot are not to be had (yet).
+        """
+        number = epoch.body.epoch
+        commitments = await self._market.commitments(epoch.body)
+        roots: dict[RootKey, str] = {}
+        for committed in sorted(commitments, key=lambda one: one.id):
+            for chunk in committed.commitment.chunks if committed.commitment is not None else ():
+                roots.setdefault((committed.provider, *chunk.key), chunk.root)
+        requests = await self._sampled({key[1] for key in roots}, number)
+        samples: tuple[Sample, ...] = ()
+        if requests:
+            snapshot = await self._market.snapshot(epoch.snapshot)
+            samples = draw(
+                self._market.committee, epoch.beacon, commitments, requests, snapshot, seen=self._seen.keys()
+            )
+        manifests = {}
+        for id_ in sorted({sample.request for sample in samples}):
+            try:
+                manifests[id_] = await self._market.manifest(
+                    requests[id_].manifest_address, requests[id_].plan.manifest
+                )
+            except NodewireError as error:
+                _log.warning("samples of request %s are not judged: %s", id_[:8], error)
+        self._remember((sample_key(*key) for key in roots), number)
+        return Drawn(number, epoch.body.digest(), samples, manifests, roots)
+
+    async def _sampled(self, ids: Iterable[str], epoch: int) -> dict[str, Request]:
+        """The requests among `ids` that are to be sampled in `epoch`."""
+        wanted = sorted(ids)[:MAX_REQUESTS]
+        missing = [id_ for id_ in wanted if self._requests.get(id_) is None]
+        for i in range(0, len(missing), _IDS_PER_FETCH):
+            some = frozenset(missing[i : i + _IDS_PER_FETCH])
+            for event in await self._relays.fetch([Filter(ids=some)]):
+                if event.id not in some:
+                    continue
+                try:
+                    self._requests[event.id] = job.parse(event)
+                except BadInput as error:
+                    _log.info("request %s: %s", event.id[:8], error)
+        found = {id_: request for id_ in wanted if (request := self._requests.get(id_)) is not None}
+        while len(self._requests) > _KEPT_REQUESTS:
+            self._requests.popitem(last=False)
+        return {
+            id_: request
+            for id_, request in found.items()
+            if request.plan.verification.policy == "sampled"
+            and request.plan.epoch <= epoch <= request.plan.epoch + MAX_JOB_EPOCHS
+        }
+
+    def _remember(self, keys: Iterable[str], epoch: int) -> None:
+        for key in keys:
+            self._seen.setdefault(key, epoch)
+        while self._seen and (len(self._seen) > _MAX_SEEN or next(iter(self._seen.values())) < epoch - _SEEN_EPOCHS):
+            self._seen.popitem(last=False)

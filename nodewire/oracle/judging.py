@@ -1,0 +1,631 @@
+"""The committee's verdicts, pure: `apply(input, state) -> (state, actions)`. No I/O, no clock, no keys.
+
+A sample of epoch e is judged over what every oracle reads alike: certified roots and what they open to.
+
+certified e              the leader of e publishes what its beacon drew (8844), after a skew whoever saw nothing does
+root of a verifier       the first certified after e, up to e + 4 (of one epoch the first drawn), decides whose work the
+                         provider's is compared with; nobody's report does, and nobody else's root counts
+both openings            alike: pass. Otherwise, or without a verifier (none by e + 4, or its opening withheld up to
+                         e + 5), the oracle computes the task itself
+own result               provider apart: fail, the provider is convicted. Provider alike: pass; a verifier that is apart
+                         is convicted
+e + 6 over               what cannot be known is in doubt: an oracle that lacks full evidence joins a verdict for which
+                         f+1 others have voted, and votes no sooner than a whole epoch later that it was withheld
+                         (no opening of the provider's) or that it is unsure
+2f+1 equal votes         the leader of e publishes the certificate, after a skew everybody does that can
+
+A node that shows its work to a few oracles gains nothing by it: either fewer than f+1 honest ones saw it, or the others
+join them. An oracle votes once on a sample (`Journal`); who is seen to vote twice is proven a liar (8853).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from nodewire.errors import BadInput
+from nodewire.nostr.event import Event
+from nodewire.protocol import certificate as _certificate
+from nodewire.protocol import inventory as _inventory
+from nodewire.protocol import verdict as _verdict
+from nodewire.protocol.certificate import Fault
+from nodewire.protocol.chunk import Leaf, Opening
+from nodewire.protocol.committee import Committee
+from nodewire.protocol.compare import Outcome, compare
+from nodewire.protocol.inventory import Vote
+from nodewire.protocol.manifest import Manifest
+from nodewire.protocol.verdict import Certificate, Verdict
+from nodewire.protocol.verification import MAX_SAMPLES, Sample, Sampled
+
+VERIFIED_EPOCHS = 4
+"""A verifier's root counts up to this many epochs after the draw."""
+OPEN_EPOCHS = 6
+"""What was drawn can be pulled up to this many epochs after the draw."""
+KEPT_EPOCHS = 16
+"""A sample and the votes on it are forgotten this many epochs after its draw."""
+MAX_DRAWN = 1_024
+"""Samples that are judged of one epoch: the first in the order of their keys."""
+MAX_EARLY = 1_024
+"""Votes of one oracle on samples that are not known here (yet)."""
+
+RootKey = tuple[str, str, str, int, int]
+"""Provider, request, task, chunk, attempt."""
+
+# ---- inputs -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has come this far (unix ms)."""
+
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """An epoch is certified, with its beacon: what was drawn of it, and every root that it certifies.
+
+    Epochs come in order. `manifests` by request; a sample whose manifest is not to be had is left out.
+    """
+
+    epoch: int
+    certificate: str
+    samples: tuple[Sample, ...]
+    manifests: Mapping[str, Manifest]
+    roots: Mapping[RootKey, str]
+
+
+@dataclass(frozen=True, slots=True)
+class SampledCame:
+    """Somebody has published samples (kind 8844)."""
+
+    sampled: Sampled
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """How a `PullOpening` ended; None: the node is silent, refuses, or sent garbage."""
+
+    key: str
+    node: str
+    opening: Opening | None
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputed:
+    """How a `Recompute` ended; None: the inputs are not to be had."""
+
+    key: str
+    leaves: tuple[Leaf, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class VoteCame:
+    """A verified vote (kind 8850, `t` = vote, `n` = verdict/...), anybody's."""
+
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What this oracle has put on record as its vote, now or before a restart; None where it joined others."""
+
+    key: str
+    verdict: Verdict | None
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictCame:
+    """A verdict's certificate (kind 8852), not checked yet."""
+
+    certificate: Certificate
+
+
+Input = Tick | Drawn | SampledCame | Opened | Recomputed | VoteCame | Said | VerdictCame
+
+# ---- actions ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PublishSampled:
+    sampled: Sampled
+
+
+@dataclass(frozen=True, slots=True)
+class PullOpening:
+    """Ask `node` for its opening of the sample's chunk; comes back as Opened, whatever happens."""
+
+    sample: Sample
+    epoch: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recompute:
+    """Compute the sample's chunk again; comes back as Recomputed, whatever happens."""
+
+    sample: Sample
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class SayVote:
+    """Put the vote on record and publish it, or what is on record already. `verdict` is None if others are joined."""
+
+    key: str
+    epoch: int
+    x: str
+    verdict: Verdict | None
+
+
+@dataclass(frozen=True, slots=True)
+class PublishVerdict:
+    certificate: Certificate
+
+
+@dataclass(frozen=True, slots=True)
+class PublishFault:
+    fault: Fault
+
+
+@dataclass(frozen=True, slots=True)
+class Convict:
+    """A certified verdict convicts `culprit`."""
+
+    culprit: str
+    certificate: Certificate
+
+
+Action = PublishSampled | PullOpening | Recompute | SayVote | PublishVerdict | PublishFault | Convict
+
+# ---- state --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One sample, as far as this oracle has come with it."""
+
+    sample: Sample
+    epoch: int
+    manifest: Manifest
+    verifier: tuple[str, str] | None = None
+    """The one that decides, and its certified root."""
+    theirs: Opening | None = None
+    """The provider's."""
+    checked: Opening | None = None
+    """The verifier's."""
+    mine: Opening | None = None
+    disputed: bool = False
+    """The provider's opening and the verifier's are not alike."""
+    grey: bool = False
+    """Computed again, the provider's work is neither alike nor apart."""
+    waiting: frozenset[str] = frozenset()
+    """What was asked for and has not come back: a node's pubkey, or "" for one's own result."""
+    asked: Mapping[str, int] = field(default_factory=dict)
+    """When it was last asked for (unix ms)."""
+    said: bool = False
+    verdict: Verdict | None = None
+    """What this oracle voted for, unless it joined others."""
+    quorum_ms: int | None = None
+    done: Certificate | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Everything that one oracle (`me`) knows of samples. Mappings are never changed in place."""
+
+    committee: Committee
+    digest: str
+    me: str
+    can_recompute: bool
+    now_ms: int = 0
+    read: int = -1
+    """The newest epoch that was read."""
+    cases: Mapping[str, Case] = field(default_factory=dict)
+    """By the sample's key."""
+    votes: Mapping[str, Mapping[str, Event]] = field(default_factory=dict)
+    """By the sample's key and the oracle: its first vote."""
+    heard: Mapping[str, int] = field(default_factory=dict)
+    """By the sample's key: the epoch in which the first vote on it came."""
+    accused: frozenset[tuple[str, str]] = frozenset()
+    to_publish: Mapping[tuple[int, str], tuple[Sampled, ...]] = field(default_factory=dict)
+    """By epoch and request: samples that nobody has published yet."""
+    drawn_ms: Mapping[int, int] = field(default_factory=dict)
+    convicted: frozenset[str] = frozenset()
+    """By certified verdicts, ever."""
+
+    @property
+    def epoch(self) -> int:
+        return self.committee.epoch_at(self.now_ms)
+
+    def with_case(self, case: Case) -> State:
+        return replace(self, cases={**self.cases, case.sample.key: case})
+
+
+Step = tuple[State, tuple[Action, ...]]
+
+
+def start(committee: Committee, me: str, *, can_recompute: bool, now_ms: int = 0) -> State:
+    """The state of oracle `me` (pubkey), which knows nothing yet."""
+    return State(committee, committee.digest(), me, can_recompute, now_ms)
+
+
+def apply(what: Input, state: State) -> Step:
+    """The state after `what`, and what the oracle must now do, in order. Malformed input changes nothing."""
+    keys: Iterable[str] = ()
+    actions: tuple[Action, ...] = ()
+    match what:
+        case Tick(now_ms):
+            before, state = state.epoch, replace(state, now_ms=max(now_ms, state.now_ms))
+            state = _swept(state) if state.epoch > before else state
+            state, actions = _publish_due(state)
+            keys = tuple(state.cases)
+        case Drawn():
+            state = _drawn(what, state)
+            state, actions = _publish_due(state)
+            keys = tuple(state.cases)
+        case SampledCame(sampled):
+            state = _published(sampled, state)
+        case Opened(key, node, opening):
+            state, keys = _opened(key, node, opening, state), (key,)
+        case Recomputed(key, leaves):
+            state, keys = _recomputed(key, leaves, state), (key,)
+        case VoteCame(event):
+            state, actions, keys = _vote_came(event, state)
+        case Said(key, verdict):
+            if key in state.cases:
+                state = state.with_case(replace(state.cases[key], said=True, verdict=verdict))
+            keys = (key,)
+        case VerdictCame(certificate):
+            state, actions = _verdict_came(certificate, state)
+    for key in keys:
+        if key in state.cases:
+            state, more = _consider(state.cases[key], state)
+            actions += more
+    return state, actions
+
+
+# ---- what comes in ------------------------------------------------------------------------------------------------
+
+
+def _drawn(what: Drawn, state: State) -> State:
+    if what.epoch <= state.read:
+        return state
+    cases = {key: _with_verifier(case, what, state) for key, case in state.cases.items()}
+    fresh = [sample for sample in what.samples if sample.key not in cases and sample.request in what.manifests]
+    fresh = sorted(fresh, key=lambda sample: sample.key)[:MAX_DRAWN]
+    by_request: dict[str, list[Sample]] = {}
+    for sample in fresh:
+        cases[sample.key] = Case(sample, what.epoch, what.manifests[sample.request])
+        by_request.setdefault(sample.request, []).append(sample)
+    to_publish = dict(state.to_publish)
+    for request, samples in by_request.items():
+        to_publish[what.epoch, request] = tuple(
+            Sampled(
+                committee=state.digest,
+                epoch=what.epoch,
+                certificate=what.certificate,
+                request=request,
+                samples=tuple(samples[i : i + _SAMPLES_OF_AN_EVENT]),
+            )
+            for i in range(0, len(samples), _SAMPLES_OF_AN_EVENT)
+        )
+    drawn_ms = {**state.drawn_ms, what.epoch: state.now_ms}
+    return replace(state, read=what.epoch, cases=cases, to_publish=to_publish, drawn_ms=drawn_ms)
+
+
+_SAMPLES_OF_AN_EVENT = min(MAX_SAMPLES, 96)
+"""96 samples with three verifiers each stay below what Sampled may hold."""
+
+
+def _with_verifier(case: Case, what: Drawn, state: State) -> Case:
+    """The case with the verifier whose root this epoch certifies, if it is the first."""
+    if case.verifier is not None or not case.epoch < what.epoch <= case.epoch + VERIFIED_EPOCHS:
+        return case
+    sample = case.sample
+    for verifier in sample.verifiers:
+        root = what.roots.get((verifier, sample.request, sample.task, sample.chunk, sample.attempt))
+        if root is not None and root != sample.root:  # salts differ, so the same root is a copy
+            return replace(case, verifier=(verifier, root))
+    return case
+
+
+def _published(sampled: Sampled, state: State) -> State:
+    """What was published truly need not be published again."""
+    place = sampled.epoch, sampled.request
+    left = tuple(mine for mine in state.to_publish.get(place, ()) if mine != sampled)
+    if not left:
+        return replace(state, to_publish={key: rest for key, rest in state.to_publish.items() if key != place})
+    return replace(state, to_publish={**state.to_publish, place: left})
+
+
+def _publish_due(state: State) -> Step:
+    due = []
+    for epoch, request in state.to_publish:
+        since_ms = state.drawn_ms.get(epoch, state.now_ms)
+        if state.committee.leader(epoch) == state.me or state.now_ms >= since_ms + state.committee.skew_ms:
+            due.append((epoch, request))
+    fresh = [place for place in due if place[0] + OPEN_EPOCHS >= state.epoch]
+    actions = tuple(PublishSampled(sampled) for place in fresh for sampled in state.to_publish[place])
+    rest = {place: sampled for place, sampled in state.to_publish.items() if place not in due}
+    return replace(state, to_publish=rest), actions
+
+
+def _opened(key: str, node: str, opening: Opening | None, state: State) -> State:
+    case = state.cases.get(key)
+    if case is None:
+        return state
+    case = replace(case, waiting=case.waiting - {node})
+    sample = case.sample
+    if node == sample.provider:
+        root = sample.root
+    elif case.verifier is not None and node == case.verifier[0]:
+        root = case.verifier[1]
+    else:
+        return state
+    if opening is not None and _is_of(opening, sample) and opening.root() == root:
+        case = replace(case, theirs=opening) if node == sample.provider else replace(case, checked=opening)
+    return state.with_case(case)
+
+
+def _is_of(opening: Opening, sample: Sample) -> bool:
+    return (opening.request, opening.task, opening.chunk, opening.attempt) == (
+        sample.request,
+        sample.task,
+        sample.chunk,
+        sample.attempt,
+    )
+
+
+def _recomputed(key: str, leaves: tuple[Leaf, ...] | None, state: State) -> State:
+    case = state.cases.get(key)
+    if case is None:
+        return state
+    case = replace(case, waiting=case.waiting - {""})
+    if leaves is not None:
+        sample, order = case.sample, {edge.name: i for i, edge in enumerate(case.manifest.edges)}
+        mine = Opening(
+            request=sample.request,
+            task=sample.task,
+            chunk=sample.chunk,
+            attempt=sample.attempt,
+            secret=bytes(32),  # it is never committed to
+            leaves=tuple(sorted(leaves, key=lambda leaf: (order[leaf.edge], leaf.seq))),
+        )
+        case = replace(case, mine=mine)
+    return state.with_case(case)
+
+
+def _vote_came(event: Event, state: State) -> tuple[State, tuple[Action, ...], tuple[str, ...]]:
+    try:
+        vote = _inventory.parse(event)
+    except BadInput:
+        return state, (), ()
+    key = _key_of(vote) if isinstance(vote, Vote) else None
+    if not isinstance(vote, Vote) or key is None:
+        return state, (), ()
+    if vote.committee != state.digest or state.committee.oracle(vote.oracle) is None:
+        return state, (), ()
+    mine = state.votes.get(key, {})
+    first = mine.get(vote.oracle)
+    if first is not None:
+        place = vote.oracle, key
+        if place in state.accused or _x(first) == vote.x:
+            return state, (), ()
+        fault = _certificate.contradiction(first, event)
+        return replace(state, accused=state.accused | {place}), (PublishFault(fault),), ()
+    if key not in state.cases:
+        early = sum(vote.oracle in votes for other, votes in state.votes.items() if other not in state.cases)
+        if early >= MAX_EARLY:
+            return state, (), ()
+    votes = {**state.votes, key: {**mine, vote.oracle: event}}
+    state = replace(state, votes=votes, heard={key: state.epoch, **state.heard})
+    return state, (), (key,)
+
+
+def _key_of(vote: Vote) -> str | None:
+    key = vote.topic.removeprefix("verdict/")
+    return key if vote.topic == _verdict.topic(key) and len(key) == 64 and key.isalnum() else None
+
+
+def _x(vote: Event) -> str:
+    return vote.tag("x") or ""
+
+
+def _verdict_came(certificate: Certificate, state: State) -> Step:
+    """Close the case; every vote in the certificate counts as heard. A certificate that proves nothing is nothing."""
+    key = certificate.verdict.key
+    case = state.cases.get(key)
+    culprit = certificate.verdict.culprit
+    if case is None and (not culprit or culprit in state.convicted):
+        return state, ()
+    if case is not None and case.done is not None:
+        return state, ()
+    try:
+        certificate.check(state.committee)
+    except BadInput:
+        return state, ()
+    if case is None:
+        return _convicted(certificate, state)
+    actions: tuple[Action, ...] = ()
+    for event in certificate.votes:
+        state, more, _ = _vote_came(event, state)
+        actions += more
+    return _closed(state.cases[key], certificate, state, actions)
+
+
+def _closed(case: Case, certificate: Certificate, state: State, actions: tuple[Action, ...]) -> Step:
+    # the openings are as large as anything here, and nothing needs them any more
+    case = replace(case, done=certificate, theirs=None, checked=None, mine=None)
+    state, more = _convicted(certificate, state.with_case(case))
+    return state, (*actions, *more)
+
+
+def _convicted(certificate: Certificate, state: State) -> Step:
+    culprit = certificate.verdict.culprit
+    if not culprit or culprit in state.convicted:
+        return state, ()
+    return replace(state, convicted=state.convicted | {culprit}), (Convict(culprit, certificate),)
+
+
+def _swept(state: State) -> State:
+    """Without what is too old to matter."""
+    oldest = state.epoch - KEPT_EPOCHS
+    cases = {key: case for key, case in state.cases.items() if case.epoch >= oldest}
+    kept = {
+        key
+        for key, epoch in state.heard.items()
+        if key in cases or (key not in state.cases and epoch >= state.epoch - OPEN_EPOCHS)
+    }
+    return replace(
+        state,
+        cases=cases,
+        votes={key: votes for key, votes in state.votes.items() if key in kept},
+        heard={key: epoch for key, epoch in state.heard.items() if key in kept},
+        accused=frozenset(place for place in state.accused if place[1] in kept),
+        to_publish={place: sampled for place, sampled in state.to_publish.items() if place[0] >= oldest},
+        drawn_ms={epoch: at for epoch, at in state.drawn_ms.items() if epoch >= oldest},
+    )
+
+
+# ---- one case -----------------------------------------------------------------------------------------------------
+
+
+def _consider(case: Case, state: State) -> Step:
+    """Take the case as far as it goes."""
+    if case.done is not None:
+        return state, ()
+    state, actions = _judge(case, state) if not case.said else (state, ())
+    case = state.cases[case.sample.key]
+    if case.done is None:
+        state, more = _certify(case, state)
+        actions += more
+    return state, actions
+
+
+def _judge(case: Case, state: State) -> Step:
+    sample = case.sample
+    if state.epoch > case.epoch + OPEN_EPOCHS:
+        return _doubt(case, state)
+    unverified = not sample.verifiers or state.read >= case.epoch + VERIFIED_EPOCHS
+    if case.verifier is None and not unverified and state.epoch <= case.epoch + VERIFIED_EPOCHS + 1:
+        return state, ()
+    if case.theirs is None:
+        state, actions = _ask(case, sample.provider, PullOpening(sample, case.epoch, sample.provider), state)
+        return _with_pull(case.sample.key, state, actions)
+    return _with_pull(sample.key, *_compared(case, state))
+
+
+def _with_pull(key: str, state: State, actions: tuple[Action, ...]) -> Step:
+    """Beside all else, ask for the opening of the verifier that decides."""
+    case = state.cases[key]
+    if case.verifier is None or case.checked is not None or case.said:
+        return state, actions
+    verifier = case.verifier[0]
+    state, more = _ask(case, verifier, PullOpening(case.sample, case.epoch, verifier), state)
+    return state, (*actions, *more)
+
+
+def _compared(case: Case, state: State) -> Step:
+    """With the provider's opening at hand."""
+    theirs, sample = case.theirs, case.sample
+    assert theirs is not None
+    if case.verifier is not None:
+        verifier = case.verifier[0]
+        if case.checked is None and state.epoch < case.epoch + OPEN_EPOCHS:
+            return state, ()
+        if case.checked is not None and not case.disputed:
+            if _outcome(case, case.checked, theirs) == "pass":
+                return _vote(case, "pass", ((verifier, True),), "", state)
+            case = replace(case, disputed=True)
+            state = state.with_case(case)
+    if case.grey or (case.mine is None and not state.can_recompute):
+        return state, ()
+    if case.mine is None:
+        return _ask(case, "", Recompute(sample, case.epoch), state)
+    found = _outcome(case, case.mine, theirs)
+    if found == "grey":
+        return state.with_case(replace(case, grey=True)), ()
+    verifiers: tuple[tuple[str, bool], ...] = ()
+    culprit = sample.provider if found == "fail" else ""
+    if case.verifier is not None:
+        verifier = case.verifier[0]
+        own = "silent" if case.checked is None else _outcome(case, case.mine, case.checked)
+        verifiers = ((verifier, own in ("pass", "grey")),)
+        if found == "pass" and own == "fail":
+            culprit = verifier
+    return _vote(case, found, verifiers, culprit, state)
+
+
+def _outcome(case: Case, mine: Opening, theirs: Opening) -> Outcome:
+    return compare(case.manifest, case.sample.task, mine, theirs).outcome
+
+
+def _ask(case: Case, what: str, action: Action, state: State) -> Step:
+    """The action, unless it is under way or was tried less than half an epoch ago."""
+    last_ms = case.asked.get(what)
+    if what in case.waiting or (last_ms is not None and state.now_ms < last_ms + state.committee.epoch_ms // 2):
+        return state, ()
+    case = replace(case, waiting=case.waiting | {what}, asked={**case.asked, what: state.now_ms})
+    return state.with_case(case), (action,)
+
+
+def _doubt(case: Case, state: State) -> Step:
+    """Past the deadline: join f+1 others, later say what is in doubt."""
+    key = case.sample.key
+    count: dict[str, int] = {}
+    for oracle, event in state.votes.get(key, {}).items():
+        if oracle != state.me:
+            count[_x(event)] = count.get(_x(event), 0) + 1
+    joined = [x for x, n in sorted(count.items()) if n > state.committee.f]
+    if joined:
+        state = state.with_case(replace(case, said=True))
+        return state, (SayVote(key, case.epoch, max(joined, key=lambda x: count[x]), None),)
+    if state.epoch <= case.epoch + OPEN_EPOCHS + 1:
+        return state, ()
+    return _vote(case, "withheld" if case.theirs is None else "unsure", (), "", state)
+
+
+def _vote(
+    case: Case,
+    outcome: Literal["pass", "fail", "withheld", "unsure"],
+    verifiers: tuple[tuple[str, bool], ...],
+    culprit: str,
+    state: State,
+) -> Step:
+    sample = case.sample
+    verdict = Verdict(
+        committee=state.digest,
+        epoch=case.epoch,
+        request=sample.request,
+        task=sample.task,
+        chunk=sample.chunk,
+        attempt=sample.attempt,
+        provider=sample.provider,
+        root=sample.root,
+        outcome=outcome,
+        culprit=culprit,
+        verifiers=verifiers,
+    )
+    case = replace(case, said=True, verdict=verdict, theirs=None, checked=None, mine=None)
+    return state.with_case(case), (SayVote(sample.key, case.epoch, verdict.digest(), verdict),)
+
+
+def _certify(case: Case, state: State) -> Step:
+    """Publish the certificate of the verdict that this oracle voted for, in its turn."""
+    verdict = case.verdict
+    if verdict is None:
+        return state, ()
+    x = verdict.digest()
+    votes = [event for _, event in sorted(state.votes.get(case.sample.key, {}).items()) if _x(event) == x]
+    if len(votes) < state.committee.quorum:
+        return state, ()
+    if case.quorum_ms is None:
+        case = replace(case, quorum_ms=state.now_ms)
+        state = state.with_case(case)
+    turn = state.committee.leader(case.epoch) == state.me
+    if not turn and case.quorum_ms is not None and state.now_ms < case.quorum_ms + state.committee.skew_ms:
+        return state, ()
+    certificate = Certificate(verdict, tuple(votes))
+    return _closed(case, certificate, state, (PublishVerdict(certificate),))

@@ -1,0 +1,345 @@
+"""Honest oracles come to one verdict on every sample, whatever providers, verifiers and f oracles do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nodewire.oracle import judging
+from nodewire.oracle.judging import KEPT_EPOCHS, MAX_EARLY, SayVote, Tick, VoteCame
+from nodewire.protocol import inventory, verdict, verification
+from tests.oracle.courtroom import (
+    MANIFEST,
+    PROVIDER,
+    SECOND,
+    VERIFIER,
+    Courtroom,
+    always,
+    leaves,
+    opened,
+    sample_of,
+)
+from tests.protocol_committee.actors import committee, digest, keys
+
+HONEST, CHEATING, GREY = 0.0, 0.5, 0.006
+
+
+def court_of(f=1, seed=1, faulty=None, **fields):
+    document, seats = committee(f)
+    faults = {seats[i].keys.public: fault for i, fault in (faulty or {}).items()}
+    return Courtroom(document, seats, seed, faults=faults, **fields)
+
+
+def tried(court, provider=HONEST, verifier=HONEST, *, verifier_epoch=1, until=10, shows=None):
+    """One sample through the court: the provider's root drawn in epoch 0, the verifier's certified later."""
+    theirs = opened(PROVIDER, provider)
+    court.shows.setdefault(PROVIDER.public, always(theirs))
+    court.run_epochs(1)
+    court.draw(0, [sample_of(theirs.root())])
+    for epoch in range(1, until):
+        court.run_epochs(1)
+        roots = []
+        if verifier is not None and epoch == verifier_epoch:
+            checked = opened(VERIFIER, verifier)
+            court.shows.setdefault(VERIFIER.public, always(checked))
+            roots = [(VERIFIER, checked)]
+        court.draw(epoch, roots=roots)
+    return court.verdict()
+
+
+def test_honest_work_passes_without_being_computed_a_third_time():
+    court = court_of()
+    found = tried(court)
+    assert (found.outcome, found.culprit, found.verifiers) == ("pass", "", ((VERIFIER.public, True),))
+    assert not court.recomputed
+    assert not court.accused()
+    assert len(court.certificates()) == 1  # the leader's
+
+
+def test_a_cheating_provider_is_convicted_and_its_verifier_agreed():
+    court = court_of()
+    found = tried(court, provider=CHEATING)
+    assert (found.outcome, found.culprit, found.verifiers) == ("fail", PROVIDER.public, ((VERIFIER.public, True),))
+    assert all(court.convicted[oracle] == {PROVIDER.public} for oracle in court.honest)
+
+
+def test_a_lying_verifier_is_convicted_and_the_work_passes():
+    found = tried(court_of(), verifier=CHEATING)
+    assert (found.outcome, found.culprit, found.verifiers) == ("pass", VERIFIER.public, ((VERIFIER.public, False),))
+
+
+def test_a_verifier_whose_result_is_in_doubt_is_settled_by_the_oracles():
+    court = court_of()
+    found = tried(court, verifier=GREY)
+    assert (found.outcome, found.culprit) == ("pass", "")
+    assert set(court.recomputed) == set(court.honest)
+
+
+def test_a_provider_in_doubt_by_the_oracles_own_results_convicts_nobody():
+    found = tried(court_of(), provider=GREY)
+    assert (found.outcome, found.culprit, found.verifiers) == ("unsure", "", ())
+
+
+@pytest.mark.parametrize("garbage", [None, opened(PROVIDER, CHEATING), opened(PROVIDER, request=digest("other"))])
+def test_a_provider_that_is_silent_or_shows_something_else_has_withheld(garbage):
+    court = court_of(shows={PROVIDER.public: always(garbage)})
+    found = tried(court)
+    assert (found.outcome, found.culprit) == ("withheld", "")
+    assert not any(court.convicted.values())
+
+
+def test_withheld_is_not_said_before_the_deadline():
+    court = court_of(shows={PROVIDER.public: always(None)})
+    assert tried(court, until=judging.OPEN_EPOCHS + 1) is None
+    assert not court.stored or all(e.kind == verification.KIND for e in court.stored)
+
+
+def test_a_provider_that_answers_late_has_not_withheld():
+    theirs = opened(PROVIDER)
+    court = court_of(shows={PROVIDER.public: lambda oracle, times: theirs if times > 4 else None})
+    assert tried(court).outcome == "pass"
+
+
+def test_a_verifier_that_shows_nothing_is_replaced_by_the_oracles_and_not_paid():
+    court = court_of(shows={VERIFIER.public: always(None)})
+    found = tried(court, provider=CHEATING)
+    assert (found.outcome, found.culprit, found.verifiers) == ("fail", PROVIDER.public, ((VERIFIER.public, False),))
+    court = court_of(shows={VERIFIER.public: always(opened(VERIFIER, CHEATING))})  # not what it committed to
+    found = tried(court)
+    assert (found.outcome, found.culprit, found.verifiers) == ("pass", "", ((VERIFIER.public, False),))
+
+
+def test_a_verifier_that_copied_the_providers_root_might_as_well_have_none():
+    court, theirs = court_of(), opened(PROVIDER, CHEATING)
+    court.shows = {PROVIDER.public: always(theirs), VERIFIER.public: always(theirs)}
+    court.run_epochs(1)
+    court.draw(0, [sample_of(theirs.root())])
+    for epoch in range(1, 10):
+        court.run_epochs(1)
+        court.draw(epoch, roots=[(VERIFIER, theirs)] if epoch == 1 else ())
+    found = court.verdict()
+    assert (found.outcome, found.culprit, found.verifiers) == ("fail", PROVIDER.public, ())
+
+
+def test_the_first_certified_root_of_a_verifier_decides():
+    court, theirs = court_of(), opened(PROVIDER)
+    second = opened(SECOND)
+    court.shows = {PROVIDER.public: always(theirs), SECOND.public: always(second)}
+    court.run_epochs(1)
+    court.draw(0, [sample_of(theirs.root())])
+    for epoch in range(1, 10):
+        court.run_epochs(1)
+        court.draw(epoch, roots={3: [(SECOND, second)], 4: [(VERIFIER, opened(VERIFIER, CHEATING))]}.get(epoch, ()))
+    assert court.verdict().verifiers == ((SECOND.public, True),)
+
+
+def test_a_strangers_root_counts_for_nothing():
+    court, theirs, stranger = court_of(), opened(PROVIDER), keys("stranger")
+    court.shows = {PROVIDER.public: always(theirs), stranger.public: always(opened(stranger, CHEATING))}
+    court.run_epochs(1)
+    court.draw(0, [sample_of(theirs.root())])
+    for epoch in range(1, 10):
+        court.run_epochs(1)
+        court.draw(epoch, roots=[(stranger, opened(stranger, CHEATING))])
+    assert (court.verdict().outcome, court.verdict().verifiers) == ("pass", ())
+    assert not [asked for asked in court.asked if asked[1] == stranger.public]
+
+
+@pytest.mark.parametrize("epoch", [0, judging.VERIFIED_EPOCHS + 1])
+def test_a_verifiers_root_of_the_draws_own_epoch_or_too_late_does_not_count(epoch):
+    court = court_of()
+    found = tried(court, verifier=CHEATING, verifier_epoch=epoch)
+    assert (found.outcome, found.verifiers) == ("pass", ())
+
+
+def test_without_verifiers_the_oracles_compute_at_once():
+    court, theirs = court_of(), opened(PROVIDER, CHEATING)
+    court.shows = {PROVIDER.public: always(theirs)}
+    court.run_epochs(1)
+    court.draw(0, [sample_of(theirs.root(), verifiers=())])
+    court.run_epochs(2)
+    found = court.verdict()
+    assert (found.outcome, found.verifiers) == ("fail", ())
+
+
+def test_inputs_that_are_not_to_be_had_leave_the_sample_unsure():
+    court = court_of(computes=lambda oracle: None)
+    assert tried(court, provider=CHEATING).outcome == "unsure"
+
+
+def test_oracles_without_a_worker_join_those_that_have_one():
+    document, seats = committee()
+    half = frozenset(s.keys.public for s in seats[:2])
+    court = Courtroom(document, seats, without_worker=half)
+    found = tried(court, provider=CHEATING)
+    assert found.outcome == "fail"
+    assert set(court.recomputed) == set(court.states) - half
+    court = Courtroom(document, seats, without_worker=frozenset(s.keys.public for s in seats))
+    assert tried(court, provider=CHEATING).outcome == "unsure"
+
+
+def test_a_provider_that_shows_its_work_to_some_oracles_only_does_not_escape():
+    document, seats = committee()
+    theirs, shown = opened(PROVIDER, CHEATING), {seats[0].keys.public, seats[2].keys.public}
+    court = Courtroom(document, seats, faults={seats[3].keys.public: silent})
+    court.shows = {PROVIDER.public: lambda oracle, times: theirs if oracle in shown else None}
+    assert tried(court, provider=CHEATING, until=11).outcome == "fail"
+
+
+# ---- oracles that lie ---------------------------------------------------------------------------------------------
+
+
+def silent(court, seat, action, outgoing):
+    return []
+
+
+def lying(court, seat, action, outgoing):
+    """Votes against whatever it found."""
+    if isinstance(action, SayVote) and action.verdict is not None:
+        wrong = "unsure" if action.verdict.outcome in ("pass", "fail") else "pass"
+        other = action.verdict.model_copy(update={"outcome": wrong, "culprit": "", "verifiers": ()})
+        return [(verdict.build_vote(seat.keys, other, created_at=1), None)]
+    return outgoing
+
+
+def two_faced(court, seat, action, outgoing):
+    """Tells half of the others one verdict and half another."""
+    if isinstance(action, SayVote) and action.verdict is not None:
+        other = action.verdict.model_copy(update={"outcome": "withheld", "culprit": "", "verifiers": ()})
+        half = set(list(court.states)[: len(court.states) // 2])
+        lie = verdict.build_vote(seat.keys, other, created_at=1)
+        return [(event, half) for event, _ in outgoing] + [(lie, set(court.states) - half)]
+    return outgoing
+
+
+@pytest.mark.parametrize("fault", [silent, lying, two_faced])
+@pytest.mark.parametrize(("provider", "outcome"), [(HONEST, "pass"), (CHEATING, "fail")])
+def test_one_faulty_oracle_of_four_changes_no_verdict(fault, provider, outcome):
+    court = court_of(faulty={0: fault})
+    assert tried(court, provider=provider, until=12).outcome == outcome
+
+
+def test_contradicting_votes_are_proven():
+    court = court_of(faulty={1: two_faced})
+    tried(court)  # whoever publishes the certificate shows the other vote to those who heard the lie
+    culprit = next(iter(court.faults))
+    one = next(e for e in court.stored if e.kind == inventory.KIND and e.pubkey == culprit)
+    for event in [e for e in court.stored if e.pubkey == culprit and e.kind == inventory.KIND]:
+        court.publish(event)
+    court.run_epochs(1)
+    assert one.pubkey in court.accused() == {culprit}
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_never_two_verdicts_on_one_sample(seed):
+    fault = [silent, lying, two_faced][seed % 3]
+    court = court_of(seed=seed, faulty={seed % 4: fault}, loss_percent=20, delay_ms=(1, 2_500))
+    theirs = opened(PROVIDER, [HONEST, GREY, CHEATING][seed // 3 % 3])
+    court.shows[PROVIDER.public] = lambda oracle, times: theirs if court.random.random() < 0.5 else None
+    checked = opened(VERIFIER, CHEATING if seed % 5 == 0 else HONEST)
+    court.shows[VERIFIER.public] = lambda oracle, times: checked if court.random.random() < 0.5 else None
+    court.computes = lambda oracle: leaves() if court.random.random() < 0.7 else None
+    court.run_epochs(1)
+    court.draw(0, [sample_of(theirs.root())])
+    for epoch in range(1, 12):
+        court.run_epochs(1)
+        court.draw(epoch, roots=[(VERIFIER, checked)] if epoch == 1 + seed % 3 else ())
+        if epoch == 2 + seed % 5:
+            court.restart(court.honest[seed % len(court.honest)])
+    assert all(len(digests) == 1 for digests in court.verdicts().values())
+    assert court.accused() <= set(court.faults)
+
+
+# ---- what is published --------------------------------------------------------------------------------------------
+
+
+def test_the_leader_publishes_what_was_drawn_and_nobody_else():
+    court, theirs = court_of(), opened(PROVIDER)
+    court.run_epochs(1)
+    court.draw(0, [sample_of(theirs.root())])
+    court.run_epochs(2)
+    events = [event for event in court.stored if event.kind == verification.KIND]
+    assert [event.pubkey for event in events] == [court.committee.leader(0)]
+    assert verification.parse(events[0]).samples == (sample_of(theirs.root()),)
+
+
+def test_for_a_silent_leader_the_others_publish_whatever_a_stranger_says():
+    court, theirs = court_of(faulty={0: silent}), opened(PROVIDER)
+    assert court.committee.leader(0) in court.faults
+    sample = sample_of(theirs.root())
+    forged = verification.Sampled(
+        committee=court.committee.digest(),
+        epoch=0,
+        certificate=digest("body/0"),
+        request=sample.request,
+        samples=(sample.model_copy(update={"verifiers": (keys("friend").public,)}),),
+    )
+    court.run_epochs(1)
+    court.draw(0, [sample])
+    court.publish(verification.build(keys("stranger"), forged, created_at=1))
+    court.run_epochs(2)
+    honest = [e for e in court.stored if e.kind == verification.KIND and e.pubkey in court.honest]
+    assert honest
+    assert all(verification.parse(event).samples == (sample,) for event in honest)
+
+
+def test_a_restarted_oracle_votes_as_it_did():
+    court = court_of()
+    tried(court, provider=CHEATING, until=4)
+    me = court.honest[0]
+    before = [e for e in court.stored if e.kind == inventory.KIND and e.pubkey == me]
+    court.restart(me)
+    court.shows[PROVIDER.public] = always(None)  # it would now find something else
+    theirs = opened(PROVIDER, CHEATING)
+    court.draw(0, [sample_of(theirs.root())])
+    for epoch in range(4, 12):
+        court.run_epochs(1)
+        court.draw(epoch)
+    after = [e for e in court.stored if e.kind == inventory.KIND and e.pubkey == me]
+    assert {e.tag("x") for e in after} == {e.tag("x") for e in before}
+    assert len(before) == 1
+    assert not court.accused()
+
+
+# ---- bounds -------------------------------------------------------------------------------------------------------
+
+
+def test_votes_on_unknown_samples_are_bounded_and_swept():
+    document, seats = committee()
+    state = judging.start(document, seats[0].keys.public, can_recompute=True, now_ms=document.close_ms(0))
+    outsider = keys("outsider")
+    for i in range(3):
+        for who in (seats[1].keys, outsider):
+            topic = verdict.topic(digest(f"nothing/{i}"))
+            vote = inventory.build_vote(who, document.digest(), topic, digest("x"), created_at=1)
+            state, actions = judging.apply(VoteCame(vote), state)
+            assert not actions
+    assert len(state.votes) == 3
+    assert all(list(votes) == [seats[1].keys.public] for votes in state.votes.values())
+    full = replace(state, votes={f"{i:064x}": next(iter(state.votes.values())) for i in range(MAX_EARLY)})
+    vote = inventory.build_vote(
+        seats[1].keys, document.digest(), verdict.topic(digest("more")), "ab" * 32, created_at=1
+    )
+    assert judging.apply(VoteCame(vote), full)[0].votes == full.votes
+    state, _ = judging.apply(Tick(document.close_ms(20)), state)
+    assert not state.votes
+    assert not state.heard
+
+
+def test_samples_are_forgotten():
+    court = court_of()
+    tried(court)
+    court.run_epochs(KEPT_EPOCHS + 1)
+    for state in court.states.values():
+        assert not state.cases
+        assert not state.votes
+        assert not state.drawn_ms
+        assert not state.to_publish
+
+
+def test_the_noise_of_these_tests_means_what_it_says():
+    from nodewire.protocol.compare import compare
+
+    for noise, outcome in ((HONEST, "pass"), (GREY, "grey"), (CHEATING, "fail")):
+        assert compare(MANIFEST, "stage.0", opened(VERIFIER), opened(PROVIDER, noise)).outcome == outcome
