@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json as jsonlib
 import time
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated
 
@@ -36,6 +37,8 @@ def create(
         list[str] | None, typer.Option(help="npub or hex key of who may hold bonds (may be repeated).")
     ] = None,
     fee_ppm: Annotated[int, typer.Option(help="The committee's part of the verification shares, per million.")] = 0,
+    verify_rate: Annotated[str, typer.Option(help="How many chunks of sampled jobs are computed again.")] = "5%",
+    verify_share: Annotated[str, typer.Option(help="Of a job's price, what is paid for that.")] = "15%",
     json: Json = False,
 ) -> None:
     """Found a committee: keys, beacon shares, one configuration per oracle, and the public document."""
@@ -58,11 +61,15 @@ def create(
         blobs=blossom,
         bond_holders=[from_npub(holder) for holder in bond_holder or ()],
         fee_ppm=fee_ppm,
+        verify_rate_ppm=_ppm("--verify-rate", verify_rate),
+        verify_share_ppm=_ppm("--verify-share", verify_share),
     )
     for i in range(1, oracles + 1):
         (directory / f"oracle-{i}" / "oracle.toml").write_text(
             'seat = "."\ncommittee = "../committee.json"\nstate = "state"\n'
             f"relays = {jsonlib.dumps(relay)}\nblossom = {jsonlib.dumps(blossom)}\n"
+            "\n# Computes disputed chunks of jobs again, capped; without it this oracle only joins those that do.\n"
+            '[worker]\nmemory = "2GB"\nthreads = 1\ndevice = "cpu"\n'
         )
     keys = Keys.from_file(directory / "founder.nsec")
 
@@ -78,3 +85,14 @@ def create(
         console.print(f"[bold green]founded[/] {address}\n[dim]digest {founded.digest()}[/]", soft_wrap=True)
         first = escape(str(directory / "oracle-1" / "oracle.toml"))
         console.print(f"Start each oracle:  nodewire oracle --config {first}   (to {oracles})", soft_wrap=True)
+
+
+def _ppm(option: str, text: str) -> int:
+    """ "5%" as 50,000."""
+    try:
+        share = Decimal(text.removesuffix("%")) * (10_000 if text.endswith("%") else 1_000_000)
+    except ArithmeticError as error:
+        raise BadInput(option, f"{text!r} is not a share such as 5%") from error
+    if not share.is_finite() or not 0 <= share <= 1_000_000:
+        raise BadInput(option, "not from 0 to 100 %")
+    return int(share)

@@ -26,6 +26,7 @@ from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.takeover import LOST, Takeover, assigned, ends_after
 from nodewire.provider.admission import Admission, feedback_for
 from nodewire.provider.announcing import Announcer
+from nodewire.provider.holding import Holding, Kept
 from nodewire.provider.job import JobRun
 from nodewire.provider.serving import OneManifest, Served
 from nodewire.provider.standing import Standby, Standing
@@ -72,6 +73,7 @@ class Provider:
         admission: Admission,
         withdrawals: Withdrawals,
         spool: Spool,
+        holding: Holding,
         patience_s: int,
     ) -> None:
         self._keys = keys
@@ -87,6 +89,7 @@ class Provider:
         self._withdrawals = withdrawals
         self._patience_s = patience_s
         self._spool = spool
+        self._holding = holding
         self._standby = Standby()
         self._requests: dict[str, tuple[float, Request, Manifest]] = {}
         self._tickets: dict[tuple[str, str], tuple[float, Ticket]] = {}
@@ -182,6 +185,7 @@ class Provider:
                 self._admitting -= 1
             if self._keys.public in request.plan.providers():
                 served.take()
+            self._holding.keep(Kept(request, manifest, ticket))
         except NodewireError as error:
             log.info("job %s refused: %s", request.id[:8], error)
             await self._refuse(request.id, request.customer, error)

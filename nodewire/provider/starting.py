@@ -23,6 +23,7 @@ from nodewire.provider.admission import Admission
 from nodewire.provider.announcing import Announcer, describe
 from nodewire.provider.bonding import Bonding
 from nodewire.provider.daemon import Provider
+from nodewire.provider.holding import Holding
 from nodewire.provider.serving import specialize
 from nodewire.provider.withdrawals import Withdrawals
 from nodewire.wire.node import Node
@@ -54,10 +55,11 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
         if provider is not None:
             provider.controlled(peer, document)
 
-    node = Node(keys, on_control=controlled)
-    stack.push_async_callback(node.close)
     spool = Spool(config.state / "spool", config.spool)
     stack.callback(spool.close)
+    holding = Holding(keys, market.committee, spool)
+    node = Node(keys, on_control=controlled, holder=holding.show)
+    stack.push_async_callback(node.close)
     host, _, port = config.wire.listen.rpartition(":")
     listening = await node.listen(host, int(port))
     wire = config.wire.announce or (listening,)
@@ -80,6 +82,7 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
         admission=admission,
         withdrawals=withdrawals,
         spool=spool,
+        holding=holding,
         patience_s=config.patience_s,
     )
     running = asyncio.create_task(provider.run())

@@ -21,6 +21,7 @@ from nodewire.protocol import beacon, job, kinds
 from nodewire.provider import daemon
 from nodewire.provider.admission import Admission
 from nodewire.provider.daemon import Provider
+from nodewire.provider.holding import Holding
 from nodewire.provider.withdrawals import Withdrawals
 from nodewire.store.blobs import Blobs
 from nodewire.wire.spool import Spool
@@ -69,7 +70,8 @@ def provider(tmp_path) -> Provider:
         announcer=None,  # type: ignore[arg-type]
         admission=admission,
         withdrawals=Withdrawals(),
-        spool=Spool(tmp_path / "spool", 10**6),
+        spool=(spool := Spool(tmp_path / "spool", 10**6)),
+        holding=Holding(PROVIDER, document, spool),
         patience_s=30,
     )
 

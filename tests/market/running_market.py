@@ -90,7 +90,7 @@ class RunningMarket:
             self.relay, self.blossom = ready["url"], ready["blossom"]
             where = ["--relay", self.relay, "--blossom", self.blossom]
             founding = ["--oracles", "4", "--epoch-ms", "2000", "--skew-ms", "200", "--beat-ms", "1000", *where]
-            founding += ["--bond-holder", holder["npub"]]
+            founding += ["--bond-holder", holder["npub"], "--verify-rate", "100%"]
             self.committee = self.command("committee", "create", self._path("committee"), *founding)["address"]
             simnet = ["simnet", "--port", "0", "--db", self._path("simnet.db"), "--faucet"]
             simnet += ["--key", self._path("holder.nsec"), "--committee", self._path("committee", "committee.json")]
