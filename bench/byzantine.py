@@ -50,6 +50,8 @@ TOKENS = 96
 JOB_S = 180.0
 LEAVING_EPOCHS = 2
 BOND_SATS = 100_000
+RATE = "5%"
+"""The policy's sampling rate (`nodewire policy check`)."""
 DAG_JOBS = 40
 """Calls in one trial until the corrupt node is caught."""
 
@@ -147,7 +149,14 @@ async def cheat(name: str, prompts: Sequence[str], count: int, rng: random.Rando
     with tempfile.TemporaryDirectory(prefix=f"nodewire-{name}-") as folder:
         stages = "stage.0,stage.1,stage.2"
         launched = [*FAULTS, "--cheat", name, "--tasks", stages, "--"]
-        async with Market(Path(folder), providers=PROVIDERS, holders=HOLDERS, dishonest={CHEATER: launched}) as market:
+        async with Market(
+            Path(folder),
+            providers=PROVIDERS,
+            holders=HOLDERS,
+            dishonest={CHEATER: launched},
+            committee=("--verify-rate", RATE),
+            bond_sats=bond_sats(),
+        ) as market:
             alone = await references(market, DECODER, prompts, TOKENS)
             jobs = await _bought(market, prompts, alone, count, rng, name)
             await asyncio.sleep(3)  # payments and statements that are on their way

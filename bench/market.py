@@ -357,6 +357,7 @@ class Market:
         lines = [*self._role(), f'name = "{name}"', *self._provider_lines(provider), *self._wallet()]
         # Addresses stay over a restart, as an operator's do: who owes a node something finds it again.
         lines += ["[wire]", f'listen = "127.0.0.1:{_free_port()}"', "[lnurl]", f'listen = "127.0.0.1:{_free_port()}"']
+        lines += ["[bond]", f"amount_msat = {self._bond_sats * 1_000}"]
         lines += ["[worker]", f'memory = "{self._worker_memory}"', "threads = 1"]
         for model, said in self.models.items():
             held = [task for served, task in tasks if served == model]
@@ -364,8 +365,6 @@ class Market:
                 lines += ["[[serve]]", f'manifest = "{said["address"]}"', f"tasks = {json.dumps(held)}"]
                 lines += [f"price_msat = {PRICE_MSAT}", f"us_per_position = {us_per_position}"]
         _write(provider.config, lines)
-        if self._bond_sats:
-            await self.command("bond", "lock", f"{self._bond_sats}sat", "--config", str(provider.config))
         self.providers[name] = provider
         return provider
 

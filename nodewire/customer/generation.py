@@ -71,7 +71,7 @@ class Generation:
         failure: NodewireError | None = None
         again = 0
         while True:
-            patience = 0 if failure is not None else PATIENCE_EPOCHS
+            patience = 1 if failure is not None else PATIENCE_EPOCHS
             bought = Bought(self._purchase(patience), len(self.ids))
             purchase = bought.purchase
             self.begun(purchase)

@@ -54,6 +54,7 @@ LINGER_S = 3.0
 """How long the payment of those claims may take."""
 SETTLE_S = 30.0
 """How long after the last output payments and receipts may take."""
+SILENCE_S = 4.0
 GRACE_S = 10.0
 """How long a job waits for a provider that is lost to be replaced."""
 _REPLACEABLE = frozenset({WorkerFailed.code, LinkLost.code})
@@ -216,6 +217,8 @@ class Purchase:
         """
         open_edges = {edge.name for edge in self.manifest.edges if edge.target == CUSTOMER}
         deadline_s = self.plan.first_result_ms / 1000
+        # A neighbour that falls silent is noticed, and replaced, in this time: then it is not too late.
+        grace_s = SILENCE_S if self.manifest.mode == "generate" else 0.0
         while open_edges:
             try:
                 frame = await self._next(deadline_s)
@@ -223,7 +226,7 @@ class Purchase:
                 await self._redraw(refusal)
                 continue
             self.timing.output()
-            deadline_s = self.plan.next_result_ms / 1000
+            deadline_s = self.plan.next_result_ms / 1000 + grace_s
             self._accept(frame)
             chunk = chunk_of(self.manifest, frame.seq)
             if frame.meta.get("chunk", 0) != chunk:  # what has come may be paid: it is counted here

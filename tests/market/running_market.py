@@ -137,6 +137,20 @@ class RunningMarket:
                 [*NODEWIRE, *command, "--json"], stdout=subprocess.PIPE, stderr=log, bufsize=0
             )
 
+    def stop_one(self, name: str) -> None:
+        process = self.processes[name]
+        process.terminate()
+        process.wait(10)
+        if process.stdout:
+            process.stdout.close()
+
+    def spawn_dishonest(self, name: str, cheat: str, tasks: str) -> None:
+        """Start a provider whose worker cheats (`tests.faults`), from outside of nodewire."""
+        command = [sys.executable, "-m", "tests.faults.run", "--cheat", cheat, "--tasks", tasks, "--"]
+        command += ["provider", "--config", str(self.config_of(name)), "--json"]
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, bufsize=0)
+
     def ready(self, name: str) -> dict[str, Any]:
         """The line by which a process says that it is ready."""
         stdout = self.processes[name].stdout

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from running_market import STALLS
+from test_market_failures import whole_tokens
+
 from nodewire.nostr.nip01 import Filter
 from nodewire.protocol import kinds, verdict
 
@@ -25,3 +28,27 @@ async def test_honest_work_passes_and_the_customer_learns_it(market):
     about = Filter(kinds=frozenset({kinds.CERTIFICATE}), tags={"e": frozenset({done["request"]})})
     certified = [verdict.parse(event) for event in await market.events(about)]
     assert {one.verdict.outcome for one in certified} == {"pass"}
+
+
+async def test_a_cheater_is_convicted_leaves_and_its_work_is_made_again(market):
+    """cyd adds 5 % of noise to what stage.2 puts out."""
+    market.stop_one("cyd")
+    market.spawn_dishonest("cyd", "scaled", "stage.2")
+    market.ready("cyd")
+    cyd, dan = market.public["cyd"], market.public["dan"]
+    now = await market.until(lambda s: True)
+    epoch = await market.until(market.is_free(*STALLS), after=now.body.epoch + 1)
+    async with market.customer("wary") as customer:
+        await customer.session.market.epoch(timeout_s=10, after=epoch.body.epoch - 1)
+        terms = customer.terms.model_copy(update={"verify": "sampled", "trusted": tuple(market.public.values())})
+        async for _ in customer.generate(market.decoder["address"], PROMPT, max_tokens=3, terms=terms, wait=True):
+            pass
+        done = customer.last
+    guilty = [one for one in done["verdicts"] if one["provider"] == cyd]
+    assert guilty
+    assert {(one["outcome"], one["culprit"]) for one in guilty} == {("fail", cyd)}
+    assert {one["outcome"] for one in done["verdicts"] if one["provider"] != cyd} == {"pass"}
+    assert done["repaired"] == [0]
+    assert done["ids"] == whole_tokens(market, PROMPT, 3)
+    assert dan in done["providers"]
+    await market.until(lambda s: s.node(cyd) is None)
