@@ -41,6 +41,10 @@ def generate(
     threads: Annotated[int, typer.Option(help="CPU threads of a --local run.", min=1)] = 1,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text (may be repeated).")] = None,
     budget: Budget = "",
+    verify: Annotated[bool, typer.Option("--verify", help="Have the committee compute a sample of it again.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="With --verify: end when it has judged, and make again what failed.")
+    ] = False,
     report: Report = None,
     json: Json = False,
 ) -> None:
@@ -54,7 +58,8 @@ def generate(
         done = _generate_here(local, text, params, threads=threads, stream=not json)
     else:
         config, customer = _needs(config, model)
-        done = uvloop.run(_generate(customer, model, text, params, budget, show=not json))
+        verify = verify or wait
+        done = uvloop.run(_generate(customer, model, text, params, budget, verify=verify, wait=wait, show=not json))
         if not json:
             _show_bill(done, config, streamed=True)
     if report is not None:
@@ -100,14 +105,25 @@ def add_to(app: typer.Typer) -> None:
 
 
 async def _generate(
-    config: CustomerConfig, model: str, prompt: str, params: dict[str, Any], budget: str, *, show: bool
+    config: CustomerConfig,
+    model: str,
+    prompt: str,
+    params: dict[str, Any],
+    budget: str,
+    *,
+    verify: bool,
+    wait: bool,
+    show: bool,
 ) -> dict[str, Any]:
     from nodewire.cli.shown import GrowingText
 
     async with _buying(config, show=show) as customer:
         text = GrowingText(prompt)
         try:
-            async for piece in customer.generate(model, prompt, terms=_terms(customer, budget), **params):
+            terms = _terms(customer, budget)
+            if verify:
+                terms = (terms or customer.terms).model_copy(update={"verify": "sampled"})
+            async for piece in customer.generate(model, prompt, terms=terms, wait=wait, **params):
                 await customer.planned(show=show)
                 if show:
                     text.add(piece.text)

@@ -97,7 +97,13 @@ def _show_plan(bought: Purchase, names: Mapping[str, str]) -> None:
 
 def show_bill(done: Mapping[str, Any], config: Path, *, streamed: bool) -> None:
     """What it came to. `streamed`: output came piece by piece, at a rate that means something."""
-    total = sum(done["paid_msat"].values()) + done["fees_msat"]
+    total = sum(done["paid_msat"].values()) + done["fees_msat"] + done["share_msat"]
+    for one in done.get("verdicts", ()):
+        what = f"{one['task']} of chunk {one['chunk']} by {one['provider'][:8]}"
+        notes.print(f"verdict on {what}: [bold]{one['outcome'] or 'none yet'}[/]", soft_wrap=True)
+    if done.get("repaired"):
+        notes.print("[bold]made again, from what did not fail on:[/]")
+        notes.print(Text(plain(done["text"])), soft_wrap=True)
     rate = f" · {done['tokens_per_s']:.1f} tokens/s" if streamed else ""
     notes.print(
         f"[bold]{sats(total)}[/] in {done['zaps']} zaps to {len(done['providers'])} providers"
