@@ -1,0 +1,99 @@
+"""What a provider shows, and to whom: oracles alone, of jobs whose customers agreed."""
+
+import pytest
+
+from nodewire.errors import NodewireError, NotAllowed, NotFound
+from nodewire.protocol.chunk import Opening, leaf_of, opening
+from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.job import Request, Ticket
+from nodewire.protocol.plan import Terms, Verification
+from nodewire.provider.holding import MAX_KEPT, Holding, Kept
+from nodewire.wire.pull import Want
+from nodewire.wire.spool import Spool
+from tests.protocol import documents
+from tests.protocol_committee.actors import committee
+
+HASH = "ab" * 32
+REQUEST = "cd" * 32
+PROVIDER, STRANGER = documents.PROVIDERS[0], documents.PROVIDERS[2]
+COMMITTEE, SEATS = committee(1)
+ORACLE = SEATS[0].keys.public
+
+
+def kept(policy="sampled", id_=REQUEST) -> Kept:
+    plan = documents.plan(
+        terms=Terms(max_chunk_msat=10_000, max_total_msat=100_000, verify=policy),
+        verification=Verification(policy=policy, rate_ppm=50_000, share_ppm=0),
+    )
+    request = Request(id_, plan.customer, 1, 8843, plan, "", HASH, (), 100_000, (), HASH)
+    return Kept(request, documents.manifest(), Ticket(request=id_, salt=HASH, inputs=()))
+
+
+@pytest.fixture
+def spool(tmp_path):
+    spool = Spool(tmp_path, 10**6)
+    for seq in range(70):  # chunks 0, 1 and the first frames of 2
+        frame = Frame("hidden.0", seq, (Array("float32", (1, 1, 8), bytes([seq]) * 32),), {"chunk": 0})
+        spool.write(REQUEST, "hidden.0", 0, frame)
+    yield spool
+    spool.close()
+
+
+@pytest.fixture
+def holding(spool):
+    holding = Holding(PROVIDER, COMMITTEE, spool)
+    holding.keep(kept())
+    return holding
+
+
+def want(what="opening", **changes) -> Want:
+    fields = {"what": what, "request": REQUEST, "task": "driver", "attempt": 0, "first": 1, "last": 1}
+    return Want(**(fields | changes))
+
+
+async def test_a_stranger_sees_nothing_and_so_does_a_member_of_the_job(holding):
+    for peer in (STRANGER.public, documents.CUSTOMER.public, PROVIDER.public):
+        for what in ("opening", "frames", "ticket"):
+            with pytest.raises(NotAllowed):
+                await holding.show(peer, want(what))
+
+
+async def test_an_oracle_sees_nothing_of_a_job_whose_customer_did_not_agree(spool):
+    holding = Holding(PROVIDER, COMMITTEE, spool)
+    holding.keep(kept("none"))
+    with pytest.raises(NotAllowed):
+        await holding.show(ORACLE, want())
+
+
+async def test_an_opening_is_of_the_whole_chunk_and_opens_its_root(holding, spool):
+    shown = Opening.unpack(await holding.show(ORACLE, want()))
+    digest = kept().request.plan.manifest
+    leaves = [leaf_of(digest, frame) for _, frame in spool.read(REQUEST, "hidden.0") if 1 <= frame.seq <= 64]
+    mine = opening(PROVIDER, documents.manifest(), leaves, request=REQUEST, task="driver", chunk=1, attempt=0)
+    assert shown == mine
+    assert shown.root() == mine.root()
+
+
+async def test_frames_are_those_of_the_chunk_on_edges_of_the_task(holding):
+    frames = list(await holding.show(ORACLE, want("frames", task="stage.0", edges=("hidden.0",))))
+    assert [frame.seq for _, frame in frames] == list(range(1, 65))
+    with pytest.raises(NotFound):
+        await holding.show(ORACLE, want("frames", task="stage.1", edges=("hidden.0",)))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"request": "ee" * 32}, {"task": "stage.9"}, {"first": 7, "last": 7}, {"task": "stage.1"}]
+)
+async def test_what_is_not_kept_is_said_to_be_not_found(holding, changes):
+    with pytest.raises(NodewireError) as refused:
+        await holding.show(ORACLE, want(**changes))
+    assert refused.value.code == "not-found"
+
+
+async def test_the_newest_jobs_are_kept(spool):
+    holding = Holding(PROVIDER, COMMITTEE, spool)
+    for n in range(MAX_KEPT + 1):
+        holding.keep(kept(id_=f"{n:064x}"))
+    with pytest.raises(NotFound):
+        await holding.show(ORACLE, want("ticket", request="00" * 32))
+    assert await holding.show(ORACLE, want("ticket", request=f"{MAX_KEPT:064x}"))
