@@ -182,13 +182,17 @@ class CustomerConfig(Role):
 
 
 class OracleConfig(File):
-    """`seat` is the oracle's folder of secrets, `committee` the committee's document (both by `committee create`)."""
+    """`seat` is the oracle's folder of secrets, `committee` the committee's document (both by `committee create`).
+
+    Without `worker` the oracle computes nothing again: where that is what decides, it joins the other oracles.
+    """
 
     seat: Path
     committee: Path
     state: Path
     relays: tuple[str, ...] = Field(min_length=1, max_length=16)
     blossom: tuple[str, ...] = Field(min_length=1, max_length=16)
+    worker: WorkerConfig | None = None
 
 
 def load_role(path: Path) -> CustomerConfig | ProviderConfig:

@@ -63,6 +63,8 @@ def create(
         (directory / f"oracle-{i}" / "oracle.toml").write_text(
             'seat = "."\ncommittee = "../committee.json"\nstate = "state"\n'
             f"relays = {jsonlib.dumps(relay)}\nblossom = {jsonlib.dumps(blossom)}\n"
+            "\n# Computes disputed chunks of jobs again, capped; without it this oracle only joins those that do.\n"
+            '[worker]\nmemory = "2GB"\nthreads = 1\ndevice = "cpu"\n'
         )
     keys = Keys.from_file(directory / "founder.nsec")
 

@@ -61,10 +61,15 @@ class Docket:
         self._relays = relays
         self._seen: OrderedDict[str, int] = OrderedDict()
         self._requests: OrderedDict[str, Request] = OrderedDict()
+        self._snapshots: OrderedDict[int, str] = OrderedDict()
 
     def request(self, id_: str) -> Request | None:
         """A request that was read with a recent epoch."""
         return self._requests.get(id_)
+
+    def snapshot(self, epoch: int) -> str | None:
+        """SHA-256 of the snapshot of an epoch that was read lately."""
+        return self._snapshots.get(epoch)
 
     async def read(self, epoch: Epoch) -> Drawn:
         """What `epoch` drew and certifies.
@@ -93,6 +98,9 @@ class Docket:
                 )
             except NodewireError as error:
                 _log.warning("samples of request %s are not judged: %s", id_[:8], error)
+        self._snapshots[number] = epoch.snapshot
+        while len(self._snapshots) > _SEEN_EPOCHS:
+            self._snapshots.popitem(last=False)
         self._remember((sample_key(*key) for key in roots), number)
         return Drawn(number, epoch.body.digest(), samples, manifests, roots)
 

@@ -8,11 +8,17 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from nodewire.config import OracleConfig
+from nodewire.kind import installed
+from nodewire.market import Market
 from nodewire.nostr.pool import Pool
+from nodewire.oracle.court import Court
 from nodewire.oracle.daemon import Oracle
+from nodewire.oracle.docket import Docket
+from nodewire.oracle.inquiry import Inquiry
 from nodewire.oracle.journal import Journal
 from nodewire.oracle.setup import load_committee, load_seat
 from nodewire.store.blobs import Blobs
+from nodewire.wire.node import Node
 
 
 async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
@@ -24,8 +30,25 @@ async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
     blobs = await stack.enter_async_context(Blobs(config.blossom, config.state / "blobs", keys=seat.keys))
     journal = Journal(config.state / "journal.db")
     stack.callback(journal.close)
-    oracle = Oracle(seat, committee, pool, blobs, journal, SystemClock())
-    running = asyncio.create_task(oracle.run())
+    clock = SystemClock()
+    oracle = Oracle(seat, committee, pool, blobs, journal, clock)
+
+    market = Market(pool, blobs, committee)
+    following = asyncio.create_task(market.follow())
+    stack.callback(following.cancel)
+    node = Node(seat.keys)
+    stack.push_async_callback(node.close)
+    docket = Docket(market, pool)
+    limits = config.worker.limits if config.worker is not None else None
+    inquiry = Inquiry(seat.keys, market, pool, docket, node, installed(), limits, config.state / "blobs", None)
+    court = Court(seat.keys, committee, pool, docket, inquiry, journal, clock, oracle.expel)
+
+    async def both() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(oracle.run())
+            group.create_task(court.run())
+
+    running = asyncio.create_task(both())
     stack.callback(running.cancel)
     return {"ready": "oracle", "npub": seat.keys.npub, "committee": committee.name, "wait": running}
 
