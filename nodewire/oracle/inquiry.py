@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -93,7 +94,8 @@ class Inquiry:
             last=sample.chunk,
             epoch=epoch,
         )
-        return Opening.unpack(await pull_document(self._node, node, addresses[node], want))
+        shown = await pull_document(self._node, node, addresses[node], want)
+        return await asyncio.to_thread(Opening.unpack, shown)
 
     async def recompute(self, sample: Sample, epoch: int) -> tuple[Leaf, ...]:
         """The chunk's leaves, from inputs that were checked, in a worker process that ends afterwards.
