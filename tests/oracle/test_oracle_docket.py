@@ -8,13 +8,14 @@ import pytest
 
 from nodewire.errors import BadInput, NotAllowed, NotFound
 from nodewire.nostr import event as events
-from nodewire.oracle.docket import MAX_JOB_EPOCHS, Docket
+from nodewire.oracle.docket import MAX_JOB_EPOCHS, Docket, _by_turns
 from nodewire.oracle.inquiry import Inquiry
 from nodewire.plan.epoch import Epoch
 from nodewire.protocol import commitment, job, kinds
 from nodewire.protocol.body import Body
 from nodewire.protocol.commitment import ChunkRoot, Commitment
 from nodewire.protocol.plan import Assignment, Verification
+from nodewire.protocol.snapshot import Node as Place
 from nodewire.protocol.snapshot import Snapshot
 from nodewire.wire.node import Node
 from tests.oracle.courtroom import MANIFEST, PROVIDER, TASK, VERIFIER, opened, sample_of
@@ -114,6 +115,28 @@ async def test_a_strangers_root_and_a_missing_manifest_are_not_judged():
     assert not drawn.samples
     (drawn,) = await read(Stalls([asked], {1: [(PROVIDER, root(asked))]}, manifest=None), 1)
     assert not drawn.manifests
+
+
+def test_whoever_names_many_jobs_crowds_nobody_out():
+    bonded, honest = keys("bonded"), keys("honest")
+    flood = [(keys("flood").public, f"{i:064x}", TASK, 0, 0) for i in range(100)]
+    roots = [*flood, (bonded.public, "ff" * 32, TASK, 0, 0), (honest.public, "ee" * 32, TASK, 0, 0)]
+    node = Place(
+        pubkey=bonded.public,
+        beat=digest("beat"),
+        ad=digest("ad"),
+        held=(),
+        bond_msat=COMMITTEE.bond_unit_msat,
+        region="",
+        load_ppm=0,
+        coordinates=(0, 0, 0),
+        epochs=1,
+    )
+    snapshot = Snapshot(committee=COMMITTEE.digest(), epoch=0, nodes=(node,), events=())
+    found = list(_by_turns(roots, snapshot, COMMITTEE))
+    assert found[0] == "ff" * 32
+    assert "ee" * 32 in found[:3]
+    assert len(found) == 102
 
 
 # ---- openings over the wire ---------------------------------------------------------------------------------------
