@@ -11,7 +11,7 @@ from typing import Protocol
 from nodewire.errors import BadInput, NodewireError
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
-from nodewire.oracle.judging import Drawn, RootKey
+from nodewire.oracle.case import Drawn, RootKey
 from nodewire.plan.epoch import Epoch
 from nodewire.plan.sample import draw
 from nodewire.protocol import job
