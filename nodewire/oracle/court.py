@@ -13,10 +13,7 @@ from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
 from nodewire.oracle import judging
-from nodewire.oracle.docket import Docket
-from nodewire.oracle.journal import Journal
-from nodewire.oracle.judging import (
-    KEPT_EPOCHS,
+from nodewire.oracle.case import (
     Action,
     Convict,
     Input,
@@ -34,7 +31,10 @@ from nodewire.oracle.judging import (
     Tick,
     VerdictCame,
     VoteCame,
+    start,
 )
+from nodewire.oracle.docket import Docket
+from nodewire.oracle.journal import Journal
 from nodewire.plan.epoch import KEPT, Epochs
 from nodewire.protocol import certificate, inventory, kinds, verdict, verification
 from nodewire.protocol.chunk import Leaf, Opening
@@ -92,7 +92,7 @@ class Court:
         self._relays, self._docket, self._evidence = relays, docket, evidence
         self._journal, self._clock, self._convict = journal, clock, convict
         self._epochs = Epochs(committee)
-        self._state = judging.start(committee, keys.public, can_recompute=evidence.can_recompute)
+        self._state = start(committee, keys.public, can_recompute=evidence.can_recompute)
         self._pulls = asyncio.Semaphore(MAX_PULLS)
         self._computing = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -115,7 +115,7 @@ class Court:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _listen(self) -> None:
-        since = int(self._clock.time_s()) - (KEPT_EPOCHS + 1) * self._committee.epoch_ms // 1000 - 1
+        since = int(self._clock.time_s()) - (judging.KEPT_EPOCHS + 1) * self._committee.epoch_ms // 1000 - 1
         ours = {"c": {self._digest}}
         oracles = {oracle.pubkey for oracle in self._committee.oracles}
         filters = [

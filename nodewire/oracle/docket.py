@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice, zip_longest
 from typing import Protocol
 
 from nodewire.errors import BadInput, NodewireError
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
-from nodewire.oracle.judging import Drawn, RootKey
+from nodewire.oracle.case import Drawn, RootKey
 from nodewire.plan.epoch import Epoch
 from nodewire.plan.sample import draw
 from nodewire.protocol import job
@@ -24,7 +25,7 @@ from nodewire.protocol.verdict import sample_key
 from nodewire.protocol.verification import Sample
 
 MAX_REQUESTS = 4_096
-"""Job requests looked up for one epoch: those with the smallest ids."""
+"""Job requests looked up for one epoch: the bonded nodes' by turns, then the others', so that nobody is crowded out."""
 MAX_JOB_EPOCHS = 4_096
 """Chunks of a job are sampled up to this many epochs after the one that it was planned with: an oracle forgets its
 votes, and what it may forget must never be drawn again (Journal)."""
@@ -33,6 +34,7 @@ _IDS_PER_FETCH = 256
 _SEEN_EPOCHS = 64
 _MAX_SEEN = 262_144
 _KEPT_REQUESTS = 8_192
+_KEPT_DRAWN = 16_384
 _log = logging.getLogger(__name__)
 
 
@@ -61,11 +63,12 @@ class Docket:
         self._relays = relays
         self._seen: OrderedDict[str, int] = OrderedDict()
         self._requests: OrderedDict[str, Request] = OrderedDict()
+        self._drawn: OrderedDict[str, Request] = OrderedDict()
         self._snapshots: OrderedDict[int, str] = OrderedDict()
 
     def request(self, id_: str) -> Request | None:
-        """A request that was read with a recent epoch."""
-        return self._requests.get(id_)
+        """A request of which a recent epoch drew samples."""
+        return self._drawn.get(id_)
 
     def snapshot(self, epoch: int) -> str | None:
         """SHA-256 of the snapshot of an epoch that was read lately."""
@@ -83,21 +86,25 @@ class Docket:
         for committed in sorted(commitments, key=lambda one: one.id):
             for chunk in committed.commitment.chunks if committed.commitment is not None else ():
                 roots.setdefault((committed.provider, *chunk.key), chunk.root)
-        requests = await self._sampled({key[1] for key in roots}, number)
         samples: tuple[Sample, ...] = ()
-        if requests:
+        requests: dict[str, Request] = {}
+        if roots:
             snapshot = await self._market.snapshot(epoch.snapshot)
+            requests = await self._sampled(_by_turns(roots, snapshot, self._market.committee), number)
             samples = draw(
                 self._market.committee, epoch.beacon, commitments, requests, snapshot, seen=self._seen.keys()
             )
         manifests = {}
         for id_ in sorted({sample.request for sample in samples}):
+            self._drawn[id_] = requests[id_]
             try:
                 manifests[id_] = await self._market.manifest(
                     requests[id_].manifest_address, requests[id_].plan.manifest
                 )
             except NodewireError as error:
                 _log.warning("samples of request %s are not judged: %s", id_[:8], error)
+        while len(self._drawn) > _KEPT_DRAWN:
+            self._drawn.popitem(last=False)
         self._snapshots[number] = epoch.snapshot
         while len(self._snapshots) > _SEEN_EPOCHS:
             self._snapshots.popitem(last=False)
@@ -106,7 +113,7 @@ class Docket:
 
     async def _sampled(self, ids: Iterable[str], epoch: int) -> dict[str, Request]:
         """The requests among `ids` that are to be sampled in `epoch`."""
-        wanted = sorted(ids)[:MAX_REQUESTS]
+        wanted = list(dict.fromkeys(islice(ids, MAX_REQUESTS)))
         missing = [id_ for id_ in wanted if self._requests.get(id_) is None]
         for i in range(0, len(missing), _IDS_PER_FETCH):
             some = frozenset(missing[i : i + _IDS_PER_FETCH])
@@ -132,3 +139,15 @@ class Docket:
             self._seen.setdefault(key, epoch)
         while self._seen and (len(self._seen) > _MAX_SEEN or next(iter(self._seen.values())) < epoch - _SEEN_EPOCHS):
             self._seen.popitem(last=False)
+
+
+def _by_turns(roots: Iterable[RootKey], snapshot: Snapshot, committee: Committee) -> Iterator[str]:
+    """The requests that nodes committed work for, each once: the bonded nodes' by turns, then the others'."""
+    bonded = {node.pubkey for node in snapshot.nodes if node.bond_msat >= committee.bond_unit_msat}
+    named: dict[str, dict[str, None]] = {}
+    for provider, request, *_ in sorted(roots):
+        named.setdefault(provider, {})[request] = None
+    first = zip_longest(*(named[provider] for provider in named if provider in bonded))
+    rest = zip_longest(*(named[provider] for provider in named if provider not in bonded))
+    found = (request for turn in chain(first, rest) for request in turn if request is not None)
+    return iter(dict.fromkeys(found))

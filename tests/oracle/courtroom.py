@@ -16,7 +16,7 @@ import numpy as np
 
 from nodewire.nostr.event import Event
 from nodewire.oracle import judging
-from nodewire.oracle.judging import (
+from nodewire.oracle.case import (
     Convict,
     Drawn,
     Opened,
@@ -33,6 +33,7 @@ from nodewire.oracle.judging import (
     Tick,
     VerdictCame,
     VoteCame,
+    start,
 )
 from nodewire.protocol import certificate, inventory, verdict, verification
 from nodewire.protocol.chunk import Leaf, Opening, leaf_of, opening
@@ -115,7 +116,7 @@ class Courtroom:
     def restart(self, pubkey: str) -> None:
         """An oracle begins anew, knowing its journal only."""
         can = pubkey not in self.without_worker
-        self.states[pubkey] = judging.start(self.committee, pubkey, can_recompute=can, now_ms=self.now_ms)
+        self.states[pubkey] = start(self.committee, pubkey, can_recompute=can, now_ms=self.now_ms)
 
     def draw(self, epoch: int, samples=(), roots=()) -> None:
         """All oracles read this epoch: its samples, and the roots ((author, Opening) ...) that it certifies."""

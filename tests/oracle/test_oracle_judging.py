@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from nodewire.oracle import judging
-from nodewire.oracle.judging import KEPT_EPOCHS, MAX_EARLY, SayVote, Tick, VoteCame
+from nodewire.oracle.case import SayVote, Tick, VoteCame, start
+from nodewire.oracle.judging import KEPT_EPOCHS, MAX_EARLY
 from nodewire.protocol import inventory, verdict, verification
 from tests.oracle.courtroom import (
     MANIFEST,
@@ -307,7 +308,7 @@ def test_a_restarted_oracle_votes_as_it_did():
 
 def test_votes_on_unknown_samples_are_bounded_and_swept():
     document, seats = committee()
-    state = judging.start(document, seats[0].keys.public, can_recompute=True, now_ms=document.close_ms(0))
+    state = start(document, seats[0].keys.public, can_recompute=True, now_ms=document.close_ms(0))
     outsider = keys("outsider")
     for i in range(3):
         for who in (seats[1].keys, outsider):

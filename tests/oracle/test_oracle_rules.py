@@ -12,6 +12,7 @@ from nodewire.nostr.event import sign
 from nodewire.oracle import rules
 from nodewire.oracle.state import (
     BlobCame,
+    Convicted,
     PublishPartial,
     Received,
     SayInventory,
@@ -81,6 +82,18 @@ def test_a_node_that_stops_beating_leaves_the_snapshot_within_three_beats():
     assert len(sky.latest_snapshot().nodes) == 2
     sky.run_epochs(4, beats_of(sky, [stays]))
     assert [node.pubkey for node in sky.latest_snapshot().nodes] == [stays.keys.public]
+
+
+def test_a_convicted_node_leaves_the_snapshot_though_one_oracle_does_not_know():
+    sky = sky_of()
+    stays, cheats = Provider("stays", sky.committee, HELD), Provider("cheats", sky.committee, HELD)
+    sky.run_epochs(3, beats_of(sky, [stays, cheats]))
+    assert len(sky.latest_snapshot().nodes) == 2
+    for pubkey in list(sky.states)[:3]:
+        sky.states[pubkey], _ = rules.apply(Convicted(cheats.keys.public), sky.states[pubkey])
+    sky.run_epochs(3, beats_of(sky, [stays, cheats]))
+    assert [node.pubkey for node in sky.latest_snapshot().nodes] == [stays.keys.public]
+    assert not sky.accused()
 
 
 def test_a_beat_that_cites_no_certified_epoch_is_not_listed():

@@ -1,0 +1,215 @@
+"""What an oracle knows of samples, what happens to them, and what it wants done: plain data for `judging.apply`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from nodewire.nostr.event import Event
+from nodewire.protocol.certificate import Fault
+from nodewire.protocol.chunk import Leaf, Opening
+from nodewire.protocol.committee import Committee
+from nodewire.protocol.manifest import Manifest
+from nodewire.protocol.verdict import Certificate, Verdict
+from nodewire.protocol.verification import Sample, Sampled
+
+RootKey = tuple[str, str, str, int, int]
+"""Provider, request, task, chunk, attempt."""
+
+# ---- inputs -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has come this far (unix ms)."""
+
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """An epoch is certified, with its beacon: what was drawn of it, and every root that it certifies.
+
+    Epochs come in order. `manifests` by request; a sample whose manifest is not to be had is left out.
+    """
+
+    epoch: int
+    certificate: str
+    samples: tuple[Sample, ...]
+    manifests: Mapping[str, Manifest]
+    roots: Mapping[RootKey, str]
+
+
+@dataclass(frozen=True, slots=True)
+class SampledCame:
+    """Somebody has published samples (kind 8844)."""
+
+    sampled: Sampled
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """How a `PullOpening` ended; None: the node is silent, refuses, or sent garbage."""
+
+    key: str
+    node: str
+    opening: Opening | None
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputed:
+    """How a `Recompute` ended; None: the inputs are not to be had."""
+
+    key: str
+    leaves: tuple[Leaf, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class VoteCame:
+    """A verified vote (kind 8850, `t` = vote, `n` = verdict/...), anybody's."""
+
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What this oracle has put on record as its vote, now or before a restart; None where it joined others."""
+
+    key: str
+    verdict: Verdict | None
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictCame:
+    """A verdict's certificate (kind 8852), not checked yet."""
+
+    certificate: Certificate
+
+
+Input = Tick | Drawn | SampledCame | Opened | Recomputed | VoteCame | Said | VerdictCame
+
+# ---- actions ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PublishSampled:
+    sampled: Sampled
+
+
+@dataclass(frozen=True, slots=True)
+class PullOpening:
+    """Ask `node` for its opening of the sample's chunk; comes back as Opened, whatever happens."""
+
+    sample: Sample
+    epoch: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recompute:
+    """Compute the sample's chunk again; comes back as Recomputed, whatever happens."""
+
+    sample: Sample
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class SayVote:
+    """Put the vote on record and publish it, or what is on record already. `verdict` is None if others are joined."""
+
+    key: str
+    epoch: int
+    x: str
+    verdict: Verdict | None
+
+
+@dataclass(frozen=True, slots=True)
+class PublishVerdict:
+    certificate: Certificate
+
+
+@dataclass(frozen=True, slots=True)
+class PublishFault:
+    fault: Fault
+
+
+@dataclass(frozen=True, slots=True)
+class Convict:
+    """A certified verdict convicts `culprit`."""
+
+    culprit: str
+    certificate: Certificate
+
+
+Action = PublishSampled | PullOpening | Recompute | SayVote | PublishVerdict | PublishFault | Convict
+
+# ---- state --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One sample, as far as this oracle has come with it."""
+
+    sample: Sample
+    epoch: int
+    manifest: Manifest
+    verifier: tuple[str, str] | None = None
+    """The one that decides, and its certified root."""
+    theirs: Opening | None = None
+    """The provider's."""
+    checked: Opening | None = None
+    """The verifier's."""
+    mine: Opening | None = None
+    disputed: bool = False
+    """The provider's opening and the verifier's are not alike."""
+    grey: bool = False
+    """Computed again, the provider's work is neither alike nor apart."""
+    waiting: frozenset[str] = frozenset()
+    """What was asked for and has not come back: a node's pubkey, or "" for one's own result."""
+    asked: Mapping[str, int] = field(default_factory=dict)
+    """When it was last asked for (unix ms)."""
+    said: bool = False
+    verdict: Verdict | None = None
+    """What this oracle voted for, unless it joined others."""
+    quorum_ms: int | None = None
+    done: Certificate | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Everything that one oracle (`me`) knows of samples. Mappings are never changed in place."""
+
+    committee: Committee
+    digest: str
+    me: str
+    can_recompute: bool
+    now_ms: int = 0
+    read: int = -1
+    """The newest epoch that was read."""
+    cases: Mapping[str, Case] = field(default_factory=dict)
+    """By the sample's key."""
+    votes: Mapping[str, Mapping[str, Event]] = field(default_factory=dict)
+    """By the sample's key and the oracle: its first vote."""
+    heard: Mapping[str, int] = field(default_factory=dict)
+    """By the sample's key: the epoch in which the first vote on it came."""
+    accused: frozenset[tuple[str, str]] = frozenset()
+    to_publish: Mapping[tuple[int, str], tuple[Sampled, ...]] = field(default_factory=dict)
+    """By epoch and request: samples that nobody has published yet."""
+    drawn_ms: Mapping[int, int] = field(default_factory=dict)
+    convicted: frozenset[str] = frozenset()
+    """By certified verdicts, ever."""
+
+    @property
+    def epoch(self) -> int:
+        return self.committee.epoch_at(self.now_ms)
+
+    def with_case(self, case: Case) -> State:
+        return replace(self, cases={**self.cases, case.sample.key: case})
+
+
+Step = tuple[State, tuple[Action, ...]]
+
+
+def start(committee: Committee, me: str, *, can_recompute: bool, now_ms: int = 0) -> State:
+    """The state of oracle `me` (pubkey), which knows nothing yet."""
+    return State(committee, committee.digest(), me, can_recompute, now_ms)

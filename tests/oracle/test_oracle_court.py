@@ -1,0 +1,210 @@
+"""Four oracles with their courts on one relay, kept in memory: what is committed is drawn, judged and certified."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+import pytest
+
+from nodewire.errors import NotAllowed, NotFound
+from nodewire.market import Market
+from nodewire.nostr import event as events
+from nodewire.oracle.court import Court
+from nodewire.oracle.daemon import Oracle
+from nodewire.oracle.docket import Docket
+from nodewire.oracle.journal import KEPT_EPOCHS, Journal
+from nodewire.oracle.setup import create_committee, load_seat
+from nodewire.protocol import certificate, commitment, inventory, job, kinds, publish, verdict, verification
+from nodewire.protocol.commitment import ChunkRoot, Commitment
+from nodewire.protocol.plan import Assignment, Verification
+from tests.oracle.courtroom import MANIFEST, TASK, leaves, opened
+from tests.oracle.test_oracle_daemon import Relay, Shelf, WallClock
+from tests.protocol.documents import CUSTOMER, plan
+from tests.protocol_committee.actors import HOLDER, Provider, digest, keys, statement
+
+PRICED = [(TASK, 1, 1_000)]
+
+
+class Pool(Relay):
+    """The relay as the market asks it."""
+
+    async def fetch(self, filters, timeout_s=10.0):
+        return await super().fetch(filters)
+
+
+class Nodes:
+    """What nodes show, without a wire between."""
+
+    can_recompute = True
+
+    def __init__(self, openings):
+        self.openings, self.computed = openings, 0
+
+    async def opening(self, sample, epoch, node):
+        if node not in self.openings:
+            raise NotFound("opening", "not kept")
+        return self.openings[node]
+
+    async def recompute(self, sample, epoch):
+        self.computed += 1
+        return leaves()
+
+
+class Market4:
+    """A committee of four, a provider whose chunk is to be sampled, and the node that is drawn to verify it."""
+
+    def __init__(self, folder, *, cheating):
+        genesis_s = int(time.time()) - 3
+        self.folder, self.relay = folder, Pool()
+        self.shelf = Shelf(folder / "blobs")
+        self.shelf.folder.mkdir()
+        self.committee = create_committee(
+            folder,
+            name="t",
+            f=1,
+            genesis_s=genesis_s,
+            epoch_ms=800,
+            skew_ms=50,
+            beat_ms=400,
+            bond_holders=[HOLDER.public],
+        )
+        held = {MANIFEST.digest(): (PRICED, 1)}
+        bonded = {
+            "bond": statement(keys("provider/verifier").public, 10**7, int(time.time()) + 10**6),
+            "bond_msat": 10**7,
+        }
+        self.provider, self.verifier = (
+            Provider("p", self.committee, held),
+            Provider("verifier", self.committee, held, **bonded),
+        )
+        address = publish.build(CUSTOMER, MANIFEST, created_at=1, blob_sha256=digest("blob"), servers=())
+        self.request = self.requested(publish.address(address))
+        self.stored = [address, self.request, bonded["bond"], self.provider.ad, self.verifier.ad]
+        self.theirs = opened(self.provider.keys, 0.5 if cheating else 0.0, request=self.request.id)
+        self.checked = opened(self.verifier.keys, request=self.request.id)
+        self.nodes = Nodes({self.provider.keys.public: self.theirs, self.verifier.keys.public: self.checked})
+        self.courts = []
+
+    def requested(self, address):
+        task = Assignment(task=TASK, provider=self.provider.keys.public, standby=None, price_msat=1)
+        sampled = plan(
+            committee=self.committee.digest(),
+            epoch=0,
+            tasks=(task,),
+            chunk_msat=1,
+            verification=Verification(policy="sampled", rate_ppm=1_000_000, share_ppm=0),
+        )
+        cited = {"manifest_address": address, "certificate_event": digest("c"), "partials": (), "relays": ()}
+        tags, content = job.tags_and_content(sampled, **cited, ticket=digest("ticket"))
+        return events.sign(CUSTOMER, kinds.INFERENCE, created_at=5, tags=tags, content=content)
+
+    @contextlib.asynccontextmanager
+    async def running(self):
+        for event in self.stored:
+            await self.relay.publish(event)
+        async with contextlib.AsyncExitStack() as stack:
+            tasks = [asyncio.create_task(self.beat(who)) for who in (self.provider, self.verifier)]
+            self.courts = []
+            for number in range(1, 5):
+                seat = load_seat(self.folder / f"oracle-{number}", self.committee)
+                journal = Journal(self.folder / f"oracle-{number}" / "journal.db")
+                stack.callback(journal.close)
+                oracle = Oracle(seat, self.committee, self.relay, self.shelf, journal, WallClock())
+                docket = Docket(Market(self.relay, self.shelf, self.committee), self.relay)
+                court = Court(
+                    seat.keys, self.committee, self.relay, docket, self.nodes, journal, WallClock(), oracle.expel
+                )
+                self.courts.append((oracle, court))
+                tasks += [asyncio.create_task(oracle.run()), asyncio.create_task(court.run())]
+            try:
+                yield
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def beat(self, provider):
+        while True:
+            certified = [
+                certificate.parse(e)
+                for e in self.relay.stored.values()
+                if e.kind == certificate.KIND and e.tag("n").startswith("epoch/")
+            ]
+            last = max(certified, key=lambda c: c.body.epoch).digest if certified else None
+            now_ms = int(time.time() * 1000)
+            epoch = self.committee.epoch_at(now_ms)
+            await self.relay.publish(provider.beat(epoch, last, created_at=now_ms // 1000))
+            await asyncio.sleep(self.committee.beat_ms / 1000)
+
+    async def commit(self, provider, opening):
+        """What a provider commits to when an epoch has just begun."""
+        now_ms = int(time.time() * 1000)
+        epoch = self.committee.epoch_at(now_ms) + 1
+        await asyncio.sleep((self.committee.close_ms(epoch - 1) - now_ms + 50) / 1000)
+        place = {"request": opening.request, "task": opening.task, "chunk": opening.chunk, "attempt": opening.attempt}
+        document = Commitment(
+            committee=self.committee.digest(), epoch=epoch, chunks=(ChunkRoot(**place, root=opening.root()),)
+        )
+        event, _ = commitment.build(provider.keys, document, created_at=int(time.time()))
+        await self.relay.publish(event)
+
+    async def until(self, kind, *, timeout_s=12):
+        await self.relay.until(lambda found: any(self.is_of(e, kind) for e in found), timeout_s)
+        return next(e for e in self.relay.stored.values() if self.is_of(e, kind))
+
+    @staticmethod
+    def is_of(event, kind):
+        return event.kind == kind and (kind != verdict.KIND or event.tag("n").startswith("verdict/"))
+
+
+@pytest.mark.parametrize("cheating", [False, True])
+async def test_a_committed_chunk_is_drawn_verified_and_judged(tmp_path, cheating):
+    market = Market4(tmp_path, cheating=cheating)
+    async with market.running():
+        await market.until(kinds.BEACON)
+        await asyncio.sleep(market.committee.epoch_ms / 1000)  # so that a snapshot has the verifier
+        await market.commit(market.provider, market.theirs)
+        sampled = verification.parse(await market.until(verification.KIND))
+        assert [(s.provider, s.verifiers) for s in sampled.samples] == [
+            (market.provider.keys.public, (market.verifier.keys.public,))
+        ]
+        await market.commit(market.verifier, market.checked)
+        found = verdict.parse(await market.until(verdict.KIND))
+        found.check(market.committee)
+        said = found.verdict
+        assert (said.outcome, said.culprit) == (("fail", market.provider.keys.public) if cheating else ("pass", ""))
+        assert said.verifiers == ((market.verifier.keys.public, True),)
+        assert bool(market.nodes.computed) == cheating
+        if cheating:
+            await asyncio.sleep(0.2)
+            assert all(market.provider.keys.public in oracle.state.convicted for oracle, _ in market.courts)
+    votes = {}
+    async with market.running():  # all of them come back, knowing only their journals and what relays have
+        await asyncio.sleep(2 * market.committee.epoch_ms / 1000)
+        if cheating:
+            assert all(market.provider.keys.public in oracle.state.convicted for oracle, _ in market.courts)
+    for event in market.relay.stored.values():
+        assert event.kind != certificate.FAULT_KIND
+        if event.kind == inventory.KIND and event.tag("t") == "vote":
+            assert votes.setdefault((event.pubkey, event.tag("n")), event.tag("x")) == event.tag("x")
+
+
+def test_a_journal_gives_back_the_first_vote_on_a_sample_and_its_verdict(tmp_path):
+    path, author, c = tmp_path / "journal.db", keys("oracle"), digest("committee")
+    key = digest("sample")
+    first, second = (
+        inventory.build_vote(author, c, verdict.topic(key), digest(x), created_at=1) for x in ("one", "two")
+    )
+    assert Journal(path).record_vote(c, key, 7, "{}", first) == ("{}", first)  # never closed: the process died here
+    journal = Journal(path)
+    assert journal.record_vote(c, key, 9, "", second) == ("{}", first)
+    journal.record_vote(c, digest("other"), 8 + KEPT_EPOCHS, "", second)
+
+    with pytest.raises(NotAllowed):
+        journal.record_vote(c, key, 8, "", second)
+    journal.convict(c, digest("node"), first)
+    journal.convict(c, digest("node"), first)
+    assert journal.convicted(c) == {digest("node")}
+    assert not journal.convicted(digest("another"))

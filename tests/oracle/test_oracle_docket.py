@@ -1,0 +1,199 @@
+"""What is drawn of an epoch is what its certificate holds for the first time, of jobs that are to be sampled."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from nodewire.errors import BadInput, NotAllowed, NotFound
+from nodewire.nostr import event as events
+from nodewire.oracle.docket import MAX_JOB_EPOCHS, Docket, _by_turns
+from nodewire.oracle.inquiry import Inquiry
+from nodewire.plan.epoch import Epoch
+from nodewire.protocol import commitment, job, kinds
+from nodewire.protocol.body import Body
+from nodewire.protocol.commitment import ChunkRoot, Commitment
+from nodewire.protocol.plan import Assignment, Verification
+from nodewire.protocol.snapshot import Node as Place
+from nodewire.protocol.snapshot import Snapshot
+from nodewire.wire.node import Node
+from tests.oracle.courtroom import MANIFEST, PROVIDER, TASK, VERIFIER, opened, sample_of
+from tests.protocol.documents import CUSTOMER, plan
+from tests.protocol_committee.actors import committee, digest, keys
+
+COMMITTEE, SEATS = committee()
+
+
+def request(policy="sampled", epoch=0):
+    task = Assignment(task=TASK, provider=PROVIDER.public, standby=None, price_msat=1)
+    verify = Verification(policy=policy, rate_ppm=1_000_000, share_ppm=0)
+    sampled = plan(committee=COMMITTEE.digest(), epoch=epoch, tasks=(task,), chunk_msat=1, verification=verify)
+    cited = {"manifest_address": f"{kinds.MANIFEST}:{CUSTOMER.public}:tiny", "certificate_event": digest("c")}
+    tags, content = job.tags_and_content(sampled, **cited, partials=(), relays=(), ticket=digest("ticket"))
+    return events.sign(CUSTOMER, kinds.INFERENCE, created_at=5, tags=tags, content=content)
+
+
+def body(epoch):
+    return Body(
+        committee=COMMITTEE.digest(),
+        epoch=epoch,
+        snapshot=digest(f"snapshot/{epoch}"),
+        commitments=digest("commitments"),
+        inventories=tuple(sorted(digest(f"inventory/{i}") for i in range(3))),
+        previous=COMMITTEE.digest(),
+    )
+
+
+class Stalls:
+    """Market and relays with the epochs' commitments that a test lays out: {epoch: [(author, ChunkRoot) ...]}."""
+
+    committee = COMMITTEE
+
+    def __init__(self, requests, committed, manifest=MANIFEST):
+        self.requests, self.committed, self.known = {r.id: r for r in requests}, committed, manifest
+
+    async def commitments(self, body):
+        return tuple(
+            commitment.parse(
+                commitment.build(
+                    author,
+                    Commitment(committee=COMMITTEE.digest(), epoch=body.epoch, chunks=(root,)),
+                    created_at=1,
+                )[0]
+            )
+            for author, root in self.committed.get(body.epoch, ())
+        )
+
+    async def snapshot(self, sha256):
+        return Snapshot(committee=COMMITTEE.digest(), epoch=0, nodes=(), events=())
+
+    async def manifest(self, address, wanted=None):
+        if self.known is None or self.known.digest() != wanted:
+            raise NotFound("manifest", "no relay has it")
+        return self.known
+
+    async def fetch(self, filters):
+        return [self.requests[id_] for f in filters for id_ in f.ids if id_ in self.requests]
+
+
+def root(request, chunk=0, value="root"):
+    return ChunkRoot(request=request.id, task=TASK, chunk=chunk, attempt=0, root=digest(value))
+
+
+async def read(stalls, *epochs):
+    docket = Docket(stalls, stalls)
+    return [
+        await docket.read(Epoch(body(n), digest("beacon"), next(iter(stalls.requests.values())), ())) for n in epochs
+    ]
+
+
+async def test_a_certified_root_is_drawn_once_and_a_second_root_for_it_never():
+    asked = request()
+    stalls = Stalls([asked], {1: [(PROVIDER, root(asked))], 2: [(PROVIDER, root(asked, value="second"))]})
+    first, second = await read(stalls, 1, 2)
+    assert [(s.provider, s.root) for s in first.samples] == [(PROVIDER.public, digest("root"))]
+    assert not second.samples
+    assert second.roots[(PROVIDER.public, *root(asked).key)] == digest("second")
+    assert first.manifests == {asked.id: MANIFEST}
+
+
+@pytest.mark.parametrize(
+    ("changes", "epoch"),
+    [({"policy": "none"}, 1), ({"epoch": 2}, 1), ({}, MAX_JOB_EPOCHS + 1)],
+    ids=["not to be sampled", "planned later than committed", "long over"],
+)
+async def test_other_jobs_are_not_drawn(changes, epoch):
+    asked = request(**changes)
+    (drawn,) = await read(Stalls([asked], {epoch: [(PROVIDER, root(asked))]}), epoch)
+    assert not drawn.samples
+
+
+async def test_a_strangers_root_and_a_missing_manifest_are_not_judged():
+    asked = request()
+    (drawn,) = await read(Stalls([asked], {1: [(keys("stranger"), root(asked))]}), 1)
+    assert not drawn.samples
+    (drawn,) = await read(Stalls([asked], {1: [(PROVIDER, root(asked))]}, manifest=None), 1)
+    assert not drawn.manifests
+
+
+def test_whoever_names_many_jobs_crowds_nobody_out():
+    bonded, honest = keys("bonded"), keys("honest")
+    flood = [(keys("flood").public, f"{i:064x}", TASK, 0, 0) for i in range(100)]
+    roots = [*flood, (bonded.public, "ff" * 32, TASK, 0, 0), (honest.public, "ee" * 32, TASK, 0, 0)]
+    node = Place(
+        pubkey=bonded.public,
+        beat=digest("beat"),
+        ad=digest("ad"),
+        held=(),
+        bond_msat=COMMITTEE.bond_unit_msat,
+        region="",
+        load_ppm=0,
+        coordinates=(0, 0, 0),
+        epochs=1,
+    )
+    snapshot = Snapshot(committee=COMMITTEE.digest(), epoch=0, nodes=(node,), events=())
+    found = list(_by_turns(roots, snapshot, COMMITTEE))
+    assert found[0] == "ff" * 32
+    assert "ee" * 32 in found[:3]
+    assert len(found) == 102
+
+
+# ---- openings over the wire ---------------------------------------------------------------------------------------
+
+
+async def shown_by(answer, **changes):
+    """What an oracle is shown by a provider's node whose holder is `answer(peer, want)`."""
+    asked = request()
+    stalls = Stalls([asked], {1: [(PROVIDER, root(asked))]})
+    holder, oracle = Node(PROVIDER, holder=answer), Node(SEATS[0].keys)
+    try:
+        address = await holder.listen("127.0.0.1")
+        docket = Docket(stalls, stalls)
+        await docket.read(Epoch(body(1), digest("beacon"), asked, ()))
+        ads = {PROVIDER.public: SimpleNamespace(wire=(address,))}
+
+        async def snapshot(sha256):
+            return SimpleNamespace(ads=lambda pubkeys: {k: ad for k, ad in ads.items() if k in pubkeys})
+
+        stalls.snapshot = snapshot
+        inquiry = Inquiry(SEATS[0].keys, stalls, stalls, docket, oracle, {}, None, None)
+        sample = sample_of(digest("root"), request=asked.id)
+        return await inquiry.opening(sample, 1, changes.get("node", PROVIDER.public))
+    finally:
+        await oracle.close()
+        await holder.close()
+
+
+async def test_a_node_shows_its_opening_over_the_wire():
+    theirs, asked = opened(PROVIDER), []
+
+    async def answer(peer, want):
+        asked.append((peer, want.what, want.task, want.first, want.last))
+        return theirs.model_copy(update={"request": want.request}).pack()
+
+    assert (await shown_by(answer)).leaves == theirs.leaves
+    assert asked == [(SEATS[0].keys.public, "opening", TASK, 1, 1)]
+
+
+async def test_an_opening_of_another_chunk_is_refused():
+    async def answer(peer, want):
+        return opened(PROVIDER).pack()
+
+    with pytest.raises(BadInput):
+        await shown_by(answer)
+
+
+async def test_garbage_refusals_and_unknown_nodes_are_typed_errors():
+    async def garbage(peer, want):
+        return b"\xc1garbage"
+
+    async def refusal(peer, want):
+        raise NotAllowed("pull", "not drawn")
+
+    with pytest.raises(BadInput):
+        await shown_by(garbage)
+    with pytest.raises(NotAllowed):
+        await shown_by(refusal)
+    with pytest.raises(NotFound, match="ad"):
+        await shown_by(refusal, node=VERIFIER.public)
