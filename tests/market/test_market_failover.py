@@ -107,6 +107,13 @@ async def test_the_standby_goes_on_with_the_same_tokens(market, task, how):
     assert 0 <= missing_msat <= 2 * sum(a.price_msat for a in plan.tasks if a.provider == victim)
 
 
+async def planned_first(market, done):
+    """The plan of the first of the jobs that a call took."""
+    first = done.get("requests", [done["request"]])[0]
+    (event,) = await market.events(Filter(ids=frozenset({first})))
+    return job.parse(event).plan
+
+
 async def test_a_call_whose_provider_is_dead_is_made_again_by_others(market):
     """The snapshot still names a provider that was killed a moment ago."""
     now = await market.until(lambda s: True)
@@ -122,4 +129,6 @@ async def test_a_call_whose_provider_is_dead_is_made_again_by_others(market):
             again = await customer.embed(market.encoder["address"], texts)
             assert (again == alone).all()
             assert victim not in customer.last["providers"]
-            assert len(customer.last["requests"]) == 2
+            # Another beacon may have drawn the other holder at once; if it drew the dead one, a second job was needed.
+            first_plan = await planned_first(market, customer.last)
+            assert ("requests" in customer.last) == (victim in first_plan.providers())
