@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -25,6 +25,8 @@ MAX_STOPS = 4
 MAX_WAITING_BYTES = 512 * 2**20
 """Of frames at one node of a job that wait for their turn. It is not waited for room: that could be in a circle."""
 MAX_STOP_CHARS = 64
+MERGED_POSITIONS = 512
+"""Of a decoder's earlier inputs that are computed at once."""
 
 
 class SplitInference:
@@ -50,6 +52,22 @@ class SplitInference:
             "seed": _integer(params, "seed", 0, 0, 2**63 - 1),
             "stop": list(stop),
         }
+
+    def merged(self, manifest: Manifest, task: str, frames: Sequence[Frame[Array]]) -> Sequence[Frame[Array]]:
+        """A stage's hidden states of adjoining positions, many to a frame; none for a graph, which has no past."""
+        engine = manifest.task(task).engine
+        if engine != "decoder.stage":
+            return () if engine == "graph" else frames
+        merged: list[Frame[Array]] = []
+        run: list[Frame[Array]] = []
+        for frame in frames:
+            if run and not (
+                _adjoin(run[-1], frame) and sum(map(_positions, run)) + _positions(frame) <= MERGED_POSITIONS
+            ):
+                merged.append(_joined(run))
+                run = []
+            run.append(frame)
+        return [*merged, _joined(run)] if run else merged
 
     async def serve(self, job: Job, mailbox: Mailbox, worker: Worker, desk: Desk) -> None:
         targets = {edge.name: edge.target for edge in job.manifest.edges}
@@ -215,6 +233,32 @@ def _share(frame: Frame[Array], manifest: Manifest) -> tuple[int, int]:
     if _chunk(frame) != chunk:
         raise BadFrame("chunk", f"{_chunk(frame)} on frame {frame.seq} of {frame.edge}, which is of chunk {chunk}")
     return chunk, units
+
+
+def _positions(frame: Frame[Array]) -> int:
+    """How many a frame of hidden states [1, n, width] has; 0 if it is none."""
+    shape = frame.tensors[0].shape if len(frame.tensors) == 1 else ()
+    return shape[1] if len(shape) == 3 and shape[0] == 1 else 0
+
+
+def _adjoin(frame: Frame[Array], after: Frame[Array]) -> bool:
+    if frame.edge != after.edge or not _positions(frame) or not _positions(after):
+        return False
+    one, other = frame.tensors[0], after.tensors[0]
+    if (one.dtype, one.shape[2]) != (other.dtype, other.shape[2]):
+        return False
+    pos, following = frame.meta.get("pos"), after.meta.get("pos")
+    return type(pos) is int and type(following) is int and following == pos + one.shape[1]
+
+
+def _joined(run: Sequence[Frame[Array]]) -> Frame[Array]:
+    if len(run) == 1:
+        return run[0]
+    first, last = run[0], run[-1]
+    dtype, (_, _, width) = first.tensors[0].dtype, first.tensors[0].shape
+    data = b"".join(frame.tensors[0].data for frame in run)
+    shape = (1, sum(map(_positions, run)), width)
+    return Frame(first.edge, last.seq, (Array(dtype, shape, data),), {**last.meta, "pos": first.meta["pos"]})
 
 
 def _chunk(frame: Frame[Array]) -> int:

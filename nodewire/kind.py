@@ -138,6 +138,12 @@ class JobKind(Protocol):
         A node without the driver learns of a chunk's end from the driver's signed close, through its role.
         """
 
+    def merged(self, manifest: Manifest, task: str, frames: Sequence[Frame[Array]]) -> Sequence[Frame[Array]]:
+        """Fewer frames that leave a session of `task` where `frames`, its first inputs in order, would leave it.
+
+        For one who verifies what came later: what the task makes of them is of no interest.
+        """
+
 
 def installed() -> dict[int, JobKind]:
     """The job kinds of all installed packages, by request number."""

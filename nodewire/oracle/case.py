@@ -30,7 +30,8 @@ class Tick:
 class Drawn:
     """An epoch is certified, with its beacon: what was drawn of it, and every root that it certifies.
 
-    Epochs come in order. `manifests` by request; a sample whose manifest is not to be had is left out.
+    Epochs come in order. `manifests` by request; a sample whose manifest is not to be had is left out. `audited`: keys
+    of the samples that are computed again here in any case.
     """
 
     epoch: int
@@ -38,6 +39,7 @@ class Drawn:
     samples: tuple[Sample, ...]
     manifests: Mapping[str, Manifest]
     roots: Mapping[RootKey, str]
+    audited: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +155,8 @@ class Case:
     sample: Sample
     epoch: int
     manifest: Manifest
+    audited: bool = False
+    """Computed again here in any case."""
     verifier: tuple[str, str] | None = None
     """The one that decides, and its certified root."""
     theirs: Opening | None = None

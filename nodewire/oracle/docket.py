@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice, zip_longest
 from typing import Protocol
 
-from nodewire.errors import BadInput, NodewireError
-from nodewire.nostr.event import Event
+from nodewire.errors import BadInput, NodewireError, NotFound
 from nodewire.nostr.nip01 import Filter
 from nodewire.oracle.case import Drawn, RootKey
 from nodewire.plan.epoch import Epoch
-from nodewire.plan.sample import draw
+from nodewire.plan.sample import draw, is_audited
 from nodewire.protocol import job
 from nodewire.protocol.body import Body
 from nodewire.protocol.commitment import Committed
@@ -23,6 +22,7 @@ from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.snapshot import Snapshot
 from nodewire.protocol.verdict import sample_key
 from nodewire.protocol.verification import Sample
+from nodewire.verify.inquiry import Events
 
 MAX_REQUESTS = 4_096
 """Job requests looked up for one epoch: the bonded nodes' by turns, then the others', so that nobody is crowded out."""
@@ -51,10 +51,6 @@ class Market(Protocol):
     async def manifest(self, address: str, digest: str | None = None) -> Manifest: ...
 
 
-class Events(Protocol):
-    async def fetch(self, filters: Sequence[Filter]) -> Sequence[Event]: ...
-
-
 class Docket:
     """Reads epochs one after another; remembers which samples earlier ones held, and the requests of those drawn."""
 
@@ -66,9 +62,11 @@ class Docket:
         self._drawn: OrderedDict[str, Request] = OrderedDict()
         self._snapshots: OrderedDict[int, str] = OrderedDict()
 
-    def request(self, id_: str) -> Request | None:
-        """A request of which a recent epoch drew samples."""
-        return self._drawn.get(id_)
+    async def request(self, id_: str) -> Request:
+        """A request of which a recent epoch drew samples. Raises NotFound."""
+        if id_ not in self._drawn:
+            raise NotFound("request", f"{id_[:8]} was not read")
+        return self._drawn[id_]
 
     def snapshot(self, epoch: int) -> str | None:
         """SHA-256 of the snapshot of an epoch that was read lately."""
@@ -109,7 +107,8 @@ class Docket:
         while len(self._snapshots) > _SEEN_EPOCHS:
             self._snapshots.popitem(last=False)
         self._remember((sample_key(*key) for key in roots), number)
-        return Drawn(number, epoch.body.digest(), samples, manifests, roots)
+        audited = frozenset(sample.key for sample in samples if is_audited(epoch.beacon, sample.key))
+        return Drawn(number, epoch.body.digest(), samples, manifests, roots, audited)
 
     async def _sampled(self, ids: Iterable[str], epoch: int) -> dict[str, Request]:
         """The requests among `ids` that are to be sampled in `epoch`."""

@@ -5,8 +5,8 @@ A sample of epoch e is judged over what every oracle reads alike: certified root
 certified e              the leader of e publishes what its beacon drew (8844), after a skew whoever saw nothing does
 root of a verifier       the first certified after e, up to e + 4 (of one epoch the first drawn), decides whose work the
                          provider's is compared with; nobody's report does, and nobody else's root counts
-both openings            alike: pass. Otherwise, or without a verifier (none by e + 4, or its opening withheld up to
-                         e + 5), the oracle computes the task itself
+both openings            alike, and the beacon does not have it audited: pass. Else, or with no verifier (none by e + 4,
+                         or its opening withheld up to e + 5), the oracle computes the task itself
 own result               provider apart: fail, the provider is convicted. Provider alike: pass; a verifier that is apart
                          is convicted
 e + 6 over               what cannot be known is in doubt: an oracle that lacks full evidence joins a verdict for which
@@ -115,7 +115,7 @@ def _drawn(what: Drawn, state: State) -> State:
     fresh = sorted(fresh, key=lambda sample: sample.key)[:MAX_DRAWN]
     by_request: dict[str, list[Sample]] = {}
     for sample in fresh:
-        cases[sample.key] = Case(sample, what.epoch, what.manifests[sample.request])
+        cases[sample.key] = Case(sample, what.epoch, what.manifests[sample.request], audited=sample.key in what.audited)
         by_request.setdefault(sample.request, []).append(sample)
     to_publish = dict(state.to_publish)
     for request, samples in by_request.items():
@@ -354,7 +354,7 @@ def _compared(case: Case, state: State) -> Step:
         if case.checked is None and state.epoch < case.epoch + OPEN_EPOCHS:
             return state, ()
         if case.checked is not None and not case.disputed:
-            if _outcome(case, case.checked, theirs) == "pass":
+            if not case.audited and _outcome(case, case.checked, theirs) == "pass":
                 return _vote(case, "pass", ((verifier, True),), "", state)
             case = replace(case, disputed=True)
             state = state.with_case(case)

@@ -14,10 +14,11 @@ from nodewire.nostr.pool import Pool
 from nodewire.oracle.court import Court
 from nodewire.oracle.daemon import Oracle
 from nodewire.oracle.docket import Docket
-from nodewire.oracle.inquiry import Inquiry
 from nodewire.oracle.journal import Journal
 from nodewire.oracle.setup import load_committee, load_seat
+from nodewire.oracle.workbench import Workbench
 from nodewire.store.blobs import Blobs
+from nodewire.verify.inquiry import Inquiry
 from nodewire.wire.node import Node
 
 
@@ -39,9 +40,11 @@ async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
     node = Node(seat.keys)
     stack.push_async_callback(node.close)
     docket = Docket(market, pool)
-    limits = config.worker.limits if config.worker is not None else None
-    inquiry = Inquiry(seat.keys, market, pool, docket, node, installed(), limits, config.state / "blobs")
-    stack.push_async_callback(inquiry.close)
+    workbench = None
+    if config.worker is not None:
+        workbench = Workbench(market, config.worker.limits, config.state / "blobs")
+        stack.push_async_callback(workbench.close)
+    inquiry = Inquiry(market, pool, docket, node, installed(), workbench.loaded if workbench is not None else None)
     court = Court(seat.keys, committee, pool, docket, inquiry, journal, clock, oracle.expel)
 
     async def both() -> None:

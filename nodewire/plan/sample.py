@@ -7,8 +7,7 @@ Nobody can commit after knowing the draw, and everybody derives the same one. NI
 A root counts if it is the first that any certificate holds for its sample key, by a node that the plan names for the
 task. It is drawn if the first 8 bytes of h("") as an integer, times 1,000,000, divided by 2^64, are below the plan's
 rate. Verifier number j is drawn by h(byte j) from the bonded nodes of the snapshot that hold the task and have no other
-part in the plan, sorted by pubkey, with their bond units (at most 1,000) as weights, none twice.
-"""
+part in the plan, sorted by @"""
 
 from __future__ import annotations
 
@@ -19,11 +18,15 @@ from itertools import accumulate
 from nodewire.protocol.canonical import tagged_hash
 from nodewire.protocol.commitment import ChunkRoot, Committed
 from nodewire.protocol.committee import Committee
+from nodewire.protocol.fingerprint import MILLION
 from nodewire.protocol.job import Request
 from nodewire.protocol.plan import Plan
 from nodewire.protocol.snapshot import Node, Snapshot
 from nodewire.protocol.verdict import MAX_VERIFIERS, sample_key
 from nodewire.protocol.verification import Sample
+
+AUDITED_PPM = 100_000
+"""Of samples on which provider and verifier agree: the oracles compute these again all the same."""
 
 _MOST_UNITS = 1_000
 
@@ -73,7 +76,12 @@ def draw(
 
 def is_drawn(beacon: str, key: str, rate_ppm: int) -> bool:
     """Whether the sample with this key is drawn at `rate_ppm`."""
-    return int.from_bytes(_hash(beacon, key)[:8], "big") * 1_000_000 >> 64 < rate_ppm
+    return int.from_bytes(_hash(beacon, key)[:8], "big") * MILLION >> 64 < rate_ppm
+
+
+def is_audited(beacon: str, key: str) -> bool:
+    """Whether the oracles compute the sample with this key again even if its verifier finds nothing wrong."""
+    return int.from_bytes(_hash(beacon, key, b"audit")[:8], "big") * MILLION >> 64 < AUDITED_PPM
 
 
 def _is_in_plan(root: ChunkRoot, committed: Committed, plan: Plan) -> bool:

@@ -31,6 +31,7 @@ from nodewire.provider.job import JobRun
 from nodewire.provider.serving import OneManifest, Served
 from nodewire.provider.standing import Standby, Standing
 from nodewire.provider.standing import check as check_call
+from nodewire.provider.verifying import Verifying
 from nodewire.provider.withdrawals import Withdrawals
 from nodewire.wire.handover import Handover
 from nodewire.wire.mailbox import Route
@@ -75,6 +76,7 @@ class Provider:
         spool: Spool,
         holding: Holding,
         patience_s: int,
+        verifying: Verifying,
     ) -> None:
         self._keys = keys
         self._pool = pool
@@ -90,6 +92,7 @@ class Provider:
         self._patience_s = patience_s
         self._spool = spool
         self._holding = holding
+        self._verifying = verifying
         self._standby = Standby()
         self._requests: dict[str, tuple[float, Request, Manifest]] = {}
         self._tickets: dict[tuple[str, str], tuple[float, Ticket]] = {}
@@ -108,6 +111,7 @@ class Provider:
             group.create_task(self._follow())
             group.create_task(self._announcer.run())
             group.create_task(self._sweep())
+            group.create_task(self._verifying.run())
 
     async def _follow(self) -> None:
         mine = {"p": frozenset({self._keys.public})}

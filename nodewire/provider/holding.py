@@ -1,26 +1,34 @@
 """What a provider shows of its finished work: frames, openings and tickets, to those who judge it.
 
-It shows them to the oracles of its committee, for jobs whose request agreed to be sampled, as long as it keeps them.
+Of jobs whose request agreed to be sampled, and as long as it is kept here: the oracles of the committee see everything;
+who was drawn to verify a chunk of a task sees what that task was given, and nothing of what became of it. What this
+provider computed as a verifier only oracles see.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 from nodewire.errors import NotAllowed, NotFound
 from nodewire.nostr.keys import Keys
-from nodewire.protocol.chunk import chunk_of, leaf_of, opening
+from nodewire.protocol.chunk import Opening, chunk_of, leaf_of, opening
 from nodewire.protocol.committee import Committee
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request, Ticket
 from nodewire.protocol.manifest import Manifest
+from nodewire.protocol.verification import Sample
 from nodewire.wire.pull import Answer, Want
 from nodewire.wire.spool import Spool
 
 MAX_KEPT = 4_096
 """Jobs, the newest."""
+MAX_VERIFIED_BYTES = 256 * 2**20
+"""Of openings of what was computed here as a verifier: the newest, and at least one."""
+
+Granted = Callable[[str, str], Awaitable[tuple[Sample, ...]]]
+"""Given a key and a request: the samples of it that the key was drawn to verify and still may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +41,14 @@ class Kept:
 class Holding:
     """Answers pulls (`nodewire.wire.pull.Holder`) about jobs that this provider took part in."""
 
-    def __init__(self, keys: Keys, committee: Committee, spool: Spool) -> None:
+    def __init__(self, keys: Keys, committee: Committee, spool: Spool, granted: Granted) -> None:
         self._keys = keys
         self._committee = committee
         self._spool = spool
+        self._granted = granted
         self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._verified: OrderedDict[tuple[str, str, int, int], bytes] = OrderedDict()
+        self._verified_bytes = 0
 
     def keep(self, job: Kept) -> None:
         """A job begins here."""
@@ -45,20 +56,35 @@ class Holding:
         while len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
 
+    def verified(self, computed: Opening) -> None:
+        """Keep the opening of a chunk that was computed here as a verifier."""
+        packed = computed.pack()
+        self._verified[computed.request, computed.task, computed.chunk, computed.attempt] = packed
+        self._verified_bytes += len(packed)
+        while self._verified_bytes > MAX_VERIFIED_BYTES and len(self._verified) > 1:
+            _, oldest = self._verified.popitem(last=False)
+            self._verified_bytes -= len(oldest)
+
     async def show(self, peer: str, want: Want) -> Answer:
         """What is asked for.
 
         Raises:
-            NotAllowed: to somebody else than an oracle, or of a job whose customer did not agree to be verified.
+            NotAllowed: to somebody who neither is an oracle nor was drawn, or was not drawn for this; or of a job whose
+                customer did not agree to be verified.
             NotFound: it is not kept here (any more).
         """
-        if self._committee.oracle(peer) is None:
-            raise NotAllowed("pull", "shown to oracles only")
+        judges = self._committee.oracle(peer) is not None
+        if judges and want.what == "opening":
+            shown = self._verified.get((want.request, want.task, want.first, want.attempt))
+            if shown is not None:
+                return shown
         job = self._kept.get(want.request)
         if job is None:
             raise NotFound("request", "not kept here")
         if job.request.plan.verification.policy != "sampled":
             raise NotAllowed("request", "its customer did not agree to be verified")
+        if not judges:
+            self._check_drawn(job, want, await self._granted(peer, want.request))
         if want.task not in {task.name for task in job.manifest.tasks}:
             raise NotFound("task", "the manifest has none of this name")
         match want.what:
@@ -68,6 +94,35 @@ class Holding:
                 return self._opening(job, want)
             case "frames":
                 return self._frames(job, want)
+
+    def _check_drawn(self, job: Kept, want: Want, drawn: tuple[Sample, ...]) -> None:
+        """A verifier is shown the inputs of what it verifies: no output of a chunk that it is to compute itself.
+
+        Raises:
+            NotAllowed: it was not drawn, or not for this.
+        """
+        if not any(self._entitles(sample, job.manifest, want) for sample in drawn):
+            raise NotAllowed("pull", "shown to oracles, and to those drawn to verify what comes of it")
+        shown = {edge.source for edge in job.manifest.edges if edge.name in want.edges}
+        if want.what == "opening":
+            shown = {want.task}
+        if any(sample.task in shown and want.first <= sample.chunk <= want.last for sample in drawn):
+            raise NotAllowed("pull", "drawn to compute this")
+
+    def _entitles(self, sample: Sample, manifest: Manifest, want: Want) -> bool:
+        """Whether what is asked for is an input of what `sample` has computed again."""
+        if want.last > sample.chunk:
+            return False
+        own = sample.provider == self._keys.public and want.task == sample.task
+        inputs = manifest.inputs(sample.task)
+        match want.what:
+            case "ticket":
+                return own
+            case "opening":
+                return any(edge.source == want.task for edge in inputs)
+            case "frames":
+                names = {edge.name for edge in inputs if own or edge.source == want.task}
+                return bool(want.edges) and names.issuperset(want.edges)
 
     def _opening(self, job: Kept, want: Want) -> bytes:
         leaves = [

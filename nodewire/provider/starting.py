@@ -23,8 +23,10 @@ from nodewire.provider.admission import Admission
 from nodewire.provider.announcing import Announcer, describe
 from nodewire.provider.bonding import Bonding
 from nodewire.provider.daemon import Provider
+from nodewire.provider.grants import Grants
 from nodewire.provider.holding import Holding
 from nodewire.provider.serving import specialize
+from nodewire.provider.verifying import Verifying
 from nodewire.provider.withdrawals import Withdrawals
 from nodewire.wire.node import Node
 from nodewire.wire.spool import Spool
@@ -34,16 +36,20 @@ from nodewire.worker.lasting import maker
 async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]:
     """Start a provider; returns its ready line with `wait`, which ends only by an error."""
     keys, pool, market = await open_market(stack, config)
+    job_kinds = installed()
     make_worker = maker(stack, config.worker.limits, config.blobs)
-    served, workers = await specialize(market, config.serve, installed(), make_worker)
+    served, workers = await specialize(market, config.serve, job_kinds, make_worker)
 
     ledger = Ledger(config.ledger)
     stack.callback(ledger.close)
     wallet = SimWallet.from_file(config.wallet.url, config.wallet.token_file)
     stack.push_async_callback(wallet.close)
 
-    async def publish(event: Event, relays: tuple[str, ...]) -> None:
+    async def publish_here(event: Event) -> None:
         await pool.publish(event, timeout_s=10.0)
+
+    async def publish(event: Event, relays: tuple[str, ...]) -> None:
+        await publish_here(event)
 
     till = Till(keys, wallet, ledger, publish)
     lnurl = await _serve_lnurl(stack, config, keys, till)
@@ -57,7 +63,7 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
 
     spool = Spool(config.state / "spool", config.spool)
     stack.callback(spool.close)
-    holding = Holding(keys, market.committee, spool)
+    holding = Holding(keys, market.committee, spool, Grants(pool, market.committee).of)
     node = Node(keys, on_control=controlled, holder=holding.show)
     stack.push_async_callback(node.close)
     host, _, port = config.wire.listen.rpartition(":")
@@ -67,6 +73,18 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
     ad = describe(config, keys.public, served.values(), wire=wire, lnurl=lnurl, committee=market.committee_digest)
     bonding = Bonding(keys, SimBondHolder(wallet), config.bond)
     announcer = Announcer(keys, pool, market.blobs, market, ad, served.values(), bonding)
+    verifying = Verifying(
+        keys=keys,
+        market=market,
+        relays=pool,
+        node=node,
+        job_kinds=job_kinds,
+        served=served,
+        workers=workers,
+        commit=announcer.commit,
+        keep=holding.verified,
+        publish=publish_here,
+    )
     manifests = {s.digest: s.manifest for s in served.values()}
     admission = Admission(keys.public, market, pool, ledger, manifests, config.pow_bits)
     provider = Provider(
@@ -84,6 +102,7 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
         spool=spool,
         holding=holding,
         patience_s=config.patience_s,
+        verifying=verifying,
     )
     running = asyncio.create_task(provider.run())
     stack.callback(running.cancel)

@@ -118,12 +118,13 @@ class Courtroom:
         can = pubkey not in self.without_worker
         self.states[pubkey] = start(self.committee, pubkey, can_recompute=can, now_ms=self.now_ms)
 
-    def draw(self, epoch: int, samples=(), roots=()) -> None:
+    def draw(self, epoch: int, samples=(), roots=(), audited=False) -> None:
         """All oracles read this epoch: its samples, and the roots ((author, Opening) ...) that it certifies."""
         certified = {(a.public, o.request, o.task, o.chunk, o.attempt): o.root() for a, o in roots}
         manifests = {sample.request: MANIFEST for sample in samples}
         for pubkey in self.states:
-            drawn = Drawn(epoch, digest(f"body/{epoch}"), tuple(samples), manifests, certified)
+            keys_ = frozenset(sample.key for sample in samples if audited)
+            drawn = Drawn(epoch, digest(f"body/{epoch}"), tuple(samples), manifests, certified, keys_)
             self._later(self.random.randint(*self.delay_ms), pubkey, drawn)
 
     def run_epochs(self, epochs: int) -> None:

@@ -9,7 +9,6 @@ import pytest
 from nodewire.errors import BadInput, NotAllowed, NotFound
 from nodewire.nostr import event as events
 from nodewire.oracle.docket import MAX_JOB_EPOCHS, Docket, _by_turns
-from nodewire.oracle.inquiry import Inquiry
 from nodewire.plan.epoch import Epoch
 from nodewire.protocol import commitment, job, kinds
 from nodewire.protocol.body import Body
@@ -17,6 +16,7 @@ from nodewire.protocol.commitment import ChunkRoot, Commitment
 from nodewire.protocol.plan import Assignment, Verification
 from nodewire.protocol.snapshot import Node as Place
 from nodewire.protocol.snapshot import Snapshot
+from nodewire.verify.inquiry import Inquiry
 from nodewire.wire.node import Node
 from tests.oracle.courtroom import MANIFEST, PROVIDER, TASK, VERIFIER, opened, sample_of
 from tests.protocol.documents import CUSTOMER, plan
@@ -157,7 +157,7 @@ async def shown_by(answer, **changes):
             return SimpleNamespace(ads=lambda pubkeys: {k: ad for k, ad in ads.items() if k in pubkeys})
 
         stalls.snapshot = snapshot
-        inquiry = Inquiry(SEATS[0].keys, stalls, stalls, docket, oracle, {}, None, None)
+        inquiry = Inquiry(stalls, stalls, docket, oracle, {}, None)
         sample = sample_of(digest("root"), request=asked.id)
         return await inquiry.opening(sample, 1, changes.get("node", PROVIDER.public))
     finally:

@@ -32,12 +32,12 @@ def court_of(f=1, seed=1, faulty=None, **fields):
     return Courtroom(document, seats, seed, faults=faults, **fields)
 
 
-def tried(court, provider=HONEST, verifier=HONEST, *, verifier_epoch=1, until=10, shows=None):
+def tried(court, provider=HONEST, verifier=HONEST, *, verifier_epoch=1, until=10, audited=False):
     """One sample through the court: the provider's root drawn in epoch 0, the verifier's certified later."""
     theirs = opened(PROVIDER, provider)
     court.shows.setdefault(PROVIDER.public, always(theirs))
     court.run_epochs(1)
-    court.draw(0, [sample_of(theirs.root())])
+    court.draw(0, [sample_of(theirs.root())], audited=audited)
     for epoch in range(1, until):
         court.run_epochs(1)
         roots = []
@@ -56,6 +56,15 @@ def test_honest_work_passes_without_being_computed_a_third_time():
     assert not court.recomputed
     assert not court.accused()
     assert len(court.certificates()) == 1  # the leader's
+
+
+def test_an_audited_sample_is_computed_by_the_oracles_though_provider_and_verifier_agree():
+    court = court_of()
+    found = tried(court, audited=True)
+    assert (found.outcome, found.verifiers) == ("pass", ((VERIFIER.public, True),))
+    assert set(court.recomputed) == set(court.honest)
+    found = tried(court_of(), provider=CHEATING, verifier=CHEATING, audited=True)  # the two are one
+    assert (found.outcome, found.culprit, found.verifiers) == ("fail", PROVIDER.public, ((VERIFIER.public, False),))
 
 
 def test_a_cheating_provider_is_convicted_and_its_verifier_agreed():

@@ -39,9 +39,14 @@ def spool(tmp_path):
     spool.close()
 
 
+async def granted(peer, request):
+    """Nobody was drawn."""
+    return ()
+
+
 @pytest.fixture
 def holding(spool):
-    holding = Holding(PROVIDER, COMMITTEE, spool)
+    holding = Holding(PROVIDER, COMMITTEE, spool, granted)
     holding.keep(kept())
     return holding
 
@@ -59,7 +64,7 @@ async def test_a_stranger_sees_nothing_and_so_does_a_member_of_the_job(holding):
 
 
 async def test_an_oracle_sees_nothing_of_a_job_whose_customer_did_not_agree(spool):
-    holding = Holding(PROVIDER, COMMITTEE, spool)
+    holding = Holding(PROVIDER, COMMITTEE, spool, granted)
     holding.keep(kept("none"))
     with pytest.raises(NotAllowed):
         await holding.show(ORACLE, want())
@@ -91,7 +96,7 @@ async def test_what_is_not_kept_is_said_to_be_not_found(holding, changes):
 
 
 async def test_the_newest_jobs_are_kept(spool):
-    holding = Holding(PROVIDER, COMMITTEE, spool)
+    holding = Holding(PROVIDER, COMMITTEE, spool, granted)
     for n in range(MAX_KEPT + 1):
         holding.keep(kept(id_=f"{n:064x}"))
     with pytest.raises(NotFound):

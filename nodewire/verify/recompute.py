@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nodewire.errors import BadHash, BadInput, NodewireError, NotFound
-from nodewire.kind import Worker
+from nodewire.kind import JobKind, Worker
 from nodewire.market import Market
 from nodewire.protocol.chunk import Leaf, Opening, chunk_of, leaf_of
 from nodewire.protocol.frame import Array, Frame
@@ -63,6 +63,7 @@ async def recompute(
     node: Node,
     market: Market,
     addresses: Mapping[str, Sequence[str]],
+    kind: JobKind,
     worker: Worker,
     loaded: str,
 ) -> tuple[Leaf, ...]:
@@ -77,15 +78,16 @@ async def recompute(
     of = _Case(sample, request, manifest, takeover, addresses)
     ticket = await _ticket(of, node)
     inputs = await _inputs(of, ticket, node, market)
+    before = [frame for frame in inputs if chunk_of(manifest, frame.seq) < sample.chunk]
     session = secrets.token_hex(32)
     found: list[Leaf] = []
     await worker.open(loaded, session, ticket.params)
     try:
         async with asyncio.timeout(_RESULT_S):
-            for frame in inputs:
+            for frame in (*kind.merged(manifest, sample.task, before), *inputs[len(before) :]):
                 for out in await worker.receive(loaded, session, frame):
-                    if chunk_of(of.manifest, out.seq) == of.sample.chunk:
-                        found.append(leaf_of(of.request.plan.manifest, out))
+                    if chunk_of(manifest, out.seq) == sample.chunk:
+                        found.append(leaf_of(request.plan.manifest, out))
     except TimeoutError as error:
         raise NotFound("leaves", f"not computed within {_RESULT_S:.0f} s") from error
     finally:

@@ -1,0 +1,1 @@
+"""Sampled chunks computed again, as oracles and drawn verifiers do it. NIPS.md, "Samples"."""
