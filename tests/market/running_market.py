@@ -29,7 +29,7 @@ from nodewire.protocol.snapshot import Snapshot
 
 NODEWIRE = [sys.executable, "-m", "nodewire.cli"]
 READY_S = 60.0
-FAST_US, SLOW_US = 1_000, 20_000
+FAST_US, SLOW_US, SLOWEST_US = 1_000, 20_000, 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,8 @@ STALLS = {
     "cyd": Stall(["stage.2"], ["graph.1"], FAST_US),
     "dan": Stall(["driver", "stage.2"], ["driver", "graph.1"], SLOW_US, patience_s=2),
     "eve": Stall(["stage.0", "stage.1"], ["graph.0"], SLOW_US),
+    # The slowest has a part in no plan while the others live: it is who can be drawn to verify them.
+    "fay": Stall(["driver", "stage.0", "stage.1", "stage.2"], [], SLOWEST_US, bond_msat=2_000_000),
 }
 DECODER_MSAT, ENCODER_MSAT = 3_001, 1_009
 
@@ -290,6 +292,7 @@ class RunningMarket:
                     (self.decoder, stall.decoder, DECODER_MSAT),
                     (self.encoder, stall.encoder, ENCODER_MSAT),
                 )
+                if tasks
             ]
             bond = ["[bond]", *_toml({"amount_msat": stall.bond_msat})]
             self._write(name, [*_toml(lines), *self._wallet(), *bond, '[worker]\nmemory = "60MB"', *serve])

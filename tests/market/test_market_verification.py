@@ -6,7 +6,7 @@ from running_market import STALLS
 from test_market_failures import whole_tokens
 
 from nodewire.nostr.nip01 import Filter
-from nodewire.protocol import kinds, verdict
+from nodewire.protocol import kinds, verdict, verification
 
 PROMPT = "the cat sat on the mat"
 
@@ -28,6 +28,13 @@ async def test_honest_work_passes_and_the_customer_learns_it(market):
     about = Filter(kinds=frozenset({kinds.CERTIFICATE}), tags={"e": frozenset({done["request"]})})
     certified = [verdict.parse(event) for event in await market.events(about)]
     assert {one.verdict.outcome for one in certified} == {"pass"}
+    # fay, who has a bond and no part in the job, computed them too, without seeing what it was compared with.
+    assert {one.verdict.verifiers for one in certified} <= {((market.public["fay"], True),), ()}
+    assert any(one.verdict.verifiers for one in certified)
+    reports = Filter(kinds=frozenset({verification.REPORT_KIND}), tags={"e": frozenset({done["request"]})})
+    said = [verification.parse_report(event) for event in await market.events(reports)]
+    assert {one.outcome for one in said} <= {"computed", "withheld"}
+    assert sum(one.outcome == "computed" for one in said) >= sum(bool(one.verdict.verifiers) for one in certified)
 
 
 async def test_a_cheater_is_convicted_leaves_and_its_work_is_made_again(market):
