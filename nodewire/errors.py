@@ -141,6 +141,13 @@ class NotFound(NodewireError):
     retryable = True
 
 
+class Withheld(NotFound):
+    """The one who has committed to some work does not show what it must keep: inputs, ticket or opening."""
+
+    code = "withheld"
+    pays = "provider"
+
+
 class NotAllowed(NodewireError):
     """The state or policy does not admit the request."""
 

@@ -43,11 +43,13 @@ class Verified:
     """What bonds gave back for failed or withheld work."""
 
     def failed_chunk(self) -> int | None:
-        """The first chunk that failed; None if none did."""
-        return min((v.chunk for v in self.verdicts.values() if v.outcome == "fail"), default=None)
+        """The first chunk that failed, or that its provider did not let anybody verify; None if none did."""
+        return min((v.chunk for v in self.verdicts.values() if v.outcome in ("fail", "withheld")), default=None)
 
     def culprits(self) -> set[str]:
-        return {v.culprit for v in self.verdicts.values() if v.culprit}
+        """Who was convicted, or withheld."""
+        withheld = {v.provider for v in self.verdicts.values() if v.outcome == "withheld"}
+        return withheld.union(*(v.convicted for v in self.verdicts.values()))
 
 
 async def follow(

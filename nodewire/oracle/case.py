@@ -60,10 +60,12 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """How a `Recompute` ended; None: the inputs are not to be had."""
+    """How a `Recompute` ended; None: the inputs are not to be had; `withheld`: because the provider does not show its
+    own part of them."""
 
     key: str
     leaves: tuple[Leaf, ...] | None
+    withheld: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +168,8 @@ class Case:
     mine: Opening | None = None
     disputed: bool = False
     """The provider's opening and the verifier's are not alike."""
+    withheld: bool = False
+    """The provider's inputs were, when they were last asked for."""
     grey: bool = False
     """Computed again, the provider's work is neither alike nor apart."""
     waiting: frozenset[str] = frozenset()

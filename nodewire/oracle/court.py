@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Protocol
 
-from nodewire.errors import BadInput, LinkLost, NodewireError, NoQuorum
+from nodewire.errors import BadInput, LinkLost, NodewireError, NoQuorum, Withheld
 from nodewire.kind import Clock
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
@@ -222,7 +222,7 @@ class Court:
         self._feed(Opened(sample.key, node, opening))
 
     async def _recompute(self, sample: Sample, epoch: int) -> None:
-        leaves = None
+        leaves, withheld = None, False
         try:
             async with self._computing:
                 left_ms = self._committee.close_ms(epoch + judging.OPEN_EPOCHS) - self._now_ms()
@@ -230,7 +230,8 @@ class Court:
                     leaves = await self._evidence.recompute(sample, epoch)
         except (NodewireError, OSError, TimeoutError) as error:
             _log.info("sample %s is not computed again: %s", sample.key[:8], error)
-        self._feed(Recomputed(sample.key, leaves))
+            withheld = isinstance(error, Withheld)
+        self._feed(Recomputed(sample.key, leaves, withheld))
 
     async def _publish(self, event: Event) -> None:
         await self._relays.publish(event)

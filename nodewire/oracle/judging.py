@@ -7,11 +7,11 @@ root of a verifier       the first certified after e, up to e + 4 (of one epoch 
                          provider's is compared with; nobody's report does, and nobody else's root counts
 both openings            alike, and the beacon does not have it audited: pass. Else, or with no verifier (none by e + 4,
                          or its opening withheld up to e + 5), the oracle computes the task itself
-own result               provider apart: fail, the provider is convicted. Provider alike: pass; a verifier that is apart
-                         is convicted
+own result               provider apart: fail, the provider is convicted. Provider alike: pass. In both cases a verifier
+                         that is apart is convicted
 e + 6 over               what cannot be known is in doubt: an oracle that lacks full evidence joins a verdict for which
                          f+1 others have voted, and votes no sooner than a whole epoch later that it was withheld
-                         (no opening of the provider's) or that it is unsure
+                         (the provider's opening, or its part of the inputs) or that it is unsure
 2f+1 equal votes         the leader of e publishes the certificate, after a skew everybody does that can
 
 A node that shows its work to a few oracles gains nothing by it: either fewer than f+1 honest ones saw it, or the others
@@ -87,8 +87,8 @@ def apply(what: Input, state: State) -> Step:
             state = _published(sampled, state)
         case Opened(key, node, opening):
             state, keys = _opened(key, node, opening, state), (key,)
-        case Recomputed(key, leaves):
-            state, keys = _recomputed(key, leaves, state), (key,)
+        case Recomputed(key, leaves, withheld):
+            state, keys = _recomputed(key, leaves, withheld, state), (key,)
         case VoteCame(event):
             state, actions, keys = _vote_came(event, state)
         case Said(key, verdict):
@@ -196,11 +196,11 @@ def _is_of(opening: Opening, sample: Sample) -> bool:
     )
 
 
-def _recomputed(key: str, leaves: tuple[Leaf, ...] | None, state: State) -> State:
+def _recomputed(key: str, leaves: tuple[Leaf, ...] | None, withheld: bool, state: State) -> State:
     case = state.cases.get(key)
     if case is None:
         return state
-    case = replace(case, waiting=case.waiting - {""})
+    case = replace(case, waiting=case.waiting - {""}, withheld=withheld)
     if leaves is not None:
         sample, order = case.sample, {edge.name: i for i, edge in enumerate(case.manifest.edges)}
         mine = Opening(
@@ -255,8 +255,7 @@ def _verdict_came(certificate: Certificate, state: State) -> Step:
     """Close the case; every vote in the certificate counts as heard. A certificate that proves nothing is nothing."""
     key = certificate.verdict.key
     case = state.cases.get(key)
-    culprit = certificate.verdict.culprit
-    if case is None and (not culprit or culprit in state.convicted):
+    if case is None and state.convicted.issuperset(certificate.verdict.convicted):
         return state, ()
     if case is not None and case.done is not None:
         return state, ()
@@ -281,10 +280,8 @@ def _closed(case: Case, certificate: Certificate, state: State, actions: tuple[A
 
 
 def _convicted(certificate: Certificate, state: State) -> Step:
-    culprit = certificate.verdict.culprit
-    if not culprit or culprit in state.convicted:
-        return state, ()
-    return replace(state, convicted=state.convicted | {culprit}), (Convict(culprit, certificate),)
+    fresh = [one for one in certificate.verdict.convicted if one not in state.convicted]
+    return replace(state, convicted=state.convicted.union(fresh)), tuple(Convict(one, certificate) for one in fresh)
 
 
 def _swept(state: State) -> State:
@@ -355,7 +352,7 @@ def _compared(case: Case, state: State) -> Step:
             return state, ()
         if case.checked is not None and not case.disputed:
             if not case.audited and _outcome(case, case.checked, theirs) == "pass":
-                return _vote(case, "pass", ((verifier, True),), "", state)
+                return _vote(case, "pass", ((verifier, True),), (), state)
             case = replace(case, disputed=True)
             state = state.with_case(case)
     if case.grey or (case.mine is None and not state.can_recompute):
@@ -366,14 +363,14 @@ def _compared(case: Case, state: State) -> Step:
     if found == "grey":
         return state.with_case(replace(case, grey=True)), ()
     verifiers: tuple[tuple[str, bool], ...] = ()
-    culprit = sample.provider if found == "fail" else ""
+    convicted: tuple[str, ...] = (sample.provider,) if found == "fail" else ()
     if case.verifier is not None:
         verifier = case.verifier[0]
         own = "silent" if case.checked is None else _outcome(case, case.mine, case.checked)
         verifiers = ((verifier, own in ("pass", "grey")),)
-        if found == "pass" and own == "fail":
-            culprit = verifier
-    return _vote(case, found, verifiers, culprit, state)
+        if own == "fail":
+            convicted += (verifier,)
+    return _vote(case, found, verifiers, convicted, state)
 
 
 def _outcome(case: Case, mine: Opening, theirs: Opening) -> Outcome:
@@ -402,14 +399,14 @@ def _doubt(case: Case, state: State) -> Step:
         return state, (SayVote(key, case.epoch, max(joined, key=lambda x: count[x]), None),)
     if state.epoch <= case.epoch + OPEN_EPOCHS + 1:
         return state, ()
-    return _vote(case, "withheld" if case.theirs is None else "unsure", (), "", state)
+    return _vote(case, "withheld" if case.theirs is None or case.withheld else "unsure", (), (), state)
 
 
 def _vote(
     case: Case,
     outcome: Literal["pass", "fail", "withheld", "unsure"],
     verifiers: tuple[tuple[str, bool], ...],
-    culprit: str,
+    convicted: tuple[str, ...],
     state: State,
 ) -> Step:
     sample = case.sample
@@ -423,8 +420,9 @@ def _vote(
         provider=sample.provider,
         root=sample.root,
         outcome=outcome,
-        culprit=culprit,
+        culprit=convicted[0] if convicted else "",
         verifiers=verifiers,
+        accomplices=convicted[1:],
     )
     case = replace(case, said=True, verdict=verdict, theirs=None, checked=None, mine=None)
     return state.with_case(case), (SayVote(sample.key, case.epoch, verdict.digest(), verdict),)

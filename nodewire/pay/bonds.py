@@ -13,7 +13,8 @@ bond is free no earlier than `delay_s` after the last moment that a signed state
 on work done under the statement still finds the coins.
 
 Payouts, of slashes and refunds together, take at most half of a bond: whoever plays cheater and customer at once loses
-the other half. Whoever holds the coins writes an event ahead and applies it; applying it twice changes nothing.
+the other half. What a refund forfeits goes to the treasury's pool at once. Whoever holds the coins writes an event
+ahead and applies it; applying it twice changes nothing.
 """
 
 from __future__ import annotations
@@ -65,10 +66,11 @@ class Stated:
 
 @dataclass(frozen=True, slots=True)
 class Refund:
-    """The provider withheld what a verdict needed: the payees get theirs, the bond goes on."""
+    """The provider withheld what a verdict needed: the payees get theirs, `forfeit_msat` is lost, the bond goes on."""
 
     case: str
     payouts: tuple[Payout, ...]
+    forfeit_msat: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +118,23 @@ class Bond:
     raises: tuple[Raise, ...] = ()
 
     @property
+    def payouts_msat(self) -> int:
+        return sum(payout.amount_msat for payout in self.payouts)
+
+    @property
+    def forfeited_msat(self) -> int:
+        """What refunds took beside their payouts; it is not the bond's any more."""
+        return sum(judged.forfeit_msat for judged in self.judged if isinstance(judged, Refund))
+
+    @property
     def remainder_msat(self) -> int:
-        """What no payee has a right to; with the payouts it makes up the amount."""
-        return self.amount_msat - sum(payout.amount_msat for payout in self.payouts)
+        """What is left; with the payouts and what was forfeited it makes up the amount."""
+        return self.amount_msat - self.payouts_msat - self.forfeited_msat
 
     @property
     def payable_msat(self) -> int:
         """What verdicts may still give to payees."""
-        return self.amount_msat // 2 - sum(payout.amount_msat for payout in self.payouts)
+        return min(self.amount_msat // 2 - self.payouts_msat, self.remainder_msat)
 
     @property
     def is_liable(self) -> bool:
@@ -191,7 +202,8 @@ def _raise(event: Raise, bond: Bond) -> Bond:
 def _judge(event: Refund | Slash, bond: Bond) -> Bond:
     for earlier in bond.judged:
         if earlier.case == event.case:
-            if (type(earlier), earlier.payouts) == (type(event), event.payouts):
+            same = (type(earlier), earlier.payouts) == (type(event), event.payouts)
+            if same and (isinstance(event, Slash) or event == earlier):
                 return bond
             raise NotAllowed("case", "another verdict on it stands")
     _admit(event, bond, "locked", "unbonding", "slashed")
@@ -202,6 +214,8 @@ def _judge(event: Refund | Slash, bond: Bond) -> Bond:
     wanted_msat = sum(payout.amount_msat for payout in event.payouts)
     if wanted_msat > max(0, bond.payable_msat):
         raise NotAllowed("payouts", f"{wanted_msat} msat, but verdicts may give {max(0, bond.payable_msat)} more")
+    if isinstance(event, Refund) and not 0 <= event.forfeit_msat <= bond.remainder_msat - wanted_msat:
+        raise NotAllowed("forfeit_msat", f"{event.forfeit_msat}, more than what is left")
     after = replace(bond, payouts=bond.payouts + event.payouts, judged=(*bond.judged, event))
     if isinstance(event, Refund):
         return after

@@ -7,8 +7,11 @@ Out of the bond of the convicted, in this order, and never more than its `payabl
 3. each oracle: one chunk's price of the task, for re-executing it.
 One that does not fit whole is left out (the customer takes what is there). The rest is burnt to the treasury's pool.
 
-`withheld` gives the customer the price of the one chunk, and slashes nobody. Without a conviction verifiers are paid
-out of the treasury.
+`withheld` gives the customer the price of the one chunk and slashes nobody, but it forfeits what the chunk stands for:
+one in 1 / rate is drawn, so the price of that many. Who cheats and shows nothing when it is drawn keeps nothing of it.
+
+A verifier that committed to the same as a provider that failed, its accomplice, loses all of its bond to the pool.
+Without a conviction verifiers are paid out of the treasury.
 """
 
 from __future__ import annotations
@@ -50,6 +53,8 @@ class Finding:
     culprit: str
     """Whose bond pays; empty if nobody's."""
     slashes: bool
+    accomplices: tuple[str, ...]
+    """Whose bonds are burnt whole."""
     agreed: tuple[str, ...]
     oracles: tuple[str, ...]
 
@@ -89,6 +94,7 @@ def find(verdict: Verdict, request: Request, committee: Committee) -> Finding:
         provider=verdict.provider,
         culprit=culprit,
         slashes=slashes,
+        accomplices=verdict.accomplices,
         agreed=tuple(dict.fromkeys(agreed)),
         oracles=tuple(oracle.pubkey for oracle in committee.oracles),
     )
@@ -102,6 +108,14 @@ def share_msat(plan: Plan) -> int:
 def verifier_pay_msat(price_msat: int) -> int:
     """What a verifier that agreed gets for one chunk of a task with this price."""
     return price_msat * VERIFIER_PAY_PPM // 1_000_000
+
+
+def forfeit_msat(finding: Finding, *, remainder_msat: int) -> int:
+    """What the culprit of a `withheld` loses beside the payouts; `remainder_msat` is left after those."""
+    if finding.outcome != "withheld" or not finding.rate_ppm:
+        return 0
+    stands_for_msat = -(-finding.price_msat * 1_000_000 // finding.rate_ppm)
+    return max(0, min(stands_for_msat - finding.price_msat, remainder_msat))
 
 
 def payouts(finding: Finding, *, following: int, payable_msat: int) -> dict[str, int]:

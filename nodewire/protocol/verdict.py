@@ -62,6 +62,8 @@ class Verdict(Schema):
     """Who is convicted: the provider if it failed, a verifier that lied about work that passes, or nobody."""
     verifiers: tuple[tuple[Hex32, bool], ...] = Field(default=(), max_length=MAX_VERIFIERS)
     """The drawn verifiers that reported, and whether what they reported agrees with the outcome."""
+    accomplices: tuple[Hex32, ...] = Field(default=(), max_length=MAX_VERIFIERS)
+    """Verifiers that are convicted with a provider that failed: they committed to work as wrong as its own."""
 
     @model_validator(mode="after")
     def _is_sound(self) -> Self:
@@ -72,6 +74,10 @@ class Verdict(Schema):
             raise ValueError("culprit: the provider's work fails by nobody else")
         if self.outcome == "pass" and self.culprit and agreed.get(self.culprit, True):
             raise ValueError("culprit: no verifier that disagreed")
+        if any(agreed.get(one, True) for one in self.accomplices) or (self.accomplices and self.outcome != "fail"):
+            raise ValueError("accomplices: no verifier that disagreed with a fail")
+        if len(set(self.accomplices)) != len(self.accomplices):
+            raise ValueError("accomplices: one stands twice")
         if self.outcome in ("withheld", "unsure") and self.culprit:
             raise ValueError("culprit: nobody is convicted in doubt")
         return self
@@ -79,6 +85,11 @@ class Verdict(Schema):
     @property
     def key(self) -> str:
         return sample_key(self.provider, self.request, self.task, self.chunk, self.attempt)
+
+    @property
+    def convicted(self) -> tuple[str, ...]:
+        """Everybody whom it convicts."""
+        return (self.culprit, *self.accomplices) if self.culprit else self.accomplices
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,8 @@ class Inquiry:
         """The chunk's leaves, from inputs that were checked.
 
         Raises:
-            NotFound: the inputs are withheld, or not certified.
+            Withheld: the provider does not show its part of the inputs.
+            NotFound: others' inputs are not to be had, or not certified.
             NotAllowed: nothing is computed here, or no installed package computes such a job.
             BadTask, OverMemory, WorkerFailed ...: the task is refused or fails here.
         """
@@ -97,6 +98,7 @@ class Inquiry:
             kind=kind,
             worker=worker,
             loaded=name,
+            patience_s=self._market.committee.epoch_ms / 1000,
         )
 
     async def _addresses(self, request: Request, sample: Sample, epoch: int) -> Mapping[str, Sequence[str]]:

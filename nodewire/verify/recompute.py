@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from nodewire.errors import BadHash, BadInput, NodewireError, NotFound
+from nodewire.errors import BadHash, BadInput, NodewireError, NotFound, Withheld
 from nodewire.kind import JobKind, Worker
 from nodewire.market import Market
 from nodewire.protocol.chunk import Leaf, Opening, chunk_of, leaf_of
@@ -40,6 +41,7 @@ class _Case:
     manifest: Manifest
     takeover: Takeover | None
     addresses: Mapping[str, Sequence[str]]
+    patience_s: float
 
 
 def _want(
@@ -66,17 +68,21 @@ async def recompute(
     kind: JobKind,
     worker: Worker,
     loaded: str,
+    patience_s: float,
 ) -> tuple[Leaf, ...]:
     """The leaves of the sampled chunk, computed by the task `loaded` in `worker`, in the order that an opening has.
 
-    `takeover` is the job's newest; `addresses` are of the plan's providers and standbys.
+    `takeover` is the job's newest; `addresses` are of the plan's providers and standbys; `patience_s`: for what one
+    node shows of one chunk.
 
     Raises:
-        NotFound, BadHash, BadInput: an input is not to be had, or not what was committed to.
+        Withheld: the provider does not show the ticket, or inputs that only it can show.
+        NotFound, BadHash, BadInput: another's input is not to be had, or not what was committed to.
         NodewireError: the worker's error, or a peer's refusal.
     """
-    of = _Case(sample, request, manifest, takeover, addresses)
-    ticket = await _ticket(of, node)
+    of = _Case(sample, request, manifest, takeover, addresses, patience_s)
+    async with _blamed(of, sample.provider):
+        ticket = await _ticket(of, node)
     inputs = await _inputs(of, ticket, node, market)
     before = [frame for frame in inputs if chunk_of(manifest, frame.seq) < sample.chunk]
     session = secrets.token_hex(32)
@@ -94,6 +100,20 @@ async def recompute(
         await worker.close(loaded, session)
     order = {edge.name: i for i, edge in enumerate(of.manifest.edges)}
     return tuple(sorted(found, key=lambda leaf: (order[leaf.edge], leaf.seq)))
+
+
+@asynccontextmanager
+async def _blamed(of: _Case, node: str) -> AsyncIterator[None]:
+    """What fails inside is the word or the silence of `node`: withheld, if it is the provider who is judged."""
+    try:
+        async with asyncio.timeout(of.patience_s):
+            yield
+    except (NodewireError, TimeoutError) as error:
+        if node == of.sample.provider:
+            raise Withheld("inputs", str(error) or "not shown in time") from error
+        if isinstance(error, TimeoutError):
+            raise NotFound("inputs", f"{node[:8]} does not show them in time") from error
+        raise
 
 
 async def pull_opening(node: Node, peer: str, addresses: Sequence[str], sample: Sample) -> Opening:
@@ -130,7 +150,11 @@ async def _inputs(of: _Case, ticket: Ticket, node: Node, market: Market) -> list
     found: list[tuple[int, int, Frame[Array]]] = []
     for edge in of.manifest.inputs(of.sample.task):
         for chunk in range(of.sample.chunk + 1):
-            frames = await _frames(of, edge, chunk, ticket, roots, node)
+            producer = of.sample.provider
+            if edge.source != CUSTOMER:
+                producer = payees(of.request.plan, of.takeover, chunk)[edge.source]
+            async with _blamed(of, producer):
+                frames = await _frames(of, edge, chunk, producer, ticket, roots, node)
             found += [(frame.seq, int(edge.source != CUSTOMER), frame) for frame in frames]
             if len(found) > MAX_FRAMES:
                 raise BadInput("frames", f"more than {MAX_FRAMES}")
@@ -138,11 +162,16 @@ async def _inputs(of: _Case, ticket: Ticket, node: Node, market: Market) -> list
 
 
 async def _frames(
-    of: _Case, edge: Edge, chunk: int, ticket: Ticket, roots: Mapping[tuple[str, str, int], set[str]], node: Node
+    of: _Case,
+    edge: Edge,
+    chunk: int,
+    producer: str,
+    ticket: Ticket,
+    roots: Mapping[tuple[str, str, int], set[str]],
+    node: Node,
 ) -> list[Frame[Array]]:
-    """The frames of one chunk on one edge, checked."""
+    """The frames of one chunk on one edge, which `producer` made or was given by the customer, checked."""
     from_customer = edge.source == CUSTOMER
-    producer = of.sample.provider if from_customer else payees(of.request.plan, of.takeover, chunk)[edge.source]
     if producer not in of.addresses:
         raise NotFound("producer", f"{edge.name} is the customer's own work")
     addresses = of.addresses[producer]

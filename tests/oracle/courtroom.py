@@ -14,6 +14,7 @@ from random import Random
 
 import numpy as np
 
+from nodewire.errors import Withheld
 from nodewire.nostr.event import Event
 from nodewire.oracle import judging
 from nodewire.oracle.case import (
@@ -87,7 +88,7 @@ class Courtroom:
     seed: int = 1
     shows: dict[str, Shown] = field(default_factory=dict)
     """By node; who is not here is silent."""
-    computes: Callable[[str], tuple[Leaf, ...] | None] = lambda oracle: leaves()
+    computes: Callable[[str], tuple[Leaf, ...] | Withheld | None] = lambda oracle: leaves()
     """An oracle's own result."""
     without_worker: frozenset[str] = frozenset()
     faults: dict[str, Fault] = field(default_factory=dict)
@@ -187,7 +188,10 @@ class Courtroom:
                 self._later(self.random.randint(5, 200), me, Opened(sample.key, node, shown))
             case Recompute(sample, _):
                 self.recomputed.append(me)
-                self._later(self.random.randint(50, 400), me, Recomputed(sample.key, self.computes(me)))
+                own = self.computes(me)
+                withheld = isinstance(own, Withheld)
+                ended = Recomputed(sample.key, None if withheld else own, withheld)
+                self._later(self.random.randint(50, 400), me, ended)
             case SayVote(key, _, x, found):
                 vote = inventory.build_vote(seat.keys, self.committee.digest(), verdict.topic(key), x, created_at=at)
                 found, vote = self.journals[me].setdefault(key, (found, vote))

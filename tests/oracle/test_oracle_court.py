@@ -176,7 +176,7 @@ async def test_a_committed_chunk_is_drawn_verified_and_judged(tmp_path, cheating
         said = found.verdict
         assert (said.outcome, said.culprit) == (("fail", market.provider.keys.public) if cheating else ("pass", ""))
         assert said.verifiers == ((market.verifier.keys.public, True),)
-        assert bool(market.nodes.computed) == cheating
+        assert market.nodes.computed or not cheating  # a tenth of the honest is computed, too
         if cheating:
             await asyncio.sleep(0.2)
             assert all(market.provider.keys.public in oracle.state.convicted for oracle, _ in market.courts)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from nodewire.errors import Withheld
 from nodewire.oracle import judging
 from nodewire.oracle.case import SayVote, Tick, VoteCame, start
 from nodewire.oracle.judging import KEPT_EPOCHS, MAX_EARLY
@@ -63,8 +64,11 @@ def test_an_audited_sample_is_computed_by_the_oracles_though_provider_and_verifi
     found = tried(court, audited=True)
     assert (found.outcome, found.verifiers) == ("pass", ((VERIFIER.public, True),))
     assert set(court.recomputed) == set(court.honest)
-    found = tried(court_of(), provider=CHEATING, verifier=CHEATING, audited=True)  # the two are one
-    assert (found.outcome, found.culprit, found.verifiers) == ("fail", PROVIDER.public, ((VERIFIER.public, False),))
+    court = court_of()
+    found = tried(court, provider=CHEATING, verifier=CHEATING, audited=True)  # the two are one
+    assert (found.outcome, found.verifiers) == ("fail", ((VERIFIER.public, False),))
+    assert (found.culprit, found.accomplices) == (PROVIDER.public, (VERIFIER.public,))
+    assert all(court.convicted[oracle] == {PROVIDER.public, VERIFIER.public} for oracle in court.honest)
 
 
 def test_a_cheating_provider_is_convicted_and_its_verifier_agreed():
@@ -176,6 +180,12 @@ def test_without_verifiers_the_oracles_compute_at_once():
 def test_inputs_that_are_not_to_be_had_leave_the_sample_unsure():
     court = court_of(computes=lambda oracle: None)
     assert tried(court, provider=CHEATING).outcome == "unsure"
+
+
+def test_a_provider_that_shows_its_opening_but_not_its_inputs_has_withheld():
+    court = court_of(computes=lambda oracle: Withheld("inputs", "refused"))
+    found = tried(court, provider=CHEATING, verifier=None)
+    assert (found.outcome, found.culprit) == ("withheld", "")
 
 
 def test_oracles_without_a_worker_join_those_that_have_one():

@@ -23,7 +23,7 @@ events = st.lists(
     st.one_of(
         st.builds(Raise, st.sampled_from(["k1", "k2"]), st.integers(0, 5_000), st.integers(1_900, 2_500)),
         st.builds(Stated, times),
-        st.builds(lambda case, a: Refund(case, payouts(case, a)), cases, amounts),
+        st.builds(lambda case, a, lost: Refund(case, payouts(case, a), lost), cases, amounts, st.integers(0, 9_000)),
         st.builds(lambda case, a, at_s: Slash(case, payouts(case, a), at_s, DELAY_S), cases, amounts, times),
         st.builds(Unbond, times, st.just(DELAY_S)),
         st.builds(Free, times),
@@ -63,7 +63,8 @@ def test_replaying_the_accepted_log_after_a_crash_changes_nothing(log):
 def test_payouts_and_remainder_are_the_amount_and_payouts_at_most_half_of_it(log):
     for bond in run(log)[0]:
         paid = sum(payout.amount_msat for payout in bond.payouts)
-        assert paid + bond.remainder_msat == bond.amount_msat
+        assert paid + bond.forfeited_msat + bond.remainder_msat == bond.amount_msat
+        assert bond.remainder_msat >= 0
         assert paid <= bond.amount_msat // 2
         assert len({(p.case, p.payee) for p in bond.payouts}) == len(bond.payouts)
 

@@ -137,7 +137,7 @@ def test_a_statement_is_renewed_before_it_expires_and_says_what_is_left(world):
     world.clock.now_s += 1
     assert statements.parse(world.treasurer.statement(PROVIDER.public)).expires_at_s == said.expires_at_s + 30
     world.present(bm.verdict_of(outcome="withheld"))
-    assert statements.parse(world.treasurer.statement(PROVIDER.public)).amount_msat == BOND_MSAT - PRICE_MSAT
+    assert statements.parse(world.treasurer.statement(PROVIDER.public)).amount_msat == BOND_MSAT - 4 * PRICE_MSAT
 
 
 def test_nothing_is_stated_beyond_the_bonds_end(world):
@@ -227,8 +227,31 @@ def test_what_was_withheld_is_refunded_and_not_slashed(world):
     world.lock()
     assert world.present(bm.verdict_of(outcome="withheld")).payouts == {CUSTOMER.public: PRICE_MSAT}
     bond = world.treasurer.bond(PROVIDER.public).bond
-    assert (bond.state, bond.remainder_msat) == ("locked", BOND_MSAT - PRICE_MSAT)
+    # One chunk in four is drawn: this one stands for four, of which the customer gets its own.
+    assert (bond.state, bond.remainder_msat) == ("locked", BOND_MSAT - 4 * PRICE_MSAT)
+    assert world.treasurer.pool_msat == 3 * PRICE_MSAT
+    world.reopen()
+    assert world.treasurer.pool_msat == 3 * PRICE_MSAT
     assert world.claim(CUSTOMER, world.present(bm.verdict_of(outcome="withheld")).case, PRICE_MSAT).is_paid
+
+
+def test_a_bond_forfeits_no_more_than_it_has_and_is_released_without_it(world):
+    world.lock(amount_msat=3_000)
+    for chunk in range(3):
+        world.present(bm.verdict_of(outcome="withheld", chunk=chunk))
+    bond = world.treasurer.bond(PROVIDER.public).bond
+    assert (bond.payouts_msat, bond.forfeited_msat, bond.remainder_msat) == (PRICE_MSAT, 2_000, 0)
+
+
+def test_an_accomplice_loses_all_of_its_bond_to_the_pool(world):
+    world.lock()
+    world.lock(provider=VERIFIERS[2])
+    world.present(bm.failed(accomplices=(VERIFIERS[2].public,)))
+    bond = world.treasurer.bond(VERIFIERS[2].public).bond
+    assert (bond.state, bond.payouts) == ("slashed", ())
+    pool_msat, world.clock.now_s = world.treasurer.pool_msat, bond.frees_at_s
+    assert world.treasurer.bond(VERIFIERS[2].public).bond.state == "burnt"
+    assert world.treasurer.pool_msat >= pool_msat + BOND_MSAT
 
 
 @pytest.mark.parametrize("outcome", ["pass", "unsure"])

@@ -86,6 +86,10 @@ def test_another_providers_root_for_the_same_chunk_is_another_sample():
         {"outcome": "unsure"},
         {"verifiers": ((VERIFIER, True), (VERIFIER, False))},
         {"verifiers": ((PROVIDER, True),)},
+        {"accomplices": (VERIFIER,)},
+        {"accomplices": (PROVIDER,)},
+        {"verifiers": ((LIAR, False),), "accomplices": (LIAR, LIAR)},
+        {"outcome": "pass", "culprit": "", "verifiers": ((LIAR, False),), "accomplices": (LIAR,)},
         {"outcome": "grey"},
         {"epoch": -1},
     ],
@@ -93,6 +97,10 @@ def test_another_providers_root_for_the_same_chunk_is_another_sample():
 def test_a_verdict_that_contradicts_itself_is_none(changes):
     with pytest.raises(BadInput):
         Verdict.from_document({**said().document(), **changes})
+
+
+def test_an_accomplice_is_convicted_with_the_provider():
+    assert said(verifiers=((LIAR, False),), accomplices=(LIAR,)).convicted == (PROVIDER, LIAR)
 
 
 def test_a_lying_verifier_is_convicted_by_a_pass():

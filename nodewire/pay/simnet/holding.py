@@ -164,8 +164,7 @@ class Holding:
             self.pool_msat + self.fees_msat - sum(self.taken.values()) + sum(p.left_msat for p in self.pots.values())
         )
         for deposit in self.deposits.values():
-            payouts_msat = deposit.bond.amount_msat - deposit.bond.remainder_msat
-            total += payouts_msat + (deposit.bond.remainder_msat if deposit.bond.is_liable else 0)
+            total += deposit.bond.payouts_msat + (deposit.bond.remainder_msat if deposit.bond.is_liable else 0)
         for claim in self.claims.values():
             if self._is_bonds(claim.event):
                 total -= claim.event.amount_msat if claim.is_paid else 0
@@ -276,13 +275,15 @@ def _judge(event: Judged, book: Holding) -> Holding:
         if book.cases[event.case].digest == event.digest:
             return book
         raise NotAllowed("case", "another verdict on it stands")
-    if bool(event.payouts) and not event.bond:
+    if (event.payouts or event.forfeit_msat) and not event.bond:
         raise BadInput("payouts", "out of no bond")
-    after = replace(book, cases=book.cases.put(event.case, event))
+    after = replace(book, cases=book.cases.put(event.case, event), pool_msat=book.pool_msat + event.forfeit_msat)
+    for accomplices in event.burnt:
+        after = _transition(after, accomplices, bonds.Slash(event.case, (), event.at_s, event.delay_s))
     if not event.bond:
         return after
     payouts = tuple(Payout(event.case, payee, amount) for payee, amount in sorted(event.payouts.items()))
-    judged: bonds.Refund | bonds.Slash = bonds.Refund(event.case, payouts)
+    judged: bonds.Refund | bonds.Slash = bonds.Refund(event.case, payouts, event.forfeit_msat)
     if event.slashes:
         judged = bonds.Slash(event.case, payouts, event.at_s, event.delay_s)
     return _transition(after, event.bond, judged)

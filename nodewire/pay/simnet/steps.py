@@ -5,7 +5,7 @@ Every event is a whole step: the book (`holding`) and the network's accounts cha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 FEES = "fees"
 """What a claim of the committee's fee refers to, followed by the invoice's payment hash."""
@@ -85,6 +85,10 @@ class Judged:
     refused: str
     at_s: int
     delay_s: int
+    forfeit_msat: int = 0
+    """Out of `bond` to the pool."""
+    burnt: list[str] = field(default_factory=list)
+    """Bonds of accomplices, slashed for the pool."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,15 +187,16 @@ class Treasurer:
             return known
         judged = self._judged(finding)
         self._simnet.take(judged)
-        if judged.bond:
-            self._watch(self._simnet.book.deposit(judged.bond).bond)
+        for bond in (judged.bond, *judged.burnt):
+            if bond:
+                self._watch(self._simnet.book.deposit(bond).bond)
         if judged.refused:
             log.warning("verdict on %s: %s of %s refused: %s", *_words(judged))
         return judged
 
     def _judged(self, finding: Finding) -> Judged:
         deposit = self._simnet.book.of(finding.culprit) if finding.culprit else None
-        bond, refused, given = "", "", dict[str, int]()
+        bond, refused, given, forfeit_msat = "", "", dict[str, int](), 0
         if finding.culprit and deposit is None:
             refused = "it never had a bond here"
         elif deposit is not None and not deposit.bond.is_liable:
@@ -206,6 +207,9 @@ class Treasurer:
                 finding.request, finding.customer, finding.chunk, finding.share_msat
             )
             given = settlement.payouts(finding, following=following, payable_msat=deposit.bond.payable_msat)
+            left_msat = deposit.bond.remainder_msat - sum(given.values())
+            forfeit_msat = settlement.forfeit_msat(finding, remainder_msat=left_msat)
+        theirs = [self._simnet.book.of(accomplice) for accomplice in finding.accomplices]
         return Judged(
             case=finding.case,
             digest=finding.digest,
@@ -226,6 +230,8 @@ class Treasurer:
             refused=refused,
             at_s=self._now_s(),
             delay_s=self.rules.delay_s,
+            forfeit_msat=forfeit_msat,
+            burnt=[one.bond.id for one in theirs if one is not None and one.bond.is_liable],
         )
 
     def case(self, case: str) -> Judged:
