@@ -1,0 +1,201 @@
+"""A sampled chunk computed again from what the customer sealed and certificates hold; and who is to blame otherwise."""
+
+import asyncio
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+import pytest
+
+from nodewire.errors import BadHash, NotAllowed, NotFound, Withheld
+from nodewire.protocol.chunk import leaf_of, opening
+from nodewire.protocol.commitment import ChunkRoot
+from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.job import Request, Ticket, content_of
+from nodewire.protocol.plan import Terms, Verification
+from nodewire.protocol.verification import Sample
+from nodewire.verify.recompute import recompute
+from nodewire.wire.node import Node
+from tests.protocol import documents
+from tests.protocol_committee.actors import keys
+
+MANIFEST, ID, HASH = documents.manifest(), "cd" * 32, "ab" * 32
+DRIVER, STAGE, _ = documents.PROVIDERS
+
+
+def array(*values):
+    return Array("uint8", (len(values),), bytes(values))
+
+
+PROMPT = Frame("prompt", 0, (array(7),))
+HIDDEN = [Frame("hidden.0", seq, (array(seq, 1),), {"chunk": 0 if seq == 0 else 1}) for seq in range(3)]
+TICKET = Ticket(request=ID, salt=HASH, inputs=(("prompt", 0, content_of(PROMPT)),))
+
+
+def request(ticket=TICKET):
+    plan = documents.plan(
+        terms=Terms(max_chunk_msat=10_000, max_total_msat=100_000, verify="sampled"),
+        verification=Verification(policy="sampled", rate_ppm=1_000_000, share_ppm=0),
+    )
+    return Request(ID, plan.customer, 1, 8843, plan, "", HASH, (), 100_000, (), ticket.seal())
+
+
+class Shows:
+    """A provider's node with these answers; by what is asked for and the edge or task."""
+
+    def __init__(self, **answers):
+        self.answers, self.asked = answers, []
+
+    async def show(self, peer, want):
+        place = want.edges[0] if want.edges else want.what
+        self.asked.append((place, want.first))
+        answer = self.answers.get(place, NotAllowed(place, "not shown"))
+        answer = answer(want) if callable(answer) else answer
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def frames_of(frames):
+    def chunks(want):
+        return iter((0, f) for f in frames if want.first <= (0 if f.seq == 0 else 1) <= want.last)
+
+    return chunks
+
+
+def opened(frames=HIDDEN):
+    def chunk(want):
+        leaves = [leaf_of(documents.plan().manifest, f) for f in frames if (0 if f.seq == 0 else 1) == want.first]
+        return opening(DRIVER, MANIFEST, leaves, request=ID, task="driver", chunk=want.first, attempt=0).pack()
+
+    return chunk
+
+
+def certified(frames=HIDDEN):
+    """What the driver committed to."""
+    digest = documents.plan().manifest
+    roots = []
+    for chunk in (0, 1):
+        leaves = [leaf_of(digest, f) for f in frames if (0 if f.seq == 0 else 1) == chunk]
+        shown = opening(DRIVER, MANIFEST, leaves, request=ID, task="driver", chunk=chunk, attempt=0)
+        roots.append(ChunkRoot(request=ID, task="driver", chunk=chunk, attempt=0, root=shown.root()))
+    committed = SimpleNamespace(provider=DRIVER.public, commitment=SimpleNamespace(chunks=tuple(roots)))
+
+    async def commitments(body):
+        return (committed,)
+
+    return SimpleNamespace(epochs_after=lambda n: [SimpleNamespace(body=None)], commitments=commitments)
+
+
+class Adds:
+    """A worker whose task adds one to every byte; it remembers what it was given."""
+
+    def __init__(self):
+        self.given = []
+
+    async def open(self, task, session, params):
+        self.given.append(dict(params))
+
+    async def receive(self, task, session, frame):
+        self.given.append(frame.seq)
+        out = array(*(value + 1 for value in frame.tensors[0].data))
+        return [Frame("hidden.1", frame.seq, (out,), frame.meta)]
+
+    async def close(self, task, session):
+        self.given.append("closed")
+
+
+@asynccontextmanager
+async def nodes(driver, stage):
+    made = [Node(DRIVER, holder=driver.show), Node(STAGE, holder=stage.show), Node(keys("oracle"))]
+    try:
+        addresses = {n.public: (await n.listen("127.0.0.1"),) for n in made[:2]}
+        yield made[2], addresses
+    finally:
+        for node in made:
+            await node.close()
+
+
+async def computed(driver, stage, *, market=None, patience_s=5.0, provider=STAGE, task="stage.0", worker=None):
+    sample = Sample(provider=provider.public, request=ID, task=task, chunk=1, attempt=0, root=HASH, verifiers=())
+    async with nodes(driver, stage) as (node, addresses):
+        return await recompute(
+            sample=sample,
+            request=request(),
+            manifest=MANIFEST,
+            takeover=None,
+            node=node,
+            market=market or certified(),
+            addresses=addresses,
+            kind=SimpleNamespace(merged=lambda manifest, task, frames: frames),
+            worker=worker or Adds(),
+            loaded=task,
+            patience_s=patience_s,
+        )
+
+
+def honest_driver(**changes):
+    return Shows(**{"hidden.0": frames_of(HIDDEN), "opening": opened()} | changes)
+
+
+def honest_stage(**changes):
+    return Shows(**{"ticket": TICKET.to_json().encode()} | changes)
+
+
+async def test_the_leaves_of_the_chunk_come_from_all_inputs_before_it():
+    worker = Adds()
+    leaves = await computed(honest_driver(), honest_stage(), worker=worker)
+    assert [(leaf.edge, leaf.seq) for leaf in leaves] == [("hidden.1", 1), ("hidden.1", 2)]
+    assert worker.given == [{}, 0, 1, 2, "closed"]
+    digest = documents.plan().manifest
+    assert leaves[0] == leaf_of(digest, Frame("hidden.1", 1, (array(2, 2),)))
+
+
+@pytest.mark.parametrize(
+    "ticket",
+    [NotAllowed("ticket", "no"), b"garbage", TICKET.model_copy(update={"salt": "ee" * 32}).to_json().encode()],
+    ids=["refused", "garbage", "not the sealed one"],
+)
+async def test_a_ticket_that_is_not_shown_is_withheld_by_the_provider(ticket):
+    with pytest.raises(Withheld):
+        await computed(honest_driver(), honest_stage(ticket=ticket))
+
+
+async def test_a_provider_that_never_answers_has_withheld_after_an_epoch():
+    async def never(peer, want):
+        await asyncio.sleep(60)
+
+    stage = honest_stage()
+    stage.show = never
+    with pytest.raises(Withheld):
+        await computed(honest_driver(), stage, patience_s=0.3)
+
+
+async def test_anothers_silence_blames_the_provider_for_nothing():
+    with pytest.raises(NotFound) as error:
+        await computed(honest_driver(opening=NotFound("opening", "gone")), honest_stage())
+    assert not isinstance(error.value, Withheld)
+
+
+@pytest.mark.parametrize("seq", [0, 2])
+async def test_frames_that_are_not_what_their_producer_committed_to_are_not_computed_from(seq):
+    other = [*HIDDEN]
+    other[seq] = Frame("hidden.0", seq, (array(99, 99),), HIDDEN[seq].meta)
+    worker = Adds()
+    with pytest.raises(BadHash):
+        await computed(honest_driver(**{"hidden.0": frames_of(other)}), honest_stage(), worker=worker)
+    assert worker.given == []
+
+
+async def test_an_opening_that_no_certificate_holds_opens_nothing():
+    other = [HIDDEN[0], Frame("hidden.0", 1, (array(99, 99),), HIDDEN[1].meta), HIDDEN[2]]
+    shows = honest_driver(**{"hidden.0": frames_of(other), "opening": opened(other)})
+    with pytest.raises(NotFound):
+        await computed(shows, honest_stage())
+
+
+async def test_the_customers_frames_are_the_drivers_to_show_and_sealed():
+    stage = Shows()
+    for prompt in (NotFound("frames", "gone"), frames_of([Frame("prompt", 0, (array(8),))]), frames_of([])):
+        driver = honest_driver(ticket=TICKET.to_json().encode(), prompt=prompt)
+        with pytest.raises(Withheld):
+            await computed(driver, stage, provider=DRIVER, task="driver")
