@@ -119,6 +119,11 @@ class JobMailbox:
         """
         return frozenset(self._awaited)
 
+    @property
+    def _attended(self) -> set[str]:
+        """Whose silence is noticed soon: with handover everybody's, so that who replaces a member hears it first-hand."""
+        return self.neighbours if self._on_lost is None else self.members
+
     # What the job's owner calls.
 
     async def put(self, frame: Frame[Array]) -> None:
@@ -229,7 +234,10 @@ class JobMailbox:
         left = neighbours - self.neighbours
         for peer in left:
             self._hear(peer)
-        self._exchange.rearranged(self, left)
+        self._exchange.rearranged(self, left | (members - self.members))
+        for peer in left & self._attended:
+            if (link := self._exchange.open_link(peer)) is not None:
+                link.attend(self.request)
         for edge in changed:
             self._begin_local(edge)
         for peer in {peer for edge in changed for peer in (routes[edge].producer, *routes[edge].consumers)}:
@@ -302,9 +310,10 @@ class JobMailbox:
         self._moved.clear()
         if (said := self._said.get(link.peer)) is not None:
             said.send(link)
+        if link.peer in self._attended:
+            link.attend(self.request)
         if link.peer not in self.neighbours:
             return
-        link.attend(self.request)
         for incoming in self._in.values():
             if incoming.producer == link.peer and (edges is None or incoming.edge in edges):
                 self._tell(link, incoming)

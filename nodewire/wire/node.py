@@ -153,7 +153,7 @@ class Node:
                 if held.done:
                     job.end(held.header, held.memory)
         job.opened()
-        for peer in job.neighbours:
+        for peer in job.members:
             if (link := self._links.get(peer)) is not None:
                 job.linked(link)
         return job
@@ -194,7 +194,7 @@ class Node:
         self._over[job.request] = job.attempt
         while len(self._over) > _MAX_OVER:
             self._over.popitem(last=False)
-        self.rearranged(job, job.neighbours)
+        self.rearranged(job, job.members)
 
     def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return self._run(work)

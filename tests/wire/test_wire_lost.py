@@ -157,3 +157,16 @@ async def test_a_broken_link_may_be_made_again(net):
     mine, theirs = (node.open_job(JOB, routes) for node in (a, b))
     await mine.put(Frame("e", 0, (array(b"x"),)))
     assert (await theirs.get()).seq == 0
+
+
+async def test_with_handover_the_silence_of_a_member_that_is_no_neighbour_is_noticed_too(net):
+    """Who replaces members hears it first-hand: else the word of a neighbour would cost it another silence."""
+    b, keys, other = await net.node(patience=SHORT), Keys.generate(), Keys.generate().public
+    await net.proven(b, keys)
+    lost = asyncio.Queue()
+    routes = {"to": Route(b.public, (other,)), "on": Route(other, (keys.public,)), "end": Route(keys.public, (other,))}
+    b.open_job(JOB, routes, on_lost=lambda peer, error: lost.put_nowait((peer, str(error))))
+    async with asyncio.timeout(5 * SHORT.silence_s):
+        peer, error = await lost.get()
+    assert peer == keys.public
+    assert "silent" in error
