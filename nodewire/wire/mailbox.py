@@ -121,7 +121,7 @@ class JobMailbox:
 
     @property
     def _attended(self) -> set[str]:
-        """Whose silence is noticed soon: with handover everybody's, so that who replaces a member hears it first-hand."""
+        """Whose silence is noticed soon; with handover everybody's: who replaces members hears it first-hand."""
         return self.neighbours if self._on_lost is None else self.members
 
     # What the job's owner calls.
