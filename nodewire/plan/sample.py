@@ -6,8 +6,11 @@ Nobody can commit after knowing the draw, and everybody derives the same one. NI
 
 A root counts if it is the first that any certificate holds for its sample key, by a node that the plan names for the
 task. It is drawn if the first 8 bytes of h("") as an integer, times 1,000,000, divided by 2^64, are below the plan's
-rate. Verifier number j is drawn by h(byte j) from the bonded nodes of the snapshot that hold the task and have no other
-part in the plan, sorted by @"""
+rate. Verifier number j is drawn by h(byte j) from the bonded nodes of the snapshot that hold the task, have no other
+part in the plan and are not drawn in this epoch for another task of the job (whose inputs would show them the answer),
+sorted by pubkey, with their bond units (at most 1,000) as weights, none twice. A tenth of the samples, drawn by
+h("audit") in the same way, oracles compute again even where the verifier agrees: the two could be one.
+"""
 
 from __future__ import annotations
 
@@ -48,6 +51,8 @@ def draw(
         seen: keys of samples whose roots an earlier certificate holds already.
     """
     digest, known = committee.digest(), set(seen)
+    busy: dict[tuple[str, str], str] = {}
+    """By verifier and request, the task of it that it was drawn for."""
     found = []
     for committed in sorted(commitments, key=lambda one: one.id):
         for root in committed.commitment.chunks if committed.commitment is not None else ():
@@ -59,7 +64,10 @@ def draw(
                 continue
             known.add(key)
             if is_drawn(beacon, key, request.plan.verification.rate_ppm):
-                verifiers = _verifiers(committee, beacon, key, root, committed.provider, request, snapshot)
+                barred = {node for (node, id_), task in busy.items() if id_ == request.id and task != root.task}
+                barred |= {committed.provider, request.customer, *request.plan.members()}
+                verifiers = _verifiers(committee, beacon, key, root.task, request.plan.manifest, barred, snapshot)
+                busy |= {(verifier, request.id): root.task for verifier in verifiers}
                 found.append(
                     Sample(
                         provider=committed.provider,
@@ -92,16 +100,15 @@ def _verifiers(
     committee: Committee,
     beacon: str,
     key: str,
-    root: ChunkRoot,
-    provider: str,
-    request: Request,
+    task: str,
+    manifest: str,
+    barred: Collection[str],
     snapshot: Snapshot,
 ) -> tuple[str, ...]:
-    barred = {provider, request.customer, *request.plan.members()}
     pool = [
         node.pubkey
         for node in snapshot.nodes
-        if node.pubkey not in barred and _units(node, committee) and _holds(node, request.plan.manifest, root.task)
+        if node.pubkey not in barred and _units(node, committee) and _holds(node, manifest, task)
     ]
     units = {node.pubkey: _units(node, committee) for node in snapshot.nodes}
     drawn: list[str] = []
