@@ -305,9 +305,12 @@ def _previous(epoch: int, state: State) -> tuple[Snapshot | str | None, str, Sta
 
 
 def _last(epoch: int, state: State) -> int:
-    """The epoch that was certified last before `epoch`, as far as it matters to what is due."""
-    before = (c.body.epoch for c in state.certified if epoch - _snapshot.REMEMBERED_EPOCHS <= c.body.epoch < epoch)
-    return max(before, default=epoch - 1)
+    """The epoch that was certified last before `epoch`, as far as is known here and matters to what is due.
+
+    Who knows too little lists too much, which is not counted.
+    """
+    oldest = epoch - _snapshot.REMEMBERED_EPOCHS
+    return max((c.body.epoch for c in state.certified if oldest <= c.body.epoch < epoch), default=oldest)
 
 
 def _complete(epoch: int, state: State) -> dict[str, Inventory]:
