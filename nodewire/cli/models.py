@@ -71,6 +71,9 @@ def models(
             price = "-" if task["min_price_msat"] is None else sats(task["min_price_msat"])
             table.add_row(task["name"], f"{task['memory_bytes'] / 1e6:.1f} MB", str(task["providers"]), price)
         console.print(table)
+        for node in model["nodes"]:
+            work = f"{node['passed']} samples passed, {node['withheld']} withheld"
+            console.print(f"[dim]{node['public'][:8]}: bond {sats(node['bond_msat'])}, {work}[/]", soft_wrap=True)
         console.print(f"[dim]{model['address']}[/]\n", soft_wrap=True)
 
 
@@ -154,7 +157,7 @@ async def _publish(
 async def _models(role: Role) -> list[dict[str, Any]]:
     from nodewire.market import open_market
     from nodewire.nostr.nip01 import Filter
-    from nodewire.protocol import kinds, publish
+    from nodewire.protocol import account, kinds, publish
 
     async with AsyncExitStack() as stack:
         _, pool, market = await open_market(stack, role)
@@ -170,7 +173,8 @@ async def _models(role: Role) -> list[dict[str, Any]]:
                 notes.print(f"[dim]{one_line(str(event.tag('d')))}: {one_line(str(error))}[/]", soft_wrap=True)
                 continue
             digest = manifest.digest()
-            offers = [t for n in snapshot.nodes for h in n.held if h.manifest == digest for t in h.tasks]
+            holders = [(n, h) for n in snapshot.nodes for h in n.held if h.manifest == digest]
+            offers = [t for _, h in holders for t in h.tasks]
             tasks = []
             for task in manifest.tasks:
                 prices = [offer.price_msat for offer in offers if offer.task == task.name]
@@ -182,7 +186,15 @@ async def _models(role: Role) -> list[dict[str, Any]]:
                         "min_price_msat": min(prices, default=None),
                     }
                 )
-            found.append(
-                {"address": publish.address(event), "name": manifest.name, "mode": manifest.mode, "tasks": tasks}
-            )
+            nodes = [
+                {
+                    "public": n.pubkey,
+                    "bond_msat": n.bond_msat,
+                    "passed": account.times(n.passed),
+                    "withheld": account.times(n.withheld),
+                }
+                for n, _ in holders
+            ]
+            address, name, mode = publish.address(event), manifest.name, manifest.mode
+            found.append({"address": address, "name": name, "mode": mode, "tasks": tasks, "nodes": nodes})
         return found

@@ -89,7 +89,8 @@ async def follow(
                 for one in mine:
                     for root in one.commitment.chunks if one.commitment is not None else ():
                         key = sample_key(one.provider, *root.key)
-                        if key in wanted and key not in seen and wanted[key].root == root.root:
+                        late = epoch.body.epoch > request.plan.deadline_epoch(root.chunk, market.committee.epoch_ms)
+                        if key in wanted and key not in seen and wanted[key].root == root.root and not late:
                             found.certified += 1
                         seen.add(key)
                 if drawn:

@@ -14,7 +14,7 @@ from nodewire.kind import Clock
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
 from nodewire.oracle import rules
-from nodewire.oracle.intake import KEPT_CERTIFICATES
+from nodewire.oracle.intake import JUDGED_EPOCHS, KEPT_CERTIFICATES
 from nodewire.oracle.journal import Journal
 from nodewire.oracle.setup import Seat
 from nodewire.oracle.state import (
@@ -25,6 +25,7 @@ from nodewire.oracle.state import (
     FetchCertificates,
     FetchEvents,
     Input,
+    KeepJudged,
     PublishCertificate,
     PublishFault,
     PublishPartial,
@@ -39,6 +40,7 @@ from nodewire.oracle.state import (
 )
 from nodewire.protocol import beacon, beat, certificate, commitment, inventory
 from nodewire.protocol import committee as _committee
+from nodewire.protocol import tags as _tags
 from nodewire.protocol.committee import VALID_EPOCHS, Committee
 from nodewire.protocol.snapshot import Snapshot
 
@@ -118,13 +120,18 @@ class Oracle:
 
     def _begun(self, now_ms: int) -> State:
         begun = start(self._committee, self._keys.public, now_ms)
-        return replace(begun, convicted=self._journal.convicted(self._digest))
+        journal = self._journal
+        return replace(begun, convicted=journal.convicted(self._digest), judged=journal.judged(self._digest))
 
     async def _listen(self) -> None:
-        since = int(self._clock.time_s()) - (VALID_EPOCHS + 1) * self._committee.epoch_ms // 1000 - 1
+        since, long_since = (
+            int(self._clock.time_s()) - epochs * self._committee.epoch_ms // 1000 - 1
+            for epochs in (VALID_EPOCHS + 1, JUDGED_EPOCHS)
+        )
         ours, oracles = {"c": {self._digest}}, {oracle.pubkey for oracle in self._committee.oracles}
         filters = [
-            Filter(kinds={beat.KIND, commitment.KIND, certificate.KIND}, tags=ours, since=since),
+            Filter(kinds={beat.KIND, commitment.KIND}, tags=ours, since=since),
+            Filter(kinds={certificate.KIND}, tags=ours, since=long_since),  # of epochs, and of verdicts
             Filter(kinds={inventory.KIND}, authors=oracles, tags=ours, since=since),
         ]
         async for event in self._relays.subscribe(filters):
@@ -168,6 +175,8 @@ class Oracle:
             case PublishFault(fault):
                 _log.warning("oracle %s contradicts itself on %s", fault.oracle, fault.topic)
                 self._spawn(self._publish(certificate.build_fault(self._keys, fault, created_at=now_s)))
+            case KeepJudged(judged):
+                self._journal.keep_judged(self._digest, judged, self._state.epoch - JUDGED_EPOCHS)
             case FetchEvents(ids):
                 self._wanted.update(dict.fromkeys(ids))
                 if not self._fetching:
@@ -213,7 +222,12 @@ class Oracle:
         self._feed(BlobCame(sha256, data))
 
     def _newest_certificates(self) -> list[Filter]:
-        return [Filter(kinds={certificate.KIND}, tags={"c": {self._digest}}, limit=KEPT_CERTIFICATES)]
+        ours, epoch = {"c": {self._digest}}, self._committee.epoch_at(self._now_ms())
+        recent = {_tags.epoch_topic(n) for n in range(max(epoch - KEPT_CERTIFICATES, 0), epoch + 1)}
+        return [  # of a kind with these are the certificates of verdicts, and there may be many
+            Filter(kinds={certificate.KIND}, tags={**ours, "n": recent}),
+            Filter(kinds={certificate.KIND}, tags=ours, limit=KEPT_CERTIFICATES),
+        ]
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(self._guarded(work))

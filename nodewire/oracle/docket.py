@@ -19,6 +19,7 @@ from nodewire.protocol.commitment import Committed
 from nodewire.protocol.committee import Committee
 from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
+from nodewire.protocol.plan import MAX_JOB_EPOCHS
 from nodewire.protocol.snapshot import Snapshot
 from nodewire.protocol.verdict import sample_key
 from nodewire.protocol.verification import Sample
@@ -26,9 +27,6 @@ from nodewire.verify.inquiry import Events
 
 MAX_REQUESTS = 4_096
 """Job requests looked up for one epoch: the bonded nodes' by turns, then the others', so that nobody is crowded out."""
-MAX_JOB_EPOCHS = 4_096
-"""Chunks of a job are sampled up to this many epochs after the one that it was planned with: an oracle forgets its
-votes, and what it may forget must never be drawn again (Journal)."""
 
 _IDS_PER_FETCH = 256
 _SEEN_EPOCHS = 64

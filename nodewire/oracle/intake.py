@@ -11,6 +11,7 @@ from nodewire.oracle.state import (
     FetchBlob,
     FetchCertificates,
     FetchEvents,
+    KeepJudged,
     PublishFault,
     PublishPartial,
     Round,
@@ -25,6 +26,8 @@ from nodewire.protocol import commitment as _commitment
 from nodewire.protocol import inventory as _inventory
 from nodewire.protocol import snapshot as _snapshot
 from nodewire.protocol import tags
+from nodewire.protocol import verdict as _verdict
+from nodewire.protocol.account import COUNTED_AFTER, Judged
 from nodewire.protocol.certificate import Certificate
 from nodewire.protocol.committee import VALID_EPOCHS
 from nodewire.protocol.inventory import Listed, Proposal, Supply, Vote
@@ -33,6 +36,8 @@ MAX_NODES = 2 * _snapshot.MAX_NODES
 BEATS_PER_NODE = 8
 KEPT_CERTIFICATES = 16
 MAX_SUPPLIES = 8
+JUDGED_EPOCHS = COUNTED_AFTER + _snapshot.REMEMBERED_EPOCHS + VALID_EPOCHS
+"""How long after its draw a verdict may still have to be listed."""
 
 
 def receive(event: Event, state: State) -> Step:
@@ -56,6 +61,8 @@ def receive(event: Event, state: State) -> Step:
             return _commitment_came(event, state), ()
         case _inventory.KIND:
             return _said(event, state)
+        case _certificate.KIND if tags.text(event, "n").startswith(_verdict.topic("")):
+            return _judged_came(event, state)
         case _certificate.KIND:
             return certificate_came(_certificate.parse(event), state)
     return state, ()
@@ -156,6 +163,19 @@ def _accuse(event: Event, round_: Round) -> tuple[Round, tuple[Action, ...]]:
     if key in round_.accused or tags.text(first, "x") == tags.text(event, "x"):
         return round_, ()
     return replace(round_, accused=round_.accused | {key}), (PublishFault(_certificate.contradiction(first, event)),)
+
+
+def _judged_came(event: Event, state: State) -> Step:
+    """Keep what a certified verdict says of the provider. Raises BadQuorum, and as `verdict.parse`."""
+    if event.tag("c") != state.digest or tags.text(event, "n").removeprefix(_verdict.topic("")) in state.judged:
+        return state, ()
+    certificate = _verdict.parse(event)
+    verdict = certificate.verdict
+    if not state.epoch - JUDGED_EPOCHS <= verdict.epoch <= state.epoch or verdict.outcome not in ("pass", "withheld"):
+        return state, ()
+    certificate.check(state.committee)
+    judged = Judged(epoch=verdict.epoch, sample=verdict.key, provider=verdict.provider, outcome=verdict.outcome)
+    return replace(state, judged={**state.judged, judged.sample: judged}), (KeepJudged(judged),)
 
 
 def certificate_came(certificate: Certificate, state: State) -> Step:

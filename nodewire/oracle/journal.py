@@ -7,6 +7,7 @@ from pathlib import Path
 
 from nodewire.errors import NotAllowed
 from nodewire.nostr.event import Event, parse
+from nodewire.protocol.account import Judged
 
 KEPT_EPOCHS = 10_000
 
@@ -33,6 +34,13 @@ CREATE TABLE IF NOT EXISTS convicted (
     pubkey TEXT NOT NULL,
     event TEXT NOT NULL,
     PRIMARY KEY (committee, pubkey)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS to_count (
+    committee TEXT NOT NULL,
+    sample TEXT NOT NULL,
+    epoch INTEGER NOT NULL,
+    judged TEXT NOT NULL,
+    PRIMARY KEY (committee, sample)
 ) WITHOUT ROWID;
 """
 
@@ -102,6 +110,19 @@ class Journal:
     def convicted(self, committee: str) -> frozenset[str]:
         rows = self._db.execute("SELECT pubkey FROM convicted WHERE committee = ?", (committee,)).fetchall()
         return frozenset(pubkey for (pubkey,) in rows)
+
+    def keep_judged(self, committee: str, judged: Judged, oldest: int) -> None:
+        """Remember what a certified verdict says, and forget those on samples drawn before epoch `oldest`."""
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            row = (committee, judged.sample, judged.epoch, judged.to_json())
+            self._db.execute("INSERT OR IGNORE INTO to_count VALUES (?, ?, ?, ?)", row)
+            self._db.execute("DELETE FROM to_count WHERE committee = ? AND epoch < ?", (committee, oldest))
+
+    def judged(self, committee: str) -> dict[str, Judged]:
+        """By sample."""
+        rows = self._db.execute("SELECT sample, judged FROM to_count WHERE committee = ?", (committee,)).fetchall()
+        return {sample: Judged.parse(text) for sample, text in rows}
 
     def close(self) -> None:
         self._db.close()

@@ -13,8 +13,9 @@ certificate          each oracle publishes its partial of the beacon
 An epoch without quorum is skipped: nothing carries over but what beats say next. There is no view change and no lock:
 two conflicting certificates need 2f+1 votes each, hence f+1 oracles that voted twice, and each of these is proven by
 two signed votes (kind 8853). Ads and bond statements are not listened for but fetched when a beat names them, so what
-is held stays in proportion to who is alive. Whom a certified verdict convicts (`judging`) is listed no more: as soon
-as at most f oracles do not know the verdict, no snapshot has that node.
+is held stays in proportion to who is alive. What certified verdicts say of a node is listed when it is due for counting
+(`protocol.account`). Whom one convicts (`judging`) is listed no more: as soon as at most f oracles do not know the
+verdict, no snapshot has that node.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from nodewire.oracle.state import (
     Step,
     Tick,
 )
+from nodewire.protocol import account as _account
 from nodewire.protocol import beat as _beat
 from nodewire.protocol import commitment as _commitment
 from nodewire.protocol import inventory as _inventory
@@ -102,6 +104,7 @@ def _list(epoch: int, state: State) -> Step:
         epoch=epoch,
         beats=tuple(chosen),
         commitments=tuple(sorted(state.commitments.get(epoch, {}).values())),
+        judged=_account.due(state.judged.values(), epoch, _last(epoch, state)),
     )
     round_ = replace(round_, listed=True, extra={**round_.extra, **{id_: beats[id_] for id_ in chosen}})
     return state.with_round(epoch, round_), (SayInventory(inventory),)
@@ -176,7 +179,10 @@ def _propose(epoch: int, state: State) -> Step:
         blamed = max(chosen, key=lambda id_: (len(missing.intersection(chosen[id_].beats)), id_))
         del chosen[blamed]
     others = [event for event in known.values() if event.kind != _beat.KIND]
-    snapshot = _snapshot.derive(committee, epoch, [known[id_] for id_ in beats], others, previous=previous)
+    judged = _snapshot.judged(committee, list(chosen.values()))
+    snapshot = _snapshot.derive(
+        committee, epoch, [known[id_] for id_ in beats], others, judged=judged, previous=previous
+    )
     blob = snapshot.pack()
     body = Body(
         committee=state.digest,
@@ -259,7 +265,8 @@ def _check(epoch: int, body: Body, state: State) -> None:
     snapshot = state.snapshots[body.snapshot]
     if snapshot.epoch != epoch:
         raise BadInput("snapshot", "of another epoch")
-    _snapshot.check(committee, snapshot, previous=previous, beats=beats, known=_known(round_, state))
+    judged = _snapshot.judged(committee, inventories)
+    _snapshot.check(committee, snapshot, previous=previous, beats=beats, judged=judged, known=_known(round_, state))
 
 
 def _certify(epoch: int, state: State) -> Step:
@@ -295,6 +302,15 @@ def _previous(epoch: int, state: State) -> tuple[Snapshot | str | None, str, Sta
         return state.snapshots[sha256], before[-1].digest, state, ()
     state, actions = state.ask(f"blob/{sha256}", FetchBlob(sha256))
     return _UNKNOWN, before[-1].digest, state, actions
+
+
+def _last(epoch: int, state: State) -> int:
+    """The epoch that was certified last before `epoch`, as far as is known here and matters to what is due.
+
+    Who knows too little lists too much, which is not counted.
+    """
+    oldest = epoch - _snapshot.REMEMBERED_EPOCHS
+    return max((c.body.epoch for c in state.certified if oldest <= c.body.epoch < epoch), default=oldest)
 
 
 def _complete(epoch: int, state: State) -> dict[str, Inventory]:
@@ -356,6 +372,7 @@ def _open_round(state: State) -> State:
         bonds={id_: event for id_, event in state.bonds.items() if id_ in bonds},
         opened=epoch - 1,
         commitments={e: ids for e, ids in state.commitments.items() if e >= epoch - 1},
+        judged={key: one for key, one in state.judged.items() if one.epoch >= epoch - intake.JUDGED_EPOCHS},
         snapshots={sha256: s for sha256, s in state.snapshots.items() if sha256 in snapshots},
         asked={key: at for key, at in state.asked.items() if at > state.now_ms - 2 * state.committee.epoch_ms},
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from nodewire.nostr.event import Event
+from nodewire.protocol.account import Judged
 from nodewire.protocol.ad import Ad
 from nodewire.protocol.beat import Beat
 from nodewire.protocol.body import Body
@@ -89,6 +90,13 @@ class PublishPartial:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepJudged:
+    """Remember over a restart what a certified verdict says, until it is counted."""
+
+    judged: Judged
+
+
+@dataclass(frozen=True, slots=True)
 class PublishFault:
     fault: Fault
 
@@ -118,6 +126,7 @@ Action = (
     | PublishCertificate
     | PublishPartial
     | PublishFault
+    | KeepJudged
     | FetchEvents
     | FetchCertificates
     | FetchBlob
@@ -174,6 +183,8 @@ class State:
     snapshots: Mapping[str, Snapshot] = field(default_factory=dict)
     """By SHA-256."""
     convicted: frozenset[str] = frozenset()
+    judged: Mapping[str, Judged] = field(default_factory=dict)
+    """What certified verdicts say, by sample: the first that came."""
     opened: int = -1
     """The last epoch whose round was opened."""
     asked: Mapping[str, int] = field(default_factory=dict)

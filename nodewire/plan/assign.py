@@ -9,10 +9,12 @@ tagged SHA-256 of `nodewire.protocol.canonical`; hex fields enter it as raw byte
 2. Offers. A kept node offers a task at (price, us) if its price is at most `terms.max_chunk_msat`. A task without any
    offer ends in NoProvider. With `terms.driver` = "local" the manifest's first task is the customer's own: provider
    "local", no standby, price 0, and it has no place on the network.
-3. Weight of an offer: units * speed * idle * known, with
+3. Weight of an offer: units * speed * idle * known * repute, with
        units = min(max(bond_msat // bond_unit_msat, 1), 1000)         speed = max(1_000_000 // us, 1)
        idle  = 1 + (1_000_000 - load_ppm) * 15 // 1_000_000         known = 4 + bit length of min(epochs, 4095)
-   A node is bonded if bond_msat >= bond_unit_msat.
+       repute = max((16 + 2 * min(bit length of ceil(passed / 4096), 8)) >> min(ceil(withheld / 4096), 4), 1)
+   Many passes give twice the weight of none and no more; each withheld chunk halves it, up to four. A node is bonded
+   if bond_msat >= bond_unit_msat.
 4. Draws. seed = H("nodewire/assign/1", beacon || manifest || customer || u8 k). For task number i (from 0, manifest's
    order) and draw j = 0 .. 7, as long as offers are left: h = H("nodewire/draw/1", seed || u32 i || u32 j) as a
    big-endian integer. The pool is the bonded offers; or the unbonded ones if no bonded one is left, or if both are left
@@ -46,7 +48,7 @@ from typing import NamedTuple
 
 from nodewire.errors import BadInput, BadPlan, NoProvider, OverBudget
 from nodewire.nostr.event import Event
-from nodewire.protocol import feedback
+from nodewire.protocol import account, feedback
 from nodewire.protocol.body import Body
 from nodewire.protocol.canonical import tagged_hash
 from nodewire.protocol.committee import Committee
@@ -214,7 +216,16 @@ def _share(node: Node, committee: Committee) -> int:
     """The part of a weight that is the same for all of a node's tasks."""
     units = min(max(node.bond_msat // committee.bond_unit_msat, 1), 1_000)
     idle = 1 + (1_000_000 - node.load_ppm) * 15 // 1_000_000
-    return units * idle * (4 + min(node.epochs, 4_095).bit_length())
+    return units * idle * (4 + min(node.epochs, 4_095).bit_length()) * repute(node)
+
+
+def repute(node: Node) -> int:
+    """What certified verdicts on a node's work make of its weight: 16 for none, 1 to 32.
+
+    Passes can be bought, by jobs for one's own nodes: so they count by their logarithm, and to no more than twice.
+    """
+    passed, withheld = account.times(node.passed), account.times(node.withheld)
+    return max((16 + 2 * min(passed.bit_length(), 8)) >> min(withheld, 4), 1)
 
 
 Links = dict[str, list[tuple[str, int]]]

@@ -5,11 +5,12 @@ Nobody can commit after knowing the draw, and everybody derives the same one. NI
     h(data) = tagged hash "nodewire/sampled/1" of beacon || sample key || data
 
 A root counts if it is the first that any certificate holds for its sample key, by a node that the plan names for the
-task. It is drawn if the first 8 bytes of h("") as an integer, times 1,000,000, divided by 2^64, are below the plan's
-rate. Verifier number j is drawn by h(byte j) from the bonded nodes of the snapshot that hold the task, have no other
-part in the plan and are not drawn in this epoch for another task of the job (whose inputs would show them the answer),
-sorted by pubkey, with their bond units (at most 1,000) as weights, none twice. A tenth of the samples, drawn by
-h("audit") in the same way, oracles compute again even where the verifier agrees: the two could be one.
+task, and no later than the chunk's deadline (`Plan.deadline_epoch`). It is drawn if the first 8 bytes of h("") as an
+integer, times 1,000,000, divided by 2^64, are below the plan's rate. Verifier number j is drawn by h(byte j) from the
+bonded nodes of the snapshot that hold the task, have no other part in the plan and are not drawn in this epoch for
+another task of the job (whose inputs would show them the answer), sorted by pubkey, with their bond units (at most
+1,000) as weights, none twice. A tenth of the samples, drawn by h("audit") in the same way, oracles compute again even
+where the verifier agrees: the two could be one.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ def draw(
         for root in committed.commitment.chunks if committed.commitment is not None else ():
             request = requests.get(root.request)
             if request is None or request.plan.committee != digest or not _is_in_plan(root, committed, request.plan):
+                continue
+            if snapshot.epoch > request.plan.deadline_epoch(root.chunk, committee.epoch_ms):
                 continue
             key = sample_key(committed.provider, *root.key)
             if key in known:

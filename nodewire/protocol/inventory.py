@@ -4,7 +4,8 @@ All carry `t` (which of them it is), `c` (committee), `n` (topic: `epoch/<number
 says). An oracle says at most one `x` for one (`t`, `n`); two are evidence against it (kind 8853).
 
 inventory  content = Inventory as JSON up to 48 KiB; a longer one is a blob (canonical msgpack) whose SHA-256 is tag
-           `blob`, and the content is empty. Lists the beats and commitments that the oracle holds and found valid.
+           `blob`, and the content is empty. Lists the beats and commitments that the oracle holds and found valid, and
+           what certified verdicts say that is to be counted now (`account`).
 proposal   content = Body (kind 8852) as JSON; `x` = its digest; `e` = each cited inventory.
 vote       content empty; `x` = digest of the body voted for.
 supply     no `x`; content = JSON array of at most 64 signed events as NIP-01 objects: beats, ads, bond statements that
@@ -28,6 +29,7 @@ from nodewire.nostr.event import Event, sign
 from nodewire.nostr.event import parse as parse_event
 from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds, tags
+from nodewire.protocol.account import MAX_JUDGED, Judged
 from nodewire.protocol.body import Body
 from nodewire.protocol.schema import Hex32, Schema
 
@@ -52,6 +54,7 @@ class Inventory(Schema):
     epoch: int = Field(ge=0, le=tags.MAX_EPOCH)
     beats: tuple[Hex32, ...] = Field(max_length=MAX_BEATS)
     commitments: tuple[Hex32, ...] = Field(max_length=MAX_COMMITMENTS)
+    judged: tuple[Judged, ...] = Field(default=(), max_length=MAX_JUDGED)
 
     @model_validator(mode="after")
     def _is_sorted(self) -> Self:
@@ -59,6 +62,8 @@ class Inventory(Schema):
             ids = getattr(self, name)
             if any(a >= b for a, b in pairwise(ids)):
                 raise ValueError(f"{name}: not sorted, or one stands twice")
+        if any(a.order >= b.order for a, b in pairwise(self.judged)):
+            raise ValueError("judged: not sorted, or one stands twice")
         return self
 
 

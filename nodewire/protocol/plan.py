@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from nodewire.errors import BadInput, BadPlan
 from nodewire.protocol import canonical
+from nodewire.protocol.committee import VALID_EPOCHS
 from nodewire.protocol.manifest import CUSTOMER, Manifest
 from nodewire.protocol.schema import Count, Hex32, Label, Msat, Name, Schema
 
@@ -19,6 +20,18 @@ LOCAL = "local"
 MAX_BUSY = 8
 MAX_REDRAWS = 8
 MAX_EXCLUDED = 64
+
+MAX_JOB_EPOCHS = 4_096
+"""No chunk is certified later than this many epochs after the one that its job was planned with: an oracle forgets its
+votes, and what it may forget must never be drawn again (`oracle.journal`)."""
+CHUNK_OUTPUTS = 512
+"""Outputs for which a chunk is allowed the whole `next_result_ms`. That is 8 predicted turns or more, so the largest
+chunk (4,096 positions) is done by then at the predicted speed, and one of 64 at an eighth of what a customer bears."""
+CERTIFY_EPOCHS = 8
+"""From a chunk's end to its certificate: the provider's next commitment, and epochs that found no quorum."""
+_TICKET_MS = 30_000
+_PATIENCE_MS = 30_000
+"""A provider's default: what is not paid so long after it was due ends the job."""
 
 
 class Terms(Schema):
@@ -91,6 +104,17 @@ class Plan(Schema):
         if self.chunk_msat != sum(task.price_msat for task in self.tasks):
             raise ValueError("chunk_msat: not the sum of the tasks' prices")
         return self
+
+    def deadline_epoch(self, chunk: int, epoch_ms: int) -> int:
+        """The last epoch whose certificate may hold a root of this chunk: a later one is never final.
+
+        It is no estimate but a bound: a request in the last valid epoch, then every wait as long as a customer or a
+        provider bears it, first results anew after each takeover. Linear in the chunk up to MAX_JOB_EPOCHS.
+        """
+        waits_ms = _TICKET_MS + (1 + len(self.providers())) * self.first_result_ms
+        waits_ms += chunk * CHUNK_OUTPUTS * self.next_result_ms + (chunk + 1) * _PATIENCE_MS
+        epochs = VALID_EPOCHS + 1 + -(-waits_ms // epoch_ms) + CERTIFY_EPOCHS
+        return self.epoch + min(epochs, MAX_JOB_EPOCHS)
 
     def assignment(self, task: str) -> Assignment:
         return next(a for a in self.tasks if a.task == task)

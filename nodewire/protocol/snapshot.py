@@ -12,15 +12,20 @@ Rules of derivation for epoch e, over beats that f+1 of the cited inventories li
    it for this node and it runs to the end of the snapshot's last valid epoch; else 0.
 6. epochs = 1 + what the previous certified snapshot says of the node: in how many certified snapshots it has been. A
    previous snapshot more than 16 epochs older does not count (its blob may be gone): all start again at 1.
-7. At most 4,096 nodes, and 24 MiB of ads, bond statements and counting beats: nodes are taken by descending bond, then
+7. `judged` is what f+1 of the cited inventories list, as far as it is due (`account.due`; with no previous snapshot
+   that counts, since epoch e - 1). passed and withheld = the node's points in the previous snapshot, faded for each
+   epoch since, and 4,096 for each of `judged` about it. `absent` has the points above 0 of all others: at most 4,096
+   accounts, those with the most withheld, then the most passed, then the least pubkey.
+8. At most 4,096 nodes, and 24 MiB of ads, bond statements and counting beats: nodes are taken by descending bond, then
    by pubkey, until one does not fit.
-Nodes are sorted by pubkey. `events` holds the JSON text (NIP-01 field order, no spaces) of all listed beats, sorted by
-id, then of the taken nodes' ads and bond statements, sorted by id.
+`nodes` and `absent` are sorted by pubkey. `events` holds the JSON text (NIP-01 field order, no spaces) of all listed
+beats, sorted by id, then of the taken nodes' ads and bond statements, sorted by id.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -31,10 +36,12 @@ from pydantic import Field, model_validator
 from nodewire.errors import BadEvent, BadHash, BadInput
 from nodewire.nostr.event import Event
 from nodewire.nostr.event import parse as parse_event
+from nodewire.protocol import account as _account
 from nodewire.protocol import ad as _ad
 from nodewire.protocol import beat as _beat
 from nodewire.protocol import bond as _bond
 from nodewire.protocol import tags
+from nodewire.protocol.account import MAX_JUDGED, POINTS, Account, Judged
 from nodewire.protocol.ad import Ad, TaskOffer
 from nodewire.protocol.beat import Beat, Microseconds
 from nodewire.protocol.committee import VALID_EPOCHS, Committee, Ppm
@@ -42,6 +49,7 @@ from nodewire.protocol.inventory import MAX_BEATS, MAX_COMMITMENTS, Inventory
 from nodewire.protocol.schema import Count, Hex32, Label, Msat, Schema
 
 MAX_NODES = 4_096
+MAX_ABSENT = 4_096
 REMEMBERED_EPOCHS = 16
 MAX_EVENT_BYTES = 25_165_824
 _MAX_EVENTS = MAX_BEATS + 2 * MAX_NODES
@@ -67,6 +75,9 @@ class Node(Schema):
     load_ppm: Ppm
     coordinates: tuple[Microseconds, Microseconds, Microseconds]
     epochs: Count
+    passed: Count = 0
+    withheld: Count = 0
+    """Points (`account`)."""
 
 
 class Snapshot(Schema):
@@ -78,11 +89,16 @@ class Snapshot(Schema):
     epoch: int = Field(ge=0, le=tags.MAX_EPOCH)
     nodes: tuple[Node, ...] = Field(max_length=MAX_NODES)
     events: tuple[Annotated[str, Field(max_length=65_536)], ...] = Field(max_length=_MAX_EVENTS)
+    judged: tuple[Judged, ...] = Field(default=(), max_length=MAX_JUDGED)
+    """What this snapshot counts for the first time."""
+    absent: tuple[Account, ...] = Field(default=(), max_length=MAX_ABSENT)
+    """Nobody gets rid of an account by staying away."""
 
     @model_validator(mode="after")
     def _is_sorted(self) -> Self:
-        if any(a.pubkey >= b.pubkey for a, b in pairwise(self.nodes)):
-            raise ValueError("nodes: not sorted, or one stands twice")
+        for name in ("nodes", "absent"):
+            if any(a.pubkey >= b.pubkey for a, b in pairwise(getattr(self, name))):
+                raise ValueError(f"{name}: not sorted, or one stands twice")
         return self
 
     def node(self, pubkey: str) -> Node | None:
@@ -126,6 +142,11 @@ def listed(committee: Committee, inventories: Sequence[Inventory]) -> tuple[list
     )
 
 
+def judged(committee: Committee, inventories: Sequence[Inventory]) -> list[Judged]:
+    """What f+1 of these inventories (of distinct oracles) list of verdicts, sorted; not all of it is due."""
+    return _account.agreed((inventory.judged for inventory in inventories), committee.f)
+
+
 def needed(committee: Committee, epoch: int, beats: Iterable[Event], known: Mapping[str, Event]) -> set[str]:
     """Ids of ads and bond statements that deriving from these beats needs and that `known` (by id) lacks."""
     missing = set()
@@ -144,12 +165,16 @@ def derive(
     ads: Iterable[Event],
     *,
     bonds: Iterable[Event] = (),
+    judged: Iterable[Judged] = (),
     previous: Snapshot | None = None,
 ) -> Snapshot:
     """The snapshot of `epoch` from verified events, by the rules above. Malformed events are passed over."""
     by_id = {event.id: event for event in (*ads, *bonds) if event.kind in (_ad.KIND, _bond.KIND)}
-    recent = previous is not None and previous.epoch >= epoch - REMEMBERED_EPOCHS
-    seen = {node.pubkey: node.epochs for node in previous.nodes} if previous and recent else {}
+    if previous is not None and previous.epoch < epoch - REMEMBERED_EPOCHS:
+        previous = None
+    seen = {node.pubkey: node.epochs for node in previous.nodes} if previous else {}
+    fresh = _account.due(judged, epoch, previous.epoch if previous else epoch - 1)
+    accounts = _accounts(epoch, previous, fresh)
     found: list[_Found] = []
     for event, beat in _counting(committee, epoch, beats).values():
         ad_event = by_id.get(beat.ad)
@@ -158,16 +183,19 @@ def derive(
             continue
         bond_event = by_id.get(ad.bond) if ad.bond else None
         bond_msat = _bond_msat(committee, epoch, event.pubkey, ad, bond_event) if bond_event else 0
-        node = _node(committee, event, beat, ad, bond_msat, seen.get(event.pubkey, 0) + 1)
+        node = _node(committee, event, beat, ad, bond_msat, seen.get(event.pubkey, 0) + 1, accounts)
         found.append(_Found(node, ad_event, bond_event, len(event.to_json())))
     taken = _fitting(found)
     closure = {e.id: e for f in taken for e in (f.ad, f.bond) if e is not None}
     events = [*sorted(beats, key=lambda e: e.id), *(closure[id_] for id_ in sorted(closure))]
+    here = {f.node.pubkey for f in taken}
     return Snapshot(
         committee=committee.digest(),
         epoch=epoch,
         nodes=tuple(sorted((f.node for f in taken), key=lambda node: node.pubkey)),
         events=tuple(event.to_json() for event in events),
+        judged=fresh,
+        absent=_absent(account for pubkey, account in accounts.items() if pubkey not in here),
     )
 
 
@@ -177,11 +205,12 @@ def check(
     *,
     previous: Snapshot | None,
     beats: Collection[str] | None = None,
+    judged: Iterable[Judged] | None = None,
     known: Mapping[str, Event] | None = None,
 ) -> None:
     """Re-derive a snapshot from the events in it, whose signatures are checked unless `known` (by id) holds the same.
 
-    `beats`: the ids that it must be derived from, if the caller knows them from the cited inventories.
+    `beats` (ids) and `judged`: what it must be derived from, if the caller knows it from the cited inventories.
 
     Raises:
         BadEvent, BadSignature: an embedded event is malformed.
@@ -200,7 +229,8 @@ def check(
         raise BadInput("events", "one stands twice")
     if not _is_full(snapshot) and needed(committee, snapshot.epoch, beat_events, {event.id: event for event in events}):
         raise BadInput("events", "an ad or bond statement that a beat needs is missing")
-    again = derive(committee, snapshot.epoch, beat_events, others, previous=previous)
+    counted = snapshot.judged if judged is None else judged
+    again = derive(committee, snapshot.epoch, beat_events, others, judged=counted, previous=previous)
     if again != snapshot:
         raise BadInput("nodes", "not what the events give")
 
@@ -256,7 +286,36 @@ def _bond_msat(committee: Committee, epoch: int, pubkey: str, ad: Ad, event: Eve
     return min(ad.bond_msat, statement.amount_msat) if good and lasting else 0
 
 
-def _node(committee: Committee, event: Event, beat: Beat, ad: Ad, bond_msat: int, epochs: int) -> Node:
+def _accounts(epoch: int, previous: Snapshot | None, fresh: Iterable[Judged]) -> dict[str, Account]:
+    """By pubkey, what is left of the previous snapshot's accounts, and what is counted now."""
+    passed, withheld = Counter[str](), Counter[str]()
+    if previous is not None:
+        accounts: tuple[Node | Account, ...] = (*previous.nodes, *previous.absent)
+        for old in accounts:
+            passed[old.pubkey] = _account.faded(old.passed, epoch - previous.epoch)
+            withheld[old.pubkey] = _account.faded(old.withheld, epoch - previous.epoch)
+    for one in fresh:
+        (passed if one.outcome == "pass" else withheld)[one.provider] += POINTS
+    known = passed | withheld  # those above 0
+    return {pubkey: Account(pubkey=pubkey, passed=passed[pubkey], withheld=withheld[pubkey]) for pubkey in known}
+
+
+def _absent(accounts: Iterable[Account]) -> tuple[Account, ...]:
+    kept = sorted(accounts, key=lambda a: (-a.withheld, -a.passed, a.pubkey))[:MAX_ABSENT]
+    return tuple(sorted(kept, key=lambda a: a.pubkey))
+
+
+def _node(
+    committee: Committee,
+    event: Event,
+    beat: Beat,
+    ad: Ad,
+    bond_msat: int,
+    epochs: int,
+    accounts: Mapping[str, Account],
+) -> Node:
+    account = accounts.get(event.pubkey)
+
     def credited(task: TaskOffer) -> TaskOffer:
         us = max(task.us_per_position, committee.min_us_per_position)
         return TaskOffer(task=task.task, price_msat=task.price_msat, us_per_position=us)
@@ -279,11 +338,13 @@ def _node(committee: Committee, event: Event, beat: Beat, ad: Ad, bond_msat: int
         load_ppm=beat.load_ppm,
         coordinates=beat.coordinates,
         epochs=epochs,
+        passed=account.passed if account else 0,
+        withheld=account.withheld if account else 0,
     )
 
 
 def _is_full(snapshot: Snapshot) -> bool:
-    """Whether rule 7 may have left nodes out, whose ads are then rightly missing."""
+    """Whether rule 8 may have left nodes out, whose ads are then rightly missing."""
     return len(snapshot.nodes) == MAX_NODES or sum(map(len, snapshot.events)) > MAX_EVENT_BYTES - 262_144
 
 

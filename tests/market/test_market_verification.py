@@ -7,6 +7,7 @@ from test_market_failures import whole_tokens
 
 from nodewire.nostr.nip01 import Filter
 from nodewire.protocol import kinds, verdict, verification
+from nodewire.protocol.account import COUNTED_AFTER
 
 PROMPT = "the cat sat on the mat"
 
@@ -59,3 +60,8 @@ async def test_a_cheater_is_convicted_leaves_and_its_work_is_made_again(market):
     assert done["ids"] == whole_tokens(market, PROMPT, 3)
     assert dan in done["providers"]
     await market.until(lambda s: s.node(cyd) is None)
+    passed = {one["provider"] for one in done["verdicts"] if one["outcome"] == "pass"}
+    counted = await market.until(
+        lambda s: all((node := s.node(p)) and node.passed for p in passed), after=epoch.body.epoch
+    )
+    assert counted.body.epoch > epoch.body.epoch + COUNTED_AFTER

@@ -8,7 +8,7 @@ import pytest
 
 from nodewire.errors import BadInput, NotAllowed, NotFound
 from nodewire.nostr import event as events
-from nodewire.oracle.docket import MAX_JOB_EPOCHS, Docket, _by_turns
+from nodewire.oracle.docket import Docket, _by_turns
 from nodewire.plan.epoch import Epoch
 from nodewire.protocol import commitment, job, kinds
 from nodewire.protocol.body import Body
@@ -32,6 +32,9 @@ def request(policy="sampled", epoch=0):
     cited = {"manifest_address": f"{kinds.MANIFEST}:{CUSTOMER.public}:tiny", "certificate_event": digest("c")}
     tags, content = job.tags_and_content(sampled, **cited, partials=(), relays=(), ticket=digest("ticket"))
     return events.sign(CUSTOMER, kinds.INFERENCE, created_at=5, tags=tags, content=content)
+
+
+DEADLINE = job.parse(request()).plan.deadline_epoch(0, COMMITTEE.epoch_ms)
 
 
 def body(epoch):
@@ -66,7 +69,8 @@ class Stalls:
         )
 
     async def snapshot(self, sha256):
-        return Snapshot(committee=COMMITTEE.digest(), epoch=0, nodes=(), events=())
+        epoch = next(n for n in self.committed if digest(f"snapshot/{n}") == sha256)
+        return Snapshot(committee=COMMITTEE.digest(), epoch=epoch, nodes=(), events=())
 
     async def manifest(self, address, wanted=None):
         if self.known is None or self.known.digest() != wanted:
@@ -100,13 +104,23 @@ async def test_a_certified_root_is_drawn_once_and_a_second_root_for_it_never():
 
 @pytest.mark.parametrize(
     ("changes", "epoch"),
-    [({"policy": "none"}, 1), ({"epoch": 2}, 1), ({}, MAX_JOB_EPOCHS + 1)],
-    ids=["not to be sampled", "planned later than committed", "long over"],
+    [({"policy": "none"}, 1), ({"epoch": 2}, 1), ({}, DEADLINE + 1)],
+    ids=["not to be sampled", "planned later than committed", "after its deadline"],
 )
 async def test_other_jobs_are_not_drawn(changes, epoch):
     asked = request(**changes)
     (drawn,) = await read(Stalls([asked], {epoch: [(PROVIDER, root(asked))]}), epoch)
     assert not drawn.samples
+
+
+async def test_a_root_counts_up_to_its_deadline_and_a_later_chunk_has_a_later_one():
+    asked = request()
+    (drawn,) = await read(Stalls([asked], {DEADLINE: [(PROVIDER, root(asked))]}), DEADLINE)
+    assert [s.chunk for s in drawn.samples] == [0]
+    stalls = Stalls([asked], {DEADLINE + 1: [(PROVIDER, root(asked)), (SEATS[0].keys, root(asked, 1))]})
+    stalls.committed[DEADLINE + 1].append((PROVIDER, root(asked, 1)))
+    (drawn,) = await read(stalls, DEADLINE + 1)
+    assert {(s.provider, s.chunk) for s in drawn.samples} == {(PROVIDER.public, 1)}
 
 
 async def test_a_strangers_root_and_a_missing_manifest_are_not_judged():

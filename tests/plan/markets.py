@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -13,6 +14,7 @@ from random import Random
 from nodewire.errors import NodewireError
 from nodewire.plan.assign import Busy, assign
 from nodewire.protocol import beacon, certificate, inventory, snapshot, tags
+from nodewire.protocol.account import COUNTED_AFTER, Judged
 from nodewire.protocol.body import Body
 from nodewire.protocol.certificate import Certificate
 from nodewire.protocol.commitment import certified_root
@@ -103,7 +105,16 @@ def certified(document: Committee, seats, found: Snapshot) -> tuple[Certificate,
 class World:
     """A manifest, its market, and one certified epoch."""
 
-    def __init__(self, manifest: Manifest, nodes: int = 12, seed: int = 1, *, bonded: int = 50, epoch: int = 5) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        nodes: int = 12,
+        seed: int = 1,
+        *,
+        bonded: int = 50,
+        epoch: int = 5,
+        judged: Sequence[Judged] = (),
+    ) -> None:
         holders = (HOLDER.public,)
         verification = {"verify_rate_ppm": 120_000, "verify_share_ppm": 150_000}
         self.committee, self.seats = committee(1, "plan", bond_holders=holders, **verification)
@@ -115,6 +126,7 @@ class World:
             [p.beat(epoch) for p in self.providers],
             [p.ad for p in self.providers],
             bonds=[p.bond for p in self.providers if p.bond],
+            judged=judged,
         )
         self.certificate, self.partials, self.blob = certified(self.committee, self.seats, self.snapshot)
         parsed = [beacon.parse(event) for event in self.partials]
@@ -140,6 +152,19 @@ def generous(**changes) -> Terms:
     return Terms(**{"max_chunk_msat": 10**9, "max_total_msat": 10**9, **changes})
 
 
+def verdicts(nodes: int, seed: int, epoch: int) -> list[Judged]:
+    """What `market`'s providers of this seed were found to have done, to be counted in `epoch`."""
+    random, found = Random(seed), []
+    for i in range(nodes):
+        outcomes = ["pass"] * random.choice([0, 1, 2, 7, 40, 200]) + ["withheld"] * random.choice([0, 0, 0, 1, 2, 6])
+        for n, outcome in enumerate(outcomes):
+            provider, sample = keys(f"provider/{seed}.{i}").public, digest(f"sample {seed}.{i}.{n}")
+            found.append(
+                Judged(epoch=epoch - COUNTED_AFTER, sample=sample, provider=provider, outcome=outcome)  # type: ignore[arg-type]
+            )
+    return found
+
+
 def vectors() -> list[dict]:
     """Inputs and what must come out, each case for one rule or more."""
     world = World(ring(4))
@@ -158,6 +183,8 @@ def vectors() -> list[dict]:
         ("all bonded", World(diamond(), 20, 3, bonded=100), generous(), 0, ()),
         ("none bonded", World(diamond(), 20, 4, bonded=0), generous(), 0, ()),
         ("one node for everything", World(ring(0), 1, 5), generous(), 0, ()),
+        ("accounts", World(ring(4), 16, 6, epoch=20, judged=verdicts(16, 6, 20)), generous(), 0, ()),
+        ("accounts, a DAG", World(diamond(), 16, 7, epoch=20, judged=verdicts(16, 7, 20)), generous(), 3, ()),
     ]
     return [_vector(*case) for case in cases]
 

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodewire.errors import BadInput, NoProvider, OverBudget
-from nodewire.plan.assign import Busy, Offer, assign, draw, link_us
+from nodewire.plan.assign import Busy, Offer, assign, draw, link_us, repute
+from nodewire.protocol.account import POINTS
 from nodewire.protocol.plan import LOCAL
 from nodewire.protocol.snapshot import Node
 from tests.plan.markets import VECTORS, World, diamond, generous, ring, vectors
@@ -231,3 +232,36 @@ def test_a_thousand_nodes_and_a_hundred_tasks_are_planned_at_once():
     print(f"1,000 nodes, 100 tasks: {time.perf_counter() - started:.3f} s")
     assert len(plan.tasks) == 100
     assert len(plan.pack()) < plan.MAX_BYTES
+
+
+def _judged(node, passed=0, withheld=0):
+    return node.model_copy(update={"passed": passed * POINTS, "withheld": withheld * POINTS})
+
+
+@settings(max_examples=200)
+@given(st.integers(0, 2**40), st.integers(0, 2**20), st.integers(0, 2**20))
+def test_repute_is_bounded_rises_with_passes_and_falls_with_what_was_withheld(world, passed, withheld, more):
+    node = world.snapshot.nodes[0]
+    found = repute(_judged(node, passed, withheld))
+    assert 1 <= found <= 2 * repute(_judged(node))
+    assert repute(_judged(node, passed + more, withheld)) >= found
+    assert repute(_judged(node, passed, withheld + more)) <= found
+    # it takes twice as many passes for every further step
+    assert found <= 16 + 2 * (passed + 1).bit_length()
+
+
+def test_repute_in_numbers(world):
+    node = world.snapshot.nodes[0]
+    assert [repute(_judged(node, n)) for n in (0, 1, 2, 3, 4, 127, 128, 10**6)] == [16, 18, 20, 20, 22, 30, 32, 32]
+    assert [repute(_judged(node, 10**6, n)) for n in range(6)] == [32, 16, 8, 4, 2, 2]
+    assert [repute(_judged(node, 0, n)) for n in range(6)] == [16, 8, 4, 2, 1, 1]
+
+
+def test_a_newcomer_is_still_drawn_among_the_renowned():
+    """One new node, nineteen with as many passes as count: it is among the eight drawn about half as often as they."""
+    node = World(ring(0), 1, 5).snapshot.nodes[0]
+    offers = [Offer(node, 1, 1, 16, True), *(Offer(node, 1, 1, 32, True) for _ in range(19))]
+    times = Counter(
+        weight for i in range(400) for weight in {o.weight for o in draw(bytes([i % 256, i // 256]), 0, offers)}
+    )
+    assert 60 < times[16] < 200

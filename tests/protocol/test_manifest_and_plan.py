@@ -2,10 +2,13 @@
 
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nodewire.errors import BadManifest, BadPlan, BadVersion, TooLarge
+from nodewire.protocol.committee import VALID_EPOCHS
 from nodewire.protocol.manifest import Manifest
-from nodewire.protocol.plan import Plan, ends, tensor_key
+from nodewire.protocol.plan import MAX_JOB_EPOCHS, Plan, ends, tensor_key
 from tests.protocol import documents
 
 
@@ -90,3 +93,27 @@ def test_tensor_keys_differ_by_everything_that_names_a_frame():
     keys = {tensor_key(*k) for k in [base, *others, ("aa" * 32, "hidden.0", 0, 1)]}
     assert len(keys) == 5
     assert all(len(k) == 16 for k in keys)
+
+
+@given(
+    first=st.integers(0, 10_000),
+    more=st.integers(1, 10_000),
+    first_ms=st.integers(5_000, 600_000),
+    next_ms=st.integers(2_000, 600_000),
+    epoch_ms=st.integers(100, 3_600_000),
+)
+def test_a_later_chunk_has_no_earlier_deadline_and_none_is_endless(first, more, first_ms, next_ms, epoch_ms):
+    plan = documents.plan(first_result_ms=first_ms, next_result_ms=next_ms)
+    early, late = (plan.deadline_epoch(chunk, epoch_ms) for chunk in (first, first + more))
+    assert plan.epoch + VALID_EPOCHS < early <= late <= plan.epoch + MAX_JOB_EPOCHS
+    # all that a customer waits for has its time
+    waited_ms = first_ms + first * 64 * next_ms
+    assert early >= min(plan.epoch + VALID_EPOCHS + waited_ms // epoch_ms, plan.epoch + MAX_JOB_EPOCHS)
+    assert documents.plan(first_result_ms=first_ms + 1, next_result_ms=next_ms).deadline_epoch(first, epoch_ms) >= early
+
+
+def test_a_deadline_in_numbers():
+    """Three providers, 10 s and 5 s: 7 + 3 + 1 + 8, and (30 + 4 * 10 + n * (512 * 5 + 30) + 30) s in epochs of 10 s."""
+    plan = documents.plan()
+    assert [plan.deadline_epoch(n, 10_000) for n in (0, 1, 2, 15)] == [29, 288, 547, 3914]
+    assert plan.deadline_epoch(16, 10_000) == plan.deadline_epoch(2**53 - 1, 10_000) == 7 + MAX_JOB_EPOCHS

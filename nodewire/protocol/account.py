@@ -1,0 +1,76 @@
+"""Accounts of behaviour: what certified verdicts say of a provider. Every snapshot has them, time makes them fade.
+
+A verdict of pass or withheld is worth 4,096 points. With every epoch points p lose ceil(p / 4,096): one verdict counts
+for 4,096 epochs, many fade by half in 2,839. What an account shows is ceil(p / 4,096). A fail needs none: its culprit
+leaves for good. A verdict on a sample drawn in epoch d is counted in the snapshot of epoch d + 12, or in the first
+certified after it: by then every oracle has the verdict's certificate, or there is none. What f+1 of the inventories
+that a body cites list of it is counted, so what an oracle has missed, or made up, changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Literal
+
+from pydantic import Field
+
+from nodewire.protocol import tags
+from nodewire.protocol.schema import Count, Hex32, Schema
+
+POINTS = 4_096
+COUNTED_AFTER = 12
+"""Epochs from a draw to the snapshot that counts what was found: a dispute and its votes are over by then."""
+MAX_JUDGED = 1_024
+"""Verdicts in one inventory, and in one snapshot."""
+
+
+class Judged(Schema):
+    """What an account needs of a certified verdict; `epoch` is the draw's, `sample` the verdict's key."""
+
+    epoch: int = Field(ge=0, le=tags.MAX_EPOCH)
+    sample: Hex32
+    provider: Hex32
+    outcome: Literal["pass", "withheld"]
+
+    @property
+    def order(self) -> tuple[int, str, str, str]:
+        return self.epoch, self.sample, self.provider, self.outcome
+
+
+class Account(Schema):
+    """In points."""
+
+    pubkey: Hex32
+    passed: Count
+    withheld: Count
+
+
+def faded(points: int, epochs: int) -> int:
+    """What is left of `points` so many epochs later."""
+    for _ in range(epochs):
+        points -= times(points)
+    return points
+
+
+def times(points: int) -> int:
+    """How many verdicts an account shows."""
+    return -(-points // POINTS)
+
+
+def agreed(lists: Iterable[Iterable[Judged]], f: int) -> list[Judged]:
+    """In order, what more than `f` of the lists have. Each list has what it has once."""
+    count = Counter(one for judged in lists for one in judged)
+    return sorted((one for one, n in count.items() if n > f), key=lambda one: one.order)
+
+
+def due(judged: Iterable[Judged], epoch: int, last: int) -> tuple[Judged, ...]:
+    """In order, what the snapshot of `epoch` counts if the one certified before it was of epoch `last`.
+
+    Of each sample the first, in all at most MAX_JUDGED, the latest.
+    """
+    found: dict[str, Judged] = {}
+    for one in sorted(judged, key=lambda one: one.order):
+        if last - COUNTED_AFTER < one.epoch <= epoch - COUNTED_AFTER:
+            found.setdefault(one.sample, one)
+    return tuple(found.values())[-MAX_JUDGED:]

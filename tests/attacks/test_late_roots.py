@@ -1,0 +1,75 @@
+"""A provider that holds a root back until its job is forgotten: nobody takes what is certified then for final."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from nodewire.customer.verified import follow
+from nodewire.errors import NoQuorum
+from nodewire.plan.epoch import Epoch
+from nodewire.protocol import commitment, job
+from nodewire.protocol.commitment import ChunkRoot, Commitment
+from nodewire.protocol.snapshot import Snapshot
+from nodewire.verify.recompute import _Case, _certified_roots
+from tests.oracle.courtroom import MANIFEST, PROVIDER, TASK, sample_of
+from tests.oracle.test_oracle_docket import COMMITTEE, DEADLINE, body, request
+from tests.protocol_committee.actors import digest
+
+ASKED = request()
+REQUEST = job.parse(ASKED)
+
+
+def root(chunk: int, value: str = "root") -> ChunkRoot:
+    return ChunkRoot(request=ASKED.id, task=TASK, chunk=chunk, attempt=0, root=digest(value))
+
+
+class Certified:
+    """A market whose certificates hold these roots of PROVIDER: {epoch: [ChunkRoot ...]}; and silent relays."""
+
+    committee = COMMITTEE
+
+    def __init__(self, roots: dict[int, list[ChunkRoot]]) -> None:
+        self.roots = roots
+
+    def epochs_after(self, epoch: int) -> list[Epoch]:
+        later = [Epoch(body(n), digest("beacon"), ASKED, ()) for n in sorted(self.roots) if n > epoch]
+        if not later:
+            raise NoQuorum("epoch", "these were all")
+        return later
+
+    async def commitments(self, cited):
+        chunks = tuple(sorted(self.roots[cited.epoch], key=lambda one: one.key))
+        held = Commitment(committee=COMMITTEE.digest(), epoch=cited.epoch, chunks=chunks)
+        return (commitment.parse(commitment.build(PROVIDER, held, created_at=1)[0]),)
+
+    async def snapshot(self, sha256: str) -> Snapshot:
+        epoch = next(n for n in self.roots if digest(f"snapshot/{n}") == sha256)
+        return Snapshot(committee=COMMITTEE.digest(), epoch=epoch, nodes=(), events=())
+
+    async def subscribe(self, filters):
+        await asyncio.Event().wait()
+        yield None
+
+
+async def followed(market: Certified, *roots: ChunkRoot):
+    """What a customer knows of its job at the end, that was over in epoch DEADLINE - 1."""
+    wanted = {(PROVIDER.public, one): None for one in roots}
+    return await follow(REQUEST, wanted, market=market, pool=market, last_epoch=DEADLINE - 9)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("epoch", "final"), [(DEADLINE, 1), (DEADLINE + 1, 0)], ids=["in time", "an epoch late"])
+async def test_a_late_root_is_neither_final_nor_drawn_nor_an_input(epoch, final):
+    market = Certified({epoch: [root(0)]})
+    found = await followed(market, root(0))
+    assert (found.roots, found.certified, len(found.samples)) == (1, final, final)
+    case = _Case(sample_of(digest("root"), request=ASKED.id), REQUEST, MANIFEST, None, {}, 1.0)
+    assert len(await _certified_roots(case, market)) == final  # type: ignore[arg-type]
+
+
+async def test_a_root_that_no_certificate_holds_and_a_second_one_are_not_final():
+    market = Certified({2: [root(0, "first")], DEADLINE - 1: [root(0, "second")]})
+    found = await followed(market, root(0, "second"), root(1))
+    assert (found.roots, found.certified) == (2, 0)
+    assert [one.root for one in found.samples] == [digest("first")]
