@@ -68,6 +68,22 @@ class Stale:
         return out if before is None else _each(out, lambda x: _like(x, list(before.tensors)))
 
 
+class Flipped:
+    """The honest answer with the sign of `count` channels changed: always the same ones, evenly spread."""
+
+    def __init__(self, count: int = 1) -> None:
+        self._count = count
+
+    def corrupt(self, taken: Tensors, out: Tensors) -> Tensors:
+        def flipped(x: torch.Tensor) -> torch.Tensor:
+            width = x.shape[-1]
+            y = x.clone()
+            y[..., [width * (2 * k + 1) // (2 * self._count) for k in range(min(self._count, width))]] *= -1
+            return y
+
+        return _each(out, flipped)
+
+
 class Honest:
     """What `other` does to outputs: its weights have been exchanged, they need no corruption."""
 
