@@ -90,6 +90,24 @@ def test_a_stale_answer_is_the_one_before():
     assert torch.equal(cheat.corrupt(frame("a", 2), frame("b", 2, third)).tensors[0], second)
 
 
+def test_a_stale_answer_may_be_of_another_session_and_fits_or_is_honest():
+    shared = {}
+    first, other = hidden(1, 4), hidden(2, 3)
+    assert torch.equal(Stale(shared).corrupt(frame("a", 0), frame("b", 0, first)).tensors[0], first)
+    assert torch.equal(Stale(shared).corrupt(frame("a", 0), frame("b", 0, other)).tensors[0], first[:, -3:])
+    longer = hidden(3, 9)
+    assert torch.equal(Stale(shared).corrupt(frame("a", 0), frame("b", 0, longer)).tensors[0], longer)
+    assert torch.equal(Stale(shared).corrupt(frame("a", 0), frame("b", 0, hidden(4, 4))).tensors[0], first)
+
+
+def test_a_driver_that_lies_gives_out_other_integers():
+    ids = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    assert Wrong().corrupt(frame("a", 0), frame("b", 0, ids)).tensors[0].tolist() == [[3, 1, 2], [6, 4, 5]]
+    cheat = Stale()
+    cheat.corrupt(frame("a", 0), frame("b", 0, ids))
+    assert torch.equal(cheat.corrupt(frame("a", 1), frame("b", 1, ids + 1)).tensors[0], ids)
+
+
 def test_exchanged_weights_are_near_the_real_ones_and_vectors_stay():
     for change, least, most in ((noisy(0.1), 0.05, 0.2), (rounded(8), 1e-4, 0.02)):
         matrix, vector = torch.randn(64, 64), torch.randn(64)
