@@ -35,7 +35,7 @@ from typing import Any
 from bench import corrupt
 from bench.books import Books
 from bench.jobs import PROMPTS, generate, references
-from bench.market import DECODER, EPOCH_S, PRICE_MSAT, Market
+from bench.market import DECODER, PRICE_MSAT, Market
 from bench.report import Report, run, say
 from nodewire.plan.policy import SHIPPED, minimum_bond_msat
 
@@ -46,6 +46,8 @@ TOKENS = 40
 """The prompt's chunk, and one that is not full."""
 JOB_S = 180.0
 LEAVING_EPOCHS = 2
+EPOCH_S = 3.0
+"""All oracles, providers and customers share this machine's cores."""
 TOGETHER = 6
 """Customers that buy at once, one job after the other."""
 TASKS = 4
@@ -85,6 +87,7 @@ async def cheat(name: str, prompts: Sequence[str], count: int, rng: random.Rando
             dishonest={CHEATER: launched},
             committee=("--verify-rate", RATE),
             bond_sats=BOND_SATS,
+            epoch_s=EPOCH_S,
         ) as market:
             alone = await references(market, DECODER, prompts, TOKENS)
             began = time.monotonic()
@@ -151,10 +154,11 @@ def _arm(market: Market, books: Books, jobs: list[Bought]) -> dict[str, Any]:
         "unsure": outcomes["unsure"],
         "caught": len(convicting),
         "caught_at_job": None if first_s is None else books.jobs_until(first_s),
-        "expelled": first_s is not None and books.plans_after(cheater.public, first_s + LEAVING_EPOCHS * EPOCH_S) == 0,
+        "expelled": first_s is not None
+        and books.plans_after(cheater.public, first_s + LEAVING_EPOCHS * market.epoch_s) == 0,
         "plans_after": None
         if first_s is None
-        else books.plans_after(cheater.public, first_s + LEAVING_EPOCHS * EPOCH_S),
+        else books.plans_after(cheater.public, first_s + LEAVING_EPOCHS * market.epoch_s),
         "wrongly": sorted(books.convicted() - {cheater.public}),
         "cheater_earned_msat": books.earned_msat[cheater.name],
         "cheater_slashed_msat": books.lost_msat[cheater.name],

@@ -92,6 +92,7 @@ class Market:
         worker_memory: str = "200MB",
         bond_sats: int = 0,
         slots: int = 4,
+        epoch_s: float = EPOCH_S,
     ) -> None:
         """`providers` may be 0: who serves is then added later.
         `dishonest`: by a provider's number, the command to start it with instead of `nodewire`'s own.
@@ -109,6 +110,7 @@ class Market:
         self._provider_lines = provider_lines
         self._worker_memory = worker_memory
         self._bond_sats, self._slots = bond_sats, slots
+        self.epoch_s = epoch_s
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._stack = AsyncExitStack()
         self._watch: Any = None
@@ -132,7 +134,8 @@ class Market:
         )
         self.relay, self.blossom = relay["url"], relay["blossom"]
         where = ("--relay", self.relay, "--blossom", self.blossom)
-        founding = ["--oracles", "4", "--epoch-ms", str(round(EPOCH_S * 1000)), "--skew-ms", "200", "--beat-ms", "1000"]
+        epoch_ms = round(self.epoch_s * 1000)
+        founding = ["--oracles", "4", "--epoch-ms", str(epoch_ms), "--skew-ms", "200", "--beat-ms", "1000"]
         holding: list[str] = []
         if self._bond_sats:
             holder = await self.command("keys", "new", self._at("holder.nsec"))
