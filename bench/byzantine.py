@@ -1,153 +1,84 @@
-"""Jobs with a cheater among the providers: `python -m bench.byzantine [--json] [--quick] [--seed N] [--only CHEAT]`.
+"""Jobs with a cheater among the providers: `python -m bench.byzantine [--json] [--quick] [--only CHEAT] [--jobs N]`.
 
-For each cheat of tests/faults a market of public commands in which one of eight providers, started by the faults'
-launcher, cheats in every stage that it serves. Customers buy generations under sampled verification and follow them to
-their verdicts (`wait`). Then the same with a sentence encoder cut into twelve tasks: one trial after the other, each
-with a fresh corrupt node for one seeded task.
+For each cheat of tests/faults a market of public commands in which one of ten providers, started by the faults'
+launcher, cheats in every stage that it serves, at the shipped policy's rate and with the bonds that it asks for.
+Customers, several at once, buy short generations under sampled verification and follow them to their verdicts
+(`wait`). Then a sentence encoder cut into twelve tasks, one corrupt node in each job (bench.corrupt).
 
 Figures, per cheat:
-- caught: verdicts `fail` with the cheater as culprit; wrongly: with anybody else.
-- after: plans that still name the cheater, of requests published more than `LEAVING_EPOCHS` epochs after the first such
-  verdict was certified.
-- cheater_net_msat: what its own ledger has received for work, less what left its bond, by the bond holder. Honest
+- caught_at_job: how many requests had been published when the first verdict that convicts the cheater was certified.
+- wrongly: whoever else was convicted.
+- plans_after: plans that still name the cheater, of requests published more than `LEAVING_EPOCHS` epochs after that.
+- cheater_net_msat: what its own ledger has received for work, less what is gone of its bond, by the bond holder. Honest
   providers likewise; with --quick those that no plan named and that verified nothing are left out.
-- repaired: jobs with a verdict `fail` whose ids in the end are those of one process alone.
-- unnoticed: jobs that the cheater spoilt and no sample hit (they do not pay; there may be some).
+- failed_jobs: those with a verdict `fail`; repaired_identical: those of them whose ids in the end are those of one
+  process alone.
+- unnoticed: jobs that the cheater spoilt and no sample hit.
+- unsure, withheld: verdicts that say neither.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import inspect
-import json
+import itertools
 import random
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from bench import dag
+from bench import corrupt
+from bench.books import Books
 from bench.jobs import PROMPTS, generate, references
-from bench.market import DECODER, EPOCH_S, Market, Model, Provider
+from bench.market import DECODER, PRICE_MSAT, Market
 from bench.report import Report, run, say
-from nodewire import Customer, NodewireError, Terms
-from nodewire.nostr.event import Event
-from nodewire.nostr.nip01 import Filter
-from nodewire.protocol import kinds
-from nodewire.protocol.job import Request
-from nodewire.protocol.job import parse as parse_request
+from nodewire.plan.policy import SHIPPED, minimum_bond_msat
 
 CHEATS = ("wrong", "scaled", "skipped", "other", "stale", "copied")
-PROVIDERS, HOLDERS = 8, 5
+PROVIDERS, HOLDERS = 10, 6
 CHEATER = 3
-TOKENS = 96
+TOKENS = 40
+"""The prompt's chunk, and one that is not full."""
 JOB_S = 180.0
 LEAVING_EPOCHS = 2
-BOND_SATS = 100_000
-RATE = "5%"
-"""The policy's sampling rate (`nodewire policy check`)."""
-DAG_JOBS = 40
-"""Calls in one trial until the corrupt node is caught."""
-
+EPOCH_S = 3.0
+"""All oracles, providers and customers share this machine's cores."""
+TOGETHER = 6
+"""Customers that buy at once, one job after the other."""
+TASKS = 4
+IN_FLIGHT = 4 * 9
+"""Four sessions, each of which begins a chunk in every epoch until the first has its verdict, nine epochs later."""
+BOND_SATS = -(
+    -minimum_bond_msat(
+        base_msat=1_000_000, per_gb_msat=0, weights_gb=0, chunk_msat=TASKS * PRICE_MSAT, in_flight=IN_FLIGHT
+    )
+    // 1_000
+)
+RATE = f"{SHIPPED.rate:.2%}"
 FAULTS = (sys.executable, "-m", "tests.faults.run")
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """A verdict's certificate (8852), as far as the books need it."""
-
-    request: str
-    task: str
-    provider: str
-    outcome: str
-    culprit: str
-    verifiers: tuple[str, ...]
-    certified_s: int
-
-    @classmethod
-    def read(cls, event: Event) -> Verdict | None:
-        """The verdict in a certificate, or None: 8852 certifies epochs, too."""
-        try:
-            said = json.loads(event.content)["verdict"]
-        except (ValueError, KeyError, TypeError):
-            return None
-        verifiers = tuple(str(public) for public, agreed in said["verifiers"] if agreed)
-        parts = (said["request"], said["task"], said["provider"], said["outcome"], said["culprit"] or "")
-        return cls(*parts, verifiers=verifiers, certified_s=event.created_at)
-
-
 @dataclass(slots=True)
-class Books:
-    """What a market's records say after its jobs: `slashed_msat` and `earned_msat` by provider's name."""
+class Bought:
+    """One job as its buyer saw it; `requests` is more than one if it was repaired or begun anew."""
 
-    verdicts: list[Verdict] = field(default_factory=list)
-    requests: list[Request] = field(default_factory=list)
-    earned_msat: dict[str, int] = field(default_factory=dict)
-    slashed_msat: dict[str, int] = field(default_factory=dict)
-
-    @classmethod
-    async def of(cls, market: Market, providers: Sequence[Provider]) -> Books:
-        """Verdicts and requests from the relay, money from the providers' ledgers and the bond holder."""
-        wanted = (kinds.CERTIFICATE, kinds.INFERENCE)
-        events = await market.events(Filter(kinds=frozenset(wanted)))
-        books = cls()
-        found = {verdict for e in events if e.kind == kinds.CERTIFICATE and (verdict := Verdict.read(e))}
-        # Several members may certify one verdict: it is one.
-        first: dict[tuple[str, ...], Verdict] = {}
-        for verdict in sorted(found, key=lambda v: v.certified_s):
-            first.setdefault((verdict.request, verdict.task, verdict.provider, verdict.outcome), verdict)
-        books.verdicts = list(first.values())
-        books.requests = [parse_request(e) for e in events if e.kind == kinds.INFERENCE]
-        for provider in providers:
-            books.slashed_msat[provider.name] = await market.slashed_msat(provider)
-            books.earned_msat[provider.name] = market.earned_msat(provider.name)
-        return books
-
-    def net_msat(self, provider: Provider) -> int:
-        return self.earned_msat[provider.name] - self.slashed_msat[provider.name]
-
-    def failed(self, culprit: str) -> list[Verdict]:
-        return [v for v in self.verdicts if v.outcome == "fail" and v.culprit == culprit]
-
-    def blamed(self) -> set[str]:
-        return {v.culprit for v in self.verdicts if v.outcome == "fail"}
-
-    def worked(self, provider: Provider) -> bool:
-        named = any(provider.public in request.plan.providers() for request in self.requests)
-        return named or any(provider.public in verdict.verifiers for verdict in self.verdicts)
-
-    def plans_after(self, public: str, epoch_s: float) -> int | None:
-        """Plans that name the node well after its first failed verdict; None if it was never caught."""
-        caught = self.failed(public)
-        if not caught:
-            return None
-        gone_s = min(v.certified_s for v in caught) + LEAVING_EPOCHS * epoch_s
-        return sum(r.created_at > gone_s and public in r.plan.providers() for r in self.requests)
-
-
-def bond_sats() -> int:
-    """`BOND_SATS`, or 0 as long as nodewire has no `bond` command."""
-    return BOND_SATS if find_spec("nodewire.cli.bond") else 0
-
-
-def sampled(customer: Customer) -> dict[str, Any]:
-    """The options of a job under sampled verification that is followed to its verdicts."""
-    options: dict[str, Any] = {"terms": customer.terms.model_copy(update={"verify": "sampled"})}
-    if "wait" in inspect.signature(customer.generate).parameters:
-        options["wait"] = True
-    return options
+    customer: str
+    began_s: float
+    identical: bool = False
+    error: str = ""
+    repaired: list[int] = field(default_factory=list)
+    requests: set[str] = field(default_factory=set)
 
 
 async def cheat(name: str, prompts: Sequence[str], count: int, rng: random.Random) -> dict[str, Any]:
     """One market with one cheater: `count` jobs and the books after them."""
     with tempfile.TemporaryDirectory(prefix=f"nodewire-{name}-") as folder:
-        stages = "stage.0,stage.1,stage.2"
+        stages = ",".join(f"stage.{k}" for k in range(TASKS - 1))
         launched = [*FAULTS, "--cheat", name, "--tasks", stages, "--"]
         async with Market(
             Path(folder),
@@ -155,186 +86,134 @@ async def cheat(name: str, prompts: Sequence[str], count: int, rng: random.Rando
             holders=HOLDERS,
             dishonest={CHEATER: launched},
             committee=("--verify-rate", RATE),
-            bond_sats=bond_sats(),
+            bond_sats=BOND_SATS,
+            epoch_s=EPOCH_S,
         ) as market:
             alone = await references(market, DECODER, prompts, TOKENS)
-            jobs = await _bought(market, prompts, alone, count, rng, name)
+            began = time.monotonic()
+            chosen = iter([rng.choice(prompts) for _ in range(count)])
+            jobs: list[Bought] = []
+            async with asyncio.TaskGroup() as group:
+                for lane in range(min(TOGETHER, count)):
+                    group.create_task(_buy(market, f"{name}-{lane}", chosen, alone, jobs, count))
+            seconds = time.monotonic() - began
             await asyncio.sleep(3)  # payments and statements that are on their way
             books = await Books.of(market, list(market.providers.values()))
-            return _cheat_arm(market, books, jobs)
+            return {**_arm(market, books, jobs), "seconds": round(seconds, 1)}
 
 
-async def _bought(
-    market: Market, prompts: Sequence[str], alone: dict[str, list[int]], count: int, rng: random.Random, name: str
-) -> list[dict[str, Any]]:
-    jobs = []
-    number = 0
-    customers = 0
-    while number < count:
-        customers += 1
-        async with market.customer(f"customer-{customers}") as customer:
+async def _buy(
+    market: Market,
+    name: str,
+    prompts: Iterator[str],
+    alone: dict[str, list[int]],
+    jobs: list[Bought],
+    count: int,
+) -> None:
+    """One customer after the other buys jobs until there are no more `prompts`."""
+    for number in itertools.count(1):
+        async with market.customer(f"{name}-{number}") as customer:
             # A customer whose job failed is replaced: what that job owes does not reach the next.
-            while number < count:
-                number += 1
-                prompt = rng.choice(prompts)
+            for prompt in prompts:
+                job = Bought(customer.session.keys.public, time.time())
+                jobs.append(job)
+                terms = customer.terms.model_copy(update={"verify": "sampled"})
                 address = market.models["pycoder"]["address"]
-                options = sampled(customer)
-                done = await generate(customer, address, prompt, TOKENS, timeout_s=JOB_S, **options)
-                same = done.ids == alone[prompt]
-                request = done.said.get("request", "")
-                jobs.append({"request": request, "identical": same, "error": done.error})
-                how = done.error[:100] or ("identical" if same else "different")
-                say(f"{name} {number}/{count}: {how}")
-                if done.error:
+                done = await generate(customer, address, prompt, TOKENS, timeout_s=JOB_S, terms=terms, wait=True)
+                job.identical, job.error = done.ids == alone[prompt], done.error
+                job.repaired = done.said.get("repaired", [])
+                how = job.error[:100] or ("identical" if job.identical else "different")
+                say(f"{name} {len(jobs)}/{count}: {how}{', repaired' * bool(job.repaired)}")
+                if job.error:
                     break
-    return jobs
+            else:
+                return
 
 
-def _cheat_arm(market: Market, books: Books, jobs: list[dict[str, Any]]) -> dict[str, Any]:
+def _arm(market: Market, books: Books, jobs: list[Bought]) -> dict[str, Any]:
     cheater = market.providers[f"provider-{CHEATER}"]
     honest = [p for p in market.providers.values() if p is not cheater]
-    working = [p for p in honest if books.worked(p)]
+    _attribute(books, jobs)
     failed = {v.request for v in books.verdicts if v.outcome == "fail"}
-    named = {r.id for r in books.requests if cheater.public in r.plan.providers()}
-    repaired = [job for job in jobs if job["request"] in failed]
+    convicting = books.convictions(cheater.public)
+    first_s = min((v.certified_s for v in convicting), default=None)
+    repairing = [job for job in jobs if job.requests & failed]
     nets = {p.name: books.net_msat(p) for p in honest}
+    working = [p.name for p in honest if books.worked(p)]
+    outcomes = books.outcomes()
     return {
         "jobs": len(jobs),
-        "identical": sum(job["identical"] for job in jobs),
-        "errors": sorted({job["error"].partition(":")[0] for job in jobs if job["error"]}),
-        "jobs_with_the_cheater": len(named),
-        "caught": len(books.failed(cheater.public)),
-        "wrongly": sorted(books.blamed() - {cheater.public}),
-        "plans_after": books.plans_after(cheater.public, EPOCH_S),
+        "identical": sum(job.identical for job in jobs),
+        "errors": dict(Counter(job.error.partition(":")[0] for job in jobs if job.error)),
+        "requests": len(books.requests),
+        "requests_with_the_cheater": sum(cheater.public in r.plan.providers() for r in books.requests),
+        "samples": len(books.samples),
+        "samples_of_the_cheater": sum(provider == cheater.public for *_, provider in books.samples),
+        "outcomes": outcomes,
+        "outcomes_of_the_cheater": books.outcomes(v for v in books.verdicts if v.provider == cheater.public),
+        "unsure": outcomes["unsure"],
+        "caught": len(convicting),
+        "caught_at_job": None if first_s is None else books.jobs_until(first_s),
+        "expelled": first_s is not None
+        and books.plans_after(cheater.public, first_s + LEAVING_EPOCHS * market.epoch_s) == 0,
+        "plans_after": None
+        if first_s is None
+        else books.plans_after(cheater.public, first_s + LEAVING_EPOCHS * market.epoch_s),
+        "wrongly": sorted(books.convicted() - {cheater.public}),
+        "cheater_earned_msat": books.earned_msat[cheater.name],
+        "cheater_slashed_msat": books.lost_msat[cheater.name],
         "cheater_net_msat": books.net_msat(cheater),
-        "cheater_slashed_msat": books.slashed_msat[cheater.name],
         "honest_net_msat": nets,
-        "honest_without_work": sorted(p.name for p in honest if p not in working),
-        "least_honest_net_msat": min(nets.values()),
-        "least_working_net_msat": min((nets[p.name] for p in working), default=None),
-        "failed_jobs": len(repaired),
-        "repaired": sum(job["identical"] for job in repaired),
-        "unnoticed": sum(not job["identical"] and not job["error"] for job in jobs if job["request"] not in failed),
-        "outcomes": {o: sum(v.outcome == o for v in books.verdicts) for o in ("pass", "fail", "withheld", "unsure")},
+        "honest_min_net_msat": min(nets.values()),
+        "honest_working_min_net_msat": min((nets[name] for name in working), default=None),
+        "failed_jobs": len(repairing),
+        "repaired_identical": sum(job.identical for job in repairing),
+        "unnoticed": sum(not job.identical and not job.error and not job.requests & failed for job in jobs),
     }
 
 
-@dataclass(slots=True)
-class Trial:
-    """One corrupt node in the DAG. `slashed`: the names of providers whose bonds shrank by it."""
-
-    task: str
-    calls: int = 0
-    spoilt: int = 0
-    errors: int = 0
-    caught: bool = False
-    blamed: tuple[str, ...] = ()
-    slashed: tuple[str, ...] = ()
-    exact: bool = False
-
-
-async def dag_trials(count: int, rng: random.Random) -> list[Trial]:
-    """`count` trials on one market, each with a new corrupt node for one task of the twelve."""
-    with tempfile.TemporaryDirectory(prefix="nodewire-dag-") as folder:
-        model = Model(await asyncio.to_thread(dag.make, Path(folder) / "encoder"), dag.TARGET, "twelve")
-        async with Market(
-            Path(folder) / "market",
-            providers=PROVIDERS,
-            holders=HOLDERS,
-            models=[model],
-            worker_memory="100MB",
-            bond_sats=bond_sats(),
-        ) as market:
-            said = market.models["twelve"]
-            tasks = [task["name"] for task in said["tasks"]]
-            if len(tasks) != dag.TASKS:
-                raise RuntimeError(f"the encoder was cut into {len(tasks)} tasks, not {dag.TASKS}")
-            alone = [
-                np.array((await market.command("embed", *texts, "--local", str(model.folder)))["vectors"])
-                for texts in dag.SENTENCES
-            ]
-            trials = []
-            for number in range(count):
-                trial = Trial(rng.choice(tasks[1:]))
-                await _corrupt(market, trial, number, alone, rng)
-                trials.append(trial)
-                say(f"dag {number + 1}/{count}: {asdict(trial)}")
-            return trials
-
-
-async def _corrupt(market: Market, trial: Trial, number: int, alone: list[np.ndarray], rng: random.Random) -> None:
-    before = await Books.of(market, list(market.providers.values()))
-    # It says that it is quick, so that assign/1 prefers it for its task.
-    command = [*FAULTS, "--cheat", "wrong", "--"]
-    corrupt = await market.add_provider(
-        [("twelve", trial.task)], name=f"corrupt-{number}", command=command, us_per_position=1
-    )
-    await market.start_provider(corrupt.name)
-    await market.healthy(timeout_s=60)
-    async with market.customer(f"dag-{number}") as customer:
-        terms = customer.terms.model_copy(update={"verify": "sampled"})
-        while trial.calls < DAG_JOBS and not trial.caught and not trial.errors:
-            await _call(market, trial, customer, terms, alone, rng)
-            books = await Books.of(market, list(market.providers.values()))
-            trial.caught = bool(books.failed(corrupt.public))
-            if trial.calls >= 3 and not any(r.plan.verification.rate_ppm for r in books.requests):
-                break  # nothing is ever drawn: to go on would only take time
-    await asyncio.sleep(2 * EPOCH_S)
-    after = await Books.of(market, list(market.providers.values()))
-    names = {p.public: p.name for p in market.providers.values()}
-    trial.blamed = tuple(sorted(names.get(culprit, culprit) for culprit in after.blamed() - before.blamed()))
-    trial.slashed = tuple(
-        sorted(name for name, msat in after.slashed_msat.items() if msat > before.slashed_msat.get(name, 0))
-    )
-    trial.exact = trial.blamed == trial.slashed == (corrupt.name,)
-    await market.remove_provider(corrupt.name)
-
-
-async def _call(
-    market: Market, trial: Trial, customer: Customer, terms: Terms, alone: list[np.ndarray], rng: random.Random
-) -> None:
-    which = rng.randrange(len(dag.SENTENCES))
-    options: dict[str, Any] = {"wait": True} if "wait" in inspect.signature(customer.embed).parameters else {}
-    trial.calls += 1
-    try:
-        async with asyncio.timeout(JOB_S):
-            address = market.models["twelve"]["address"]
-            vectors = await customer.embed(address, list(dag.SENTENCES[which]), terms=terms, **options)
-            trial.spoilt += not np.allclose(vectors, alone[which], atol=1e-5)
-    except (NodewireError, TimeoutError) as error:
-        trial.errors += 1
-        say(f"a call failed: {error}")
+def _attribute(books: Books, jobs: list[Bought]) -> None:
+    """Give each job the requests that its customer published while it ran."""
+    for request in books.requests:
+        own = [job for job in jobs if job.customer == request.customer and int(job.began_s) <= request.created_at]
+        if own:
+            max(own, key=lambda job: job.began_s).requests.add(request.id)
 
 
 async def measure(report: Report, options: argparse.Namespace) -> None:
-    jobs, trials = (options.jobs or (8 if report.quick else 200)), (2 if report.quick else 200)
+    jobs, trials = (options.jobs or (12 if report.quick else 200)), (options.jobs or (3 if report.quick else 200))
     prompts = PROMPTS[: 3 if report.quick else None]
-    chosen = [name for name in CHEATS if options.only in ("", name)]
-    for name in chosen:
-        say(f"cheat {name}")
-        arm = report.arms[name] = await cheat(name, prompts, jobs, random.Random(f"{report.seed} {name}"))
-        judge(report, name, arm)
+    for name in CHEATS:
+        if options.only in ("", name):
+            say(f"cheat {name}, a bond of {BOND_SATS} sat, {RATE} sampled")
+            arm = report.arms[name] = await cheat(name, prompts, jobs, random.Random(f"{report.seed} {name}"))
+            judge(report, name, arm)
     if options.only in ("", "dag"):
-        done = await dag_trials(trials, random.Random(f"{report.seed} dag"))
-        report.arms["dag"] = [asdict(trial) for trial in done]
-        report.line("dag_exactly_the_corrupt_node", sum(trial.exact for trial in done), "==", len(done))
+        done = await corrupt.trials(trials, random.Random(f"{report.seed} dag"))
+        report.arms["dag"] = {"by_cheat": corrupt.by_cheat(done), "trials": [asdict(trial) for trial in done]}
+        report.line("dag_exactly_the_corrupt_node", sum(trial.exact for trial in done), "==", trials)
 
 
 def judge(report: Report, name: str, arm: dict[str, Any]) -> None:
     """The acceptance lines of one cheat."""
     report.line(f"{name}_caught", arm["caught"], ">=", 1)
-    report.line(f"{name}_wrongly_blamed", len(arm["wrongly"]), "==", 0)
+    report.line(f"{name}_wrongly_convicted", len(arm["wrongly"]), "==", 0)
     report.line(f"{name}_plans_after_the_verdict", arm["plans_after"], "==", 0)
     report.line(f"{name}_cheater_net_msat", arm["cheater_net_msat"], "<", 0)
-    least = arm["least_working_net_msat"] if report.quick else arm["least_honest_net_msat"]
-    report.line(f"{name}_least_honest_net_msat", least, ">", 0)
+    least = arm["honest_working_min_net_msat"] if report.quick else arm["honest_min_net_msat"]
+    report.line(f"{name}_honest_min_net_msat", least, ">", 0)
     # Where no job failed, nothing shows that failed ones are repaired.
-    report.line(f"{name}_repaired", arm["repaired"] if arm["failed_jobs"] else None, "==", arm["failed_jobs"])
+    report.line(
+        f"{name}_repaired_identical",
+        arm["repaired_identical"] if arm["failed_jobs"] else None,
+        "==",
+        arm["failed_jobs"],
+    )
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", default="", choices=("", *CHEATS, "dag"), help="one cheat, or the twelve tasks")
-    parser.add_argument("--jobs", type=int, default=0, help="for each cheat, instead of 200, or 8 with --quick")
+    parser.add_argument("--jobs", type=int, default=0, help="for each cheat, instead of 200, or 12 with --quick")
 
 
 if __name__ == "__main__":

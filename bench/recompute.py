@@ -1,57 +1,96 @@
-"""A process that runs a model's tasks with its own threads, instruction set, weights: `python -m bench.recompute JOB`.
+"""A process that runs a model's tasks in its own way: `python -m bench.recompute JOB`.
 
-JOB is a JSON file: {"record": [[edge, text, params] ...]} runs a model from its inputs and writes down every frame that
-a task took and gave; {"replay": true} gives every task the frames that were written down and writes down what it gives
-now, so that differences are one task's and do not add up along the model. Both name `manifest`, `blobs`, `transcript`
-(the file written down), `out`; `threads`; and `weights`: {} or {"noise": part} or {"bits": n}, another model's.
+JOB is a JSON file. {"record": [[edge, text, params] ...]} runs a model from its inputs and writes down every frame that
+a task took and gave; without it every task is given the frames that were written down, and what it gives now is
+written down: so differences are one task's and do not add up along the model. Both name `manifest`, `blobs`,
+`transcript` (what was recorded), `out`, and how it computes:
+
+    threads   of torch
+    mkldnn    whether torch may use oneDNN
+    frames    "single": one by one, as a provider takes them; "merged": what came before a chunk of a decoder's stage in
+              frames of up to 512 positions, the chunk itself one by one; "whole": the chunk in one frame as well,
+              where a stage gives every position
+    weights   {}, or what is done to them: {"noise": part}, {"bits": n} of a row's scale, {"skip": [layer ...]}
+    half      whether a model that was sold in float32 is computed in bfloat16
+
 What chooses the instruction set stands in the environment (see bench.honest), before torch is imported.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
+from nodewire.errors import NodewireError
 from nodewire.graph import actor as graph
+from nodewire.graph import interpret
 from nodewire.kind import Actor, Limits
 from nodewire.llm import actor as llm
+from nodewire.llm.programs import DriverProgram, StageProgram
+from nodewire.protocol.chunk import chunk_of
 from nodewire.protocol.frame import Frame
-from nodewire.protocol.manifest import CUSTOMER, Manifest
+from nodewire.protocol.manifest import CUSTOMER, Manifest, Task
 
 FAULTS = Path(__file__).parent.parent / "tests" / "faults"
+MERGED_POSITIONS = 512
 _ROOM_BYTES = 2 * 10**9
 Call = dict[str, Any]
-"""{"session", "task", "params", "frame": head, "outs": [head ...]}; head: {"edge", "seq", "meta", "tensors": keys}."""
+"""{"session", "task", "params", "frame": head, "outs": [head ...]}; head: {"edge", "seq", "meta", "tensors": keys}.
+
+Of a replay `frame` is {}; a session that could not be replayed to its end has a last call with `outs` None."""
 
 
 def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
     torch.set_num_threads(job["threads"])
+    torch.backends.mkldnn.set_flags(job["mkldnn"])
     if job["weights"]:
         _exchange(job["weights"])
+    if job["half"]:
+        interpret.check_values = lambda *_: None  # it refuses products of bfloat16 and float32
     manifest = Manifest.unpack(Path(job["manifest"]).read_bytes())
-    actors = load(manifest, Path(job["blobs"]), job["threads"])
-    out = Path(job["out"])
+    actors = {task.name: _load(task, Path(job["blobs"]), job["threads"], half=job["half"]) for task in manifest.tasks}
     if "record" in job:
-        record(manifest, actors, job["record"], out)
+        record(manifest, actors, job["record"], Path(job["out"]))
     else:
-        replay(actors, Path(job["transcript"]), out)
+        replay(manifest, actors, Path(job["transcript"]), Path(job["out"]), job["frames"])
 
 
-def load(manifest: Manifest, blobs: Path, threads: int) -> dict[str, Actor]:
+def _load(task: Task, blobs: Path, threads: int, *, half: bool) -> Actor:
     limits = Limits(memory_bytes=_ROOM_BYTES, threads=threads)
-    actors = {}
-    for task in manifest.tasks:
-        engine = llm.load if task.engine.startswith("decoder.") else graph.load
-        weights = [blobs / weight.sha256 for weight in task.weights]
-        actors[task.name] = engine(task.engine, (blobs / task.program.sha256).read_bytes(), weights, limits)
-    return actors
+    engine = llm.load if task.engine.startswith("decoder.") else graph.load
+    program = (blobs / task.program.sha256).read_bytes()
+    if half and task.engine.startswith("decoder."):
+        read = StageProgram if task.engine == "decoder.stage" else DriverProgram
+        program = read.unpack(program).model_copy(update={"dtype": "bfloat16"}).pack()
+    actor = engine(task.engine, program, [blobs / weight.sha256 for weight in task.weights], limits)
+    return Half(actor, cast=task.engine.startswith("decoder.")) if half else actor
+
+
+class Half:
+    """An actor of a float32 model that computes in bfloat16: a decoder's task all of it, a graph its products."""
+
+    def __init__(self, actor: Actor, *, cast: bool) -> None:
+        self._actor, self._cast = actor, cast
+        self.open, self.close = actor.open, actor.close
+
+    def receive(self, session: str, frame: Frame[Any]) -> list[Frame[Any]]:
+        if self._cast:
+            return [_to(out, torch.float32) for out in self._actor.receive(session, _to(frame, torch.bfloat16))]
+        with torch.autocast("cpu", torch.bfloat16):
+            return [_to(out, torch.float32) for out in self._actor.receive(session, frame)]
+
+
+def _to(frame: Frame[Any], dtype: torch.dtype) -> Frame[Any]:
+    return replace(frame, tensors=tuple(t.to(dtype) if t.is_floating_point() else t for t in frame.tensors))
 
 
 def record(manifest: Manifest, actors: Mapping[str, Actor], inputs: list[list[Any]], out: Path) -> None:
@@ -75,19 +114,69 @@ def record(manifest: Manifest, actors: Mapping[str, Actor], inputs: list[list[An
     pages.write(out)
 
 
-def replay(actors: Mapping[str, Actor], transcript: Path, out: Path) -> None:
+def replay(manifest: Manifest, actors: Mapping[str, Actor], transcript: Path, out: Path, how: str) -> None:
     """Each task's sessions again, from the frames that it took then."""
     calls, tensors = read(transcript)
-    pages = _Pages(inputs=False)
-    open_: set[tuple[str, str]] = set()
+    took: dict[tuple[str, str], list[Frame[Any]]] = {}
+    params = {}
     for call in calls:
-        session, task = call["session"], call["task"]
-        if (session, task) not in open_:
-            actors[task].open(session, call["params"])
-            open_.add((session, task))
-        frame = frame_of(call["frame"], tensors)
-        pages.add(session, task, call["params"], frame, actors[task].receive(session, frame))
+        took.setdefault((call["session"], call["task"]), []).append(frame_of(call["frame"], tensors))
+        params[call["session"]] = call["params"]
+    pages = _Pages(inputs=False)
+    for (session, task), frames in took.items():
+        stage = manifest.task(task).engine == "decoder.stage"
+        whole = how == "whole" and not any(edge.back for edge in manifest.outputs(task))
+        rounds = _by_chunk(manifest, frames, whole=whole) if stage and how != "single" else [([], frames)]
+        for before, sampled in rounds:
+            actors[task].open(session, params[session])
+            try:
+                for frame in before:
+                    actors[task].receive(session, frame)
+                for frame in sampled:
+                    pages.add(session, task, None, frame, _apart(frame, actors[task].receive(session, frame)))
+            except NodewireError:
+                pages.broke(session, task)  # a driver that chose another end
+            finally:
+                actors[task].close(session)
     pages.write(out)
+
+
+def _by_chunk(
+    manifest: Manifest, frames: Sequence[Frame[Any]], *, whole: bool
+) -> Iterator[tuple[list[Frame[Any]], list[Frame[Any]]]]:
+    """For every chunk: all before it in few frames, and its own."""
+    for chunk in sorted({chunk_of(manifest, frame.seq) for frame in frames}):
+        before = [frame for frame in frames if chunk_of(manifest, frame.seq) < chunk]
+        own = [frame for frame in frames if chunk_of(manifest, frame.seq) == chunk]
+        yield list(_merged(before)), list(_merged(own)) if whole else own
+
+
+def _merged(frames: Sequence[Frame[Any]]) -> Iterator[Frame[Any]]:
+    run: list[Frame[Any]] = []
+    for frame in frames:
+        if run and sum(one.tensors[0].shape[1] for one in [*run, frame]) > MERGED_POSITIONS:
+            yield _joined(run)
+            run = []
+        run.append(frame)
+    if run:
+        yield _joined(run)
+
+
+def _joined(run: Sequence[Frame[Any]]) -> Frame[Any]:
+    hidden = torch.cat([frame.tensors[0] for frame in run], dim=1)
+    return Frame(run[0].edge, run[0].seq, (hidden,), {**run[0].meta, "tokens": hidden.shape[1], "parts": len(run)})
+
+
+def _apart(taken: Frame[Any], outs: list[Frame[Any]]) -> list[Frame[Any]]:
+    """The frames that a merged one stands for: one position each."""
+    parts = taken.meta.get("parts", 1)
+    if parts == 1:
+        return outs
+    (out,) = outs
+    return [
+        Frame(out.edge, out.seq + k, (one,), {"chunk": out.meta["chunk"]})
+        for k, one in enumerate(out.tensors[0].split(1, dim=1))
+    ]
 
 
 def read(path: Path) -> tuple[list[Call], dict[str, torch.Tensor]]:
@@ -111,6 +200,9 @@ class _Pages:
         given = [self._head(out, f"{number}.{k}") for k, out in enumerate(outs)]
         self._calls.append({"session": session, "task": task, "params": params, "frame": taken, "outs": given})
 
+    def broke(self, session: str, task: str) -> None:
+        self._calls.append({"session": session, "task": task, "params": None, "frame": {}, "outs": None})
+
     def _head(self, frame: Frame[Any], key: str) -> dict[str, Any]:
         keys = [f"{key}.{i}" for i in range(len(frame.tensors))]
         self._tensors.update({k: t.clone().contiguous() for k, t in zip(keys, frame.tensors, strict=True)})
@@ -121,12 +213,14 @@ class _Pages:
         save_file(self._tensors, path.with_suffix(".safetensors"))
 
 
-def _exchange(weights: Mapping[str, float]) -> None:
+def _exchange(weights: Mapping[str, Any]) -> None:
     sys.path.append(str(FAULTS))
-    from nodewire_faults.engine import exchange_weights, noisy, rounded
+    from nodewire_faults.engine import exchange_weights, noisy, rounded, without
 
-    exchange_weights(noisy(weights["noise"]) if "noise" in weights else rounded(int(weights["bits"])))
+    (how, value), *_ = weights.items()
+    exchange_weights({"noise": noisy, "bits": rounded, "skip": without}[how](value))
 
 
 if __name__ == "__main__":
-    main()
+    with contextlib.suppress(KeyboardInterrupt):
+        main()

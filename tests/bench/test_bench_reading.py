@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import pytest
 
 from bench import byzantine, chaos
+from bench.books import Books, Verdict
 from bench.jobs import Generated
 from bench.report import Report, percentile, spread
+from nodewire.protocol import kinds
 from nodewire.protocol.plan import Assignment
 
 NORMAL = chaos.Normal(step_ms=10.0, first_ms=50.0)
@@ -138,22 +140,47 @@ def test_percentiles_are_nearest_ranks():
 class EventOf:
     content: str
     created_at: int = 7
+    kind: int = kinds.CERTIFICATE
 
 
-def verdict(outcome_="fail", culprit="e" * 64):
-    said = {"request": "1" * 64, "task": "stage.0", "provider": "e" * 64, "outcome": outcome_, "culprit": culprit}
-    return json.dumps({"v": 1, "verdict": {**said, "verifiers": [["f" * 64, True], ["9" * 64, False]]}, "votes": []})
+CHEATER, CAREFUL, LIAR = "e" * 64, "f" * 64, "9" * 64
+
+
+def verdict(outcome="fail", culprit=CHEATER, request="1" * 64, at_s=7):
+    said = {"request": request, "task": "stage.0", "chunk": 0, "provider": CHEATER, "outcome": outcome}
+    said |= {"culprit": culprit, "verifiers": [[CAREFUL, True], [LIAR, False]]}
+    return EventOf(json.dumps({"v": 1, "verdict": said, "votes": []}), at_s)
 
 
 def test_a_verdict_is_read_from_a_certificate_and_an_epoch_is_not_one():
-    read = byzantine.Verdict.read(EventOf(verdict()))
+    read = Verdict.read(verdict())
     assert read is not None
-    assert (read.culprit, read.verifiers, read.certified_s) == ("e" * 64, ("f" * 64,), 7)
-    assert byzantine.Verdict.read(EventOf(json.dumps({"v": 1, "body": {}}))) is None
-    assert byzantine.Verdict.read(EventOf("")) is None
+    assert (read.culprit, read.verifiers, read.certified_s) == (CHEATER, (CAREFUL,), 7)
+    assert Verdict.read(EventOf(json.dumps({"v": 1, "body": {}}))) is None
+    assert Verdict.read(EventOf("")) is None
 
 
-def test_who_was_never_caught_has_no_plans_after():
-    books = byzantine.Books(verdicts=[byzantine.Verdict.read(EventOf(verdict("pass", "")))])
-    assert books.plans_after("e" * 64, 2.0) is None
-    assert books.blamed() == set()
+def test_one_certificate_of_several_oracles_is_one_verdict_since_the_first():
+    books = Books.read([verdict(at_s=9), verdict(at_s=8), verdict("pass", "", request="2" * 64)])
+    assert books.outcomes() == {"pass": 1, "fail": 1, "withheld": 0, "unsure": 0}
+    assert [v.certified_s for v in books.convictions(CHEATER)] == [8]
+    assert books.convicted() == {CHEATER}
+
+
+def test_a_verifier_that_lied_is_convicted_by_a_pass():
+    assert Books.read([verdict("pass", LIAR)]).convicted() == {LIAR}
+
+
+@dataclass
+class RequestOf:
+    id: str
+    customer: str
+    created_at: int
+
+
+def test_requests_belong_to_the_job_that_their_customer_ran_then():
+    jobs = [byzantine.Bought("ann", 10.7), byzantine.Bought("ann", 20.2), byzantine.Bought("bob", 10.0)]
+    books = Books(requests=[RequestOf("a", "ann", 10), RequestOf("b", "ann", 19), RequestOf("c", "ann", 21)])
+    byzantine._attribute(books, jobs)
+    assert [job.requests for job in jobs] == [{"a", "b"}, {"c"}, set()]
+    assert books.jobs_until(19) == 2

@@ -15,8 +15,8 @@ FAULTS = Path(__file__).parent.parent / "faults"
 sys.path.append(str(FAULTS))
 
 from nodewire_faults import CHEATS  # noqa: E402
-from nodewire_faults.cheats import Honest, Scaled, Skipped, Stale, Wrong  # noqa: E402
-from nodewire_faults.engine import Faulty, noisy, rounded  # noqa: E402
+from nodewire_faults.cheats import Flipped, Honest, Scaled, Skipped, Stale, Wrong  # noqa: E402
+from nodewire_faults.engine import Faulty, noisy, rounded, without  # noqa: E402
 
 from nodewire.kind import Limits  # noqa: E402
 from nodewire.llm.split import split_decoder  # noqa: E402
@@ -90,14 +90,54 @@ def test_a_stale_answer_is_the_one_before():
     assert torch.equal(cheat.corrupt(frame("a", 2), frame("b", 2, third)).tensors[0], second)
 
 
+def test_a_stale_answer_may_be_of_another_session_and_fits_or_is_honest():
+    shared = {}
+    first, other = hidden(1, 4), hidden(2, 3)
+    assert torch.equal(Stale(shared).corrupt(frame("a", 0), frame("b", 0, first)).tensors[0], first)
+    assert torch.equal(Stale(shared).corrupt(frame("a", 0), frame("b", 0, other)).tensors[0], first[:, -3:])
+    longer = hidden(3, 9)
+    assert torch.equal(Stale(shared).corrupt(frame("a", 0), frame("b", 0, longer)).tensors[0], longer)
+    assert torch.equal(Stale(shared).corrupt(frame("a", 0), frame("b", 0, hidden(4, 4))).tensors[0], first)
+
+
+def test_a_driver_that_lies_gives_out_other_integers():
+    ids = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    assert Wrong().corrupt(frame("a", 0), frame("b", 0, ids)).tensors[0].tolist() == [[3, 1, 2], [6, 4, 5]]
+    cheat = Stale()
+    cheat.corrupt(frame("a", 0), frame("b", 0, ids))
+    assert torch.equal(cheat.corrupt(frame("a", 1), frame("b", 1, ids + 1)).tensors[0], ids)
+
+
 def test_exchanged_weights_are_near_the_real_ones_and_vectors_stay():
     for change, least, most in ((noisy(0.1), 0.05, 0.2), (rounded(8), 1e-4, 0.02)):
         matrix, vector = torch.randn(64, 64), torch.randn(64)
         before = matrix.clone(), vector.clone()
-        change(matrix)
-        change(vector)
+        change("matrix", matrix)
+        change("vector", vector)
         assert least < (matrix - before[0]).norm() / before[0].norm() < most
         assert torch.equal(vector, before[1])
+
+
+def test_a_layer_that_is_left_out_ends_its_branches_with_zeros():
+    change = without([1])
+    for name, zero in (
+        ("model.layers.1.self_attn.o_proj.weight", True),
+        ("model.layers.1.mlp.up_proj.weight", False),
+        ("model.layers.0.mlp.down_proj.weight", False),
+        ("model.encoder.layer.1.output.dense.bias", True),
+        ("model.encoder.layer.1.output.LayerNorm.bias", False),
+    ):
+        tensor = torch.ones(3)
+        change(name, tensor)
+        assert (not tensor.any()) is zero, name
+
+
+def test_flipped_channels_change_their_sign_and_no_other():
+    x = hidden(1, 5)
+    sent = Flipped(3).corrupt(frame("a", 0), frame("b", 0, x)).tensors[0]
+    other = (sent != x).any(dim=1)[0]
+    assert int(other.sum()) == 3
+    assert torch.equal(sent[..., other], -x[..., other])
 
 
 class Echo:

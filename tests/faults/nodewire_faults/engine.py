@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from nodewire.protocol.frame import Frame
 from nodewire_faults.cheats import Cheat
 
 ORDERS = "nodewire_faults"
+_LAYER = re.compile(r"\.layers?\.(\d+)\.")
+_BRANCH_END = re.compile(r"\.(o_proj|down_proj|output\.dense)\.(weight|bias)")
 
 Load = Callable[[str, bytes, Sequence[Path], Limits], Actor]
 
@@ -56,8 +59,12 @@ class Faulty:
         self._honest.close(session)
 
 
-def exchange_weights(change: Callable[[torch.Tensor], None]) -> None:
-    """From now on the engines read other weights than the files hold: `change` is applied to each tensor in place."""
+Change = Callable[[str, torch.Tensor], None]
+"""What is done in place to a tensor of a name."""
+
+
+def exchange_weights(change: Change) -> None:
+    """From now on the engines read other weights than the files hold: each tensor is changed in place."""
     opened, read = llm.open_weights, graph._read
 
     def open_weights(path: Any, table: Any) -> Any:
@@ -65,24 +72,24 @@ def exchange_weights(change: Callable[[torch.Tensor], None]) -> None:
 
         def filled(name: str, target: torch.Tensor) -> None:
             fill(name, target)
-            change(target)
+            change(name, target)
 
         return filled
 
     def read_all(program: Any, files: Any, device: str) -> dict[str, torch.Tensor]:
         tensors = read(program, files, device)
-        for tensor in tensors.values():
-            change(tensor)
+        for name, tensor in tensors.items():
+            change(name, tensor)
         return tensors
 
     llm.open_weights, graph._read = open_weights, read_all
 
 
-def noisy(part: float) -> Callable[[torch.Tensor], None]:
+def noisy(part: float) -> Change:
     """Every matrix with noise of `part` of its spread: a fine-tuned model."""
     random = torch.Generator().manual_seed(3)
 
-    def change(tensor: torch.Tensor) -> None:
+    def change(name: str, tensor: torch.Tensor) -> None:
         if tensor.is_floating_point() and tensor.ndim > 1:
             noise = torch.randn(tensor.shape, generator=random) * tensor.float().std() * part
             tensor.add_(noise.to(tensor.dtype))
@@ -90,13 +97,24 @@ def noisy(part: float) -> Callable[[torch.Tensor], None]:
     return change
 
 
-def rounded(bits: int) -> Callable[[torch.Tensor], None]:
+def rounded(bits: int) -> Change:
     """Every matrix's rows rounded to `bits` bits with one scale for a row: a cheaper, quantized model."""
 
-    def change(tensor: torch.Tensor) -> None:
+    def change(name: str, tensor: torch.Tensor) -> None:
         if tensor.is_floating_point() and tensor.ndim > 1:
             exact = tensor.float()
             scale = exact.abs().amax(-1, keepdim=True).clamp_min(1e-12) / (2 ** (bits - 1) - 1)
             tensor.copy_(((exact / scale).round() * scale).to(tensor.dtype))
+
+    return change
+
+
+def without(layers: Collection[int]) -> Change:
+    """These layers add nothing to what comes in: the matrices and biases that their two branches end with are zero."""
+
+    def change(name: str, tensor: torch.Tensor) -> None:
+        layer = _LAYER.search(name)
+        if layer and int(layer[1]) in layers and _BRANCH_END.search(name):
+            tensor.zero_()
 
     return change

@@ -1,0 +1,187 @@
+"""One corrupt node among the twelve of a job, job after job on one market: who is convicted, whose bond is slashed.
+
+Every task of bench.dag's encoder has an honest provider of its own, and a few more that hold all tasks: they are in no
+plan, so that they can be drawn as verifiers. For each trial a newcomer with a cheat of tests/faults takes the place of
+the provider of one random task: the customer's terms name whom it trusts, which is the newcomer and the eleven others.
+Every chunk is sampled. Several trials run at once; a newcomer has one job, and leaves after its verdicts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench import dag
+from bench.books import Books
+from bench.market import Market, Model, Provider
+from bench.report import say
+from nodewire import Customer, NodewireError
+from nodewire.customer import verified
+from nodewire.protocol import job
+
+CHEATS = ("wrong", "scaled", "skipped", "other", "stale", "copied")
+OF_DRIVERS = ("wrong", "stale", "copied")
+"""A driver puts out integers and has no weights."""
+VERIFIERS = 3
+TOGETHER = 6
+CALL_S = 60.0
+BOND_SATS = 20_000
+FAULTS = (sys.executable, "-m", "tests.faults.run")
+MODEL = "twelve"
+
+
+@dataclass(slots=True)
+class Trial:
+    """One corrupt node in one job. `convicted` and `slashed` are names of providers; `outcomes` of its verdicts."""
+
+    task: str
+    cheat: str
+    spoilt: bool = False
+    error: str = ""
+    verdicts: int = 0
+    outcome: str = ""
+    """What the committee said of the corrupt node's own chunk."""
+    outcomes: dict[str, int] = field(default_factory=dict)
+    convicted: tuple[str, ...] = ()
+    slashed: tuple[str, ...] = ()
+    exact: bool = False
+    """The corrupt node was convicted and slashed, and nobody else was either."""
+
+
+def by_cheat(trials: Sequence[Trial]) -> dict[str, Any]:
+    found: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for trial in trials:
+        found[trial.cheat]["trials"] += 1
+        found[trial.cheat]["exact"] += trial.exact
+        found[trial.cheat][trial.outcome or "no verdict"] += 1
+    return {cheat: dict(count) for cheat, count in sorted(found.items())}
+
+
+async def trials(count: int, rng: random.Random) -> list[Trial]:
+    """`count` trials on one market."""
+    with tempfile.TemporaryDirectory(prefix="nodewire-dag-") as folder:
+        model = Model(await asyncio.to_thread(dag.make, Path(folder) / "encoder"), dag.TARGET, MODEL)
+        async with Market(
+            Path(folder) / "market",
+            providers=0,
+            models=[model],
+            committee=("--verify-rate", "100%"),
+            worker_memory="100MB",
+            bond_sats=BOND_SATS,
+            slots=2 * TOGETHER,  # a job's seats are freed a while after it
+        ) as market:
+            tasks = [task["name"] for task in market.models[MODEL]["tasks"]]
+            if len(tasks) != dag.TASKS:
+                raise RuntimeError(f"the encoder was cut into {len(tasks)} tasks, not {dag.TASKS}")
+            seats = {task: await market.add_provider([(MODEL, task)], name=f"seat-{task}") for task in tasks}
+            everything = [(MODEL, task) for task in tasks]
+            others = [await market.add_provider(everything, name=f"verifier-{k}") for k in range(VERIFIERS)]
+            await _started(market, [*seats.values(), *others])
+            alone = [
+                np.array((await market.command("embed", *texts, "--local", str(model.folder)))["vectors"])
+                for texts in dag.SENTENCES
+            ]
+            done: list[Trial] = []
+            while len(done) < count:
+                some = [_drawn(tasks, rng) for _ in range(min(TOGETHER, count - len(done)))]
+                await _round(market, some, seats, alone, len(done), rng)
+                done += some
+                say(f"{len(done)}/{count}: {sum(trial.exact for trial in done)} exact; {by_cheat(some)}")
+            return done
+
+
+def _drawn(tasks: Sequence[str], rng: random.Random) -> Trial:
+    task = rng.choice(tasks)
+    return Trial(task, rng.choice(OF_DRIVERS if task == "driver" else CHEATS))
+
+
+async def _started(market: Market, providers: Sequence[Provider]) -> None:
+    await asyncio.gather(*(market.start_provider(provider.name) for provider in providers))
+    await market.healthy(timeout_s=90)
+
+
+async def _round(
+    market: Market,
+    some: Sequence[Trial],
+    seats: dict[str, Provider],
+    alone: Sequence[np.ndarray],
+    first: int,
+    rng: random.Random,
+) -> None:
+    """Trials at once, each with its own newcomer and customer."""
+    after_s = int(time.time()) - 1
+    newcomers = []
+    for number, trial in enumerate(some, first):
+        command = [*FAULTS, "--cheat", trial.cheat, "--"]
+        newcomers.append(await market.add_provider([(MODEL, trial.task)], name=f"corrupt-{number}", command=command))
+    await _started(market, newcomers)
+    jobs = [
+        _one(market, trial, seats, newcomer, alone, rng.randrange(len(alone)))
+        for trial, newcomer in zip(some, newcomers, strict=True)
+    ]
+    requests = await asyncio.gather(*jobs)
+    providers = list(market.providers.values())
+    names = {provider.public: provider.name for provider in providers}
+    books = await Books.of(market, providers, after_s=after_s)
+    lost = {name for name, msat in books.lost_msat.items() if msat}
+    corrupt = {newcomer.name for newcomer in newcomers}
+    for trial, newcomer, request in zip(some, newcomers, requests, strict=True):
+        verdicts = [v for v in books.verdicts if v.request == request]
+        trial.verdicts, trial.outcomes = len(verdicts), {k: n for k, n in books.outcomes(verdicts).items() if n}
+        own = [v.outcome for v in verdicts if v.provider == newcomer.public]
+        trial.outcome = own[0] if own else ""
+        trial.convicted = tuple(sorted({names[v.culprit] for v in verdicts if v.culprit}))
+        # Whoever lost something and is no other trial's newcomer: it is counted in each trial of the round.
+        trial.slashed = tuple(sorted(lost - (corrupt - {newcomer.name})))
+        trial.exact = trial.convicted == trial.slashed == (newcomer.name,)
+    for newcomer in newcomers:
+        await market.remove_provider(newcomer.name)
+
+
+async def _one(
+    market: Market,
+    trial: Trial,
+    seats: dict[str, Provider],
+    newcomer: Provider,
+    alone: Sequence[np.ndarray],
+    which: int,
+) -> str:
+    """A job to its verdicts, which the customer presents to the bond holder; the request's id, "" if there was none."""
+    others = [provider.public for task, provider in seats.items() if task != trial.task]
+    async with market.customer(f"of-{newcomer.name}") as customer:
+        trusting = customer.terms.model_copy(update={"trusted": tuple(sorted([newcomer.public, *others]))})
+        try:
+            async with asyncio.timeout(CALL_S):
+                if trial.cheat == "stale":  # there must be an answer before
+                    await _call(market, customer, trusting, (which + 1) % len(alone))
+                sampled = trusting.model_copy(update={"verify": "sampled"})
+                vectors = await _call(market, customer, sampled, which)
+                trial.spoilt = not np.allclose(vectors, alone[which], atol=1e-5)
+                bought = customer.purchases[-1]
+                committee = customer.session.market.committee
+                found = await verified.follow(
+                    job.parse(bought.request),
+                    bought.roots,
+                    market=customer.session.market,
+                    pool=customer.session.pool,
+                    last_epoch=committee.epoch_at(int(time.time() * 1000)),
+                )
+                await verified.settle(found, bought.request, customer.session.holder, customer.session.keys)
+                return bought.request.id
+        except (NodewireError, TimeoutError) as error:
+            trial.error = f"{type(error).__name__}: {error}"[:200]
+            return customer.last.get("request", "")
+
+
+async def _call(market: Market, customer: Customer, terms: Any, which: int) -> np.ndarray:
+    return await customer.embed(market.models[MODEL]["address"], list(dag.SENTENCES[which]), terms=terms)
