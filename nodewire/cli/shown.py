@@ -44,7 +44,7 @@ class Watched(Customer):
 
     def stopped(self) -> dict[str, Any]:
         """What was requested and paid until now."""
-        begun = [bought for bought in self.purchases if bought._payments is not None]
+        begun = [bought for bought in self.purchases if bought.is_underway]
         paid = [one for bought in begun for one in bought.payments.paid.values()]
         return {
             "stopped": True,

@@ -156,7 +156,7 @@ class Customer:
 
     def _finished(self, bought: Purchase) -> dict[str, Any]:
         """The summary, with the time that a hop took: a step's time less its tasks' compute, over the ring's hops."""
-        timing, results = bought.timing, bought.results.values()
+        timing, results = bought.timing, bought.answers.results.values()
         compute_ms = sum(said.compute_us[0] for said in results) / 1000
         hops = len(bought.manifest.tasks)
         return {

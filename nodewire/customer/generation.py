@@ -122,7 +122,7 @@ class Generation:
             purchase = bought.purchase
             bought.verified = await verified.follow(
                 job.parse(purchase.request),
-                purchase.roots,
+                purchase.answers.roots,
                 market=market,
                 pool=self.session.pool,
                 last_epoch=market.committee.epoch_at(int(time.time() * 1000)),
