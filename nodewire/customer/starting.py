@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 
 from nodewire.config import CustomerConfig
 from nodewire.customer import debts
+from nodewire.customer.closings import Closings
 from nodewire.customer.session import Session
 from nodewire.customer.settler import Settler
 from nodewire.market import open_market
@@ -61,6 +62,9 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
     )
     settling = asyncio.create_task(settler.run())
     stack.callback(settling.cancel)
+    closings = Closings(keys, ledger, market, pool, network, settler.under_way)
+    closing = asyncio.create_task(closings.run())
+    stack.callback(closing.cancel)
     session = Session(
         keys=keys,
         pool=pool,
@@ -71,6 +75,7 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
         node=node,
         spool=spool,
         settler=settler,
+        closings=closings,
         holder=SimBondHolder(wallet),
         make_worker=maker(stack, config.worker.limits, config.blobs),
         private_endpoints=config.private_endpoints,
