@@ -21,7 +21,8 @@ from nodewire.wire.node import Node
 from nodewire.wire.spool import Spool
 from nodewire.worker.lasting import maker
 
-_NETWORKS = {"sim": "bcrt"}
+NETWORKS = {"sim": "bcrt"}
+"""The wallets' networks as bolt11 writes them after "ln"."""
 SPOOL_BYTES = 2**30
 """Of prompts, and with a local driver of hidden states, while jobs are under way."""
 _SETTLE_S = 5.0
@@ -42,7 +43,7 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
     stack.callback(ledger.close)
     payer = Payer(keys, wallet, ledger)
     await payer.recover()
-    network = _NETWORKS[config.wallet.kind]
+    network = NETWORKS[config.wallet.kind]
     if owed := debts.in_ledger(payer):
         await _settle(payer, owed, config, network)
     spool = Spool(config.state / "spool", SPOOL_BYTES)

@@ -12,7 +12,7 @@ from nodewire.nostr.nip01 import Filter
 from nodewire.pay import debts
 from nodewire.pay.debts import Key
 from nodewire.pay.ledger import Ledger
-from nodewire.protocol import beacon, certificate, commitment, feedback, inventory, job, kinds
+from nodewire.protocol import beacon, certificate, commitment, feedback, inventory, job, kinds, verdict
 from nodewire.protocol.body import Body
 from nodewire.protocol.certificate import Certificate
 from nodewire.protocol.chunk import claim
@@ -20,6 +20,8 @@ from nodewire.protocol.commitment import ChunkRoot, Commitment, Committed
 from nodewire.protocol.committee import Committee
 from nodewire.protocol.feedback import Due
 from nodewire.protocol.plan import Assignment, Verification
+from nodewire.protocol.snapshot import Snapshot
+from nodewire.protocol.verdict import Verdict
 from tests.protocol import documents
 from tests.protocol_committee.actors import HOLDER, Seat, committee, digest
 
@@ -135,7 +137,37 @@ class PublicRecord:
         ledger.record(key, debts.Paying())
         ledger.record(key, debts.Paid(preimage.hex(), 1))
 
+    def verdict(self, number: int, chunk: int, epoch: int, **changes) -> Verdict:
+        """On the chunk that provider `number` committed to, which `epoch` drew; it passes if nothing is changed."""
+        fields = {
+            "committee": self.committee.digest(),
+            "epoch": epoch,
+            "request": self.request.id,
+            "task": TASKS[number],
+            "chunk": chunk,
+            "attempt": 0,
+            "provider": PROVIDERS[number].public,
+            "root": self.root(TASKS[number], chunk).root,
+            "outcome": "pass",
+        }
+        return Verdict(**{**fields, **changes})
+
+    def judged(self, said: Verdict, votes_for: Verdict | None = None) -> Event:
+        """The certificate of a verdict; `votes_for`: what the oracles voted for in truth."""
+        voted, voters = votes_for or said, self.seats[: self.committee.quorum]
+        topic = verdict.topic(said.key)
+        votes = tuple(
+            inventory.build_vote(s.keys, said.committee, topic, voted.digest(), created_at=self.began_s + 9)
+            for s in voters
+        )
+        event = verdict.build(voters[0].keys, verdict.Certificate(said, votes), created_at=self.began_s + 10)
+        self.events.append(event)
+        return event
+
     # As relays and as a market.
+
+    async def snapshot(self, sha256: str) -> Snapshot:
+        return Snapshot(committee=self.committee.digest(), epoch=0, nodes=(), events=())
 
     async def fetch(self, filters: Sequence[Filter], timeout_s: float = 1.0) -> list[Event]:
         return [event for event in self.events if any(one.matches(event) for one in filters)]

@@ -28,6 +28,10 @@ async def test_honest_work_passes_and_the_customer_learns_it(market):
     about = Filter(kinds=frozenset({kinds.CERTIFICATE}), tags={"e": frozenset({done["request"]})})
     certified = [verdict.parse(event) for event in await market.events(about)]
     assert {one.verdict.outcome for one in certified} == {"pass"}
+    assert done["uncertified"] == []
+    audited = market.command("audit", done["request"], "--config", str(market.config_of("careful")))
+    for step in ("commitment", "certificate", "draw", "verdict", "bond", "payment", "receipt", "ledger"):
+        assert {line["state"] for line in audited["lines"] if line["step"] == step} == {"ok"}, step
 
 
 async def test_a_cheater_is_convicted_leaves_and_its_work_is_made_again(market):
