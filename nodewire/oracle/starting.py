@@ -16,9 +16,9 @@ from nodewire.oracle.daemon import Oracle
 from nodewire.oracle.docket import Docket
 from nodewire.oracle.inquiry import Inquiry
 from nodewire.oracle.journal import Journal
-from nodewire.oracle.presented import Presented
-from nodewire.oracle.presenting import Presenter
 from nodewire.oracle.setup import load_committee, load_seat
+from nodewire.pay.presented import Presented
+from nodewire.pay.presenting import Presenter
 from nodewire.pay.sim_bond_holder import SimBondHolder
 from nodewire.pay.sim_wallet import SimWallet
 from nodewire.store.blobs import Blobs
@@ -60,7 +60,6 @@ async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
             pool,
             SimBondHolder(wallet),
             presented,
-            clock,
             collects=config.bonds.token_file is not None,
         )
 

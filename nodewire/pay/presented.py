@@ -1,4 +1,4 @@
-"""Which certified verdicts an oracle has still to present, and what it has still to collect, in SQLite.
+"""Which certified verdicts a node has still to present, and what it has still to collect, in SQLite.
 
 Written before it is acted on; the holder settles a sample once and pays a claim once, so what is asked again after a
 crash moves nothing twice.
@@ -39,7 +39,7 @@ class Open:
 
 
 class Presented:
-    """One oracle's file, of one committee. Every method is on disk before it returns."""
+    """One node's file, of one committee. Every method is on disk before it returns."""
 
     def __init__(self, path: Path, committee: str) -> None:
         self._committee = committee

@@ -1,24 +1,24 @@
-"""Oracles present certified verdicts to the real holder of the simulated network: nobody waits for it."""
+"""Oracles, and whoever is owed, present certified verdicts to the simulated network's holder: no customer waits."""
 
 from __future__ import annotations
 
 import time
 
+import bond_market as bm
 import pytest
+from simnet_process import run_simnet
 
 from nodewire.errors import LinkLost, NotFound
 from nodewire.nostr.keys import Keys
-from nodewire.oracle.presented import Presented
-from nodewire.oracle.presenting import Presenter
 from nodewire.pay.bond_holder import ensure_bond
 from nodewire.pay.debts import Key
 from nodewire.pay.ledger import Ledger
 from nodewire.pay.lnurl import over_lnurl
 from nodewire.pay.payer import Payer
+from nodewire.pay.presented import Presented
+from nodewire.pay.presenting import Presenter
 from nodewire.pay.sim_bond_holder import SimBondHolder
 from nodewire.pay.sim_wallet import SimWallet
-from tests.pay import bond_market as bm
-from tests.pay.simnet_process import run_simnet
 
 BOND_MSAT = 100_000
 UNTIL_S = int(time.time()) + 100_000
@@ -85,15 +85,22 @@ async def job(open_wallet):
 
 
 class Oracle:
-    """The oracle at `place` places after the leader of the verdicts' epoch."""
+    """The oracle at `place` places after the leader of the verdicts' epoch; or another node, with `keys`."""
 
-    def __init__(self, place, folder, request, wallet, *, holder=None, collects=True, clock=None) -> None:
-        self.keys = bm.ORACLES[(bm.EPOCH + place) % len(bm.ORACLES)]
-        self.wallet, self.clock = wallet, clock or Clock()
+    def __init__(self, place, folder, request, wallet, *, holder=None, collects=True, keys=None) -> None:
+        self.keys = keys or bm.ORACLES[(bm.EPOCH + place) % len(bm.ORACLES)]
+        self.wallet, self.clock = wallet, Clock()
         self.file = Presented(folder / f"presented-{place}.db", bm.COMMITTEE.digest())
         self.holder = holder or SimBondHolder(wallet)
         self.presenter = Presenter(
-            self.keys, bm.COMMITTEE, Relays(request), self.holder, self.file, self.clock, collects=collects
+            self.keys,
+            bm.COMMITTEE,
+            Relays(request),
+            self.holder,
+            self.file,
+            collects=collects,
+            time_s=self.clock.time_s,
+            monotonic_s=self.clock.monotonic_s,
         )
 
 
@@ -135,6 +142,21 @@ async def test_the_others_wait_their_turn_and_find_it_settled(job, open_wallet, 
         await oracle.presenter.present_due()
     assert Watched.presented == 1
     assert [await oracle.wallet.balance_msat() for oracle in oracles] == [bm.PRICE_MSAT] * 4
+
+
+async def test_a_verifier_pulls_its_pay_and_presents_itself_what_no_oracle_does(job, open_wallet, tmp_path):
+    request, certificate, provider = job
+    agreed = Oracle(8, tmp_path, request, await open_wallet(), keys=bm.VERIFIERS[0])
+    disagreed = Oracle(9, tmp_path, request, await open_wallet(), keys=bm.VERIFIERS[2])
+    for node in (agreed, disagreed):
+        node.presenter.certified(certificate)
+        await node.presenter.present_due()
+    assert (len(agreed.file.open()), len(disagreed.file.open())) == (1, 0)
+    assert (await agreed.holder.bond(provider.public)).state == "locked"  # the oracles' turn is not over
+    agreed.clock.now_s += 4 * 0.2
+    await agreed.presenter.present_due()
+    assert await agreed.wallet.balance_msat() == bm.PRICE_MSAT
+    assert agreed.file.open() == []
 
 
 async def test_where_the_leader_is_silent_the_next_one_presents(job, open_wallet, tmp_path):

@@ -1,25 +1,27 @@
 """Presents certified verdicts to the bonds' holder: bonds answer and verifiers are paid though no customer waits.
 
 The leader of the draw's epoch presents at once, each oracle after it a skew later unless the verdict is settled by
-then. With a wallet the oracle also pulls what a verdict gives it, and its part of the committee's fees.
+then, and after the oracles whoever else is owed by it. With a wallet a node also pulls what a verdict gives it, an
+oracle its part of the committee's fees.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
 from nodewire.errors import BadConfig, BadInput, LinkLost, NodewireError, NotAllowed, NotFound
-from nodewire.kind import Clock
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
-from nodewire.oracle.presented import KEPT_EPOCHS, Open, Presented
 from nodewire.pay.bond_holder import BondHolder, Settled
+from nodewire.pay.presented import KEPT_EPOCHS, Open, Presented
 from nodewire.protocol import kinds, verdict
 from nodewire.protocol.committee import Committee
+from nodewire.protocol.verdict import Verdict
 
 LATE_EPOCHS = 16
 """How old a certificate may be that is presented after a restart: so long a bond waits for its verdicts."""
@@ -38,7 +40,10 @@ class Relays(Protocol):
 
 
 class Presenter:
-    """One oracle's; `collects`: whether `holder` pays into a wallet of this oracle. `await run()` until cancelled."""
+    """One node's; `collects`: whether `holder` pays into a wallet of its own. `await run()` until cancelled.
+
+    An oracle cares for every verdict, any other node for those that name it as a verifier who agreed.
+    """
 
     def __init__(
         self,
@@ -47,14 +52,15 @@ class Presenter:
         relays: Relays,
         holder: BondHolder,
         presented: Presented,
-        clock: Clock,
         *,
-        collects: bool = False,
+        collects: bool,
+        time_s: Callable[[], float] = time.time,
+        monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._keys, self._committee, self._digest = keys, committee, committee.digest()
-        self._relays, self._holder, self._presented, self._clock = relays, holder, presented, clock
-        self._collects = collects
-        self._place = [oracle.pubkey for oracle in committee.oracles].index(keys.public)
+        self._relays, self._holder, self._presented = relays, holder, presented
+        self._collects, self._time_s, self._monotonic_s = collects, time_s, monotonic_s
+        self._oracles = [oracle.pubkey for oracle in committee.oracles]
         self._again: dict[str, tuple[float, float]] = {}
         """By sample: when it is tried next (monotonic), and the pause after that."""
         self._fees_at = 0.0
@@ -67,10 +73,9 @@ class Presenter:
             group.create_task(self._present_all())
 
     async def _listen(self) -> None:
-        since = int(self._clock.time_s()) - LATE_EPOCHS * self._committee.epoch_ms // 1000
-        oracles = frozenset(oracle.pubkey for oracle in self._committee.oracles)
+        since = int(self._time_s()) - LATE_EPOCHS * self._committee.epoch_ms // 1000
         tags = {"c": frozenset({self._digest})}
-        wanted = Filter(kinds=frozenset({kinds.CERTIFICATE}), authors=oracles, tags=tags, since=since)
+        wanted = Filter(kinds=frozenset({kinds.CERTIFICATE}), authors=frozenset(self._oracles), tags=tags, since=since)
         async for event in self._relays.subscribe([wanted]):
             if (event.tag("n") or "").startswith("verdict/"):
                 try:
@@ -80,13 +85,16 @@ class Presenter:
         raise LinkLost("relays", "every relay has ended the subscription")
 
     def certified(self, event: Event) -> None:
-        """Note a verdict's certificate to be presented. Raises BadInput: it does not hold."""
+        """Note a verdict's certificate, if this node cares, to be presented. Raises BadInput: it does not hold."""
         one = verdict.parse(event)
         key = one.verdict.key
-        if self._presented.knows(key):
+        if self._presented.knows(key) or not self._cares(one.verdict):
             return
         one.check(self._committee)
         self._presented.certified(key, one.verdict.epoch, event)
+
+    def _cares(self, said: Verdict) -> bool:
+        return self._keys.public in self._oracles or (self._keys.public, True) in said.verifiers
 
     async def _present_all(self) -> None:
         while True:
@@ -95,8 +103,8 @@ class Presenter:
 
     async def present_due(self) -> None:
         """Take a step with each verdict whose turn it is, and pull the fees when it is time."""
-        now = self._clock.monotonic_s()
-        self._presented.forget(self._committee.epoch_at(int(self._clock.time_s() * 1000)) - KEPT_EPOCHS)
+        now = self._monotonic_s()
+        self._presented.forget(self._committee.epoch_at(int(self._time_s() * 1000)) - KEPT_EPOCHS)
         for one in self._presented.open():
             at_s, pause_s = self._again.setdefault(one.sample, (now + self._delay_s(one.epoch), _FIRST_S))
             if at_s > now:
@@ -107,16 +115,18 @@ class Presenter:
             except NodewireError as error:
                 _log.info("the verdict on sample %s is not settled yet: %s", one.sample[:8], error)
                 self._again[one.sample] = now + pause_s, min(2 * pause_s, _LONGEST_S)
-        if self._collects and self._committee.fee_ppm and now >= self._fees_at:
+        is_paid_fees = self._collects and self._committee.fee_ppm and self._keys.public in self._oracles
+        if is_paid_fees and now >= self._fees_at:
             self._fees_at = now + FEE_EPOCHS * self._committee.epoch_ms / 1000
             await self._pull_fees()
 
     def _delay_s(self, epoch: int) -> float:
-        n = len(self._committee.oracles)
-        return (self._place - epoch) % n * self._committee.skew_ms / 1000
+        n, me = len(self._oracles), self._keys.public
+        place = (self._oracles.index(me) - epoch) % n if me in self._oracles else n
+        return place * self._committee.skew_ms / 1000
 
     async def _step(self, one: Open) -> None:
-        """Settle a verdict, and collect what it gives this oracle. Raises what may be tried again."""
+        """Settle a verdict, and . Raises what may be tried again."""
         await self._check_holder()
         if one.state == "certified":
             try:
