@@ -9,7 +9,7 @@ import re
 import tomllib
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -193,10 +193,19 @@ class CustomerConfig(Role):
     """Pay over plain http to loopback and private addresses: for a market on this machine or in this network."""
 
 
+class BondsConfig(Section):
+    """Where the bonds' holder is asked. `token_file`: the oracle's account there, which its earnings are paid into."""
+
+    kind: str = Field(default="sim", pattern=r"^sim$")
+    url: str
+    token_file: Path | None = None
+
+
 class OracleConfig(File):
     """`seat` is the oracle's folder of secrets, `committee` the committee's document (both by `committee create`).
 
-    Without `worker` the oracle computes nothing again: where that is what decides, it joins the other oracles.
+    Without `worker` the oracle computes nothing again: where that is what decides, it joins the other oracles. Without
+    `bonds` it leaves to the others to present certified verdicts.
     """
 
     seat: Path
@@ -205,6 +214,7 @@ class OracleConfig(File):
     relays: tuple[str, ...] = Field(min_length=1, max_length=16)
     blossom: tuple[str, ...] = Field(min_length=1, max_length=16)
     worker: WorkerConfig | None = None
+    bonds: BondsConfig | None = None
 
 
 def load_role(path: Path) -> CustomerConfig | ProviderConfig:
@@ -261,8 +271,9 @@ def _resolved(model: type[BaseModel], data: Any, folder: Path) -> Any:
     for name, field in model.model_fields.items():
         if name not in out:
             continue
-        if field.annotation is Path and isinstance(out[name], str):
+        kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if isinstance(kind, type)]
+        if Path in kinds and isinstance(out[name], str):
             out[name] = folder / Path(out[name]).expanduser()
-        elif isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            out[name] = _resolved(field.annotation, out[name], folder)
+        elif section := next((kind for kind in kinds if issubclass(kind, BaseModel)), None):
+            out[name] = _resolved(section, out[name], folder)
     return out

@@ -1,19 +1,32 @@
-"""`nodewire audit EVENT`: re-derive a job's plan from relays and blobs alone, and say what differs."""
+"""`nodewire audit EVENT`: follow a job's trail through the public record, and say line by line what holds.
+
+The plan is re-derived from what it cites; takeovers, commitments, certificates, draws, verdicts, bonds and payments are
+checked against one another; the customer's own ledger as well, if the configuration is its own.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 from contextlib import AsyncExitStack
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nodewire.cli.output import CUSTOMERS, Json, console, one_line, print_json
 from nodewire.cli.roles import event_id, naming
-from nodewire.config import Role, load_role
-from nodewire.errors import NodewireError, NotFound
+from nodewire.config import CustomerConfig, ProviderConfig, load_role
+from nodewire.errors import BadConfig, NodewireError, NotFound
+
+if TYPE_CHECKING:
+    from nodewire.customer.trail.line import Line
+    from nodewire.market import Market
+    from nodewire.nostr.pool import Pool
+    from nodewire.pay.sim_bond_holder import SimBondHolder
+    from nodewire.protocol.job import Request
+    from nodewire.protocol.manifest import Manifest
 
 
 def audit(
@@ -21,7 +34,7 @@ def audit(
     config: Annotated[Path, typer.Option("--config", "-c", help="A role's TOML file: relays, stores, committee.")],
     json: Json = False,
 ) -> None:
-    """Re-derive the plan of a job; exit code 1 if it is not the one that the public record gives."""
+    """Check a job from its plan to its payments; exit code 1 if anything contradicts the public record."""
     id_ = event_id(event)
     role = load_role(config)
     with naming(role.relays):
@@ -34,8 +47,13 @@ def audit(
         for finding in found["findings"]:
             path, expected, found_ = (one_line(finding[name]) for name in ("path", "expected", "found"))
             console.print(f"[red]  {path}[/]: expected {expected}, found {found_}")
-        verdict = "[bold green]the plan follows from the public record" if found["ok"] else "[bold red]it does not"
-        console.print(f"{verdict}[/]")
+        for line in found["lines"]:
+            mark = {"ok": "[green]✓", "missing": "[yellow]–", "wrong": "[red]✗"}[line["state"]]
+            said = ": ".join(one_line(line[name]) for name in ("what", "reason") if line[name])
+            console.print(f"{mark}[/] [bold]{line['step']}[/] {said}")
+        missing = sum(line["state"] == "missing" for line in found["lines"])
+        verdict = "[bold green]nothing contradicts the public record" if found["ok"] else "[bold red]it does not hold"
+        console.print(f"{verdict}[/]" + (f"; {missing} lines cannot be shown" if missing else ""))
     if not found["ok"]:
         sys.exit(1)
 
@@ -44,7 +62,7 @@ def add_to(app: typer.Typer) -> None:
     app.command(rich_help_panel=CUSTOMERS)(audit)
 
 
-async def _audit(role: Role, id_: str) -> dict[str, Any]:
+async def _audit(role: CustomerConfig | ProviderConfig, id_: str) -> dict[str, Any]:
     from nodewire.market import open_market
     from nodewire.nostr.nip01 import Filter
     from nodewire.plan.audit import audit as rederive
@@ -58,6 +76,8 @@ async def _audit(role: Role, id_: str) -> dict[str, Any]:
         if not events:
             raise NotFound("event", f"no relay has {id_}")
         findings: list[dict[str, str]] = []
+        lines: list[dict[str, Any]] = []
+        request = manifest = None
         try:
             request = job.parse(events[0])
             checks["the request is well-formed, signed, and its tags say what the plan says"] = ""
@@ -90,4 +110,44 @@ async def _audit(role: Role, id_: str) -> dict[str, Any]:
         except NodewireError as error:
             checks[error.code] = str(error)
             findings.append({"path": error.field, "expected": "", "found": error.reason or str(error)})
-    return {"request": id_, "ok": not any(checks.values()), "checks": checks, "findings": findings}
+        if request is not None and manifest is not None:
+            lines = [asdict(line) for line in await _trail(stack, role, request, manifest, market, pool)]
+    holds = not any(checks.values()) and all(line["state"] != "wrong" for line in lines)
+    return {"request": id_, "ok": holds, "checks": checks, "findings": findings, "lines": lines}
+
+
+async def _trail(
+    stack: AsyncExitStack,
+    role: CustomerConfig | ProviderConfig,
+    request: Request,
+    manifest: Manifest,
+    market: Market,
+    pool: Pool,
+) -> list[Line]:
+    from nodewire.customer.starting import NETWORKS
+    from nodewire.customer.trail import judged, money, record, work
+    from nodewire.nostr.keys import Keys
+    from nodewire.pay.ledger import Ledger
+
+    found = await record.read(request, manifest, market, pool)
+    lines = list(work.lines(found))
+    lines += (await judged.lines(found, market, _holder(stack, role)))[0]
+    lines += money.lines(found, NETWORKS[role.wallet.kind])
+    if role.ledger.exists() and Keys.from_file(role.key).public == request.customer:
+        ledger = Ledger(role.ledger)
+        stack.callback(ledger.close)
+        lines += money.ledger(found, ledger.debts_of(request.id))
+    return lines
+
+
+def _holder(stack: AsyncExitStack, role: CustomerConfig | ProviderConfig) -> SimBondHolder | None:
+    """The bonds' holder that the role's wallet reaches; None without a wallet."""
+    from nodewire.pay.sim_bond_holder import SimBondHolder
+    from nodewire.pay.sim_wallet import SimWallet
+
+    try:
+        wallet = SimWallet.from_file(role.wallet.url, role.wallet.token_file)
+    except BadConfig:
+        return None
+    stack.push_async_callback(wallet.close)
+    return SimBondHolder(wallet)

@@ -70,6 +70,8 @@ def create(
             f"relays = {jsonlib.dumps(relay)}\nblossom = {jsonlib.dumps(blossom)}\n"
             "\n# Computes disputed chunks of jobs again, capped; without it this oracle only joins those that do.\n"
             '[worker]\nmemory = "2GB"\nthreads = 1\ndevice = "cpu"\n'
+            "\n# Presents certified verdicts to the bonds' holder; with an account there, collects what they give.\n"
+            '# [bonds]\n# url = "http://..."\n# token_file = "bonds.token"\n'
         )
     keys = Keys.from_file(directory / "founder.nsec")
 

@@ -44,7 +44,7 @@ class Watched(Customer):
 
     def stopped(self) -> dict[str, Any]:
         """What was requested and paid until now."""
-        begun = [bought for bought in self.purchases if bought._payments is not None]
+        begun = [bought for bought in self.purchases if bought.is_underway]
         paid = [one for bought in begun for one in bought.payments.paid.values()]
         return {
             "stopped": True,
@@ -101,6 +101,9 @@ def show_bill(done: Mapping[str, Any], config: Path, *, streamed: bool) -> None:
     for one in done.get("verdicts", ()):
         what = f"{one['task']} of chunk {one['chunk']} by {one['provider'][:8]}"
         notes.print(f"verdict on {what}: [bold]{one['outcome'] or 'none yet'}[/]", soft_wrap=True)
+    for one in done.get("uncertified", ()):
+        what = f"chunk {one['chunk']} by {one['provider'][:8]}, {sats(one['paid_msat'])}"
+        notes.print(f"[bold red]paid, but never certified[/]: {what}", soft_wrap=True)
     if done.get("repaired"):
         notes.print("[bold]made again, from what did not fail on:[/]")
         notes.print(Text(plain(done["text"])), soft_wrap=True)

@@ -18,7 +18,7 @@ import orjson
 
 from nodewire.config import CustomerConfig
 from nodewire.customer.again import may_begin, without
-from nodewire.customer.generation import Generation, Piece, only, verdicts
+from nodewire.customer.generation import Generation, Piece, only, uncertified, verdicts
 from nodewire.customer.purchase import Purchase
 from nodewire.customer.session import Session
 from nodewire.customer.starting import start
@@ -101,6 +101,7 @@ class Customer:
             "text": "".join(made.texts),
             "repaired": made.repaired,
             "verdicts": verdicts(made.jobs),
+            "uncertified": uncertified(made.jobs),
             "refunded_msat": sum(one.verified.refunded_msat for one in made.jobs if one.verified is not None),
         }
 
@@ -156,7 +157,7 @@ class Customer:
 
     def _finished(self, bought: Purchase) -> dict[str, Any]:
         """The summary, with the time that a hop took: a step's time less its tasks' compute, over the ring's hops."""
-        timing, results = bought.timing, bought.results.values()
+        timing, results = bought.timing, bought.answers.results.values()
         compute_ms = sum(said.compute_us[0] for said in results) / 1000
         hops = len(bought.manifest.tasks)
         return {

@@ -11,6 +11,7 @@ import numpy as np
 
 from nodewire.customer import verified
 from nodewire.customer.again import may_begin, without
+from nodewire.customer.closings import Closed
 from nodewire.customer.planning import PATIENCE_EPOCHS
 from nodewire.customer.purchase import Purchase
 from nodewire.customer.session import Session
@@ -43,6 +44,7 @@ class Bought:
     purchase: Purchase
     first: int
     verified: Verified | None = None
+    closed: Closed | None = None
     counted: bool = False
     """Whether what was spent on it has been taken from the budget."""
 
@@ -122,13 +124,14 @@ class Generation:
             purchase = bought.purchase
             bought.verified = await verified.follow(
                 job.parse(purchase.request),
-                purchase.roots,
+                purchase.answers.roots,
                 market=market,
                 pool=self.session.pool,
                 last_epoch=market.committee.epoch_at(int(time.time() * 1000)),
                 progress=progress,
             )
             await verified.settle(bought.verified, purchase.request, self.session.holder, self.session.keys)
+            bought.closed = await self.session.closings.finish(purchase.request.id)
             self._without(bought, bought.verified.culprits())
             chunk = bought.verified.failed_chunk()
             if chunk is not None:
@@ -202,3 +205,23 @@ def verdicts(jobs: Sequence[Bought]) -> list[dict[str, Any]]:
         if (found := bought.verified) is not None
         for sample in found.samples
     ]
+
+
+def uncertified(jobs: Sequence[Bought]) -> list[dict[str, Any]]:
+    """What was paid and no certificate ever held, as plain data: it was never drawn, so no verdict refunds it."""
+    found = []
+    for bought in jobs:
+        for id_, closing in bought.closed.closings.items() if bought.closed is not None else ():
+            assert bought.closed is not None
+            paid = {(one.chunk, one.attempt): one.amount_msat for one in bought.closed.receipts[id_].chunks}
+            found += [
+                {
+                    "request": closing.request,
+                    "provider": closing.provider,
+                    "chunk": chunk,
+                    "attempt": attempt,
+                    "paid_msat": paid.get((chunk, attempt), 0),
+                }
+                for chunk, attempt in closing.uncertified
+            ]
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nodewire.errors import BadInput, NodewireError, OverBudget
@@ -12,12 +12,14 @@ from nodewire.pay.debts import Debt, Key
 from nodewire.pay.payer import Payer
 from nodewire.protocol.ad import Ad
 from nodewire.protocol.feedback import Due, Feedback
+from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import LOCAL, Plan
 from nodewire.protocol.takeover import Takeover, assigned, price_msat
 
 AHEAD = 2
 """Work on chunk n + 2 begins when chunk n is paid."""
+_SPECIAL_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,15 @@ class Paid:
     feedback: str
     due: Due
     debt: Debt
+
+
+def most_units(manifest: Manifest, inputs: Sequence[Frame[Array]]) -> int:
+    """What chunk 0 may count at most: a prompt has no more tokens than bytes (and a few special ones)."""
+    if manifest.mode != "generate":
+        return 1
+    size = sum(array.nbytes for frame in inputs for array in frame.tensors)
+    positions = min(size + _SPECIAL_TOKENS, manifest.context or size + _SPECIAL_TOKENS)
+    return -(-positions // manifest.chunk)
 
 
 class JobPayments:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from nodewire.customer.closings import Closings
 from nodewire.customer.settler import Settler
 from nodewire.errors import BadFrame, LinkLost, NodewireError, first_of
 from nodewire.kind import Job, JobKind, MakeWorker, Params, Worker
@@ -44,6 +45,7 @@ class Session:
     make_worker: MakeWorker
     spool: Spool
     settler: Settler
+    closings: Closings
     holder: BondHolder
     """Who keeps the committee's treasury."""
     private_endpoints: bool = False

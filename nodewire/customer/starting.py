@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 
 from nodewire.config import CustomerConfig
 from nodewire.customer import debts
+from nodewire.customer.closings import Closings
 from nodewire.customer.session import Session
 from nodewire.customer.settler import Settler
 from nodewire.market import open_market
@@ -20,7 +21,8 @@ from nodewire.wire.node import Node
 from nodewire.wire.spool import Spool
 from nodewire.worker.lasting import maker
 
-_NETWORKS = {"sim": "bcrt"}
+NETWORKS = {"sim": "bcrt"}
+"""The wallets' networks as bolt11 writes them after "ln"."""
 SPOOL_BYTES = 2**30
 """Of prompts, and with a local driver of hidden states, while jobs are under way."""
 _SETTLE_S = 5.0
@@ -41,7 +43,7 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
     stack.callback(ledger.close)
     payer = Payer(keys, wallet, ledger)
     await payer.recover()
-    network = _NETWORKS[config.wallet.kind]
+    network = NETWORKS[config.wallet.kind]
     if owed := debts.in_ledger(payer):
         await _settle(payer, owed, config, network)
     spool = Spool(config.state / "spool", SPOOL_BYTES)
@@ -61,6 +63,9 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
     )
     settling = asyncio.create_task(settler.run())
     stack.callback(settling.cancel)
+    closings = Closings(keys, ledger, market, pool, network, settler.under_way)
+    closing = asyncio.create_task(closings.run())
+    stack.callback(closing.cancel)
     session = Session(
         keys=keys,
         pool=pool,
@@ -71,6 +76,7 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
         node=node,
         spool=spool,
         settler=settler,
+        closings=closings,
         holder=SimBondHolder(wallet),
         make_worker=maker(stack, config.worker.limits, config.blobs),
         private_endpoints=config.private_endpoints,

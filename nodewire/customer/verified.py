@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from nodewire.customer.closings import COMMIT_EPOCHS
 from nodewire.errors import BadInput, NodewireError, NoQuorum
 from nodewire.market import Market
 from nodewire.nostr.event import Event
@@ -21,8 +22,6 @@ from nodewire.protocol.job import Request
 from nodewire.protocol.verdict import Verdict, sample_key
 from nodewire.protocol.verification import Sample
 
-COMMIT_EPOCHS = 3
-"""A root that no certificate holds so long after the job's end never becomes final."""
 VERDICT_EPOCHS = 9
 """How long after its draw a sample's verdict is waited for: its verifiers' time and the committee's."""
 log = logging.getLogger("nodewire.customer")

@@ -7,7 +7,7 @@ import time
 from contextlib import AsyncExitStack
 from typing import Any
 
-from nodewire.config import OracleConfig
+from nodewire.config import BondsConfig, OracleConfig
 from nodewire.kind import installed
 from nodewire.market import Market
 from nodewire.nostr.pool import Pool
@@ -17,6 +17,10 @@ from nodewire.oracle.docket import Docket
 from nodewire.oracle.journal import Journal
 from nodewire.oracle.setup import load_committee, load_seat
 from nodewire.oracle.workbench import Workbench
+from nodewire.pay.presented import Presented
+from nodewire.pay.presenting import Presenter
+from nodewire.pay.sim_bond_holder import SimBondHolder
+from nodewire.pay.sim_wallet import SimWallet
 from nodewire.store.blobs import Blobs
 from nodewire.verify.inquiry import Inquiry
 from nodewire.wire.node import Node
@@ -47,14 +51,38 @@ async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
     inquiry = Inquiry(market, pool, docket, node, installed(), workbench.loaded if workbench is not None else None)
     court = Court(seat.keys, committee, pool, docket, inquiry, journal, clock, oracle.expel)
 
-    async def both() -> None:
+    presenter = None
+    if config.bonds is not None:
+        wallet = wallet_of(config.bonds)
+        stack.push_async_callback(wallet.close)
+        presented = Presented(config.state / "presented.db", committee.digest())
+        stack.callback(presented.close)
+        presenter = Presenter(
+            seat.keys,
+            committee,
+            pool,
+            SimBondHolder(wallet),
+            presented,
+            collects=config.bonds.token_file is not None,
+        )
+
+    async def all_of_it() -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(oracle.run())
             group.create_task(court.run())
+            if presenter is not None:
+                group.create_task(presenter.run())
 
-    running = asyncio.create_task(both())
+    running = asyncio.create_task(all_of_it())
     stack.callback(running.cancel)
     return {"ready": "oracle", "npub": seat.keys.npub, "committee": committee.name, "wait": running}
+
+
+def wallet_of(bonds: BondsConfig) -> SimWallet:
+    """The account at the holder; without a token it can ask and present, and nothing is paid into it."""
+    return (
+        SimWallet.from_file(bonds.url, bonds.token_file) if bonds.token_file is not None else SimWallet(bonds.url, "")
+    )
 
 
 class SystemClock:

@@ -39,6 +39,7 @@ CREATE TABLE IF NOT EXISTS quotes (
     attempt INTEGER NOT NULL, zap_request TEXT NOT NULL, bolt11 TEXT NOT NULL, overpaid_msat INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE INDEX IF NOT EXISTS quotes_of_due ON quotes (job, payee, chunk, attempt);
+CREATE TABLE IF NOT EXISTS closed (job TEXT PRIMARY KEY) STRICT;
 CREATE TABLE IF NOT EXISTS cursor (only_row INTEGER PRIMARY KEY CHECK (only_row = 1), at INTEGER NOT NULL) STRICT;
 """
 _KEY = "job = ? AND payee = ? AND chunk = ? AND attempt = ?"
@@ -148,6 +149,22 @@ class Ledger:
     def unpaid(self) -> list[Debt]:
         """Every debt that is not paid, oldest entry first."""
         return [_to_debt(row) for row in self._db.execute("SELECT * FROM debts WHERE state <> 'paid' ORDER BY rowid")]
+
+    def debts_of(self, job: str) -> list[Debt]:
+        """Every debt of a job, oldest entry first."""
+        return [_to_debt(row) for row in self._db.execute("SELECT * FROM debts WHERE job = ? ORDER BY rowid", (job,))]
+
+    def unclosed(self) -> list[str]:
+        """The jobs something was paid for, and whose receipts are not all given and closed; oldest first."""
+        sql = (
+            "SELECT job FROM debts WHERE state = 'paid' AND job NOT IN (SELECT job FROM closed) "
+            "GROUP BY job ORDER BY min(rowid)"
+        )
+        return [str(job) for (job,) in self._db.execute(sql)]
+
+    def close_job(self, job: str) -> None:
+        """Every receipt of the job is given and closed: relays have taken them."""
+        self._db.execute("INSERT INTO closed VALUES (?) ON CONFLICT DO NOTHING", (job,))
 
     def spent(self, *, job: str | None = None, payee: str | None = None) -> Spent:
         """Sums over all debts, those of one job, to one payee, or both."""

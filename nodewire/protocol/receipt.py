@@ -2,19 +2,22 @@
 
 A receipt binds plan, commitment and payment: each chunk's root (signed by the provider in its feedback), the amount,
 the payment hash, and the provider's own zap receipt where one was seen. One per provider and job.
+
+When it is known what became of the roots, a closing follows each receipt (same kind, tag `receipt`): it names, chunk by
+chunk, the commitment and the quorum certificate that make the work final, or says that there is none.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from nodewire.errors import BadEvent, BadInput, BadTag
 from nodewire.nostr import event as _event
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
-from nodewire.protocol import kinds
+from nodewire.protocol import kinds, tags
 from nodewire.protocol.schema import Count, Hex32, Msat, Schema
 
 MAX_CHUNKS = 128
@@ -48,9 +51,51 @@ class Receipt(Schema):
     chunks: tuple[PaidChunk, ...] = Field(max_length=MAX_CHUNKS)
 
 
+class FinalChunk(Schema):
+    """A paid chunk whose roots a quorum certificate holds."""
+
+    chunk: Count
+    attempt: Count
+    commitment: Hex32
+    """Event id of the provider's commitment (8854); the last, if its tasks' roots stand in several."""
+    epoch: int = Field(ge=0, le=tags.MAX_EPOCH)
+    certificate: Hex32
+    """Digest of the certified body of that epoch."""
+
+
+class Closing(Schema):
+    """What became of every chunk of one receipt."""
+
+    TAG: ClassVar[str] = "nodewire/closing/1"
+    MAX_BYTES: ClassVar[int] = 60_000
+    ERROR: ClassVar[type[BadInput]] = BadEvent
+
+    v: Literal[1] = 1
+    receipt: Hex32
+    """The receipt's event id."""
+    request: Hex32
+    plan: Hex32
+    provider: Hex32
+    final: tuple[FinalChunk, ...] = Field(max_length=MAX_CHUNKS)
+    uncertified: tuple[tuple[Count, Count], ...] = Field(max_length=MAX_CHUNKS)
+    """(chunk, attempt) of what was paid, and no certificate ever held."""
+
+    @model_validator(mode="after")
+    def _once(self) -> Self:
+        named = [*((one.chunk, one.attempt) for one in self.final), *self.uncertified]
+        if len(named) != len(set(named)):
+            raise ValueError("final: a chunk stands twice")
+        return self
+
+
+def is_closing(event: Event) -> bool:
+    """Whether an event of this kind says that it closes a receipt."""
+    return event.tag("receipt") is not None
+
+
 def build(keys: Keys, receipt: Receipt, *, created_at: int) -> Event:
-    tags = [["e", receipt.request], ["p", receipt.provider], ["plan", receipt.plan]]
-    return _event.sign(keys, kinds.RECEIPT, created_at=created_at, content=receipt.to_json(), tags=tags)
+    cited = [["e", receipt.request], ["p", receipt.provider], ["plan", receipt.plan]]
+    return _event.sign(keys, kinds.RECEIPT, created_at=created_at, content=receipt.to_json(), tags=cited)
 
 
 def parse(event: Event) -> Receipt:
@@ -66,3 +111,20 @@ def parse(event: Event) -> Receipt:
         if event.tag(name) != cited:
             raise BadTag(name, "not what the receipt says")
     return receipt
+
+
+def build_closing(keys: Keys, closing: Closing, *, created_at: int) -> Event:
+    cited = [["e", closing.request], ["p", closing.provider], ["plan", closing.plan], ["receipt", closing.receipt]]
+    return _event.sign(keys, kinds.RECEIPT, created_at=created_at, content=closing.to_json(), tags=cited)
+
+
+def parse_closing(event: Event) -> Closing:
+    """The closing in `event`, whose signature has been checked. Raises as `parse`."""
+    if event.kind != kinds.RECEIPT:
+        raise BadEvent("kind", f"{event.kind} is not a receipt")
+    closing = Closing.parse(event.content)
+    named = (("e", closing.request), ("p", closing.provider), ("plan", closing.plan), ("receipt", closing.receipt))
+    for name, cited in named:
+        if event.tag(name) != cited:
+            raise BadTag(name, "not what the closing says")
+    return closing

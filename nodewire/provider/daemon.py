@@ -19,11 +19,11 @@ from nodewire.nostr.pool import Pool
 from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
 from nodewire.pay.till import Till
-from nodewire.protocol import feedback, kinds, takeover
+from nodewire.protocol import feedback, kinds
 from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.job import Request, Ticket
 from nodewire.protocol.manifest import Manifest
-from nodewire.protocol.takeover import LOST, Takeover, assigned, ends_after
+from nodewire.protocol.takeover import LOST, Takeover, assigned
 from nodewire.provider.admission import Admission, feedback_for
 from nodewire.provider.announcing import Announcer
 from nodewire.provider.holding import Holding, Kept
@@ -33,8 +33,7 @@ from nodewire.provider.standing import Standby, Standing
 from nodewire.provider.standing import check as check_call
 from nodewire.provider.verifying import Verifying
 from nodewire.provider.withdrawals import Withdrawals
-from nodewire.wire.handover import Handover
-from nodewire.wire.mailbox import Route
+from nodewire.wire.membership import Membership
 from nodewire.wire.node import Node
 from nodewire.wire.spool import Spool
 
@@ -255,24 +254,21 @@ class Provider:
         call: tuple[str, Takeover] | None,
         entered: Takeover | None,
     ) -> None:
-        routes = {
-            edge: Route(producer, (consumer,))
-            for edge, (producer, consumer) in ends_after(manifest, request.plan, entered).items()
-        }
         snapshot = await self._market.snapshot(request.plan.snapshot)
         ads = snapshot.ads(set(request.plan.members()))
-        losses: asyncio.Queue[tuple[str, NodewireError]] = asyncio.Queue()
-        # Only a generation goes on with a standby; a call of another model is made again.
-        hands_over = manifest.mode == "generate"
-        mailbox = self._node.open_job(
+        member = Membership(
+            self._keys,
             request.id,
-            routes,
-            entered.attempt if entered is not None else 0,
-            on_lost=(lambda peer, error: losses.put_nowait((peer, error))) if hands_over else None,
+            request.plan,
+            manifest,
+            self._node,
+            {public: ad.wire for public, ad in ads.items()},
             grace_s=GRACE_S,
             tape=self._spool,
             keep_inputs=True,
+            takeover=entered,
         )
+        mailbox = member.mailbox
         if self._withdrawals.has(request.customer, request.id):
             mailbox.close()
             raise NotAllowed("job", "withdrawn by the customer")
@@ -296,43 +292,25 @@ class Provider:
             patience_s=self._patience_s,
             takeover=entered,
         )
-        handover = Handover(
-            self._keys,
-            request.id,
-            request.plan,
-            manifest,
-            mailbox,
-            self._node,
-            {public: ad.wire for public, ad in ads.items()},
-            open_chunk=run.open_chunk,
-            changed=run.took_over,
-            publish=self._publish_takeover,
-            takeover=entered,
-        )
-        run.handover = handover if hands_over else None
+        handover = member.handover(open_chunk=run.open_chunk, changed=run.took_over, publish=self._publish)
+        run.handover = handover if member.hands_over else None
         self._jobs[request.id] = run
-
-        async def follow_losses() -> None:
-            while True:
-                await handover.lost(*await losses.get())
 
         async def link(peer: str) -> None:
             """A job that cannot reach one of its nodes learns it at once, not when it first must."""
             try:
-                await self._node.link(peer, ads[peer].wire)
-            except NodewireError as error:
-                if not hands_over:
-                    mailbox.cancel(LinkLost(peer, str(error)))
-                    raise
-                losses.put_nowait((peer, error))
+                await member.link(peer)
+            except LinkLost as error:
+                mailbox.cancel(error)
+                raise
 
         # A producer dials its consumers; the driver everybody, since it tells all when a chunk ends.
-        peers = {c for r in routes.values() if r.producer == self._keys.public for c in r.consumers}
+        peers = {c for r in member.routes.values() if r.producer == self._keys.public for c in r.consumers}
         if run.drives:
             peers |= set(handover.others())
         links = [link(peer) for peer in peers - {self._keys.public, request.customer}]
-        beside = [asyncio.create_task(work) for work in (*links, run.listen(), follow_losses())]
-        if call is not None and hands_over:
+        beside = [asyncio.create_task(work) for work in (*links, run.listen(), member.follow_losses(handover))]
+        if call is not None and member.hands_over:
             beside.append(asyncio.create_task(handover.heard(call[0], call[1].control())))
         try:
             await run.run()
@@ -346,9 +324,6 @@ class Provider:
                 earned = self._ledger.earned_msat(job=request.id) / 1000
                 what = f"{', '.join(run.tasks)}, {len(chunks)} chunk{'s' * (len(chunks) > 1)}"
                 log.info("job %s served: %s, %.3f sat earned", request.id[:8], what, earned)
-
-    async def _publish_takeover(self, call: Takeover) -> None:
-        await self._publish(takeover.build(self._keys, call, created_at=int(time.time())))
 
     async def _sweep(self) -> None:
         """Delete spooled jobs whose time has passed."""

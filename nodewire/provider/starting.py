@@ -16,6 +16,8 @@ from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.pay import lnurl_server
 from nodewire.pay.ledger import Ledger
+from nodewire.pay.presented import Presented
+from nodewire.pay.presenting import Presenter
 from nodewire.pay.sim_bond_holder import SimBondHolder
 from nodewire.pay.sim_wallet import SimWallet
 from nodewire.pay.till import Till
@@ -71,7 +73,13 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
     wire = config.wire.announce or (listening,)
 
     ad = describe(config, keys.public, served.values(), wire=wire, lnurl=lnurl, committee=market.committee_digest)
-    bonding = Bonding(keys, SimBondHolder(wallet), config.bond)
+    holder = SimBondHolder(wallet)
+    bonding = Bonding(keys, holder, config.bond)
+    if config.bond.amount_msat:  # who has none never verifies
+        presented = Presented(config.state / "presented.db", market.committee_digest)
+        stack.callback(presented.close)
+        presenter = Presenter(keys, market.committee, pool, holder, presented, collects=True)
+        stack.callback(asyncio.create_task(presenter.run()).cancel)
     announcer = Announcer(keys, pool, market.blobs, market, ad, served.values(), bonding)
     verifying = Verifying(
         keys=keys,

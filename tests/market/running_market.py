@@ -99,6 +99,8 @@ class RunningMarket:
             self.spawn("simnet", *simnet)
             self.simnet = self.ready("simnet")["url"]
             for i in range(1, 5):
+                with (self.folder / "committee" / f"oracle-{i}" / "oracle.toml").open("a") as file:
+                    file.write(f"\n[bonds]\nurl = {json.dumps(self.simnet)}\n")
                 self.spawn(f"oracle-{i}", "oracle", "--config", self._path("committee", f"oracle-{i}", "oracle.toml"))
             for one in made:
                 one.result()

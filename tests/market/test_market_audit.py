@@ -70,6 +70,13 @@ ALTERATIONS = {
 def test_a_finished_job_is_audited_from_public_records_alone(market, bought):
     found, code = audit(market, bought.id)
     assert (found["ok"], found["findings"], code) == (True, [], 0)
+    paid = [line for line in found["lines"] if line["step"] == "payment"]
+    assert paid and {line["state"] for line in paid} == {"ok"}
+    assert {line["state"] for line in found["lines"] if line["step"] == "ledger"} == {"ok"}
+    assert {line["state"] for line in found["lines"]} <= {"ok", "missing"}
+    stranger, code = audit(market, bought.id, name="watcher")
+    assert (stranger["ok"], code) == (True, 0)
+    assert not [line for line in stranger["lines"] if line["step"] == "ledger"]
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from running_market import STALLS
 from test_market_failures import whole_tokens
 
@@ -36,6 +38,31 @@ async def test_honest_work_passes_and_the_customer_learns_it(market):
     said = [verification.parse_report(event) for event in await market.events(reports)]
     assert {one.outcome for one in said} <= {"computed", "withheld"}
     assert sum(one.outcome == "computed" for one in said) >= sum(bool(one.verdict.verifiers) for one in certified)
+    assert done["uncertified"] == []
+    audited = market.command("audit", done["request"], "--config", str(market.config_of("careful")))
+    for step in ("commitment", "certificate", "draw", "verdict", "bond", "payment", "receipt", "ledger"):
+        assert {line["state"] for line in audited["lines"] if line["step"] == step} == {"ok"}, step
+
+
+async def test_verdicts_are_settled_though_the_customer_has_long_left(market):
+    async with market.customer("hasty") as customer:
+        terms = customer.terms.model_copy(update={"verify": "sampled"})
+        async for _ in customer.generate(market.decoder["address"], PROMPT, max_tokens=3, terms=terms):
+            pass
+        done = customer.last
+    command = ("audit", done["request"], "--config", str(market.config_of("hasty")))
+    for _ in range(20):
+        await market.until(lambda s: True, after=(await market.until(lambda s: True)).body.epoch)
+        lines = (await asyncio.to_thread(market.command, *command))["lines"]
+        verdicts, settled = ([one["state"] for one in lines if one["step"] == step] for step in ("verdict", "bond"))
+        if set(verdicts) == {"ok"} and len(verdicts) == 2 * len(done["tasks"]) and set(settled) == {"ok"}:
+            break
+    assert (set(verdicts), set(settled)) == ({"ok"}, {"ok"})
+    assert {one["state"] for one in lines if one["step"] == "receipt"} == {"missing"}  # it left before its time
+    async with market.customer("hasty") as customer:
+        await customer.session.closings.finish(done["request"])
+    lines = (await asyncio.to_thread(market.command, *command))["lines"]
+    assert {one["state"] for one in lines if one["step"] == "receipt"} == {"ok"}
 
 
 async def test_a_cheater_is_convicted_leaves_and_its_work_is_made_again(market):

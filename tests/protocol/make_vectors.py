@@ -23,7 +23,7 @@ from nodewire.protocol.commitment import ChunkRoot, Commitment, certified_root
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.inventory import Inventory
 from nodewire.protocol.plan import tensor_key
-from nodewire.protocol.receipt import PaidChunk, Receipt
+from nodewire.protocol.receipt import Closing, FinalChunk, PaidChunk, Receipt
 from nodewire.protocol.verdict import Verdict, sample_key
 from tests.plan.markets import CUSTOMER_KEYS, World, generous, ring
 from tests.protocol import documents
@@ -127,6 +127,17 @@ def _models(world: World, roots: list[ChunkRoot]) -> list[tuple[str, Any]]:
         ("manifest", documents.manifest()),
         ("plan", plan),
         ("receipt", Receipt(request=REQUEST, plan=plan.digest(), provider=DRIVER.public, chunks=(paid,))),
+        (
+            "closing",
+            Closing(
+                receipt=REQUEST,
+                request=REQUEST,
+                plan=plan.digest(),
+                provider=DRIVER.public,
+                final=(FinalChunk(chunk=0, attempt=0, commitment=REQUEST, epoch=7, certificate=REQUEST),),
+                uncertified=((1, 0),),
+            ),
+        ),
         ("committee", world.committee),
         ("body", body),
         ("inventory", inventory),

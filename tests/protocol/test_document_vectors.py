@@ -20,12 +20,12 @@ from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.inventory import Inventory
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import Plan, tensor_key
-from nodewire.protocol.receipt import Receipt
+from nodewire.protocol.receipt import Closing, Receipt
 from nodewire.protocol.verdict import Verdict, sample_key
 from tests.protocol import make_vectors
 
 VECTORS = json.loads(make_vectors.VECTORS.read_text())
-TYPES = {cls.__name__: cls for cls in (Ad, Beat, Body, Committee, Inventory, Manifest, Plan, Receipt, Verdict)}
+TYPES = {cls.__name__: cls for cls in (Ad, Beat, Body, Closing, Committee, Inventory, Manifest, Plan, Receipt, Verdict)}
 
 
 def test_the_committed_file_comes_out_the_same():

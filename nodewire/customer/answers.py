@@ -1,0 +1,143 @@
+"""What the providers of one job say about it over relays, and what that means for the job."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Set
+
+from nodewire import errors
+from nodewire.customer.background import Background
+from nodewire.customer.claims import Claims
+from nodewire.customer.payments import Paid
+from nodewire.customer.receipts import ZapReceipts
+from nodewire.errors import TABLE, LinkLost, NodewireError, OverBudget, PaymentRequired, WorkerFailed
+from nodewire.nostr import nip44, nip57
+from nodewire.nostr.event import Event
+from nodewire.nostr.keys import Keys
+from nodewire.nostr.nip01 import Filter
+from nodewire.nostr.pool import Pool
+from nodewire.protocol import feedback, kinds, result
+from nodewire.protocol.commitment import ChunkRoot
+from nodewire.protocol.feedback import Feedback
+from nodewire.protocol.plan import Plan
+
+_REPLACEABLE = frozenset({WorkerFailed.code, LinkLost.code})
+log = logging.getLogger("nodewire.customer")
+
+
+class Refused(errors.Busy):
+    """A provider of the plan has no free slot; `feedback` is the id of its signed word."""
+
+    def __init__(self, provider: str, feedback: str) -> None:
+        super().__init__("provider", f"{provider[:8]} has no free slot")
+        self.provider = provider
+        self.feedback = feedback
+
+
+class Answers:
+    """Follows one request. `here` says who works on the job now; `grace_s`: within which a provider that reports that
+    it cannot go on may be replaced, 0 if nobody is."""
+
+    def __init__(
+        self,
+        keys: Keys,
+        request: str,
+        plan: Plan,
+        here: Callable[[], Set[str]],
+        claims: Claims,
+        background: Background,
+        *,
+        network: str,
+        grace_s: float,
+    ) -> None:
+        self.heard: set[str] = set()
+        """Who has said anything."""
+        self.blamed: set[str] = set()
+        """Who reported an error of its own."""
+        self.results: dict[str, result.Said] = {}
+        """What each provider's result says (decrypted), by public key."""
+        self.roots: dict[tuple[str, ChunkRoot], None] = {}
+        """What providers said in their results that they committed to."""
+        self.zap_receipts = ZapReceipts(network)
+        self._keys = keys
+        self._request = request
+        self._plan = plan
+        self._here = here
+        self._claims = claims
+        self._background = background
+        self._grace_s = grace_s
+        self._said = asyncio.Condition()
+        """Notified with every event of the job."""
+
+    async def follow(self, pool: Pool) -> None:
+        """Take what comes until cancelled."""
+        answers = frozenset({kinds.FEEDBACK, kinds.result_of(kinds.INFERENCE), nip57.RECEIPT})
+        wanted = Filter(kinds=answers, tags={"e": frozenset({self._request})})
+        async for event in pool.subscribe([wanted]):
+            try:
+                self._take(event)
+                async with self._said:
+                    self._said.notify_all()
+            except NodewireError as error:
+                log.debug("%s by %s ignored: %s", event.kind, event.pubkey[:8], error)
+
+    async def complete(self, paid: Callable[[], Iterable[Paid]]) -> None:
+        """Return when every provider has given its result, and a receipt for every zap."""
+
+        def has_everything() -> bool:
+            here = self._here()
+            return self.results.keys() >= here and all(
+                self.zap_receipts.of(one) for one in paid() if one.provider in here
+            )
+
+        async with self._said:
+            await self._said.wait_for(has_everything)
+
+    def _take(self, event: Event) -> None:
+        if event.pubkey not in self._plan.members():
+            return
+        if event.kind == kinds.FEEDBACK:
+            heard = feedback.parse(event)
+            if heard.request == self._request:
+                self._feedback(heard)
+        elif event.kind == kinds.result_of(kinds.INFERENCE):
+            said = result.parse(event)
+            self.roots.update(dict.fromkeys((event.pubkey, root) for root in said.roots))
+            text = nip44.decrypt(said.ciphertext, nip44.conversation_key(self._keys, event.pubkey))
+            self.results[event.pubkey] = result.Said.parse(text)
+        else:
+            self.zap_receipts.note(event)
+
+    def _feedback(self, said: Feedback) -> None:
+        self.heard.add(said.provider)
+        if said.status == "payment-required":
+            self._claims.claimed(said)
+        elif said.provider not in self._here():
+            return  # a standby that is not ready, or who has been replaced
+        elif said.status == "busy":
+            self._background.fail(Refused(said.provider, said.id))
+        elif said.status == "error" and said.text in _REPLACEABLE and self._grace_s:
+            self._background.spawn(self._fail_unless_replaced(said))
+        elif said.status == "error":
+            self._background.fail(self._reported(said))
+
+    async def _fail_unless_replaced(self, said: Feedback) -> None:
+        await asyncio.sleep(self._grace_s)
+        if said.provider in self._here():
+            self._background.fail(self._reported(said))
+
+    def _reported(self, said: Feedback) -> NodewireError:
+        """What a provider's error means here."""
+        who = said.provider[:8]
+        if said.text != LinkLost.code:  # who lost a link is not who broke it
+            self.blamed.add(said.provider)
+        if said.text == OverBudget.code:
+            budget_msat = self._plan.terms.max_total_msat
+            return OverBudget(
+                "max_total_msat", f"the budget of {budget_msat / 1000:g} sat is used up; what came is paid"
+            )
+        if said.text == PaymentRequired.code:
+            reason = f"{who} waits for a payment, of this job or of an earlier one; see `nodewire wallet settle`"
+            return PaymentRequired("provider", reason)
+        return TABLE.get(said.text, WorkerFailed)("provider", f"{who} reports {said.text or 'an error'}")

@@ -1,0 +1,50 @@
+"""Pays what the providers of a running job claim, again and again while the cause of a failure may pass."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Set
+
+from nodewire.customer.background import Background
+from nodewire.customer.payments import JobPayments
+from nodewire.errors import NodewireError
+from nodewire.protocol.feedback import Feedback
+
+_PAY_AGAIN_S = (0.2, 1.0, 3.0)
+log = logging.getLogger("nodewire.customer")
+
+
+class Claims:
+    """`here` says who works on the job now. A claim that cannot be paid ends the job."""
+
+    def __init__(self, payments: JobPayments, here: Callable[[], Set[str]], background: Background) -> None:
+        self.unpaid: dict[str, NodewireError] = {}
+        """Why a claim (`payment-required`, by event id) is not paid yet."""
+        self._payments = payments
+        self._here = here
+        self._background = background
+
+    def claimed(self, said: Feedback) -> None:
+        try:
+            if self._payments.expects(said):
+                self._background.spawn(self._pay(said))
+        except NodewireError as error:
+            self._background.fail(error)
+
+    async def _pay(self, said: Feedback) -> None:
+        for pause_s in (*_PAY_AGAIN_S, None):
+            try:
+                await self._payments.asked(said)
+                self.unpaid.pop(said.id, None)
+                return
+            except NodewireError as error:
+                self.unpaid[said.id] = error
+                log.warning("payment to %s: %s", said.provider[:8], error)
+                if said.provider not in self._here():
+                    return  # whoever has left is owed this: it stays in the ledger
+                if pause_s is None or not error.retryable:
+                    await self._payments.fail(error)
+                    self._background.fail(error)
+                    return
+            await asyncio.sleep(pause_s)

@@ -1,0 +1,71 @@
+"""What is settled when a job's outputs have ended: payments, the verification shares, receipts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from nodewire.customer.answers import Answers
+from nodewire.customer.payments import JobPayments
+from nodewire.customer.receipts import receipts_for
+from nodewire.customer.shares import Shares
+from nodewire.nostr.event import Event
+from nodewire.nostr.keys import Keys
+from nodewire.protocol import receipt
+from nodewire.protocol.plan import Plan
+
+LATE_CLAIMS_S = 0.3
+"""How long after a job's failure its providers may still claim what they had completed."""
+LINGER_S = 3.0
+"""How long the payment of those claims may take."""
+SETTLE_S = 30.0
+"""How long after the last output payments and receipts may take."""
+log = logging.getLogger("nodewire.customer")
+
+
+async def pay_what_came(payments: JobPayments) -> None:
+    """A job that failed half-way is paid as far as it came: who leaves a chunk unpaid is refused later."""
+    if payments.failed:
+        return
+    try:
+        async with asyncio.timeout(LINGER_S):
+            await asyncio.sleep(LATE_CLAIMS_S)
+            await payments.claims_settled()
+    except TimeoutError:
+        log.warning("what a failed job still owed could not be paid in time")
+
+
+async def settle(
+    payments: JobPayments, shares: Shares, sharing: asyncio.Task[None], answers: Answers, last_chunk: int
+) -> None:
+    """Wait for the last payments and the providers' receipts. `sharing` is what has paid the shares until now."""
+    try:
+        async with asyncio.timeout(SETTLE_S):
+            await payments.settled(last_chunk)
+            sharing.cancel()
+            await asyncio.gather(sharing, return_exceptions=True)
+            await shares.finish(last_chunk)
+            await answers.complete(payments.paid.values)
+    except TimeoutError:
+        log.warning("some providers asked for no payment or gave no receipt in time")
+
+
+async def give_receipts(
+    keys: Keys,
+    request: str,
+    plan: Plan,
+    payments: JobPayments,
+    answers: Answers,
+    publish: Callable[[Event], Awaitable[None]],
+) -> list[Event]:
+    """Publish the customer's receipts for a job."""
+    paid = {one.provider for one in payments.paid.values()}
+    given = []
+    for provider in (p for p in plan.members() if p in paid or p in plan.providers()):
+        for one in receipts_for(provider, request, plan.digest(), payments.paid, answers.zap_receipts):
+            event = receipt.build(keys, one, created_at=int(time.time()))
+            await publish(event)
+            given.append(event)
+    return given

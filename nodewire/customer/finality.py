@@ -1,0 +1,129 @@
+"""Which of a job's roots are final: the commitments that quorum certificates hold, read from relays and stores."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from nodewire.errors import BadInput, NodewireError
+from nodewire.nostr.event import Event
+from nodewire.nostr.nip01 import Filter
+from nodewire.protocol import certificate, commitment, kinds, tags
+from nodewire.protocol.body import Body
+from nodewire.protocol.certificate import Certificate
+from nodewire.protocol.chunk import claim
+from nodewire.protocol.commitment import ChunkRoot, Committed
+from nodewire.protocol.committee import Committee
+from nodewire.protocol.plan import Plan
+
+_TOPICS_PER_FETCH = 64
+_MANY_TAGS = 256
+"""A commitment to more requests does not name them all in tags."""
+log = logging.getLogger("nodewire.customer")
+
+
+class Market(Protocol):
+    """Where certified things are read (`nodewire.market`)."""
+
+    @property
+    def committee(self) -> Committee: ...
+
+    async def commitments(self, body: Body) -> tuple[Committed, ...]: ...
+
+
+class Relays(Protocol):
+    """The relay pool (`nodewire.nostr.pool`). Events come verified."""
+
+    async def fetch_all(self, filters: Iterable[Filter]) -> Sequence[Event]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Certified:
+    """A commitment event's root that the certified body of `epoch` (`certificate`: its digest) holds."""
+
+    provider: str
+    root: ChunkRoot
+    commitment: str
+    epoch: int
+    certificate: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finality:
+    """`roots` by provider and the root's key: the first that a certificate holds. `committed` are all events that say
+    that they commit to something of the job; `unread` the epochs of which something could not be had."""
+
+    roots: dict[tuple[str, str, str, int, int], Certified]
+    certificates: dict[int, Certificate]
+    committed: dict[str, Committed]
+    unread: dict[int, str]
+
+    def of_chunk(self, plan: Plan, provider: str, chunk: int, attempt: int) -> list[Certified]:
+        """The provider's final roots of a chunk at an attempt, in the order of the plan's tasks."""
+        order = {a.task: n for n, a in enumerate(plan.tasks)}
+        found = [
+            one
+            for (who, _, task, number, at), one in self.roots.items()
+            if (who, number, at) == (provider, chunk, attempt) and task in order
+        ]
+        return sorted(found, key=lambda one: order[one.root.task])
+
+    def claimed(self, plan: Plan, provider: str, chunk: int, attempt: int, root: str) -> Certified | None:
+        """What makes the work final that a provider claimed payment for with `root`; None if nothing does."""
+        found = self.of_chunk(plan, provider, chunk, attempt)
+        if not found or claim([one.root for one in found]) != root:
+            return None
+        return max(found, key=lambda one: (one.epoch, one.commitment))
+
+
+async def final_roots(request: str, plan: Plan, since_s: int, market: Market, relays: Relays) -> Finality:
+    """What certificates hold of a job that was requested at `since_s` (unix). Raises as `Relays.fetch_all`."""
+    members = frozenset(plan.members())
+    wanted = Filter(kinds=frozenset({kinds.COMMITMENT}), authors=members, since=since_s)
+    committed: dict[str, Committed] = {}
+    for event in await relays.fetch_all([wanted]):
+        named = event.values("e")
+        if request not in named and len(named) < _MANY_TAGS:
+            continue
+        try:
+            committed[event.id] = commitment.parse(event)
+        except BadInput:
+            continue
+    found = Finality(
+        {}, await certificates(relays, market.committee, {c.epoch for c in committed.values()}), committed, {}
+    )
+    for epoch, certified in sorted(found.certificates.items()):
+        try:
+            held = await market.commitments(certified.body)
+        except NodewireError as error:
+            log.info("epoch %d cannot be read: %s", epoch, error)
+            found.unread[epoch] = str(error)
+            continue
+        for one in sorted(held, key=lambda held: held.id):
+            for root in one.commitment.chunks if one.commitment is not None else ():
+                if root.request == request and one.provider in members:
+                    final = Certified(one.provider, root, one.id, epoch, certified.digest)
+                    found.roots.setdefault((one.provider, *root.key), final)
+    return found
+
+
+async def certificates(relays: Relays, committee: Committee, epochs: Iterable[int]) -> dict[int, Certificate]:
+    """The quorum certificates of these epochs, checked; without those that no relay has."""
+    digest, numbers = committee.digest(), sorted(set(epochs))
+    oracles = frozenset(oracle.pubkey for oracle in committee.oracles)
+    found: dict[int, Certificate] = {}
+    for i in range(0, len(numbers), _TOPICS_PER_FETCH):
+        topics = frozenset(tags.epoch_topic(number) for number in numbers[i : i + _TOPICS_PER_FETCH])
+        about = {"c": frozenset({digest}), "n": topics}
+        wanted = Filter(kinds=frozenset({kinds.CERTIFICATE}), authors=oracles, tags=about)
+        for event in await relays.fetch_all([wanted]):
+            try:
+                one = certificate.parse(event)
+                if one.body.epoch not in found:
+                    one.check(committee)
+                    found[one.body.epoch] = one
+            except BadInput:
+                continue
+    return found

@@ -1,0 +1,51 @@
+"""A purchase's tickets: what every provider needs to know and nobody else may read."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Collection, Sequence
+
+from nodewire.errors import NodewireError
+from nodewire.kind import Params
+from nodewire.nostr import nip59
+from nodewire.nostr.keys import Keys
+from nodewire.nostr.pool import Pool
+from nodewire.protocol import job, kinds
+from nodewire.protocol.frame import Array, Frame
+
+_EVERY_S = 1.0
+_UNKNOWN = "0" * 64
+log = logging.getLogger("nodewire.customer")
+
+
+class Tickets:
+    """The same parameters, salt and hashes of inputs for every request that the purchase takes."""
+
+    def __init__(self, keys: Keys, params: Params, inputs: Sequence[Frame[Array]]) -> None:
+        self._keys = keys
+        self._params = params
+        self._salt = secrets.token_hex(32)
+        self._contents = tuple((frame.edge, frame.seq, job.content_of(frame)) for frame in inputs)
+
+    def seal(self) -> str:
+        """What the request says of them."""
+        return self.of(_UNKNOWN).seal()
+
+    def of(self, request: str) -> job.Ticket:
+        return job.Ticket(request=request, params=dict(self._params), salt=self._salt, inputs=self._contents)
+
+    async def send(self, request: str, provider: str, heard: Collection[str], pool: Pool) -> None:
+        """Send the provider its ticket until it is among those that were heard of."""
+        ticket = self.of(request)
+        while provider not in heard:
+            now_s = int(time.time())
+            rumor = nip59.rumor(self._keys.public, kinds.TICKET, created_at=now_s, content=ticket.to_json())
+            wrap = nip59.wrap(rumor, self._keys, provider, now_s=now_s, ephemeral=True)
+            try:
+                await pool.publish(wrap, timeout_s=5.0)
+            except NodewireError as error:
+                log.debug("ticket: %s", error)
+            await asyncio.sleep(_EVERY_S)

@@ -1,0 +1,201 @@
+"""What the beacon drew of a job, what the committee judged, and what the bonds' holder made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from nodewire.customer.trail.line import Line, missing, ok, wrong
+from nodewire.customer.trail.record import Market, Record
+from nodewire.errors import NodewireError, NotFound
+from nodewire.nostr.event import Event
+from nodewire.pay import settlement
+from nodewire.pay.bond_holder import HeldBond, Settled
+from nodewire.pay.settlement import Finding
+from nodewire.plan.sample import draw
+from nodewire.protocol import beacon, verdict
+from nodewire.protocol.commitment import Commitment, Committed
+from nodewire.protocol.committee import Committee
+from nodewire.protocol.verdict import Certificate, Verdict, sample_key
+from nodewire.protocol.verification import Sample
+
+
+class Holder(Protocol):
+    """What anybody may ask a bond holder (`nodewire.pay.bond_holder`)."""
+
+    async def case(self, case: str) -> Settled: ...
+
+    async def bond(self, provider: str) -> HeldBond: ...
+
+
+@dataclass(slots=True)
+class Judged:
+    """`verdicts` are those that hold, by the sample's key."""
+
+    samples: dict[str, Sample] = field(default_factory=dict)
+    epochs: dict[str, int] = field(default_factory=dict)
+    """In which each was drawn."""
+    unread: set[int] = field(default_factory=set)
+    """The epochs of which it is unknown what they drew."""
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    cases: dict[str, Settled] = field(default_factory=dict)
+
+
+async def lines(record: Record, market: Market, holder: Holder | None) -> tuple[list[Line], Judged]:
+    """`holder` is None if it is not known where to ask it."""
+    judged = Judged()
+    found = await _draws(record, market, judged)
+    found += _verdicts(record, market.committee, judged)
+    if holder is not None:
+        for key, one in judged.verdicts.items():
+            found += await _bond(key, one, record, market.committee, holder, judged)
+    elif judged.verdicts:
+        found.append(missing("bond", "all verdicts", "it is not known where the bonds' holder can be asked"))
+    return found, judged
+
+
+async def _draws(record: Record, market: Market, judged: Judged) -> list[Line]:
+    if record.request.plan.verification.policy != "sampled":
+        return [ok("draw", "the job", "its customer had nothing sampled")]
+    found: list[Line] = []
+    seen: set[str] = set()
+    for epoch in sorted({one.epoch for one in record.finality.roots.values()}):
+        held = [one for one in record.finality.roots.values() if one.epoch == epoch]
+        keys = {sample_key(one.provider, *one.root.key) for one in held}
+        what, body = f"epoch {epoch}", record.finality.certificates[epoch].body
+        try:
+            value = beacon.combine(market.committee, body.digest(), record.partials.get(epoch, ()))
+            snapshot = await market.snapshot(body.snapshot)
+        except NodewireError as error:
+            seen |= keys
+            judged.unread.add(epoch)
+            found.append(missing("draw", what, f"what it drew is unknown: {error}"))
+            continue
+        mine = [one for one in await market.commitments(body) if _is_about(one, record.request.id)]
+        drawn = draw(market.committee, value, mine, {record.request.id: record.request}, snapshot, seen=seen)
+        seen |= keys
+        for sample in drawn:
+            judged.samples[sample.key] = sample
+            judged.epochs[sample.key] = epoch
+        found.append(ok("draw", what, f"beacon {value[:16]} drew {len(drawn)} of {len(keys)} roots"))
+    return found
+
+
+def _is_about(one: Committed, request: str) -> bool:
+    return isinstance(one.commitment, Commitment) and any(root.request == request for root in one.commitment.chunks)
+
+
+def _verdicts(record: Record, committee: Committee, judged: Judged) -> Iterator[Line]:
+    held, broken = _certified(record.verdicts, committee)
+    for key, sample in judged.samples.items():
+        what = f"{sample.task} of chunk {sample.chunk}, attempt {sample.attempt} by {sample.provider[:8]}"
+        found = {one.verdict.digest(): one for one in held.pop(key, ())}
+        if not found:
+            if key in broken:
+                yield wrong("verdict", what, f"its certificate does not hold: {broken.pop(key)}")
+            else:
+                yield missing("verdict", what, "no certificate judges it (yet)")
+            continue
+        if len(found) > 1:
+            yield wrong("verdict", what, "two different verdicts are certified")
+            continue
+        (one,) = found.values()
+        said = one.verdict
+        if fault := _contradiction(said, sample, judged.epochs[key]):
+            yield wrong("verdict", what, fault)
+            continue
+        judged.verdicts[key] = said
+        convicts = f", convicts {said.culprit[:8]}" if said.culprit else ""
+        yield ok("verdict", what, f"{said.outcome}{convicts}; {len(one.votes)} oracles voted")
+    unread = judged.unread | record.finality.unread.keys()
+    unread |= {one.epoch for one in record.finality.committed.values()} - record.finality.certificates.keys()
+    for key, certificates in held.items():
+        said = certificates[0].verdict
+        what = f"{said.task} of chunk {said.chunk}, attempt {said.attempt} by {said.provider[:8]}"
+        if said.epoch in unread:
+            yield missing("verdict", what, "whether it was drawn is unknown")
+        else:
+            yield wrong("verdict", what, f"{key[:16]} was not drawn")
+
+
+def _certified(events: Iterable[Event], committee: Committee) -> tuple[dict[str, list[Certificate]], dict[str, str]]:
+    """The certificates that hold, and why others do not, by the sample's key."""
+    held: dict[str, list[Certificate]] = {}
+    broken: dict[str, str] = {}
+    for event in events:
+        key = (event.tag("n") or "").removeprefix("verdict/")
+        try:
+            one = verdict.parse(event)
+            one.check(committee)
+        except NodewireError as error:
+            broken[key] = str(error)
+            continue
+        held.setdefault(one.verdict.key, []).append(one)
+    return held, broken
+
+
+def _contradiction(said: Verdict, sample: Sample, epoch: int) -> str:
+    if said.root != sample.root:
+        return "it judges another root than the certified one"
+    if said.epoch != epoch:
+        return f"it says that epoch {said.epoch} drew it, which was {epoch}"
+    if strangers := {who for who, _ in said.verifiers} - set(sample.verifiers):
+        return f"{min(strangers)[:8]} was not drawn to verify it"
+    return ""
+
+
+async def _bond(
+    key: str, said: Verdict, record: Record, committee: Committee, holder: Holder, judged: Judged
+) -> list[Line]:
+    what = f"{said.task} of chunk {said.chunk} by {said.provider[:8]}: {said.outcome}"
+    try:
+        finding = settlement.find(said, record.request, committee)
+        settled = judged.cases[key] = await holder.case(key)
+    except NotFound:
+        return [missing("bond", what, "nobody has presented the verdict to the bonds' holder")]
+    except NodewireError as error:
+        return [missing("bond", what, str(error))]
+    if fault := _misjudged(finding, settled):
+        return [wrong("bond", what, fault)]
+    if settled.refused:
+        return [missing("bond", what, f"it reached no bond: {settled.refused}")]
+    given = ", ".join(f"{msat} msat to {payee[:8]}" for payee, msat in settled.payouts.items())
+    still = ", ".join(f"{msat} msat of {payee[:8]}" for payee, msat in settled.due.items())
+    told = "; ".join(part for part in (given and f"pays {given}", still and f"not pulled yet: {still}") if part)
+    found = [ok("bond", what, told or "touches no bond")]
+    if finding.slashes:
+        found.append(await _slashed(finding, holder))
+    return found
+
+
+async def _slashed(finding: Finding, holder: Holder) -> Line:
+    what = f"{finding.culprit[:8]}'s"
+    try:
+        bond = await holder.bond(finding.culprit)
+    except NodewireError as error:
+        return missing("bond", what, str(error))
+    if bond.state not in ("slashed", "burnt"):
+        return wrong("bond", what, f"convicted, but its bond is {bond.state}")
+    return ok("bond", what, f"{bond.state}: {bond.amount_msat} msat locked, {bond.remainder_msat} left to burn")
+
+
+def _misjudged(finding: Finding, settled: Settled) -> str:
+    """What is wrong with the holder's settlement of a verdict; empty if nothing is."""
+    if (settled.request, settled.outcome) != (finding.request, finding.outcome):
+        return f"the holder settled another verdict: {settled.outcome}"
+    if (settled.culprit, settled.slashes) != (finding.culprit, finding.slashes):
+        return "the holder names another culprit"
+    return _misgiven(finding, settled.payouts)
+
+
+def _misgiven(finding: Finding, given: Mapping[str, int]) -> str:
+    """Payees and amounts against the rules: who gets anything gets it whole, but for the customer."""
+    most = settlement.payouts(finding, following=0, payable_msat=10**18)
+    for payee, msat in given.items():
+        if payee not in most:
+            return f"{payee[:8]} has no part in this verdict and gets {msat} msat"
+        refunds = payee == finding.customer and finding.culprit == finding.provider
+        if not refunds and msat != most[payee]:
+            return f"{payee[:8]} gets {msat} msat, not {most[payee]}"
+    return ""

@@ -1,0 +1,31 @@
+"""One line of an audit: what was looked at, and whether it is as it must be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+State = Literal["ok", "missing", "wrong"]
+"""`missing`: nothing contradicts, but what would show it is not to be had (yet)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """`step` groups lines: takeover, commitment, certificate, draw, verdict, bond, payment, receipt, ledger."""
+
+    step: str
+    what: str
+    state: State
+    reason: str = ""
+
+
+def ok(step: str, what: str, reason: str = "") -> Line:
+    return Line(step, what, "ok", reason)
+
+
+def missing(step: str, what: str, reason: str) -> Line:
+    return Line(step, what, "missing", reason)
+
+
+def wrong(step: str, what: str, reason: str) -> Line:
+    return Line(step, what, "wrong", reason)

@@ -1,0 +1,130 @@
+"""What relays have about a job, parsed: the events that its trail is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from nodewire.customer.finality import Finality, final_roots
+from nodewire.errors import BadInput, NodewireError
+from nodewire.nostr import nip57
+from nodewire.nostr.event import Event
+from nodewire.nostr.nip01 import Filter
+from nodewire.protocol import beacon, feedback, kinds, takeover
+from nodewire.protocol.body import Body
+from nodewire.protocol.commitment import Committed
+from nodewire.protocol.committee import Committee
+from nodewire.protocol.feedback import Feedback
+from nodewire.protocol.job import Request
+from nodewire.protocol.manifest import Manifest
+from nodewire.protocol.snapshot import Snapshot
+from nodewire.protocol.tags import epoch_topic
+from nodewire.protocol.takeover import Takeover
+
+
+class Market(Protocol):
+    """Where certified things are read (`nodewire.market`)."""
+
+    @property
+    def committee(self) -> Committee: ...
+
+    async def commitments(self, body: Body) -> tuple[Committed, ...]: ...
+
+    async def snapshot(self, sha256: str) -> Snapshot: ...
+
+
+class Relays(Protocol):
+    """The relay pool (`nodewire.nostr.pool`). Events come verified."""
+
+    async def fetch_all(self, filters: Iterable[Filter]) -> Sequence[Event]: ...
+
+
+@dataclass(slots=True)
+class Record:
+    """A job's. `accepted` are the takeovers that hold, in their order; `refused` what members signed and does not."""
+
+    request: Request
+    manifest: Manifest
+    finality: Finality
+    accepted: list[Takeover] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    claims: dict[tuple[str, int, int], Feedback] = field(default_factory=dict)
+    """The first of a provider for a chunk and attempt."""
+    zaps: list[Event] = field(default_factory=list)
+    receipts: list[Event] = field(default_factory=list)
+    """The customer's, closings among them."""
+    verdicts: list[Event] = field(default_factory=list)
+    partials: dict[int, list[beacon.BeaconPartial]] = field(default_factory=dict)
+    """By epoch."""
+
+    def takeover_at(self, attempt: int) -> Takeover | None:
+        """The newest takeover of at most this attempt."""
+        return next((one for one in reversed(self.accepted) if one.attempt <= attempt), None)
+
+
+async def read(request: Request, manifest: Manifest, market: Market, relays: Relays) -> Record:
+    """Raises TimedOut, RelayRefused: relays do not answer."""
+    finality = await final_roots(request.id, request.plan, request.created_at, market, relays)
+    record = Record(request, manifest, finality)
+    about = {"e": frozenset({request.id})}
+    told = frozenset({kinds.FEEDBACK, kinds.TAKEOVER, kinds.CERTIFICATE, nip57.RECEIPT})
+    wanted = [
+        Filter(kinds=told, tags=about),
+        Filter(kinds=frozenset({kinds.RECEIPT}), authors=frozenset({request.customer}), tags=about),
+    ]
+    takeovers: dict[str, Takeover] = {}
+    for event in sorted(await relays.fetch_all(wanted), key=lambda event: (event.created_at, event.id)):
+        try:
+            _take(record, takeovers, event)
+        except BadInput as error:
+            if event.pubkey in (request.customer, *request.plan.members()):
+                record.refused[event.id] = f"kind {event.kind}: {error}"
+    _accept(record, takeovers)
+    epochs = {one.epoch for one in finality.roots.values()}
+    if epochs:
+        topics = frozenset(epoch_topic(epoch) for epoch in epochs)
+        oracles = frozenset(oracle.pubkey for oracle in market.committee.oracles)
+        partials = Filter(
+            kinds=frozenset({kinds.BEACON}),
+            authors=oracles,
+            tags={"c": frozenset({market.committee.digest()}), "n": topics},
+        )
+        for event in await relays.fetch_all([partials]):
+            try:
+                partial = beacon.parse(event)
+            except BadInput:
+                continue
+            record.partials.setdefault(partial.epoch, []).append(partial)
+    return record
+
+
+def _take(record: Record, takeovers: dict[str, Takeover], event: Event) -> None:
+    if event.kind == kinds.FEEDBACK:
+        if event.pubkey in record.request.plan.members():
+            said = feedback.parse(event)
+            if said.due is not None and said.request == record.request.id:
+                record.claims.setdefault((said.provider, said.due.chunk, said.due.attempt), said)
+    elif event.kind == kinds.TAKEOVER:
+        takeovers[event.id] = takeover.parse(event)
+    elif event.kind == kinds.CERTIFICATE:
+        record.verdicts.append(event)
+    elif event.kind == kinds.RECEIPT:
+        record.receipts.append(event)
+    else:
+        record.zaps.append(event)
+
+
+def _accept(record: Record, takeovers: dict[str, Takeover]) -> None:
+    request = record.request
+    mine = (request.customer, *request.plan.members())
+    for id_, one in sorted(takeovers.items(), key=lambda item: (item[1].attempt, item[0])):
+        newest = record.accepted[-1] if record.accepted else None
+        try:
+            one.check(request.id, request.plan, record.manifest, newest)
+        except NodewireError as error:
+            if one.signer in mine:  # what strangers publish about the job means nothing
+                record.refused[id_] = str(error)
+            continue
+        if one.outranks(newest, request.customer):
+            record.accepted = [known for known in record.accepted if known.attempt < one.attempt] + [one]

@@ -1,0 +1,53 @@
+"""Who worked on a job and what of it is final: takeovers, commitments, quorum certificates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nodewire.customer.trail.line import Line, missing, ok, wrong
+from nodewire.customer.trail.record import Record
+
+
+def lines(record: Record) -> Iterator[Line]:
+    yield from _takeovers(record)
+    yield from _certificates(record)
+    yield from _commitments(record)
+
+
+def _takeovers(record: Record) -> Iterator[Line]:
+    for one in record.accepted:
+        moves = "; ".join(
+            f"{task} from {left[:8]} to {to[:8]} at chunk {first}" for task, left, to, first in one.replaced
+        )
+        yield ok("takeover", f"attempt {one.attempt}", f"{moves}; signed by {one.signer[:8]}")
+    for id_, reason in record.refused.items():
+        yield wrong("takeover" if not reason.startswith("kind ") else "record", f"event {id_[:16]}", reason)
+
+
+def _certificates(record: Record) -> Iterator[Line]:
+    finality = record.finality
+    for epoch in sorted({one.epoch for one in finality.committed.values()}):
+        certified = finality.certificates.get(epoch)
+        what = f"epoch {epoch}"
+        if certified is None:
+            yield missing("certificate", what, "no relay has a quorum certificate of it")
+        elif epoch in finality.unread:
+            yield missing("certificate", what, f"what it certifies cannot be read: {finality.unread[epoch]}")
+        else:
+            yield ok("certificate", what, f"{len(certified.votes)} oracles certified {certified.digest[:16]}")
+
+
+def _commitments(record: Record) -> Iterator[Line]:
+    plan = record.request.plan
+    for (provider, chunk, attempt), said in sorted(record.claims.items(), key=lambda item: item[0][1:] + item[0][:1]):
+        assert said.due is not None
+        what = f"chunk {chunk}, attempt {attempt} by {provider[:8]}"
+        found = record.finality.of_chunk(plan, provider, chunk, attempt)
+        held = record.finality.claimed(plan, provider, chunk, attempt, said.due.root)
+        if held is not None:
+            tasks = ", ".join(one.root.task for one in found)
+            yield ok("commitment", what, f"{tasks} in {held.commitment[:16]}, certified in epoch {held.epoch}")
+        elif found:
+            yield wrong("commitment", what, "the certified roots are not those that payment was claimed with")
+        else:
+            yield missing("commitment", what, "no certificate holds it")

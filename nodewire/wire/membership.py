@@ -1,0 +1,116 @@
+"""One node's membership in a job: its mailbox, its links to the other members, its part in their handovers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from nodewire.errors import LinkLost, NodewireError
+from nodewire.nostr.event import Event
+from nodewire.nostr.keys import Keys
+from nodewire.protocol import takeover as takeovers
+from nodewire.protocol.manifest import Manifest
+from nodewire.protocol.plan import Plan
+from nodewire.protocol.takeover import Takeover, ends_after
+from nodewire.wire.handover import Handover
+from nodewire.wire.mailbox import Route, Tape
+from nodewire.wire.node import Node
+
+
+class Membership:
+    """`mailbox` is open from the beginning. `routes` are the job's edges by name, as they are then."""
+
+    def __init__(
+        self,
+        keys: Keys,
+        request: str,
+        plan: Plan,
+        manifest: Manifest,
+        node: Node,
+        addresses: Mapping[str, Sequence[str]],
+        *,
+        grace_s: float,
+        tape: Tape,
+        keep_inputs: bool = False,
+        takeover: Takeover | None = None,
+        noticed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`addresses` of providers and standbys; `takeover`: the one by which this node enters; `noticed` is called
+        when a link is lost.
+
+        Raises:
+            NotAllowed: the job is open here already.
+        """
+        # Only a generation goes on with a standby; a call of another model is made again.
+        self.hands_over = manifest.mode == "generate"
+        self.routes = {
+            edge: Route(producer, (consumer,))
+            for edge, (producer, consumer) in ends_after(manifest, plan, takeover).items()
+        }
+        self._keys = keys
+        self._request = request
+        self._plan = plan
+        self._manifest = manifest
+        self._node = node
+        self._addresses = addresses
+        self._takeover = takeover
+        self._noticed = noticed
+        self._losses: asyncio.Queue[tuple[str, NodewireError]] = asyncio.Queue()
+        self.mailbox = node.open_job(
+            request,
+            self.routes,
+            takeover.attempt if takeover is not None else 0,
+            on_lost=self._lost if self.hands_over else None,
+            grace_s=grace_s,
+            tape=tape,
+            keep_inputs=keep_inputs,
+        )
+
+    def handover(
+        self,
+        *,
+        open_chunk: Callable[[], int],
+        changed: Callable[[Takeover], Awaitable[None]],
+        publish: Callable[[Event], Awaitable[None]],
+    ) -> Handover:
+        """This node's part in handovers; `changed` as in Handover, `publish` takes what is signed here as an event."""
+
+        async def announce(takeover: Takeover) -> None:
+            await publish(takeovers.build(self._keys, takeover, created_at=int(time.time())))
+
+        return Handover(
+            self._keys,
+            self._request,
+            self._plan,
+            self._manifest,
+            self.mailbox,
+            self._node,
+            self._addresses,
+            open_chunk=open_chunk,
+            changed=changed,
+            publish=announce,
+            takeover=self._takeover,
+        )
+
+    async def link(self, peer: str) -> None:
+        """Reach a member. One that cannot be reached is lost, and replaced if the job may go on without it.
+
+        Raises:
+            LinkLost: it may not.
+        """
+        try:
+            await self._node.link(peer, self._addresses[peer])
+        except NodewireError as error:
+            if not self.hands_over:
+                raise LinkLost(peer, str(error)) from error
+            self._lost(peer, error)
+
+    async def follow_losses(self, handover: Handover) -> None:
+        """Tell `handover` every loss, one after the other, until cancelled."""
+        while True:
+            await handover.lost(*await self._losses.get())
+
+    def _lost(self, peer: str, error: NodewireError) -> None:
+        self._noticed()
+        self._losses.put_nowait((peer, error))

@@ -1,0 +1,183 @@
+"""A job's public record in memory, built event by event: what relays and stores would have of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from nodewire.nostr import event as events
+from nodewire.nostr.event import Event
+from nodewire.nostr.nip01 import Filter
+from nodewire.pay import debts
+from nodewire.pay.debts import Key
+from nodewire.pay.ledger import Ledger
+from nodewire.protocol import beacon, certificate, commitment, feedback, inventory, job, kinds, verdict
+from nodewire.protocol.body import Body
+from nodewire.protocol.certificate import Certificate
+from nodewire.protocol.chunk import claim
+from nodewire.protocol.commitment import ChunkRoot, Commitment, Committed
+from nodewire.protocol.committee import Committee
+from nodewire.protocol.feedback import Due
+from nodewire.protocol.plan import Assignment, Verification
+from nodewire.protocol.snapshot import Snapshot
+from nodewire.protocol.verdict import Verdict
+from tests.protocol import documents
+from tests.protocol_committee.actors import HOLDER, Seat, committee, digest
+
+GENESIS_S = 1_700_000_000
+COMMITTEE, SEATS = committee(
+    name="record",
+    genesis_s=GENESIS_S,
+    bond_holders=(HOLDER.public,),
+    verify_rate_ppm=1_000_000,
+    verify_share_ppm=150_000,
+)
+CUSTOMER, PROVIDERS = documents.CUSTOMER, documents.PROVIDERS
+TASKS = ("driver", "stage.0", "stage.1")
+PRICE_MSAT = 1_000
+
+
+@dataclass
+class PublicRecord:
+    """`began_s` is when the job was requested. As a pool it answers from `events`; as a market it reads bodies."""
+
+    began_s: int = field(default_factory=lambda: int(time.time()) - 200)
+    committee: Committee = COMMITTEE
+    seats: Sequence[Seat] = tuple(SEATS)
+    events: list[Event] = field(default_factory=list)
+    published: list[Event] = field(default_factory=list)
+    held: dict[str, tuple[Committed, ...]] = field(default_factory=dict)
+    """Commitments by the digest of the body that certifies them."""
+
+    def __post_init__(self) -> None:
+        plan = documents.plan(
+            committee=self.committee.digest(),
+            epoch=self.epoch_at(self.began_s) - 1,
+            tasks=tuple(
+                Assignment(task=task, provider=keys.public, standby=None, price_msat=PRICE_MSAT)
+                for task, keys in zip(TASKS, PROVIDERS, strict=True)
+            ),
+            verification=Verification(policy="sampled", rate_ppm=1_000_000, share_ppm=150_000),
+        )
+        tags, content = job.tags_and_content(
+            plan,
+            manifest_address=f"38840:{'cd' * 32}:tiny",
+            certificate_event=documents.HASH,
+            partials=(),
+            relays=("ws://r",),
+            ticket=documents.HASH,
+        )
+        event = events.sign(CUSTOMER, kinds.INFERENCE, created_at=self.began_s, tags=tags, content=content)
+        self.events.append(event)
+        self.request = job.parse(event)
+
+    def epoch_at(self, at_s: int) -> int:
+        return self.committee.epoch_at(at_s * 1000)
+
+    def root(self, task: str, chunk: int, said: str = "") -> ChunkRoot:
+        name = digest(f"{task}/{chunk}{said}")
+        return ChunkRoot(request=self.request.id, task=task, chunk=chunk, attempt=0, root=name)
+
+    def claimed(self, number: int, chunk: int, *, at_s: int = 0, **changes) -> Event:
+        """Provider `number` asks for its payment of a chunk, by the root of its task."""
+        due = {
+            "chunk": chunk,
+            "attempt": 0,
+            "units": 1,
+            "amount_msat": PRICE_MSAT,
+            "root": claim([self.root(TASKS[number], chunk)]),
+            **changes,
+        }
+        event = feedback.build(
+            PROVIDERS[number],
+            self.request.id,
+            CUSTOMER.public,
+            "payment-required",
+            created_at=at_s or self.began_s + 2,
+            due=Due(**due),
+        )
+        self.events.append(event)
+        return event
+
+    def committed(self, number: int, chunks: Sequence[int], epoch: int, said: str = "") -> Event:
+        roots = tuple(self.root(TASKS[number], chunk, said) for chunk in chunks)
+        document = Commitment(committee=self.committee.digest(), epoch=epoch, chunks=roots)
+        at_s = self.committee.close_ms(epoch) // 1000
+        event, _ = commitment.build(PROVIDERS[number], document, created_at=at_s)
+        self.events.append(event)
+        return event
+
+    def certified(self, epoch: int, commitments: Sequence[Event], snapshot: str = documents.HASH) -> Body:
+        """The epoch's certificate over these commitments, and its beacon's partials."""
+        body = Body(
+            committee=self.committee.digest(),
+            epoch=epoch,
+            snapshot=snapshot,
+            commitments=commitment.certified_root([event.id for event in commitments]),
+            inventories=tuple(sorted(digest(f"inventory/{i}/{epoch}") for i in range(3))),
+            previous=self.committee.digest(),
+        )
+        at_s = self.committee.close_ms(epoch) // 1000
+        voters = self.seats[: self.committee.quorum]
+        votes = tuple(
+            inventory.build_vote(s.keys, body.committee, f"epoch/{epoch}", body.digest(), created_at=at_s)
+            for s in voters
+        )
+        self.events.append(certificate.build(voters[0].keys, Certificate(body, votes), created_at=at_s))
+        self.events += [beacon.build(s.keys, body, s.index, s.share, created_at=at_s) for s in voters]
+        self.held[body.digest()] = tuple(commitment.parse(event) for event in commitments)
+        return body
+
+    def pay(self, ledger: Ledger, number: int, chunk: int) -> None:
+        key = Key(self.request.id, PROVIDERS[number].public, chunk)
+        preimage = bytes([number]) * 16 + chunk.to_bytes(16, "big")
+        ledger.plan(key, PRICE_MSAT)
+        ledger.record(key, debts.Invoiced("lnbcrt1", debts.hashlib.sha256(preimage).hexdigest()))
+        ledger.record(key, debts.Paying())
+        ledger.record(key, debts.Paid(preimage.hex(), 1))
+
+    def verdict(self, number: int, chunk: int, epoch: int, **changes) -> Verdict:
+        """On the chunk that provider `number` committed to, which `epoch` drew; it passes if nothing is changed."""
+        fields = {
+            "committee": self.committee.digest(),
+            "epoch": epoch,
+            "request": self.request.id,
+            "task": TASKS[number],
+            "chunk": chunk,
+            "attempt": 0,
+            "provider": PROVIDERS[number].public,
+            "root": self.root(TASKS[number], chunk).root,
+            "outcome": "pass",
+        }
+        return Verdict(**{**fields, **changes})
+
+    def judged(self, said: Verdict, votes_for: Verdict | None = None) -> Event:
+        """The certificate of a verdict; `votes_for`: what the oracles voted for in truth."""
+        voted, voters = votes_for or said, self.seats[: self.committee.quorum]
+        topic = verdict.topic(said.key)
+        votes = tuple(
+            inventory.build_vote(s.keys, said.committee, topic, voted.digest(), created_at=self.began_s + 9)
+            for s in voters
+        )
+        event = verdict.build(voters[0].keys, verdict.Certificate(said, votes), created_at=self.began_s + 10)
+        self.events.append(event)
+        return event
+
+    # As relays and as a market.
+
+    async def snapshot(self, sha256: str) -> Snapshot:
+        return Snapshot(committee=self.committee.digest(), epoch=0, nodes=(), events=())
+
+    async def fetch(self, filters: Sequence[Filter], timeout_s: float = 1.0) -> list[Event]:
+        return [event for event in self.events if any(one.matches(event) for one in filters)]
+
+    async def fetch_all(self, filters: Sequence[Filter], timeout_s: float = 1.0) -> list[Event]:
+        return await self.fetch(filters)
+
+    async def publish(self, event: Event, timeout_s: float = 1.0) -> None:
+        self.events.append(event)
+        self.published.append(event)
+
+    async def commitments(self, body: Body) -> tuple[Committed, ...]:
+        return self.held[body.digest()]
