@@ -79,3 +79,9 @@ def test_the_service_unit_starts_the_provider_without_privileges():
     assert re.search(r"^ExecStart=/\S+/nodewire provider --config /etc/\S+\.toml$", unit, re.M)
     assert "NoNewPrivileges=yes" in unit
     assert not re.search(r"^User=root", unit, re.M)
+
+
+def test_what_a_customer_subscribes_to_ends_with_its_job():
+    """A relay allows a connection so many subscriptions (ours: 200); one that nobody closes outlives its reader."""
+    for path in (ROOT / "nodewire" / "customer").rglob("*.py"):
+        assert not re.search(r"async for .* in .*\.subscribe\(", path.read_text()), path

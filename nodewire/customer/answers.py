@@ -74,13 +74,14 @@ class Answers:
         """Take what comes until cancelled."""
         answers = frozenset({kinds.FEEDBACK, kinds.result_of(kinds.INFERENCE), nip57.RECEIPT})
         wanted = Filter(kinds=answers, tags={"e": frozenset({self._request})})
-        async for event in pool.subscribe([wanted]):
-            try:
-                self._take(event)
-                async with self._said:
-                    self._said.notify_all()
-            except NodewireError as error:
-                log.debug("%s by %s ignored: %s", event.kind, event.pubkey[:8], error)
+        async with pool.subscribe([wanted]) as events:
+            async for event in events:
+                try:
+                    self._take(event)
+                    async with self._said:
+                        self._said.notify_all()
+                except NodewireError as error:
+                    log.debug("%s by %s ignored: %s", event.kind, event.pubkey[:8], error)
 
     async def complete(self, paid: Callable[[], Iterable[Paid]]) -> None:
         """Return when every provider has given its result, and a receipt for every zap."""

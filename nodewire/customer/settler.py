@@ -61,13 +61,14 @@ class Settler:
     async def _follow_claims(self) -> None:
         mine = {"p": frozenset({self._customer})}
         wanted = Filter(kinds=frozenset({kinds.FEEDBACK}), tags=mine, since=int(time.time()))
-        async for event in self._pool.subscribe([wanted]):
-            try:
-                said = feedback.parse(event)
-                if said.due is not None and said.request in self._over:
-                    await self._late(said, self._over[said.request])
-            except (NodewireError, TimeoutError) as error:
-                log.info("a late claim by %s is not paid: %r", event.pubkey[:8], error)
+        async with self._pool.subscribe([wanted]) as events:
+            async for event in events:
+                try:
+                    said = feedback.parse(event)
+                    if said.due is not None and said.request in self._over:
+                        await self._late(said, self._over[said.request])
+                except (NodewireError, TimeoutError) as error:
+                    log.info("a late claim by %s is not paid: %r", event.pubkey[:8], error)
 
     async def _late(self, said: Feedback, payments: JobPayments) -> None:
         if payments.expects(said):

@@ -127,16 +127,17 @@ async def settle(found: Verified, request: Event, holder: BondHolder, keys: Keys
 
 async def _listen(request: Request, found: Verified, market: Market, pool: Pool, came: asyncio.Event) -> None:
     about = Filter(kinds=frozenset({kinds.CERTIFICATE}), tags={"e": frozenset({request.id})})
-    async for event in pool.subscribe([about]):
-        try:
-            certificate = verdict.parse(event)
-            certificate.check(market.committee)
-        except BadInput:
-            continue
-        if certificate.verdict.request == request.id:
-            found.verdicts.setdefault(certificate.verdict.key, certificate.verdict)
-            found.certificates.setdefault(certificate.verdict.key, event)
-            came.set()
+    async with pool.subscribe([about]) as events:
+        async for event in events:
+            try:
+                certificate = verdict.parse(event)
+                certificate.check(market.committee)
+            except BadInput:
+                continue
+            if certificate.verdict.request == request.id:
+                found.verdicts.setdefault(certificate.verdict.key, certificate.verdict)
+                found.certificates.setdefault(certificate.verdict.key, event)
+                came.set()
 
 
 def _is_about(commitment: object, request: str) -> bool:

@@ -71,7 +71,8 @@ def provider(tmp_path) -> Provider:
         admission=admission,
         withdrawals=Withdrawals(),
         spool=(spool := Spool(tmp_path / "spool", 10**6)),
-        holding=Holding(PROVIDER, document, spool),
+        holding=Holding(PROVIDER, document, spool, None),  # type: ignore[arg-type]
+        verifying=None,  # type: ignore[arg-type]
         patience_s=30,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -48,9 +49,13 @@ class Certified:
         epoch = next(n for n in self.roots if digest(f"snapshot/{n}") == sha256)
         return Snapshot(committee=COMMITTEE.digest(), epoch=epoch, nodes=(), events=())
 
+    @asynccontextmanager
     async def subscribe(self, filters):
-        await asyncio.Event().wait()
-        yield None
+        async def never():
+            await asyncio.Event().wait()
+            yield None
+
+        yield never()
 
 
 async def followed(market: Certified, *roots: ChunkRoot):
