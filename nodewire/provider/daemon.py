@@ -31,6 +31,7 @@ from nodewire.provider.job import JobRun
 from nodewire.provider.serving import OneManifest, Served
 from nodewire.provider.standing import Standby, Standing
 from nodewire.provider.standing import check as check_call
+from nodewire.provider.statements import Statements
 from nodewire.provider.withdrawals import Withdrawals
 from nodewire.wire.handover import Handover
 from nodewire.wire.mailbox import Route
@@ -260,13 +261,15 @@ class Provider:
         losses: asyncio.Queue[tuple[str, NodewireError]] = asyncio.Queue()
         # Only a generation goes on with a standby; a call of another model is made again.
         hands_over = manifest.mode == "generate"
+        judged = request.plan.verification.policy == "sampled"
+        statements = Statements(self._keys, request, manifest, self._spool, entered) if judged else None
         mailbox = self._node.open_job(
             request.id,
             routes,
             entered.attempt if entered is not None else 0,
             on_lost=(lambda peer, error: losses.put_nowait((peer, error))) if hands_over else None,
             grace_s=GRACE_S,
-            tape=self._spool,
+            tape=statements or self._spool,
             keep_inputs=True,
         )
         if self._withdrawals.has(request.customer, request.id):
@@ -291,6 +294,7 @@ class Provider:
             committed=committed,
             patience_s=self._patience_s,
             takeover=entered,
+            statements=statements,
         )
         handover = Handover(
             self._keys,
