@@ -1,8 +1,9 @@
 """A sampled chunk computed again, from inputs that nobody can have changed. NIPS.md, "Samples".
 
 The ticket is the one that the request sealed; frames from the customer are those that the ticket names; frames from a
-task hash to what its provider committed to, in a root that a certificate holds. What is missing of that makes the
-chunk one that cannot be judged: it is never taken from the word of the one who is judged.
+task are those that its provider signed when it sent them, and hash to what it committed to, in a root that a
+certificate holds. What is missing of that makes the chunk one that cannot be judged: it is never taken from the word
+of the one who is judged.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from nodewire.errors import BadHash, BadInput, NodewireError, NotFound
@@ -20,6 +21,7 @@ from nodewire.protocol.chunk import Leaf, Opening, chunk_of, leaf_of
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request, Ticket, content_of
 from nodewire.protocol.manifest import CUSTOMER, Edge, Manifest
+from nodewire.protocol.sent import MAX_PACKED_BYTES, Equivocation, Sent, Tensors, hashed, settle, tensors_of, unpack
 from nodewire.protocol.takeover import Takeover, payees
 from nodewire.protocol.verification import Sample
 from nodewire.wire.node import Node
@@ -31,6 +33,15 @@ _TICKET_BYTES = 65_536
 _RESULT_S = 120.0
 
 
+class Equivocated(BadHash):
+    """The producer of an input signed other frames than it committed to: it is to blame, whatever was made of them."""
+
+    def __init__(self, equivocation: Equivocation) -> None:
+        where = f"{equivocation.edge} in chunk {equivocation.chunk}"
+        super().__init__("sent", f"{equivocation.culprit[:8]} signed something else for {where} than it committed to")
+        self.equivocation = equivocation
+
+
 @dataclass(frozen=True, slots=True)
 class _Case:
     """One sample with all that says where its inputs come from."""
@@ -40,11 +51,14 @@ class _Case:
     manifest: Manifest
     takeover: Takeover | None
     addresses: Mapping[str, Sequence[str]]
+    last: bool
+    said: Mapping[tuple[str, int], Sent] = field(default_factory=dict)
+    """By edge and chunk: what producers signed to the provider, by what it shows."""
 
 
 def _want(
     sample: Sample,
-    what: Literal["frames", "opening", "ticket"],
+    what: Literal["frames", "opening", "ticket", "sent"],
     task: str,
     chunk: int,
     edges: tuple[str, ...] = (),
@@ -65,17 +79,21 @@ async def recompute(
     addresses: Mapping[str, Sequence[str]],
     worker: Worker,
     loaded: str,
+    last: bool = False,
 ) -> tuple[Leaf, ...]:
     """The leaves of the sampled chunk, computed by the task `loaded` in `worker`, in the order that an opening has.
 
-    `takeover` is the job's newest; `addresses` are of the plan's providers and standbys.
+    `takeover` is the job's newest; `addresses` are of the plan's providers and standbys. `last`: of inputs that their
+    producer signed, what it committed to is not waited for any more.
 
     Raises:
+        Equivocated: an input's producer signed something else than it committed to.
         NotFound, BadHash, BadInput: an input is not to be had, or not what was committed to.
         NodewireError: the worker's error, or a peer's refusal.
     """
-    of = _Case(sample, request, manifest, takeover, addresses)
+    of = _Case(sample, request, manifest, takeover, addresses, last)
     ticket = await _ticket(of, node)
+    of = replace(of, said=await _statements(of, node))
     inputs = await _inputs(of, ticket, node, market)
     session = secrets.token_hex(32)
     found: list[Leaf] = []
@@ -104,8 +122,18 @@ async def pull_opening(node: Node, peer: str, addresses: Sequence[str], sample: 
     return await _opening(sample, node, peer, addresses, sample.task, sample.chunk)
 
 
-async def _opening(sample: Sample, node: Node, peer: str, addresses: Sequence[str], task: str, chunk: int) -> Opening:
+async def _opening(
+    sample: Sample,
+    node: Node,
+    peer: str,
+    addresses: Sequence[str],
+    task: str,
+    chunk: int,
+    attempt: int | None = None,
+) -> Opening:
     want = _want(sample, "opening", task, chunk)
+    if attempt is not None:
+        want = want.model_copy(update={"attempt": attempt})
     opening = Opening.unpack(await pull_document(node, peer, addresses, want, max_bytes=Opening.MAX_BYTES))
     if (opening.request, opening.task, opening.chunk) != (sample.request, task, chunk):
         raise BadInput("opening", "of another chunk")
@@ -143,6 +171,8 @@ async def _frames(
     producer = of.sample.provider if from_customer else payees(of.request.plan, of.takeover, chunk)[edge.source]
     if producer not in of.addresses:
         raise NotFound("producer", f"{edge.name} is the customer's own work")
+    if not from_customer and (received := await _received(of, edge, chunk, producer, roots, node)) is not None:
+        return received
     addresses = of.addresses[producer]
     task = of.sample.task if from_customer else edge.source
     want = _want(of.sample, "frames", task, chunk, (edge.name,))
@@ -166,6 +196,73 @@ async def _frames(
         if [t.sha256 for t in mine.tensors] != [t.sha256 for t in shown[frame.seq].tensors]:
             raise BadHash(edge.name, "not what its producer committed to")
     return frames
+
+
+async def _statements(of: _Case, node: Node) -> dict[tuple[str, int], Sent]:
+    """What the provider shows of what was signed to it, by edge and chunk. It need not show any."""
+    provider, sample = of.sample.provider, of.sample
+    want = _want(sample, "sent", sample.task, sample.chunk).model_copy(update={"first": 0})
+    try:
+        shown = unpack(await pull_document(node, provider, of.addresses[provider], want, max_bytes=MAX_PACKED_BYTES))
+    except NodewireError:
+        return {}
+    sources = {edge.name: edge.source for edge in of.manifest.inputs(sample.task)}
+    return {
+        (one.edge, one.chunk): one
+        for one in shown
+        if (one.request, one.task) == (sample.request, sources.get(one.edge)) and one.chunk <= sample.chunk
+    }
+
+
+async def _received(
+    of: _Case,
+    edge: Edge,
+    chunk: int,
+    producer: str,
+    roots: Mapping[tuple[str, str, int], set[str]],
+    node: Node,
+) -> list[Frame[Array]] | None:
+    """The frames that the provider was sent, if it shows the producer's word for them; else None.
+
+    Raises:
+        Equivocated: that is not what the producer committed to.
+        NotFound: what it committed to is not known yet.
+    """
+    said, provider = of.said.get((edge.name, chunk)), of.sample.provider
+    if said is None or said.signer != producer:
+        return None
+    want = _want(of.sample, "frames", of.sample.task, chunk, (edge.name,))
+    try:
+        said.check()
+        shown = [frame async for _, frame in pull(node, provider, of.addresses[provider], want, max_bytes=MAX_BYTES)]
+    except NodewireError:
+        return None
+    committed = await _committed(of, edge, chunk, said, roots, node)
+    found = settle(said, map(hashed, shown), committed)
+    if found == "equivocated":
+        raise Equivocated(Equivocation(producer, edge.name, chunk))
+    if found != "received":
+        return None
+    if committed is None and not of.last:
+        raise NotFound(edge.source, f"what {producer[:8]} committed to in chunk {chunk} is not known yet")
+    return shown
+
+
+async def _committed(
+    of: _Case, edge: Edge, chunk: int, said: Sent, roots: Mapping[tuple[str, str, int], set[str]], node: Node
+) -> dict[int, Tensors] | None:
+    """The edge's frames of the chunk as their producer committed to them; None if it did not, or does not show it."""
+    certified = roots.get((said.signer, edge.source, chunk), ())
+    if not certified:
+        return None
+    addresses = of.addresses[said.signer]
+    try:
+        shown = await _opening(of.sample, node, said.signer, addresses, edge.source, chunk, said.attempt)
+    except NodewireError:
+        return None
+    if shown.root() not in certified:
+        return None
+    return {leaf.seq: tensors_of(leaf) for leaf in shown.leaves if leaf.edge == edge.name}
 
 
 async def _certified_roots(of: _Case, market: Market) -> dict[tuple[str, str, int], set[str]]:

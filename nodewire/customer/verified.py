@@ -43,8 +43,10 @@ class Verified:
     """What bonds gave back for failed or withheld work."""
 
     def failed_chunk(self) -> int | None:
-        """The first chunk that failed; None if none did."""
-        return min((v.chunk for v in self.verdicts.values() if v.outcome == "fail"), default=None)
+        """The first chunk that failed, or was not what its producer committed to; None if none was."""
+        failed = [v.chunk for v in self.verdicts.values() if v.outcome == "fail"]
+        failed += [v.equivocated[1] for v in self.verdicts.values() if v.equivocated is not None]
+        return min(failed, default=None)
 
     def culprits(self) -> set[str]:
         return {v.culprit for v in self.verdicts.values() if v.culprit}

@@ -66,10 +66,11 @@ class Inquiry:
             raise NotFound("wire", f"no ad says where {node[:8]} is")
         return await pull_opening(self._node, node, addresses[node], sample)
 
-    async def recompute(self, sample: Sample, epoch: int) -> tuple[Leaf, ...]:
+    async def recompute(self, sample: Sample, epoch: int, *, last: bool = False) -> tuple[Leaf, ...]:
         """The chunk's leaves, from inputs that were checked.
 
         Raises:
+            Equivocated: an input's producer signed something else than it committed to.
             NotFound: the inputs are withheld, or not certified.
             NotAllowed: this oracle has no worker, or no installed package computes such a job.
             BadTask, OverMemory, WorkerFailed ...: the task is refused or fails here.
@@ -92,6 +93,7 @@ class Inquiry:
             addresses=addresses,
             worker=worker,
             loaded=loaded,
+            last=last,
         )
 
     async def close(self) -> None:

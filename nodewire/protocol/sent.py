@@ -135,6 +135,15 @@ def unpack(data: bytes) -> tuple[Sent, ...]:
     return tuple(Sent.from_document(one) for one in listed)
 
 
+@dataclass(frozen=True, slots=True)
+class Equivocation:
+    """`culprit` signed other frames on `edge` in `chunk` than it committed to."""
+
+    culprit: str
+    edge: str
+    chunk: int
+
+
 Settled = Literal["received", "committed", "equivocated", "unknown"]
 
 

@@ -39,6 +39,7 @@ from nodewire.protocol import certificate, inventory, verdict, verification
 from nodewire.protocol.chunk import Leaf, Opening, leaf_of, opening
 from nodewire.protocol.committee import Committee
 from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.sent import Equivocation
 from nodewire.protocol.verdict import Verdict
 from nodewire.protocol.verification import Sample
 from tests.protocol.documents import manifest
@@ -87,7 +88,7 @@ class Courtroom:
     seed: int = 1
     shows: dict[str, Shown] = field(default_factory=dict)
     """By node; who is not here is silent."""
-    computes: Callable[[str], tuple[Leaf, ...] | None] = lambda oracle: leaves()
+    computes: Callable[[str], tuple[Leaf, ...] | Equivocation | None] = lambda oracle: leaves()
     """An oracle's own result."""
     without_worker: frozenset[str] = frozenset()
     faults: dict[str, Fault] = field(default_factory=dict)
@@ -186,7 +187,10 @@ class Courtroom:
                 self._later(self.random.randint(5, 200), me, Opened(sample.key, node, shown))
             case Recompute(sample, _):
                 self.recomputed.append(me)
-                self._later(self.random.randint(50, 400), me, Recomputed(sample.key, self.computes(me)))
+                own = self.computes(me)
+                lied = own if isinstance(own, Equivocation) else None
+                ended = Recomputed(sample.key, None if lied else own, equivocation=lied)
+                self._later(self.random.randint(50, 400), me, ended)
             case SayVote(key, _, x, found):
                 vote = inventory.build_vote(seat.keys, self.committee.digest(), verdict.topic(key), x, created_at=at)
                 found, vote = self.journals[me].setdefault(key, (found, vote))
