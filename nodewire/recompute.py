@@ -222,30 +222,43 @@ async def _received(
     roots: Mapping[tuple[str, str, int], set[str]],
     node: Node,
 ) -> list[Frame[Array]] | None:
-    """The frames that the provider was sent, if it shows the producer's word for them; else None.
+    """The frames that the provider was sent, if it shows the producer's word for them, or there can be none; else None.
 
     Raises:
         Equivocated: that is not what the producer committed to.
         NotFound: what it committed to is not known yet.
     """
     said, provider = of.said.get((edge.name, chunk)), of.sample.provider
-    if said is None or said.signer != producer:
+    if said is not None and said.signer != producer:
+        said = None
+    left = said is None and _left(of, edge, chunk)
+    if said is None and not left:
         return None
     want = _want(of.sample, "frames", of.sample.task, chunk, (edge.name,))
     try:
-        said.check()
+        if said is not None:
+            said.check()
         shown = [frame async for _, frame in pull(node, provider, of.addresses[provider], want, max_bytes=MAX_BYTES)]
     except NodewireError:
         return None
-    committed = await _committed(of, edge, chunk, said, roots, node)
-    found = settle(said, map(hashed, shown), committed)
+    committed = await _committed(of, edge, chunk, said, roots, node) if said is not None else None
+    found = settle(said, map(hashed, shown), committed, left=left)
     if found == "equivocated":
         raise Equivocated(Equivocation(producer, edge.name, chunk))
     if found != "received":
         return None
-    if committed is None and not of.last:
+    if committed is None and not of.last and not left:
         raise NotFound(edge.source, f"what {producer[:8]} committed to in chunk {chunk} is not known yet")
     return shown
+
+
+def _left(of: _Case, edge: Edge, chunk: int) -> bool:
+    """Whether the edge's producer was replaced before it could sign the chunk: in its middle, or when it was closed."""
+    for task, _, _, first in of.takeover.replaced if of.takeover is not None else ():
+        if task == edge.source:
+            entered = of.request.plan.assignment(of.sample.task).provider != of.sample.provider  # and got a replay
+            return chunk in (first - 1, first) or (entered and chunk < first)
+    return False
 
 
 async def _committed(
