@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from nodewire.errors import BadHash, BadInput, NodewireError, NotFound
+from nodewire.errors import BadHash, BadInput, NodewireError, NotAllowed, NotFound
 from nodewire.kind import Worker
 from nodewire.market import Market
 from nodewire.protocol.chunk import Leaf, Opening, chunk_of, leaf_of
@@ -199,12 +199,16 @@ async def _frames(
 
 
 async def _statements(of: _Case, node: Node) -> dict[tuple[str, int], Sent]:
-    """What the provider shows of what was signed to it, by edge and chunk. It need not show any."""
+    """What the provider shows of what was signed to it, by edge and chunk. It need not show any, but answer.
+
+    Raises:
+        NodewireError: it cannot be reached, or is busy: that is not yet an answer.
+    """
     provider, sample = of.sample.provider, of.sample
     want = _want(sample, "sent", sample.task, sample.chunk).model_copy(update={"first": 0})
     try:
         shown = unpack(await pull_document(node, provider, of.addresses[provider], want, max_bytes=MAX_PACKED_BYTES))
-    except NodewireError:
+    except (NotFound, NotAllowed, BadInput):
         return {}
     sources = {edge.name: edge.source for edge in of.manifest.inputs(sample.task)}
     return {
@@ -227,6 +231,7 @@ async def _received(
     Raises:
         Equivocated: that is not what the producer committed to.
         NotFound: what it committed to is not known yet.
+        NodewireError: the provider cannot be reached, or is busy.
     """
     said, provider = of.said.get((edge.name, chunk)), of.sample.provider
     if said is not None and said.signer != producer:
@@ -239,7 +244,7 @@ async def _received(
         if said is not None:
             said.check()
         shown = [frame async for _, frame in pull(node, provider, of.addresses[provider], want, max_bytes=MAX_BYTES)]
-    except NodewireError:
+    except (NotFound, NotAllowed, BadInput):
         return None
     committed = await _committed(of, edge, chunk, said, roots, node) if said is not None else None
     found = settle(said, map(hashed, shown), committed, left=left)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from nodewire import recompute as module
-from nodewire.errors import BadHash, NotAllowed, NotFound
+from nodewire.errors import BadHash, Busy, LinkLost, NotAllowed, NotFound
 from nodewire.protocol.chunk import chunk_of, leaf_of, opening
 from nodewire.protocol.commitment import ChunkRoot, Commitment
 from nodewire.protocol.frame import Array, Frame
@@ -70,7 +70,8 @@ class Job:
 
     folder: object
     certified: list = field(default_factory=list)
-    silent: set = field(default_factory=set)
+    silent: dict = field(default_factory=dict)
+    """What who (node, what) says instead of showing something."""
     takeover: Takeover | None = None
 
     def __post_init__(self):
@@ -137,7 +138,7 @@ def job(tmp_path, monkeypatch):
 
     async def shown(node, peer, want):
         if (peer, want.what) in node.silent:
-            raise NotAllowed("pull", "no")
+            raise node.silent[peer, want.what]
         return await node.holdings[peer].show(ORACLE, want)
 
     async def pull(node, peer, addresses, want, *, max_bytes):
@@ -220,7 +221,7 @@ async def test_what_a_producer_signed_counts_in_the_end_if_it_never_committed_to
 async def test_and_if_it_does_not_show_what_it_committed_to(job):
     job.upstream(HONEST)
     job.received(OTHER, OTHER)
-    job.silent = {(UPSTREAM.public, "opening")}
+    job.silent = {(UPSTREAM.public, "opening"): LinkLost("x")}
     with pytest.raises(NotFound):
         await job.computed()
     assert await job.computed(last=True) == hashes(OTHER)
@@ -237,8 +238,17 @@ async def test_with_neither_nobody_can_say(job):
 async def test_a_provider_that_shows_no_statements_at_all_is_judged_as_one_that_has_none(job):
     job.upstream(HONEST)
     job.received(OTHER, OTHER)
-    job.silent = {(PROVIDER.public, "sent")}
+    job.silent = {(PROVIDER.public, "sent"): NotAllowed("pull", "no")}
     assert await job.computed() == hashes(HONEST)
+
+
+@pytest.mark.parametrize("what", ["sent", "frames"])
+async def test_a_provider_that_is_busy_just_now_is_not_judged_as_one_that_has_none(job, what):
+    job.upstream(HONEST)
+    job.received(OTHER, OTHER)
+    job.silent = {(PROVIDER.public, what): Busy("pull", "2 of a peer")}
+    with pytest.raises(Busy):
+        await job.computed()
 
 
 async def test_the_meta_is_the_one_that_was_signed(job):
