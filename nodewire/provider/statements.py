@@ -8,6 +8,7 @@ its honest work could be judged on other inputs than it had. Nobody waits for wh
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -62,6 +63,8 @@ class Statements:
         self._signed: dict[str, dict[int, Sent]] = {}
         self._came: dict[tuple[str, int], _Came] = {}
         self._said: dict[str, dict[int, Sent]] = {}
+        self._answered: dict[tuple[str, str], float] = {}
+        """When a consumer was last told again of an edge."""
         self._changed = asyncio.Event()
         self._stopped: NodewireError | None = None
 
@@ -118,12 +121,15 @@ class Statements:
 
         Raises:
             BadFrame: malformed.
-            NotAllowed: the edge does not lead from here to there.
+            NotAllowed: the edge does not lead from here to there, or it was asked for a moment ago.
         """
         if not isinstance(edge, str) or type(first) is not int:
             raise BadFrame(LACKING, "not {edge, first}")
         if edge not in self._edges or self._now.get(self._edges[edge].target) != peer:
             raise NotAllowed("edge", f"{edge[:64]} does not lead to {peer[:8]}")
+        if time.monotonic() < self._answered.get((peer, edge), 0.0) + ASK_S / 2:
+            raise NotAllowed("edge", f"{peer[:8]} asks too often for {edge}")
+        self._answered[peer, edge] = time.monotonic()
         signed = self._signed.get(edge, {})
         return [signed[chunk] for chunk in sorted(signed) if chunk >= first][:MAX_OF_A_DOCUMENT]
 

@@ -286,7 +286,9 @@ def test_who_enters_later_is_told_what_was_signed_before(spool):
         (said,) = mine.sign(chunk, 0)[STAGE.public]
         assert said == statement([frame(chunk)], chunk=chunk)
     assert [one.chunk for one in mine.again(STAGE.public, "hidden.0", 1)] == [1, 2]
-    with pytest.raises(NotAllowed):
+    with pytest.raises(NotAllowed, match="often"):
+        mine.again(STAGE.public, "hidden.0", 2)
+    with pytest.raises(NotAllowed, match="lead"):
         mine.again(STANDBY.public, "hidden.0", 0)
     mine.took_over(takeover("stage.0", STAGE))
     assert [one.chunk for one in mine.again(STANDBY.public, "hidden.0", 0)] == [0, 1, 2]
