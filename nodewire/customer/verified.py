@@ -42,8 +42,10 @@ class Verified:
     """What bonds gave back for failed or withheld work."""
 
     def failed_chunk(self) -> int | None:
-        """The first chunk that failed, or that its provider did not let anybody verify; None if none did."""
-        return min((v.chunk for v in self.verdicts.values() if v.outcome in ("fail", "withheld")), default=None)
+        """The first chunk that failed, was withheld, or was not what its producer committed to; None if none was."""
+        failed = [v.chunk for v in self.verdicts.values() if v.outcome in ("fail", "withheld")]
+        failed += [v.equivocated[1] for v in self.verdicts.values() if v.equivocated is not None]
+        return min(failed, default=None)
 
     def culprits(self) -> set[str]:
         """Who was convicted, or withheld."""

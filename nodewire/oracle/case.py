@@ -10,6 +10,7 @@ from nodewire.protocol.certificate import Fault
 from nodewire.protocol.chunk import Leaf, Opening
 from nodewire.protocol.committee import Committee
 from nodewire.protocol.manifest import Manifest
+from nodewire.protocol.sent import Equivocation
 from nodewire.protocol.verdict import Certificate, Verdict
 from nodewire.protocol.verification import Sample, Sampled
 
@@ -66,6 +67,8 @@ class Recomputed:
     key: str
     leaves: tuple[Leaf, ...] | None
     withheld: bool = False
+    equivocation: Equivocation | None = None
+    """Why there are none: an input's producer signed something else than it committed to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +114,14 @@ class PullOpening:
 
 @dataclass(frozen=True, slots=True)
 class Recompute:
-    """Compute the sample's chunk again; comes back as Recomputed, whatever happens."""
+    """Compute the sample's chunk again; comes back as Recomputed, whatever happens.
+
+    `last`: it is not waited any more for what producers committed to, of inputs that they signed.
+    """
 
     sample: Sample
     epoch: int
+    last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +176,8 @@ class Case:
     disputed: bool = False
     """The provider's opening and the verifier's are not alike."""
     withheld: bool = False
-    """The provider's inputs were, when they were last asked for."""
+    """The provider's inputs were, when they were asked for."""
+    equivocation: Equivocation | None = None
     grey: bool = False
     """Computed again, the provider's work is neither alike nor apart."""
     waiting: frozenset[str] = frozenset()

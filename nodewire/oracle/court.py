@@ -41,6 +41,7 @@ from nodewire.protocol.chunk import Leaf, Opening
 from nodewire.protocol.committee import Committee
 from nodewire.protocol.verdict import Verdict
 from nodewire.protocol.verification import Sample
+from nodewire.verify.recompute import Equivocated
 
 MAX_PULLS = 16
 """Openings that are pulled at a time."""
@@ -67,8 +68,13 @@ class Evidence(Protocol):
     async def opening(self, sample: Sample, epoch: int, node: str) -> Opening:
         """`node`'s opening of the sample's chunk, of whatever content. Raises a NodewireError if there is none."""
 
-    async def recompute(self, sample: Sample, epoch: int) -> tuple[Leaf, ...]:
-        """The chunk's leaves, computed here from checked inputs. Raises a NodewireError if they cannot be."""
+    async def recompute(self, sample: Sample, epoch: int, *, last: bool) -> tuple[Leaf, ...]:
+        """The chunk's leaves, computed here from checked inputs; `last` as in `case.Recompute`.
+
+        Raises:
+            Equivocated: a producer signed something else than it committed to.
+            NodewireError: they cannot be computed.
+        """
 
 
 class Court:
@@ -183,8 +189,8 @@ class Court:
                 self._spawn(self._publish(verification.build(self._keys, sampled, created_at=now_s)))
             case PullOpening(sample, epoch, node):
                 self._spawn(self._pull(sample, epoch, node))
-            case Recompute(sample, epoch):
-                self._spawn(self._recompute(sample, epoch))
+            case Recompute(sample, epoch, last):
+                self._spawn(self._recompute(sample, epoch, last))
             case SayVote():
                 self._vote(action, now_s)
             case PublishVerdict(one):
@@ -221,17 +227,20 @@ class Court:
             _log.info("opening of sample %s by %s: %s", sample.key[:8], node[:8], error)
         self._feed(Opened(sample.key, node, opening))
 
-    async def _recompute(self, sample: Sample, epoch: int) -> None:
-        leaves, withheld = None, False
+    async def _recompute(self, sample: Sample, epoch: int, last: bool) -> None:
+        leaves, equivocation, withheld = None, None, False
         try:
             async with self._computing:
                 left_ms = self._committee.close_ms(epoch + judging.OPEN_EPOCHS) - self._now_ms()
                 async with asyncio.timeout(max(left_ms, 0) / 1000):
-                    leaves = await self._evidence.recompute(sample, epoch)
+                    leaves = await self._evidence.recompute(sample, epoch, last=last)
+        except Equivocated as error:
+            _log.info("sample %s: %s", sample.key[:8], error)
+            equivocation = error.equivocation
         except (NodewireError, OSError, TimeoutError) as error:
             _log.info("sample %s is not computed again: %s", sample.key[:8], error)
             withheld = isinstance(error, Withheld)
-        self._feed(Recomputed(sample.key, leaves, withheld))
+        self._feed(Recomputed(sample.key, leaves, withheld=withheld, equivocation=equivocation))
 
     async def _publish(self, event: Event) -> None:
         await self._relays.publish(event)

@@ -8,7 +8,8 @@ root of a verifier       the first certified after e, up to e + 4 (of one epoch 
 both openings            alike, and the beacon does not have it audited: pass. Else, or with no verifier (none by e + 4,
                          or its opening withheld up to e + 5), the oracle computes the task itself
 own result               provider apart: fail, the provider is convicted. Provider alike: pass. In both cases a verifier
-                         that is apart is convicted
+                         that is apart is convicted. If the producer of an input signed something else than it
+                         committed to, it is convicted, and the sample itself is unsure
 e + 6 over               what cannot be known is in doubt: an oracle that lacks full evidence joins a verdict for which
                          f+1 others have voted, and votes no sooner than a whole epoch later that it was withheld
                          (the provider's opening, or its part of the inputs) or that it is unsure
@@ -51,7 +52,7 @@ from nodewire.oracle.case import (
 from nodewire.protocol import certificate as _certificate
 from nodewire.protocol import inventory as _inventory
 from nodewire.protocol import verdict as _verdict
-from nodewire.protocol.chunk import Leaf, Opening
+from nodewire.protocol.chunk import Opening
 from nodewire.protocol.compare import Outcome, compare
 from nodewire.protocol.inventory import Vote
 from nodewire.protocol.verdict import Certificate, Verdict
@@ -59,6 +60,8 @@ from nodewire.protocol.verification import MAX_SAMPLES, Sample, Sampled
 
 VERIFIED_EPOCHS = 4
 """A verifier's root counts up to this many epochs after the draw."""
+LAST_EPOCHS = 5
+"""So many epochs after the draw, a producer's opening is no longer waited for where its signed word is shown."""
 OPEN_EPOCHS = 6
 """What was drawn can be pulled up to this many epochs after the draw."""
 KEPT_EPOCHS = 16
@@ -87,8 +90,8 @@ def apply(what: Input, state: State) -> Step:
             state = _published(sampled, state)
         case Opened(key, node, opening):
             state, keys = _opened(key, node, opening, state), (key,)
-        case Recomputed(key, leaves, withheld):
-            state, keys = _recomputed(key, leaves, withheld, state), (key,)
+        case Recomputed(key):
+            state, keys = _recomputed(what, state), (key,)
         case VoteCame(event):
             state, actions, keys = _vote_came(event, state)
         case Said(key, verdict):
@@ -196,11 +199,13 @@ def _is_of(opening: Opening, sample: Sample) -> bool:
     )
 
 
-def _recomputed(key: str, leaves: tuple[Leaf, ...] | None, withheld: bool, state: State) -> State:
-    case = state.cases.get(key)
+def _recomputed(what: Recomputed, state: State) -> State:
+    case, leaves = state.cases.get(what.key), what.leaves
     if case is None:
         return state
-    case = replace(case, waiting=case.waiting - {""}, withheld=withheld)
+    case = replace(
+        case, waiting=case.waiting - {""}, withheld=case.withheld or what.withheld, equivocation=what.equivocation
+    )
     if leaves is not None:
         sample, order = case.sample, {edge.name: i for i, edge in enumerate(case.manifest.edges)}
         mine = Opening(
@@ -357,8 +362,14 @@ def _compared(case: Case, state: State) -> Step:
             state = state.with_case(case)
     if case.grey or (case.mine is None and not state.can_recompute):
         return state, ()
+    if case.equivocation is not None:
+        one = case.equivocation
+        return _vote(case, "unsure", (), (one.culprit,), state, equivocated=(one.edge, one.chunk))
     if case.mine is None:
-        return _ask(case, "", Recompute(sample, case.epoch), state)
+        again = "" in case.asked and "" not in case.waiting and state.epoch >= case.epoch + LAST_EPOCHS
+        if again and (joined := _join(case, state)) is not None:
+            return joined
+        return _ask(case, "", Recompute(sample, case.epoch, again), state)
     found = _outcome(case, case.mine, theirs)
     if found == "grey":
         return state.with_case(replace(case, grey=True)), ()
@@ -388,18 +399,25 @@ def _ask(case: Case, what: str, action: Action, state: State) -> Step:
 
 def _doubt(case: Case, state: State) -> Step:
     """Past the deadline: join f+1 others, later say what is in doubt."""
+    if (joined := _join(case, state)) is not None:
+        return joined
+    if state.epoch <= case.epoch + OPEN_EPOCHS + 1:
+        return state, ()
+    return _vote(case, "withheld" if case.theirs is None or case.withheld else "unsure", (), (), state)
+
+
+def _join(case: Case, state: State) -> Step | None:
+    """Vote as f+1 others have, of whom one is honest and has seen what is missing here; None if they have not."""
     key = case.sample.key
     count: dict[str, int] = {}
     for oracle, event in state.votes.get(key, {}).items():
         if oracle != state.me:
             count[_x(event)] = count.get(_x(event), 0) + 1
     joined = [x for x, n in sorted(count.items()) if n > state.committee.f]
-    if joined:
-        state = state.with_case(replace(case, said=True))
-        return state, (SayVote(key, case.epoch, max(joined, key=lambda x: count[x]), None),)
-    if state.epoch <= case.epoch + OPEN_EPOCHS + 1:
-        return state, ()
-    return _vote(case, "withheld" if case.theirs is None or case.withheld else "unsure", (), (), state)
+    if not joined:
+        return None
+    state = state.with_case(replace(case, said=True))
+    return state, (SayVote(key, case.epoch, max(joined, key=lambda x: count[x]), None),)
 
 
 def _vote(
@@ -408,6 +426,7 @@ def _vote(
     verifiers: tuple[tuple[str, bool], ...],
     convicted: tuple[str, ...],
     state: State,
+    equivocated: tuple[str, int] | None = None,
 ) -> Step:
     sample = case.sample
     verdict = Verdict(
@@ -423,6 +442,7 @@ def _vote(
         culprit=convicted[0] if convicted else "",
         verifiers=verifiers,
         accomplices=convicted[1:],
+        equivocated=equivocated,
     )
     case = replace(case, said=True, verdict=verdict, theirs=None, checked=None, mine=None)
     return state.with_case(case), (SayVote(sample.key, case.epoch, verdict.digest(), verdict),)

@@ -2,7 +2,8 @@
 
 Out of the bond of the convicted, in this order, and never more than its `payable_msat`:
 1. the customer, for re-execution: the task's price for the failed chunk and for each chunk after it whose verification
-   share had come in when the verdict was presented (nothing if the convicted is a verifier: the work was good);
+   share had come in when the verdict was presented (nothing if the convicted is a verifier: the work was good). So it
+   is, too, if the producer of an input is convicted, which equivocated;
 2. each verifier that agreed: the pay that it would have had for a pass, so nobody gains by a fail;
 3. each oracle: one chunk's price of the task, for re-executing it.
 One that does not fit whole is left out (the customer takes what is there). The rest is burnt to the treasury's pool.
@@ -73,7 +74,9 @@ def find(verdict: Verdict, request: Request, committee: Committee) -> Finding:
     assigned = next((a for a in request.plan.tasks if a.task == verdict.task), None)
     if assigned is None or verdict.provider not in (assigned.provider, assigned.standby):
         raise BadInput("task", "the plan does not give it to this provider, nor as its standby")
-    slashes = verdict.culprit != "" and verdict.outcome in ("pass", "fail")
+    if verdict.equivocated is not None and verdict.culprit not in request.plan.members():
+        raise BadInput("culprit", "has no part in the plan, and so sent nothing")
+    slashes = verdict.culprit != ""
     liable = verdict.provider if verdict.outcome == "withheld" else ""
     culprit = verdict.culprit if slashes else liable
     agreed = tuple(pubkey for pubkey, agrees in verdict.verifiers if agrees and pubkey != culprit)
@@ -128,7 +131,7 @@ def payouts(finding: Finding, *, following: int, payable_msat: int) -> dict[str,
     if finding.outcome == "withheld":
         wanted = [(finding.customer, finding.price_msat)]
     elif finding.slashes:
-        chunks = 1 + following if finding.culprit == finding.provider else 0
+        chunks = 0 if finding.outcome == "pass" else 1 + following
         wanted = [(finding.customer, chunks * finding.price_msat)]
         wanted += [(pubkey, verifier_pay_msat(finding.price_msat)) for pubkey in finding.agreed]
         wanted += [(pubkey, finding.price_msat) for pubkey in finding.oracles]

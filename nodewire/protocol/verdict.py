@@ -59,11 +59,15 @@ class Verdict(Schema):
     """The provider's certified root of the chunk."""
     outcome: Outcome
     culprit: Hex32 | Literal[""] = ""
-    """Who is convicted: the provider if it failed, a verifier that lied about work that passes, or nobody."""
+    """Who is convicted: the provider if it failed, a verifier that lied about work that passes, who equivocated, or
+    nobody."""
     verifiers: tuple[tuple[Hex32, bool], ...] = Field(default=(), max_length=MAX_VERIFIERS)
     """The drawn verifiers that reported, and whether what they reported agrees with the outcome."""
     accomplices: tuple[Hex32, ...] = Field(default=(), max_length=MAX_VERIFIERS)
     """Verifiers that are convicted with a provider that failed: they committed to work as wrong as its own."""
+    equivocated: tuple[Name, Count] | None = None
+    """Edge and chunk of an input of this work: what the culprit signed that it sent is not what it committed to. So
+    nobody can say what this work should be (`unsure`)."""
 
     @model_validator(mode="after")
     def _is_sound(self) -> Self:
@@ -78,7 +82,12 @@ class Verdict(Schema):
             raise ValueError("accomplices: no verifier that disagreed with a fail")
         if len(set(self.accomplices)) != len(self.accomplices):
             raise ValueError("accomplices: one stands twice")
-        if self.outcome in ("withheld", "unsure") and self.culprit:
+        if self.equivocated is not None:
+            if self.outcome != "unsure" or self.culprit in ("", self.provider):
+                raise ValueError("equivocated: convicts the producer of an input, and says nothing of the work")
+            if self.equivocated[1] > self.chunk:
+                raise ValueError("equivocated: a later chunk is no input of this one")
+        elif self.outcome in ("withheld", "unsure") and self.culprit:
             raise ValueError("culprit: nobody is convicted in doubt")
         return self
 

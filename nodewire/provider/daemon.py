@@ -31,6 +31,7 @@ from nodewire.provider.job import JobRun
 from nodewire.provider.serving import OneManifest, Served
 from nodewire.provider.standing import Standby, Standing
 from nodewire.provider.standing import check as check_call
+from nodewire.provider.statements import Statements
 from nodewire.provider.verifying import Verifying
 from nodewire.provider.withdrawals import Withdrawals
 from nodewire.wire.membership import Membership
@@ -256,6 +257,8 @@ class Provider:
     ) -> None:
         snapshot = await self._market.snapshot(request.plan.snapshot)
         ads = snapshot.ads(set(request.plan.members()))
+        judged = request.plan.verification.policy == "sampled"
+        statements = Statements(self._keys, request, manifest, self._spool, entered) if judged else None
         member = Membership(
             self._keys,
             request.id,
@@ -264,7 +267,7 @@ class Provider:
             self._node,
             {public: ad.wire for public, ad in ads.items()},
             grace_s=GRACE_S,
-            tape=self._spool,
+            tape=statements or self._spool,
             keep_inputs=True,
             takeover=entered,
         )
@@ -291,6 +294,7 @@ class Provider:
             committed=committed,
             patience_s=self._patience_s,
             takeover=entered,
+            statements=statements,
         )
         handover = member.handover(open_chunk=run.open_chunk, changed=run.took_over, publish=self._publish)
         run.handover = handover if member.hands_over else None

@@ -1,4 +1,4 @@
-"""What a provider shows of its finished work: frames, openings and tickets, to those who judge it.
+"""What a provider shows of its finished work: frames, openings, tickets, and what was signed to it, to who judges it.
 
 Of jobs whose request agreed to be sampled, and as long as it is kept here: the oracles of the committee see everything;
 who was drawn to verify a chunk of a task sees what that task was given, and nothing of what became of it. What this
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from nodewire.errors import NotAllowed, NotFound
 from nodewire.nostr.keys import Keys
+from nodewire.protocol import sent
 from nodewire.protocol.chunk import Opening, chunk_of, leaf_of, opening
 from nodewire.protocol.committee import Committee
 from nodewire.protocol.frame import Array, Frame
@@ -94,6 +95,8 @@ class Holding:
                 return self._opening(job, want)
             case "frames":
                 return self._frames(job, want)
+            case "sent":
+                return self._sent(job, want)
 
     def _check_drawn(self, job: Kept, want: Want, drawn: tuple[Sample, ...]) -> None:
         """A verifier is shown the inputs of what it verifies: no output of a chunk that it is to compute itself.
@@ -116,7 +119,7 @@ class Holding:
         own = sample.provider == self._keys.public and want.task == sample.task
         inputs = manifest.inputs(sample.task)
         match want.what:
-            case "ticket":
+            case "ticket" | "sent":
                 return own
             case "opening":
                 return any(edge.source == want.task for edge in inputs)
@@ -148,6 +151,12 @@ class Holding:
             if name not in touching:
                 raise NotFound("edges", f"{name} does not touch {want.task}")
         return (kept for name in want.edges for kept in self._of_chunks(job, want, name))
+
+    def _sent(self, job: Kept, want: Want) -> bytes:
+        """What producers signed of the task's inputs, of `want.edges` only if it names any."""
+        edges = {edge.name for edge in job.manifest.inputs(want.task) if not want.edges or edge.name in want.edges}
+        kept = self._spool.sent(want.request)
+        return sent.pack(one for one in kept if one.edge in edges and want.first <= one.chunk <= want.last)
 
     def _of_chunks(self, job: Kept, want: Want, edge: str) -> Iterator[tuple[int, Frame[Array]]]:
         for attempt, frame in self._spool.read(want.request, edge):

@@ -1,4 +1,8 @@
-"""One job at this provider: the desk that its kind works at. Credit, commitment, closing, results."""
+"""One job at this provider: the desk that its kind works at. Credit, commitment, closing, results.
+
+In a job that may be judged, a chunk that has been closed is committed to and asked for when its inputs' producers have
+signed what they sent (`provider.statements`): beside the work, one chunk after the other.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import asyncio
 import logging
 import statistics
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,7 +32,7 @@ from nodewire.nostr.keys import Keys
 from nodewire.pay.debts import Key
 from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
-from nodewire.protocol import feedback, result
+from nodewire.protocol import feedback, result, sent
 from nodewire.protocol.chunk import Leaf, claim, leaf_of, opening
 from nodewire.protocol.close import WITHDRAW, Close
 from nodewire.protocol.commitment import ChunkRoot
@@ -36,8 +40,10 @@ from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import LOCAL
+from nodewire.protocol.sent import Sent
 from nodewire.protocol.takeover import LOST, Takeover, assigned, price_msat
 from nodewire.provider.credit import Credit
+from nodewire.provider.statements import LACKING, Statements
 
 log = logging.getLogger("nodewire.provider")
 
@@ -80,9 +86,10 @@ class JobRun:
         committed: Callable[[ChunkRoot], None],
         patience_s: int = 30,
         takeover: Takeover | None = None,
+        statements: Statements | None = None,
     ) -> None:
         """`patience_s`: how long a payment that is due is waited for before the job is given up. `takeover`: the one by
-        which this provider enters the job."""
+        which this provider enters the job. `statements`: of a job that may be judged."""
         self.request = request
         self._takeover = takeover
         self._me = keys.public
@@ -108,6 +115,14 @@ class JobRun:
         """By chunk, what this node's inputs of it count as."""
         self._all_units = 0
         self._roots: list[ChunkRoot] = []
+        self._statements = statements
+        self._unsettled: dict[int, tuple[int, list[ChunkRoot], int]] = {}
+        """By chunk that is closed and not asked for: its units, its roots, its attempt."""
+        self._turn = asyncio.Lock()
+        """Held by the chunk that is settled."""
+        self._beside: set[asyncio.Task[None]] = set()
+        self._fault: NodewireError | None = None
+        """What went wrong beside the work."""
         self._frames = 0
         self._text: list[str] = []
         self._ended = asyncio.Event()
@@ -145,6 +160,8 @@ class JobRun:
         """The assignment changes: tasks come here, or are another's now. Called before frames take their new ways."""
         before, self._takeover = set(self.tasks), takeover
         self.tasks, self._entered = self._mine(), self._first_chunks()
+        if self._statements is not None:
+            self._statements.took_over(takeover)
         for task in self.tasks:
             if task not in before:
                 self._replayed = max(self._replayed, self._entered[task])
@@ -169,6 +186,8 @@ class JobRun:
             if serving.done() and (error := serving.exception()) is not None:
                 raise first_of(error)
             await self._ended.wait()
+            if self._fault is not None:
+                raise self._fault
             serving.cancel()
             await self._publish(self._result())
             await self.credit.all_paid()
@@ -177,12 +196,14 @@ class JobRun:
             if not await self._gives_up_alone(error):
                 self._mailbox.cancel(error)
             await self._claim_unclosed()
+            await self._stop_settling(error)
             await self._say("error", error.code)
             raise
         finally:
-            for task in (serving, ended, watching):
+            left = (serving, ended, watching, *self._beside)
+            for task in left:
                 task.cancel()
-            await asyncio.gather(serving, ended, watching, return_exceptions=True)
+            await asyncio.gather(*left, return_exceptions=True)
             self._mailbox.close()
 
     async def _gives_up_alone(self, error: NodewireError) -> bool:
@@ -223,7 +244,10 @@ class JobRun:
             self._text.append(text)
         if chunk < self._entered.get(task, 0):
             return  # committed by who did it first
-        self._leaves.setdefault((chunk, task), []).append(leaf_of(self.request.plan.manifest, frame))
+        leaf = leaf_of(self.request.plan.manifest, frame)
+        self._leaves.setdefault((chunk, task), []).append(leaf)
+        if self._statements is not None:
+            self._statements.produced(chunk, leaf, frame.meta)
 
     async def completed(self, chunk: int, units: int, end: bool) -> None:
         if chunk < self._replayed:
@@ -246,24 +270,41 @@ class JobRun:
         except LinkLost as error:
             log.info("job %s: close for %s: %s", self.request.id[:8], peer[:8], error)
 
+    async def _say_sent(self, peer: str, said: Sequence[Sent]) -> None:
+        try:
+            for document in sent.controls(said):
+                await self._mailbox.control(peer, document)
+        except NodewireError as error:  # who lacks it asks again; what ended the job is told to the work itself
+            log.info("job %s: statements for %s: %s", self.request.id[:8], peer[:8], error)
+
     async def joined(self) -> str:
         return await self._joining.get()
 
     async def listen(self) -> None:
         """Follow the job's control documents until it ends; raises what ended it."""
         async for peer, document in self._mailbox.controls():
-            if document.get("t") == WITHDRAW and peer == self.request.customer:
-                self._mailbox.cancel(NotAllowed("job", "withdrawn by the customer"))
             try:
-                if (close := Close.from_control(document)) is not None:
-                    await self.heard(close)
-                elif self.handover is not None:
-                    await self.handover.heard(peer, document)
+                await self.came(peer, document)
             except (
                 BadInput,
                 NotAllowed,
             ) as error:  # one member's bad word makes nobody deaf to the driver's
                 log.info("job %s: %s by %s ignored: %s", self.request.id[:8], document.get("t"), peer[:8], error)
+
+    async def came(self, peer: str, document: Mapping[str, Any]) -> None:
+        """A node of the job sent a control document. Raises BadInput, NotAllowed: one that means nothing."""
+        if document.get("t") == WITHDRAW and peer == self.request.customer:
+            self._mailbox.cancel(NotAllowed("job", "withdrawn by the customer"))
+        elif (close := Close.from_control(document)) is not None:
+            await self.heard(close)
+        elif self._statements is not None and (said := sent.from_control(document)) is not None:
+            for one in said:
+                self._statements.heard(one)
+        elif self._statements is not None and document.get("t") == LACKING:
+            again = self._statements.again(peer, document.get("edge"), document.get("first"))
+            self._spawn(self._say_sent(peer, again))
+        elif self.handover is not None:
+            await self.handover.heard(peer, document)
 
     async def heard(self, close: Close) -> None:
         """The driver says that a chunk is over; whoever passed it on.
@@ -289,13 +330,57 @@ class JobRun:
             for task in self.tasks
             if (leaves := self._leaves.pop((chunk, task), None)) is not None and (at := (task, chunk, attempt))
         ]
-        if roots:
-            self._roots += roots
-            for root in roots:
-                self._committed(root)
-            await self._ask(chunk, units, claim(roots), attempt)
-        if end:
-            self._ended.set()
+        self._unsettled[chunk] = units, roots, attempt
+        if self._statements is None:
+            await self._settle(chunk, end)
+            return
+        for peer, said in self._statements.sign(chunk, attempt).items():
+            self._spawn(self._say_sent(peer, said))
+        # Not waited for here: what is waited for comes by those that called this.
+        self._spawn(self._settle(chunk, end))
+
+    async def _settle(self, chunk: int, end: bool) -> None:
+        """Commit to a chunk, and ask for its payment, when what it was computed from is signed."""
+        async with self._turn:
+            if self._fault is not None:
+                return
+            units, roots, attempt = self._unsettled[chunk]
+            if roots:
+                if self._statements is not None:
+                    await self._statements.complete(chunk, self._mailbox.control)
+                self._roots += roots
+                for root in roots:
+                    self._committed(root)
+                await self._ask(chunk, units, claim(roots), attempt)
+            del self._unsettled[chunk]
+            if end:
+                self._ended.set()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something beside the job's work; its fault ends the job."""
+
+        async def guarded() -> None:
+            try:
+                await work
+            except NodewireError as error:
+                self._fault = self._fault or error
+                self._ended.set()
+
+        task = asyncio.create_task(guarded())
+        self._beside.add(task)
+        task.add_done_callback(self._beside.discard)
+
+    async def _stop_settling(self, error: NodewireError) -> None:
+        """The job failed: what is closed is asked for, but without its inputs' producers' word not committed to."""
+        if self._statements is None:
+            return
+        self._fault = self._fault or error
+        self._statements.stop(error)
+        async with self._turn:
+            left, self._unsettled = self._unsettled, {}
+        for chunk, (units, roots, attempt) in sorted(left.items()):
+            if roots:
+                await self._ask(chunk, units, claim(roots), attempt)
 
     def _root(self, leaves: Sequence[Leaf], at: tuple[str, int, int]) -> str:
         task, chunk, attempt = at

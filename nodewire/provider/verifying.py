@@ -190,7 +190,7 @@ class Verifying:
                 except Busy:  # jobs that pay come first
                     await asyncio.sleep(self._committee.epoch_ms / 8000)
             try:
-                leaves = await self._inquiry.recompute(sample, epoch)
+                leaves = await self._inquiry.recompute(sample, epoch, last=True)
             finally:
                 served.give()
         return opening(

@@ -70,10 +70,11 @@ class Inquiry:
             raise NotFound("wire", f"no ad says where {node[:8]} is")
         return await pull_opening(self._node, node, addresses[node], sample)
 
-    async def recompute(self, sample: Sample, epoch: int) -> tuple[Leaf, ...]:
+    async def recompute(self, sample: Sample, epoch: int, *, last: bool = False) -> tuple[Leaf, ...]:
         """The chunk's leaves, from inputs that were checked.
 
         Raises:
+            Equivocated: an input's producer signed something else than it committed to.
             Withheld: the provider does not show its part of the inputs.
             NotFound: others' inputs are not to be had, or not certified.
             NotAllowed: nothing is computed here, or no installed package computes such a job.
@@ -99,6 +100,7 @@ class Inquiry:
             worker=worker,
             loaded=name,
             patience_s=self._market.committee.epoch_ms / 1000,
+            last=last,
         )
 
     async def _addresses(self, request: Request, sample: Sample, epoch: int) -> Mapping[str, Sequence[str]]:

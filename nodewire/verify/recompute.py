@@ -1,26 +1,28 @@
 """A sampled chunk computed again, from inputs that nobody can have changed. NIPS.md, "Samples".
 
 The ticket is the one that the request sealed; frames from the customer are those that the ticket names; frames from a
-task hash to what its provider committed to, in a root that a certificate holds. What is missing of that makes the
-chunk one that cannot be judged: it is never taken from the word of the one who is judged.
+task are those that its provider signed when it sent them, and hash to what it committed to, in a root that a
+certificate holds. What is missing of that makes the chunk one that cannot be judged: it is never taken from the word
+of the one who is judged.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Literal, TypeVar
 
-from nodewire.errors import BadHash, BadInput, NodewireError, NotFound, Withheld
+from nodewire.errors import BadHash, BadInput, Busy, NodewireError, NotAllowed, NotFound, Withheld
 from nodewire.kind import JobKind, Worker
 from nodewire.market import Market
 from nodewire.protocol.chunk import Leaf, Opening, chunk_of, leaf_of
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request, Ticket, content_of
 from nodewire.protocol.manifest import CUSTOMER, Edge, Manifest
+from nodewire.protocol.sent import MAX_PACKED_BYTES, Equivocation, Sent, Tensors, hashed, settle, tensors_of, unpack
 from nodewire.protocol.takeover import Takeover, payees
 from nodewire.protocol.verification import Sample
 from nodewire.wire.node import Node
@@ -30,6 +32,19 @@ MAX_FRAMES = 65_536
 MAX_BYTES = 2**30
 _TICKET_BYTES = 65_536
 _RESULT_S = 120.0
+_TRIES = 10
+"""How often a busy node is asked again."""
+
+T = TypeVar("T")
+
+
+class Equivocated(BadHash):
+    """The producer of an input signed other frames than it committed to: it is to blame, whatever was made of them."""
+
+    def __init__(self, equivocation: Equivocation) -> None:
+        where = f"{equivocation.edge} in chunk {equivocation.chunk}"
+        super().__init__("sent", f"{equivocation.culprit[:8]} signed something else for {where} than it committed to")
+        self.equivocation = equivocation
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +57,14 @@ class _Case:
     takeover: Takeover | None
     addresses: Mapping[str, Sequence[str]]
     patience_s: float
+    last: bool
+    said: Mapping[tuple[str, int], Sent] = field(default_factory=dict)
+    """By edge and chunk: what producers signed to the provider, by what it shows."""
 
 
 def _want(
     sample: Sample,
-    what: Literal["frames", "opening", "ticket"],
+    what: Literal["frames", "opening", "ticket", "sent"],
     task: str,
     chunk: int,
     edges: tuple[str, ...] = (),
@@ -69,20 +87,24 @@ async def recompute(
     worker: Worker,
     loaded: str,
     patience_s: float,
+    last: bool = False,
 ) -> tuple[Leaf, ...]:
     """The leaves of the sampled chunk, computed by the task `loaded` in `worker`, in the order that an opening has.
 
     `takeover` is the job's newest; `addresses` are of the plan's providers and standbys; `patience_s`: for what one
-    node shows of one chunk.
+    node shows of one chunk. `last`: of inputs that their producer signed, what it committed to is not waited for any
+    more.
 
     Raises:
+        Equivocated: an input's producer signed something else than it committed to.
         Withheld: the provider does not show the ticket, or inputs that only it can show.
         NotFound, BadHash, BadInput: another's input is not to be had, or not what was committed to.
         NodewireError: the worker's error, or a peer's refusal.
     """
-    of = _Case(sample, request, manifest, takeover, addresses, patience_s)
-    async with _blamed(of, sample.provider):
-        ticket = await _ticket(of, node)
+    of = _Case(sample, request, manifest, takeover, addresses, patience_s, last)
+    ticket = await _asked(of, sample.provider, lambda: _ticket(of, node))
+    said = await _asked(of, sample.provider, lambda: _statements(of, node))
+    of = replace(of, said=said)
     inputs = await _inputs(of, ticket, node, market)
     before = [frame for frame in inputs if chunk_of(manifest, frame.seq) < sample.chunk]
     session = secrets.token_hex(32)
@@ -102,12 +124,15 @@ async def recompute(
     return tuple(sorted(found, key=lambda leaf: (order[leaf.edge], leaf.seq)))
 
 
-@asynccontextmanager
-async def _blamed(of: _Case, node: str) -> AsyncIterator[None]:
-    """What fails inside is the word or the silence of `node`: withheld, if it is the provider who is judged."""
+async def _asked(of: _Case, node: str, ask: Callable[[], Awaitable[T]]) -> T:
+    """What `node` shows, asked again while it is busy; silence is withheld, if it is the provider who is judged."""
     try:
         async with asyncio.timeout(of.patience_s):
-            yield
+            while True:
+                try:
+                    return await ask()
+                except Busy:
+                    await asyncio.sleep(of.patience_s / _TRIES)
     except (NodewireError, TimeoutError) as error:
         if node == of.sample.provider:
             raise Withheld("inputs", str(error) or "not shown in time") from error
@@ -126,8 +151,18 @@ async def pull_opening(node: Node, peer: str, addresses: Sequence[str], sample: 
     return await _opening(sample, node, peer, addresses, sample.task, sample.chunk)
 
 
-async def _opening(sample: Sample, node: Node, peer: str, addresses: Sequence[str], task: str, chunk: int) -> Opening:
+async def _opening(
+    sample: Sample,
+    node: Node,
+    peer: str,
+    addresses: Sequence[str],
+    task: str,
+    chunk: int,
+    attempt: int | None = None,
+) -> Opening:
     want = _want(sample, "opening", task, chunk)
+    if attempt is not None:
+        want = want.model_copy(update={"attempt": attempt})
     opening = Opening.unpack(await pull_document(node, peer, addresses, want, max_bytes=Opening.MAX_BYTES))
     if (opening.request, opening.task, opening.chunk) != (sample.request, task, chunk):
         raise BadInput("opening", "of another chunk")
@@ -151,10 +186,17 @@ async def _inputs(of: _Case, ticket: Ticket, node: Node, market: Market) -> list
     for edge in of.manifest.inputs(of.sample.task):
         for chunk in range(of.sample.chunk + 1):
             producer = of.sample.provider
+            received = None
             if edge.source != CUSTOMER:
                 producer = payees(of.request.plan, of.takeover, chunk)[edge.source]
-            async with _blamed(of, producer):
-                frames = await _frames(of, edge, chunk, producer, ticket, roots, node)
+                received = await _received(of, edge, chunk, producer, roots, node)
+            if received is None:
+                # It did not show that it was sent anything else, so it must have been what is shown here; and an honest
+                # provider commits to nothing before its inputs are signed.
+                duty = of.sample.provider if producer in of.addresses else producer
+                ask = partial(_frames, of, edge, chunk, producer, ticket, roots, node)
+                received = await _asked(of, duty, ask)
+            frames = received
             found += [(frame.seq, int(edge.source != CUSTOMER), frame) for frame in frames]
             if len(found) > MAX_FRAMES:
                 raise BadInput("frames", f"more than {MAX_FRAMES}")
@@ -197,6 +239,101 @@ async def _frames(
         if [t.sha256 for t in mine.tensors] != [t.sha256 for t in shown[frame.seq].tensors]:
             raise BadHash(edge.name, "not what its producer committed to")
     return frames
+
+
+async def _statements(of: _Case, node: Node) -> dict[tuple[str, int], Sent]:
+    """What the provider shows of what was signed to it, by edge and chunk. It need not show any, but answer.
+
+    Raises:
+        NodewireError: it cannot be reached, or is busy: that is not yet an answer.
+    """
+    provider, sample = of.sample.provider, of.sample
+    want = _want(sample, "sent", sample.task, sample.chunk).model_copy(update={"first": 0})
+    try:
+        shown = unpack(await pull_document(node, provider, of.addresses[provider], want, max_bytes=MAX_PACKED_BYTES))
+    except (NotFound, NotAllowed, BadInput):
+        return {}
+    sources = {edge.name: edge.source for edge in of.manifest.inputs(sample.task)}
+    return {
+        (one.edge, one.chunk): one
+        for one in shown
+        if (one.request, one.task) == (sample.request, sources.get(one.edge)) and one.chunk <= sample.chunk
+    }
+
+
+async def _received(
+    of: _Case,
+    edge: Edge,
+    chunk: int,
+    producer: str,
+    roots: Mapping[tuple[str, str, int], set[str]],
+    node: Node,
+) -> list[Frame[Array]] | None:
+    """The frames that the provider was sent, if it shows the producer's word for them, or there can be none; else None.
+
+    Raises:
+        Equivocated: that is not what the producer committed to.
+        NotFound: what it committed to is not known yet.
+        Withheld: the provider cannot be reached, or is busy.
+    """
+    said = of.said.get((edge.name, chunk))
+    if said is not None and said.signer != producer:
+        said = None
+    left = said is None and _left(of, edge, chunk)
+    if said is None and not left:
+        return None
+    want = _want(of.sample, "frames", of.sample.task, chunk, (edge.name,))
+    try:
+        if said is not None:
+            said.check()
+    except BadInput:
+        return None
+    shown = await _asked(of, of.sample.provider, lambda: _shown(of, want, node))
+    committed = await _committed(of, edge, chunk, said, roots, node) if said is not None else None
+    found = settle(said, map(hashed, shown), committed, left=left)
+    if found == "equivocated":
+        raise Equivocated(Equivocation(producer, edge.name, chunk))
+    if found != "received":
+        return None
+    if committed is None and not of.last and not left:
+        raise NotFound(edge.source, f"what {producer[:8]} committed to in chunk {chunk} is not known yet")
+    return shown
+
+
+async def _shown(of: _Case, want: Want, node: Node) -> list[Frame[Array]]:
+    """What the provider shows; nothing if it says that it has nothing. Raises as `pull`."""
+    provider = of.sample.provider
+    try:
+        return [frame async for _, frame in pull(node, provider, of.addresses[provider], want, max_bytes=MAX_BYTES)]
+    except (NotFound, NotAllowed, BadInput):
+        return []
+
+
+def _left(of: _Case, edge: Edge, chunk: int) -> bool:
+    """Whether the edge's producer was replaced before it could sign the chunk: in its middle, or when it was closed."""
+    for task, _, _, first in of.takeover.replaced if of.takeover is not None else ():
+        if task == edge.source:
+            entered = of.request.plan.assignment(of.sample.task).provider != of.sample.provider  # and got a replay
+            return chunk in (first - 1, first) or (entered and chunk < first)
+    return False
+
+
+async def _committed(
+    of: _Case, edge: Edge, chunk: int, said: Sent, roots: Mapping[tuple[str, str, int], set[str]], node: Node
+) -> dict[int, Tensors] | None:
+    """The edge's frames of the chunk as their producer committed to them; None if it did not, or does not show it."""
+    certified = roots.get((said.signer, edge.source, chunk), ())
+    if not certified:
+        return None
+    addresses = of.addresses[said.signer]
+    try:
+        async with asyncio.timeout(of.patience_s):
+            shown = await _opening(of.sample, node, said.signer, addresses, edge.source, chunk, said.attempt)
+    except (NodewireError, TimeoutError):
+        return None
+    if shown.root() not in certified:
+        return None
+    return {leaf.seq: tensors_of(leaf) for leaf in shown.leaves if leaf.edge == edge.name}
 
 
 async def _certified_roots(of: _Case, market: Market) -> dict[tuple[str, str, int], set[str]]:

@@ -47,14 +47,15 @@ _log = logging.getLogger("nodewire.wire")
 
 
 class Want(Schema):
-    """What is asked for, of a task's chunks first to last: kept frames, a commitment's opening, or the job's ticket."""
+    """What is asked for, of a task's chunks first to last: kept frames, a commitment's opening, the job's ticket, or
+    what was signed of its inputs (`protocol.sent.pack`)."""
 
     TAG: ClassVar[str] = "nodewire/pull/1"
     MAX_BYTES: ClassVar[int] = 8_192
     ERROR: ClassVar[type[BadInput]] = BadInput
 
     v: Literal[1] = 1
-    what: Literal["frames", "opening", "ticket"]
+    what: Literal["frames", "opening", "ticket", "sent"]
     request: Hex32
     task: Name
     """Whose chunks they are: frames are its inputs unless `edges` says otherwise."""

@@ -1,6 +1,7 @@
 """Frames kept on disk: what a replaced neighbour's standby, or a verifier, is sent again.
 
     directory/<request>/<edge>     records, appended in order of seq
+    directory/<request>/_sent      what producers signed of the frames that they sent here: a statement's JSON a line
     directory/<request>/until      when the job may be deleted, unix seconds in decimal
 
     record   u32 header length | u32 CRC-32 of the header | u64 payload length | header | payload
@@ -27,6 +28,7 @@ from pathlib import Path
 
 from nodewire.errors import BadInput
 from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.sent import Sent
 from nodewire.wire import frames
 from nodewire.wire.frames import MAX_FRAME_BYTES, MAX_HEADER_BYTES, DataHeader
 
@@ -38,6 +40,7 @@ _PREFIX = struct.Struct("!IIQ")
 _CUT_LENGTH = 0xFFFFFFFF
 _CUT = _PREFIX.pack(_CUT_LENGTH, 0, 0)
 _UNTIL = "until"
+_SENT = "_sent"  # no edge's name
 _MAX_OPEN_FILES = 128
 _HEAD_BYTES = 512  # holds the prefix and nearly every header, in one read
 _REQUEST = re.compile(r"[0-9a-f]{64}")
@@ -104,6 +107,34 @@ class Spool:
         """
         _check_names(request, edge)
         return self._read(self._directory / request / edge, edge, first)
+
+    def keep_sent(self, said: Sent) -> None:
+        """Keep a statement as long as the job's frames. A full disk or cap is no error."""
+        line = said.to_json().encode() + b"\n"
+        job = self._jobs.setdefault(said.request, _Job())
+        if job.bytes + len(line) > self._max_job_bytes or self.bytes + len(line) > self._max_bytes:
+            _log.info("spool: a statement of job %s is not kept", said.request[:8])
+            return
+        try:
+            self._append(said.request, _SENT, [line], len(line))
+        except OSError as error:
+            _log.warning("spool: a statement of job %s is not kept: %s", said.request[:8], error)
+            return
+        job.bytes += len(line)
+        self.bytes += len(line)
+
+    def sent(self, request: str) -> Iterator[Sent]:
+        """The job's statements, in the order in which they were kept. Raises BadInput for a malformed id."""
+        _check_names(request, "edge")
+        try:
+            with (self._directory / request / _SENT).open("rb") as lines:
+                for line in lines:
+                    try:
+                        yield Sent.parse(line)
+                    except BadInput:
+                        continue  # a tail that a dying machine did not write whole
+        except FileNotFoundError:
+            return
 
     def complete(self, request: str, edge: str) -> bool:
         """Whether all frames of the edge that were written are here; False also for one that is unknown."""

@@ -25,6 +25,10 @@ def main() -> None:
         from nodewire_faults.copying import copy_commitments
 
         copy_commitments()
+    if options.cheat == "equivocating":
+        from nodewire_faults.equivocating import send_otherwise
+
+        send_otherwise([name for name in options.tasks.split(",") if name])
     sys.argv = ["nodewire", *(a for i, a in enumerate(options.command) if i or a != "--")]
 
     from nodewire.cli import main as nodewire

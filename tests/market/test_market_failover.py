@@ -14,7 +14,7 @@ from running_market import STALLS
 from test_market_failures import _wire, children, gone, whole_tokens
 
 from nodewire.nostr.nip01 import Filter
-from nodewire.protocol import job, kinds, takeover
+from nodewire.protocol import job, kinds, takeover, verdict
 
 PROMPT = "the cat sat on the mat"
 
@@ -105,6 +105,38 @@ async def test_the_standby_goes_on_with_the_same_tokens(market, task, how):
     missing_msat = 7 * plan.chunk_msat - spent.paid_msat - sum(debt.amount_msat for debt in unpaid)
     # The dead may have died before it claimed what it had completed; nobody else has, and nobody twice.
     assert 0 <= missing_msat <= 2 * sum(a.price_msat for a in plan.tasks if a.provider == victim)
+
+
+async def test_a_standby_enters_a_job_that_is_judged_and_nobody_is_convicted(market):
+    """Who enters has the statements of those who stay; nobody waits for those of the dead."""
+    now = await market.until(lambda s: True)
+    epoch = await market.until(lambda s: all(market.is_free(n)(s) for n in STALLS), after=now.body.epoch + 1)
+    names = {public: name for name, public in market.public.items()}
+    async with market.customer("judging") as customer:
+        await customer.session.market.epoch(timeout_s=10, after=epoch.body.epoch - 1)
+        terms = customer.terms.model_copy(update={"verify": "sampled"})
+        ids: list[int] = []
+        struck = None
+        async with asyncio.timeout(60):
+            async for piece in customer.generate(market.decoder["address"], PROMPT, max_tokens=200, terms=terms):
+                ids += piece.ids
+                if struck is None and len(ids) == 100:
+                    plan = await planned(market, "judging")
+                    struck = dies(market, names[plan.assignment("stage.0").provider], signal.SIGKILL)
+                    await struck.__aenter__()
+        done = customer.last
+        await struck.__aexit__(None, None, None)
+    assert ids == whole_tokens(market, PROMPT, 200)
+    assert [handed["attempt"] for handed in done["takeovers"]] == [1]
+    ended = await market.until(lambda s: True)
+    for epochs in (5, 10):
+        await market.until(lambda s: True, after=ended.body.epoch + epochs)
+    about = Filter(kinds=frozenset({kinds.CERTIFICATE}), tags={"e": frozenset({done["request"]})})
+    found = [verdict.parse(event).verdict for event in await market.events(about)]
+    assert {one.culprit for one in found} == {""}
+    # Also of the chunks that were under way, or came after.
+    stays = plan.assignment("stage.2").provider
+    assert {one.chunk for one in found if one.provider == stays and one.outcome == "pass"} >= {0, 1, 3}
 
 
 async def planned_first(market, done):

@@ -92,3 +92,26 @@ async def test_a_cheater_is_convicted_leaves_and_its_work_is_made_again(market):
         lambda s: all((node := s.node(p)) and node.passed for p in passed), after=epoch.body.epoch
     )
     assert counted.body.epoch > epoch.body.epoch + COUNTED_AFTER
+
+
+async def test_who_sends_one_thing_and_commits_to_another_is_convicted_and_nobody_else(market):
+    """bea computes stage.1 honestly and commits to that, but sends dan, and signs, something else. cyd has left."""
+    market.stop_one("bea")
+    market.spawn_dishonest("bea", "equivocating", "stage.1")
+    market.ready("bea")
+    bea, eve = market.public["bea"], market.public["eve"]
+    now = await market.until(lambda s: True)
+    epoch = await market.until(market.is_free(*(set(STALLS) - {"cyd"})), after=now.body.epoch + 1)
+    async with market.customer("warier") as customer:
+        await customer.session.market.epoch(timeout_s=10, after=epoch.body.epoch - 1)
+        terms = customer.terms.model_copy(update={"verify": "sampled", "trusted": tuple(market.public.values())})
+        async for _ in customer.generate(market.decoder["address"], PROMPT, max_tokens=3, terms=terms, wait=True):
+            pass
+        done = customer.last
+    guilty = [one for one in done["verdicts"] if one["culprit"]]
+    assert {(one["outcome"], one["task"], one["culprit"]) for one in guilty} == {("unsure", "stage.2", bea)}
+    assert {one["outcome"] for one in done["verdicts"] if not one["culprit"]} == {"pass"}
+    assert done["repaired"] == [0]
+    assert done["ids"] == whole_tokens(market, PROMPT, 3)
+    assert eve in done["providers"]
+    await market.until(lambda s: s.node(bea) is None)

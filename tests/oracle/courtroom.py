@@ -40,6 +40,7 @@ from nodewire.protocol import certificate, inventory, verdict, verification
 from nodewire.protocol.chunk import Leaf, Opening, leaf_of, opening
 from nodewire.protocol.committee import Committee
 from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.sent import Equivocation
 from nodewire.protocol.verdict import Verdict
 from nodewire.protocol.verification import Sample
 from tests.protocol.documents import manifest
@@ -88,7 +89,7 @@ class Courtroom:
     seed: int = 1
     shows: dict[str, Shown] = field(default_factory=dict)
     """By node; who is not here is silent."""
-    computes: Callable[[str], tuple[Leaf, ...] | Withheld | None] = lambda oracle: leaves()
+    computes: Callable[[str], tuple[Leaf, ...] | Withheld | Equivocation | None] = lambda oracle: leaves()
     """An oracle's own result."""
     without_worker: frozenset[str] = frozenset()
     faults: dict[str, Fault] = field(default_factory=dict)
@@ -189,8 +190,8 @@ class Courtroom:
             case Recompute(sample, _):
                 self.recomputed.append(me)
                 own = self.computes(me)
-                withheld = isinstance(own, Withheld)
-                ended = Recomputed(sample.key, None if withheld else own, withheld)
+                withheld, lied = isinstance(own, Withheld), own if isinstance(own, Equivocation) else None
+                ended = Recomputed(sample.key, None if withheld or lied else own, withheld, lied)
                 self._later(self.random.randint(50, 400), me, ended)
             case SayVote(key, _, x, found):
                 vote = inventory.build_vote(seat.keys, self.committee.digest(), verdict.topic(key), x, created_at=at)

@@ -8,9 +8,10 @@ import pytest
 
 from nodewire.errors import Withheld
 from nodewire.oracle import judging
-from nodewire.oracle.case import SayVote, Tick, VoteCame, start
+from nodewire.oracle.case import Recompute, SayVote, Tick, VoteCame, start
 from nodewire.oracle.judging import KEPT_EPOCHS, MAX_EARLY
 from nodewire.protocol import inventory, verdict, verification
+from nodewire.protocol.sent import Equivocation
 from tests.oracle.courtroom import (
     MANIFEST,
     PROVIDER,
@@ -186,6 +187,60 @@ def test_a_provider_that_shows_its_opening_but_not_its_inputs_has_withheld():
     court = court_of(computes=lambda oracle: Withheld("inputs", "refused"))
     found = tried(court, provider=CHEATING, verifier=None)
     assert (found.outcome, found.culprit) == ("withheld", "")
+
+
+LIAR = keys("upstream").public
+LIE = Equivocation(LIAR, "hidden.0", 1)
+
+
+def test_a_producer_that_equivocated_is_convicted_and_nobody_who_worked_on_it():
+    court = court_of(computes=lambda oracle: LIE)
+    found = tried(court, provider=CHEATING)
+    assert (found.outcome, found.culprit, found.equivocated) == ("unsure", LIAR, ("hidden.0", 1))
+    assert found.verifiers == ()
+    assert all(court.convicted[oracle] == {LIAR} for oracle in court.honest)
+    assert not court.accused()
+
+
+def test_who_equivocates_to_some_oracles_only_does_not_escape():
+    """It shows two what it committed to, and to the others nothing; in the end they would do without."""
+    document, seats = committee()
+    lasts = []
+
+    class Half(Courtroom):
+        def _do(self, seat, action):
+            if isinstance(action, Recompute):
+                lasts.append((seat.keys.public, action.last))
+            super()._do(seat, action)
+
+    seen = {seats[0].keys.public, seats[2].keys.public}
+
+    def computed(oracle):
+        if oracle in seen:
+            return LIE
+        return leaves(CHEATING) if (oracle, True) in lasts else None
+
+    court = Half(document, seats, computes=computed)
+    found = tried(court, provider=CHEATING, verifier=None)
+    assert (found.culprit, found.equivocated) == (LIAR, ("hidden.0", 1))
+    assert not any(last for _, last in lasts)  # they joined before it came to that
+
+
+def test_what_a_producer_signed_counts_in_the_end_if_it_shows_nobody_what_it_committed_to():
+    document, seats = committee()
+    asked = {}
+
+    class Patient(Courtroom):
+        def _do(self, seat, action):
+            if isinstance(action, Recompute):
+                asked.setdefault(seat.keys.public, []).append(action.last)
+            super()._do(seat, action)
+
+    court = Patient(document, seats)
+    court.computes = lambda oracle: leaves() if asked[oracle][-1] else None
+    found = tried(court, verifier=CHEATING)
+    assert (found.outcome, found.culprit) == ("pass", VERIFIER.public)
+    assert all(tries[0] is False and tries[-1] is True for tries in asked.values())
 
 
 def test_oracles_without_a_worker_join_those_that_have_one():

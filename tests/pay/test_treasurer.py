@@ -223,6 +223,17 @@ def test_a_verifier_that_lied_is_slashed_and_the_customer_whose_work_was_good_ge
     assert world.treasurer.bond(VERIFIERS[2].public).bond.state == "slashed"
 
 
+def test_a_producer_that_equivocated_pays_for_the_chunk_that_nobody_can_judge(world):
+    world.treasurer.lock(world.nodes["provider"], bm.OTHER.public, "k", BOND_MSAT, world.until_s)
+    lied = {"outcome": "unsure", "equivocated": ("hidden.0", 0), "verifiers": ()}
+    judged = world.present(bm.verdict_of(culprit=bm.OTHER.public, **lied))
+    assert (judged.culprit, judged.refused) == (bm.OTHER.public, "")
+    assert judged.payouts[bm.CUSTOMER.public] == PRICE_MSAT
+    assert world.treasurer.bond(bm.OTHER.public).bond.state == "slashed"
+    with pytest.raises(BadInput, match="culprit"):
+        world.present(bm.verdict_of(culprit=bm.STRANGER.public, chunk=1, **lied))
+
+
 def test_what_was_withheld_is_refunded_and_not_slashed(world):
     world.lock()
     assert world.present(bm.verdict_of(outcome="withheld")).payouts == {CUSTOMER.public: PRICE_MSAT}

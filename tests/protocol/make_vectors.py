@@ -24,6 +24,7 @@ from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.inventory import Inventory
 from nodewire.protocol.plan import tensor_key
 from nodewire.protocol.receipt import Closing, FinalChunk, PaidChunk, Receipt
+from nodewire.protocol.sent import Sent, digest_of, hashed
 from nodewire.protocol.verdict import Verdict, sample_key
 from tests.plan.markets import CUSTOMER_KEYS, World, generous, ring
 from tests.protocol import documents
@@ -55,6 +56,7 @@ def vectors() -> dict[str, Any]:
         ],
         "documents": [_document(name, one) for name, one in _models(world, roots)],
         "close": _close(),
+        "sent": _sent(),
         "tensor_key": [_key(*at) for at in _KEYS],
         "chunk_root": _chunk_root(),
         "claim": {
@@ -167,6 +169,37 @@ def _close() -> dict[str, Any]:
         "driver": DRIVER.public,
         "packed_without_sig": packed.hex(),
         "signed_hash": canonical.tagged_hash(Close.TAG, packed).hex(),
+    }
+
+
+def _sent() -> dict[str, Any]:
+    frames = [
+        Frame("hidden.0", 1, (Array("float32", (1, 2), bytes.fromhex("0000803f00000040")),), {"pos": 7, "chunk": 1}),
+        Frame("hidden.0", 2, (Array("int64", (1,), (7).to_bytes(8, "little")), Array("uint8", (3,), b"abc"))),
+    ]
+    sent = Sent.sign(
+        DRIVER,
+        request=REQUEST,
+        task="driver",
+        edge="hidden.0",
+        chunk=1,
+        attempt=0,
+        frames=digest_of(hashed(frame) for frame in frames),
+    )
+    said = {name: value for name, value in sent.document().items() if name != "sig"}
+    packed = canonical.encode(said)
+    return {
+        "frames": [
+            {
+                "seq": f.seq,
+                "tensors": [[a.dtype, list(a.shape), bytes(a.data).hex()] for a in f.tensors],
+                "meta": f.meta,
+            }
+            for f in frames
+        ],
+        "document": sent.document(),
+        "packed_without_sig": packed.hex(),
+        "signed_hash": canonical.tagged_hash(Sent.TAG, packed).hex(),
     }
 
 

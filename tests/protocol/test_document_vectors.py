@@ -21,6 +21,7 @@ from nodewire.protocol.inventory import Inventory
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import Plan, tensor_key
 from nodewire.protocol.receipt import Closing, Receipt
+from nodewire.protocol.sent import Sent, digest_of, hashed
 from nodewire.protocol.verdict import Verdict, sample_key
 from tests.protocol import make_vectors
 
@@ -61,6 +62,25 @@ def test_a_close_is_signed_over_these_bytes():
     close.check(vector["driver"])
     with pytest.raises(BadSignature):
         close.model_copy(update={"units": close.units + 1}).check(vector["driver"])
+
+
+def test_what_was_sent_is_signed_over_these_bytes():
+    vector = VECTORS["sent"]
+    frames = [
+        Frame(
+            "hidden.0",
+            said["seq"],
+            tuple(Array(dtype, tuple(shape), bytes.fromhex(data)) for dtype, shape, data in said["tensors"]),
+            said["meta"],
+        )
+        for said in vector["frames"]
+    ]
+    sent = Sent.from_document(vector["document"])
+    assert digest_of(hashed(frame) for frame in frames) == sent.frames
+    said = {name: value for name, value in vector["document"].items() if name != "sig"}
+    assert canonical.encode(said).hex() == vector["packed_without_sig"]
+    assert canonical.tagged_hash(Sent.TAG, canonical.encode(said)).hex() == vector["signed_hash"]
+    sent.check()
 
 
 @pytest.mark.parametrize("vector", VECTORS["tensor_key"], ids=lambda vector: vector["key"][:8])

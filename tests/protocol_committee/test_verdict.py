@@ -107,6 +107,33 @@ def test_a_lying_verifier_is_convicted_by_a_pass():
     assert said(outcome="pass", culprit=LIAR).culprit == LIAR
 
 
+EQUIVOCATED = {"outcome": "unsure", "culprit": LIAR, "verifiers": (), "equivocated": ("hidden.0", 2)}
+
+
+def test_who_equivocated_is_convicted_and_the_work_that_came_of_it_is_unsure():
+    assert said(**EQUIVOCATED).culprit == LIAR
+    assert Verdict.unpack(said(**EQUIVOCATED).pack()) == Verdict.parse(said(**EQUIVOCATED).to_json())
+    assert said(**EQUIVOCATED).digest() != said(**{**EQUIVOCATED, "equivocated": ("hidden.0", 1)}).digest()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"culprit": ""},
+        {"culprit": PROVIDER},
+        {"outcome": "fail", "culprit": PROVIDER},
+        {"outcome": "pass"},
+        {"outcome": "withheld"},
+        {"equivocated": ("hidden.0", 4)},
+        {"equivocated": ("../x", 1)},
+        {"equivocated": ("hidden.0",)},
+    ],
+)
+def test_an_equivocation_is_no_other_verdict(changes):
+    with pytest.raises(BadInput):
+        Verdict.from_document({**said().document(), **EQUIVOCATED, **changes})
+
+
 @pytest.mark.parametrize(
     ("content", "error"),
     [

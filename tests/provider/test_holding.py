@@ -3,10 +3,12 @@
 import pytest
 
 from nodewire.errors import NodewireError, NotAllowed, NotFound
+from nodewire.protocol import sent
 from nodewire.protocol.chunk import Opening, leaf_of, opening
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request, Ticket
 from nodewire.protocol.plan import Terms, Verification
+from nodewire.protocol.sent import Sent
 from nodewire.provider.holding import MAX_KEPT, Holding, Kept
 from nodewire.wire.pull import Want
 from nodewire.wire.spool import Spool
@@ -58,7 +60,7 @@ def want(what="opening", **changes) -> Want:
 
 async def test_a_stranger_sees_nothing_and_so_does_a_member_of_the_job(holding):
     for peer in (STRANGER.public, documents.CUSTOMER.public, PROVIDER.public):
-        for what in ("opening", "frames", "ticket"):
+        for what in ("opening", "frames", "ticket", "sent"):
             with pytest.raises(NotAllowed):
                 await holding.show(peer, want(what))
 
@@ -84,6 +86,24 @@ async def test_frames_are_those_of_the_chunk_on_edges_of_the_task(holding):
     assert [frame.seq for _, frame in frames] == list(range(1, 65))
     with pytest.raises(NotFound):
         await holding.show(ORACLE, want("frames", task="stage.1", edges=("hidden.0",)))
+
+
+async def test_statements_are_those_on_the_tasks_inputs_in_these_chunks(spool):
+    stage, last = documents.PROVIDERS[1:]
+    holding = Holding(stage, COMMITTEE, spool, granted)
+    holding.keep(kept())
+    for edge, task, keys in (("hidden.0", "driver", PROVIDER), ("return", "stage.1", last)):
+        for chunk in range(3):
+            spool.keep_sent(Sent.sign(keys, request=REQUEST, task=task, edge=edge, chunk=chunk, attempt=0, frames=HASH))
+
+    async def shown(**changes):
+        found = sent.unpack(await holding.show(ORACLE, want("sent", task="stage.0", **changes)))
+        return [(one.edge, one.chunk) for one in found]
+
+    assert await shown() == [("hidden.0", 1)]
+    assert await shown(first=0, last=9, edges=("hidden.0",)) == [("hidden.0", n) for n in range(3)]
+    assert await shown(edges=("return",)) == []
+    assert await shown(first=7, last=7) == []
 
 
 @pytest.mark.parametrize(

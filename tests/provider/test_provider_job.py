@@ -20,7 +20,9 @@ from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request
 from nodewire.protocol.plan import Assignment, Plan, Terms, Verification, ends
 from nodewire.provider.job import JobRun
-from tests.kinds.inprocess import Direct, Hub
+from nodewire.provider.statements import Statements
+from nodewire.wire.spool import Spool
+from tests.kinds.inprocess import Box, Direct, Hub
 from tests.kinds.llama import load, make_llama
 
 CUSTOMER = Keys(b"\x09" * 32)
@@ -57,6 +59,24 @@ class Market:
             await asyncio.sleep(0.005)
 
 
+class Taped(Box):
+    """A box that keeps what it is given, as the wire's mailbox does."""
+
+    def __init__(self, hub, public, tape):
+        super().__init__(hub, public)
+        hub.queues.setdefault(public, asyncio.Queue())
+        self.tape = tape
+
+    async def put(self, frame):
+        self.tape.write(REQUEST, frame.edge, 0, frame)
+        await super().put(frame)
+
+    async def get(self):
+        frame = await super().get()
+        self.tape.write(REQUEST, frame.edge, 0, frame)
+        return frame
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return make_llama(tmp_path_factory.mktemp("llama"), max_position_embeddings=400, seed=5, eos_token_id=None)
@@ -64,6 +84,11 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def market(folder, tmp_path):
+    return make_market(folder, tmp_path)
+
+
+def make_market(folder, tmp_path, policy="none"):
+    """A job's nodes; with the policy "sampled" they keep frames and sign what they send, each in a spool of its own."""
     registration = split_decoder(folder, 1_000_000, tmp_path, slots=1, name="tiny")
     manifest, actors = registration.manifest, load(registration)
     providers = [Keys(bytes([i + 1]) * 32) for i in range(len(manifest.tasks))]
@@ -84,7 +109,7 @@ def market(folder, tmp_path):
         chunk_msat=100 * len(providers),
         first_result_ms=1000,
         next_result_ms=1000,
-        verification=Verification(policy="none", rate_ppm=0, share_ppm=0),
+        verification=Verification(policy=policy, rate_ppm=0, share_ppm=0),
     )
     request = Request(REQUEST, CUSTOMER.public, 1, 8843, plan, "", HASH, (), 10**9, (), HASH)
     market = Market(manifest, Hub(ends(manifest, plan)))
@@ -94,23 +119,29 @@ def market(folder, tmp_path):
         market.events.append(event)
 
     for keys in providers:
+        mailbox, statements = market.hub.box(keys.public), None
+        if policy == "sampled":
+            spool = Spool(tmp_path / keys.public[:8], 10**8)
+            statements = Statements(keys, request, manifest, spool)
+            mailbox = Taped(market.hub, keys.public, statements)
         market.runs[keys.public] = JobRun(
             keys=keys,
             request=request,
             manifest=manifest,
             params=params,
             kind=KIND,
-            mailbox=market.hub.box(keys.public),
+            mailbox=mailbox,
             worker=Direct(actors),
             ledger=Ledger(":memory:"),
             publish=publish,
             committed=market.committed.append,
+            statements=statements,
         )
     market.box = market.hub.box(CUSTOMER.public)
 
     async def on_control(sender, peer, document):
         if peer in market.runs:
-            await market.runs[peer].heard(Close.from_control(document))
+            await market.runs[peer].came(sender, document)
 
     market.hub.on_control = on_control
     return market

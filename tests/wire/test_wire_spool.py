@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from wire_net import array, job_id
 
 from nodewire.errors import BadFrame, BadInput
+from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import ITEM_BYTES, Array, Frame
+from nodewire.protocol.sent import Sent
 from nodewire.wire.spool import ORPHAN_S, Spool
 
 JOB, OTHER = job_id("job"), job_id("other")
@@ -238,3 +240,45 @@ def test_a_disk_that_cannot_be_written_cuts_the_edge(tmp_path):
     spool.write(OTHER, "e", 0, frame(0))
     assert not spool.complete(OTHER, "e")
     assert spool.complete(JOB, "e")
+
+
+def statement(chunk: int, job: str = JOB) -> Sent:
+    fields = {"request": job, "task": "driver", "edge": "e", "attempt": 0, "frames": "ab" * 32}
+    return Sent.sign(Keys(b"\x05" * 32), chunk=chunk, **fields)
+
+
+def test_statements_are_kept_beside_the_frames_and_go_with_them(spool, tmp_path):
+    written(spool, 2)
+    before = spool.bytes
+    for chunk in (0, 1):
+        spool.keep_sent(statement(chunk))
+    spool.keep_sent(statement(0, OTHER))
+    spool.close()
+    later = Spool(tmp_path, 2**30)
+    assert list(later.sent(JOB)) == [statement(0), statement(1)]
+    assert list(later.sent(OTHER)) == [statement(0, OTHER)]
+    assert later.bytes == spool.bytes > before
+    assert len(contents(later)) == 2
+    later.remove(JOB)
+    assert list(later.sent(JOB)) == []
+    later.remove(OTHER)
+    assert later.bytes == 0
+    later.close()
+
+
+def test_a_statement_that_was_not_written_whole_is_passed_over(spool, tmp_path):
+    spool.keep_sent(statement(0))
+    with (tmp_path / JOB / "_sent").open("ab") as file:
+        file.write(statement(1).to_json().encode()[:99])
+    assert list(spool.sent(JOB)) == [statement(0)]
+    with pytest.raises(BadInput):
+        list(spool.sent("../x"))
+
+
+def test_statements_count_towards_the_caps(tmp_path):
+    spool = Spool(tmp_path, 1_000)
+    for chunk in range(5):
+        spool.keep_sent(statement(chunk))
+    assert 0 < len(list(spool.sent(JOB))) < 5
+    assert spool.bytes <= 1_000
+    spool.close()
