@@ -73,3 +73,7 @@ async def test_a_root_that_no_certificate_holds_and_a_second_one_are_not_final()
     found = await followed(market, root(0, "second"), root(1))
     assert (found.roots, found.certified) == (2, 0)
     assert [one.root for one in found.samples] == [digest("first")]
+    # nor is it an input by which who worked on the first could be made a cheater
+    case = _Case(sample_of(digest("first"), request=ASKED.id), REQUEST, MANIFEST, None, {})
+    roots = await _certified_roots(case, market)  # type: ignore[arg-type]
+    assert roots == {(PROVIDER.public, TASK, 0): {digest("first")}}
