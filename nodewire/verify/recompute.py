@@ -337,16 +337,16 @@ async def _committed(
 
 
 async def _certified_roots(of: _Case, market: Market) -> dict[tuple[str, str, int], set[str]]:
-    """By provider, task and chunk of the job: the roots that certificates hold by the chunk's deadline."""
+    """By provider, task and chunk of the job: the root that was certified first, by the chunk's deadline."""
     roots: dict[tuple[str, str, int], set[str]] = {}
     for epoch in market.epochs_after(of.request.plan.epoch - 1):
         try:
             commitments = await market.commitments(epoch.body)
         except NodewireError:
             continue  # what only this epoch certified is missing, and said to be
-        for committed in commitments:
+        for committed in sorted(commitments, key=lambda one: one.id):
             for root in committed.commitment.chunks if committed.commitment is not None else ():
                 late = epoch.body.epoch > of.request.plan.deadline_epoch(root.chunk, market.committee.epoch_ms)
                 if root.request == of.sample.request and not late:
-                    roots.setdefault((committed.provider, root.task, root.chunk), set()).add(root.root)
+                    roots.setdefault((committed.provider, root.task, root.chunk), {root.root})
     return roots

@@ -69,7 +69,7 @@ async def test_a_late_root_is_neither_final_nor_drawn_nor_an_input(epoch, final)
     market = Certified({epoch: [root(0)]})
     found = await followed(market, root(0))
     assert (found.roots, found.certified, len(found.samples)) == (1, final, final)
-    case = _Case(sample_of(digest("root"), request=ASKED.id), REQUEST, MANIFEST, None, {}, 1.0)
+    case = _Case(sample_of(digest("root"), request=ASKED.id), REQUEST, MANIFEST, None, {}, 1.0, False)
     assert len(await _certified_roots(case, market)) == final  # type: ignore[arg-type]
 
 
@@ -78,3 +78,7 @@ async def test_a_root_that_no_certificate_holds_and_a_second_one_are_not_final()
     found = await followed(market, root(0, "second"), root(1))
     assert (found.roots, found.certified) == (2, 0)
     assert [one.root for one in found.samples] == [digest("first")]
+    # nor is it an input by which who worked on the first could be made a cheater
+    case = _Case(sample_of(digest("first"), request=ASKED.id), REQUEST, MANIFEST, None, {}, 1.0, False)
+    roots = await _certified_roots(case, market)  # type: ignore[arg-type]
+    assert roots == {(PROVIDER.public, TASK, 0): {digest("first")}}

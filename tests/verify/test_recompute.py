@@ -78,7 +78,7 @@ def certified(frames=HIDDEN):
         leaves = [leaf_of(digest, f) for f in frames if (0 if f.seq == 0 else 1) == chunk]
         shown = opening(DRIVER, MANIFEST, leaves, request=ID, task="driver", chunk=chunk, attempt=0)
         roots.append(ChunkRoot(request=ID, task="driver", chunk=chunk, attempt=0, root=shown.root()))
-    committed = SimpleNamespace(provider=DRIVER.public, commitment=SimpleNamespace(chunks=tuple(roots)))
+    committed = SimpleNamespace(id="", provider=DRIVER.public, commitment=SimpleNamespace(chunks=tuple(roots)))
 
     async def commitments(body):
         return (committed,)

@@ -131,7 +131,7 @@ class Job:
 
     async def commitments(self, body):
         return [
-            SimpleNamespace(provider=public, commitment=Commitment(committee=HASH, epoch=8, chunks=(root,)))
+            SimpleNamespace(id="", provider=public, commitment=Commitment(committee=HASH, epoch=8, chunks=(root,)))
             for public, root in self.certified
         ]
 
