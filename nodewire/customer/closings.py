@@ -63,8 +63,7 @@ class Closings:
     async def run(self) -> None:
         """Close what can be closed, until cancelled."""
         epoch_s = self._market.committee.epoch_ms / 1000
-        while True:
-            await asyncio.sleep(epoch_s)
+        while True:  # first what earlier runs owe: this one may be over before an epoch is
             for request in self._ledger.unclosed():
                 at_s, pause_s = self._again.get(request, (0.0, epoch_s))
                 if request in self._under_way or time.monotonic() < at_s:
@@ -75,6 +74,7 @@ class Closings:
                         self._again.pop(request, None)
                 except NodewireError as error:
                     log.info("the receipts of %s cannot be closed yet: %s", request[:8], error)
+            await asyncio.sleep(epoch_s)
 
     async def finish(self, request: str) -> Closed | None:
         """Close a job that is over, waiting until no root of it can become final any more; None if it cannot be."""

@@ -28,6 +28,7 @@ class BondHolder:
     def __init__(self) -> None:
         self.cases: dict[str, Settled] = {}
         self.bond_state = "slashed"
+        self.came_msat = 2 * 450
 
     async def case(self, case: str) -> Settled:
         if case not in self.cases:
@@ -36,6 +37,9 @@ class BondHolder:
 
     async def bond(self, provider: str) -> HeldBond:
         return HeldBond("id", provider, 90_000, 45_000, self.bond_state, 0, 0, 0, tuple(self.cases))
+
+    async def treasury(self, request: str) -> tuple[int, int]:
+        return self.came_msat, 100
 
     def settle(self, said, told: PublicRecord) -> None:
         found = settlement.find(said, told.request, told.committee)
@@ -236,6 +240,14 @@ async def test_a_verdict_that_nobody_presented_is_missing(trail):
     lines = await trail.lines()
     assert wrong(lines) == []
     assert len(of(lines, "bond", "missing")) == 6
+
+
+async def test_shares_that_did_not_come_are_missing(trail):
+    whole(trail)
+    assert len(of(await trail.lines(), "share")) == 1
+    trail.holder.came_msat = 450
+    lines = await trail.lines()
+    assert (len(of(lines, "share", "missing")), wrong(lines)) == (1, [])
 
 
 async def test_a_claim_above_the_plans_price_is_wrong(trail):

@@ -28,6 +28,8 @@ class Holder(Protocol):
 
     async def bond(self, provider: str) -> HeldBond: ...
 
+    async def treasury(self, request: str) -> tuple[int, int]: ...
+
 
 @dataclass(slots=True)
 class Judged:
@@ -48,6 +50,7 @@ async def lines(record: Record, market: Market, holder: Holder | None) -> tuple[
     found = await _draws(record, market, judged)
     found += _verdicts(record, market.committee, judged)
     if holder is not None:
+        found += await _share(record, market.committee, holder)
         for key, one in judged.verdicts.items():
             found += await _bond(key, one, record, market.committee, holder, judged)
     elif judged.verdicts:
@@ -143,6 +146,23 @@ def _contradiction(said: Verdict, sample: Sample, epoch: int) -> str:
     if strangers := {who for who, _ in said.verifiers} - set(sample.verifiers):
         return f"{min(strangers)[:8]} was not drawn to verify it"
     return ""
+
+
+async def _share(record: Record, committee: Committee, holder: Holder) -> list[Line]:
+    """Whether the verification share of every chunk that was claimed has come to the treasury."""
+    chunks = {chunk for _, chunk, _ in record.claims}
+    due_msat = len(chunks) * settlement.share_msat(record.request.plan)
+    if not due_msat:
+        return []
+    what = f"{len(chunks)} chunks, {due_msat} msat"
+    try:
+        came_msat, left_msat = await holder.treasury(record.request.id)
+    except NodewireError as error:
+        return [missing("share", what, str(error))]
+    # The committee's part is taken of each share, rounded.
+    if came_msat + len(chunks) < due_msat * (1_000_000 - committee.fee_ppm) // 1_000_000:
+        return [missing("share", what, f"{came_msat} msat came to the treasury, less the committee's fee")]
+    return [ok("share", what, f"{came_msat} msat came to the treasury, {left_msat} are left")]
 
 
 async def _bond(

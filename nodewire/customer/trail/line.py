@@ -11,7 +11,7 @@ State = Literal["ok", "missing", "wrong"]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """`step` groups lines: takeover, commitment, certificate, draw, verdict, bond, payment, receipt, ledger."""
+    """`step`: takeover, certificate, commitment, draw, verdict, share, bond, payment, receipt, ledger, record."""
 
     step: str
     what: str
