@@ -93,14 +93,14 @@ async def trials(count: int, rng: random.Random) -> list[Trial]:
             ]
             done: list[Trial] = []
             while len(done) < count:
-                some = [_drawn(tasks, rng) for _ in range(min(TOGETHER, count - len(done)))]
+                some = [drawn(tasks, rng) for _ in range(min(TOGETHER, count - len(done)))]
                 await _round(market, some, seats, alone, len(done), rng)
                 done += some
                 say(f"{len(done)}/{count}: {sum(trial.exact for trial in done)} exact; {by_cheat(some)}")
             return done
 
 
-def _drawn(tasks: Sequence[str], rng: random.Random) -> Trial:
+def drawn(tasks: Sequence[str], rng: random.Random) -> Trial:
     task = rng.choice(tasks)
     return Trial(task, rng.choice(OF_DRIVERS if task == "driver" else CHEATS))
 
@@ -140,7 +140,7 @@ async def _round(
         trial.verdicts, trial.outcomes = len(verdicts), {k: n for k, n in books.outcomes(verdicts).items() if n}
         own = [v.outcome for v in verdicts if v.provider == newcomer.public]
         trial.outcome = own[0] if own else ""
-        trial.convicted = tuple(sorted({names[v.culprit] for v in verdicts if v.culprit}))
+        trial.convicted = tuple(sorted({names[culprit] for v in verdicts for culprit in v.convicted}))
         # Whoever lost something and is no other trial's newcomer: it is counted in each trial of the round.
         trial.slashed = tuple(sorted(lost - (corrupt - {newcomer.name})))
         trial.exact = trial.convicted == trial.slashed == (newcomer.name,)
