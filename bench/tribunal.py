@@ -158,10 +158,12 @@ class _Model:
         return self.leaves(outs)
 
     def leaves(self, outs: list[Frame[Any]]) -> tuple[Leaf, ...]:
-        order = {edge.name: i for i, edge in enumerate(self.manifest.edges)}
-        return tuple(
-            sorted((leaf_of(self.manifest.digest(), plain(out)) for out in outs), key=lambda one: order[one.edge])
-        )
+        order, digest = {edge.name: i for i, edge in enumerate(self.manifest.edges)}, self.manifest.digest()
+        return tuple(sorted((leaf_of(digest, plain(out)) for out in outs), key=lambda leaf: order[leaf.edge]))
+
+    def answer(self, done: Mapping[str, list[tuple[Frame[Any], Any]]]) -> tuple[Leaf, ...]:
+        """What the customer is given."""
+        return self.leaves([out for _, outs in done[self.tasks[-1]] for out in outs])
 
 
 @dataclass(slots=True)
