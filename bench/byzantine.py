@@ -14,6 +14,8 @@ Figures, per cheat:
   providers likewise; with --quick those that no plan named and that verified nothing are left out.
 - failed_jobs: those with a verdict `fail` or `withheld`; repaired_identical: those of them whose ids in the end are
   those of one process alone.
+- repairs: of each of these, the chunks with a verdict that failed, from which tokens on it was made again, and the first
+  token that is wrong in the end.
 - unnoticed: jobs that the cheater spoilt and no sample hit.
 - unsure, withheld: verdicts that say neither.
 """
@@ -72,6 +74,8 @@ class Bought:
     customer: str
     began_s: float
     identical: bool = False
+    differs_at: int | None = None
+    """The first token that is not what one process alone generates."""
     error: str = ""
     repaired: list[int] = field(default_factory=list)
     requests: set[str] = field(default_factory=set)
@@ -123,6 +127,7 @@ async def _buy(
                 address = market.models["pycoder"]["address"]
                 done = await generate(customer, address, prompt, TOKENS, timeout_s=JOB_S, terms=terms, wait=True)
                 job.identical, job.error = done.ids == alone[prompt], done.error
+                job.differs_at = _differs_at(done.ids, alone[prompt])
                 job.repaired = done.said.get("repaired", [])
                 how = job.error[:100] or ("identical" if job.identical else "different")
                 say(f"{name} {len(jobs)}/{count}: {how}{', repaired' * bool(job.repaired)}")
@@ -170,8 +175,25 @@ def _arm(market: Market, books: Books, jobs: list[Bought]) -> dict[str, Any]:
         "honest_working_min_net_msat": min((nets[name] for name in working), default=None),
         "failed_jobs": len(repairing),
         "repaired_identical": sum(job.identical for job in repairing),
+        "repairs": [
+            {
+                "failed_chunks": sorted(
+                    {v.chunk for v in books.verdicts if v.request in job.requests and v.outcome in ("fail", "withheld")}
+                ),
+                "made_again_from": job.repaired,
+                "differs_at": job.differs_at,
+                "error": job.error,
+            }
+            for job in repairing
+        ],
         "unnoticed": sum(not job.identical and not job.error and not job.requests & failed for job in jobs),
     }
+
+
+def _differs_at(ids: Sequence[int], alone: Sequence[int]) -> int | None:
+    if list(ids) == list(alone):
+        return None
+    return next((k for k, (a, b) in enumerate(zip(ids, alone, strict=False)) if a != b), min(len(ids), len(alone)))
 
 
 def _attribute(books: Books, jobs: list[Bought]) -> None:
