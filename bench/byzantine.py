@@ -14,8 +14,8 @@ Figures, per cheat:
   providers likewise; with --quick those that no plan named and that verified nothing are left out.
 - failed_jobs: those with a verdict `fail` or `withheld`; repaired_identical: those of them whose ids in the end are
   those of one process alone.
-- repairs: of each of these, the chunks with a verdict that failed, from which tokens on it was made again, and the first
-  token that is wrong in the end.
+- repairs: of each of these, the chunks with such a verdict, from which tokens on it was made again, and the first token
+  that is wrong in the end.
 - unnoticed: jobs that the cheater spoilt and no sample hit.
 - unsure, withheld: verdicts that say neither.
 """
