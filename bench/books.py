@@ -28,7 +28,8 @@ class Verdict:
     chunk: int
     provider: str
     outcome: str
-    culprit: str
+    convicted: tuple[str, ...]
+    """For the work, or as verifiers that lied."""
     verifiers: tuple[str, ...]
     certified_s: int
 
@@ -40,7 +41,8 @@ class Verdict:
         except (ValueError, KeyError, TypeError):
             return None
         verifiers = tuple(str(public) for public, agreed in said["verifiers"] if agreed)
-        parts = (said["request"], said["task"], int(said["chunk"]), said["provider"], said["outcome"], said["culprit"])
+        convicted = tuple(one for one in (said["culprit"], *said.get("accomplices", ())) if one)
+        parts = (said["request"], said["task"], int(said["chunk"]), said["provider"], said["outcome"], convicted)
         return cls(*parts, verifiers=verifiers, certified_s=event.created_at)
 
 
@@ -88,11 +90,10 @@ class Books:
         return self.earned_msat[provider.name] - self.lost_msat[provider.name]
 
     def convictions(self, culprit: str) -> list[Verdict]:
-        return [v for v in self.verdicts if v.culprit == culprit]
+        return [v for v in self.verdicts if culprit in v.convicted]
 
     def convicted(self) -> set[str]:
-        """For their work, or as verifiers that lied."""
-        return {v.culprit for v in self.verdicts if v.culprit}
+        return {culprit for v in self.verdicts for culprit in v.convicted}
 
     def outcomes(self, verdicts: Iterable[Verdict] | None = None) -> dict[Outcome, int]:
         of = self.verdicts if verdicts is None else list(verdicts)

@@ -3,7 +3,8 @@
 For each cheat of tests/faults a market of public commands in which one of ten providers, started by the faults'
 launcher, cheats in every stage that it serves, at the shipped policy's rate and with the bonds that it asks for.
 Customers, several at once, buy short generations under sampled verification and follow them to their verdicts
-(`wait`). Then a sentence encoder cut into twelve tasks, one corrupt node in each job (bench.corrupt).
+(`wait`). Then a sentence encoder cut into twelve tasks, one corrupt node in each job: many in one process by the real
+rules (bench.tribunal), and some on a market of processes (bench.corrupt).
 
 Figures, per cheat:
 - caught_at_job: how many requests had been published when the first verdict that convicts the cheater was certified.
@@ -11,8 +12,10 @@ Figures, per cheat:
 - plans_after: plans that still name the cheater, of requests published more than `LEAVING_EPOCHS` epochs after that.
 - cheater_net_msat: what its own ledger has received for work, less what is gone of its bond, by the bond holder. Honest
   providers likewise; with --quick those that no plan named and that verified nothing are left out.
-- failed_jobs: those with a verdict `fail`; repaired_identical: those of them whose ids in the end are those of one
-  process alone.
+- failed_jobs: those with a verdict `fail` or `withheld`; repaired_identical: those of them whose ids in the end are
+  those of one process alone.
+- repairs: of each of these, the chunks with such a verdict, from which tokens on it was made again, and the first token
+  that is wrong in the end.
 - unnoticed: jobs that the cheater spoilt and no sample hit.
 - unsure, withheld: verdicts that say neither.
 """
@@ -32,8 +35,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench import corrupt
+from bench import corrupt, tribunal
 from bench.books import Books
+from bench.corrupt import Trial
 from bench.jobs import PROMPTS, generate, references
 from bench.market import DECODER, PRICE_MSAT, Market
 from bench.report import Report, run, say
@@ -70,6 +74,8 @@ class Bought:
     customer: str
     began_s: float
     identical: bool = False
+    differs_at: int | None = None
+    """The first token that is not what one process alone generates."""
     error: str = ""
     repaired: list[int] = field(default_factory=list)
     requests: set[str] = field(default_factory=set)
@@ -121,6 +127,7 @@ async def _buy(
                 address = market.models["pycoder"]["address"]
                 done = await generate(customer, address, prompt, TOKENS, timeout_s=JOB_S, terms=terms, wait=True)
                 job.identical, job.error = done.ids == alone[prompt], done.error
+                job.differs_at = _differs_at(done.ids, alone[prompt])
                 job.repaired = done.said.get("repaired", [])
                 how = job.error[:100] or ("identical" if job.identical else "different")
                 say(f"{name} {len(jobs)}/{count}: {how}{', repaired' * bool(job.repaired)}")
@@ -134,7 +141,7 @@ def _arm(market: Market, books: Books, jobs: list[Bought]) -> dict[str, Any]:
     cheater = market.providers[f"provider-{CHEATER}"]
     honest = [p for p in market.providers.values() if p is not cheater]
     _attribute(books, jobs)
-    failed = {v.request for v in books.verdicts if v.outcome == "fail"}
+    failed = {v.request for v in books.verdicts if v.outcome in ("fail", "withheld")}
     convicting = books.convictions(cheater.public)
     first_s = min((v.certified_s for v in convicting), default=None)
     repairing = [job for job in jobs if job.requests & failed]
@@ -168,8 +175,25 @@ def _arm(market: Market, books: Books, jobs: list[Bought]) -> dict[str, Any]:
         "honest_working_min_net_msat": min((nets[name] for name in working), default=None),
         "failed_jobs": len(repairing),
         "repaired_identical": sum(job.identical for job in repairing),
+        "repairs": [
+            {
+                "failed_chunks": sorted(
+                    {v.chunk for v in books.verdicts if v.request in job.requests and v.outcome in ("fail", "withheld")}
+                ),
+                "made_again_from": job.repaired,
+                "differs_at": job.differs_at,
+                "error": job.error,
+            }
+            for job in repairing
+        ],
         "unnoticed": sum(not job.identical and not job.error and not job.requests & failed for job in jobs),
     }
+
+
+def _differs_at(ids: Sequence[int], alone: Sequence[int]) -> int | None:
+    if list(ids) == list(alone):
+        return None
+    return next((k for k, (a, b) in enumerate(zip(ids, alone, strict=False)) if a != b), min(len(ids), len(alone)))
 
 
 def _attribute(books: Books, jobs: list[Bought]) -> None:
@@ -181,17 +205,26 @@ def _attribute(books: Books, jobs: list[Bought]) -> None:
 
 
 async def measure(report: Report, options: argparse.Namespace) -> None:
-    jobs, trials = (options.jobs or (12 if report.quick else 200)), (options.jobs or (3 if report.quick else 200))
+    jobs = options.jobs or (12 if report.quick else 200)
     prompts = PROMPTS[: 3 if report.quick else None]
     for name in CHEATS:
         if options.only in ("", name):
             say(f"cheat {name}, a bond of {BOND_SATS} sat, {RATE} sampled")
             arm = report.arms[name] = await cheat(name, prompts, jobs, random.Random(f"{report.seed} {name}"))
             judge(report, name, arm)
+    if options.only in ("", "rules"):
+        count, rng = options.jobs or (20 if report.quick else 200), random.Random(f"{report.seed} rules")
+        _dag(report, "rules", await asyncio.to_thread(tribunal.trials, count, rng))
     if options.only in ("", "dag"):
-        done = await corrupt.trials(trials, random.Random(f"{report.seed} dag"))
-        report.arms["dag"] = {"by_cheat": corrupt.by_cheat(done), "trials": [asdict(trial) for trial in done]}
-        report.line("dag_exactly_the_corrupt_node", sum(trial.exact for trial in done), "==", trials)
+        count, rng = options.jobs or (4 if report.quick else 20), random.Random(f"{report.seed} dag")
+        _dag(report, "dag", await corrupt.trials(count, rng))
+
+
+def _dag(report: Report, name: str, done: list[Trial]) -> None:
+    report.arms[name] = {"by_cheat": corrupt.by_cheat(done), "trials": [asdict(trial) for trial in done]}
+    report.line(f"{name}_exactly_the_corrupt_node", sum(trial.exact for trial in done), "==", len(done))
+    others = [name for trial in done for name in trial.convicted if name not in (trial.task, trial.newcomer)]
+    report.line(f"{name}_wrongly_convicted", len(others), "==", 0)
 
 
 def judge(report: Report, name: str, arm: dict[str, Any]) -> None:
@@ -212,8 +245,8 @@ def judge(report: Report, name: str, arm: dict[str, Any]) -> None:
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", default="", choices=("", *CHEATS, "dag"), help="one cheat, or the twelve tasks")
-    parser.add_argument("--jobs", type=int, default=0, help="for each cheat, instead of 200, or 12 with --quick")
+    parser.add_argument("--only", default="", choices=("", *CHEATS, "rules", "dag"), help="one of the arms")
+    parser.add_argument("--jobs", type=int, default=0, help="of each arm, instead of 200 (20 in `dag`)")
 
 
 if __name__ == "__main__":

@@ -33,8 +33,10 @@ CHEATS = ("wrong", "scaled", "skipped", "other", "stale", "copied")
 OF_DRIVERS = ("wrong", "stale", "copied")
 """A driver puts out integers and has no weights."""
 VERIFIERS = 3
-TOGETHER = 6
-CALL_S = 60.0
+TOGETHER = 4
+EPOCH_S = 4.0
+"""All oracles, providers and customers share this machine's cores, and every job has twelve samples."""
+CALL_S = 120.0
 BOND_SATS = 20_000
 FAULTS = (sys.executable, "-m", "tests.faults.run")
 MODEL = "twelve"
@@ -46,6 +48,8 @@ class Trial:
 
     task: str
     cheat: str
+    newcomer: str = ""
+    """The corrupt node's name; in one process nodes are called by their tasks."""
     spoilt: bool = False
     error: str = ""
     verdicts: int = 0
@@ -78,6 +82,7 @@ async def trials(count: int, rng: random.Random) -> list[Trial]:
             committee=("--verify-rate", "100%"),
             worker_memory="100MB",
             bond_sats=BOND_SATS,
+            epoch_s=EPOCH_S,
             slots=2 * TOGETHER,  # a job's seats are freed a while after it
         ) as market:
             tasks = [task["name"] for task in market.models[MODEL]["tasks"]]
@@ -93,14 +98,14 @@ async def trials(count: int, rng: random.Random) -> list[Trial]:
             ]
             done: list[Trial] = []
             while len(done) < count:
-                some = [_drawn(tasks, rng) for _ in range(min(TOGETHER, count - len(done)))]
+                some = [drawn(tasks, rng) for _ in range(min(TOGETHER, count - len(done)))]
                 await _round(market, some, seats, alone, len(done), rng)
                 done += some
                 say(f"{len(done)}/{count}: {sum(trial.exact for trial in done)} exact; {by_cheat(some)}")
             return done
 
 
-def _drawn(tasks: Sequence[str], rng: random.Random) -> Trial:
+def drawn(tasks: Sequence[str], rng: random.Random) -> Trial:
     task = rng.choice(tasks)
     return Trial(task, rng.choice(OF_DRIVERS if task == "driver" else CHEATS))
 
@@ -137,10 +142,11 @@ async def _round(
     corrupt = {newcomer.name for newcomer in newcomers}
     for trial, newcomer, request in zip(some, newcomers, requests, strict=True):
         verdicts = [v for v in books.verdicts if v.request == request]
+        trial.newcomer = newcomer.name
         trial.verdicts, trial.outcomes = len(verdicts), {k: n for k, n in books.outcomes(verdicts).items() if n}
         own = [v.outcome for v in verdicts if v.provider == newcomer.public]
         trial.outcome = own[0] if own else ""
-        trial.convicted = tuple(sorted({names[v.culprit] for v in verdicts if v.culprit}))
+        trial.convicted = tuple(sorted({names[culprit] for v in verdicts for culprit in v.convicted}))
         # Whoever lost something and is no other trial's newcomer: it is counted in each trial of the round.
         trial.slashed = tuple(sorted(lost - (corrupt - {newcomer.name})))
         trial.exact = trial.convicted == trial.slashed == (newcomer.name,)

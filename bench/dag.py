@@ -42,7 +42,9 @@ def make(folder: Path) -> Path:
             parameter.normal_(0, 0.5)
     save_file({k: v.contiguous() for k, v in model.state_dict().items()}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({**config.to_dict(), "architectures": ["BertModel"]}))
-    vocabulary = {word: k for k, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *_WORDS])}
+    # Over all rows, so that every piece of the embedding has some of them.
+    vocabulary = {word: 26 * k for k, word in enumerate(["[PAD]", *_WORDS])}
+    vocabulary |= {"[UNK]": 1, "[CLS]": 2, "[SEP]": 3}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.TemplateProcessing(

@@ -24,9 +24,9 @@ class Tolerance:
 
 
 TOLERANCES = {
-    "float32": Tolerance(2_000, 20_000),
+    "float32": Tolerance(100, 1_000),
     "float16": Tolerance(15_000, 35_000),
-    "bfloat16": Tolerance(20_000, 35_000),
+    "bfloat16": Tolerance(25_000, 35_000),
 }
 """By dtype: the largest relative L2 distance of a row. Measured in docs/measurements.md."""
 CHOICES = Tolerance(0, 100_000)

@@ -155,7 +155,7 @@ def verdict(outcome="fail", culprit=CHEATER, request="1" * 64, at_s=7):
 def test_a_verdict_is_read_from_a_certificate_and_an_epoch_is_not_one():
     read = Verdict.read(verdict())
     assert read is not None
-    assert (read.culprit, read.verifiers, read.certified_s) == (CHEATER, (CAREFUL,), 7)
+    assert (read.convicted, read.verifiers, read.certified_s) == ((CHEATER,), (CAREFUL,), 7)
     assert Verdict.read(EventOf(json.dumps({"v": 1, "body": {}}))) is None
     assert Verdict.read(EventOf("")) is None
 

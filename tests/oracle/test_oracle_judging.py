@@ -25,7 +25,7 @@ from tests.oracle.courtroom import (
 )
 from tests.protocol_committee.actors import committee, digest, keys
 
-HONEST, CHEATING, GREY = 0.0, 0.5, 0.006
+HONEST, CHEATING, GREY = 0.0, 0.5, 0.0003
 
 
 def court_of(f=1, seed=1, faulty=None, **fields):
