@@ -1,9 +1,9 @@
 """What this node of a job sends and is sent, by edge and chunk: what it signs to others, and what others sign to it.
 
-It is the job's tape: frames that come are hashed on their way into the spool. A producer signs each chunk that has been
-closed, or at once what is a chunk of its own (`sign`). A consumer commits to a chunk when all that it was sent so far is
-signed (`complete`): otherwise its honest work could be judged on other inputs than it had. Nobody waits for who was
-replaced, nor for the customer.
+It is the job's tape: frames that come are hashed on their way into the spool. A producer signs each chunk that has
+been closed, or at once what is a chunk of its own (`sign`). A consumer commits to a chunk when all that it was sent
+so far is signed (`complete`): otherwise its honest work could be judged on other inputs than it had. Nobody waits for
+who was replaced, nor for the customer.
 """
 
 from __future__ import annotations
