@@ -248,6 +248,8 @@ class JobRun:
         self._leaves.setdefault((chunk, task), []).append(leaf)
         if self._statements is not None:
             self._statements.produced(chunk, leaf, frame.meta)
+            if not self._generates:  # a call's part is whole; who waits for it may be whom this node's close waits for
+                self._state(chunk, self.attempt)
 
     async def completed(self, chunk: int, units: int, end: bool) -> None:
         if chunk < self._replayed:
@@ -269,6 +271,12 @@ class JobRun:
             await self._mailbox.control(peer, close.control())
         except LinkLost as error:
             log.info("job %s: close for %s: %s", self.request.id[:8], peer[:8], error)
+
+    def _state(self, chunk: int, attempt: int) -> None:
+        """Sign what was sent in a chunk, and tell the consumers."""
+        assert self._statements is not None
+        for peer, said in self._statements.sign(chunk, attempt).items():
+            self._spawn(self._say_sent(peer, said))
 
     async def _say_sent(self, peer: str, said: Sequence[Sent]) -> None:
         try:
@@ -334,8 +342,7 @@ class JobRun:
         if self._statements is None:
             await self._settle(chunk, end)
             return
-        for peer, said in self._statements.sign(chunk, attempt).items():
-            self._spawn(self._say_sent(peer, said))
+        self._state(chunk, attempt)
         # Not waited for here: what is waited for comes by those that called this.
         self._spawn(self._settle(chunk, end))
 

@@ -1,8 +1,9 @@
 """What this node of a job sends and is sent, by edge and chunk: what it signs to others, and what others sign to it.
 
-It is the job's tape: frames that come are hashed on their way into the spool. A producer signs each chunk that has been
-closed (`sign`). A consumer commits to a chunk when all that it was sent up to then is signed (`complete`): otherwise
-its honest work could be judged on other inputs than it had. Nobody waits for who was replaced, nor for the customer.
+It is the job's tape: frames that come are hashed on their way into the spool. A producer signs each chunk that has
+been closed, or at once what is a chunk of its own (`sign`). A consumer commits to a chunk when all that it was sent
+so far is signed (`complete`): otherwise its honest work could be judged on other inputs than it had. Nobody waits for
+who was replaced, nor for the customer.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from nodewire.wire.spool import Spool
 PATIENCE_S = 10.0
 """How long a statement is waited for after the chunk's close."""
 ASK_S = 0.5
-"""After how long a consumer asks for what it lacks: it entered the job late, or the statement was lost."""
+"""After how long a consumer asks for what it lacks: it was not in the job yet when that was told."""
 MAX_WAITING = 2_048
 """Statements on one edge that are here before what they are about."""
 LACKING = "unsent"
@@ -95,12 +96,12 @@ class Statements:
             self._out.setdefault((leaf.edge, chunk), []).append(Hashed(leaf.seq, tensors_of(leaf), meta))
 
     def sign(self, chunk: int, attempt: int) -> dict[str, list[Sent]]:
-        """The chunk is closed: this node's statements on it, by the consumer that each is for."""
+        """This node's statements on what it has put out of a chunk and not signed, by the consumer that each is for."""
         told: dict[str, list[Sent]] = {}
-        for name, edge in self._edges.items():
-            frames = self._out.pop((name, chunk), None)
+        for name in [name for name, number in self._out if number == chunk]:
+            frames, edge = self._out.pop((name, chunk)), self._edges[name]
             consumer = self._now.get(edge.target, LOCAL)
-            if frames is None or consumer in (self._keys.public, LOCAL):
+            if consumer in (self._keys.public, LOCAL):
                 continue
             said = Sent.sign(
                 self._keys,
@@ -112,8 +113,7 @@ class Statements:
                 frames=digest_of(frames),
             )
             told.setdefault(consumer, []).append(said)
-            if self._manifest.mode == "generate":  # who enters such a job later needs it, too
-                self._signed.setdefault(name, {})[chunk] = said
+            self._signed.setdefault(name, {})[chunk] = said
         return told
 
     def again(self, peer: str, edge: object, first: object) -> list[Sent]:
@@ -165,16 +165,14 @@ class Statements:
         """
         try:
             async with asyncio.timeout(PATIENCE_S):
-                while self._lacking(chunk):
+                ask = self._manifest.mode != "generate"  # there it came with the frames, or before this job was open
+                while lacking := self._lacking(chunk):
                     if self._stopped is not None:
                         raise self._stopped
                     self._changed.clear()
-                    try:
-                        async with asyncio.timeout(ASK_S):
-                            await self._changed.wait()
-                    except TimeoutError:
-                        for edge, first in self._lacking(chunk).items():
-                            await self._ask(edge, first, tell)
+                    for edge, first in lacking.items() if ask else ():
+                        await self._ask(edge, first, tell)
+                    ask = not await self._news()
         except TimeoutError as error:
             lacking = self._lacking(chunk)
             if lacking:
@@ -220,6 +218,15 @@ class Statements:
             self._said.get(edge, {}).pop(number, None)
             del self._came[edge, number]
         return lacking
+
+    async def _news(self) -> bool:
+        """Whether anything changed for as long as one waits before asking."""
+        try:
+            async with asyncio.timeout(ASK_S):
+                await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def _ask(self, edge: str, first: int, tell: Tell) -> None:
         producer = self._producer(edge)

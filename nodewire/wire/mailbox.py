@@ -491,6 +491,8 @@ class JobMailbox:
         self._hear(peer)
         if window.next_seq is None:
             window.resume(first)
+            if (link := self._exchange.open_link(peer)) is not None:  # who has just entered waits to hear of this node
+                link.send_credit(self.request, edge, self.attempt, 0)
             if first < outgoing.next_seq:
                 self._sender.catch_up(outgoing, window)
 

@@ -65,6 +65,21 @@ async def test_verdicts_are_settled_though_the_customer_has_long_left(market):
     assert {one["state"] for one in lines if one["step"] == "receipt"} == {"ok"}
 
 
+async def test_calls_of_a_stateless_model_are_judged_too(market):
+    async with market.customer("careful") as customer:
+        terms = customer.terms.model_copy(update={"verify": "sampled"})
+        await customer.embed(market.encoder["address"], ["a cat", "a kitten"], terms=terms)
+        done = customer.last
+    about = Filter(kinds=frozenset({kinds.CERTIFICATE}), tags={"e": frozenset({done["request"]})})
+    found: set[tuple[str, str, str]] = set()
+    async with asyncio.timeout(40):
+        while len(found) < len(done["tasks"]):
+            await asyncio.sleep(1)
+            said = [verdict.parse(event).verdict for event in await market.events(about)]
+            found = {(one.task, one.outcome, one.culprit) for one in said}
+    assert found == {(task["task"], "pass", "") for task in done["tasks"]}
+
+
 async def test_a_cheater_is_convicted_leaves_and_its_work_is_made_again(market):
     """cyd adds 5 % of noise to what stage.2 puts out."""
     market.stop_one("cyd")

@@ -124,6 +124,19 @@ async def test_a_statement_that_was_lost_is_asked_for(market, monkeypatch):
     assert told(market, "unsent")
 
 
+async def test_a_call_is_signed_when_it_is_put_out_and_not_when_the_nodes_own_part_is_over(market):
+    """A node's part of a call may wait for what its consumer makes of it, which waits for the statement."""
+    driver, stage = list(market.runs.values())[:2]
+    driver._generates = False
+    edge = next(e.name for e in market.manifest.edges if e.target == "stage.0")
+    driver.produced("driver", 3, dataclasses.replace(frame(3), edge=edge))
+    await asyncio.sleep(0)
+    ((sender, peer, document),) = told(market, "sent")
+    assert (sender, peer) == (driver._me, stage._me)
+    assert [(one["edge"], one["chunk"]) for one in document["sent"]] == [(edge, 3)]
+    assert driver._statements.sign(3, 0) == {}
+
+
 # ---- one node's statements ----------------------------------------------------------------------------------------
 
 
@@ -204,6 +217,20 @@ async def test_who_signs_nothing_is_asked_and_then_named(mine):
     with pytest.raises(TimedOut, match=r"hidden\.0"):
         await mine.complete(0, tell)
     assert set(asked) == {(DRIVER.public, "unsent", "hidden.0", 0)}
+
+
+async def test_what_a_call_lacks_was_told_before_the_job_was_open_here_and_is_asked_for_at_once(spool, monkeypatch):
+    monkeypatch.setattr(module, "ASK_S", 60)
+    mine = Statements(STAGE, request(), MANIFEST.model_copy(update={"mode": "run"}), spool)
+    for seq in (4, 5):
+        mine.write(REQUEST, "hidden.0", 0, frame(seq))
+
+    async def tell(peer, document):
+        assert (peer, document["edge"], document["first"]) == (DRIVER.public, "hidden.0", 5)
+        mine.heard(statement([frame(5)], chunk=5))
+
+    await asyncio.wait_for(mine.complete(5, tell), 1)  # a call has no state: nobody waits for another's inputs
+    assert [one.chunk for one in spool.sent(REQUEST)] == [5]
 
 
 async def test_who_was_replaced_is_not_waited_for(mine, monkeypatch):

@@ -604,3 +604,20 @@ async def test_many_frames_in_flight_deaths_and_broken_links_in_any_order(ring, 
             await ring.replace(*dying, attempt=attempt, late=tuple(chance.sample(stay, chance.randint(0, len(stay)))))
     async with asyncio.timeout(20):
         await asyncio.gather(*working)
+
+
+async def test_who_enters_hears_of_its_producer_also_if_that_was_linked_before_the_job_was_open_there(ring):
+    """As when a standby opens the job because it was told of the takeover, over the new link."""
+    three = await ring(3, grace_s=0.3)
+    await three.drive(2)
+    await three.kill(1)
+    entering, old = await three.net.node(), list(three.at)
+    three.at[1] = entering.public
+    for place in (0, 2):
+        three.members[old[place]].job.take_over(1, three.routes())
+    await three.net.link(three.members[old[0]].node, entering)
+    await three.net.link(entering, three.members[old[2]].node)
+    three.open(entering, 1)
+    await asyncio.sleep(0.5)
+    three.members[entering.public].job.check()
+    assert not three.members[entering.public].job.awaited
