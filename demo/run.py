@@ -20,7 +20,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -42,6 +42,11 @@ SENTENCES = [
     "The forecast says showers in the north.",
 ]
 PROVIDERS = 8
+BOND_MSAT = 500_000
+CHEAT_TOKENS = 24
+"""Of the generation that meets a cheater: every chunk of it is computed again."""
+MAX_TRIES = 4
+"""How often it is bought until the beacon draws the cheater; cheap, fast and with the largest bond, it is likely."""
 out = Console(highlight=False)
 
 
@@ -62,11 +67,11 @@ class Market:
         self.folder = folder
         self.processes: dict[str, asyncio.subprocess.Process] = {}
 
-    async def daemon(self, name: str, *command: str, timeout_s: float = 60) -> dict:
+    async def daemon(self, name: str, *command: str, program: Sequence[str] = NODEWIRE, timeout_s: float = 60) -> dict:
         """Start `nodewire COMMAND --json` and return the line by which it says that it is ready."""
         with (self.folder / f"{name}.log").open("wb") as log:
             process = await asyncio.create_subprocess_exec(
-                *NODEWIRE, *command, "--json", stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True
+                *program, *command, "--json", stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True
             )
         self.processes[name] = process
         assert process.stdout
@@ -163,19 +168,24 @@ async def register(market: Market, model: Path, name: str, target: str, where: l
     return await market.command("register", str(model), "--target-vram", target, "--key", key, "--name", name, *where)
 
 
-async def provider_config(market: Market, i: int, serve: list[tuple[str, str, int]], common: dict) -> Path:
+async def provider_config(
+    market: Market, i: int, serve: list[tuple[str, str, int]], common: dict, bond_msat: int = BOND_MSAT, us: int = 1_000
+) -> Path:
     folder = market.folder / f"provider-{i}"
     folder.mkdir()
-    await market.command("wallet", "open", common["simnet"], "--out", str(folder / "wallet.token"))
+    stake = f"{2 * bond_msat // 1000}sat"  # the bond, and what moving it costs
+    await market.command("wallet", "open", common["simnet"], "--out", str(folder / "wallet.token"), "--balance", stake)
     lines = [
         f'key = "key.nsec"\nname = "provider-{i}"\nhardware = "2 cores, CPU"\nstate = "state"',
         f"relays = {json.dumps([common['relay']])}\nblossom = {json.dumps([common['blossom']])}",
         f'committee = "{common["committee"]}"',
         f'[wallet]\nurl = "{common["simnet"]}"\ntoken_file = "wallet.token"',
+        f"[bond]\namount_msat = {bond_msat}",
         '[worker]\nmemory = "200MB"\nthreads = 1',
     ]
     lines += [
-        f'[[serve]]\nmanifest = "{address}"\ntasks = ["{task}"]\nprice_msat = {price}' for address, task, price in serve
+        f'[[serve]]\nmanifest = "{address}"\ntasks = ["{task}"]\nprice_msat = {price}\nus_per_position = {us}'
+        for address, task, price in serve
     ]
     path = folder / "provider.toml"
     path.write_text("\n".join(lines) + "\n")
@@ -272,6 +282,56 @@ async def bereave(market: Market, customer: Path, public: str, model: str, relay
     }
 
 
+async def book(simnet: str, public: str) -> dict:
+    """A provider's bond by the word of its holder."""
+    import aiohttp
+
+    async with aiohttp.ClientSession() as session, session.get(f"{simnet}/v1/bonds/{public}") as answer:
+        return await answer.json()
+
+
+async def betray(market: Market, customer: Path, decoder: dict, common: dict, names: dict) -> dict:
+    """Let a cheater in, buy verified work until it has a part in it, and see what becomes of both."""
+    task = [task["name"] for task in decoder["tasks"]][2]
+    name, price_msat = f"provider-{PROVIDERS}", 20_000
+    config = await provider_config(
+        market, PROVIDERS, [(decoder["address"], task, price_msat)], common, bond_msat=4 * BOND_MSAT, us=100
+    )
+    cheats = [sys.executable, "-m", "tests.faults.run", "--cheat", "scaled", "--tasks", task, "--"]
+    ready = await market.daemon(name, "provider", "--config", str(config), program=cheats)
+    public, names[ready["public"]] = ready["public"], name
+    note(f"{name} joins with {task} and a bond of {sats(4 * BOND_MSAT)}: it adds 5 % of noise to what it computes")
+    report = market.folder / "betrayed.json"
+    for _ in range(MAX_TRIES):
+        await market.command(
+            "generate", PROMPT, "--config", str(customer), "--model", decoder["address"],
+            "--max-tokens", str(CHEAT_TOKENS), "--verify", "--wait", "--report", str(report), show=True,
+        )  # fmt: skip
+        done = json.loads(report.read_text())
+        if any(verdict["culprit"] == public for verdict in done["verdicts"]):
+            break
+        note("the beacon drew honest providers only; once more")
+    earned = await market.command("wallet", "balance", "--config", str(config))
+    bond = await book(common["simnet"], public)
+    lost_msat = bond["amount_msat"] if bond["state"] in ("slashed", "burnt") else 0
+    counts: dict[str, int] = {}
+    for verdict in done["verdicts"]:
+        counts[verdict["outcome"]] = counts.get(verdict["outcome"], 0) + 1
+    return {
+        "name": name,
+        "task": task,
+        "request": done["request"],
+        "ids": done["ids"],
+        "convicted": sorted({names[one["culprit"]] for one in done["verdicts"] if one["culprit"]}),
+        "verdicts": counts,
+        "repaired": done["repaired"],
+        "refunded_msat": done["refunded_msat"],
+        "cheater_earned_msat": earned["received_msat"],
+        "cheater_net_msat": earned["received_msat"] - lost_msat,
+        "slashed": [{"provider": name, "amount_msat": lost_msat}] if lost_msat else [],
+    }
+
+
 async def run(options: argparse.Namespace) -> int:
     # Closing the terminal or ending the job stops the market as Ctrl-C does.
     this = asyncio.current_task()
@@ -299,14 +359,14 @@ def _pieces(registered: dict) -> str:
 
 async def trade(market: Market, options: argparse.Namespace) -> int:
     folder = market.folder
-    step("a relay with its blob store, and a simulated Lightning network")
-    relay, simnet = await asyncio.gather(
+    step("a relay with its blob store")
+    relay, holder = await asyncio.gather(
         market.daemon(
             "relay", "relay", "--port", "0", "--db", str(folder / "relay.db"), "--blobs", str(folder / "blobs")
         ),
-        market.daemon("simnet", "simnet", "--port", "0", "--db", str(folder / "simnet.db"), "--faucet"),
+        market.command("keys", "new", str(folder / "holder.nsec")),
     )
-    common = {"relay": options.relay or relay["url"], "blossom": relay["blossom"], "simnet": simnet["url"]}
+    common = {"relay": options.relay or relay["url"], "blossom": relay["blossom"]}
     where = ["--relay", common["relay"], "--blossom", common["blossom"]]
 
     step("a committee of four oracles; two models cut into pieces and uploaded")
@@ -314,7 +374,8 @@ async def trade(market: Market, options: argparse.Namespace) -> int:
         saying(
             market.command(
                 "committee", "create", str(folder / "committee"), "--oracles", "4",
-                "--epoch-ms", "2000", "--skew-ms", "200", "--beat-ms", "1000", *where,
+                "--epoch-ms", "2000", "--skew-ms", "200", "--beat-ms", "1000",
+                "--bond-holder", holder["npub"], "--verify-rate", "100%", *where,
             ),
             lambda made: f"the committee of {len(made['oracles'])} is founded",
         ),
@@ -322,6 +383,12 @@ async def trade(market: Market, options: argparse.Namespace) -> int:
         saying(register(market, minilm(), "minilm", "30MB", where), _pieces),
     )  # fmt: skip
     common["committee"] = created["address"]
+    step("a simulated Lightning network, which also holds the providers' bonds")
+    simnet = await market.daemon(
+        "simnet", "simnet", "--port", "0", "--db", str(folder / "simnet.db"), "--faucet",
+        "--key", str(folder / "holder.nsec"), "--committee", str(folder / "committee" / "committee.json"),
+    )  # fmt: skip
+    common["simnet"] = simnet["url"]
     notes = {
         "relay.url": common["relay"],
         "blossom.url": common["blossom"],
@@ -407,6 +474,22 @@ async def trade(market: Market, options: argparse.Namespace) -> int:
         soft_wrap=True,
     )
 
+    step(f"{CHEAT_TOKENS} tokens verified, and one of the providers cheats")
+    betrayed = await betray(market, customer, decoder, common, names)
+    audits.append(await market.command("audit", betrayed["request"], "--config", str(customer)))
+    lost_msat = sum(one["amount_msat"] for one in betrayed["slashed"])
+    out.print(
+        f"  {betrayed['name']} earned {sats(betrayed['cheater_earned_msat'])} with {betrayed['task']};"
+        f" the committee computed it again, convicted {', '.join(betrayed['convicted']) or 'nobody'},"
+        f" and burnt its bond of {sats(lost_msat)}: [bold]cheating made {sats(betrayed['cheater_net_msat'])}[/]",
+        soft_wrap=True,
+    )
+    out.print(
+        f"  the customer got {sats(betrayed['refunded_msat'])} back, and others made it again from"
+        f" chunk {min(betrayed['repaired'], default='-')} on",
+        soft_wrap=True,
+    )
+
     receipts = generated["receipts"] + bought["receipts"]
     strangers = len(generated["providers"])
     report = {
@@ -440,6 +523,12 @@ async def trade(market: Market, options: argparse.Namespace) -> int:
         "killed": bereaved["killed"],
         "failover_ms": bereaved["failover_ms"],
         "tokens_identical_after_failover": bereaved["ids"] == alone["ids"],
+        "cheater": betrayed["name"],
+        "cheater_net_msat": betrayed["cheater_net_msat"],
+        "verdicts": betrayed["verdicts"],
+        "slashed": betrayed["slashed"],
+        "refunded_msat": betrayed["refunded_msat"],
+        "tokens_identical_after_repair": betrayed["ids"] == alone["ids"][:CHEAT_TOKENS],
         "seconds": round(time.monotonic() - STARTED, 1),
     }
     Path(options.report).write_text(json.dumps(report, indent=1) + "\n")
@@ -462,7 +551,10 @@ async def trade(market: Market, options: argparse.Namespace) -> int:
         == sum(paid.values()) + report["fees_msat"],
         "no prompt, completion or ticket stands readable on the relay": hits == 0,
         "after a provider's death the tokens are still the same": report["tokens_identical_after_failover"],
-        "both plans re-derive from public records": report["audited_ok"],
+        "the cheater was convicted, alone, and lost more than it earned": betrayed["convicted"] == [betrayed["name"]]
+        and report["cheater_net_msat"] < 0,
+        "what the cheater spoilt was made again, to the same tokens": report["tokens_identical_after_repair"],
+        "all plans, draws and verdicts re-derive from public records": report["audited_ok"],
     }
     for text, ok in checks.items():
         out.print(f"{'[green]✓' if ok else '[red]✗'}[/] {text}")

@@ -109,7 +109,7 @@ def _verdicts(record: Record, committee: Committee, judged: Judged) -> Iterator[
             yield wrong("verdict", what, fault)
             continue
         judged.verdicts[key] = said
-        convicts = f", convicts {said.culprit[:8]}" if said.culprit else ""
+        convicts = f", convicts {', '.join(one[:8] for one in said.convicted)}" if said.convicted else ""
         yield ok("verdict", what, f"{said.outcome}{convicts}; {len(one.votes)} oracles voted")
     unread = judged.unread | record.finality.unread.keys()
     unread |= {one.epoch for one in record.finality.committed.values()} - record.finality.certificates.keys()
