@@ -103,7 +103,8 @@ async def final_roots(request: str, plan: Plan, since_s: int, market: Market, re
             continue
         for one in sorted(held, key=lambda held: held.id):
             for root in one.commitment.chunks if one.commitment is not None else ():
-                if root.request == request and one.provider in members:
+                late = epoch > plan.deadline_epoch(root.chunk, market.committee.epoch_ms)
+                if root.request == request and one.provider in members and not late:
                     final = Certified(one.provider, root, one.id, epoch, certified.digest)
                     found.roots.setdefault((one.provider, *root.key), final)
     return found
