@@ -160,6 +160,7 @@ def _arm(market: Market, books: Books, jobs: list[Bought]) -> dict[str, Any]:
         "outcomes_of_the_cheater": books.outcomes(v for v in books.verdicts if v.provider == cheater.public),
         "unsure": outcomes["unsure"],
         "caught": len(convicting),
+        "caught_as_verifier": sum(v.provider != cheater.public for v in convicting),
         "caught_at_job": None if first_s is None else books.jobs_until(first_s),
         "expelled": first_s is not None
         and books.plans_after(cheater.public, first_s + LEAVING_EPOCHS * market.epoch_s) == 0,
