@@ -46,7 +46,10 @@ MODEL = "twelve"
 
 @dataclass(slots=True)
 class Trial:
-    """One corrupt node in one job. `convicted` and `slashed` are names of providers; `outcomes` of its verdicts."""
+    """One corrupt node in one job. `outcomes` of its verdicts; `convicted`, `liars`, `slashed`: providers by name.
+
+    Corrupt nodes of trials that run at once may be drawn to verify each other's jobs, and lie there, too.
+    """
 
     task: str
     cheat: str
@@ -59,9 +62,12 @@ class Trial:
     """What the committee said of the corrupt node's own chunk."""
     outcomes: dict[str, int] = field(default_factory=dict)
     convicted: tuple[str, ...] = ()
+    """For their work in this job."""
+    liars: tuple[str, ...] = ()
+    """Convicted as verifiers of this job."""
     slashed: tuple[str, ...] = ()
     exact: bool = False
-    """The corrupt node was convicted and slashed, and nobody else was either."""
+    """The corrupt node was convicted of its work and slashed, and nobody else but corrupt verifiers."""
 
 
 def by_cheat(trials: Sequence[Trial]) -> dict[str, Any]:
@@ -148,10 +154,12 @@ async def _round(
         trial.verdicts, trial.outcomes = len(verdicts), {k: n for k, n in books.outcomes(verdicts).items() if n}
         own = [v.outcome for v in verdicts if v.provider == newcomer.public]
         trial.outcome = own[0] if own else ""
-        trial.convicted = tuple(sorted({names[culprit] for v in verdicts for culprit in v.convicted}))
+        trial.convicted = tuple(sorted({names[v.provider] for v in verdicts if v.provider in v.convicted}))
+        liars = {culprit for v in verdicts for culprit in v.convicted if culprit != v.provider}
+        trial.liars = tuple(sorted(names[culprit] for culprit in liars))
         # Whoever lost something and is no other trial's newcomer: it is counted in each trial of the round.
         trial.slashed = tuple(sorted(lost - (corrupt - {newcomer.name})))
-        trial.exact = trial.convicted == trial.slashed == (newcomer.name,)
+        trial.exact = trial.convicted == trial.slashed == (newcomer.name,) and corrupt.issuperset(trial.liars)
     for newcomer in newcomers:
         await market.remove_provider(newcomer.name)
 
