@@ -160,6 +160,7 @@ def _arm(market: Market, books: Books, jobs: list[Bought]) -> dict[str, Any]:
         "outcomes_of_the_cheater": books.outcomes(v for v in books.verdicts if v.provider == cheater.public),
         "unsure": outcomes["unsure"],
         "caught": len(convicting),
+        "caught_as_verifier": sum(v.provider != cheater.public for v in convicting),
         "caught_at_job": None if first_s is None else books.jobs_until(first_s),
         "expelled": first_s is not None
         and books.plans_after(cheater.public, first_s + LEAVING_EPOCHS * market.epoch_s) == 0,
@@ -223,8 +224,9 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
 def _dag(report: Report, name: str, done: list[Trial]) -> None:
     report.arms[name] = {"by_cheat": corrupt.by_cheat(done), "trials": [asdict(trial) for trial in done]}
     report.line(f"{name}_exactly_the_corrupt_node", sum(trial.exact for trial in done), "==", len(done))
-    others = [name for trial in done for name in trial.convicted if name not in (trial.task, trial.newcomer)]
-    report.line(f"{name}_wrongly_convicted", len(others), "==", 0)
+    wrongly = [one for trial in done for one in trial.convicted if one not in (trial.task, trial.newcomer)]
+    wrongly += [one for trial in done for one in trial.liars if not one.startswith("corrupt-")]
+    report.line(f"{name}_wrongly_convicted", len(wrongly), "==", 0)
 
 
 def judge(report: Report, name: str, arm: dict[str, Any]) -> None:

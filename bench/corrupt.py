@@ -22,12 +22,13 @@ from typing import Any
 import numpy as np
 
 from bench import dag
-from bench.books import Books
+from bench.books import Books, Verdict
 from bench.market import Market, Model, Provider
 from bench.report import say
 from nodewire import Customer, NodewireError
-from nodewire.customer import verified
-from nodewire.protocol import job
+from nodewire.nostr.event import Event
+from nodewire.nostr.nip01 import Filter
+from nodewire.protocol import kinds
 
 CHEATS = ("wrong", "scaled", "skipped", "other", "stale", "copied")
 OF_DRIVERS = ("wrong", "stale", "copied")
@@ -36,7 +37,8 @@ VERIFIERS = 3
 TOGETHER = 4
 EPOCH_S = 4.0
 """All oracles, providers and customers share this machine's cores, and every job has twelve samples."""
-CALL_S = 120.0
+CALL_S = 150.0
+VERDICT_EPOCHS = 15
 BOND_SATS = 20_000
 FAULTS = (sys.executable, "-m", "tests.faults.run")
 MODEL = "twelve"
@@ -44,7 +46,10 @@ MODEL = "twelve"
 
 @dataclass(slots=True)
 class Trial:
-    """One corrupt node in one job. `convicted` and `slashed` are names of providers; `outcomes` of its verdicts."""
+    """One corrupt node in one job. `outcomes` of its verdicts; `convicted`, `liars`, `slashed`: providers by name.
+
+    Corrupt nodes of trials that run at once may be drawn to verify each other's jobs, and lie there, too.
+    """
 
     task: str
     cheat: str
@@ -57,9 +62,12 @@ class Trial:
     """What the committee said of the corrupt node's own chunk."""
     outcomes: dict[str, int] = field(default_factory=dict)
     convicted: tuple[str, ...] = ()
+    """For their work in this job."""
+    liars: tuple[str, ...] = ()
+    """Convicted as verifiers of this job."""
     slashed: tuple[str, ...] = ()
     exact: bool = False
-    """The corrupt node was convicted and slashed, and nobody else was either."""
+    """The corrupt node was convicted of its work and slashed, and nobody else but corrupt verifiers."""
 
 
 def by_cheat(trials: Sequence[Trial]) -> dict[str, Any]:
@@ -146,10 +154,12 @@ async def _round(
         trial.verdicts, trial.outcomes = len(verdicts), {k: n for k, n in books.outcomes(verdicts).items() if n}
         own = [v.outcome for v in verdicts if v.provider == newcomer.public]
         trial.outcome = own[0] if own else ""
-        trial.convicted = tuple(sorted({names[culprit] for v in verdicts for culprit in v.convicted}))
+        trial.convicted = tuple(sorted({names[v.provider] for v in verdicts if v.provider in v.convicted}))
+        liars = {culprit for v in verdicts for culprit in v.convicted if culprit != v.provider}
+        trial.liars = tuple(sorted(names[culprit] for culprit in liars))
         # Whoever lost something and is no other trial's newcomer: it is counted in each trial of the round.
         trial.slashed = tuple(sorted(lost - (corrupt - {newcomer.name})))
-        trial.exact = trial.convicted == trial.slashed == (newcomer.name,)
+        trial.exact = trial.convicted == trial.slashed == (newcomer.name,) and corrupt.issuperset(trial.liars)
     for newcomer in newcomers:
         await market.remove_provider(newcomer.name)
 
@@ -174,19 +184,26 @@ async def _one(
                 vectors = await _call(market, customer, sampled, which)
                 trial.spoilt = not np.allclose(vectors, alone[which], atol=1e-5)
                 bought = customer.purchases[-1]
-                committee = customer.session.market.committee
-                found = await verified.follow(
-                    job.parse(bought.request),
-                    bought.roots,
-                    market=customer.session.market,
-                    pool=customer.session.pool,
-                    last_epoch=committee.epoch_at(int(time.time() * 1000)),
-                )
-                await verified.settle(found, bought.request, customer.session.holder, customer.session.keys)
+                for certificate in await _certificates(market, bought.request.id):
+                    await customer.session.holder.present(certificate, bought.request)
                 return bought.request.id
         except (NodewireError, TimeoutError) as error:
             trial.error = f"{type(error).__name__}: {error}"[:200]
             return customer.last.get("request", "")
+
+
+async def _certificates(market: Market, request: str) -> list[Event]:
+    """The verdicts on all of a job's tasks, one each, or those that there are after `VERDICT_EPOCHS`."""
+    about = Filter(kinds=frozenset({kinds.CERTIFICATE}), tags={"e": frozenset({request})})
+    found: dict[tuple[str, ...], Event] = {}
+    for _ in range(2 * VERDICT_EPOCHS):
+        await asyncio.sleep(market.epoch_s / 2)
+        for event in await market.events(about):
+            if (said := Verdict.read(event)) is not None:
+                found.setdefault((said.task, said.provider), event)
+        if len(found) >= dag.TASKS:
+            break
+    return list(found.values())
 
 
 async def _call(market: Market, customer: Customer, terms: Any, which: int) -> np.ndarray:

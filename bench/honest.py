@@ -311,7 +311,7 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
                 report.arms = {"honest": honest.document(), "cheats": cheats}
     outcomes: Counter[str] = sum((tally.outcomes for tally in honest.values()), Counter())
     parts = [arm["part_of_fail"] for arm in honest.document().values()]
-    report.line("comparisons", outcomes.total(), ">=", 500 if report.quick or options.only else 10_000)
+    report.line("comparisons", outcomes.total(), ">=", 1 if options.only else 300 if report.quick else 10_000)
     report.line("false_fails", outcomes["fail"], "==", 0)
     report.line("greys", outcomes["grey"], "==", 0)
     report.line("not_computed", outcomes["not computed"], "==", 0)
