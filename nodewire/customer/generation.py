@@ -22,6 +22,7 @@ from nodewire.protocol import job
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import Terms
+from nodewire.protocol.takeover import payees
 
 MAX_REPAIRS = 3
 """How often what failed verification is made again."""
@@ -115,7 +116,7 @@ class Generation:
         await self._first_failed(progress)
 
     async def _first_failed(self, progress: Callable[[Verified], None]) -> int | None:
-        """The first token of a chunk that failed, its culprits excluded from now on."""
+        """The first token that a culprit of failed work had a hand in; the culprits are excluded from now on."""
         market = self.session.market
         failed = []
         for bought in self.jobs:
@@ -135,6 +136,10 @@ class Generation:
             self._without(bought, bought.verified.culprits())
             chunk = bought.verified.failed_chunk()
             if chunk is not None:
+                # What was not sampled of its work is no better: everything from its first chunk on is made again.
+                culprits, newest = bought.verified.culprits(), purchase.payments.newest
+                hands = (set(payees(purchase.plan, newest, n).values()) for n in range(chunk))
+                chunk = next((n for n, hand in enumerate(hands) if hand & culprits), chunk)
                 failed.append(bought.first + (1 + (chunk - 1) * self.manifest.chunk if chunk else 0))
         return min((n for n in failed if n < len(self.ids)), default=None)
 

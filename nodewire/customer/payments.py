@@ -89,7 +89,8 @@ class JobPayments:
         return max(self._closed, default=-1) + 1 if self._closed is not None else self._delivered + 1
 
     @property
-    def _newest(self) -> Takeover | None:
+    def newest(self) -> Takeover | None:
+        """The takeover by which the job's work is assigned now."""
         return self._takeovers[-1] if self._takeovers else None
 
     def _attempt(self) -> int:
@@ -169,7 +170,7 @@ class JobPayments:
             await self._changed.wait_for(lambda: self._wanted(last_chunk) <= self.paid.keys() or self.failed)
 
     def _wanted(self, last_chunk: int) -> set[tuple[str, int]]:
-        plan, newest = self._plan, self._newest
+        plan, newest = self._plan, self.newest
         here = set(assigned(plan, newest).values()) - {LOCAL}
         return {(p, n) for p in here for n in range(last_chunk + 1) if price_msat(plan, newest, p, n)}
 
@@ -193,7 +194,7 @@ class JobPayments:
         then = next((t for t in reversed(self._takeovers) if t.attempt <= due.attempt), None)
         if due.amount_msat != due.units * price_msat(self._plan, then, provider, due.chunk) or not due.amount_msat:
             raise BadInput("amount", f"{due.amount_msat} msat is not {due.units} times the plan's price")
-        newest = self._newest
+        newest = self.newest
         if newest is not None and any(left == provider and due.chunk >= n for _, left, _, n in newest.replaced):
             raise BadInput("chunk", f"{due.chunk} is its standby's")
         if not 0 < due.units <= (self._most_units if due.chunk == 0 else 1):

@@ -41,6 +41,8 @@ class Drawn:
     manifests: Mapping[str, Manifest]
     roots: Mapping[RootKey, str]
     audited: frozenset[str] = frozenset()
+    copied: frozenset[str] = frozenset()
+    """Keys of the samples whose roots an earlier epoch certified for another node: salted, they cannot be its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +168,8 @@ class Case:
     manifest: Manifest
     audited: bool = False
     """Computed again here in any case."""
+    copied: bool = False
+    """Another node committed to the root before."""
     verifier: tuple[str, str] | None = None
     """The one that decides, and its certified root."""
     theirs: Opening | None = None

@@ -56,6 +56,8 @@ class Docket:
         self._market = market
         self._relays = relays
         self._seen: OrderedDict[str, int] = OrderedDict()
+        self._owners: OrderedDict[str, tuple[str, int]] = OrderedDict()
+        """By root: who committed to it first, and the epoch. Of several in one epoch nobody knows who did."""
         self._requests: OrderedDict[str, Request] = OrderedDict()
         self._drawn: OrderedDict[str, Request] = OrderedDict()
         self._snapshots: OrderedDict[int, str] = OrderedDict()
@@ -104,9 +106,12 @@ class Docket:
         self._snapshots[number] = epoch.snapshot
         while len(self._snapshots) > _SEEN_EPOCHS:
             self._snapshots.popitem(last=False)
+        copied = frozenset(sample.key for sample in samples if self._is_anothers(sample))
+        for (provider, *_), root in roots.items():
+            self._owners.setdefault(root, (provider, number))
         self._remember((sample_key(*key) for key in roots), number)
         audited = frozenset(sample.key for sample in samples if is_audited(epoch.beacon, sample.key))
-        return Drawn(number, epoch.body.digest(), samples, manifests, roots, audited)
+        return Drawn(number, epoch.body.digest(), samples, manifests, roots, audited, copied)
 
     async def _sampled(self, ids: Iterable[str], epoch: int) -> dict[str, Request]:
         """The requests among `ids` that are to be sampled in `epoch`."""
@@ -131,11 +136,18 @@ class Docket:
             and request.plan.epoch <= epoch <= request.plan.epoch + MAX_JOB_EPOCHS
         }
 
+    def _is_anothers(self, sample: Sample) -> bool:
+        return self._owners.get(sample.root, (sample.provider, 0))[0] != sample.provider
+
     def _remember(self, keys: Iterable[str], epoch: int) -> None:
         for key in keys:
             self._seen.setdefault(key, epoch)
         while self._seen and (len(self._seen) > _MAX_SEEN or next(iter(self._seen.values())) < epoch - _SEEN_EPOCHS):
             self._seen.popitem(last=False)
+        while self._owners and (
+            len(self._owners) > _MAX_SEEN or next(iter(self._owners.values()))[1] < epoch - _SEEN_EPOCHS
+        ):
+            self._owners.popitem(last=False)
 
 
 def _by_turns(roots: Iterable[RootKey], snapshot: Snapshot, committee: Committee) -> Iterator[str]:

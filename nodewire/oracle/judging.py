@@ -3,6 +3,7 @@
 A sample of epoch e is judged over what every oracle reads alike: certified roots and what they open to.
 
 certified e              the leader of e publishes what its beacon drew (8844), after a skew whoever saw nothing does
+root of another's        certified for another node in an earlier epoch: fail, for salted roots are never the same
 root of a verifier       the first certified after e, up to e + 4 (of one epoch the first drawn), decides whose work the
                          provider's is compared with; nobody's report does, and nobody else's root counts
 both openings            alike, and the beacon does not have it audited: pass. Else, or with no verifier (none by e + 4,
@@ -118,7 +119,13 @@ def _drawn(what: Drawn, state: State) -> State:
     fresh = sorted(fresh, key=lambda sample: sample.key)[:MAX_DRAWN]
     by_request: dict[str, list[Sample]] = {}
     for sample in fresh:
-        cases[sample.key] = Case(sample, what.epoch, what.manifests[sample.request], audited=sample.key in what.audited)
+        cases[sample.key] = Case(
+            sample,
+            what.epoch,
+            what.manifests[sample.request],
+            audited=sample.key in what.audited,
+            copied=sample.key in what.copied,
+        )
         by_request.setdefault(sample.request, []).append(sample)
     to_publish = dict(state.to_publish)
     for request, samples in by_request.items():
@@ -326,6 +333,8 @@ def _consider(case: Case, state: State) -> Step:
 
 def _judge(case: Case, state: State) -> Step:
     sample = case.sample
+    if case.copied:
+        return _vote(case, "fail", (), (sample.provider,), state)
     if state.epoch > case.epoch + OPEN_EPOCHS:
         return _doubt(case, state)
     unverified = not sample.verifiers or state.read >= case.epoch + VERIFIED_EPOCHS

@@ -8,8 +8,9 @@ Out of the bond of the convicted, in this order, and never more than its `payabl
 3. each oracle: one chunk's price of the task, for re-executing it.
 One that does not fit whole is left out (the customer takes what is there). The rest is burnt to the treasury's pool.
 
-`withheld` gives the customer the price of the one chunk and slashes nobody, but it forfeits what the chunk stands for:
-one in 1 / rate is drawn, so the price of that many. Who cheats and shows nothing when it is drawn keeps nothing of it.
+`withheld` gives the customer the price of the one chunk and slashes nobody, but it forfeits a multiple of what the
+chunk stands for: one in 1 / rate is drawn, so WITHHELD_TIMES the price of that many. Who cheats and shows nothing when
+it is drawn loses that many times what it was paid, on average.
 
 A verifier that committed to the same as a provider that failed, its accomplice, loses all of its bond to the pool.
 Without a conviction verifiers are paid out of the treasury.
@@ -27,6 +28,10 @@ from nodewire.protocol.verdict import Verdict
 
 VERIFIER_PAY_PPM = 1_000_000
 """A verifier's pay for one chunk of a task, in millionths of the chunk's price of that task."""
+
+
+WITHHELD_TIMES = 4
+"""At 1 it would be no worse to cheat and show nothing than to be honest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +122,7 @@ def forfeit_msat(finding: Finding, *, remainder_msat: int) -> int:
     """What the culprit of a `withheld` loses beside the payouts; `remainder_msat` is left after those."""
     if finding.outcome != "withheld" or not finding.rate_ppm:
         return 0
-    stands_for_msat = -(-finding.price_msat * 1_000_000 // finding.rate_ppm)
+    stands_for_msat = -(-WITHHELD_TIMES * finding.price_msat * 1_000_000 // finding.rate_ppm)
     return max(0, min(stands_for_msat - finding.price_msat, remainder_msat))
 
 

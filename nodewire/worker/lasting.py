@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -40,7 +40,7 @@ class LastingWorker:
         self._start = start
         self._process: Mortal | None = None
         self._loaded: dict[str, tuple[str, Path, Sequence[Path]]] = {}
-        self._starting = asyncio.Lock()
+        self._starting: asyncio.Task[Mortal] | None = None
 
     async def load(self, task: str, engine: str, program: Path, weights: Sequence[Path]) -> Mapping[str, int]:
         """As the port; what was loaded once is loaded again into every later process."""
@@ -61,22 +61,33 @@ class LastingWorker:
             await self._process.close(task, session)
 
     async def _living(self) -> Mortal:
-        async with self._starting:
-            if self._process is None or not self._process.alive:
-                if self._process is not None:
-                    _log.warning("the worker has died; another loads its %d tasks", len(self._loaded))
-                process = await self._start()
-                try:
-                    for task, (engine, program, weights) in self._loaded.items():
-                        await process.load(task, engine, program, weights)
-                except BaseException:
-                    await process.stop()
-                    raise
-                self._process = process
-            return self._process
+        """The process there is, or a new one. Who gives up waiting does not end its start: it is slow where many
+        start at once, and would never come to its end if each that waits began it anew."""
+        if self._process is None or not self._process.alive:
+            if self._starting is None or self._starting.done():
+                self._starting = asyncio.create_task(self._started())
+            return await asyncio.shield(self._starting)
+        return self._process
+
+    async def _started(self) -> Mortal:
+        if self._process is not None:
+            _log.warning("the worker has died; another loads its %d tasks", len(self._loaded))
+        process = await self._start()
+        try:
+            for task, (engine, program, weights) in self._loaded.items():
+                await process.load(task, engine, program, weights)
+        except BaseException:
+            await process.stop()
+            raise
+        self._process = process
+        return process
 
     async def stop(self) -> None:
-        """End the process that there is."""
+        """End the process that there is, or is to be."""
+        if self._starting is not None and not self._starting.done():
+            self._starting.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._starting
         if self._process is not None:
             await self._process.stop()
 

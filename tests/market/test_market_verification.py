@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from running_market import STALLS
 from test_market_failures import whole_tokens
 
@@ -14,8 +15,20 @@ from nodewire.protocol.account import COUNTED_AFTER
 PROMPT = "the cat sat on the mat"
 
 
-async def test_honest_work_passes_and_the_customer_learns_it(market):
+@pytest.fixture
+async def fay(market):
+    """A bonded provider that the committee can draw to verify; her public key."""
+    public = (await asyncio.to_thread(market.start_provider, "fay"))["public"]
+    await market.until(lambda s: (node := s.node(public)) is not None and node.bond_msat > 0)
+    yield public
+    await asyncio.to_thread(market.stop_one, "fay")
+    await market.until(lambda s: s.node(public) is None)
+
+
+async def test_honest_work_passes_and_the_customer_learns_it(market, fay):
+    now = await market.until(lambda s: True)
     async with market.customer("careful") as customer:
+        await customer.session.market.epoch(timeout_s=10, after=now.body.epoch - 1)
         terms = customer.terms.model_copy(update={"verify": "sampled"})
         ids: list[int] = []
         async for piece in customer.generate(market.decoder["address"], PROMPT, max_tokens=3, terms=terms, wait=True):
@@ -32,7 +45,7 @@ async def test_honest_work_passes_and_the_customer_learns_it(market):
     certified = [verdict.parse(event) for event in await market.events(about)]
     assert {one.verdict.outcome for one in certified} == {"pass"}
     # fay, who has a bond and no part in the job, computed them too, without seeing what it was compared with.
-    assert {one.verdict.verifiers for one in certified} <= {((market.public["fay"], True),), ()}
+    assert {one.verdict.verifiers for one in certified} <= {((fay, True),), ()}
     assert any(one.verdict.verifiers for one in certified)
     reports = Filter(kinds=frozenset({verification.REPORT_KIND}), tags={"e": frozenset({done["request"]})})
     said = [verification.parse_report(event) for event in await market.events(reports)]

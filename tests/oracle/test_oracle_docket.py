@@ -102,6 +102,18 @@ async def test_a_certified_root_is_drawn_once_and_a_second_root_for_it_never():
     assert first.manifests == {asked.id: MANIFEST}
 
 
+async def test_a_root_that_another_committed_to_in_an_earlier_epoch_is_a_copy():
+    asked, other = request(), keys("first")
+    copy = root(asked)
+    stalls = Stalls([asked], {1: [(other, copy)], 2: [(PROVIDER, copy)]})
+    _, second = await read(stalls, 1, 2)
+    assert second.copied == {sample.key for sample in second.samples}
+    assert second.samples
+    same_epoch = Stalls([asked], {1: [(other, copy), (PROVIDER, copy)]})
+    (drawn,) = await read(same_epoch, 1)
+    assert not drawn.copied
+
+
 @pytest.mark.parametrize(
     ("changes", "epoch"),
     [({"policy": "none"}, 1), ({"epoch": 2}, 1), ({}, DEADLINE + 1)],

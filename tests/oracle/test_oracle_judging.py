@@ -34,12 +34,12 @@ def court_of(f=1, seed=1, faulty=None, **fields):
     return Courtroom(document, seats, seed, faults=faults, **fields)
 
 
-def tried(court, provider=HONEST, verifier=HONEST, *, verifier_epoch=1, until=10, audited=False):
+def tried(court, provider=HONEST, verifier=HONEST, *, verifier_epoch=1, until=10, audited=False, copied=False):
     """One sample through the court: the provider's root drawn in epoch 0, the verifier's certified later."""
     theirs = opened(PROVIDER, provider)
     court.shows.setdefault(PROVIDER.public, always(theirs))
     court.run_epochs(1)
-    court.draw(0, [sample_of(theirs.root())], audited=audited)
+    court.draw(0, [sample_of(theirs.root())], audited=audited, copied=copied)
     for epoch in range(1, until):
         court.run_epochs(1)
         roots = []
@@ -70,6 +70,13 @@ def test_an_audited_sample_is_computed_by_the_oracles_though_provider_and_verifi
     assert (found.outcome, found.verifiers) == ("fail", ((VERIFIER.public, False),))
     assert (found.culprit, found.accomplices) == (PROVIDER.public, (VERIFIER.public,))
     assert all(court.convicted[oracle] == {PROVIDER.public, VERIFIER.public} for oracle in court.honest)
+
+
+def test_a_copied_root_fails_without_anybody_opening_it():
+    court = court_of(shows={PROVIDER.public: always(None)})
+    found = tried(court, verifier=None, copied=True)
+    assert (found.outcome, found.culprit) == ("fail", PROVIDER.public)
+    assert not court.recomputed
 
 
 def test_a_cheating_provider_is_convicted_and_its_verifier_agreed():

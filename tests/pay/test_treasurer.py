@@ -137,7 +137,7 @@ def test_a_statement_is_renewed_before_it_expires_and_says_what_is_left(world):
     world.clock.now_s += 1
     assert statements.parse(world.treasurer.statement(PROVIDER.public)).expires_at_s == said.expires_at_s + 30
     world.present(bm.verdict_of(outcome="withheld"))
-    assert statements.parse(world.treasurer.statement(PROVIDER.public)).amount_msat == BOND_MSAT - 4 * PRICE_MSAT
+    assert statements.parse(world.treasurer.statement(PROVIDER.public)).amount_msat == BOND_MSAT - 16 * PRICE_MSAT
 
 
 def test_nothing_is_stated_beyond_the_bonds_end(world):
@@ -238,11 +238,11 @@ def test_what_was_withheld_is_refunded_and_not_slashed(world):
     world.lock()
     assert world.present(bm.verdict_of(outcome="withheld")).payouts == {CUSTOMER.public: PRICE_MSAT}
     bond = world.treasurer.bond(PROVIDER.public).bond
-    # One chunk in four is drawn: this one stands for four, of which the customer gets its own.
-    assert (bond.state, bond.remainder_msat) == ("locked", BOND_MSAT - 4 * PRICE_MSAT)
-    assert world.treasurer.pool_msat == 3 * PRICE_MSAT
+    # One chunk in four is drawn: this one stands for four, and costs four times that; the customer gets its own.
+    assert (bond.state, bond.remainder_msat) == ("locked", BOND_MSAT - 16 * PRICE_MSAT)
+    assert world.treasurer.pool_msat == 15 * PRICE_MSAT
     world.reopen()
-    assert world.treasurer.pool_msat == 3 * PRICE_MSAT
+    assert world.treasurer.pool_msat == 15 * PRICE_MSAT
     assert world.claim(CUSTOMER, world.present(bm.verdict_of(outcome="withheld")).case, PRICE_MSAT).is_paid
 
 
