@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from market import NODEWIRE, PROVIDERS, Market, provider_config
+from market import NODEWIRE, PROVIDERS, Broken, Market, provider_config
 from records import certified, held
 from screen import note, out, sats
 
@@ -77,7 +77,7 @@ async def buy(market: Market, customer: Path, prompt: str, address: str, cheater
         )  # fmt: skip
         stdout, stderr = await buying.communicate()
         if buying.returncode:
-            raise SystemExit(f"demo: the generation with the cheater failed:\n{stderr.decode()[-2000:]}")
+            raise Broken(f"the generation with the cheater failed:\n{stderr.decode()[-2000:]}")
         done = json.loads(report.read_text())
         done["first_text"] = first_text(stdout.decode(), done)
         done["requests"] = [*(one["request"] for one in before), *done.get("requests", [done["request"]])]

