@@ -8,13 +8,16 @@ this file and so on the path of this process and its worker.
 
 from __future__ import annotations
 
-from kinds import k8843
+import sys
+from pathlib import Path
 
 
 def main() -> None:
-    k8843.KIND.worker_entry = "lazy_worker"
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # the nodewire that this demo belongs to, as `python -m` has it
+    from kinds import k8843
     from nodewire.cli import main as nodewire
 
+    k8843.KIND.worker_entry = "lazy_worker"
     nodewire()
 
 
