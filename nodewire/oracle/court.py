@@ -39,6 +39,7 @@ from nodewire.plan.epoch import KEPT, Epochs
 from nodewire.protocol import certificate, inventory, kinds, verdict, verification
 from nodewire.protocol.chunk import Leaf, Opening
 from nodewire.protocol.committee import Committee
+from nodewire.protocol.compare import compare
 from nodewire.protocol.verdict import Verdict
 from nodewire.protocol.verification import Sample
 from nodewire.verify.recompute import Equivocated
@@ -178,9 +179,23 @@ class Court:
         return True
 
     def _feed(self, what: Input) -> None:
+        if isinstance(what, Recomputed):
+            self._say_apart(what)
         self._state, actions = judging.apply(what, self._state)
         for action in actions:
             self._do(action)
+
+    def _say_apart(self, what: Recomputed) -> None:
+        """To the log, how far the provider's work is from what was computed here."""
+        case = self._state.cases.get(what.key)
+        if case is None or case.theirs is None or what.leaves is None:
+            return
+        order = {edge.name: i for i, edge in enumerate(case.manifest.edges)}
+        leaves = tuple(sorted(what.leaves, key=lambda leaf: (order[leaf.edge], leaf.seq)))
+        mine = case.theirs.model_copy(update={"leaves": leaves})
+        found = compare(case.manifest, case.sample.task, mine, case.theirs)
+        off = f"{found.ppm / 10_000:.4f} % off" + (f" at {found.where}" if found.where else "")
+        _log.info("sample %s: %s by %s is %s", what.key[:8], case.sample.task, case.sample.provider[:8], off)
 
     def _do(self, action: Action) -> None:
         now_s = int(self._clock.time_s())

@@ -1,0 +1,180 @@
+"""The second act, job B: a provider that leaves out a layer sells to a customer who has the work verified."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+
+from market import NODEWIRE, PROVIDERS, Broken, Market, provider_config
+from records import certified, held
+from screen import note, out, sats
+
+TOKENS = 24
+BOND_MSAT = 2_000_000
+PRICE_MSAT = 15_000
+"""Less than the honest ask, and it says that it is the fastest: assign/1 likes it."""
+MAX_TRIES = 4
+"""How often it is bought until the beacon has drawn the cheater."""
+LISTED_S = 30.0
+CHEAT = [sys.executable, str(Path(__file__).parent / "cheat.py")]
+
+
+class Cheater:
+    """A provider `name` with its public key `public`, which sells `task` of the decoder."""
+
+    def __init__(self, name: str, public: str, task: str, config: Path) -> None:
+        self.name, self.public, self.task, self.config = name, public, task, config
+
+
+async def enter(market: Market, decoder: dict, spared: str, common: dict, names: dict) -> Cheater:
+    """Start the cheater, with a stage of the decoder that is not `spared`."""
+    stages = [task["name"] for task in decoder["tasks"] if task["engine"] == "decoder.stage"]
+    task = next(stage for stage in stages if stage != spared)
+    name = f"provider-{PROVIDERS}"
+    serve = [(decoder["address"], task, PRICE_MSAT)]
+    config = await provider_config(market, PROVIDERS, serve, common, bond_msat=BOND_MSAT, us=1)
+    ready = await market.daemon(name, "provider", "--config", str(config), program=CHEAT)
+    names[ready["public"]] = name
+    note(f"{name} joins with {task}, cheap and fast, and a bond of {sats(BOND_MSAT)}; it leaves out a layer")
+    return Cheater(name, ready["public"], task, config)
+
+
+async def holders(market: Market, customer: Path, address: str, task: str) -> int:
+    """How many providers of the task the newest certified snapshot lists."""
+    found = await market.command("models", "--config", str(customer))
+    model = next(model for model in found["models"] if model["address"] == address)
+    return next(one["providers"] for one in model["tasks"] if one["name"] == task)
+
+
+async def listed(market: Market, customer: Path, decoder: dict, cheater: Cheater, count: int) -> bool:
+    """Wait until `count` providers of the cheater's task are listed; whether they ever were."""
+    try:
+        async with asyncio.timeout(LISTED_S):
+            while await holders(market, customer, decoder["address"], cheater.task) != count:
+                await asyncio.sleep(0.5)
+    except TimeoutError:
+        return False
+    return True
+
+
+async def buy(market: Market, customer: Path, prompt: str, address: str, cheater: Cheater) -> dict:
+    """Buy verified work until the cheater has had a part in it, and wait for the verdicts and for its repair.
+
+    What `generate` reports of it, with `first_text`: what the customer read before anything was judged, `requests`: of
+    all jobs that it took, and `verdicts` of all that was bought.
+    """
+    report = market.folder / "betrayed.json"
+    before: list[dict] = []
+    for _ in range(MAX_TRIES):
+        buying = await asyncio.create_subprocess_exec(
+            *NODEWIRE, "generate", prompt, "--config", str(customer), "--model", address, "--max-tokens", str(TOKENS),
+            "--verify", "--wait", "--report", str(report),
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        stdout, stderr = await buying.communicate()
+        if buying.returncode:
+            raise Broken(f"the generation with the cheater failed:\n{stderr.decode()[-2000:]}")
+        done = json.loads(report.read_text())
+        done["first_text"] = first_text(stdout.decode(), done)
+        done["requests"] = [*(one["request"] for one in before), *done.get("requests", [done["request"]])]
+        before += done["verdicts"]
+        done["verdicts"] = before
+        if any(verdict["provider"] == cheater.public for verdict in before):
+            break
+        note("the beacon drew honest providers only; the same is asked for again")
+    done["requests"] = list(dict.fromkeys(done["requests"]))
+    return done
+
+
+def first_text(printed: str, done: dict) -> str:
+    """What was printed before the repair from the first token on, which is printed after it."""
+    text = printed.removesuffix("\n")
+    return text.removesuffix(done["text"]) if done["repaired"] else text
+
+
+async def settled(cheater: Cheater, done: dict, market: Market, common: dict, names: dict) -> dict:
+    """What came of it: by the relay's certificates, the Lightning node's account, and the bonds' holder's books."""
+    verdicts = await certified(common["relay"], done["requests"])
+    convicting = {
+        topic: one
+        for topic, one in verdicts.items()
+        if one["verdict"]["provider"] == cheater.public and one["verdict"]["outcome"] == "fail"
+    }
+    wallet = await market.command("wallet", "balance", "--config", str(cheater.config))
+    bonds = {name: await held(common["simnet"], f"bonds/{public}") for public, name in names.items()}
+    bond = bonds[cheater.name]
+    # Its account was opened with twice the bond; what the holder has locked has left it.
+    received_msat = wallet["balance_msat"] - (2 * BOND_MSAT - bond["amount_msat"])
+    cases = [await held(common["simnet"], f"cases/{case}") for case in bond["cases"]]
+    payouts: Counter[str] = Counter()
+    for case in cases:
+        payouts.update(case["payouts"])
+    slashed = [{"provider": name, "amount_msat": lost_msat(one)} for name, one in bonds.items() if lost_msat(one)]
+    return {
+        "verdicts": dict(Counter(one["outcome"] or "none" for one in done["verdicts"])),
+        "convicted": sorted({names.get(one["culprit"], one["culprit"]) for one in done["verdicts"] if one["culprit"]}),
+        "votes": [len({vote["pubkey"] for vote in one["votes"]}) for one in convicting.values()],
+        "off_percent": off_percent(market.folder, [topic.removeprefix("verdict/") for topic in convicting]),
+        "received_msat": received_msat,
+        "lost_msat": lost_msat(bond),
+        "net_msat": received_msat - lost_msat(bond),
+        "payouts": dict(payouts),
+        "slashed": slashed,
+    }
+
+
+def lost_msat(bond: dict) -> int:
+    """What a provider has lost of its bond, by the holder's word: all of a slashed one, of others what was paid out."""
+    if not bond:
+        return 0
+    return bond["amount_msat"] - (0 if bond["state"] in ("slashed", "burnt") else bond["remainder_msat"])
+
+
+def off_percent(folder: Path, keys: list[str]) -> float | None:
+    """How far the sketches of the samples with these keys were off, at most, by the logs of the oracles."""
+    said = re.compile(r"sample ([0-9a-f]{8}): .* ([0-9.]+) % off")
+    found = []
+    for log in folder.glob("oracle-*.log"):
+        found += [float(off) for key, off in said.findall(log.read_text()) if any(k.startswith(key) for k in keys)]
+    return max(found, default=None)
+
+
+def tell(cheater: Cheater, done: dict, came: dict, oracles: dict[str, str], customer: str, names: dict) -> None:
+    """The story, in a few lines. `oracles`: their names by public key."""
+    shown = [" ".join(text.split())[:56] for text in (done["first_text"], done["text"])]
+    out.print(f"  the customer first read   [red]{shown[0]!r}[/]", soft_wrap=True)
+    apart = "" if came["off_percent"] is None else f", [bold]{came['off_percent']:.0f} %[/] off in its sketch"
+    out.print(
+        f"  the beacon drew {len(done['verdicts'])} pieces of work, which others computed again; what {cheater.name}"
+        f" committed to for {cheater.task} is another result{apart}",
+        soft_wrap=True,
+    )
+    votes = f"{min(came['votes'], default=0)} of {len(oracles)} oracles"
+    verdicts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(came["verdicts"].items()))
+    out.print(
+        f"  [bold red]convicted: {', '.join(came['convicted']) or 'nobody'}[/], by {votes} ({verdicts})", soft_wrap=True
+    )
+    out.print(
+        f"  its bond of [bold]{sats(came['lost_msat'])}[/] is slashed: {shares(came, oracles, customer, names)}",
+        soft_wrap=True,
+    )
+    out.print(
+        f"  {cheater.name} was paid {sats(came['received_msat'])} and lost {sats(came['lost_msat'])}:"
+        f" [bold]cheating made {sats(came['net_msat'])}[/]",
+        soft_wrap=True,
+    )
+    out.print(f"  others made it again      [green]{shown[1]!r}[/]", soft_wrap=True)
+
+
+def shares(came: dict, oracles: dict[str, str], customer: str, names: dict) -> str:
+    """To whom a slashed bond went, by kinds of payees, for people."""
+    kinds: Counter[str] = Counter()
+    for payee, msat in came["payouts"].items():
+        who = "the customer" if payee == customer else "oracles" if payee in oracles else names.get(payee, payee[:8])
+        kinds[who] += msat
+    parts = [f"{sats(msat)} to {who}" for who, msat in kinds.items()]
+    return ", ".join([*parts, f"the other {sats(came['lost_msat'] - sum(kinds.values()))} burnt"])
