@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import signal
 import socket
 import sqlite3
@@ -199,9 +200,10 @@ class Market:
             line = await asyncio.wait_for(process.stdout.readline(), READY_S)
         except TimeoutError:
             line = b""
-        if not line:
-            raise RuntimeError(f"{name} did not start; its log ends: {self.log(name)[-1500:]}")
-        return dict(json.loads(line))
+        said = dict(json.loads(line)) if line else {}
+        if not said or "error" in said:
+            raise RuntimeError(f"{name} did not start: {said.get('error', '')}; its log ends: {self.log(name)[-1500:]}")
+        return said
 
     async def command(self, *command: str, timeout_s: float = COMMAND_S) -> dict[str, Any]:
         """What `nodewire COMMAND --json` prints; it must succeed."""
@@ -422,10 +424,16 @@ def _write(path: Path, lines: Sequence[str]) -> Path:
     return path
 
 
+_ports = iter(random.Random(os.getpid()).sample(range(20_000, 32_000), 12_000))
+
+
 def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    """Below those that the system hands out to whoever dials: it must be free again when its owner comes back."""
+    for port in _ports:
+        with socket.socket() as sock, suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError("no port is free")
 
 
 def _signal_group(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
