@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from nodewire.customer.finality import Finality, final_roots
 from nodewire.customer.payments import Paid
 from nodewire.customer.receipts import ZapReceipts, receipts_for
+from nodewire.customer.refunds import Refunds
 from nodewire.errors import BadInput, NodewireError, NotFound
 from nodewire.market import Market
 from nodewire.nostr import nip57
@@ -27,6 +27,7 @@ from nodewire.protocol import feedback, job, kinds, receipt
 from nodewire.protocol.feedback import Feedback
 from nodewire.protocol.job import Request
 from nodewire.protocol.receipt import Closing, FinalChunk, Receipt
+from nodewire.verify.finality import Finality, final_roots
 
 COMMIT_EPOCHS = 3
 """A root that no certificate holds so long after it was claimed never becomes final."""
@@ -45,10 +46,18 @@ class Closed:
 
 
 class Closings:
-    """`under_way` are the jobs that are not over, and left alone."""
+    """`under_way` are the jobs that are not over, and left alone. What was paid and never certified is complained of
+    to `refunds`."""
 
     def __init__(
-        self, keys: Keys, ledger: Ledger, market: Market, pool: Pool, network: str, under_way: set[str]
+        self,
+        keys: Keys,
+        ledger: Ledger,
+        market: Market,
+        pool: Pool,
+        network: str,
+        under_way: set[str],
+        refunds: Refunds,
     ) -> None:
         self._keys = keys
         self._ledger = ledger
@@ -56,6 +65,7 @@ class Closings:
         self._pool = pool
         self._network = network
         self._under_way = under_way
+        self._refunds = refunds
         self._again: dict[str, tuple[float, float]] = {}
         """By job: when it is tried next (monotonic), and the pause after that."""
         self._turn = asyncio.Lock()
@@ -116,6 +126,8 @@ class Closings:
                 closings[id_] = made
             for id_, closing in closings.items():
                 if id_ not in known.closings:
+                    if known.request.plan.verification.policy == "sampled":
+                        await self._refunds.complain(known.claims_of(closing.provider, closing.uncertified))
                     event = receipt.build_closing(self._keys, closing, created_at=int(time.time()))
                     await self._pool.publish(event, timeout_s=10.0)
             self._ledger.close_job(request)
@@ -178,6 +190,8 @@ class _Records:
         self.request = request
         self.claims: dict[tuple[str, int, int, int], Feedback] = {}
         """By provider, chunk, attempt and amount."""
+        self._claimed: dict[str, Event] = {}
+        """The claims' events by id."""
         self.receipts: dict[str, Receipt] = {}
         self.closings: dict[str, Closing] = {}
         self.zap_receipts = ZapReceipts(network)
@@ -197,6 +211,7 @@ class _Records:
             if said.due is not None and said.request == self.request.id:
                 due = said.due
                 self.claims.setdefault((said.provider, due.chunk, due.attempt, due.amount_msat), said)
+                self._claimed[event.id] = event
                 self.last_s = max(self.last_s, min(event.created_at, int(time.time())))
         elif event.kind == kinds.RECEIPT and event.pubkey == self.request.customer:
             if receipt.is_closing(event):
@@ -204,6 +219,15 @@ class _Records:
                 self.closings.setdefault(closing.receipt, closing)
             else:
                 self.receipts[event.id] = receipt.parse(event)
+
+    def claims_of(self, provider: str, chunks: Iterable[tuple[int, int]]) -> list[Event]:
+        """The provider's claims for these (chunk, attempt)."""
+        wanted = set(chunks)
+        return [
+            self._claimed[said.id]
+            for (who, chunk, attempt, _), said in self.claims.items()
+            if who == provider and (chunk, attempt) in wanted
+        ]
 
 
 def _closing(id_: str, given: Receipt, finality: Finality, request: Request) -> Closing:

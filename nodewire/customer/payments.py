@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import LOCAL, Plan
 from nodewire.protocol.takeover import Takeover, assigned, price_msat
 
+AHEAD_S = 15
+"""How far the clock of a provider may be ahead."""
 AHEAD = 2
 """Work on chunk n + 2 begins when chunk n is paid."""
 _SPECIAL_TOKENS = 16
@@ -115,6 +118,8 @@ class JobPayments:
         Raises:
             BadInput: the chunk cannot be done: work on it begins when the one `AHEAD` before it has been paid.
         """
+        if said.created_at > time.time() + AHEAD_S:
+            raise BadInput("created_at", "a claim of the future: when it must be committed to counts from there")
         if said.due is None or said.due.chunk > self._delivered + AHEAD:
             raise BadInput("chunk", f"a payment is asked for before its time; {self._delivered} was the last to come")
         return self._claims.setdefault((said.provider, said.due.chunk), said.id) == said.id

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from nodewire.config import CustomerConfig
 from nodewire.customer import debts
 from nodewire.customer.closings import Closings
+from nodewire.customer.refunds import Refunds
 from nodewire.customer.session import Session
 from nodewire.customer.settler import Settler
 from nodewire.market import open_market
@@ -63,7 +64,11 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
     )
     settling = asyncio.create_task(settler.run())
     stack.callback(settling.cancel)
-    closings = Closings(keys, ledger, market, pool, network, settler.under_way)
+    holder = SimBondHolder(wallet)
+    refunds = Refunds(keys, market, pool, holder)
+    refunding = asyncio.create_task(refunds.run())
+    stack.callback(refunding.cancel)
+    closings = Closings(keys, ledger, market, pool, network, settler.under_way, refunds)
     closing = asyncio.create_task(closings.run())
     stack.callback(closing.cancel)
     session = Session(
@@ -77,7 +82,7 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
         spool=spool,
         settler=settler,
         closings=closings,
-        holder=SimBondHolder(wallet),
+        holder=holder,
         make_worker=maker(stack, config.worker.limits, config.blobs),
         private_endpoints=config.private_endpoints,
     )

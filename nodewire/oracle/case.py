@@ -9,6 +9,7 @@ from nodewire.nostr.event import Event
 from nodewire.protocol.certificate import Fault
 from nodewire.protocol.chunk import Leaf, Opening
 from nodewire.protocol.committee import Committee
+from nodewire.protocol.complaint import Complaint
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.sent import Equivocation
 from nodewire.protocol.verdict import Certificate, Verdict
@@ -95,7 +96,17 @@ class VerdictCame:
     certificate: Certificate
 
 
-Input = Tick | Drawn | SampledCame | Opened | Recomputed | VoteCame | Said | VerdictCame
+@dataclass(frozen=True, slots=True)
+class Unfounded:
+    """No certificate of an epoch up to `epoch` holds the roots of the claim that `complaint` is about; `task` is the
+    first that the plan has for the accused."""
+
+    complaint: Complaint
+    epoch: int
+    task: str
+
+
+Input = Tick | Drawn | SampledCame | Opened | Recomputed | VoteCame | Said | VerdictCame | Unfounded
 
 # ---- actions ------------------------------------------------------------------------------------------------------
 
@@ -161,11 +172,13 @@ Action = PublishSampled | PullOpening | Recompute | SayVote | PublishVerdict | P
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One sample, as far as this oracle has come with it."""
+    """One sample, as far as this oracle has come with it; or a claim without roots, as a sample that nobody drew."""
 
     sample: Sample
     epoch: int
-    manifest: Manifest
+    manifest: Manifest | None
+    """None only with `complaint`, on which nothing is compared."""
+    complaint: Complaint | None = None
     audited: bool = False
     """Computed again here in any case."""
     copied: bool = False
@@ -194,6 +207,10 @@ class Case:
     quorum_ms: int | None = None
     done: Certificate | None = None
 
+    @property
+    def key(self) -> str:
+        return self.sample.key if self.complaint is None else self.complaint.key
+
 
 @dataclass(frozen=True, slots=True)
 class State:
@@ -207,7 +224,7 @@ class State:
     read: int = -1
     """The newest epoch that was read."""
     cases: Mapping[str, Case] = field(default_factory=dict)
-    """By the sample's key."""
+    """By the case's key: the sample's, or the complaint's."""
     votes: Mapping[str, Mapping[str, Event]] = field(default_factory=dict)
     """By the sample's key and the oracle: its first vote."""
     heard: Mapping[str, int] = field(default_factory=dict)
@@ -224,7 +241,7 @@ class State:
         return self.committee.epoch_at(self.now_ms)
 
     def with_case(self, case: Case) -> State:
-        return replace(self, cases={**self.cases, case.sample.key: case})
+        return replace(self, cases={**self.cases, case.key: case})
 
 
 Step = tuple[State, tuple[Action, ...]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from typing import Protocol
 
 from nodewire.errors import BadInput, LinkLost, NodewireError, NoQuorum, Withheld
@@ -33,6 +33,7 @@ from nodewire.oracle.case import (
     VoteCame,
     start,
 )
+from nodewire.oracle.complaints import Complaints, Market
 from nodewire.oracle.docket import Docket
 from nodewire.oracle.journal import Journal
 from nodewire.plan.epoch import KEPT, Epochs
@@ -56,6 +57,10 @@ class Relays(Protocol):
     """The relay pool (`nodewire.nostr.pool`). Events come verified."""
 
     async def publish(self, event: Event) -> object: ...
+
+    async def fetch(self, filters: Sequence[Filter]) -> Sequence[Event]: ...
+
+    async def fetch_all(self, filters: Iterable[Filter]) -> Sequence[Event]: ...
 
     def subscribe(self, filters: Sequence[Filter]) -> AsyncIterator[Event]: ...
 
@@ -89,6 +94,7 @@ class Court:
         keys: Keys,
         committee: Committee,
         relays: Relays,
+        market: Market,
         docket: Docket,
         evidence: Evidence,
         journal: Journal,
@@ -99,6 +105,7 @@ class Court:
         self._relays, self._docket, self._evidence = relays, docket, evidence
         self._journal, self._clock, self._convict = journal, clock, convict
         self._epochs = Epochs(committee)
+        self._complaints = Complaints(market, relays, clock, docket.snapshots, self._feed)
         self._state = start(committee, keys.public, can_recompute=evidence.can_recompute)
         self._pulls = asyncio.Semaphore(MAX_PULLS)
         self._computing = asyncio.Lock()
@@ -116,6 +123,7 @@ class Court:
                 group.create_task(self._listen())
                 group.create_task(self._tick())
                 group.create_task(self._read())
+                group.create_task(self._complaints.run())
         finally:
             for task in self._tasks:
                 task.cancel()
@@ -128,7 +136,7 @@ class Court:
         filters = [
             Filter(kinds={kinds.BEACON, kinds.CERTIFICATE}, authors=oracles, since=since),
             Filter(kinds={inventory.KIND}, authors=oracles, tags={**ours, "t": {"vote"}}, since=since),
-            Filter(kinds={kinds.VERIFICATION}, tags=ours, since=since),
+            Filter(kinds={kinds.VERIFICATION, kinds.EVIDENCE}, tags=ours, since=since),
         ]
         async for event in self._relays.subscribe(filters):
             try:
@@ -142,6 +150,9 @@ class Court:
             self._feed(SampledCame(verification.parse(event)))
         elif event.kind == inventory.KIND:
             self._feed(VoteCame(event))
+        elif event.kind == kinds.EVIDENCE:
+            if event.tag("e") is not None:  # the other evidence is of oracles' faults
+                self._complaints.came(event)
         elif event.kind == kinds.CERTIFICATE and (event.tag("n") or "").startswith("verdict/"):
             self._feed(VerdictCame(verdict.parse(event)))
         else:
@@ -188,7 +199,7 @@ class Court:
     def _say_apart(self, what: Recomputed) -> None:
         """To the log, how far the provider's work is from what was computed here."""
         case = self._state.cases.get(what.key)
-        if case is None or case.theirs is None or what.leaves is None:
+        if case is None or case.theirs is None or case.manifest is None or what.leaves is None:
             return
         order = {edge.name: i for i, edge in enumerate(case.manifest.edges)}
         leaves = tuple(sorted(what.leaves, key=lambda leaf: (order[leaf.edge], leaf.seq)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice, zip_longest
 from typing import Protocol
 
@@ -71,6 +71,10 @@ class Docket:
     def snapshot(self, epoch: int) -> str | None:
         """SHA-256 of the snapshot of an epoch that was read lately."""
         return self._snapshots.get(epoch)
+
+    def snapshots(self) -> Mapping[int, str]:
+        """SHA-256 of the snapshots of all epochs that were read lately."""
+        return self._snapshots
 
     async def read(self, epoch: Epoch) -> Drawn:
         """What `epoch` drew and certifies.

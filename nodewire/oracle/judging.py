@@ -14,6 +14,7 @@ own result               provider apart: fail, the provider is convicted. Provid
 e + 6 over               what cannot be known is in doubt: an oracle that lacks full evidence joins a verdict for which
                          f+1 others have voted, and votes no sooner than a whole epoch later that it was withheld
                          (the provider's opening, or its part of the inputs) or that it is unsure
+claim without roots      what a provider claimed payment for and no certificate holds in time was withheld, on complaint
 2f+1 equal votes         the leader of e publishes the certificate, after a skew everybody does that can
 
 A node that shows its work to a few oracles gains nothing by it: either fewer than f+1 honest ones saw it, or the others
@@ -47,6 +48,7 @@ from nodewire.oracle.case import (
     State,
     Step,
     Tick,
+    Unfounded,
     VerdictCame,
     VoteCame,
 )
@@ -101,6 +103,9 @@ def apply(what: Input, state: State) -> Step:
             keys = (key,)
         case VerdictCame(certificate):
             state, actions = _verdict_came(certificate, state)
+        case Unfounded(complaint):
+            state, actions = _unfounded(what, state)
+            keys = (complaint.key,)
     for key in keys:
         if key in state.cases:
             state, more = _consider(state.cases[key], state)
@@ -145,6 +150,24 @@ def _drawn(what: Drawn, state: State) -> State:
 
 _SAMPLES_OF_AN_EVENT = min(MAX_SAMPLES, 96)
 """96 samples with three verifiers each stay below what Sampled may hold."""
+
+
+def _unfounded(what: Unfounded, state: State) -> Step:
+    """Nothing is left to find out: vote that what was claimed is withheld."""
+    complaint = what.complaint
+    if complaint.key in state.cases:
+        return state, ()
+    due = complaint.due
+    claimed = Sample(
+        provider=complaint.provider,
+        request=complaint.request,
+        task=what.task,
+        chunk=due.chunk,
+        attempt=due.attempt,
+        root=due.root,
+        verifiers=(),
+    )
+    return _vote(Case(claimed, what.epoch, None, complaint=complaint), "withheld", (), (), state)
 
 
 def _with_verifier(case: Case, what: Drawn, state: State) -> Case:
@@ -214,6 +237,7 @@ def _recomputed(what: Recomputed, state: State) -> State:
         case, waiting=case.waiting - {""}, withheld=case.withheld or what.withheld, equivocation=what.equivocation
     )
     if leaves is not None:
+        assert case.manifest is not None
         sample, order = case.sample, {edge.name: i for i, edge in enumerate(case.manifest.edges)}
         mine = Opening(
             request=sample.request,
@@ -324,7 +348,7 @@ def _consider(case: Case, state: State) -> Step:
     if case.done is not None:
         return state, ()
     state, actions = _judge(case, state) if not case.said else (state, ())
-    case = state.cases[case.sample.key]
+    case = state.cases[case.key]
     if case.done is None:
         state, more = _certify(case, state)
         actions += more
@@ -342,8 +366,8 @@ def _judge(case: Case, state: State) -> Step:
         return state, ()
     if case.theirs is None:
         state, actions = _ask(case, sample.provider, PullOpening(sample, case.epoch, sample.provider), state)
-        return _with_pull(case.sample.key, state, actions)
-    return _with_pull(sample.key, *_compared(case, state))
+        return _with_pull(case.key, state, actions)
+    return _with_pull(case.key, *_compared(case, state))
 
 
 def _with_pull(key: str, state: State, actions: tuple[Action, ...]) -> Step:
@@ -394,6 +418,7 @@ def _compared(case: Case, state: State) -> Step:
 
 
 def _outcome(case: Case, mine: Opening, theirs: Opening) -> Outcome:
+    assert case.manifest is not None
     return compare(case.manifest, case.sample.task, mine, theirs).outcome
 
 
@@ -417,7 +442,7 @@ def _doubt(case: Case, state: State) -> Step:
 
 def _join(case: Case, state: State) -> Step | None:
     """Vote as f+1 others have, of whom one is honest and has seen what is missing here; None if they have not."""
-    key = case.sample.key
+    key = case.key
     count: dict[str, int] = {}
     for oracle, event in state.votes.get(key, {}).items():
         if oracle != state.me:
@@ -452,9 +477,11 @@ def _vote(
         verifiers=verifiers,
         accomplices=convicted[1:],
         equivocated=equivocated,
+        claimed=case.complaint.claim.id if case.complaint is not None else "",
+        claimed_msat=case.complaint.due.amount_msat if case.complaint is not None else 0,
     )
     case = replace(case, said=True, verdict=verdict, theirs=None, checked=None, mine=None)
-    return state.with_case(case), (SayVote(sample.key, case.epoch, verdict.digest(), verdict),)
+    return state.with_case(case), (SayVote(case.key, case.epoch, verdict.digest(), verdict),)
 
 
 def _certify(case: Case, state: State) -> Step:
@@ -463,7 +490,7 @@ def _certify(case: Case, state: State) -> Step:
     if verdict is None:
         return state, ()
     x = verdict.digest()
-    votes = [event for _, event in sorted(state.votes.get(case.sample.key, {}).items()) if _x(event) == x]
+    votes = [event for _, event in sorted(state.votes.get(case.key, {}).items()) if _x(event) == x]
     if len(votes) < state.committee.quorum:
         return state, ()
     if case.quorum_ms is None:

@@ -49,7 +49,7 @@ async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
         workbench = Workbench(market, config.worker.limits, config.state / "blobs")
         stack.push_async_callback(workbench.close)
     inquiry = Inquiry(market, pool, docket, node, installed(), workbench.loaded if workbench is not None else None)
-    court = Court(seat.keys, committee, pool, docket, inquiry, journal, clock, oracle.expel)
+    court = Court(seat.keys, committee, pool, market, docket, inquiry, journal, clock, oracle.expel)
 
     presenter = None
     if config.bonds is not None:

@@ -10,7 +10,8 @@ One that does not fit whole is left out (the customer takes what is there). The 
 
 `withheld` gives the customer the price of the one chunk and slashes nobody, but it forfeits a multiple of what the
 chunk stands for: one in 1 / rate is drawn, so WITHHELD_TIMES the price of that many. Who cheats and shows nothing when
-it is drawn loses that many times what it was paid, on average.
+it is drawn loses that many times what it was paid, on average. A claim that was never committed to (`claimed`) stands
+for itself alone: the customer gets what was claimed, WITHHELD_TIMES of it are lost in all.
 
 A verifier that committed to the same as a provider that failed, its accomplice, loses all of its bond to the pool.
 Without a conviction verifiers are paid out of the treasury.
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 
 from nodewire.errors import BadInput
 from nodewire.protocol.committee import Committee
+from nodewire.protocol.fingerprint import MILLION
 from nodewire.protocol.job import Request
 from nodewire.protocol.plan import Plan
 from nodewire.protocol.verdict import Verdict
@@ -47,12 +49,13 @@ class Finding:
     task: str
     chunk: int
     price_msat: int
-    """The task's, per chunk."""
+    """The task's, per chunk; of a claim that was not committed to, what was claimed."""
     chunk_msat: int
     """All tasks', per chunk."""
     share_msat: int
     """The verification share that is due for each chunk of the job."""
     rate_ppm: int
+    """Of a million chunks, so many are found if they are like this one: the plan's, or all."""
     drawn_at_ms: int
     """From then on (unix milliseconds) it can be known that this chunk is a sample."""
     provider: str
@@ -93,10 +96,10 @@ def find(verdict: Verdict, request: Request, committee: Committee) -> Finding:
         customer=request.customer,
         task=verdict.task,
         chunk=verdict.chunk,
-        price_msat=assigned.price_msat,
+        price_msat=verdict.claimed_msat or assigned.price_msat,
         chunk_msat=request.plan.chunk_msat,
         share_msat=share_msat(request.plan),
-        rate_ppm=request.plan.verification.rate_ppm,
+        rate_ppm=MILLION if verdict.claimed else request.plan.verification.rate_ppm,
         # The beacon over the epoch's certificate; oracles publish nothing before one skew after the close.
         drawn_at_ms=committee.close_ms(verdict.epoch) + committee.skew_ms,
         provider=verdict.provider,

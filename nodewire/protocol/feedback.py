@@ -31,7 +31,7 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """`id` and `provider` are the event's; `due` stands in `payment-required` only."""
+    """`id`, `provider` and `created_at` are the event's; `due` stands in `payment-required` only."""
 
     id: str
     provider: str
@@ -40,6 +40,7 @@ class Feedback:
     status: Status
     text: str = ""
     due: Due | None = None
+    created_at: int = 0
 
 
 def build(
@@ -81,6 +82,7 @@ def parse(event: Event) -> Feedback:
         status=status,
         text=status_tag[2][:200] if len(status_tag) > 2 else "",
         due=due,
+        created_at=event.created_at,
     )
 
 

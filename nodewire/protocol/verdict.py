@@ -19,9 +19,9 @@ from nodewire.errors import BadEvent, BadInput, BadQuorum, BadTag, BadVersion, N
 from nodewire.nostr.event import Event, parse_unverified, sign
 from nodewire.nostr.event import verify as verify_event
 from nodewire.nostr.keys import Keys
-from nodewire.protocol import canonical, inventory, kinds, tags
+from nodewire.protocol import canonical, complaint, inventory, kinds, tags
 from nodewire.protocol.committee import MAX_ORACLES, Committee
-from nodewire.protocol.schema import Count, Hex32, Name, Schema
+from nodewire.protocol.schema import Count, Hex32, Msat, Name, Schema
 
 KIND = kinds.CERTIFICATE
 MAX_VERIFIERS = 3
@@ -68,6 +68,10 @@ class Verdict(Schema):
     equivocated: tuple[Name, Count] | None = None
     """Edge and chunk of an input of this work: what the culprit signed that it sent is not what it committed to. So
     nobody can say what this work should be (`unsure`)."""
+    claimed: Hex32 | Literal[""] = ""
+    """The provider's claim (a kind 7000) whose roots no certificate held in time (`protocol.complaint`): `withheld`.
+    `root` is the claim's, `task` the first that the plan has for the provider, `epoch` the last one in time."""
+    claimed_msat: Msat = 0
 
     @model_validator(mode="after")
     def _is_sound(self) -> Self:
@@ -89,10 +93,17 @@ class Verdict(Schema):
                 raise ValueError("equivocated: a later chunk is no input of this one")
         elif self.outcome in ("withheld", "unsure") and self.culprit:
             raise ValueError("culprit: nobody is convicted in doubt")
+        if bool(self.claimed) != bool(self.claimed_msat):
+            raise ValueError("claimed_msat: a claim without an amount, or an amount without a claim")
+        if self.claimed and (self.outcome != "withheld" or self.verifiers):
+            raise ValueError("claimed: what was never committed to was withheld, and nobody verified it")
         return self
 
     @property
     def key(self) -> str:
+        """The sample's, or the case's about a claim."""
+        if self.claimed:
+            return complaint.case_key(self.provider, self.request, self.claimed)
         return sample_key(self.provider, self.request, self.task, self.chunk, self.attempt)
 
     @property

@@ -378,16 +378,15 @@ class JobRun:
         task.add_done_callback(self._beside.discard)
 
     async def _stop_settling(self, error: NodewireError) -> None:
-        """The job failed: what is closed is asked for, but without its inputs' producers' word not committed to."""
+        """The job failed: what cannot be committed to without its inputs' producers' word is not asked for either."""
         if self._statements is None:
             return
         self._fault = self._fault or error
         self._statements.stop(error)
         async with self._turn:
             left, self._unsettled = self._unsettled, {}
-        for chunk, (units, roots, attempt) in sorted(left.items()):
-            if roots:
-                await self._ask(chunk, units, claim(roots), attempt)
+        if chunks := sorted(chunk for chunk, (_, roots, _) in left.items() if roots):
+            log.info("job %s: not asked for: chunks %s, whose inputs nobody signed", self.request.id[:8], chunks)
 
     def _root(self, leaves: Sequence[Leaf], at: tuple[str, int, int]) -> str:
         task, chunk, attempt = at

@@ -166,6 +166,10 @@ class PublicRecord:
 
     # As relays and as a market.
 
+    @property
+    def committee_digest(self) -> str:
+        return self.committee.digest()
+
     async def snapshot(self, sha256: str) -> Snapshot:
         return Snapshot(committee=self.committee.digest(), epoch=0, nodes=(), events=())
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from nodewire.customer.closings import Closings
+from nodewire.customer.refunds import Refunds
 from nodewire.errors import NotFound, TimedOut
 from nodewire.pay.ledger import Ledger
-from nodewire.protocol import receipt
+from nodewire.protocol import complaint, kinds, receipt
 from tests.customer.public_record import CUSTOMER, PROVIDERS, PublicRecord
 
 
@@ -26,7 +28,24 @@ def record():
 
 
 def closings(record, ledger):
-    return Closings(CUSTOMER, ledger, record, record, "bcrt", set())
+    return Closings(CUSTOMER, ledger, record, record, "bcrt", set(), Refunds(CUSTOMER, record, record, Holder()))
+
+
+class Holder:
+    """A bond holder to which nobody has presented anything yet."""
+
+    def __init__(self):
+        self.cases, self.claimed = {}, []
+
+    async def case(self, key):
+        if key not in self.cases:
+            raise NotFound("case", key)
+        return SimpleNamespace(due=self.cases[key], case=key)
+
+    async def claim(self, keys, key):
+        amount_msat = self.cases[key].pop(keys.public)
+        self.claimed.append((key, amount_msat))
+        return SimpleNamespace(amount_msat=amount_msat)
 
 
 def two_chunks(record, ledger, providers=(0, 1, 2)):
@@ -43,8 +62,9 @@ def all_certified(record, epoch=None):
 
 
 def parsed(record):
-    given = [receipt.parse(event) for event in record.published if not receipt.is_closing(event)]
-    closed = [receipt.parse_closing(event) for event in record.published if receipt.is_closing(event)]
+    published = [event for event in record.published if event.kind == kinds.RECEIPT]
+    given = [receipt.parse(event) for event in published if not receipt.is_closing(event)]
+    closed = [receipt.parse_closing(event) for event in published if receipt.is_closing(event)]
     return given, closed
 
 
@@ -95,6 +115,25 @@ async def test_a_chunk_that_no_certificate_ever_held_is_said_to_be_so(record, le
     assert await closings(record, ledger).close(record.request.id) is not None
     assert {one.uncertified for one in parsed(record)[1]} == {((1, 0),)}
     assert {tuple(c.chunk for c in one.final) for one in parsed(record)[1]} == {(0,)}
+    complained = [complaint.parse(event) for event in record.published if event.kind == complaint.KIND]
+    assert {(one.provider, one.due.chunk) for one in complained} == {(keys.public, 1) for keys in PROVIDERS}
+
+
+async def test_what_a_complaint_gives_back_is_collected_once_and_by_the_next_process_too(ledger):
+    record = PublicRecord(began_s=int(time.time()) - 60)
+    two_chunks(record, ledger, providers=(1,))
+    record.certified(record.epoch_at(record.began_s) + 1, [])
+    await closings(record, ledger).close(record.request.id)
+    one, two = (complaint.parse(event) for event in record.published if event.kind == complaint.KIND)
+    holder = Holder()
+    refunds = Refunds(CUSTOMER, record, record, holder)
+    assert await refunds.collect() == 0
+    holder.cases[one.key] = {CUSTOMER.public: 1_000}
+    assert await refunds.collect() == 1_000
+    assert await refunds.collect() == 0
+    holder.cases[two.key] = {CUSTOMER.public: 500}
+    assert await Refunds(CUSTOMER, record, record, holder).collect() == 500
+    assert holder.claimed == [(one.key, 1_000), (two.key, 500)]
 
 
 async def test_while_a_root_may_still_be_certified_its_receipt_is_not_closed(ledger):

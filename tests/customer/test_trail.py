@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 
 from nodewire.customer.closings import Closings
+from nodewire.customer.refunds import Refunds
 from nodewire.customer.trail import judged, money, record, work
 from nodewire.errors import NotFound
 from nodewire.nostr import event as events
 from nodewire.pay import settlement
 from nodewire.pay.bond_holder import HeldBond, Settled
 from nodewire.pay.ledger import Ledger
-from nodewire.protocol import kinds, receipt
+from nodewire.protocol import feedback, kinds, receipt
 from tests.customer.public_record import CUSTOMER, PROVIDERS, PublicRecord
 from tests.protocol import documents
 from tests.protocol_committee.actors import keys
@@ -262,7 +263,8 @@ async def test_receipts_and_closings_are_checked_against_claims_and_certificates
     for number in range(3):
         for chunk in (0, 1):
             trail.told.pay(book, number, chunk)
-    await Closings(CUSTOMER, book, trail.told, trail.told, "bcrt", set()).close(trail.told.request.id)
+    refunds = Refunds(CUSTOMER, trail.told, trail.told, trail.holder)
+    await Closings(CUSTOMER, book, trail.told, trail.told, "bcrt", set(), refunds).close(trail.told.request.id)
     lines = await trail.lines()
     assert wrong(lines) == []
     assert len(of(lines, "receipt")) == 3
@@ -285,3 +287,20 @@ async def test_what_strangers_publish_about_a_job_means_nothing(trail):
     for kind in (kinds.TAKEOVER, kinds.FEEDBACK, kinds.CERTIFICATE, kinds.RECEIPT, 9735):
         trail.told.events.append(events.sign(STRANGER, kind, created_at=5, tags=about, content="nonsense"))
     assert wrong(await trail.lines()) == []
+
+
+async def test_a_claim_that_nothing_certified_stands_behind_is_told_and_checked(trail):
+    told = trail.told
+    told.certified(trail.epoch, [told.committed(number, (0, 1), trail.epoch) for number in (0, 2)])
+    claim = next(e for e in told.events if e.pubkey == CHEAT.public and e.kind == kinds.FEEDBACK)
+    due = feedback.parse(claim).due
+    fields = {"outcome": "withheld", "claimed": claim.id, "claimed_msat": due.amount_msat, "root": due.root}
+    said = told.verdict(1, due.chunk, trail.epoch + 8, **fields)
+    told.judged(said)
+    trail.holder.settle(said, told)
+    lines = await trail.lines()
+    assert any("withheld" in line.reason and CHEAT.public[:8] in line.what for line in of(lines, "verdict"))
+    assert wrong(lines) == []
+
+    told.certified(trail.epoch + 1, [told.committed(1, (0, 1), trail.epoch + 1)])
+    assert ("verdict", f"its roots were certified in epoch {trail.epoch + 1}") in wrong(await trail.lines())

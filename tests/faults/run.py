@@ -29,6 +29,10 @@ def main() -> None:
         from nodewire_faults.equivocating import send_otherwise
 
         send_otherwise([name for name in options.tasks.split(",") if name])
+    if options.cheat == "uncommitted":
+        from nodewire_faults.uncommitted import commit_to_nothing
+
+        commit_to_nothing()
     sys.argv = ["nodewire", *(a for i, a in enumerate(options.command) if i or a != "--")]
 
     from nodewire.cli import main as nodewire

@@ -9,7 +9,7 @@ from running_market import STALLS
 from test_market_failures import whole_tokens
 
 from nodewire.nostr.nip01 import Filter
-from nodewire.protocol import kinds, verdict, verification
+from nodewire.protocol import feedback, kinds, verdict, verification
 from nodewire.protocol.account import COUNTED_AFTER
 
 PROMPT = "the cat sat on the mat"
@@ -124,6 +124,51 @@ async def test_a_cheater_is_convicted_leaves_and_its_work_is_made_again(market):
         lambda s: all((node := s.node(p)) and node.passed for p in passed), after=epoch.body.epoch
     )
     assert counted.body.epoch > epoch.body.epoch + COUNTED_AFTER
+
+
+async def test_who_is_paid_and_commits_to_nothing_pays_for_it(market):
+    """bea does her work, claims it and is paid, and publishes no root."""
+    market.stop_one("bea")
+    market.spawn_dishonest("bea", "uncommitted", "")
+    market.ready("bea")
+    bea = market.public["bea"]
+    now = await market.until(lambda s: True)
+    epoch = await market.until(market.is_free("ada", "bea", "dan", "eve"), after=now.body.epoch + 1)
+    try:
+        async with market.customer("robbed") as customer:
+            await customer.session.market.epoch(timeout_s=10, after=epoch.body.epoch - 1)
+            terms = customer.terms.model_copy(update={"verify": "sampled", "trusted": tuple(market.public.values())})
+            async for _ in customer.generate(market.decoder["address"], PROMPT, max_tokens=3, terms=terms):
+                pass
+            done = customer.last
+            about = Filter(
+                kinds=frozenset({kinds.CERTIFICATE, kinds.FEEDBACK}), tags={"e": frozenset({done["request"]})}
+            )
+            claims = [
+                feedback.parse(e) for e in await market.events(about) if e.kind == kinds.FEEDBACK and e.pubkey == bea
+            ]
+            paid_msat = sum(said.due.amount_msat for said in claims if said.due is not None)
+            assert paid_msat > 0
+            holder = customer.session.holder
+            before_msat = (await holder.bond(bea)).remainder_msat
+            async with asyncio.timeout(90):  # its bond answers without anybody's doing
+                while (await holder.bond(bea)).remainder_msat != before_msat - 4 * paid_msat:
+                    await asyncio.sleep(1)
+                events = [event for event in await market.events(about) if event.kind == kinds.CERTIFICATE]
+                said = {one.key: one for one in (verdict.parse(event).verdict for event in events)}
+                while any(
+                    [
+                        (await holder.case(key)).due.get(customer.session.keys.public)
+                        for key, one in said.items()
+                        if one.claimed
+                    ]
+                ):
+                    await asyncio.sleep(0.5)  # the customer's process takes what is its own
+        assert {one.provider for one in said.values() if one.outcome != "pass"} == {bea}
+        assert sum(one.claimed_msat for one in said.values()) == paid_msat
+    finally:
+        market.stop_one("bea")
+        await asyncio.to_thread(market.start_provider, "bea")
 
 
 async def test_who_sends_one_thing_and_commits_to_another_is_convicted_and_nobody_else(market):

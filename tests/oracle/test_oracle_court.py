@@ -112,9 +112,17 @@ class Market4:
                 journal = Journal(self.folder / f"oracle-{number}" / "journal.db")
                 stack.callback(journal.close)
                 oracle = Oracle(seat, self.committee, self.relay, self.shelf, journal, WallClock())
-                docket = Docket(Market(self.relay, self.shelf, self.committee), self.relay)
+                market = Market(self.relay, self.shelf, self.committee)
                 court = Court(
-                    seat.keys, self.committee, self.relay, docket, self.nodes, journal, WallClock(), oracle.expel
+                    seat.keys,
+                    self.committee,
+                    self.relay,
+                    market,
+                    Docket(market, self.relay),
+                    self.nodes,
+                    journal,
+                    WallClock(),
+                    oracle.expel,
                 )
                 self.courts.append((oracle, court))
                 tasks += [asyncio.create_task(oracle.run()), asyncio.create_task(court.run())]

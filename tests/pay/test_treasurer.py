@@ -246,6 +246,18 @@ def test_what_was_withheld_is_refunded_and_not_slashed(world):
     assert world.claim(CUSTOMER, world.present(bm.verdict_of(outcome="withheld")).case, PRICE_MSAT).is_paid
 
 
+def test_a_claim_that_was_never_committed_to_costs_four_times_what_it_was(world):
+    world.lock()
+    claimed = {"outcome": "withheld", "claimed": bm.HASH, "claimed_msat": 700, "verifiers": ()}
+    assert world.present(bm.verdict_of(**claimed)).payouts == {CUSTOMER.public: 700}
+    bond = world.treasurer.bond(PROVIDER.public).bond
+    assert (bond.state, bond.remainder_msat) == ("locked", BOND_MSAT - 4 * 700)
+    assert world.treasurer.pool_msat == 3 * 700
+    # What is drawn of the chunk later, since it was committed to too late, is a case of its own.
+    assert world.present(bm.failed()).refused == ""
+    assert world.treasurer.bond(PROVIDER.public).bond.state == "slashed"
+
+
 def test_a_bond_forfeits_no_more_than_it_has_and_is_released_without_it(world):
     world.lock(amount_msat=3_000)
     for chunk in range(3):

@@ -115,11 +115,29 @@ def _verdicts(record: Record, committee: Committee, judged: Judged) -> Iterator[
     unread |= {one.epoch for one in record.finality.committed.values()} - record.finality.certificates.keys()
     for key, certificates in held.items():
         said = certificates[0].verdict
+        if said.claimed:
+            yield _unfounded(key, certificates, record, judged)
+            continue
         what = f"{said.task} of chunk {said.chunk}, attempt {said.attempt} by {said.provider[:8]}"
         if said.epoch in unread:
             yield missing("verdict", what, "whether it was drawn is unknown")
         else:
             yield wrong("verdict", what, f"{key[:16]} was not drawn")
+
+
+def _unfounded(key: str, certificates: list[Certificate], record: Record, judged: Judged) -> Line:
+    """Of a claim that, as the committee says, nothing certified stands behind."""
+    said = certificates[0].verdict
+    what = f"the claim of {said.provider[:8]} for chunk {said.chunk}, attempt {said.attempt}"
+    if len({one.verdict.digest() for one in certificates}) > 1:
+        return wrong("verdict", what, "two different verdicts are certified")
+    if record.finality.unread:
+        return missing("verdict", what, "whether its roots were certified is unknown")
+    held = record.finality.claimed(record.request.plan, said.provider, said.chunk, said.attempt, said.root)
+    if held is not None and held.epoch <= said.epoch:
+        return wrong("verdict", what, f"its roots were certified in epoch {held.epoch}")
+    judged.verdicts[key] = said
+    return ok("verdict", what, f"withheld: nothing that was certified up to epoch {said.epoch} stands behind it")
 
 
 def _certified(events: Iterable[Event], committee: Committee) -> tuple[dict[str, list[Certificate]], dict[str, str]]:

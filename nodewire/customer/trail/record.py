@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from nodewire.customer.finality import Finality, final_roots
 from nodewire.errors import BadInput, NodewireError
 from nodewire.nostr import nip57
 from nodewire.nostr.event import Event
@@ -21,6 +20,7 @@ from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.snapshot import Snapshot
 from nodewire.protocol.tags import epoch_topic
 from nodewire.protocol.takeover import Takeover
+from nodewire.verify.finality import Finality, final_roots
 
 
 class Market(Protocol):

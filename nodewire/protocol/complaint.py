@@ -1,0 +1,86 @@
+"""Complaints (kind 8853 with `e`): a provider claimed payment for a chunk and did not commit to it in time.
+
+`p` = the accused, `c` = the committee, `e` = the request; content = {"v": 1, "events": [the claim, a signed 7000]}.
+By the job's customer. A claim's roots are certified up to `CLAIMED_EPOCHS` after the epoch in which it was signed, or
+what was paid for them could never be judged. NIPS.md, "Claims without roots".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import orjson
+
+from nodewire.errors import BadEvent, BadTag, BadVersion
+from nodewire.nostr.event import Event, parse_unverified, sign
+from nodewire.nostr.event import verify as verify_event
+from nodewire.nostr.keys import Keys
+from nodewire.protocol import canonical, feedback, kinds, tags
+from nodewire.protocol.committee import Committee
+from nodewire.protocol.feedback import Due
+
+KIND = kinds.EVIDENCE
+CLAIMED_EPOCHS = 8
+"""So many epochs after the one in which it is signed, a claim's roots must be certified."""
+
+
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """`claim` is the accused `provider`'s signed word, `due` what stands in it."""
+
+    customer: str
+    committee: str
+    request: str
+    provider: str
+    claim: Event
+    due: Due
+
+    @property
+    def key(self) -> str:
+        """The case's name, 64 hex digits."""
+        return case_key(self.provider, self.request, self.claim.id)
+
+    def last_epoch(self, committee: Committee) -> int:
+        """The last epoch whose certificate may hold the claim's roots."""
+        return committee.epoch_at(self.claim.created_at * 1000) + CLAIMED_EPOCHS
+
+
+def case_key(provider: str, request: str, claim: str) -> str:
+    """The name of the case about a claim (an event id). Not that of a sample: what is drawn late is judged as well."""
+    return canonical.digest("nodewire/complaint/1", [provider, request, claim])
+
+
+def build(keys: Keys, committee: str, claim: Event, *, created_at: int) -> Event:
+    said = feedback.parse(claim)
+    tags_ = [("p", said.provider), ("c", committee), ("e", said.request)]
+    content = orjson.dumps({"v": 1, "events": [claim.as_dict()]}, option=orjson.OPT_SORT_KEYS).decode()
+    return sign(keys, KIND, created_at=created_at, content=content, tags=tags_)
+
+
+def parse(event: Event) -> Complaint:
+    """The complaint in a verified event; the claim's signature is checked here.
+
+    Raises:
+        BadEvent, BadTag, BadVersion, BadSignature: it is malformed, or the claim is not the accused's.
+    """
+    tags.check_kind(event, KIND)
+    try:
+        document = orjson.loads(event.content)
+    except orjson.JSONDecodeError as error:
+        raise BadEvent("content", "not JSON") from error
+    if not isinstance(document, dict):
+        raise BadEvent("content", "not an object")
+    if document.get("v") != 1:
+        raise BadVersion("v", f"{str(document.get('v'))[:20]}; this software speaks 1")
+    events = document.get("events")
+    if set(document) != {"v", "events"} or not isinstance(events, list) or len(events) != 1:
+        raise BadEvent("events", "not one claim")
+    claim = parse_unverified(events[0])
+    said = feedback.parse(claim)
+    if said.due is None:
+        raise BadEvent("events", "not a claim of payment")
+    provider, request = tags.hex32(event, "p"), tags.hex32(event, "e")
+    if (said.provider, said.request, said.customer) != (provider, request, event.pubkey):
+        raise BadTag("p", "the claim is another's, or of another job")
+    verify_event(claim)
+    return Complaint(event.pubkey, tags.hex32(event, "c"), request, provider, claim, said.due)
