@@ -28,6 +28,9 @@ Local = Annotated[Path | None, typer.Option(help="Run this Hugging Face model fo
 Report = Annotated[Path | None, typer.Option(help="Write what happened and what it cost to this JSON file.")]
 Budget = Annotated[str, typer.Option(help="Most that the job may cost, such as 50sat (default: the configuration's).")]
 
+Verify = Annotated[bool, typer.Option("--verify", help="Have the committee compute a sample of it again.")]
+Wait = Annotated[bool, typer.Option("--wait", help="As --verify; end when it has judged, and make again what failed.")]
+
 
 def generate(
     prompt: Annotated[str, typer.Argument(help="The text to continue; - reads it from standard input.")],
@@ -41,10 +44,8 @@ def generate(
     threads: Annotated[int, typer.Option(help="CPU threads of a --local run.", min=1)] = 1,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text (may be repeated).")] = None,
     budget: Budget = "",
-    verify: Annotated[bool, typer.Option("--verify", help="Have the committee compute a sample of it again.")] = False,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="With --verify: end when it has judged, and make again what failed.")
-    ] = False,
+    verify: Verify = False,
+    wait: Wait = False,
     report: Report = None,
     json: Json = False,
 ) -> None:
@@ -74,6 +75,8 @@ def embed(
     model: Model = "",
     local: Local = None,
     budget: Budget = "",
+    verify: Verify = False,
+    wait: Wait = False,
     report: Report = None,
     json: Json = False,
 ) -> None:
@@ -84,7 +87,8 @@ def embed(
         done = _embed_here(local, lines)
     else:
         config, customer = _needs(config, model)
-        done = uvloop.run(_embed(customer, model, lines, budget, show=not json))
+        verify = verify or wait
+        done = uvloop.run(_embed(customer, model, lines, budget, verify=verify, wait=wait, show=not json))
     vectors = done["vectors"]
     if report is not None:
         report.write_bytes(orjson.dumps({k: v for k, v in done.items() if k != "vectors"}, option=orjson.OPT_INDENT_2))
@@ -120,9 +124,7 @@ async def _generate(
     async with _buying(config, show=show) as customer:
         text = GrowingText(prompt)
         try:
-            terms = _terms(customer, budget)
-            if verify:
-                terms = (terms or customer.terms).model_copy(update={"verify": "sampled"})
+            terms = _terms(customer, budget, verify=verify)
             async for piece in customer.generate(model, prompt, terms=terms, wait=wait, **params):
                 await customer.planned(show=show)
                 if show:
@@ -132,9 +134,11 @@ async def _generate(
         return {**customer.last, "names": customer.names}
 
 
-async def _embed(config: CustomerConfig, model: str, texts: list[str], budget: str, *, show: bool) -> dict[str, Any]:
+async def _embed(
+    config: CustomerConfig, model: str, texts: list[str], budget: str, *, verify: bool, wait: bool, show: bool
+) -> dict[str, Any]:
     async with _buying(config, show=show) as customer:
-        vectors = await customer.embed(model, texts, terms=_terms(customer, budget))
+        vectors = await customer.embed(model, texts, terms=_terms(customer, budget, verify=verify), wait=wait)
         await customer.planned(show=show)
         return {**customer.last, "names": customer.names, "vectors": vectors.tolist()}
 
@@ -157,8 +161,9 @@ async def _buying(config: CustomerConfig, *, show: bool) -> AsyncIterator[Watche
                 raise
 
 
-def _terms(customer: Any, budget: str) -> Any:
-    return customer.terms.model_copy(update={"max_total_msat": parse_msat(budget)}) if budget else None
+def _terms(customer: Any, budget: str, *, verify: bool) -> Any:
+    changed = {"max_total_msat": parse_msat(budget)} if budget else {}
+    return customer.terms.model_copy(update={**changed, **({"verify": "sampled"} if verify else {})})
 
 
 def _generate_here(folder: Path, prompt: str, params: dict[str, Any], *, threads: int, stream: bool) -> dict[str, Any]:

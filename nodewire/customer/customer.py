@@ -14,23 +14,21 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import orjson
 
 from nodewire.config import CustomerConfig
-from nodewire.customer.again import may_begin, without
-from nodewire.customer.generation import Generation, Piece, only, uncertified, verdicts
+from nodewire.customer.bought import judgement
+from nodewire.customer.embedding import Embedding
+from nodewire.customer.generation import Generation, Piece
 from nodewire.customer.purchase import Purchase
 from nodewire.customer.session import Session
 from nodewire.customer.starting import start
 from nodewire.customer.summary import summary, together
-from nodewire.errors import BadFrame, BadInput, NodewireError, NotAllowed
+from nodewire.errors import BadInput, NotAllowed
 from nodewire.kind import JobKind, installed
-from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import Terms
 
 MAX_PROMPT_BYTES = 1_000_000
-MAX_TEXTS_BYTES = 16_000_000
 
 
 class Customer:
@@ -100,48 +98,31 @@ class Customer:
             "ids": made.ids,
             "text": "".join(made.texts),
             "repaired": made.repaired,
-            "verdicts": verdicts(made.jobs),
-            "uncertified": uncertified(made.jobs),
-            "refunded_msat": sum(one.verified.refunded_msat for one in made.jobs if one.verified is not None),
+            **judgement(made.jobs),
         }
 
-    async def embed(self, model: str, texts: Sequence[str], *, terms: Terms | None = None) -> np.ndarray:
-        """The vectors of `texts`, float32 [len(texts), width]. Raises as `generate`."""
-        body = orjson.dumps(list(texts))
-        if not texts or len(body) > MAX_TEXTS_BYTES:
-            raise BadInput("texts", f"none, or more than {MAX_TEXTS_BYTES} bytes")
+    async def embed(
+        self, model: str, texts: Sequence[str], *, terms: Terms | None = None, wait: bool = False
+    ) -> np.ndarray:
+        """The vectors of `texts`, float32 [len(texts), width].
+
+        With `wait` (and terms whose `verify` is "sampled") it returns when the committee has judged what was sampled
+        of it; if that failed, all of it has been bought again from others (`last["repaired"]` says how often). Raises
+        as `generate`.
+        """
         manifest = await self._manifest(model, "embed")
-        edge = next(e for e in manifest.edges if e.source == "customer")
-        frame = Frame(edge.name, 0, (Array("uint8", (len(body),), body),), {"chunk": 0})
-        rows: list[np.ndarray] = []
-
-        def accept(out: Frame[Array]) -> None:
-            matrix = _matrix(out)
-            if sum(map(len, rows)) + len(matrix) > len(texts) or (rows and matrix.shape[1:] != rows[0].shape[1:]):
-                raise BadFrame("vectors", "more than one for a text, or of another width than those before")
-
-        kind, left = self._kind(manifest), terms or self.terms
-        jobs: list[Purchase] = []
-        while True:
-            bought = Purchase(self.session, kind, model, manifest, left, {}, [frame], accept)
-            self.purchases.append(bought)
-            try:
-                async with bought:
-                    jobs.append(bought)
-                    async for out in bought.outputs():
-                        rows.append(_matrix(out))
-                break
-            except NodewireError as error:
-                if not may_begin(error, bought, failures=len(jobs) - 1, came=bool(rows)):
-                    raise
-                self.session.log.info("job %s ended (%s), beginning anew", bought.request.id[:8], error)
-                left = without(left, bought.blamed, bought.spent_msat)
-                rows.clear()
-        vectors = np.concatenate(rows)
-        if len(vectors) != len(texts):
-            raise BadFrame("vectors", f"{len(vectors)} came for {len(texts)} texts")
-        self.last = together([self._finished(one) for one in jobs])
-        return vectors
+        made = Embedding(
+            self.session, self._kind(manifest), model, manifest, texts, terms or self.terms, self.purchases.append
+        )
+        await made.buy()
+        if wait:
+            await made.verify()
+        self.last = {
+            **together([self._finished(bought.purchase) for bought in made.jobs]),
+            "repaired": made.repaired,
+            **judgement(made.jobs),
+        }
+        return made.vectors()
 
     async def _manifest(self, address: str, mode: str) -> Manifest:
         manifest = await self.session.market.manifest(address)
@@ -168,10 +149,3 @@ class Customer:
             "step_ms_p50": round(timing.step_ms(), 2),
             "hop_ms_p50": round(max(0.0, timing.step_ms() - compute_ms) / hops, 3),
         }
-
-
-def _matrix(frame: Frame[Array]) -> np.ndarray:
-    array = only(frame, "vectors")
-    if array.dtype != "float32" or len(array.shape) != 2 or not all(array.shape):
-        raise BadFrame("vectors", f"{array.dtype} {list(array.shape)}, not a float32 matrix")
-    return np.frombuffer(array.data, np.float32).reshape(array.shape)

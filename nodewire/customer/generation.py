@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from nodewire.customer import verified
 from nodewire.customer.again import may_begin, without
-from nodewire.customer.closings import Closed
+from nodewire.customer.bought import MAX_REPAIRS, Bought, judge
 from nodewire.customer.planning import PATIENCE_EPOCHS
 from nodewire.customer.purchase import Purchase
 from nodewire.customer.session import Session
 from nodewire.customer.verified import Verified
 from nodewire.errors import BadFrame, NodewireError
 from nodewire.kind import JobKind
-from nodewire.protocol import job
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import Terms
 from nodewire.protocol.takeover import payees
-
-MAX_REPAIRS = 3
-"""How often what failed verification is made again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +30,6 @@ class Piece:
     ids: tuple[int, ...]
     end: bool
     reason: str
-
-
-@dataclass(slots=True)
-class Bought:
-    """One job of the generation, and where in it the job's tokens begin."""
-
-    purchase: Purchase
-    first: int
-    verified: Verified | None = None
-    closed: Closed | None = None
-    counted: bool = False
-    """Whether what was spent on it has been taken from the budget."""
 
 
 @dataclass(slots=True)
@@ -117,27 +99,16 @@ class Generation:
 
     async def _first_failed(self, progress: Callable[[Verified], None]) -> int | None:
         """The first token that a culprit of failed work had a hand in; the culprits are excluded from now on."""
-        market = self.session.market
         failed = []
         for bought in self.jobs:
             if bought.verified is not None:
                 continue
-            purchase = bought.purchase
-            bought.verified = await verified.follow(
-                job.parse(purchase.request),
-                purchase.answers.roots,
-                market=market,
-                pool=self.session.pool,
-                last_epoch=market.committee.epoch_at(int(time.time() * 1000)),
-                progress=progress,
-            )
-            await verified.settle(bought.verified, purchase.request, self.session.holder, self.session.keys)
-            bought.closed = await self.session.closings.finish(purchase.request.id)
-            self._without(bought, bought.verified.culprits())
-            chunk = bought.verified.failed_chunk()
+            purchase, found = bought.purchase, await judge(bought, self.session, progress)
+            self._without(bought, found.culprits())
+            chunk = found.failed_chunk()
             if chunk is not None:
                 # What was not sampled of its work is no better: everything from its first chunk on is made again.
-                culprits, newest = bought.verified.culprits(), purchase.payments.newest
+                culprits, newest = found.culprits(), purchase.payments.newest
                 hands = (set(payees(purchase.plan, newest, n).values()) for n in range(chunk))
                 chunk = next((n for n, hand in enumerate(hands) if hand & culprits), chunk)
                 failed.append(bought.first + (1 + (chunk - 1) * self.manifest.chunk if chunk else 0))
@@ -193,40 +164,3 @@ def only(frame: Frame[Array], name: str) -> Array:
     if len(frame.tensors) != 1:
         raise BadFrame(name, f"{len(frame.tensors)} tensors, one is expected")
     return frame.tensors[0]
-
-
-def verdicts(jobs: Sequence[Bought]) -> list[dict[str, Any]]:
-    """What was drawn of the jobs and what came of it, as plain data."""
-    return [
-        {
-            "request": sample.request,
-            "task": sample.task,
-            "chunk": sample.chunk,
-            "provider": sample.provider,
-            "outcome": found.verdicts[sample.key].outcome if sample.key in found.verdicts else "",
-            "culprit": found.verdicts[sample.key].culprit if sample.key in found.verdicts else "",
-        }
-        for bought in jobs
-        if (found := bought.verified) is not None
-        for sample in found.samples
-    ]
-
-
-def uncertified(jobs: Sequence[Bought]) -> list[dict[str, Any]]:
-    """What was paid and no certificate ever held, as plain data: it was never drawn, so no verdict refunds it."""
-    found = []
-    for bought in jobs:
-        for id_, closing in bought.closed.closings.items() if bought.closed is not None else ():
-            assert bought.closed is not None
-            paid = {(one.chunk, one.attempt): one.amount_msat for one in bought.closed.receipts[id_].chunks}
-            found += [
-                {
-                    "request": closing.request,
-                    "provider": closing.provider,
-                    "chunk": chunk,
-                    "attempt": attempt,
-                    "paid_msat": paid.get((chunk, attempt), 0),
-                }
-                for chunk, attempt in closing.uncertified
-            ]
-    return found

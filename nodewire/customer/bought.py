@@ -1,0 +1,92 @@
+"""Jobs that were bought for one piece of work, and what the committee made of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nodewire.customer import verified
+from nodewire.customer.closings import Closed
+from nodewire.customer.purchase import Purchase
+from nodewire.customer.session import Session
+from nodewire.customer.verified import Verified
+from nodewire.protocol import job
+
+MAX_REPAIRS = 3
+"""How often what failed verification is made again."""
+
+
+@dataclass(slots=True)
+class Bought:
+    """One job, and from where on in the work its output is."""
+
+    purchase: Purchase
+    first: int = 0
+    verified: Verified | None = None
+    closed: Closed | None = None
+    counted: bool = False
+    """Whether what was spent on it has been taken from the budget."""
+
+
+async def judge(bought: Bought, session: Session, progress: Callable[[Verified], None]) -> Verified:
+    """Wait for the verdicts on a job, have them settled, and its receipts closed."""
+    purchase, market = bought.purchase, session.market
+    bought.verified = await verified.follow(
+        job.parse(purchase.request),
+        purchase.answers.roots,
+        market=market,
+        pool=session.pool,
+        last_epoch=market.committee.epoch_at(int(time.time() * 1000)),
+        progress=progress,
+    )
+    await verified.settle(bought.verified, purchase.request, session.holder, session.keys)
+    bought.closed = await session.closings.finish(purchase.request.id)
+    return bought.verified
+
+
+def judgement(jobs: Sequence[Bought]) -> dict[str, Any]:
+    """What was drawn of the jobs, what came of it, and what was never certified, as plain data."""
+    return {
+        "verdicts": verdicts(jobs),
+        "uncertified": uncertified(jobs),
+        "refunded_msat": sum(one.verified.refunded_msat for one in jobs if one.verified is not None),
+    }
+
+
+def verdicts(jobs: Sequence[Bought]) -> list[dict[str, Any]]:
+    """What was drawn of the jobs and what came of it, as plain data."""
+    return [
+        {
+            "request": sample.request,
+            "task": sample.task,
+            "chunk": sample.chunk,
+            "provider": sample.provider,
+            "outcome": found.verdicts[sample.key].outcome if sample.key in found.verdicts else "",
+            "culprit": found.verdicts[sample.key].culprit if sample.key in found.verdicts else "",
+        }
+        for bought in jobs
+        if (found := bought.verified) is not None
+        for sample in found.samples
+    ]
+
+
+def uncertified(jobs: Sequence[Bought]) -> list[dict[str, Any]]:
+    """What was paid and no certificate ever held, as plain data: it was never drawn, so no verdict refunds it."""
+    found = []
+    for bought in jobs:
+        for id_, closing in bought.closed.closings.items() if bought.closed is not None else ():
+            assert bought.closed is not None
+            paid = {(one.chunk, one.attempt): one.amount_msat for one in bought.closed.receipts[id_].chunks}
+            found += [
+                {
+                    "request": closing.request,
+                    "provider": closing.provider,
+                    "chunk": chunk,
+                    "attempt": attempt,
+                    "paid_msat": paid.get((chunk, attempt), 0),
+                }
+                for chunk, attempt in closing.uncertified
+            ]
+    return found
