@@ -1,1 +1,1 @@
-"""Sampled chunks computed again, as oracles and drawn verifiers do it. NIPS.md, "Samples"."""
+"""What certificates hold of a job, and sampled chunks computed again, by whoever checks it. NIPS.md, "Samples"."""
