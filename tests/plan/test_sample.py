@@ -55,7 +55,7 @@ def test_everybody_draws_the_same_whatever_order_it_reads_in():
 
 def test_verifiers_are_bonded_hold_the_task_and_have_no_part_in_the_job():
     poor, elsewhere = keys("poor"), keys("elsewhere")
-    nodes = snapshot().nodes + [node(poor, units=0), node(elsewhere, tasks=("other",))]
+    nodes = [*snapshot().nodes, node(poor, units=0), node(elsewhere, tasks=("other",))]
     samples = drawn([committed(number, range(40)) for number in range(3)], nodes=nodes)
     assert len(samples) == 120  # the plan's rate is all of them
     for one in samples:
