@@ -389,8 +389,9 @@ def _act(
     now_ms: int,
 ) -> None:
     match action:
-        case PullOpening(sample, _, node):
-            feed(me.public, Opened(sample.key, node, found.openings.get((node, sample.task))))
+        case PullOpening(sample, _, node, key):
+            other = sample.key if sample.key != key else ""
+            feed(me.public, Opened(key, node, found.openings.get((node, sample.task)), other))
         case Recompute(sample, _):
             feed(me.public, Recomputed(sample.key, _again(court, found, sample)))
         case SayVote(key, _, x, said):
@@ -408,7 +409,7 @@ def _act(
 
 
 def _again(court: _Court, found: _Job, sample: Sample) -> tuple[Leaf, ...] | None:
-    """As `nodewire.recompute`: from inputs that hash to certified roots, or not at all."""
+    """As `nodewire.verify.recompute`: from inputs that hash to certified roots, or not at all."""
     if sample.task not in found.sound:
         return None
     return court.model.again(sample.task, found.taken[sample.task])

@@ -42,8 +42,9 @@ class Drawn:
     manifests: Mapping[str, Manifest]
     roots: Mapping[RootKey, str]
     audited: frozenset[str] = frozenset()
-    copied: frozenset[str] = frozenset()
-    """Keys of the samples whose roots an earlier epoch certified for another node: salted, they cannot be its own."""
+    others: Mapping[str, tuple[Sample, ...]] = field(default_factory=dict)
+    """By the sample's key: what other nodes committed to with the same root, in this epoch or an earlier one. Of all
+    these it can be the work of one only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,8 @@ class Opened:
     key: str
     node: str
     opening: Opening | None
+    other: str = ""
+    """The key of what it opens, if that is not the sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +121,15 @@ class PublishSampled:
 
 @dataclass(frozen=True, slots=True)
 class PullOpening:
-    """Ask `node` for its opening of the sample's chunk; comes back as Opened, whatever happens."""
+    """Ask `node` for its opening of the sample's chunk; comes back as Opened, whatever happens.
+
+    `key`: the case's that it is for; it is another's than the sample's if that has the same root.
+    """
 
     sample: Sample
     epoch: int
     node: str
+    key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +188,10 @@ class Case:
     complaint: Complaint | None = None
     audited: bool = False
     """Computed again here in any case."""
+    others: tuple[Sample, ...] = ()
+    """What others committed to with the same root."""
     copied: bool = False
-    """Another node committed to the root before."""
+    """The root opens to another's work."""
     verifier: tuple[str, str] | None = None
     """The one that decides, and its certified root."""
     theirs: Opening | None = None

@@ -213,8 +213,8 @@ class Court:
         match action:
             case PublishSampled(sampled):
                 self._spawn(self._publish(verification.build(self._keys, sampled, created_at=now_s)))
-            case PullOpening(sample, epoch, node):
-                self._spawn(self._pull(sample, epoch, node))
+            case PullOpening():
+                self._spawn(self._pull(action))
             case Recompute(sample, epoch, last):
                 self._spawn(self._recompute(sample, epoch, last))
             case SayVote():
@@ -244,14 +244,16 @@ class Court:
         self._feed(VoteCame(event))
         self._spawn(self._publish(event))
 
-    async def _pull(self, sample: Sample, epoch: int, node: str) -> None:
-        opening = None
+    async def _pull(self, of: PullOpening) -> None:
+        sample, epoch, node, opening = of.sample, of.epoch, of.node, None
         try:
             async with self._pulls, asyncio.timeout(self._committee.epoch_ms / 1000):
                 opening = await self._evidence.opening(sample, epoch, node)
         except (NodewireError, OSError, TimeoutError) as error:
             _log.info("opening of sample %s by %s: %s", sample.key[:8], node[:8], error)
-        self._feed(Opened(sample.key, node, opening))
+        except Exception:
+            _log.exception("opening of sample %s by %s: a fault of this software", sample.key[:8], node[:8])
+        self._feed(Opened(of.key, node, opening, sample.key if sample.key != of.key else ""))
 
     async def _recompute(self, sample: Sample, epoch: int, last: bool) -> None:
         leaves, equivocation, withheld = None, None, False
@@ -266,6 +268,8 @@ class Court:
         except (NodewireError, OSError, TimeoutError) as error:
             _log.info("sample %s is not computed again: %s", sample.key[:8], error)
             withheld = isinstance(error, Withheld)
+        except Exception:
+            _log.exception("sample %s is not computed again: a fault of this software", sample.key[:8])
         self._feed(Recomputed(sample.key, leaves, withheld=withheld, equivocation=equivocation))
 
     async def _publish(self, event: Event) -> None:

@@ -11,6 +11,7 @@ from typing import Protocol
 from nodewire.errors import BadInput, NodewireError, NotFound
 from nodewire.nostr.nip01 import Filter
 from nodewire.oracle.case import Drawn, RootKey
+from nodewire.oracle.judging import MAX_OTHERS
 from nodewire.plan.epoch import Epoch
 from nodewire.plan.sample import draw, is_audited
 from nodewire.protocol import job
@@ -56,17 +57,18 @@ class Docket:
         self._market = market
         self._relays = relays
         self._seen: OrderedDict[str, int] = OrderedDict()
-        self._owners: OrderedDict[str, tuple[str, int]] = OrderedDict()
-        """By root: who committed to it first, and the epoch. Of several in one epoch nobody knows who did."""
+        self._owners: OrderedDict[str, tuple[tuple[RootKey, int], ...]] = OrderedDict()
+        """By root: for which work it was committed to by whom, and the epoch."""
         self._requests: OrderedDict[str, Request] = OrderedDict()
         self._drawn: OrderedDict[str, Request] = OrderedDict()
         self._snapshots: OrderedDict[int, str] = OrderedDict()
 
     async def request(self, id_: str) -> Request:
-        """A request of which a recent epoch drew samples. Raises NotFound."""
-        if id_ not in self._drawn:
+        """A request of which a recent epoch drew samples, or might have. Raises NotFound."""
+        found = self._drawn.get(id_) or self._requests.get(id_)
+        if found is None:
             raise NotFound("request", f"{id_[:8]} was not read")
-        return self._drawn[id_]
+        return found
 
     def snapshot(self, epoch: int) -> str | None:
         """SHA-256 of the snapshot of an epoch that was read lately."""
@@ -110,12 +112,14 @@ class Docket:
         self._snapshots[number] = epoch.snapshot
         while len(self._snapshots) > _SEEN_EPOCHS:
             self._snapshots.popitem(last=False)
-        copied = frozenset(sample.key for sample in samples if self._is_anothers(sample))
-        for (provider, *_), root in roots.items():
-            self._owners.setdefault(root, (provider, number))
+        for key, root in roots.items():
+            known = self._owners.get(root, ())
+            if len(known) <= MAX_OTHERS and all(key != of for of, _ in known):
+                self._owners[root] = (*known, (key, number))
+        others = {sample.key: found for sample in samples if (found := self._others(sample))}
         self._remember((sample_key(*key) for key in roots), number)
         audited = frozenset(sample.key for sample in samples if is_audited(epoch.beacon, sample.key))
-        return Drawn(number, epoch.body.digest(), samples, manifests, roots, audited, copied)
+        return Drawn(number, epoch.body.digest(), samples, manifests, roots, audited, others)
 
     async def _sampled(self, ids: Iterable[str], epoch: int) -> dict[str, Request]:
         """The requests among `ids` that are to be sampled in `epoch`."""
@@ -140,8 +144,21 @@ class Docket:
             and request.plan.epoch <= epoch <= request.plan.epoch + MAX_JOB_EPOCHS
         }
 
-    def _is_anothers(self, sample: Sample) -> bool:
-        return self._owners.get(sample.root, (sample.provider, 0))[0] != sample.provider
+    def _others(self, sample: Sample) -> tuple[Sample, ...]:
+        """What other nodes committed to with the sample's root."""
+        return tuple(
+            Sample(
+                provider=provider,
+                request=request,
+                task=task,
+                chunk=chunk,
+                attempt=attempt,
+                root=sample.root,
+                verifiers=(),
+            )
+            for (provider, request, task, chunk, attempt), _ in self._owners.get(sample.root, ())
+            if provider != sample.provider
+        )[:MAX_OTHERS]
 
     def _remember(self, keys: Iterable[str], epoch: int) -> None:
         for key in keys:
@@ -149,7 +166,7 @@ class Docket:
         while self._seen and (len(self._seen) > _MAX_SEEN or next(iter(self._seen.values())) < epoch - _SEEN_EPOCHS):
             self._seen.popitem(last=False)
         while self._owners and (
-            len(self._owners) > _MAX_SEEN or next(iter(self._owners.values()))[1] < epoch - _SEEN_EPOCHS
+            len(self._owners) > _MAX_SEEN or next(iter(self._owners.values()))[0][1] < epoch - _SEEN_EPOCHS
         ):
             self._owners.popitem(last=False)
 

@@ -3,7 +3,8 @@
 A sample of epoch e is judged over what every oracle reads alike: certified roots and what they open to.
 
 certified e              the leader of e publishes what its beacon drew (8844), after a skew whoever saw nothing does
-root of another's        certified for another node in an earlier epoch: fail, for salted roots are never the same
+root of another's        a root that a certificate holds for another node, too, and that this one opens: fail, unless
+                         the provider itself opens it (the leaves hold their author's key, so one of them can)
 root of a verifier       the first certified after e, up to e + 4 (of one epoch the first drawn), decides whose work the
                          provider's is compared with; nobody's report does, and nobody else's root counts
 both openings            alike, and the beacon does not have it audited: pass. Else, or with no verifier (none by e + 4,
@@ -91,8 +92,8 @@ def apply(what: Input, state: State) -> Step:
             keys = tuple(state.cases)
         case SampledCame(sampled):
             state = _published(sampled, state)
-        case Opened(key, node, opening):
-            state, keys = _opened(key, node, opening, state), (key,)
+        case Opened(key):
+            state, keys = _opened(what, state), (key,)
         case Recomputed(key):
             state, keys = _recomputed(what, state), (key,)
         case VoteCame(event):
@@ -119,7 +120,7 @@ def apply(what: Input, state: State) -> Step:
 def _drawn(what: Drawn, state: State) -> State:
     if what.epoch <= state.read:
         return state
-    cases = {key: _with_verifier(case, what, state) for key, case in state.cases.items()}
+    cases = {key: _with_others(_with_verifier(case, what, state), what) for key, case in state.cases.items()}
     fresh = [sample for sample in what.samples if sample.key not in cases and sample.request in what.manifests]
     fresh = sorted(fresh, key=lambda sample: sample.key)[:MAX_DRAWN]
     by_request: dict[str, list[Sample]] = {}
@@ -129,7 +130,7 @@ def _drawn(what: Drawn, state: State) -> State:
             what.epoch,
             what.manifests[sample.request],
             audited=sample.key in what.audited,
-            copied=sample.key in what.copied,
+            others=what.others.get(sample.key, ()),
         )
         by_request.setdefault(sample.request, []).append(sample)
     to_publish = dict(state.to_publish)
@@ -150,6 +151,22 @@ def _drawn(what: Drawn, state: State) -> State:
 
 _SAMPLES_OF_AN_EVENT = min(MAX_SAMPLES, 96)
 """96 samples with three verifiers each stay below what Sampled may hold."""
+
+
+MAX_OTHERS = 3
+
+
+def _with_others(case: Case, what: Drawn) -> Case:
+    """The case with those whom this epoch shows to have committed to the same root."""
+    found = list(case.others)
+    for (provider, request, task, chunk, attempt), root in what.roots.items():
+        if root == case.sample.root and provider != case.sample.provider and len(found) < MAX_OTHERS:
+            other = Sample(
+                provider=provider, request=request, task=task, chunk=chunk, attempt=attempt, root=root, verifiers=()
+            )
+            if other.key not in {one.key for one in found}:
+                found.append(other)
+    return replace(case, others=tuple(found)) if case.done is None else case
 
 
 def _unfounded(what: Unfounded, state: State) -> Step:
@@ -203,24 +220,36 @@ def _publish_due(state: State) -> Step:
     return replace(state, to_publish=rest), actions
 
 
-def _opened(key: str, node: str, opening: Opening | None, state: State) -> State:
-    case = state.cases.get(key)
+def _opened(what: Opened, state: State) -> State:
+    case, node, opening = state.cases.get(what.key), what.node, what.opening
     if case is None:
         return state
-    case = replace(case, waiting=case.waiting - {node})
+    case = replace(case, waiting=case.waiting - {what.other or node})
     sample = case.sample
+    if what.other:
+        other = next((one for one in case.others if one.key == what.other), None)
+        if (
+            other is not None
+            and opening is not None
+            and _is_of(opening, other)
+            and opening.provider == other.provider
+            and opening.root() == sample.root
+        ):
+            case = replace(case, copied=True)
+        return state.with_case(case)
     if node == sample.provider:
         root = sample.root
     elif case.verifier is not None and node == case.verifier[0]:
         root = case.verifier[1]
     else:
         return state
-    if opening is not None and _is_of(opening, sample) and opening.root() == root:
+    if opening is not None and opening.provider == node and _is_of(opening, sample) and opening.root() == root:
         case = replace(case, theirs=opening) if node == sample.provider else replace(case, checked=opening)
     return state.with_case(case)
 
 
 def _is_of(opening: Opening, sample: Sample) -> bool:
+    """Whether it is of the chunk that the sample is of."""
     return (opening.request, opening.task, opening.chunk, opening.attempt) == (
         sample.request,
         sample.task,
@@ -233,13 +262,15 @@ def _recomputed(what: Recomputed, state: State) -> State:
     case, leaves = state.cases.get(what.key), what.leaves
     if case is None:
         return state
-    case = replace(
-        case, waiting=case.waiting - {""}, withheld=case.withheld or what.withheld, equivocation=what.equivocation
-    )
+    lied = what.equivocation
+    if lied is not None and lied.culprit == case.sample.provider:
+        lied = None  # what it sent to itself says nothing
+    case = replace(case, waiting=case.waiting - {""}, withheld=case.withheld or what.withheld, equivocation=lied)
     if leaves is not None:
         assert case.manifest is not None
         sample, order = case.sample, {edge.name: i for i, edge in enumerate(case.manifest.edges)}
         mine = Opening(
+            provider=state.me,
             request=sample.request,
             task=sample.task,
             chunk=sample.chunk,
@@ -357,7 +388,7 @@ def _consider(case: Case, state: State) -> Step:
 
 def _judge(case: Case, state: State) -> Step:
     sample = case.sample
-    if case.copied:
+    if case.copied and case.theirs is None:
         return _vote(case, "fail", (), (sample.provider,), state)
     if state.epoch > case.epoch + OPEN_EPOCHS:
         return _doubt(case, state)
@@ -365,7 +396,12 @@ def _judge(case: Case, state: State) -> Step:
     if case.verifier is None and not unverified and state.epoch <= case.epoch + VERIFIED_EPOCHS + 1:
         return state, ()
     if case.theirs is None:
-        state, actions = _ask(case, sample.provider, PullOpening(sample, case.epoch, sample.provider), state)
+        pull = PullOpening(sample, case.epoch, sample.provider, case.key)
+        state, actions = _ask(case, sample.provider, pull, state)
+        for other in case.others:
+            pull = PullOpening(other, case.epoch, other.provider, case.key)
+            state, more = _ask(state.cases[case.key], other.key, pull, state)
+            actions += more
         return _with_pull(case.key, state, actions)
     return _with_pull(case.key, *_compared(case, state))
 
@@ -376,7 +412,7 @@ def _with_pull(key: str, state: State, actions: tuple[Action, ...]) -> Step:
     if case.verifier is None or case.checked is not None or case.said:
         return state, actions
     verifier = case.verifier[0]
-    state, more = _ask(case, verifier, PullOpening(case.sample, case.epoch, verifier), state)
+    state, more = _ask(case, verifier, PullOpening(case.sample, case.epoch, verifier, case.key), state)
     return state, (*actions, *more)
 
 
@@ -403,7 +439,17 @@ def _compared(case: Case, state: State) -> Step:
         if again and (joined := _join(case, state)) is not None:
             return joined
         return _ask(case, "", Recompute(sample, case.epoch, again), state)
-    found = _outcome(case, case.mine, theirs)
+    if case.verifier is not None and case.checked is None:
+        return state, ()  # who has seen the verifier's opening votes before who has not (`_doubt`)
+    return _decided(case, state)
+
+
+def _decided(case: Case, state: State) -> Step:
+    """With the provider's opening and one's own result."""
+    sample = case.sample
+    assert case.theirs is not None
+    assert case.mine is not None
+    found = _outcome(case, case.mine, case.theirs)
     if found == "grey":
         return state.with_case(replace(case, grey=True)), ()
     verifiers: tuple[tuple[str, bool], ...] = ()
@@ -437,6 +483,10 @@ def _doubt(case: Case, state: State) -> Step:
         return joined
     if state.epoch <= case.epoch + OPEN_EPOCHS + 1:
         return state, ()
+    if case.mine is not None and case.theirs is not None and not case.grey:
+        decided = _decided(case, state)
+        if decided[1]:
+            return decided
     return _vote(case, "withheld" if case.theirs is None or case.withheld else "unsure", (), (), state)
 
 

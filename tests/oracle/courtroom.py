@@ -120,14 +120,14 @@ class Courtroom:
         can = pubkey not in self.without_worker
         self.states[pubkey] = start(self.committee, pubkey, can_recompute=can, now_ms=self.now_ms)
 
-    def draw(self, epoch: int, samples=(), roots=(), audited=False, copied=False) -> None:
+    def draw(self, epoch: int, samples=(), roots=(), audited=False, others=()) -> None:
         """All oracles read this epoch: its samples, and the roots ((author, Opening) ...) that it certifies."""
         certified = {(a.public, o.request, o.task, o.chunk, o.attempt): o.root() for a, o in roots}
         manifests = {sample.request: MANIFEST for sample in samples}
         for pubkey in self.states:
             keys_ = frozenset(sample.key for sample in samples if audited)
-            stolen = frozenset(sample.key for sample in samples if copied)
-            drawn = Drawn(epoch, digest(f"body/{epoch}"), tuple(samples), manifests, certified, keys_, stolen)
+            same = {sample.key: tuple(others) for sample in samples if others}
+            drawn = Drawn(epoch, digest(f"body/{epoch}"), tuple(samples), manifests, certified, keys_, same)
             self._later(self.random.randint(*self.delay_ms), pubkey, drawn)
 
     def run_epochs(self, epochs: int) -> None:
@@ -184,10 +184,12 @@ class Courtroom:
         match action:
             case PublishSampled(sampled):
                 outgoing.append((verification.build(seat.keys, sampled, created_at=at), None))
-            case PullOpening(sample, _, node):
+            case PullOpening(sample, _, node, key):
                 times = self.asked[me, node] = self.asked.get((me, node), 0) + 1
                 shown = self.shows.get(node, always(None))(me, times)
-                self._later(self.random.randint(5, 200), me, Opened(sample.key, node, shown))
+                self._later(
+                    self.random.randint(5, 200), me, Opened(key, node, shown, sample.key if sample.key != key else "")
+                )
             case Recompute(sample, _):
                 self.recomputed.append(me)
                 own = self.computes(me)

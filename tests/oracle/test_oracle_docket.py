@@ -102,16 +102,17 @@ async def test_a_certified_root_is_drawn_once_and_a_second_root_for_it_never():
     assert first.manifests == {asked.id: MANIFEST}
 
 
-async def test_a_root_that_another_committed_to_in_an_earlier_epoch_is_a_copy():
+@pytest.mark.parametrize("epochs", [(1, 2), (1, 1)], ids=["in an earlier epoch", "in the same"])
+async def test_whoever_committed_to_the_same_root_is_named(epochs):
     asked, other = request(), keys("first")
     copy = root(asked)
-    stalls = Stalls([asked], {1: [(other, copy)], 2: [(PROVIDER, copy)]})
-    _, second = await read(stalls, 1, 2)
-    assert second.copied == {sample.key for sample in second.samples}
-    assert second.samples
-    same_epoch = Stalls([asked], {1: [(other, copy), (PROVIDER, copy)]})
-    (drawn,) = await read(same_epoch, 1)
-    assert not drawn.copied
+    certified = {}
+    for epoch, who in zip(epochs, (other, PROVIDER), strict=True):
+        certified.setdefault(epoch, []).append((who, copy))
+    drawn = (await read(Stalls([asked], certified), *sorted(certified)))[-1]
+    (sample,) = drawn.samples
+    ((theirs,),) = drawn.others.values()
+    assert (list(drawn.others), theirs.provider, theirs.root) == ([sample.key], other.public, copy.root)
 
 
 @pytest.mark.parametrize(

@@ -34,12 +34,12 @@ def court_of(f=1, seed=1, faulty=None, **fields):
     return Courtroom(document, seats, seed, faults=faults, **fields)
 
 
-def tried(court, provider=HONEST, verifier=HONEST, *, verifier_epoch=1, until=10, audited=False, copied=False):
+def tried(court, provider=HONEST, verifier=HONEST, *, verifier_epoch=1, until=10, audited=False):
     """One sample through the court: the provider's root drawn in epoch 0, the verifier's certified later."""
     theirs = opened(PROVIDER, provider)
     court.shows.setdefault(PROVIDER.public, always(theirs))
     court.run_epochs(1)
-    court.draw(0, [sample_of(theirs.root())], audited=audited, copied=copied)
+    court.draw(0, [sample_of(theirs.root())], audited=audited)
     for epoch in range(1, until):
         court.run_epochs(1)
         roots = []
@@ -72,11 +72,54 @@ def test_an_audited_sample_is_computed_by_the_oracles_though_provider_and_verifi
     assert all(court.convicted[oracle] == {PROVIDER.public, VERIFIER.public} for oracle in court.honest)
 
 
-def test_a_copied_root_fails_without_anybody_opening_it():
-    court = court_of(shows={PROVIDER.public: always(None)})
-    found = tried(court, verifier=None, copied=True)
+OTHER = keys("other")
+
+
+def copied(theirs, *, in_time=True, shows=None):
+    """What is found of a root that OTHER has committed to as well: in the same epoch, or in the next."""
+    court = court_of(shows=shows or {PROVIDER.public: always(theirs), OTHER.public: always(theirs)})
+    sample = sample_of(theirs.root(), verifiers=())
+    same = sample.model_copy(update={"provider": OTHER.public})
+    court.run_epochs(1)
+    court.draw(0, [sample], others=[same] if in_time else ())
+    for epoch in range(1, 10):
+        court.run_epochs(1)
+        court.draw(epoch, (), [(OTHER, theirs)] if epoch == 1 and not in_time else ())
+    return court, court.verdict()
+
+
+@pytest.mark.parametrize("in_time", [True, False], ids=["certified with it", "certified after it"])
+def test_a_root_that_opens_to_anothers_work_was_copied(in_time):
+    court, found = copied(opened(OTHER), in_time=in_time)
     assert (found.outcome, found.culprit) == ("fail", PROVIDER.public)
     assert not court.recomputed
+
+
+def test_whose_root_others_copied_opens_it_and_passes():
+    _, found = copied(opened(PROVIDER))
+    assert (found.outcome, found.culprit) == ("pass", "")
+
+
+def test_a_root_that_two_committed_to_and_nobody_opens_convicts_nobody():
+    _, found = copied(opened(keys("third")))
+    assert (found.outcome, found.culprit) == ("withheld", "")
+
+
+def test_what_another_opens_under_the_providers_key_proves_nothing():
+    theirs = opened(PROVIDER)
+    _, found = copied(theirs, shows={PROVIDER.public: always(None), OTHER.public: always(theirs)})
+    assert (found.outcome, found.culprit) == ("withheld", "")
+
+
+@pytest.mark.parametrize("seen_by", [1, 2, 3])
+@pytest.mark.parametrize("provider", [HONEST, CHEATING])
+def test_a_verifier_that_shows_its_work_to_some_oracles_only_keeps_no_verdict_from_coming(seen_by, provider):
+    court = court_of()
+    some = sorted(court.states)[:seen_by]
+    checked = opened(VERIFIER)
+    court.shows = {VERIFIER.public: lambda oracle, times: checked if oracle in some else None}
+    found = tried(court, provider=provider)
+    assert found.outcome == ("pass" if provider is HONEST else "fail")
 
 
 def test_a_cheating_provider_is_convicted_and_its_verifier_agreed():

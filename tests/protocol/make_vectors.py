@@ -227,10 +227,12 @@ def _chunk_root() -> dict[str, Any]:
         Frame("hidden.0", 2, ()),
     ]
     leaves = tuple(leaf_of(manifest, frame) for frame in frames)
-    opening = Opening(request=REQUEST, task="driver", chunk=3, attempt=0, secret=SECRET, leaves=leaves)
+    provider = keys("provider").public
+    at = {"request": REQUEST, "task": "driver", "chunk": 3, "attempt": 0}
+    opening = Opening(provider=provider, **at, secret=SECRET, leaves=leaves)
     said = []
     for i, (frame, leaf) in enumerate(zip(frames, leaves, strict=True)):
-        data, salt = leaf.data(REQUEST), merkle.salt(SECRET, i)
+        data, salt = leaf.data(provider, REQUEST), merkle.salt(SECRET, i)
         said.append(
             {
                 "edge": frame.edge,
@@ -244,10 +246,8 @@ def _chunk_root() -> dict[str, Any]:
         )
     return {
         "manifest": manifest,
-        "request": REQUEST,
-        "task": "driver",
-        "chunk": 3,
-        "attempt": 0,
+        "provider": provider,
+        **at,
         "secret": SECRET.hex(),
         "frames": said,
         "root": opening.root(),
