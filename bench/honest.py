@@ -169,6 +169,7 @@ class Model:
     def opening(self, key: Key, leaves: Iterable[Leaf]) -> Opening:
         order = {edge.name: i for i, edge in enumerate(self.manifest.edges)}
         return Opening(
+            author="00" * 32,
             request=hashlib.sha256(key[0].encode()).hexdigest(),
             task=key[1],
             chunk=key[2],

@@ -41,8 +41,9 @@ class Drawn:
     manifests: Mapping[str, Manifest]
     roots: Mapping[RootKey, str]
     audited: frozenset[str] = frozenset()
-    copied: frozenset[str] = frozenset()
-    """Keys of the samples whose roots an earlier epoch certified for another node: salted, they cannot be its own."""
+    copied: Mapping[str, Sample] = field(default_factory=dict)
+    """By sample: where an earlier epoch certified its root for another node. One of the two published what is not its
+    own, and only the author can open it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +171,10 @@ class Case:
     manifest: Manifest
     audited: bool = False
     """Computed again here in any case."""
-    copied: bool = False
-    """Another node committed to the root before."""
+    copied: Sample | None = None
+    """Where another node committed to the root before."""
+    stolen: bool = False
+    """That node has opened it."""
     verifier: tuple[str, str] | None = None
     """The one that decides, and its certified root."""
     theirs: Opening | None = None

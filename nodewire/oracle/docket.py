@@ -56,8 +56,8 @@ class Docket:
         self._market = market
         self._relays = relays
         self._seen: OrderedDict[str, int] = OrderedDict()
-        self._owners: OrderedDict[str, tuple[str, int]] = OrderedDict()
-        """By root: who committed to it first, and the epoch. Of several in one epoch nobody knows who did."""
+        self._owners: OrderedDict[str, tuple[RootKey, int]] = OrderedDict()
+        """By root: where it was committed to first, and the epoch. Of several in one epoch nobody knows which was."""
         self._requests: OrderedDict[str, Request] = OrderedDict()
         self._drawn: OrderedDict[str, Request] = OrderedDict()
         self._snapshots: OrderedDict[int, str] = OrderedDict()
@@ -106,9 +106,9 @@ class Docket:
         self._snapshots[number] = epoch.snapshot
         while len(self._snapshots) > _SEEN_EPOCHS:
             self._snapshots.popitem(last=False)
-        copied = frozenset(sample.key for sample in samples if self._is_anothers(sample))
-        for (provider, *_), root in roots.items():
-            self._owners.setdefault(root, (provider, number))
+        copied = {sample.key: first for sample in samples if (first := self._earlier(sample)) is not None}
+        for key, root in roots.items():
+            self._owners.setdefault(root, (key, number))
         self._remember((sample_key(*key) for key in roots), number)
         audited = frozenset(sample.key for sample in samples if is_audited(epoch.beacon, sample.key))
         return Drawn(number, epoch.body.digest(), samples, manifests, roots, audited, copied)
@@ -136,8 +136,21 @@ class Docket:
             and request.plan.epoch <= epoch <= request.plan.epoch + MAX_JOB_EPOCHS
         }
 
-    def _is_anothers(self, sample: Sample) -> bool:
-        return self._owners.get(sample.root, (sample.provider, 0))[0] != sample.provider
+    def _earlier(self, sample: Sample) -> Sample | None:
+        """Where an earlier epoch certified the sample's root for another node."""
+        found = self._owners.get(sample.root)
+        if found is None or found[0][0] == sample.provider:
+            return None
+        provider, request, task, chunk, attempt = found[0]
+        return Sample(
+            provider=provider,
+            request=request,
+            task=task,
+            chunk=chunk,
+            attempt=attempt,
+            root=sample.root,
+            verifiers=(),
+        )
 
     def _remember(self, keys: Iterable[str], epoch: int) -> None:
         for key in keys:

@@ -3,7 +3,7 @@
 A sample of epoch e is judged over what every oracle reads alike: certified roots and what they open to.
 
 certified e              the leader of e publishes what its beacon drew (8844), after a skew whoever saw nothing does
-root of another's        certified for another node in an earlier epoch: fail, for salted roots are never the same
+root of another's        certified for another node in an earlier epoch, which opens it: fail, for only its author can
 root of a verifier       the first certified after e, up to e + 4 (of one epoch the first drawn), decides whose work the
                          provider's is compared with; nobody's report does, and nobody else's root counts
 both openings            alike, and the beacon does not have it audited: pass. Else, or with no verifier (none by e + 4,
@@ -98,7 +98,7 @@ def apply(what: Input, state: State) -> Step:
         case SampledCame(sampled):
             state = _published(sampled, state)
         case Opened(key, node, opening):
-            state, keys = _opened(key, node, opening, state), (key,)
+            state, keys = _opened(key, node, opening, state), (key, *_copies_of(key, state))
         case Recomputed(key):
             state, keys = _recomputed(what, state), (key,)
         case VoteCame(event):
@@ -135,7 +135,7 @@ def _drawn(what: Drawn, state: State) -> State:
             what.epoch,
             what.manifests[sample.request],
             audited=sample.key in what.audited,
-            copied=sample.key in what.copied,
+            copied=what.copied.get(sample.key),
         )
         by_request.setdefault(sample.request, []).append(sample)
     to_publish = dict(state.to_publish)
@@ -191,7 +191,16 @@ def _publish_due(state: State) -> Step:
     return replace(state, to_publish=rest), actions
 
 
+def _copies_of(key: str, state: State) -> list[str]:
+    """The samples whose roots were committed to before at the place of this name."""
+    return [case.sample.key for case in state.cases.values() if case.copied is not None and case.copied.key == key]
+
+
 def _opened(key: str, node: str, opening: Opening | None, state: State) -> State:
+    for copy in _copies_of(key, state):
+        one = state.cases[copy]
+        proven = opening is not None and opening.author == node and opening.root() == one.sample.root
+        state = state.with_case(replace(one, waiting=one.waiting - {node}, stolen=one.stolen or proven))
     case = state.cases.get(key)
     if case is None:
         return state
@@ -203,12 +212,13 @@ def _opened(key: str, node: str, opening: Opening | None, state: State) -> State
         root = case.verifier[1]
     else:
         return state
-    if opening is not None and _is_of(opening, sample) and opening.root() == root:
+    if opening is not None and opening.author == node and _is_of(opening, sample) and opening.root() == root:
         case = replace(case, theirs=opening) if node == sample.provider else replace(case, checked=opening)
     return state.with_case(case)
 
 
 def _is_of(opening: Opening, sample: Sample) -> bool:
+    """Whether it is of the sample's place; a verifier's is, too."""
     return (opening.request, opening.task, opening.chunk, opening.attempt) == (
         sample.request,
         sample.task,
@@ -227,6 +237,7 @@ def _recomputed(what: Recomputed, state: State) -> State:
     if leaves is not None:
         sample, order = case.sample, {edge.name: i for i, edge in enumerate(case.manifest.edges)}
         mine = Opening(
+            author=state.me,
             request=sample.request,
             task=sample.task,
             chunk=sample.chunk,
@@ -353,10 +364,15 @@ def _consider(case: Case, state: State) -> Step:
 
 def _judge(case: Case, state: State) -> Step:
     sample = case.sample
-    if case.copied:
+    if case.stolen and case.theirs is None:
         return _vote(case, "fail", (), (sample.provider,), state)
     if state.epoch > case.epoch + OPEN_EPOCHS:
         return _doubt(case, state)
+    if (first := case.copied) is not None and case.theirs is None:
+        state, actions = _ask(case, first.provider, PullOpening(first, case.epoch, first.provider), state)
+        if actions:
+            state, more = _judge(state.cases[sample.key], state)
+            return state, (*actions, *more)
     unverified = not sample.verifiers or state.read >= case.epoch + VERIFIED_EPOCHS
     if case.verifier is None and not unverified and state.epoch <= case.epoch + VERIFIED_EPOCHS + 1:
         return state, ()

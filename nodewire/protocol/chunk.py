@@ -2,9 +2,11 @@
 
     leaf data = canonical [request, edge, seq, [[dtype, shape, SHA-256 of the raw bytes, sketch] ...]]
     leaf i    = merkle.leaf(data, merkle.salt(secret, i))          in the order of (the manifest's edges, seq)
+    root      = H("nodewire/work/1", canonical [author, request, task, chunk, attempt, Merkle root])
 
-The salts keep a root from confirming a guessed prompt; the secret behind a chunk's salts is shown, with the leaves, to
-those who verify the chunk (`Opening`). Sketches (`fingerprint`) are what they compare.
+Its author is part of a root: who publishes another's as its own can never open it, whoever was first. The salts keep a
+root from confirming a guessed prompt; the secret behind a chunk's salts is shown, with the leaves, to those who verify
+the chunk (`Opening`). Sketches (`fingerprint`) are what they compare.
 """
 
 from __future__ import annotations
@@ -86,6 +88,8 @@ class Opening(Schema):
     ERROR: ClassVar[type[BadInput]] = BadInput
 
     v: Literal[1] = 1
+    author: Hex32
+    """Who computed it."""
     request: Hex32
     task: Name
     chunk: Count
@@ -98,7 +102,8 @@ class Opening(Schema):
         hashed = [
             merkle.leaf(leaf.data(self.request), merkle.salt(self.secret, i)) for i, leaf in enumerate(self.leaves)
         ]
-        return merkle.root(hashed).hex()
+        of = [self.author, self.request, self.task, self.chunk, self.attempt, merkle.root(hashed)]
+        return canonical.digest("nodewire/work/1", of)
 
 
 def opening(
@@ -107,6 +112,7 @@ def opening(
     """A chunk's opening by whoever computed it, with the leaves in order."""
     order = {edge.name: i for i, edge in enumerate(manifest.edges)}
     return Opening(
+        author=keys.public,
         request=request,
         task=task,
         chunk=chunk,

@@ -120,13 +120,13 @@ class Courtroom:
         can = pubkey not in self.without_worker
         self.states[pubkey] = start(self.committee, pubkey, can_recompute=can, now_ms=self.now_ms)
 
-    def draw(self, epoch: int, samples=(), roots=(), audited=False, copied=False) -> None:
+    def draw(self, epoch: int, samples=(), roots=(), audited=False, copied=None) -> None:
         """All oracles read this epoch: its samples, and the roots ((author, Opening) ...) that it certifies."""
         certified = {(a.public, o.request, o.task, o.chunk, o.attempt): o.root() for a, o in roots}
         manifests = {sample.request: MANIFEST for sample in samples}
         for pubkey in self.states:
             keys_ = frozenset(sample.key for sample in samples if audited)
-            stolen = frozenset(sample.key for sample in samples if copied)
+            stolen = {sample.key: copied for sample in samples if copied is not None}
             drawn = Drawn(epoch, digest(f"body/{epoch}"), tuple(samples), manifests, certified, keys_, stolen)
             self._later(self.random.randint(*self.delay_ms), pubkey, drawn)
 

@@ -107,8 +107,8 @@ async def test_a_root_that_another_committed_to_in_an_earlier_epoch_is_a_copy():
     copy = root(asked)
     stalls = Stalls([asked], {1: [(other, copy)], 2: [(PROVIDER, copy)]})
     _, second = await read(stalls, 1, 2)
-    assert second.copied == {sample.key for sample in second.samples}
-    assert second.samples
+    (sample,) = second.samples
+    assert second.copied[sample.key] == sample.model_copy(update={"provider": other.public, "verifiers": ()})
     same_epoch = Stalls([asked], {1: [(other, copy), (PROVIDER, copy)]})
     (drawn,) = await read(same_epoch, 1)
     assert not drawn.copied

@@ -34,7 +34,7 @@ def court_of(f=1, seed=1, faulty=None, **fields):
     return Courtroom(document, seats, seed, faults=faults, **fields)
 
 
-def tried(court, provider=HONEST, verifier=HONEST, *, verifier_epoch=1, until=10, audited=False, copied=False):
+def tried(court, provider=HONEST, verifier=HONEST, *, verifier_epoch=1, until=10, audited=False, copied=None):
     """One sample through the court: the provider's root drawn in epoch 0, the verifier's certified later."""
     theirs = opened(PROVIDER, provider)
     court.shows.setdefault(PROVIDER.public, always(theirs))
@@ -72,9 +72,15 @@ def test_an_audited_sample_is_computed_by_the_oracles_though_provider_and_verifi
     assert all(court.convicted[oracle] == {PROVIDER.public, VERIFIER.public} for oracle in court.honest)
 
 
-def test_a_copied_root_fails_without_anybody_opening_it():
-    court = court_of(shows={PROVIDER.public: always(None)})
-    found = tried(court, verifier=None, copied=True)
+def test_a_copied_root_fails_when_its_author_opens_it():
+    author = keys("author")
+    theirs = opened(author)
+    first = sample_of(theirs.root(), ()).model_copy(update={"provider": author.public})
+    court = court_of(shows={PROVIDER.public: always(None), author.public: always(theirs)})
+    court.run_epochs(1)
+    court.draw(0, [sample_of(theirs.root())], copied=first)
+    court.run_epochs(4)
+    found = court.verdict()
     assert (found.outcome, found.culprit) == ("fail", PROVIDER.public)
     assert not court.recomputed
 

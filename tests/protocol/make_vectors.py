@@ -227,7 +227,8 @@ def _chunk_root() -> dict[str, Any]:
         Frame("hidden.0", 2, ()),
     ]
     leaves = tuple(leaf_of(manifest, frame) for frame in frames)
-    opening = Opening(request=REQUEST, task="driver", chunk=3, attempt=0, secret=SECRET, leaves=leaves)
+    author = keys("author").public
+    opening = Opening(author=author, request=REQUEST, task="driver", chunk=3, attempt=0, secret=SECRET, leaves=leaves)
     said = []
     for i, (frame, leaf) in enumerate(zip(frames, leaves, strict=True)):
         data, salt = leaf.data(REQUEST), merkle.salt(SECRET, i)
@@ -244,6 +245,7 @@ def _chunk_root() -> dict[str, Any]:
         )
     return {
         "manifest": manifest,
+        "author": author,
         "request": REQUEST,
         "task": "driver",
         "chunk": 3,

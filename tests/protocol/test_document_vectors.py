@@ -99,7 +99,7 @@ def test_a_chunks_root():
         assert (data.hex(), salt.hex()) == (said["leaf_data"], said["salt"])
         assert merkle.leaf(data, salt).hex() == said["leaf"]
         leaves.append(leaf)
-    at = {name: vector[name] for name in ("request", "task", "chunk", "attempt")}
+    at = {name: vector[name] for name in ("author", "request", "task", "chunk", "attempt")}
     assert Opening(**at, secret=secret, leaves=tuple(leaves)).root() == vector["root"]
 
 
