@@ -1,4 +1,4 @@
-"""Any provider and one oracle: publishing an honest node's root before it is certified, so that it counts as the copier.
+"""Any provider and one oracle: publishing an honest node's root before it is certified, so that it seems the copier.
 
 A root is public before it counts: in the result (6843), and in a commitment of an epoch that found no quorum.
 """
