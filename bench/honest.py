@@ -169,7 +169,7 @@ class Model:
     def opening(self, key: Key, leaves: Iterable[Leaf]) -> Opening:
         order = {edge.name: i for i, edge in enumerate(self.manifest.edges)}
         return Opening(
-            provider="ab" * 32,
+            author="00" * 32,
             request=hashlib.sha256(key[0].encode()).hexdigest(),
             task=key[1],
             chunk=key[2],

@@ -89,6 +89,7 @@ class Said:
     """What this oracle has put on record as its vote, now or before a restart; None where it joined others."""
 
     key: str
+    """The ballot's, as in `SayVote`."""
     verdict: Verdict | None
 
 
@@ -149,6 +150,7 @@ class SayVote:
     """Put the vote on record and publish it, or what is on record already. `verdict` is None if others are joined."""
 
     key: str
+    """The ballot: the sample's key, or `verdict.second` of it."""
     epoch: int
     x: str
     verdict: Verdict | None
@@ -213,6 +215,9 @@ class Case:
     said: bool = False
     verdict: Verdict | None = None
     """What this oracle voted for, unless it joined others."""
+    said_again: bool = False
+    second: Verdict | None = None
+    """What it voted for in the second ballot."""
     quorum_ms: int | None = None
     done: Certificate | None = None
 
@@ -235,9 +240,9 @@ class State:
     cases: Mapping[str, Case] = field(default_factory=dict)
     """By the case's key: the sample's, or the complaint's."""
     votes: Mapping[str, Mapping[str, Event]] = field(default_factory=dict)
-    """By the sample's key and the oracle: its first vote."""
+    """By ballot (the sample's key, or `verdict.second` of it) and oracle: its first vote."""
     heard: Mapping[str, int] = field(default_factory=dict)
-    """By the sample's key: the epoch in which the first vote on it came."""
+    """By ballot: the epoch in which the first vote in it came."""
     accused: frozenset[tuple[str, str]] = frozenset()
     to_publish: Mapping[tuple[int, str], tuple[Sampled, ...]] = field(default_factory=dict)
     """By epoch and request: samples that nobody has published yet."""

@@ -136,7 +136,8 @@ class Court:
         filters = [
             Filter(kinds={kinds.BEACON, kinds.CERTIFICATE}, authors=oracles, since=since),
             Filter(kinds={inventory.KIND}, authors=oracles, tags={**ours, "t": {"vote"}}, since=since),
-            Filter(kinds={kinds.VERIFICATION, kinds.EVIDENCE}, tags=ours, since=since),
+            Filter(kinds={kinds.VERIFICATION}, authors=oracles, tags=ours, since=since),
+            Filter(kinds={kinds.EVIDENCE}, tags=ours, since=since),
         ]
         async for event in self._relays.subscribe(filters):
             try:
@@ -147,7 +148,11 @@ class Court:
 
     def _came(self, event: Event) -> None:
         if event.kind == kinds.VERIFICATION:
-            self._feed(SampledCame(verification.parse(event)))
+            sampled = verification.parse(event)
+            # Verifiers heed oracles alone, and ask relays for what is new: nothing else counts as published.
+            is_new = event.created_at * 1000 + 1000 > self._committee.close_ms(sampled.epoch)
+            if is_new and self._committee.oracle(event.pubkey) is not None:
+                self._feed(SampledCame(sampled))
         elif event.kind == inventory.KIND:
             self._feed(VoteCame(event))
         elif event.kind == kinds.EVIDENCE:

@@ -4,7 +4,7 @@ A sample of epoch e is judged over what every oracle reads alike: certified root
 
 certified e              the leader of e publishes what its beacon drew (8844), after a skew whoever saw nothing does
 root of another's        a root that a certificate holds for another node, too, and that this one opens: fail, unless
-                         the provider itself opens it (the leaves hold their author's key, so one of them can)
+                         the provider itself opens it (a root is its author's alone, so one of them can)
 root of a verifier       the first certified after e, up to e + 4 (of one epoch the first drawn), decides whose work the
                          provider's is compared with; nobody's report does, and nobody else's root counts
 both openings            alike, and the beacon does not have it audited: pass. Else, or with no verifier (none by e + 4,
@@ -17,9 +17,12 @@ e + 6 over               what cannot be known is in doubt: an oracle that lacks 
                          (the provider's opening, or its part of the inputs) or that it is unsure
 claim without roots      what a provider claimed payment for and no certificate holds in time was withheld, on complaint
 2f+1 equal votes         the leader of e publishes the certificate, after a skew everybody does that can
+e + 9, no 2f+1 equal     a second ballot: for what most have voted for, if f+1 have (the mildest of equals); else for
+                         withheld by who found the provider in fault, for unsure by the others
 
-A node that shows its work to a few oracles gains nothing by it: either fewer than f+1 honest ones saw it, or the others
-join them. An oracle votes once on a sample (`Journal`); who is seen to vote twice is proven a liar (8853).
+A node that shows its work to a few oracles gains nothing by it: either the others join them, or they join the others
+in the second ballot, where none of the faulty f is needed. An oracle votes once in a ballot (`Journal`); who is seen to
+vote twice is proven a liar (8853).
 """
 
 from __future__ import annotations
@@ -68,12 +71,17 @@ LAST_EPOCHS = 5
 """So many epochs after the draw, a producer's opening is no longer waited for where its signed word is shown."""
 OPEN_EPOCHS = 6
 """What was drawn can be pulled up to this many epochs after the draw."""
+AGAIN_EPOCHS = 9
+"""So many epochs after the draw every honest oracle has voted, and the second ballot begins."""
 KEPT_EPOCHS = 16
 """A sample and the votes on it are forgotten this many epochs after its draw."""
 MAX_DRAWN = 1_024
 """Samples that are judged of one epoch: the first in the order of their keys."""
 MAX_EARLY = 1_024
 """Votes of one oracle on samples that are not known here (yet)."""
+
+
+Found = Literal["pass", "fail", "withheld", "unsure"]
 
 
 def apply(what: Input, state: State) -> Step:
@@ -98,9 +106,12 @@ def apply(what: Input, state: State) -> Step:
             state, keys = _recomputed(what, state), (key,)
         case VoteCame(event):
             state, actions, keys = _vote_came(event, state)
-        case Said(key, verdict):
-            if key in state.cases:
-                state = state.with_case(replace(state.cases[key], said=True, verdict=verdict))
+        case Said(ballot, verdict):
+            key = _sample_of(ballot)
+            if (case := state.cases.get(key)) is not None and ballot == key:
+                state = state.with_case(replace(case, said=True, verdict=verdict))
+            elif case is not None:
+                state = state.with_case(replace(case, said_again=True, second=verdict))
             keys = (key,)
         case VerdictCame(certificate):
             state, actions = _verdict_came(certificate, state)
@@ -232,7 +243,7 @@ def _opened(what: Opened, state: State) -> State:
             other is not None
             and opening is not None
             and _is_of(opening, other)
-            and opening.provider == other.provider
+            and opening.author == other.provider
             and opening.root() == sample.root
         ):
             case = replace(case, copied=True)
@@ -243,7 +254,7 @@ def _opened(what: Opened, state: State) -> State:
         root = case.verifier[1]
     else:
         return state
-    if opening is not None and opening.provider == node and _is_of(opening, sample) and opening.root() == root:
+    if opening is not None and opening.author == node and _is_of(opening, sample) and opening.root() == root:
         case = replace(case, theirs=opening) if node == sample.provider else replace(case, checked=opening)
     return state.with_case(case)
 
@@ -270,7 +281,7 @@ def _recomputed(what: Recomputed, state: State) -> State:
         assert case.manifest is not None
         sample, order = case.sample, {edge.name: i for i, edge in enumerate(case.manifest.edges)}
         mine = Opening(
-            provider=state.me,
+            author=state.me,
             request=sample.request,
             task=sample.task,
             chunk=sample.chunk,
@@ -287,31 +298,40 @@ def _vote_came(event: Event, state: State) -> tuple[State, tuple[Action, ...], t
         vote = _inventory.parse(event)
     except BadInput:
         return state, (), ()
-    key = _key_of(vote) if isinstance(vote, Vote) else None
-    if not isinstance(vote, Vote) or key is None:
+    ballot = _ballot_of(vote) if isinstance(vote, Vote) else None
+    if not isinstance(vote, Vote) or ballot is None:
         return state, (), ()
     if vote.committee != state.digest or state.committee.oracle(vote.oracle) is None:
         return state, (), ()
-    mine = state.votes.get(key, {})
+    mine = state.votes.get(ballot, {})
     first = mine.get(vote.oracle)
     if first is not None:
-        place = vote.oracle, key
+        place = vote.oracle, ballot
         if place in state.accused or _x(first) == vote.x:
             return state, (), ()
         fault = _certificate.contradiction(first, event)
         return replace(state, accused=state.accused | {place}), (PublishFault(fault),), ()
+    key = _sample_of(ballot)
     if key not in state.cases:
-        early = sum(vote.oracle in votes for other, votes in state.votes.items() if other not in state.cases)
+        early = sum(
+            vote.oracle in votes for other, votes in state.votes.items() if _sample_of(other) not in state.cases
+        )
         if early >= MAX_EARLY:
             return state, (), ()
-    votes = {**state.votes, key: {**mine, vote.oracle: event}}
-    state = replace(state, votes=votes, heard={key: state.epoch, **state.heard})
+    votes = {**state.votes, ballot: {**mine, vote.oracle: event}}
+    state = replace(state, votes=votes, heard={ballot: state.epoch, **state.heard})
     return state, (), (key,)
 
 
-def _key_of(vote: Vote) -> str | None:
-    key = vote.topic.removeprefix("verdict/")
-    return key if vote.topic == _verdict.topic(key) and len(key) == 64 and key.isalnum() else None
+def _ballot_of(vote: Vote) -> str | None:
+    ballot = vote.topic.removeprefix("verdict/")
+    key = _sample_of(ballot)
+    named = vote.topic == _verdict.topic(ballot) and ballot in (key, _verdict.second(key))
+    return ballot if named and len(key) == 64 and key.isalnum() else None
+
+
+def _sample_of(ballot: str) -> str:
+    return ballot[:64]
 
 
 def _x(vote: Event) -> str:
@@ -356,9 +376,9 @@ def _swept(state: State) -> State:
     oldest = state.epoch - KEPT_EPOCHS
     cases = {key: case for key, case in state.cases.items() if case.epoch >= oldest}
     kept = {
-        key
-        for key, epoch in state.heard.items()
-        if key in cases or (key not in state.cases and epoch >= state.epoch - OPEN_EPOCHS)
+        ballot
+        for ballot, epoch in state.heard.items()
+        if (key := _sample_of(ballot)) in cases or (key not in state.cases and epoch >= state.epoch - OPEN_EPOCHS)
     }
     return replace(
         state,
@@ -378,7 +398,7 @@ def _consider(case: Case, state: State) -> Step:
     """Take the case as far as it goes."""
     if case.done is not None:
         return state, ()
-    state, actions = _judge(case, state) if not case.said else (state, ())
+    state, actions = _again(case, state) if case.said else _judge(case, state)
     case = state.cases[case.key]
     if case.done is None:
         state, more = _certify(case, state)
@@ -422,8 +442,11 @@ def _compared(case: Case, state: State) -> Step:
     assert theirs is not None
     if case.verifier is not None:
         verifier = case.verifier[0]
-        if case.checked is None and state.epoch < case.epoch + OPEN_EPOCHS:
-            return state, ()
+        if case.checked is None:
+            if state.epoch < case.epoch + OPEN_EPOCHS:
+                return state, ()
+            if (joined := _join(case, state)) is not None:  # it has shown it to others
+                return joined
         if case.checked is not None and not case.disputed:
             if not case.audited and _outcome(case, case.checked, theirs) == "pass":
                 return _vote(case, "pass", ((verifier, True),), (), state)
@@ -506,14 +529,63 @@ def _join(case: Case, state: State) -> Step | None:
 
 def _vote(
     case: Case,
-    outcome: Literal["pass", "fail", "withheld", "unsure"],
+    outcome: Found,
     verifiers: tuple[tuple[str, bool], ...],
     convicted: tuple[str, ...],
     state: State,
     equivocated: tuple[str, int] | None = None,
 ) -> Step:
+    verdict = _verdict_on(case, outcome, verifiers, convicted, state, equivocated)
+    case = replace(case, said=True, verdict=verdict, theirs=None, checked=None, mine=None)
+    return state.with_case(case), (SayVote(case.key, case.epoch, verdict.digest(), verdict),)
+
+
+def _again(case: Case, state: State) -> Step:
+    """Vote in the second ballot, if the first has come to nothing though all have had their time."""
+    if case.said_again or case.complaint is not None or state.epoch < case.epoch + AGAIN_EPOCHS:
+        return state, ()
+    key = case.key
+    count: dict[str, int] = {}
+    for event in state.votes.get(key, {}).values():
+        count[_x(event)] = count.get(_x(event), 0) + 1
+    most = max(count.values(), default=0)
+    known = {verdict.digest(): verdict for verdict in _verdicts_on(case, state)}
+    if most > state.committee.f:
+        order = list(known)
+        x = min(
+            (x for x, n in count.items() if n == most), key=lambda x: (order.index(x) if x in known else len(order), x)
+        )
+    else:
+        own = case.verdict.outcome if case.verdict is not None else "unsure"
+        x = _verdict_on(case, "withheld" if own in ("fail", "withheld") else "unsure", (), (), state).digest()
+    verdict = known.get(x, case.verdict if case.verdict is not None and case.verdict.digest() == x else None)
+    state = state.with_case(replace(case, said_again=True, second=verdict))
+    return state, (SayVote(_verdict.second(key), case.epoch, x, verdict),)
+
+
+def _verdicts_on(case: Case, state: State) -> list[Verdict]:
+    """What honest oracles may have found of the sample, but for equivocations, the mildest first."""
+    found: list[tuple[Found, tuple[tuple[str, bool], ...], tuple[str, ...]]] = [("unsure", (), ()), ("pass", (), ())]
+    provider, verifier = case.sample.provider, case.verifier[0] if case.verifier is not None else ""
+    shown: list[tuple[tuple[str, bool], ...]] = [((verifier, agrees),) for agrees in (False, True) if verifier]
+    found += [("pass", one, ()) for one in shown]
+    found += [("pass", one, (verifier,)) for one in shown[:1]]
+    found += [("withheld", (), ()), ("fail", (), (provider,))]
+    found += [("fail", one, (provider,)) for one in shown]
+    found += [("fail", one, (provider, verifier)) for one in shown[:1]]
+    return [_verdict_on(case, outcome, verifiers, convicted, state) for outcome, verifiers, convicted in found]
+
+
+def _verdict_on(
+    case: Case,
+    outcome: Found,
+    verifiers: tuple[tuple[str, bool], ...],
+    convicted: tuple[str, ...],
+    state: State,
+    equivocated: tuple[str, int] | None = None,
+) -> Verdict:
     sample = case.sample
-    verdict = Verdict(
+    return Verdict(
         committee=state.digest,
         epoch=case.epoch,
         request=sample.request,
@@ -530,24 +602,24 @@ def _vote(
         claimed=case.complaint.claim.id if case.complaint is not None else "",
         claimed_msat=case.complaint.due.amount_msat if case.complaint is not None else 0,
     )
-    case = replace(case, said=True, verdict=verdict, theirs=None, checked=None, mine=None)
-    return state.with_case(case), (SayVote(case.key, case.epoch, verdict.digest(), verdict),)
 
 
 def _certify(case: Case, state: State) -> Step:
     """Publish the certificate of the verdict that this oracle voted for, in its turn."""
-    verdict = case.verdict
-    if verdict is None:
-        return state, ()
-    x = verdict.digest()
-    votes = [event for _, event in sorted(state.votes.get(case.key, {}).items()) if _x(event) == x]
-    if len(votes) < state.committee.quorum:
-        return state, ()
+    key = case.key
+    for ballot, verdict in ((key, case.verdict), (_verdict.second(key), case.second)):
+        x = verdict.digest() if verdict is not None else None
+        votes = [event for _, event in sorted(state.votes.get(ballot, {}).items()) if _x(event) == x]
+        if verdict is not None and len(votes) >= state.committee.quorum:
+            return _certified(case, Certificate(verdict, tuple(votes)), state)
+    return state, ()
+
+
+def _certified(case: Case, certificate: Certificate, state: State) -> Step:
     if case.quorum_ms is None:
         case = replace(case, quorum_ms=state.now_ms)
         state = state.with_case(case)
     turn = state.committee.leader(case.epoch) == state.me
     if not turn and case.quorum_ms is not None and state.now_ms < case.quorum_ms + state.committee.skew_ms:
         return state, ()
-    certificate = Certificate(verdict, tuple(votes))
     return _closed(case, certificate, state, (PublishVerdict(certificate),))

@@ -1,11 +1,12 @@
 """What a provider commits to in one chunk: per task a salted leaf of every frame it put out. NIPS.md, "Commitments".
 
-    leaf data = canonical [provider, request, edge, seq, [[dtype, shape, SHA-256 of the raw bytes, sketch] ...]]
+    leaf data = canonical [request, edge, seq, [[dtype, shape, SHA-256 of the raw bytes, sketch] ...]]
     leaf i    = merkle.leaf(data, merkle.salt(secret, i))          in the order of (the manifest's edges, seq)
+    root      = H("nodewire/work/1", canonical [author, request, task, chunk, attempt, Merkle root])
 
-The salts keep a root from confirming a guessed prompt; the secret behind a chunk's salts is shown, with the leaves, to
-those who verify the chunk (`Opening`). Sketches (`fingerprint`) are what they compare. The key of who commits stands in
-every leaf: a root that another has copied opens to the one it was copied from.
+Its author is part of a root: who publishes another's as its own can never open it, whoever was first. The salts keep a
+root from confirming a guessed prompt; the secret behind a chunk's salts is shown, with the leaves, to those who verify
+the chunk (`Opening`). Sketches (`fingerprint`) are what they compare.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ class Leaf(Schema):
     seq: Count
     tensors: tuple[Shown, ...] = Field(max_length=MAX_TENSORS)
 
-    def data(self, provider: str, request: str) -> bytes:
-        """The bytes under the leaf of `provider`'s (a public key)."""
+    def data(self, request: str) -> bytes:
+        """The bytes under the leaf."""
         shown = [[t.dtype, list(t.shape), bytes.fromhex(t.sha256), t.sketch] for t in self.tensors]
-        return canonical.encode([provider, request, self.edge, self.seq, shown])
+        return canonical.encode([request, self.edge, self.seq, shown])
 
 
 def leaf_of(manifest_digest: str, frame: Frame[Array]) -> Leaf:
@@ -87,8 +88,8 @@ class Opening(Schema):
     ERROR: ClassVar[type[BadInput]] = BadInput
 
     v: Literal[1] = 1
-    provider: Hex32
-    """Who commits to it."""
+    author: Hex32
+    """Who computed it."""
     request: Hex32
     task: Name
     chunk: Count
@@ -99,10 +100,10 @@ class Opening(Schema):
     def root(self) -> str:
         """The root as 64 hex digits."""
         hashed = [
-            merkle.leaf(leaf.data(self.provider, self.request), merkle.salt(self.secret, i))
-            for i, leaf in enumerate(self.leaves)
+            merkle.leaf(leaf.data(self.request), merkle.salt(self.secret, i)) for i, leaf in enumerate(self.leaves)
         ]
-        return merkle.root(hashed).hex()
+        of = [self.author, self.request, self.task, self.chunk, self.attempt, merkle.root(hashed)]
+        return canonical.digest("nodewire/work/1", of)
 
 
 def opening(
@@ -111,7 +112,7 @@ def opening(
     """A chunk's opening by whoever computed it, with the leaves in order."""
     order = {edge.name: i for i, edge in enumerate(manifest.edges)}
     return Opening(
-        provider=keys.public,
+        author=keys.public,
         request=request,
         task=task,
         chunk=chunk,

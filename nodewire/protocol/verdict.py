@@ -1,7 +1,7 @@
 """Verdicts: what the committee found of one sampled chunk, and the certificate (kind 8852) that 2f+1 oracles say so.
 
-Votes are kind 8850 with `t` = vote, `n` = verdict/<sample key>, `x` = the verdict's digest, so two different votes by
-one oracle on one sample are evidence against it (kind 8853).
+Votes are kind 8850 with `t` = vote, `n` = verdict/<sample key> (verdict/<sample key>/2 in a second ballot), `x` = the
+verdict's digest, so two different votes by one oracle in one ballot are evidence against it (kind 8853).
 
 certificate  `c`, `n`, `x` as its votes have them, `e` = the request; content = {"v": 1, "verdict": Verdict, "votes":
              [signed vote events]}. It proves itself: anyone may publish it.
@@ -34,9 +34,14 @@ def sample_key(provider: str, request: str, task: str, chunk: int, attempt: int)
     return canonical.digest("nodewire/sample/1", [provider, request, task, chunk, attempt])
 
 
-def topic(key: str) -> str:
-    """The topic of all votes on the sample with this key."""
-    return f"verdict/{key}"
+def topic(ballot: str) -> str:
+    """The topic of all votes in one ballot on a sample: the first is called by the sample's key."""
+    return f"verdict/{ballot}"
+
+
+def second(key: str) -> str:
+    """The ballot on the sample with this key that follows where the first found no 2f+1 of one mind."""
+    return f"{key}/2"
 
 
 class Verdict(Schema):
@@ -127,16 +132,19 @@ class Certificate:
         """
         if self.verdict.committee != committee.digest():
             raise BadQuorum("committee", "the verdict names another committee")
-        wanted = (self.verdict.committee, topic(self.verdict.key), self.verdict.digest())
-        voters = set()
+        key, wanted = self.verdict.key, (self.verdict.committee, self.verdict.digest())
+        voters, topics = set(), set()
         for event in self.votes:
             try:
                 vote = inventory.parse(event)
                 verify_event(event)
             except NodewireError as error:
                 raise BadQuorum("votes", "one is malformed or not signed by its author") from error
-            if not isinstance(vote, inventory.Vote) or (vote.committee, vote.topic, vote.x) != wanted:
+            if not isinstance(vote, inventory.Vote) or (vote.committee, vote.x) != wanted:
                 raise BadQuorum("votes", "one is for something else")
+            topics.add(vote.topic)
+            if not topics < {topic(key), topic(second(key))}:
+                raise BadQuorum("votes", "not all of one ballot on this sample")
             if committee.oracle(vote.oracle) is None:
                 raise BadQuorum("votes", "one is an outsider's")
             voters.add(vote.oracle)

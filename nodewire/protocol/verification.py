@@ -85,14 +85,19 @@ class Report(Schema):
 
 
 def build(keys: Keys, sampled: Sampled, *, created_at: int) -> Event:
+    return sign(keys, KIND, created_at=created_at, content=sampled.to_json(), tags=_tags(sampled))
+
+
+def _tags(sampled: Sampled) -> list[tuple[str, str]]:
     verifiers = dict.fromkeys(v for sample in sampled.samples for v in sample.verifiers)
-    tags_ = [("c", sampled.committee), ("n", tags.epoch_topic(sampled.epoch)), ("e", sampled.request)]
-    tags_ += [("p", verifier) for verifier in verifiers]
-    return sign(keys, KIND, created_at=created_at, content=sampled.to_json(), tags=tags_)
+    of = [("c", sampled.committee), ("n", tags.epoch_topic(sampled.epoch)), ("e", sampled.request)]
+    return [*of, *(("p", verifier) for verifier in verifiers)]
 
 
 def parse(event: Event) -> Sampled:
     """The samples in a verified event; whether they were drawn is for who reads them to derive.
+
+    Who looks for its key among the tags must find it there, and for as long as it looks: they are exactly `build`'s.
 
     Raises:
         BadEvent, BadTag, BadVersion, TooLarge: it is malformed.
@@ -103,6 +108,8 @@ def parse(event: Event) -> Sampled:
         raise BadTag("n", "the tags name another committee or epoch than the content")
     if any(sample.request != sampled.request for sample in sampled.samples):
         raise BadEvent("samples", "one is of another request")
+    if sorted(map(tuple, event.tags)) != sorted(_tags(sampled)):
+        raise BadTag("p", "not just the committee, the epoch, the request and the verifiers")
     return sampled
 
 

@@ -21,6 +21,7 @@ from nodewire.market import Market
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
+from nodewire.plan.sample import is_drawn
 from nodewire.protocol import job, kinds, verification
 from nodewire.protocol.chunk import Opening, opening
 from nodewire.protocol.commitment import ChunkRoot, Committed
@@ -158,6 +159,7 @@ class Verifying:
         request = await self.request(sample.request)
         if self._keys.public in (request.customer, *request.plan.members()):
             raise NotAllowed("sample", "of a job that this node has a part in")
+        await self._check_drawn(sample, epoch, request)
         try:
             computed = await self._compute(sample, epoch, request)
         except (NotFound, BadInput):
@@ -175,6 +177,38 @@ class Verifying:
         certified = await self._certified(sample, epoch, self._keys.public, VERIFIED_EPOCHS)
         if certified is not None:
             await self._report(sample, epoch, "computed", root.root, certified)
+
+    async def _check_drawn(self, sample: Sample, epoch: int, request: Request) -> None:
+        """One oracle's word costs this node no work: the root must be certified, and the beacon must have drawn it.
+
+        Raises:
+            NotAllowed: it is not so.
+            NotFound: the epoch's certificate or beacon did not come in time.
+        """
+        while (found := await self._read(epoch)) is None:
+            if not self._in_time(epoch):
+                raise NotFound("epoch", f"{epoch} is not certified, or has no beacon")
+            await asyncio.sleep(self._committee.epoch_ms / 8000)
+        beacon, commitments = found
+        wanted = (sample.request, sample.task, sample.chunk, sample.attempt, sample.root)
+        certified = any(
+            (*chunk.key, chunk.root) == wanted
+            for committed in commitments
+            if committed.provider == sample.provider and committed.commitment is not None
+            for chunk in committed.commitment.chunks
+        )
+        if not certified or not is_drawn(beacon, sample.key, request.plan.verification.rate_ppm):
+            raise NotAllowed("sample", f"no beacon drew {sample.key[:8]}")
+
+    async def _read(self, epoch: int) -> tuple[str, tuple[Committed, ...]] | None:
+        """The epoch's beacon, and the commitments that it certifies; None as long as they are not to be had."""
+        for one in self._market.epochs_after(epoch - 1):
+            if one.body.epoch == epoch:
+                try:
+                    return one.beacon, await self._market.commitments(one.body)
+                except NodewireError as error:
+                    log.info("epoch %d: %s", epoch, error)
+        return None
 
     async def _compute(self, sample: Sample, epoch: int, request: Request) -> Opening:
         served = self._served.get(request.plan.manifest)

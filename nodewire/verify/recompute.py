@@ -164,8 +164,8 @@ async def _opening(
     if attempt is not None:
         want = want.model_copy(update={"attempt": attempt})
     opening = Opening.unpack(await pull_document(node, peer, addresses, want, max_bytes=Opening.MAX_BYTES))
-    if (opening.provider, opening.request, opening.task, opening.chunk) != (peer, sample.request, task, chunk):
-        raise BadInput("opening", "of another node's work, or of another chunk")
+    if (opening.author, opening.request, opening.task, opening.chunk) != (peer, sample.request, task, chunk):
+        raise BadInput("opening", "of another chunk")
     return opening
 
 

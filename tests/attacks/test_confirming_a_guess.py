@@ -77,7 +77,7 @@ def openings(request, manifest, frames) -> dict[tuple[str, int], Opening]:
         found[sources[frame.edge], chunk_of(manifest, frame.seq)].append(leaf_of(request.plan.manifest, frame))
     return {
         (task, chunk): Opening(
-            provider=request.plan.assignment(task).provider,
+            author=request.plan.assignment(task).provider,
             request=request.id,
             task=task,
             chunk=chunk,
@@ -91,14 +91,16 @@ def openings(request, manifest, frames) -> dict[tuple[str, int], Opening]:
 
 def roots_of(opening: Opening, secrets: set[bytes]):
     """Every root that the guess gives, with these 32 bytes in every place where the provider's secret stands."""
-    data = [leaf.data(opening.provider, opening.request) for leaf in opening.leaves]
+    data = [leaf.data(opening.request) for leaf in opening.leaves]
     of = canonical.encode([opening.request, opening.task, opening.chunk, opening.attempt])
-    yield merkle.root([merkle.leaf(one) for one in data])
-    yield hashlib.sha256(b"".join(data)).digest()
+    place = [opening.author, opening.request, opening.task, opening.chunk, opening.attempt]
+    roots = [merkle.root([merkle.leaf(one) for one in data]), hashlib.sha256(b"".join(data)).digest()]
     for secret in secrets:
-        yield merkle.root([merkle.leaf(one, secret) for one in data])
+        roots.append(merkle.root([merkle.leaf(one, secret) for one in data]))
         for behind in (secret, canonical.tagged_hash("nodewire/salt-secret/1", secret + of)):
-            yield merkle.root([merkle.leaf(one, merkle.salt(behind, i)) for i, one in enumerate(data)])
+            roots.append(merkle.root([merkle.leaf(one, merkle.salt(behind, i)) for i, one in enumerate(data)]))
+    for root in roots:
+        yield from (root, bytes.fromhex(canonical.digest("nodewire/work/1", [*place, root])))
 
 
 def needles(request, opening: Opening, first: Frame[Array]):
@@ -108,7 +110,7 @@ def needles(request, opening: Opening, first: Frame[Array]):
     yield hashlib.sha256(PROMPT.encode()).digest()
     yield hashlib.sha256(PROMPT.encode()).hexdigest().encode()
     for leaf in opening.leaves:
-        data = leaf.data(opening.provider, opening.request)
+        data = leaf.data(opening.request)
         for digest in (merkle.leaf(data), merkle.leaf(data, bytes(32)), hashlib.sha256(data).digest()):
             yield from (digest, digest.hex().encode())
         for tensor in leaf.tensors:

@@ -227,12 +227,11 @@ def _chunk_root() -> dict[str, Any]:
         Frame("hidden.0", 2, ()),
     ]
     leaves = tuple(leaf_of(manifest, frame) for frame in frames)
-    provider = keys("provider").public
-    at = {"request": REQUEST, "task": "driver", "chunk": 3, "attempt": 0}
-    opening = Opening(provider=provider, **at, secret=SECRET, leaves=leaves)
+    author = keys("author").public
+    opening = Opening(author=author, request=REQUEST, task="driver", chunk=3, attempt=0, secret=SECRET, leaves=leaves)
     said = []
     for i, (frame, leaf) in enumerate(zip(frames, leaves, strict=True)):
-        data, salt = leaf.data(provider, REQUEST), merkle.salt(SECRET, i)
+        data, salt = leaf.data(REQUEST), merkle.salt(SECRET, i)
         said.append(
             {
                 "edge": frame.edge,
@@ -246,8 +245,11 @@ def _chunk_root() -> dict[str, Any]:
         )
     return {
         "manifest": manifest,
-        "provider": provider,
-        **at,
+        "author": author,
+        "request": REQUEST,
+        "task": "driver",
+        "chunk": 3,
+        "attempt": 0,
         "secret": SECRET.hex(),
         "frames": said,
         "root": opening.root(),

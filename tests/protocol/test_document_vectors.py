@@ -95,11 +95,11 @@ def test_a_chunks_root():
         arrays = tuple(Array(dtype, tuple(shape), bytes.fromhex(data)) for dtype, shape, data in said["tensors"])
         leaf = leaf_of(vector["manifest"], Frame(said["edge"], said["seq"], arrays))
         assert [tensor.sketch.hex() for tensor in leaf.tensors] == said["sketches"]
-        data, salt = leaf.data(vector["provider"], vector["request"]), merkle.salt(secret, index)
+        data, salt = leaf.data(vector["request"]), merkle.salt(secret, index)
         assert (data.hex(), salt.hex()) == (said["leaf_data"], said["salt"])
         assert merkle.leaf(data, salt).hex() == said["leaf"]
         leaves.append(leaf)
-    at = {name: vector[name] for name in ("provider", "request", "task", "chunk", "attempt")}
+    at = {name: vector[name] for name in ("author", "request", "task", "chunk", "attempt")}
     assert Opening(**at, secret=secret, leaves=tuple(leaves)).root() == vector["root"]
 
 
