@@ -118,6 +118,9 @@ def make_market(folder, tmp_path, policy="none"):
     async def publish(event):
         market.events.append(event)
 
+    async def commit(roots):
+        market.committed += roots
+
     for keys in providers:
         mailbox, statements = market.hub.box(keys.public), None
         if policy == "sampled":
@@ -134,7 +137,7 @@ def make_market(folder, tmp_path, policy="none"):
             worker=Direct(actors),
             ledger=Ledger(":memory:"),
             publish=publish,
-            committed=market.committed.append,
+            commit=commit,
             statements=statements,
         )
     market.box = market.hub.box(CUSTOMER.public)
