@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from nodewire.errors import (
+    BadConfig,
     BadFrame,
     BadInput,
     LinkLost,
@@ -357,8 +358,8 @@ class JobRun:
             if roots:
                 if self._statements is not None:
                     await self._statements.complete(chunk, self._mailbox.control)
-                self._roots += roots
                 await self._commit(roots)
+                self._roots += roots
                 await self._ask(chunk, units, claim(roots), attempt)
             del self._unsettled[chunk]
             if end:
@@ -386,6 +387,8 @@ class JobRun:
         self._statements.stop(error)
         async with self._turn:
             left, self._unsettled = self._unsettled, {}
+        if isinstance(self._fault, BadConfig):
+            return  # a root that is not written down can be lost; then its claim costs more than it brings
         for chunk, (units, roots, attempt) in sorted(left.items()):
             if roots:
                 await self._ask(chunk, units, claim(roots), attempt)
