@@ -350,8 +350,8 @@ class Provider:
         self._spool.keep_until(request, until_s)
         try:
             await asyncio.to_thread(self._kept.ended, request, until_s)
-        except BadConfig as error:  # it is taken for interrupted when this daemon starts anew
-            log.error("job %s: %s", request[:8], error)
+        except BadConfig as error:
+            log.warning("job %s counts as interrupted when this daemon starts anew: %s", request[:8], error)
 
     async def _sweep(self) -> None:
         """Delete spooled jobs whose time has passed; those that may have to be shown go by the file's time."""

@@ -88,7 +88,9 @@ class KeptWork:
             self._db.execute(f"PRAGMA user_version = {_VERSION}")
 
     def close(self) -> None:
-        self._db.close()
+        """What is being written is waited for; what comes later is refused as by a file that cannot be written."""
+        with self._lock:
+            self._db.close()
 
     # Jobs.
 
@@ -217,9 +219,9 @@ class KeptWork:
                 yield
             except sqlite3.IntegrityError:
                 raise  # this software's own fault
-            except sqlite3.OperationalError as error:
+            except (sqlite3.OperationalError, sqlite3.ProgrammingError, OSError) as error:
                 raise BadConfig(str(self._path), f"cannot be read or written: {error}") from error
-            except (sqlite3.Error, OSError) as error:
+            except sqlite3.Error as error:
                 lost = "the roots that no certificate holds yet, and what shows the work of sampled jobs, are lost"
                 what = f"damaged ({error}). Bring back a copy, or move it away to start without: {lost}"
                 raise BadConfig(str(self._path), what) from error

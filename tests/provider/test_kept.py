@@ -222,6 +222,13 @@ def test_a_damaged_file_is_refused_and_the_error_says_what_to_do(path, damage):
     assert "move it away" in refused.value.reason
 
 
+def test_what_comes_after_the_end_of_a_process_is_refused_and_is_no_damage(path):
+    file = KeptWork(path)
+    file.close()
+    with pytest.raises(BadConfig, match="cannot be read or written"):
+        file.ended(REQUEST, 1)
+
+
 def test_a_file_of_another_version_is_refused(path):
     KeptWork(path).close()
     other = sqlite3.connect(path)
