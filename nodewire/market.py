@@ -19,7 +19,7 @@ from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter, newest_first
 from nodewire.nostr.pool import Pool
 from nodewire.plan.epoch import Epoch, Epochs, is_valid
-from nodewire.protocol import certificate, commitment, committee, inventory, kinds, publish, snapshot
+from nodewire.protocol import certificate, commitment, committee, inventory, kinds, publish, snapshot, tags
 from nodewire.protocol.body import Body
 from nodewire.protocol.commitment import Commitment, Committed
 from nodewire.protocol.committee import VALID_EPOCHS, Committee
@@ -136,6 +136,32 @@ class Market:
             await self.take(events[0])
         return known.body
 
+    def body_of(self, epoch: int) -> Body | None:
+        """The certified body of an epoch, if it has come and is not too old."""
+        known = self._epochs.certified(epoch)
+        return None if known is None else known.body
+
+    async def find_body(self, epoch: int) -> Body | None:
+        """The certified body of an epoch of whatever age; None if relays have none.
+
+        Raises:
+            RelayRefused, TimedOut: no relay answers.
+        """
+        if (known := self.body_of(epoch)) is not None:
+            return known
+        oracles = frozenset(oracle.pubkey for oracle in self.committee.oracles)
+        about = {"c": frozenset({self.committee_digest}), "n": frozenset({tags.epoch_topic(epoch)})}
+        wanted = Filter(kinds=frozenset({kinds.CERTIFICATE}), authors=oracles, tags=about)
+        for event in await self._pool.fetch([wanted], timeout_s=_FETCH_S):
+            try:
+                found = certificate.parse(event)
+                found.check(self.committee)
+            except NodewireError:
+                continue  # one oracle's malformed event; the others' are read
+            if found.body.epoch == epoch:
+                return found.body
+        return None
+
     def is_valid(self, body: Body) -> bool:
         """Whether a request that comes now may stand on `body`: it had an epoch's time to come here."""
         return is_valid(self.committee, body.epoch, _now_ms(), grace_ms=self.committee.epoch_ms)
@@ -165,13 +191,7 @@ class Market:
         digest = body.digest()
         if digest in self._commitments:
             return self._commitments[digest]
-        events = await self._pool.fetch([Filter(ids=frozenset(body.inventories))], timeout_s=_FETCH_S)
-        inventories = [one for one in [await self._inventory(event) for event in events] if one is not None]
-        if len(inventories) < len(body.inventories):
-            raise NotFound("inventories", f"{len(inventories)} of {len(body.inventories)} cited ones are to be had")
-        _, ids = snapshot.listed(self.committee, inventories)
-        if commitment.certified_root(ids) != body.commitments:
-            raise BadHash("commitments", "not those that the inventories list")
+        ids = await self.commitment_ids(body)
         found: list[Committed] = []
         for i in range(0, len(ids), _IDS_PER_FETCH):
             wanted = Filter(ids=frozenset(ids[i : i + _IDS_PER_FETCH]))
@@ -188,6 +208,19 @@ class Market:
         while len(self._commitments) > _KEPT_SNAPSHOTS:
             self._commitments.popitem(last=False)
         return self._commitments[digest]
+
+    async def commitment_ids(self, body: Body) -> list[str]:
+        """The event ids of the commitments that `body` certifies. Raises as `commitments`; or no relay answers."""
+        if body.commitments == commitment.certified_root([]):
+            return []
+        events = await self._pool.fetch([Filter(ids=frozenset(body.inventories))], timeout_s=_FETCH_S)
+        inventories = [one for one in [await self._inventory(event) for event in events] if one is not None]
+        if len(inventories) < len(body.inventories):
+            raise NotFound("inventories", f"{len(inventories)} of {len(body.inventories)} cited ones are to be had")
+        _, ids = snapshot.listed(self.committee, inventories)
+        if commitment.certified_root(ids) != body.commitments:
+            raise BadHash("commitments", "not those that the inventories list")
+        return ids
 
     async def _inventory(self, event: Event) -> Inventory | None:
         try:

@@ -71,6 +71,10 @@ class Epochs:
         found = self._certificates.get(digest)
         return found and found[0]
 
+    def certified(self, epoch: int) -> Certificate | None:
+        """The certificate of epoch number `epoch`, if it is among those kept."""
+        return next((one for one, _ in self._certificates.values() if one.body.epoch == epoch), None)
+
     def newest(self, now_ms: int) -> Certificate | None:
         """The newest certificate of a closed epoch, whether or not its beacon is known; None before the first."""
         return next((certificate for certificate, _ in self._by_age(now_ms)), None)

@@ -1,4 +1,4 @@
-"""What a provider says of itself: its ad (31990), its beats (11998), its commitments (8854)."""
+"""What a provider says of itself: its ad (31990) and its beats (11998)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,10 @@ from nodewire.nostr.keys import Keys
 from nodewire.nostr.pool import Pool
 from nodewire.protocol import ad as ads
 from nodewire.protocol import beat as beats
-from nodewire.protocol import commitment as commitments
 from nodewire.protocol.ad import Ad, ManifestOffer, TaskOffer
 from nodewire.protocol.beat import Beat
-from nodewire.protocol.commitment import MAX_CHUNKS, ChunkRoot, Commitment
 from nodewire.provider.bonding import Bonding
 from nodewire.provider.serving import Served
-from nodewire.store.blobs import Blobs
 
 log = logging.getLogger("nodewire.provider")
 _PUBLISH_S = 5.0
@@ -58,36 +55,28 @@ def describe(
 
 
 class Announcer:
-    """Publishes the ad once, then beats, and commits to chunk roots before every epoch's close."""
+    """Publishes the ad once, then beats."""
 
     def __init__(
         self,
         keys: Keys,
         pool: Pool,
-        blobs: Blobs,
         market: Market,
         ad: Ad,
         served: Iterable[Served],
         bonding: Bonding,
     ) -> None:
         self._keys = keys
-        self._blobs = blobs
         self._pool = pool
         self._market = market
         self._ad = ad
         self._served = tuple(served)
         self._bonding = bonding
-        self._roots: list[ChunkRoot] = []
         self._beaten_s = 0
-
-    def commit(self, root: ChunkRoot) -> None:
-        """Take a chunk's root into this epoch's commitment."""
-        self._roots.append(root)
 
     async def run(self) -> None:
         """Announce and beat until cancelled."""
         event = await self._announce()
-        committed = -1
         while True:
             if self._bonding.is_due:
                 try:
@@ -97,8 +86,6 @@ class Announcer:
             epoch = self._market.committee.epoch_at(int(time.time() * 1000))
             if epoch >= 0:
                 await self._beat(event.id, epoch)
-            if self._roots and epoch != committed:
-                committed = await self._commit(epoch)
             await asyncio.sleep(self._market.committee.beat_ms / 1000)
 
     async def _announce(self) -> Event:
@@ -131,19 +118,3 @@ class Announcer:
             await self._pool.publish(event, timeout_s=_PUBLISH_S)
         except NodewireError as error:
             log.warning("beat: %s", error)
-
-    async def _commit(self, epoch: int) -> int:
-        """Publish one commitment for `epoch`; returns the epoch, or -1 if it must be tried again."""
-        now, self._roots = self._roots[:MAX_CHUNKS], self._roots[MAX_CHUNKS:]
-        chunks = tuple(sorted(now, key=lambda root: root.key))
-        document = Commitment(committee=self._market.committee_digest, epoch=epoch, chunks=chunks)
-        event, blob = commitments.build(self._keys, document, created_at=int(time.time()))
-        try:
-            if blob is not None:
-                await self._blobs.put(blob)
-            await self._pool.publish(event, timeout_s=_PUBLISH_S)
-        except NodewireError as error:
-            log.warning("commitment: %s", error)
-            self._roots = [*now, *self._roots]
-            return -1
-        return epoch

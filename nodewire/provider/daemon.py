@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from nodewire.errors import BadInput, Busy, LinkLost, NodewireError, NotAllowed
+from nodewire.errors import BadConfig, BadInput, Busy, LinkLost, NodewireError, NotAllowed
 from nodewire.kind import Worker
 from nodewire.market import Market
 from nodewire.nostr import nip59
@@ -26,8 +26,10 @@ from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.takeover import LOST, Takeover, assigned
 from nodewire.provider.admission import Admission, feedback_for
 from nodewire.provider.announcing import Announcer
+from nodewire.provider.committing import Committing
 from nodewire.provider.holding import Holding, Kept
 from nodewire.provider.job import JobRun
+from nodewire.provider.kept import KeptWork
 from nodewire.provider.serving import OneManifest, Served
 from nodewire.provider.standing import Standby, Standing
 from nodewire.provider.standing import check as check_call
@@ -52,8 +54,10 @@ MAX_REFUSING = 64
 WAITING_S = 30.0
 GRACE_S = 5.0
 """How long a job waits for a neighbour that is lost to be replaced."""
-SPOOL_EPOCHS = 6
-"""For how many epochs after a job's end its frames are kept."""
+SPOOL_EPOCHS = 10
+"""For how many epochs after a job's end, or a crash, its frames are kept. Its last root is certified in that epoch or
+the next; what is drawn is judged in the six that follow, and a judge may ask until the last is over: that is eight, and
+two are in reserve. Roots that are published later keep their jobs longer (`committing.SHOWN_EPOCHS`)."""
 
 
 class Provider:
@@ -71,9 +75,11 @@ class Provider:
         served: Mapping[str, Served],
         workers: Mapping[str, Worker],
         announcer: Announcer,
+        committing: Committing,
         admission: Admission,
         withdrawals: Withdrawals,
         spool: Spool,
+        kept: KeptWork,
         holding: Holding,
         patience_s: int,
         verifying: Verifying,
@@ -87,14 +93,16 @@ class Provider:
         self._served = served
         self._workers = workers
         self._announcer = announcer
+        self._committing = committing
         self._admission = admission
         self._withdrawals = withdrawals
         self._patience_s = patience_s
         self._spool = spool
+        self._kept = kept
         self._holding = holding
         self._verifying = verifying
         self._standby = Standby()
-        self._requests: dict[str, tuple[float, Request, Manifest]] = {}
+        self._requests: dict[str, tuple[float, Event, Request, Manifest]] = {}
         self._tickets: dict[tuple[str, str], tuple[float, Ticket]] = {}
         """By request and author: anybody can read a request and send a ticket for it, which opens nothing."""
         self._jobs: dict[str, JobRun] = {}
@@ -110,6 +118,7 @@ class Provider:
             group.create_task(self._till.run(self._settled))
             group.create_task(self._follow())
             group.create_task(self._announcer.run())
+            group.create_task(self._committing.run())
             group.create_task(self._sweep())
             group.create_task(self._verifying.run())
 
@@ -143,7 +152,7 @@ class Provider:
                 self._refusing.add(refusing)
                 refusing.add_done_callback(self._refusing.discard)
             raise
-        self._requests[request.id] = (time.monotonic(), request, manifest)
+        self._requests[request.id] = (time.monotonic(), event, request, manifest)
         _keep_newest(self._requests)
         self._begin_if_complete(request.id)
 
@@ -162,19 +171,19 @@ class Provider:
         """A job begins when its request and its ticket are here, from the same key."""
         if id_ not in self._requests:
             return
-        _, request, manifest = self._requests[id_]
+        _, event, request, manifest = self._requests[id_]
         if (id_, request.customer) not in self._tickets:
             return
         del self._requests[id_]
         _, ticket = self._tickets.pop((id_, request.customer))
-        self._spawn(self._serve(request, manifest, ticket))
+        self._spawn(self._serve(event, request, manifest, ticket))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    async def _serve(self, request: Request, manifest: Manifest, ticket: Ticket) -> None:
+    async def _serve(self, event: Event, request: Request, manifest: Manifest, ticket: Ticket) -> None:
         served = self._served[request.plan.manifest]
         try:
             if ticket.seal() != request.ticket:
@@ -189,16 +198,16 @@ class Provider:
                 self._admitting -= 1
             if self._keys.public in request.plan.providers():
                 served.take()
-            self._holding.keep(Kept(request, manifest, ticket))
         except NodewireError as error:
             log.info("job %s refused: %s", request.id[:8], error)
             await self._refuse(request.id, request.customer, error)
             return
+        job = Standing(event, ticket, request, manifest, params)
         if self._keys.public in request.plan.providers():
-            await self._run_job(request, manifest, served, params, self._standby.call_for(request.id))
+            await self._run_job(job, served, self._standby.call_for(request.id))
             return
         await self._tell(request.id, request.customer, "processing", "standby")
-        if call := self._standby.stand_by(Standing(request, manifest, params)):
+        if call := self._standby.stand_by(job):
             self.controlled(call[0], call[1].control())
 
     def controlled(self, peer: str, document: Mapping[str, Any]) -> None:
@@ -223,20 +232,25 @@ class Provider:
                 link.send_control({"t": LOST, "peer": self._keys.public, "job": request.id})
             return
         log.info("job %s: entered at attempt %d", request.id[:8], call.attempt)
-        await self._run_job(request, manifest, served, standing.params, (peer, call), entered=call)
+        await self._run_job(standing, served, (peer, call), entered=call)
 
     async def _run_job(
         self,
-        request: Request,
-        manifest: Manifest,
+        job: Standing,
         served: Served,
-        params: Mapping[str, Any],
         call: tuple[str, Takeover] | None,
         entered: Takeover | None = None,
     ) -> None:
         """Run a job whose slot has been taken. `call` is a takeover that came before the job was open here."""
+        request = job.request
         try:
-            await self._run(request, manifest, served, params, call if entered is None else None, entered)
+            if request.plan.verification.policy == "sampled":
+                await asyncio.to_thread(self._kept.begun, job.event, job.ticket)
+            self._holding.keep(Kept(request, job.manifest, job.ticket))
+            await self._run(request, job.manifest, served, job.params, call if entered is None else None, entered)
+        except BadConfig as error:  # what cannot be shown later is not computed
+            log.error("job %s ended: %s", request.id[:8], error)
+            await self._refuse(request.id, request.customer, error)
         except NodewireError as error:
             log.warning("job %s ended: %s", request.id[:8], error)
         except Exception:
@@ -244,7 +258,7 @@ class Provider:
         finally:
             served.give()
             self._jobs.pop(request.id, None)
-            self._spool.keep_until(request.id, time.time() + SPOOL_EPOCHS * self._market.committee.epoch_ms / 1000)
+            await self._ended(request.id)
 
     async def _run(
         self,
@@ -277,9 +291,11 @@ class Provider:
             raise NotAllowed("job", "withdrawn by the customer")
         chunks: set[int] = set()
 
-        def committed(root: ChunkRoot) -> None:
-            chunks.add(root.chunk)
-            self._announcer.commit(root)
+        async def commit(roots: Sequence[ChunkRoot]) -> None:
+            chunk = roots[0].chunk
+            chunks.add(chunk)
+            deadline = request.plan.deadline_epoch(chunk, self._market.committee.epoch_ms)
+            await self._committing.commit(roots, deadline)
 
         run = JobRun(
             keys=self._keys,
@@ -291,7 +307,7 @@ class Provider:
             worker=OneManifest(self._workers[served.digest], served.digest),
             ledger=self._ledger,
             publish=self._publish,
-            committed=committed,
+            commit=commit,
             patience_s=self._patience_s,
             takeover=entered,
             statements=statements,
@@ -329,10 +345,22 @@ class Provider:
                 what = f"{', '.join(run.tasks)}, {len(chunks)} chunk{'s' * (len(chunks) > 1)}"
                 log.info("job %s served: %s, %.3f sat earned", request.id[:8], what, earned)
 
+    async def _ended(self, request: str) -> None:
+        until_s = time.time() + SPOOL_EPOCHS * self._market.committee.epoch_ms / 1000
+        self._spool.keep_until(request, until_s)
+        try:
+            await asyncio.to_thread(self._kept.ended, request, until_s)
+        except BadConfig as error:
+            log.warning("job %s counts as interrupted when this daemon starts anew: %s", request[:8], error)
+
     async def _sweep(self) -> None:
-        """Delete spooled jobs whose time has passed."""
+        """Delete spooled jobs whose time has passed; those that may have to be shown go by the file's time."""
         while True:
-            self._spool.sweep(time.time())
+            try:
+                await asyncio.to_thread(self._kept.sweep, time.time())
+                self._spool.sweep(time.time(), but=await asyncio.to_thread(self._kept.jobs))
+            except BadConfig as error:
+                log.error("jobs are kept on: %s", error)
             await asyncio.sleep(self._market.committee.epoch_ms / 1000)
 
     def _settled(self, due: Due) -> None:

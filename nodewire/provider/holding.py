@@ -7,6 +7,7 @@ provider computed as a verifier only oracles see.
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -18,18 +19,26 @@ from nodewire.protocol.chunk import Opening, chunk_of, leaf_of, opening
 from nodewire.protocol.committee import Committee
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request, Ticket
+from nodewire.protocol.job import parse as parse_request
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.verification import Sample
+from nodewire.provider.kept import KeptWork
 from nodewire.wire.pull import Answer, Want
 from nodewire.wire.spool import Spool
 
 MAX_KEPT = 4_096
-"""Jobs, the newest."""
+"""Jobs in memory, the newest; of those before the file is read."""
 MAX_VERIFIED_BYTES = 256 * 2**20
 """Of openings of what was computed here as a verifier: the newest, and at least one."""
 
 Granted = Callable[[str, str], Awaitable[tuple[Sample, ...]]]
 """Given a key and a request: the samples of it that the key was drawn to verify and still may."""
+
+
+ManifestOf = Callable[[Request], Awaitable[Manifest]]
+"""The manifest that a request's plan cites. Raises NotFound ..."""
+Recall = Callable[[str], Awaitable["Kept | None"]]
+"""Given a request: the job, if it is kept on disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +48,32 @@ class Kept:
     ticket: Ticket
 
 
+def recall_from(file: KeptWork, manifest_of: ManifestOf) -> Recall:
+    """Jobs of this process's file, whoever wrote it."""
+
+    async def recall(request: str) -> Kept | None:
+        found = await asyncio.to_thread(file.job, request)
+        if found is None:
+            return None
+        event, ticket = found
+        parsed = parse_request(event)
+        return Kept(parsed, await manifest_of(parsed), ticket)
+
+    return recall
+
+
 class Holding:
     """Answers pulls (`nodewire.wire.pull.Holder`) about jobs that this provider took part in."""
 
-    def __init__(self, keys: Keys, committee: Committee, spool: Spool, granted: Granted) -> None:
+    def __init__(
+        self, keys: Keys, committee: Committee, spool: Spool, granted: Granted, recall: Recall | None = None
+    ) -> None:
+        """Without `recall` only jobs of this process are shown."""
         self._keys = keys
         self._committee = committee
         self._spool = spool
         self._granted = granted
+        self._recall = recall
         self._kept: OrderedDict[str, Kept] = OrderedDict()
         self._verified: OrderedDict[tuple[str, str, int, int], bytes] = OrderedDict()
         self._verified_bytes = 0
@@ -80,6 +107,8 @@ class Holding:
             if shown is not None:
                 return shown
         job = self._kept.get(want.request)
+        if job is None and self._recall is not None and (job := await self._recall(want.request)) is not None:
+            self.keep(job)
         if job is None:
             raise NotFound("request", "not kept here")
         if job.request.plan.verification.policy != "sampled":

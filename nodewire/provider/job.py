@@ -48,6 +48,8 @@ from nodewire.provider.statements import LACKING, Statements
 log = logging.getLogger("nodewire.provider")
 
 Publish = Callable[[Event], Awaitable[None]]
+Commit = Callable[[Sequence[ChunkRoot]], Awaitable[None]]
+"""Takes the roots of a chunk; they are on disk when it returns. Only then their payment is asked for."""
 
 
 class JobMailbox(Mailbox, Protocol):
@@ -83,7 +85,7 @@ class JobRun:
         worker: Worker,
         ledger: Ledger,
         publish: Publish,
-        committed: Callable[[ChunkRoot], None],
+        commit: Commit,
         patience_s: int = 30,
         takeover: Takeover | None = None,
         statements: Statements | None = None,
@@ -104,7 +106,7 @@ class JobRun:
         self._worker = _Timed(worker)
         self._ledger = ledger
         self._publish = publish
-        self._committed = committed
+        self._commit = commit
         self._job = Job(request.id, manifest, self.tasks, params)
         self._generates = manifest.mode == "generate"
         self._leaves: dict[tuple[int, str], list[Leaf]] = {}
@@ -355,9 +357,8 @@ class JobRun:
             if roots:
                 if self._statements is not None:
                     await self._statements.complete(chunk, self._mailbox.control)
+                await self._commit(roots)
                 self._roots += roots
-                for root in roots:
-                    self._committed(root)
                 await self._ask(chunk, units, claim(roots), attempt)
             del self._unsettled[chunk]
             if end:

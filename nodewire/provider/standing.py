@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from nodewire.errors import NodewireError
 from nodewire.kind import Params
+from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
 from nodewire.nostr.pool import Pool
 from nodewire.protocol import kinds, takeover
-from nodewire.protocol.job import Request
+from nodewire.protocol.job import Request, Ticket
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.takeover import Takeover
 
@@ -23,6 +24,9 @@ _FETCH_S = 2.0
 class Standing:
     """A checked job that this provider may be called into."""
 
+    event: Event
+    """The request's."""
+    ticket: Ticket
     request: Request
     manifest: Manifest
     params: Params

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Any
@@ -21,12 +22,16 @@ from nodewire.pay.presenting import Presenter
 from nodewire.pay.sim_bond_holder import SimBondHolder
 from nodewire.pay.sim_wallet import SimWallet
 from nodewire.pay.till import Till
+from nodewire.protocol.job import Request
+from nodewire.protocol.manifest import Manifest
 from nodewire.provider.admission import Admission
 from nodewire.provider.announcing import Announcer, describe
 from nodewire.provider.bonding import Bonding
-from nodewire.provider.daemon import Provider
+from nodewire.provider.committing import Committing
+from nodewire.provider.daemon import SPOOL_EPOCHS, Provider
 from nodewire.provider.grants import Grants
-from nodewire.provider.holding import Holding
+from nodewire.provider.holding import Holding, recall_from
+from nodewire.provider.kept import KeptWork
 from nodewire.provider.serving import specialize
 from nodewire.provider.verifying import Verifying
 from nodewire.provider.withdrawals import Withdrawals
@@ -65,7 +70,18 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
 
     spool = Spool(config.state / "spool", config.spool)
     stack.callback(spool.close)
-    holding = Holding(keys, market.committee, spool, Grants(pool, market.committee).of)
+    kept = KeptWork(config.state / f"kept-{market.committee_digest[:16]}.db")
+    stack.callback(kept.close)
+    kept.interrupted(time.time() + SPOOL_EPOCHS * market.committee.epoch_ms / 1000)
+
+    async def manifest_of(request: Request) -> Manifest:
+        digest = request.plan.manifest
+        if digest in served:
+            return served[digest].manifest
+        return await market.manifest(request.manifest_address, digest)
+
+    recall = recall_from(kept, manifest_of)
+    holding = Holding(keys, market.committee, spool, Grants(pool, market.committee).of, recall)
     node = Node(keys, on_control=controlled, holder=holding.show)
     stack.push_async_callback(node.close)
     host, _, port = config.wire.listen.rpartition(":")
@@ -80,7 +96,8 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
         stack.callback(presented.close)
         presenter = Presenter(keys, market.committee, pool, holder, presented, collects=True)
         stack.callback(asyncio.create_task(presenter.run()).cancel)
-    announcer = Announcer(keys, pool, market.blobs, market, ad, served.values(), bonding)
+    announcer = Announcer(keys, pool, market, ad, served.values(), bonding)
+    committing = Committing(keys, pool, market.blobs, market, kept)
     verifying = Verifying(
         keys=keys,
         market=market,
@@ -89,7 +106,7 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
         job_kinds=job_kinds,
         served=served,
         workers=workers,
-        commit=announcer.commit,
+        commit=committing.commit,
         keep=holding.verified,
         publish=publish_here,
     )
@@ -105,9 +122,11 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
         served=served,
         workers=workers,
         announcer=announcer,
+        committing=committing,
         admission=admission,
         withdrawals=withdrawals,
         spool=spool,
+        kept=kept,
         holding=holding,
         patience_s=config.patience_s,
         verifying=verifying,

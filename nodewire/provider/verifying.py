@@ -63,11 +63,12 @@ class Verifying:
         job_kinds: Mapping[int, JobKind],
         served: Mapping[str, Served],
         workers: Mapping[str, Worker],
-        commit: Callable[[ChunkRoot], None],
+        commit: Callable[[Sequence[ChunkRoot], int], Awaitable[None]],
         keep: Callable[[Opening], None],
         publish: Callable[[Event], Awaitable[None]],
     ) -> None:
-        """`commit` takes a root into the next commitment; `keep` an opening, to be shown to oracles."""
+        """`commit` takes roots into the next commitment, and the last epoch that may certify them; `keep` an opening,
+        to be shown to oracles."""
         self._keys = keys
         self._market = market
         self._committee = market.committee
@@ -173,7 +174,7 @@ class Verifying:
             attempt=sample.attempt,
             root=computed.root(),
         )
-        self._commit(root)
+        await self._commit([root], epoch + VERIFIED_EPOCHS)
         certified = await self._certified(sample, epoch, self._keys.public, VERIFIED_EPOCHS)
         if certified is not None:
             await self._report(sample, epoch, "computed", root.root, certified)

@@ -104,10 +104,11 @@ class Inquiry:
         )
 
     async def _addresses(self, request: Request, sample: Sample, epoch: int) -> Mapping[str, Sequence[str]]:
-        """Where the nodes of the plan and the verifiers are, by what they said last."""
+        """Where the nodes of the plan and the verifiers are, by what they said last: who crashed may have moved."""
         pubkeys = {*request.plan.members(), *sample.verifiers}
         found: dict[str, Sequence[str]] = {}
-        for sha256 in (request.plan.snapshot, self._draws.snapshot(epoch)):
+        newest = [one.snapshot for one in self._market.epochs_after(epoch)[-1:]]
+        for sha256 in (request.plan.snapshot, self._draws.snapshot(epoch), *newest):
             if sha256 is not None:
                 try:
                     ads = (await self._market.snapshot(sha256)).ads(pubkeys)

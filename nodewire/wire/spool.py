@@ -22,7 +22,7 @@ import shutil
 import struct
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -158,11 +158,11 @@ class Spool:
         except OSError as error:
             _log.warning("spool: job %s is kept for this process's life only: %s", request[:8], error)
 
-    def sweep(self, now_s: float) -> int:
-        """Delete the jobs whose time has passed; how many bytes that freed."""
+    def sweep(self, now_s: float, but: Container[str] = ()) -> int:
+        """Delete the jobs whose time has passed, `but` those not, whatever theirs is; how many bytes that freed."""
         before = self.bytes
         for request, job in list(self._jobs.items()):
-            if job.until_s is not None and job.until_s <= now_s:
+            if job.until_s is not None and job.until_s <= now_s and request not in but:
                 self.remove(request)
         return before - self.bytes
 

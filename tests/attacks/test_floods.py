@@ -22,6 +22,7 @@ from nodewire.provider import daemon
 from nodewire.provider.admission import Admission
 from nodewire.provider.daemon import Provider
 from nodewire.provider.holding import Holding
+from nodewire.provider.kept import KeptWork
 from nodewire.provider.withdrawals import Withdrawals
 from nodewire.store.blobs import Blobs
 from nodewire.wire.spool import Spool
@@ -68,9 +69,11 @@ def provider(tmp_path) -> Provider:
         served={manifest.digest(): served},  # type: ignore[dict-item]
         workers={},
         announcer=None,  # type: ignore[arg-type]
+        committing=None,  # type: ignore[arg-type]
         admission=admission,
         withdrawals=Withdrawals(),
         spool=(spool := Spool(tmp_path / "spool", 10**6)),
+        kept=KeptWork(":memory:"),
         holding=Holding(PROVIDER, document, spool, None),  # type: ignore[arg-type]
         verifying=None,  # type: ignore[arg-type]
         patience_s=30,

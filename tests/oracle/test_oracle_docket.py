@@ -55,6 +55,10 @@ class Stalls:
 
     def __init__(self, requests, committed, manifest=MANIFEST):
         self.requests, self.committed, self.known = {r.id: r for r in requests}, committed, manifest
+        self.later = []
+
+    def epochs_after(self, number):
+        return [Epoch(body(epoch), digest("beacon"), None, ()) for epoch in self.later if epoch > number]
 
     async def commitments(self, body):
         return tuple(
@@ -178,9 +182,12 @@ async def shown_by(answer, **changes):
         address = await holder.listen("127.0.0.1")
         docket = Docket(stalls, stalls)
         await docket.read(Epoch(body(1), digest("beacon"), asked, ()))
-        ads = {PROVIDER.public: SimpleNamespace(wire=(address,))}
+        moved_in = changes.get("moved_in", 0)
+        stalls.later = [2, moved_in]
 
         async def snapshot(sha256):
+            here = not moved_in or sha256 == digest(f"snapshot/{moved_in}")
+            ads = {PROVIDER.public: SimpleNamespace(wire=(address if here else "127.0.0.1:9",))}
             return SimpleNamespace(ads=lambda pubkeys: {k: ad for k, ad in ads.items() if k in pubkeys})
 
         stalls.snapshot = snapshot
@@ -201,6 +208,15 @@ async def test_a_node_shows_its_opening_over_the_wire():
 
     assert (await shown_by(answer)).leaves == theirs.leaves
     assert asked == [(SEATS[0].keys.public, "opening", TASK, 1, 1)]
+
+
+async def test_who_came_back_at_another_address_is_found_there():
+    theirs = opened(PROVIDER)
+
+    async def answer(peer, want):
+        return theirs.model_copy(update={"request": want.request}).pack()
+
+    assert (await shown_by(answer, moved_in=4)).leaves == theirs.leaves
 
 
 async def test_an_opening_of_another_chunk_is_refused():

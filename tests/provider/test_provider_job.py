@@ -2,11 +2,12 @@
 
 import asyncio
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 
 from kinds.k8843 import KIND
-from nodewire.errors import BadFrame, BadSignature, TimedOut
+from nodewire.errors import BadConfig, BadFrame, BadSignature, TimedOut
 from nodewire.kind import Job
 from nodewire.llm.sampling import Sampling
 from nodewire.llm.split import split_decoder
@@ -19,7 +20,9 @@ from nodewire.protocol.close import Close
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request
 from nodewire.protocol.plan import Assignment, Plan, Terms, Verification, ends
+from nodewire.provider.committing import Committing
 from nodewire.provider.job import JobRun
+from nodewire.provider.kept import KeptWork
 from nodewire.provider.statements import Statements
 from nodewire.wire.spool import Spool
 from tests.kinds.inprocess import Box, Direct, Hub
@@ -118,6 +121,9 @@ def make_market(folder, tmp_path, policy="none"):
     async def publish(event):
         market.events.append(event)
 
+    async def commit(roots):
+        market.committed += roots
+
     for keys in providers:
         mailbox, statements = market.hub.box(keys.public), None
         if policy == "sampled":
@@ -134,7 +140,7 @@ def make_market(folder, tmp_path, policy="none"):
             worker=Direct(actors),
             ledger=Ledger(":memory:"),
             publish=publish,
-            committed=market.committed.append,
+            commit=commit,
             statements=statements,
         )
     market.box = market.hub.box(CUSTOMER.public)
@@ -195,6 +201,42 @@ async def test_what_is_asked_for_is_what_is_committed_and_what_the_result_says(m
         assert list(said.roots) == mine
         for f in market.due(run):
             assert f.due.root == claim([r for r in mine if r.chunk == f.due.chunk])
+
+
+@pytest.mark.parametrize("policy", ["none", "sampled"])
+async def test_no_claim_is_published_before_its_root_is_on_disk(folder, tmp_path, policy):
+    """Another process, which would begin if this one died in that very moment, finds all roots that were claimed."""
+    market = make_market(folder, tmp_path, policy)
+    path = tmp_path / "kept.db"
+    committing, claims = Committing(CUSTOMER, None, None, SimpleNamespace(committee=None), KeptWork(path)), []
+
+    async def publish(event):
+        market.events.append(event)
+        said = market.parsed(event)
+        if said is not None and said.due is not None:
+            run = market.runs[said.provider]
+            on_disk = [r for r in KeptWork(path).due(0, 10**6) if r.task in run.tasks and r.chunk == said.due.chunk]
+            claims.append((claim(on_disk), said.due.root))
+
+    for run in market.runs.values():
+        run._publish, run._commit = publish, lambda roots: committing.commit(roots, 20)
+    await served(market)
+    assert len(claims) == 4 * len(market.runs)
+    assert all(on_disk == claimed for on_disk, claimed in claims)
+
+
+@pytest.mark.parametrize("policy", ["none", "sampled"])
+async def test_what_cannot_be_written_down_is_not_claimed(folder, tmp_path, policy):
+    market = make_market(folder, tmp_path, policy)
+    driver = next(r for r in market.runs.values() if r.drives)
+    file = KeptWork(tmp_path / "kept.db")
+    file._db.execute("PRAGMA query_only = ON")  # as on a disk that is full
+    committing = Committing(CUSTOMER, None, None, SimpleNamespace(committee=None), file)
+    driver._commit = lambda roots: committing.commit(roots, 20)
+    with pytest.raises(ExceptionGroup) as ended:
+        await asyncio.wait_for(served(market), 20)
+    assert ended.group_contains(BadConfig)
+    assert market.due(driver) == []
 
 
 async def test_the_third_chunk_waits_for_the_first_ones_payment(market):
