@@ -35,6 +35,13 @@ def chunk_of(manifest: Manifest, seq: int) -> int:
     return 1 + (seq - 1) // manifest.chunk if seq else 0
 
 
+def first_seq(manifest: Manifest, chunk: int) -> int:
+    """The first frame of an edge that belongs to `chunk`."""
+    if manifest.mode != "generate":
+        return chunk
+    return 1 + (chunk - 1) * manifest.chunk if chunk else 0
+
+
 class Shown(Schema):
     """One tensor of a leaf."""
 

@@ -18,6 +18,7 @@ from nodewire.nostr.nip01 import Filter
 from nodewire.nostr.pool import Pool
 from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
+from nodewire.pay.presenting import Presenter
 from nodewire.pay.till import Till
 from nodewire.protocol import feedback, kinds
 from nodewire.protocol.commitment import ChunkRoot
@@ -83,7 +84,9 @@ class Provider:
         holding: Holding,
         patience_s: int,
         verifying: Verifying,
+        presenter: Presenter | None,
     ) -> None:
+        """`presenter`: of the verdicts that pay it for verifying; None without a bond."""
         self._keys = keys
         self._pool = pool
         self._market = market
@@ -101,6 +104,7 @@ class Provider:
         self._kept = kept
         self._holding = holding
         self._verifying = verifying
+        self._presenter = presenter
         self._standby = Standby()
         self._requests: dict[str, tuple[float, Event, Request, Manifest]] = {}
         self._tickets: dict[tuple[str, str], tuple[float, Ticket]] = {}
@@ -121,6 +125,8 @@ class Provider:
             group.create_task(self._committing.run())
             group.create_task(self._sweep())
             group.create_task(self._verifying.run())
+            if self._presenter is not None:
+                group.create_task(self._presenter.run())
 
     async def _follow(self) -> None:
         mine = {"p": frozenset({self._keys.public})}

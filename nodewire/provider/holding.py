@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from nodewire.errors import NotAllowed, NotFound
 from nodewire.nostr.keys import Keys
 from nodewire.protocol import sent
-from nodewire.protocol.chunk import Opening, chunk_of, leaf_of, opening
+from nodewire.protocol.chunk import Opening, chunk_of, first_seq, leaf_of, opening
 from nodewire.protocol.committee import Committee
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request, Ticket
@@ -188,7 +188,7 @@ class Holding:
         return sent.pack(one for one in kept if one.edge in edges and want.first <= one.chunk <= want.last)
 
     def _of_chunks(self, job: Kept, want: Want, edge: str) -> Iterator[tuple[int, Frame[Array]]]:
-        for attempt, frame in self._spool.read(want.request, edge):
+        for attempt, frame in self._spool.read(want.request, edge, first_seq(job.manifest, want.first)):
             chunk = chunk_of(job.manifest, frame.seq)
             if chunk > want.last:
                 return

@@ -91,11 +91,11 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
     ad = describe(config, keys.public, served.values(), wire=wire, lnurl=lnurl, committee=market.committee_digest)
     holder = SimBondHolder(wallet)
     bonding = Bonding(keys, holder, config.bond)
+    presenter = None
     if config.bond.amount_msat:  # who has none never verifies
         presented = Presented(config.state / "presented.db", market.committee_digest)
         stack.callback(presented.close)
         presenter = Presenter(keys, market.committee, pool, holder, presented, collects=True)
-        stack.callback(asyncio.create_task(presenter.run()).cancel)
     announcer = Announcer(keys, pool, market, ad, served.values(), bonding)
     committing = Committing(keys, pool, market.blobs, market, kept)
     verifying = Verifying(
@@ -130,6 +130,7 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
         holding=holding,
         patience_s=config.patience_s,
         verifying=verifying,
+        presenter=presenter,
     )
     running = asyncio.create_task(provider.run())
     stack.callback(running.cancel)

@@ -76,6 +76,7 @@ def provider(tmp_path) -> Provider:
         kept=KeptWork(":memory:"),
         holding=Holding(PROVIDER, document, spool, None),  # type: ignore[arg-type]
         verifying=None,  # type: ignore[arg-type]
+        presenter=None,
         patience_s=30,
     )
 

@@ -1,17 +1,18 @@
-"""A provider's daemon that commits to nothing: its announcer, changed from outside. What is not drawn is not judged."""
+"""A provider's daemon that commits to nothing, changed from outside. What is not committed to is not drawn."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from nodewire.protocol.commitment import ChunkRoot
-from nodewire.provider.announcing import Announcer
+from nodewire.provider.committing import Committing
 
 
 def commit_to_nothing() -> None:
-    """From now on every announcer of this process drops what it is to commit to."""
+    """From now on this process drops what it is to commit to."""
 
-    def dropped(self: Any, root: ChunkRoot) -> None:
+    async def dropped(self: Any, roots: Sequence[ChunkRoot], deadline: int) -> None:
         pass
 
-    Announcer.commit = dropped  # type: ignore[method-assign]
+    Committing.commit = dropped  # type: ignore[method-assign]
