@@ -16,7 +16,7 @@ from nodewire.protocol.feedback import Due, Feedback
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import LOCAL, Plan
-from nodewire.protocol.takeover import Takeover, assigned, price_msat
+from nodewire.protocol.takeover import Takeover, assigned, payees, price_msat
 
 AHEAD_S = 15
 """How far the clock of a provider may be ahead."""
@@ -77,6 +77,8 @@ class JobPayments:
         self._takeovers: list[Takeover] = []
         """All that were accepted, the newest last."""
         self._delivered = -1
+        self._payees: dict[tuple[str, int], str] = {}
+        """By task and chunk, who is paid for it: nobody else is, whatever a later takeover says."""
         self._claims: dict[tuple[str, int], str] = {}
         """The claim that counts (a feedback's id), by provider and chunk."""
         self._changed = asyncio.Condition()
@@ -139,10 +141,13 @@ class JobPayments:
         self._check(said.provider, due)
         async with self._changed:
             await self._changed.wait_for(lambda: self._may_pay(due.chunk))
-        if self._closed is not None and due.units != self._closed[due.chunk]:
-            raise BadInput(
-                "units", f"{due.units} asked for; the driver closed the chunk with {self._closed[due.chunk]}"
-            )
+        self._check(said.provider, due)  # once more: there may be a takeover since
+        closed = self._closed[due.chunk] if self._closed is not None else due.units
+        if due.units > closed:
+            raise BadInput("units", f"{due.units} asked for; the driver closed the chunk with {closed}")
+        for task in self._tasks(said.provider, due):
+            if self._payees.setdefault((task, due.chunk), said.provider) != said.provider:
+                raise BadInput("chunk", f"{task} of {due.chunk} is paid to who did it first")
         ad = self._ads[said.provider]
         key = Key(self._request, said.provider, due.chunk, due.attempt)
         fetch = lnurl.over_lnurl(
@@ -160,6 +165,8 @@ class JobPayments:
         async with self._changed:
             self.paid[said.provider, due.chunk] = paid
             self._changed.notify_all()
+        if due.units < closed:  # it has been paid for its work, and nobody counts on with such a driver
+            raise BadInput("units", f"the driver closed {due.chunk} with {closed}, others computed {due.units}")
 
     async def payable(self, chunk: int) -> None:
         """Return when `chunk` has come and, in a generation, has been closed."""
@@ -195,8 +202,15 @@ class JobPayments:
     def _may_pay(self, chunk: int) -> bool:
         return self._delivered >= chunk and (self._closed is None or chunk in self._closed)
 
+    def _then(self, due: Due) -> Takeover | None:
+        """The takeover by whose assignment it was claimed."""
+        return next((t for t in reversed(self._takeovers) if t.attempt <= due.attempt), None)
+
+    def _tasks(self, provider: str, due: Due) -> list[str]:
+        return [task for task, payee in payees(self._plan, self._then(due), due.chunk).items() if payee == provider]
+
     def _check(self, provider: str, due: Due) -> None:
-        then = next((t for t in reversed(self._takeovers) if t.attempt <= due.attempt), None)
+        then = self._then(due)
         if due.amount_msat != due.units * price_msat(self._plan, then, provider, due.chunk) or not due.amount_msat:
             raise BadInput("amount", f"{due.amount_msat} msat is not {due.units} times the plan's price")
         newest = self.newest

@@ -15,7 +15,7 @@ from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
 from nodewire.nostr.pool import Pool
 from nodewire.pay.bond_holder import BondHolder
-from nodewire.plan.sample import draw
+from nodewire.plan.sample import draw, place
 from nodewire.protocol import kinds, verdict
 from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.job import Request
@@ -72,6 +72,7 @@ async def follow(
     came = asyncio.Event()
     listening = asyncio.create_task(_listen(request, found, market, pool, came))
     seen: set[str] = set()
+    places: set[str] = set()
     epoch_s = market.committee.epoch_ms / 1000
     newest, deadline = request.plan.epoch, last_epoch + COMMIT_EPOCHS
     try:
@@ -85,7 +86,7 @@ async def follow(
                     log.info("epoch %d cannot be read: %s", epoch.body.epoch, error)
                     continue
                 mine = [one for one in commitments if _is_about(one.commitment, request.id)]
-                drawn = draw(market.committee, epoch.beacon, mine, {request.id: request}, snapshot, seen=seen)
+                drawn = draw(market.committee, epoch.beacon, mine, {request.id: request}, snapshot, seen=places)
                 found.samples += drawn
                 for one in mine:
                     for root in one.commitment.chunks if one.commitment is not None else ():
@@ -94,6 +95,7 @@ async def follow(
                         if key in wanted and key not in seen and wanted[key].root == root.root and not late:
                             found.certified += 1
                         seen.add(key)
+                        places.add(place(one.provider, root.request, root.task, root.chunk))
                 if drawn:
                     deadline = max(deadline, epoch.body.epoch + VERDICT_EPOCHS)
                 progress(found)

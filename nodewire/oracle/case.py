@@ -32,8 +32,8 @@ class Tick:
 class Drawn:
     """An epoch is certified, with its beacon: what was drawn of it, and every root that it certifies.
 
-    Epochs come in order. `manifests` by request; a sample whose manifest is not to be had is left out. `audited`: keys
-    of the samples that are computed again here in any case.
+    Epochs come in order, samples with those first that are to be judged in any case. `manifests` by request; a sample
+    whose manifest is not to be had is left out. `audited`: keys of the samples that are computed again in any case.
     """
 
     epoch: int

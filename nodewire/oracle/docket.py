@@ -6,14 +6,14 @@ import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice, zip_longest
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from nodewire.errors import BadInput, NodewireError, NotFound
 from nodewire.nostr.nip01 import Filter
 from nodewire.oracle.case import Drawn, RootKey
 from nodewire.oracle.judging import MAX_OTHERS
 from nodewire.plan.epoch import Epoch
-from nodewire.plan.sample import draw, is_audited
+from nodewire.plan.sample import draw, is_audited, place, turn
 from nodewire.protocol import job
 from nodewire.protocol.body import Body
 from nodewire.protocol.commitment import Committed
@@ -22,7 +22,6 @@ from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import MAX_JOB_EPOCHS
 from nodewire.protocol.snapshot import Snapshot
-from nodewire.protocol.verdict import sample_key
 from nodewire.protocol.verification import Sample
 from nodewire.verify.inquiry import Events
 
@@ -35,6 +34,7 @@ _MAX_SEEN = 262_144
 _KEPT_REQUESTS = 8_192
 _KEPT_DRAWN = 16_384
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Market(Protocol):
@@ -95,9 +95,8 @@ class Docket:
         if roots:
             snapshot = await self._market.snapshot(epoch.snapshot)
             requests = await self._sampled(_by_turns(roots, snapshot, self._market.committee), number)
-            samples = draw(
-                self._market.committee, epoch.beacon, commitments, requests, snapshot, seen=self._seen.keys()
-            )
+            drawn = draw(self._market.committee, epoch.beacon, commitments, requests, snapshot, seen=self._seen.keys())
+            samples = _in_turn(drawn, epoch.beacon, snapshot, self._market.committee)
         manifests = {}
         for id_ in sorted({sample.request for sample in samples}):
             self._drawn[id_] = requests[id_]
@@ -117,7 +116,7 @@ class Docket:
             if len(known) <= MAX_OTHERS and all(key != of for of, _ in known):
                 self._owners[root] = (*known, (key, number))
         others = {sample.key: found for sample in samples if (found := self._others(sample))}
-        self._remember((sample_key(*key) for key in roots), number)
+        self._remember((place(*key[:4]) for key in roots), number)
         audited = frozenset(sample.key for sample in samples if is_audited(epoch.beacon, sample.key))
         return Drawn(number, epoch.body.digest(), samples, manifests, roots, audited, others)
 
@@ -173,11 +172,23 @@ class Docket:
 
 def _by_turns(roots: Iterable[RootKey], snapshot: Snapshot, committee: Committee) -> Iterator[str]:
     """The requests that nodes committed work for, each once: the bonded nodes' by turns, then the others'."""
-    bonded = {node.pubkey for node in snapshot.nodes if node.bond_msat >= committee.bond_unit_msat}
     named: dict[str, dict[str, None]] = {}
     for provider, request, *_ in sorted(roots):
         named.setdefault(provider, {})[request] = None
-    first = zip_longest(*(named[provider] for provider in named if provider in bonded))
-    rest = zip_longest(*(named[provider] for provider in named if provider not in bonded))
-    found = (request for turn in chain(first, rest) for request in turn if request is not None)
-    return iter(dict.fromkeys(found))
+    return iter(dict.fromkeys(_turns(named, snapshot, committee)))
+
+
+def _in_turn(samples: Iterable[Sample], beacon: str, snapshot: Snapshot, committee: Committee) -> tuple[Sample, ...]:
+    """The samples, so that the first of them may be all that are judged: by turns, too, each node's own by lot."""
+    mine: dict[str, list[Sample]] = {}
+    for sample in sorted(samples, key=lambda one: turn(beacon, one.key)):
+        mine.setdefault(sample.provider, []).append(sample)
+    return tuple(_turns(dict(sorted(mine.items())), snapshot, committee))
+
+
+def _turns(of: Mapping[str, Iterable[T]], snapshot: Snapshot, committee: Committee) -> Iterator[T]:
+    """What the bonded nodes have, by turns, then what the others have."""
+    bonded = {node.pubkey for node in snapshot.nodes if node.bond_msat >= committee.bond_unit_msat}
+    first = zip_longest(*(of[provider] for provider in of if provider in bonded))
+    rest = zip_longest(*(of[provider] for provider in of if provider not in bonded))
+    return (one for round_ in chain(first, rest) for one in round_ if one is not None)

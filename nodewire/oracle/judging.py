@@ -76,7 +76,7 @@ AGAIN_EPOCHS = 9
 KEPT_EPOCHS = 16
 """A sample and the votes on it are forgotten this many epochs after its draw."""
 MAX_DRAWN = 1_024
-"""Samples that are judged of one epoch: the first in the order of their keys."""
+"""Samples that are judged of one epoch: the first in the order in which they come."""
 MAX_EARLY = 1_024
 """Votes of one oracle on samples that are not known here (yet)."""
 
@@ -133,7 +133,7 @@ def _drawn(what: Drawn, state: State) -> State:
         return state
     cases = {key: _with_others(_with_verifier(case, what, state), what) for key, case in state.cases.items()}
     fresh = [sample for sample in what.samples if sample.key not in cases and sample.request in what.manifests]
-    fresh = sorted(fresh, key=lambda sample: sample.key)[:MAX_DRAWN]
+    fresh = fresh[:MAX_DRAWN]
     by_request: dict[str, list[Sample]] = {}
     for sample in fresh:
         cases[sample.key] = Case(

@@ -4,13 +4,14 @@ Nobody can commit after knowing the draw, and everybody derives the same one. NI
 
     h(data) = tagged hash "nodewire/sampled/1" of beacon || sample key || data
 
-A root counts if it is the first that any certificate holds for its sample key, by a node that the plan names for the
-task, and no later than the chunk's deadline (`Plan.deadline_epoch`). It is drawn if the first 8 bytes of h("") as an
-integer, times 1,000,000, divided by 2^64, are below the plan's rate. Verifier number j is drawn by h(byte j) from the
-bonded nodes of the snapshot that hold the task, have no other part in the plan and are not drawn in this epoch for
-another task of the job (whose inputs would show them the answer), sorted by pubkey, with their bond units (at most
-1,000) as weights, none twice. A tenth of the samples, drawn by h("audit") in the same way, oracles compute again even
-where the verifier agrees: the two could be one.
+A root counts if it is the first that any certificate holds of a node's work on a task's chunk, in whatever attempt (who
+could commit again and again would have it drawn at last), by a node that the plan names for the task, and no later than
+the chunk's deadline (`Plan.deadline_epoch`). A plan with another rate than the committee's is nobody's. A root is drawn
+if the first 8 bytes of h("") as an integer, times 1,000,000, divided by 2^64, are below the plan's rate. Verifier
+number j is drawn by h(byte j) from the bonded nodes of the snapshot that hold the task, have no other part in the plan
+and are not drawn in this epoch for another task of the job (whose inputs would show them the answer), sorted by pubkey,
+with their bond units (at most 1,000) as weights, none twice. A tenth of the samples, drawn by h("audit") in the same
+way, oracles compute again even where the verifier agrees: the two could be one.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def draw(
     Args:
         beacon: of the epoch whose certificate holds `commitments` (64 hex digits); `snapshot` is that epoch's.
         requests: the job requests that the commitments name, as far as they are known; others are not sampled.
-        seen: keys of samples whose roots an earlier certificate holds already.
+        seen: places (`place`) of which an earlier certificate holds a root already.
     """
     digest, known = committee.digest(), set(seen)
     busy: dict[tuple[str, str], str] = {}
@@ -60,12 +61,15 @@ def draw(
             request = requests.get(root.request)
             if request is None or request.plan.committee != digest or not _is_in_plan(root, committed, request.plan):
                 continue
+            if request.plan.verification.rate_ppm != committee.verify_rate_ppm:
+                continue
             if snapshot.epoch > request.plan.deadline_epoch(root.chunk, committee.epoch_ms):
                 continue
-            key = sample_key(committed.provider, *root.key)
-            if key in known:
+            at = place(committed.provider, root.request, root.task, root.chunk)
+            if at in known:
                 continue
-            known.add(key)
+            known.add(at)
+            key = sample_key(committed.provider, *root.key)
             if is_drawn(beacon, key, request.plan.verification.rate_ppm):
                 barred = {node for (node, id_), task in busy.items() if id_ == request.id and task != root.task}
                 barred |= {committed.provider, request.customer, *request.plan.members()}
@@ -83,6 +87,16 @@ def draw(
                     )
                 )
     return tuple(found)
+
+
+def place(provider: str, request: str, task: str, chunk: int) -> str:
+    """The name of a node's work on a chunk of a task, in whatever attempt: what is drawn once."""
+    return sample_key(provider, request, task, chunk, 0)
+
+
+def turn(beacon: str, key: str) -> bytes:
+    """By which the samples of one node stand in line: nobody can choose it."""
+    return _hash(beacon, key, b"turn")
 
 
 def is_drawn(beacon: str, key: str, rate_ppm: int) -> bool:

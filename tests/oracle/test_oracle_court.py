@@ -69,6 +69,7 @@ class Market4:
             skew_ms=50,
             beat_ms=400,
             bond_holders=[HOLDER.public],
+            verify_rate_ppm=1_000_000,
         )
         held = {MANIFEST.digest(): (PRICED, 1)}
         bonded = {

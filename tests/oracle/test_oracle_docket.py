@@ -22,7 +22,7 @@ from tests.oracle.courtroom import MANIFEST, PROVIDER, TASK, VERIFIER, opened, s
 from tests.protocol.documents import CUSTOMER, plan
 from tests.protocol_committee.actors import committee, digest, keys
 
-COMMITTEE, SEATS = committee()
+COMMITTEE, SEATS = committee(verify_rate_ppm=1_000_000)
 
 
 def request(policy="sampled", epoch=0):

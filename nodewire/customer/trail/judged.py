@@ -13,11 +13,11 @@ from nodewire.nostr.event import Event
 from nodewire.pay import settlement
 from nodewire.pay.bond_holder import HeldBond, Settled
 from nodewire.pay.settlement import Finding
-from nodewire.plan.sample import draw
+from nodewire.plan.sample import draw, place
 from nodewire.protocol import beacon, verdict
 from nodewire.protocol.commitment import Commitment, Committed
 from nodewire.protocol.committee import Committee
-from nodewire.protocol.verdict import Certificate, Verdict, sample_key
+from nodewire.protocol.verdict import Certificate, Verdict
 from nodewire.protocol.verification import Sample
 
 
@@ -65,23 +65,23 @@ async def _draws(record: Record, market: Market, judged: Judged) -> list[Line]:
     seen: set[str] = set()
     for epoch in sorted({one.epoch for one in record.finality.roots.values()}):
         held = [one for one in record.finality.roots.values() if one.epoch == epoch]
-        keys = {sample_key(one.provider, *one.root.key) for one in held}
+        places = {place(one.provider, one.root.request, one.root.task, one.root.chunk) for one in held}
         what, body = f"epoch {epoch}", record.finality.certificates[epoch].body
         try:
             value = beacon.combine(market.committee, body.digest(), record.partials.get(epoch, ()))
             snapshot = await market.snapshot(body.snapshot)
         except NodewireError as error:
-            seen |= keys
+            seen |= places
             judged.unread.add(epoch)
             found.append(missing("draw", what, f"what it drew is unknown: {error}"))
             continue
         mine = [one for one in await market.commitments(body) if _is_about(one, record.request.id)]
         drawn = draw(market.committee, value, mine, {record.request.id: record.request}, snapshot, seen=seen)
-        seen |= keys
+        seen |= places
         for sample in drawn:
             judged.samples[sample.key] = sample
             judged.epochs[sample.key] = epoch
-        found.append(ok("draw", what, f"beacon {value[:16]} drew {len(drawn)} of {len(keys)} roots"))
+        found.append(ok("draw", what, f"beacon {value[:16]} drew {len(drawn)} of {len(held)} roots"))
     return found
 
 

@@ -54,12 +54,20 @@ class Deposit:
         return self.locked.account
 
 
+MAX_ZAPS = 64
+"""For one chunk by one sender that are insured: the first."""
+
+
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one sender zapped for one chunk, fee included, and when the last of it came."""
+    """What one sender zapped for one chunk, fee included: `came`, when and how much, adds up to it."""
 
     amount_msat: int
-    at_s: int
+    came: tuple[tuple[int, int], ...] = ()
+
+    def before_ms(self, at_ms: int) -> int:
+        """What was there before, by the whole seconds in which it came."""
+        return sum(amount_msat for at_s, amount_msat in self.came if (at_s + 1) * 1000 <= at_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +138,11 @@ class Holding:
         share = self._share(case.request, case.customer, case.chunk)
         if not case.rate_ppm or not case.chunk_msat:
             return 0
-        if (share.at_s + 1) * 1000 > case.drawn_at_ms:  # the whole second that it came in
-            return 0
-        part_msat = share.amount_msat * case.price_msat * 1_000_000 // (case.rate_ppm * case.chunk_msat)
+        part_msat = share.before_ms(case.drawn_at_ms) * case.price_msat * 1_000_000 // (case.rate_ppm * case.chunk_msat)
         return part_msat - self.insured.get(_insured_key(case), 0)
 
     def _share(self, request: str, customer: str, chunk: int) -> Share:
-        return self.shares.get(share_key(request, customer, chunk), Share(0, 0))
+        return self.shares.get(share_key(request, customer, chunk), Share(0))
 
     def case(self, case: str) -> Judged:
         """Raises NotFound."""
@@ -300,11 +306,12 @@ def _receive(quote: Quoted, at_s: int, book: Holding) -> Holding:
     came_msat = quote.amount_msat - quote.fee_msat
     pot = Pot(pot.received_msat + came_msat, pot.left_msat + came_msat, at_s)
     key = share_key(quote.request, quote.sender, quote.chunk)
-    amount_msat = quote.amount_msat + (book.shares[key].amount_msat if key in book.shares else 0)
+    before = book.shares.get(key, Share(0))
+    came = (*before.came, (at_s, quote.amount_msat))[:MAX_ZAPS]
     return replace(
         book,
         pots=book.pots.put(quote.request, pot),
-        shares=book.shares.put(key, Share(amount_msat, at_s)),
+        shares=book.shares.put(key, Share(before.amount_msat + quote.amount_msat, came)),
         fees_msat=book.fees_msat + quote.fee_msat,
         received=book.received.put(quote.payment_hash, at_s),
     )
