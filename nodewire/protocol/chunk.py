@@ -126,7 +126,7 @@ def opening(
 
 
 def most_bytes(manifest: Manifest, task: str) -> int:
-    """What an opening of one of the task's chunks has at most: reading more than that would only take a judge's time."""
+    """What an opening of one of the task's chunks has at most: more would only take its reader's time."""
     frames = manifest.chunk if manifest.mode == "generate" else 1
     tensors = sum(max(1, len(edge.tensors)) for edge in manifest.outputs(task))
     return min(Opening.MAX_BYTES, _HEAD_BYTES + frames * tensors * _SHOWN_BYTES)

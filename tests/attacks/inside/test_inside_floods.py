@@ -1,4 +1,4 @@
-"""Providers with or without a bond: stopping oracles' clocks, or filling their lists, so that nothing else is judged."""
+"""Providers with or without a bond: stopping oracles' clocks, or filling their lists, so that nothing is judged."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def bloated(want: Want, nbytes: int) -> bytes:
 
 
 async def test_an_opening_of_many_megabytes_is_not_read():
-    """54 MB of it took an oracle ten seconds in which it heard and said nothing; every sample may be asked for often."""
+    """54 MB took an oracle ten seconds, in which it heard and said nothing; and samples are asked for often."""
 
     async def answer(peer, want):
         return bloated(want, 6_000_000)
