@@ -66,7 +66,8 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
     spool = Spool(config.state / "spool", config.spool)
     stack.callback(spool.close)
     holding = Holding(keys, market.committee, spool, Grants(pool, market.committee).of)
-    node = Node(keys, on_control=controlled, holder=holding.show)
+    judges = [oracle.pubkey for oracle in market.committee.oracles]
+    node = Node(keys, on_control=controlled, holder=holding.show, judges=judges)
     stack.push_async_callback(node.close)
     host, _, port = config.wire.listen.rpartition(":")
     listening = await node.listen(host, int(port))
