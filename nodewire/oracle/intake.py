@@ -36,6 +36,8 @@ MAX_NODES = 2 * _snapshot.MAX_NODES
 BEATS_PER_NODE = 8
 KEPT_CERTIFICATES = 16
 MAX_SUPPLIES = 8
+STRANGERS = _inventory.MAX_COMMITMENTS // 2
+"""Room in an epoch for the commitments of whoever comes first; the rest is for nodes with a bond."""
 JUDGED_EPOCHS = COUNTED_AFTER + _snapshot.REMEMBERED_EPOCHS + VALID_EPOCHS
 """How long after its draw a verdict may still have to be listed."""
 
@@ -107,8 +109,18 @@ def _commitment_came(event: Event, state: State) -> State:
     mine = state.commitments.get(committed.epoch, {})
     if committed.provider in mine or len(mine) >= _inventory.MAX_COMMITMENTS:
         return state
+    if len(mine) >= STRANGERS and not _is_bonded(committed.provider, state):
+        return state
     mine = {**mine, committed.provider: event.id}
     return replace(state, commitments={**state.commitments, committed.epoch: mine})
+
+
+def _is_bonded(pubkey: str, state: State) -> bool:
+    """By the newest certified snapshot that is at hand."""
+    known = (state.snapshots.get(certificate.body.snapshot) for certificate in reversed(state.certified))
+    newest = next((one for one in known if one is not None), None)
+    node = newest.node(pubkey) if newest is not None else None
+    return node is not None and node.bond_msat >= state.committee.bond_unit_msat
 
 
 def _said(event: Event, state: State) -> Step:

@@ -26,6 +26,9 @@ from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.schema import Count, Hex32, Name, Schema
 
 MAX_LEAVES = 65_536
+_HEAD_BYTES = 4_096
+_SHOWN_BYTES = 8_192 + 1_024
+"""A tensor's sketch, and all that stands around it."""
 
 
 def chunk_of(manifest: Manifest, seq: int) -> int:
@@ -91,7 +94,7 @@ def salt_secret(keys: Keys, request: str, task: str, chunk: int, attempt: int) -
 class Opening(Schema):
     """All leaves of a chunk and the secret behind their salts: what only verifiers of the chunk are shown."""
 
-    MAX_BYTES: ClassVar[int] = 64 * 2**20
+    MAX_BYTES: ClassVar[int] = 4 * 2**20
     ERROR: ClassVar[type[BadInput]] = BadInput
 
     v: Literal[1] = 1
@@ -127,6 +130,13 @@ def opening(
         secret=salt_secret(keys, request, task, chunk, attempt),
         leaves=tuple(sorted(leaves, key=lambda leaf: (order[leaf.edge], leaf.seq))),
     )
+
+
+def most_bytes(manifest: Manifest, task: str) -> int:
+    """What an opening of one of the task's chunks has at most: more would only take its reader's time."""
+    frames = manifest.chunk if manifest.mode == "generate" else 1
+    tensors = sum(max(1, len(edge.tensors)) for edge in manifest.outputs(task))
+    return min(Opening.MAX_BYTES, _HEAD_BYTES + frames * tensors * _SHOWN_BYTES)
 
 
 def claim(roots: Iterable[ChunkRoot]) -> str:

@@ -52,6 +52,8 @@ def distance_ppm(dtype: str, mine: bytes, theirs: bytes) -> int:
         return MILLION
     if dtype not in _FLOATS:
         return MILLION if mine != theirs else 0
+    if len(mine) % (4 * COLUMNS):
+        return MILLION
     a, b = (np.frombuffer(x, "<f4").reshape(-1, COLUMNS).astype(np.float64) for x in (mine, theirs))
     if not a.size:
         return 0

@@ -82,7 +82,8 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
 
     recall = recall_from(kept, manifest_of)
     holding = Holding(keys, market.committee, spool, Grants(pool, market.committee).of, recall)
-    node = Node(keys, on_control=controlled, holder=holding.show)
+    judges = [oracle.pubkey for oracle in market.committee.oracles]
+    node = Node(keys, on_control=controlled, holder=holding.show, judges=judges)
     stack.push_async_callback(node.close)
     host, _, port = config.wire.listen.rpartition(":")
     listening = await node.listen(host, int(port))

@@ -65,10 +65,12 @@ class Inquiry:
             NotFound: nothing says where the node is.
             LinkLost, TimedOut, NotAllowed, BadInput ...: it is silent, refuses, or sends something else.
         """
-        addresses = await self._addresses(await self._draws.request(sample.request), sample, epoch)
+        request = await self._draws.request(sample.request)
+        addresses = await self._addresses(request, sample, epoch)
         if not addresses.get(node):
             raise NotFound("wire", f"no ad says where {node[:8]} is")
-        return await pull_opening(self._node, node, addresses[node], sample)
+        manifest = await self._market.manifest(request.manifest_address, request.plan.manifest)
+        return await pull_opening(self._node, node, addresses[node], sample, manifest)
 
     async def recompute(self, sample: Sample, epoch: int, *, last: bool = False) -> tuple[Leaf, ...]:
         """The chunk's leaves, from inputs that were checked.

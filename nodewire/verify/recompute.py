@@ -18,7 +18,7 @@ from typing import Literal, TypeVar
 from nodewire.errors import BadHash, BadInput, Busy, NodewireError, NotAllowed, NotFound, Withheld
 from nodewire.kind import JobKind, Worker
 from nodewire.market import Market
-from nodewire.protocol.chunk import Leaf, Opening, chunk_of, leaf_of
+from nodewire.protocol.chunk import Leaf, Opening, chunk_of, leaf_of, most_bytes
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request, Ticket, content_of
 from nodewire.protocol.manifest import CUSTOMER, Edge, Manifest
@@ -141,18 +141,19 @@ async def _asked(of: _Case, node: str, ask: Callable[[], Awaitable[T]]) -> T:
         raise
 
 
-async def pull_opening(node: Node, peer: str, addresses: Sequence[str], sample: Sample) -> Opening:
+async def pull_opening(node: Node, peer: str, addresses: Sequence[str], sample: Sample, manifest: Manifest) -> Opening:
     """`peer`'s opening of the sampled chunk; whether it opens the certified root is for the caller to see.
 
     Raises:
         BadInput: it is another chunk's.
         NodewireError: `peer` refuses, or cannot be reached.
     """
-    return await _opening(sample, node, peer, addresses, sample.task, sample.chunk)
+    return await _opening(sample, manifest, node, peer, addresses, sample.task, sample.chunk)
 
 
 async def _opening(
     sample: Sample,
+    manifest: Manifest,
     node: Node,
     peer: str,
     addresses: Sequence[str],
@@ -163,7 +164,8 @@ async def _opening(
     want = _want(sample, "opening", task, chunk)
     if attempt is not None:
         want = want.model_copy(update={"attempt": attempt})
-    opening = Opening.unpack(await pull_document(node, peer, addresses, want, max_bytes=Opening.MAX_BYTES))
+    most = most_bytes(manifest, task)
+    opening = Opening.unpack(await pull_document(node, peer, addresses, want, max_bytes=most))
     if (opening.author, opening.request, opening.task, opening.chunk) != (peer, sample.request, task, chunk):
         raise BadInput("opening", "of another chunk")
     return opening
@@ -228,7 +230,7 @@ async def _frames(
         if any(content_of(frame) != promised[frame.edge, frame.seq] for frame in frames):
             raise BadHash(edge.name, "not what the customer sent")
         return frames
-    opening = await _opening(of.sample, node, producer, addresses, edge.source, chunk)
+    opening = await _opening(of.sample, of.manifest, node, producer, addresses, edge.source, chunk)
     if opening.root() not in roots.get((producer, edge.source, chunk), ()):
         raise NotFound(edge.source, f"no certificate holds what {producer[:8]} shows of chunk {chunk}")
     shown = {leaf.seq: leaf for leaf in opening.leaves if leaf.edge == edge.name}
@@ -328,7 +330,9 @@ async def _committed(
     addresses = of.addresses[said.signer]
     try:
         async with asyncio.timeout(of.patience_s):
-            shown = await _opening(of.sample, node, said.signer, addresses, edge.source, chunk, said.attempt)
+            shown = await _opening(
+                of.sample, of.manifest, node, said.signer, addresses, edge.source, chunk, said.attempt
+            )
     except (NodewireError, TimeoutError):
         return None
     if shown.root() not in certified:

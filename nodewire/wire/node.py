@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any
 
 from nodewire.errors import BadInput, BadPeer, Busy, LinkLost, NodewireError, NotAllowed, NotFound, TimedOut
@@ -34,7 +34,7 @@ class Node:
     """Listens, dials, and keeps at most one link to each peer.
 
     `admit(public key)` says who may link to us; `on_control(peer, document)` is given what is no open job's; `holder`
-    decides what those who pull get.
+    decides what those who pull get. However many others there are, `judges` may link and pull.
     """
 
     def __init__(
@@ -44,6 +44,7 @@ class Node:
         admit: Callable[[str], bool] = lambda peer: True,
         on_control: Callable[[str, Document], None] = lambda peer, document: None,
         holder: Holder | None = None,
+        judges: Collection[str] = (),
         patience: Patience | None = None,
         transport: Transport | None = None,
         unix_s: Callable[[], float] = time.time,
@@ -52,7 +53,8 @@ class Node:
         self._keys = keys
         self._admit = admit
         self._on_control = on_control
-        self._pulls = Pulls(self, holder)
+        self._judges = frozenset(judges)
+        self._pulls = Pulls(self, holder, self._judges)
         self._patience = patience or Patience()
         self._transport = transport or TcpTls()
         self._unix_s = unix_s
@@ -333,7 +335,7 @@ class Node:
             elif dial is not None and self.public < link.peer:
                 # Of two simultaneous dials the lower key's survives, unless it fails.
                 await asyncio.wait([dial.found])
-            elif len(self._links) >= MAX_LINKS:
+            elif len(self._links) >= MAX_LINKS and link.peer not in self._judges:
                 raise Busy("links", f"{MAX_LINKS} are open")
             else:
                 self._install(link)

@@ -17,7 +17,7 @@ import asyncio
 import logging
 import os
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Iterator, Mapping, Sequence
 from typing import Annotated, ClassVar, Literal, Protocol
 
 from pydantic import Field, model_validator
@@ -144,11 +144,12 @@ async def pull_document(
 
 
 class Pulls:
-    """The holder's side: decides by `holder`, and sends a few answers at a time."""
+    """The holder's side: decides by `holder`, sends a few answers at a time, and to `judges` beside all the others."""
 
-    def __init__(self, node: Exchange, holder: Holder | None) -> None:
+    def __init__(self, node: Exchange, holder: Holder | None, judges: Collection[str] = ()) -> None:
         self._node = node
         self._holder = holder
+        self._judges = frozenset(judges)
         self._under_way: Counter[str] = Counter()
 
     async def asked(self, peer: str, document: Document) -> None:
@@ -159,7 +160,9 @@ class Pulls:
         try:
             if self._holder is None:
                 raise NotAllowed(PULL, "nothing is kept here")
-            if self._under_way.total() >= MAX_PULLS or self._under_way[peer] >= MAX_PULLS_OF_A_PEER:
+            others = sum(count for other, count in self._under_way.items() if other not in self._judges)
+            is_full = others >= MAX_PULLS and peer not in self._judges
+            if is_full or self._under_way[peer] >= MAX_PULLS_OF_A_PEER:
                 raise Busy(PULL, f"{MAX_PULLS_OF_A_PEER} of a peer, {MAX_PULLS} in all are under way")
             want, limit = self._parse(peer, job, document)
             self._under_way[peer] += 1

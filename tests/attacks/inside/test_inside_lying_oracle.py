@@ -1,0 +1,191 @@
+"""One oracle of four, leading or not: rivals left out, friends made richer, verdicts invented, the beacon held back."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodewire.oracle.state import PublishPartial, SayInventory, SayProposal
+from nodewire.protocol import beacon, commitment, dvrf, inventory, snapshot
+from nodewire.protocol.account import COUNTED_AFTER, Judged
+from nodewire.protocol.commitment import ChunkRoot, Commitment
+from tests.oracle.sky import Sky
+from tests.oracle.test_oracle_rules import HELD, beats_of
+from tests.protocol_committee.actors import HOLDER, Provider, committee, digest
+
+EPOCHS = 6
+DOCUMENT, SEATS = committee(bond_holders=(HOLDER.public,))
+FRIEND = Provider("friend", DOCUMENT, HELD)
+RIVALS = [Provider(f"rival{n}", DOCUMENT, HELD, bond_msat=10**9) for n in range(3)]
+FAULTY = SEATS[1].keys.public
+
+
+def run(fault, *, epochs=EPOCHS, commits=(), **fields):
+    sky = Sky(DOCUMENT, SEATS, 1, {FAULTY: fault}, **fields)
+    everybody = [FRIEND, *RIVALS]
+    for one in RIVALS:
+        sky.stored[one.bond.id] = one.bond
+    beats = beats_of(sky, everybody)
+
+    def events(epoch):
+        yield from beats(epoch)
+        for author in commits:
+            yield committed(author, epoch)
+
+    sky.run_epochs(epochs, events)
+    return sky
+
+
+def committed(author, epoch):
+    root = ChunkRoot(request=digest("r"), task="driver", chunk=epoch, attempt=0, root=digest(f"{author.name}/{epoch}"))
+    said = Commitment(committee=DOCUMENT.digest(), epoch=epoch, chunks=(root,))
+    return commitment.build(author.keys, said, created_at=1)[0]
+
+
+def certified(sky):
+    newest = {}
+    for state in sky.states.values():
+        for one in state.certified:
+            newest[one.body.epoch] = one.body
+    return newest
+
+
+def said_again(seat, document):
+    return [(inventory.build_inventory(seat.keys, document, created_at=1)[0], None)]
+
+
+def leaving_out_rivals(sky, seat, action, outgoing):
+    """Lists its friend's beat and nothing of anybody else."""
+    if isinstance(action, SayInventory):
+        mine = {e.id for e, _ in sky.states[FAULTY].beats.get(FRIEND.keys.public, ())}
+        kept = tuple(id_ for id_ in action.inventory.beats if id_ in mine)
+        return said_again(seat, action.inventory.model_copy(update={"beats": kept, "commitments": ()}))
+    return outgoing
+
+
+def test_who_lists_neither_rivals_nor_their_commitments_keeps_none_of_them_out():
+    sky = run(leaving_out_rivals, commits=RIVALS)
+    bodies = certified(sky)
+    assert len(bodies) == EPOCHS - 1
+    for epoch, body in bodies.items():
+        expected = commitment.certified_root(sorted(committed(one, epoch).id for one in RIVALS))
+        assert body.commitments == expected
+        assert len(snapshot.unpack(sky.blobs[body.snapshot], body.snapshot).nodes) == 4
+
+
+def proposing(change):
+    """As the leader it proposes what it likes, with the snapshot that goes with it."""
+
+    def fault(sky, seat, action, outgoing):
+        if not isinstance(action, SayProposal):
+            return outgoing
+        blob = change(snapshot.unpack(action.blob, action.body.snapshot)).pack()
+        sky.blobs[snapshot.sha256(blob)] = blob
+        body = action.body.model_copy(update={"snapshot": snapshot.sha256(blob)})
+        return [(inventory.build_proposal(seat.keys, body, created_at=1), None)]
+
+    return fault
+
+
+def richer(found):
+    nodes = tuple(
+        n.model_copy(update={"bond_msat": 10**12}) if n.pubkey == FRIEND.keys.public else n for n in found.nodes
+    )
+    return found.model_copy(update={"nodes": nodes})
+
+
+def lonely(found):
+    return found.model_copy(update={"nodes": tuple(n for n in found.nodes if n.pubkey == FRIEND.keys.public)})
+
+
+def famous(found):
+    nodes = tuple(
+        n.model_copy(update={"passed": 10**9} if n.pubkey == FRIEND.keys.public else {"withheld": 10**9})
+        for n in found.nodes
+    )
+    return found.model_copy(update={"nodes": nodes})
+
+
+@pytest.mark.parametrize("change", [richer, lonely, famous])
+def test_a_leader_that_proposes_another_snapshot_gets_no_vote_and_loses_its_epoch_only(change):
+    sky = run(proposing(change))
+    assert sorted(certified(sky)) == [epoch for epoch in range(EPOCHS - 1) if epoch % 4 != 1]
+    for body in certified(sky).values():
+        found = snapshot.unpack(sky.blobs[body.snapshot], body.snapshot)
+        assert {n.pubkey: n.bond_msat for n in found.nodes} == {
+            FRIEND.keys.public: 0,
+            **{one.keys.public: 10**9 for one in RIVALS},
+        }
+
+
+def inventing(sky, seat, action, outgoing):
+    """Says that verdicts praise its friend and blame a rival, which nobody else has seen."""
+    if isinstance(action, SayInventory):
+        epoch = action.inventory.epoch
+        made = [
+            Judged(epoch=max(0, epoch - COUNTED_AFTER), sample=digest(f"s/{n}"), provider=who, outcome=outcome)
+            for n, (who, outcome) in enumerate(
+                [(FRIEND.keys.public, "pass"), (RIVALS[0].keys.public, "withheld"), (RIVALS[1].keys.public, "withheld")]
+            )
+        ]
+        judged = tuple(sorted(made, key=lambda one: one.order))
+        return said_again(seat, action.inventory.model_copy(update={"judged": judged}))
+    return outgoing
+
+
+def test_verdicts_that_one_oracle_invents_are_in_nobodys_account():
+    sky = run(inventing, epochs=COUNTED_AFTER + 3)
+    found = sky.latest_snapshot()
+    assert found.epoch > COUNTED_AFTER
+    assert not found.judged
+    assert not any(node.passed or node.withheld for node in found.nodes)
+
+
+def two_tongued(sky, seat, action, outgoing):
+    """One inventory for half of the others, another for the rest: each would see what it is to see."""
+    if isinstance(action, SayInventory):
+        event, _ = inventory.build_inventory(seat.keys, action.inventory, created_at=1)
+        other, _ = inventory.build_inventory(
+            seat.keys, action.inventory.model_copy(update={"beats": action.inventory.beats[:1]}), created_at=1
+        )
+        half = set(list(sky.states)[:2])
+        return [(event, half), (other, set(sky.states) - half)]
+    return outgoing
+
+
+def test_two_inventories_by_one_oracle_certify_nothing_twice():
+    sky = run(two_tongued, commits=RIVALS)
+    assert all(len(digests) == 1 for digests in sky.certificates().values())
+    assert len(sky.latest_snapshot().nodes) == 4
+
+
+@pytest.mark.parametrize("forged", [False, True])
+def test_a_beacon_cannot_be_held_back_nor_bent_by_one_oracle(forged):
+    """It would look first, and show its part only if the draw suits its friends."""
+
+    def fault(sky, seat, action, outgoing):
+        if not isinstance(action, PublishPartial):
+            return outgoing
+        if not forged:
+            return []
+        share = dvrf.deal(4, 3, lambda n: b"\x07" * n).secrets[seat.index]
+        return [(beacon.build(seat.keys, action.body, seat.index, share, created_at=1), None)]
+
+    bent, honest = run(fault), run(lambda sky, seat, action, outgoing: outgoing)
+    assert sorted(certified(bent)) == sorted(certified(honest))
+    assert bent.beacons() == honest.beacons()
+    assert len(bent.beacons()) == EPOCHS - 1
+
+
+def test_two_shares_say_nothing_of_a_beacon():
+    """An oracle and whoever else it might turn: the beacon is that of three and of no two."""
+    body = digest("body")
+    parts = [dvrf.prove(seat.index, seat.share, bytes.fromhex(body)) for seat in SEATS]
+    whole = {dvrf.combine([parts[i] for i in range(4) if i != left], 3) for left in range(4)}
+    assert len(whole) == 1
+    pairs = {
+        dvrf.tagged_hash("nodewire/beacon/1", dvrf.interpolate({a.index: a.gamma, b.index: b.gamma}, 0))
+        for a in parts
+        for b in parts
+        if a.index < b.index
+    }
+    assert whole.isdisjoint(pairs)
