@@ -13,10 +13,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from nodewire.errors import BadEvent, BadInput, BadPlan, BadSignature, BadTag, NoProvider, NotAllowed
+from nodewire.errors import BadEvent, BadInput, BadPlan, BadSignature, BadTag, NodewireError, NoProvider, NotAllowed
 from nodewire.nostr import event as _event
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys, verify
+from nodewire.nostr.nip01 import Filter
 from nodewire.protocol import canonical, kinds, tags
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import LOCAL, Plan, ends
@@ -212,6 +213,33 @@ def parse(event: Event) -> Takeover:
     if set(event.values("p")) != {node for _, left, entered, _ in takeover.replaced for node in (left, entered)}:
         raise BadTag("p", "not those who leave and enter")
     return takeover
+
+
+def filter_of(request: str, plan: Plan) -> Filter:
+    """What to ask relays for: a job's takeovers, by those who publish them. Strangers' crowd nothing out."""
+    authors = frozenset((plan.customer, *plan.members()))
+    return Filter(kinds=frozenset({kinds.TAKEOVER}), authors=authors, tags={"e": frozenset({request})})
+
+
+def newest(
+    events: Iterable[Event], request: str, plan: Plan, manifest: Manifest, *, before: int | None = None
+) -> Takeover | None:
+    """The newest takeover of a job that holds, of those before attempt `before`, in verified events; None without."""
+    said = []
+    for event in events:
+        try:
+            said.append(parse(event))
+        except NodewireError:
+            continue
+    found: Takeover | None = None
+    for one in sorted(said, key=lambda one: (one.attempt, one.signer == plan.customer, one.sig)):
+        try:
+            one.check(request, plan, manifest, found)
+        except NodewireError:
+            continue
+        if one.outranks(found, plan.customer) and (before is None or one.attempt < before):
+            found = one
+    return found
 
 
 def _hash(said: dict[str, Any]) -> bytes:

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from nodewire.errors import NodewireError
 from nodewire.kind import Params
 from nodewire.nostr.event import Event
-from nodewire.nostr.nip01 import Filter
 from nodewire.nostr.pool import Pool
-from nodewire.protocol import kinds, takeover
+from nodewire.protocol import takeover
 from nodewire.protocol.job import Request, Ticket
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.takeover import Takeover
@@ -74,19 +73,6 @@ async def check(call: Takeover, request: Request, manifest: Manifest, pool: Pool
     except NodewireError:
         if call.attempt == 1:
             raise
-    wanted = Filter(kinds=frozenset({kinds.TAKEOVER}), tags={"e": frozenset({request.id})}, limit=256)
-    earlier = []
-    for event in await pool.fetch([wanted], timeout_s=_FETCH_S):
-        try:
-            earlier.append(takeover.parse(event))
-        except NodewireError:
-            continue
-    newest: Takeover | None = None
-    for one in sorted(earlier, key=lambda t: t.attempt):
-        try:
-            one.check(request.id, request.plan, manifest, newest)
-        except NodewireError:
-            continue
-        if one.attempt < call.attempt and one.outranks(newest, request.plan.customer):
-            newest = one
+    earlier = await pool.fetch([takeover.filter_of(request.id, request.plan)], timeout_s=_FETCH_S)
+    newest = takeover.newest(earlier, request.id, request.plan, manifest, before=call.attempt)
     call.check(request.id, request.plan, manifest, newest)

@@ -210,6 +210,8 @@ class Statements:
             if said is None and owed:
                 lacking.setdefault(edge, number)
                 continue
+            if said is None and self._slipped_away(edge, number, payee) and came.senders == {payee}:
+                raise TimedOut("sent", f"{payee[:8]} left without having signed what it sent in chunk {number}")
             as_it_came = said is not None and said.signer == payee and said.frames == digest_of(came.frames)
             if owed and not as_it_came:
                 raise BadHash("sent", f"{payee[:8]} signed something else than it sent on {edge} in chunk {number}")
@@ -218,6 +220,14 @@ class Statements:
             self._said.get(edge, {}).pop(number, None)
             del self._came[edge, number]
         return lacking
+
+    def _slipped_away(self, edge: str, chunk: int, payee: str) -> bool:
+        """Whether who sent a chunk was replaced only when it should long have signed it: nobody believes then what was
+        sent, so what was made of it must not be committed to."""
+        replaced = self._takeover.replaced if self._takeover is not None else ()
+        if payee in (LOCAL, self._keys.public) or any(entered == self._keys.public for _, _, entered, _ in replaced):
+            return False
+        return any(task == self._edges[edge].source and chunk < first - 1 for task, _, _, first in replaced)
 
     async def _news(self) -> bool:
         """Whether anything changed for as long as one waits before asking."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Literal, Protocol
 
 from nodewire.errors import BadInput, Busy, NodewireError, NotAllowed, NotFound
@@ -48,6 +48,8 @@ class Relays(Protocol):
     def subscribe(self, filters: Sequence[Filter]) -> AsyncIterator[Event]: ...
 
     async def fetch(self, filters: Sequence[Filter]) -> Sequence[Event]: ...
+
+    async def fetch_all(self, filters: Iterable[Filter]) -> Sequence[Event]: ...
 
 
 class Verifying:

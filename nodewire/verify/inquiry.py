@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from nodewire.errors import NodewireError, NotAllowed, NotFound
+from nodewire.errors import NotAllowed, NotFound
 from nodewire.kind import JobKind, Worker
 from nodewire.market import Market
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
-from nodewire.protocol import kinds, takeover
+from nodewire.protocol import takeover
 from nodewire.protocol.chunk import Leaf, Opening
 from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.takeover import Takeover
 from nodewire.protocol.verification import Sample
-from nodewire.verify.recompute import pull_opening, recompute
+from nodewire.verify.finality import final_roots
+from nodewire.verify.recompute import Roots, pull_opening, recompute
 from nodewire.wire.node import Node
-
-_MAX_TAKEOVERS = 64
 
 Loaded = Callable[[JobKind, Manifest, str], Awaitable[tuple[Worker, str]]]
 """A worker that has loaded the task of the manifest, and the task's name there. Raises BadTask, OverMemory ..."""
@@ -27,6 +26,8 @@ Loaded = Callable[[JobKind, Manifest, str], Awaitable[tuple[Worker, str]]]
 
 class Events(Protocol):
     async def fetch(self, filters: Sequence[Filter]) -> Sequence[Event]: ...
+
+    async def fetch_all(self, filters: Iterable[Filter]) -> Sequence[Event]: ...
 
 
 class Draws(Protocol):
@@ -96,7 +97,7 @@ class Inquiry:
             manifest=manifest,
             takeover=newest,
             node=self._node,
-            market=self._market,
+            roots=await self._roots(request),
             addresses=addresses,
             kind=kind,
             worker=worker,
@@ -119,21 +120,21 @@ class Inquiry:
                 found |= {pubkey: ad.wire for pubkey, ad in ads.items() if ad.wire}
         return found
 
+    async def _roots(self, request: Request) -> Roots:
+        """The job's certified roots, from all of its epochs: it may be older than what the market still knows.
+
+        Raises:
+            NotFound: something that was certified is not to be had.
+        """
+        found = await final_roots(request.id, request.plan, request.created_at, self._market, self._relays)
+        if found.unread:
+            raise NotFound("epochs", f"what {len(found.unread)} of them certified is not to be had")
+        roots: dict[tuple[str, str, int], str] = {}
+        for one in sorted(found.roots.values(), key=lambda one: (one.epoch, one.commitment)):
+            roots.setdefault((one.provider, one.root.task, one.root.chunk), one.root.root)
+        return roots
+
     async def _takeover(self, request: Request, manifest: Manifest) -> Takeover | None:
         """The job's newest takeover that holds."""
-        wanted = Filter(kinds=frozenset({kinds.TAKEOVER}), tags={"e": frozenset({request.id})}, limit=_MAX_TAKEOVERS)
-        said = []
-        for event in await self._relays.fetch([wanted]):
-            try:
-                said.append(takeover.parse(event))
-            except NodewireError:
-                continue
-        newest: Takeover | None = None
-        for one in sorted(said, key=lambda one: (one.attempt, one.signer == request.customer, one.sig)):
-            try:
-                one.check(request.id, request.plan, manifest, newest)
-            except NodewireError:
-                continue
-            if one.outranks(newest, request.customer):
-                newest = one
-        return newest
+        found = await self._relays.fetch_all([takeover.filter_of(request.id, request.plan)])
+        return takeover.newest(found, request.id, request.plan, manifest)

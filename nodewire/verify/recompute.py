@@ -17,7 +17,6 @@ from typing import Literal, TypeVar
 
 from nodewire.errors import BadHash, BadInput, Busy, NodewireError, NotAllowed, NotFound, Withheld
 from nodewire.kind import JobKind, Worker
-from nodewire.market import Market
 from nodewire.protocol.chunk import Leaf, Opening, chunk_of, leaf_of, most_bytes
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request, Ticket, content_of
@@ -36,6 +35,8 @@ _TRIES = 10
 """How often a busy node is asked again."""
 
 T = TypeVar("T")
+Roots = Mapping[tuple[str, str, int], str]
+"""By provider, task and chunk of a job: the root that was certified first, by the chunk's deadline."""
 
 
 class Equivocated(BadHash):
@@ -81,7 +82,7 @@ async def recompute(
     manifest: Manifest,
     takeover: Takeover | None,
     node: Node,
-    market: Market,
+    roots: Roots,
     addresses: Mapping[str, Sequence[str]],
     kind: JobKind,
     worker: Worker,
@@ -105,11 +106,11 @@ async def recompute(
     ticket = await _asked(of, sample.provider, lambda: _ticket(of, node))
     said = await _asked(of, sample.provider, lambda: _statements(of, node))
     of = replace(of, said=said)
-    inputs = await _inputs(of, ticket, node, market)
+    inputs = await _inputs(of, ticket, node, roots)
     before = [frame for frame in inputs if chunk_of(manifest, frame.seq) < sample.chunk]
     session = secrets.token_hex(32)
     found: list[Leaf] = []
-    await worker.open(loaded, session, ticket.params)
+    await worker.open(loaded, session, kind.check(manifest, ticket.params))
     try:
         async with asyncio.timeout(_RESULT_S):
             for frame in (*kind.merged(manifest, sample.task, before), *inputs[len(before) :]):
@@ -171,19 +172,25 @@ async def _opening(
     return opening
 
 
+def _address(of: _Case, node: str) -> Sequence[str]:
+    """Raises NotFound: nothing says where the node is."""
+    if not of.addresses.get(node):
+        raise NotFound("wire", f"no ad says where {node[:8]} is")
+    return of.addresses[node]
+
+
 async def _ticket(of: _Case, node: Node) -> Ticket:
     provider = of.sample.provider
     want = _want(of.sample, "ticket", of.sample.task, of.sample.chunk)
-    text = await pull_document(node, provider, of.addresses[provider], want, max_bytes=_TICKET_BYTES)
+    text = await pull_document(node, provider, _address(of, provider), want, max_bytes=_TICKET_BYTES)
     ticket = Ticket.parse(text)
     if ticket.seal() != of.request.ticket:
         raise BadHash("ticket", "not the one that the request sealed")
     return ticket
 
 
-async def _inputs(of: _Case, ticket: Ticket, node: Node, market: Market) -> list[Frame[Array]]:
+async def _inputs(of: _Case, ticket: Ticket, node: Node, roots: Roots) -> list[Frame[Array]]:
     """Every frame that the task was given up to the sampled chunk, in an order that it can be given again."""
-    roots = await _certified_roots(of, market)
     found: list[tuple[int, int, Frame[Array]]] = []
     for edge in of.manifest.inputs(of.sample.task):
         for chunk in range(of.sample.chunk + 1):
@@ -211,14 +218,14 @@ async def _frames(
     chunk: int,
     producer: str,
     ticket: Ticket,
-    roots: Mapping[tuple[str, str, int], set[str]],
+    roots: Roots,
     node: Node,
 ) -> list[Frame[Array]]:
     """The frames of one chunk on one edge, which `producer` made or was given by the customer, checked."""
     from_customer = edge.source == CUSTOMER
     if producer not in of.addresses:
         raise NotFound("producer", f"{edge.name} is the customer's own work")
-    addresses = of.addresses[producer]
+    addresses = _address(of, producer)
     task = of.sample.task if from_customer else edge.source
     want = _want(of.sample, "frames", task, chunk, (edge.name,))
     frames = [frame async for _, frame in pull(node, producer, addresses, want, max_bytes=MAX_BYTES)]
@@ -231,7 +238,7 @@ async def _frames(
             raise BadHash(edge.name, "not what the customer sent")
         return frames
     opening = await _opening(of.sample, of.manifest, node, producer, addresses, edge.source, chunk)
-    if opening.root() not in roots.get((producer, edge.source, chunk), ()):
+    if opening.root() != roots.get((producer, edge.source, chunk)):
         raise NotFound(edge.source, f"no certificate holds what {producer[:8]} shows of chunk {chunk}")
     shown = {leaf.seq: leaf for leaf in opening.leaves if leaf.edge == edge.name}
     if shown.keys() != {frame.seq for frame in frames}:
@@ -252,7 +259,7 @@ async def _statements(of: _Case, node: Node) -> dict[tuple[str, int], Sent]:
     provider, sample = of.sample.provider, of.sample
     want = _want(sample, "sent", sample.task, sample.chunk).model_copy(update={"first": 0})
     try:
-        shown = unpack(await pull_document(node, provider, of.addresses[provider], want, max_bytes=MAX_PACKED_BYTES))
+        shown = unpack(await pull_document(node, provider, _address(of, provider), want, max_bytes=MAX_PACKED_BYTES))
     except (NotFound, NotAllowed, BadInput):
         return {}
     sources = {edge.name: edge.source for edge in of.manifest.inputs(sample.task)}
@@ -268,7 +275,7 @@ async def _received(
     edge: Edge,
     chunk: int,
     producer: str,
-    roots: Mapping[tuple[str, str, int], set[str]],
+    roots: Roots,
     node: Node,
 ) -> list[Frame[Array]] | None:
     """The frames that the provider was sent, if it shows the producer's word for them, or there can be none; else None.
@@ -278,6 +285,8 @@ async def _received(
         NotFound: what it committed to is not known yet.
         Withheld: the provider cannot be reached, or is busy.
     """
+    if producer == of.sample.provider:
+        return None  # its word to itself
     said = of.said.get((edge.name, chunk))
     if said is not None and said.signer != producer:
         said = None
@@ -306,7 +315,7 @@ async def _shown(of: _Case, want: Want, node: Node) -> list[Frame[Array]]:
     """What the provider shows; nothing if it says that it has nothing. Raises as `pull`."""
     provider = of.sample.provider
     try:
-        return [frame async for _, frame in pull(node, provider, of.addresses[provider], want, max_bytes=MAX_BYTES)]
+        return [frame async for _, frame in pull(node, provider, _address(of, provider), want, max_bytes=MAX_BYTES)]
     except (NotFound, NotAllowed, BadInput):
         return []
 
@@ -321,13 +330,13 @@ def _left(of: _Case, edge: Edge, chunk: int) -> bool:
 
 
 async def _committed(
-    of: _Case, edge: Edge, chunk: int, said: Sent, roots: Mapping[tuple[str, str, int], set[str]], node: Node
+    of: _Case, edge: Edge, chunk: int, said: Sent, roots: Roots, node: Node
 ) -> dict[int, Tensors] | None:
     """The edge's frames of the chunk as their producer committed to them; None if it did not, or does not show it."""
-    certified = roots.get((said.signer, edge.source, chunk), ())
-    if not certified:
+    certified = roots.get((said.signer, edge.source, chunk))
+    if certified is None:
         return None
-    addresses = of.addresses[said.signer]
+    addresses = _address(of, said.signer)
     try:
         async with asyncio.timeout(of.patience_s):
             shown = await _opening(
@@ -335,22 +344,6 @@ async def _committed(
             )
     except (NodewireError, TimeoutError):
         return None
-    if shown.root() not in certified:
+    if shown.root() != certified:
         return None
     return {leaf.seq: tensors_of(leaf) for leaf in shown.leaves if leaf.edge == edge.name}
-
-
-async def _certified_roots(of: _Case, market: Market) -> dict[tuple[str, str, int], set[str]]:
-    """By provider, task and chunk of the job: the root that was certified first, by the chunk's deadline."""
-    roots: dict[tuple[str, str, int], set[str]] = {}
-    for epoch in market.epochs_after(of.request.plan.epoch - 1):
-        try:
-            commitments = await market.commitments(epoch.body)
-        except NodewireError:
-            continue  # what only this epoch certified is missing, and said to be
-        for committed in sorted(commitments, key=lambda one: one.id):
-            for root in committed.commitment.chunks if committed.commitment is not None else ():
-                late = epoch.body.epoch > of.request.plan.deadline_epoch(root.chunk, market.committee.epoch_ms)
-                if root.request == of.sample.request and not late:
-                    roots.setdefault((committed.provider, root.task, root.chunk), {root.root})
-    return roots

@@ -13,8 +13,9 @@ from nodewire.plan.epoch import Epoch
 from nodewire.protocol import commitment, job
 from nodewire.protocol.commitment import ChunkRoot, Commitment
 from nodewire.protocol.snapshot import Snapshot
-from nodewire.verify.recompute import _Case, _certified_roots
-from tests.oracle.courtroom import MANIFEST, PROVIDER, TASK, sample_of
+from nodewire.verify.inquiry import Inquiry
+from tests.customer.public_record import PROVIDERS, TASKS, PublicRecord
+from tests.oracle.courtroom import PROVIDER, TASK
 from tests.oracle.test_oracle_docket import COMMITTEE, DEADLINE, body, request
 from tests.protocol_committee.actors import digest
 
@@ -69,8 +70,6 @@ async def test_a_late_root_is_neither_final_nor_drawn_nor_an_input(epoch, final)
     market = Certified({epoch: [root(0)]})
     found = await followed(market, root(0))
     assert (found.roots, found.certified, len(found.samples)) == (1, final, final)
-    case = _Case(sample_of(digest("root"), request=ASKED.id), REQUEST, MANIFEST, None, {}, 1.0, False)
-    assert len(await _certified_roots(case, market)) == final  # type: ignore[arg-type]
 
 
 async def test_a_root_that_no_certificate_holds_and_a_second_one_are_not_final():
@@ -78,7 +77,26 @@ async def test_a_root_that_no_certificate_holds_and_a_second_one_are_not_final()
     found = await followed(market, root(0, "second"), root(1))
     assert (found.roots, found.certified) == (2, 0)
     assert [one.root for one in found.samples] == [digest("first")]
-    # nor is it an input by which who worked on the first could be made a cheater
-    case = _Case(sample_of(digest("first"), request=ASKED.id), REQUEST, MANIFEST, None, {}, 1.0, False)
-    roots = await _certified_roots(case, market)  # type: ignore[arg-type]
-    assert roots == {(PROVIDER.public, TASK, 0): {digest("first")}}
+
+
+@pytest.mark.parametrize(("late", "known"), [(0, True), (1, False)], ids=["in time", "an epoch late"])
+async def test_a_late_root_is_no_input_of_what_is_computed_again(late, known):
+    record = PublicRecord()
+    epoch = record.request.plan.deadline_epoch(0, record.committee.epoch_ms) + late
+    record.certified(epoch, [record.committed(1, (0,), epoch)])
+    assert (await inputs(record) != {}) == known
+
+
+async def test_a_second_root_makes_nobody_who_worked_on_the_first_a_cheater():
+    record = PublicRecord()
+    epoch = record.epoch_at(record.began_s) + 1
+    for n, said in enumerate(("", " again")):
+        record.certified(epoch + n, [record.committed(1, (0,), epoch + n, said=said)])
+    record.committed(1, (1,), epoch)  # no certificate holds it
+    assert await inputs(record) == {(PROVIDERS[1].public, TASKS[1], 0): record.root(TASKS[1], 0).root}
+
+
+async def inputs(record):
+    """The roots that an input must open, as who computes a chunk again reads them."""
+    inquiry = Inquiry(record, record, None, None, {}, None)  # type: ignore[arg-type]
+    return await inquiry._roots(record.request)

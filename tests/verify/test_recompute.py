@@ -78,14 +78,12 @@ def certified(frames=HIDDEN):
         leaves = [leaf_of(digest, f) for f in frames if (0 if f.seq == 0 else 1) == chunk]
         shown = opening(DRIVER, MANIFEST, leaves, request=ID, task="driver", chunk=chunk, attempt=0)
         roots.append(ChunkRoot(request=ID, task="driver", chunk=chunk, attempt=0, root=shown.root()))
-    committed = SimpleNamespace(id="", provider=DRIVER.public, commitment=SimpleNamespace(chunks=tuple(roots)))
+    return {(DRIVER.public, root.task, root.chunk): root.root for root in roots}
 
-    async def commitments(body):
-        return (committed,)
 
-    epoch = SimpleNamespace(body=SimpleNamespace(epoch=documents.plan().epoch))
-    committee = SimpleNamespace(epoch_ms=10_000)
-    return SimpleNamespace(committee=committee, epochs_after=lambda n: [epoch], commitments=commitments)
+def checked_params(manifest, params):
+    """As the kind fills in what a ticket leaves out."""
+    return {"max_tokens": 128, **params}
 
 
 class Adds:
@@ -117,7 +115,7 @@ async def nodes(driver, stage):
             await node.close()
 
 
-async def computed(driver, stage, *, market=None, patience_s=5.0, provider=STAGE, task="stage.0", worker=None):
+async def computed(driver, stage, *, roots=None, patience_s=5.0, provider=STAGE, task="stage.0", worker=None):
     sample = Sample(provider=provider.public, request=ID, task=task, chunk=1, attempt=0, root=HASH, verifiers=())
     async with nodes(driver, stage) as (node, addresses):
         return await recompute(
@@ -126,9 +124,9 @@ async def computed(driver, stage, *, market=None, patience_s=5.0, provider=STAGE
             manifest=MANIFEST,
             takeover=None,
             node=node,
-            market=market or certified(),
+            roots=certified() if roots is None else roots,
             addresses=addresses,
-            kind=SimpleNamespace(merged=lambda manifest, task, frames: frames),
+            kind=SimpleNamespace(merged=lambda manifest, task, frames: frames, check=checked_params),
             worker=worker or Adds(),
             loaded=task,
             patience_s=patience_s,
@@ -147,7 +145,7 @@ async def test_the_leaves_of_the_chunk_come_from_all_inputs_before_it():
     worker = Adds()
     leaves = await computed(honest_driver(), honest_stage(), worker=worker)
     assert [(leaf.edge, leaf.seq) for leaf in leaves] == [("hidden.1", 1), ("hidden.1", 2)]
-    assert worker.given == [{}, 0, 1, 2, "closed"]
+    assert worker.given == [{"max_tokens": 128}, 0, 1, 2, "closed"]  # the ticket leaves out what the kind fills in
     digest = documents.plan().manifest
     assert leaves[0] == leaf_of(digest, Frame("hidden.1", 1, (array(2, 2),)))
 

@@ -9,7 +9,7 @@ import pytest
 
 from nodewire.errors import BadHash, Busy, LinkLost, NotAllowed, NotFound, Withheld
 from nodewire.protocol.chunk import chunk_of, leaf_of, opening
-from nodewire.protocol.commitment import ChunkRoot, Commitment
+from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request, Ticket
 from nodewire.protocol.plan import Assignment, Terms, Verification
@@ -114,9 +114,9 @@ class Job:
             manifest=MANIFEST,
             takeover=self.takeover,
             node=self,
-            market=self,
+            roots=self.roots(),
             addresses=dict.fromkeys(self.holdings, ("x",)),
-            kind=SimpleNamespace(merged=lambda manifest, task, frames: frames),
+            kind=SimpleNamespace(merged=lambda manifest, task, frames: frames, check=lambda manifest, params: params),
             worker=self.worker,
             loaded="t",
             patience_s=self.patience_s,
@@ -124,16 +124,11 @@ class Job:
         )
         return [[t.sha256 for t in leaf.tensors] for leaf in found]
 
-    # A market with one epoch.
-
-    def epochs_after(self, number):
-        return [SimpleNamespace(body=SimpleNamespace(epoch=8))]
-
-    async def commitments(self, body):
-        return [
-            SimpleNamespace(id="", provider=public, commitment=Commitment(committee=HASH, epoch=8, chunks=(root,)))
-            for public, root in self.certified
-        ]
+    def roots(self):
+        found = {}
+        for public, root in self.certified:
+            found.setdefault((public, root.task, root.chunk), root.root)
+        return found
 
 
 @pytest.fixture
