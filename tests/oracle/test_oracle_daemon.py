@@ -56,7 +56,7 @@ class Shelf:
     def __init__(self, folder):
         self.folder = folder
 
-    async def put(self, source):
+    async def put(self, source, *, own=False):
         (self.folder / snapshot.sha256(source)).write_bytes(source)
 
     async def get(self, blob, max_bytes):
