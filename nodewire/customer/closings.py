@@ -30,7 +30,8 @@ from nodewire.protocol.receipt import Closing, FinalChunk, Receipt
 from nodewire.verify.finality import Finality, final_roots
 
 COMMIT_EPOCHS = 3
-"""How long after the last payment was claimed a receipt is closed by what certificates hold."""
+"""So many epochs after the one in which the last paid claim was made, a closing waits for their certificates: until the
+round of the third is over, one epoch after that has closed."""
 PATIENCE_EPOCHS = 16
 """How much longer records that relays lack, and payments that are still owed, are waited for."""
 _MOST_S = 600.0
@@ -89,7 +90,7 @@ class Closings:
     async def finish(self, request: str) -> Closed | None:
         """Close a job that is over, waiting until no root of it can become final any more; None if it cannot be."""
         committee = self._market.committee
-        for _ in range(2 * (COMMIT_EPOCHS + 2)):
+        for _ in range(2 * (COMMIT_EPOCHS + 2) + 1):  # the rest of this epoch, those three, and the third's round
             try:
                 if (closed := await self.close(request)) is not None:
                     return closed
