@@ -13,7 +13,17 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from nodewire.config import Role
-from nodewire.errors import BadConfig, BadEvent, BadHash, BadQuorum, LinkLost, NodewireError, NoQuorum, NotFound
+from nodewire.errors import (
+    BadConfig,
+    BadEvent,
+    BadHash,
+    BadInput,
+    BadQuorum,
+    LinkLost,
+    NodewireError,
+    NoQuorum,
+    NotFound,
+)
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter, newest_first
@@ -31,6 +41,8 @@ from nodewire.store.blobs import Blobs
 _FETCH_S = 10.0
 _KEPT_SNAPSHOTS = 16
 _IDS_PER_FETCH = 256
+_KEPT_COMMITMENTS = 16_384
+_KEPT_COMMITMENT_BYTES = 64 * 1024**2
 
 
 class Market:
@@ -45,6 +57,8 @@ class Market:
         self._changed = asyncio.Condition()
         self._snapshots: OrderedDict[str, Snapshot] = OrderedDict()
         self._commitments: OrderedDict[str, tuple[Committed, ...]] = OrderedDict()
+        self._kept: OrderedDict[str, Event] = OrderedDict()
+        self._kept_bytes = 0
         self._reading = asyncio.Lock()
         self._manifests: dict[str, Manifest] = {}
         self._failure: NodewireError | None = None
@@ -182,28 +196,26 @@ class Market:
             return self._snapshots[sha256]
 
     async def commitments(self, body: Body) -> tuple[Committed, ...]:
-        """The commitments that `body` certifies, with their chunk roots, as far as relays and stores still have them.
+        """The commitments that `body` certifies, with their chunk roots: all of them but the malformed ones.
 
         Raises:
-            NotFound: too few of the inventories that it cites are to be had.
-            BadHash: what they list is not what it certifies.
+            NotFound: one of them, its blob, or an inventory that the body cites is not to be had (yet).
+            BadHash: what the inventories list is not what it certifies.
+            RelayRefused, TimedOut: no relay answers.
         """
         digest = body.digest()
         if digest in self._commitments:
             return self._commitments[digest]
         ids = await self.commitment_ids(body)
         found: list[Committed] = []
-        for i in range(0, len(ids), _IDS_PER_FETCH):
-            wanted = Filter(ids=frozenset(ids[i : i + _IDS_PER_FETCH]))
-            for event in await self._pool.fetch([wanted], timeout_s=_FETCH_S):
-                try:
-                    committed = commitment.parse(event)
-                    if committed.blob is not None:
-                        path = await self.blobs.get(committed.blob, max_bytes=Commitment.MAX_BYTES)
-                        committed = committed.attach(await asyncio.to_thread(path.read_bytes))
-                    found.append(committed)
-                except NodewireError:
-                    continue  # a provider's malformed word for its own work: nothing of it is final
+        for event in await self._committed(ids):
+            try:
+                committed = commitment.parse(event)
+                if committed.blob is not None:
+                    committed = committed.attach(await self._commitment_blob(committed.blob))
+                found.append(committed)
+            except BadInput:
+                continue  # a provider's malformed word for its own work: nothing of it is final
         self._commitments[digest] = tuple(found)
         while len(self._commitments) > _KEPT_SNAPSHOTS:
             self._commitments.popitem(last=False)
@@ -221,6 +233,35 @@ class Market:
         if commitment.certified_root(ids) != body.commitments:
             raise BadHash("commitments", "not those that the inventories list")
         return ids
+
+    def keep(self, event: Event) -> None:
+        """Remember a commitment's verified event: for it no relay is asked, from which its author may delete it."""
+        if event.id not in self._kept:
+            self._kept[event.id] = event
+            self._kept_bytes += len(event.content)
+        while self._kept_bytes > _KEPT_COMMITMENT_BYTES or len(self._kept) > _KEPT_COMMITMENTS:
+            _, oldest = self._kept.popitem(last=False)
+            self._kept_bytes -= len(oldest.content)
+
+    async def _committed(self, ids: list[str]) -> list[Event]:
+        """The commitments' events with these ids, each. Raises NotFound: one is not to be had."""
+        found = {id_: self._kept[id_] for id_ in ids if id_ in self._kept}
+        wanted = [id_ for id_ in ids if id_ not in found]
+        for i in range(0, len(wanted), _IDS_PER_FETCH):
+            some = frozenset(wanted[i : i + _IDS_PER_FETCH])
+            for event in await self._pool.fetch([Filter(ids=some)], timeout_s=_FETCH_S):
+                found[event.id] = event
+        if lacking := [id_ for id_ in ids if id_ not in found]:
+            raise NotFound("commitments", f"{len(lacking)} of {len(ids)} are not to be had, such as {lacking[0]}")
+        return [found[id_] for id_ in ids]
+
+    async def _commitment_blob(self, sha256: str) -> bytes:
+        """What a certified commitment cites. Raises NotFound: whatever stores say, an honest oracle has it."""
+        try:
+            path = await self.blobs.get(sha256, max_bytes=Commitment.MAX_BYTES)
+        except NodewireError as error:
+            raise NotFound("commitments", f"blob {sha256}: {error}") from error
+        return await asyncio.to_thread(path.read_bytes)
 
     async def _inventory(self, event: Event) -> Inventory | None:
         try:

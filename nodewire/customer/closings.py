@@ -30,7 +30,8 @@ from nodewire.protocol.receipt import Closing, FinalChunk, Receipt
 from nodewire.verify.finality import Finality, final_roots
 
 COMMIT_EPOCHS = 3
-"""A root that no certificate holds so long after it was claimed never becomes final."""
+"""So many epochs after the one in which the last paid claim was made, a closing waits for their certificates: until the
+round of the third is over, one epoch after that has closed."""
 PATIENCE_EPOCHS = 16
 """How much longer records that relays lack, and payments that are still owed, are waited for."""
 _MOST_S = 600.0
@@ -89,7 +90,7 @@ class Closings:
     async def finish(self, request: str) -> Closed | None:
         """Close a job that is over, waiting until no root of it can become final any more; None if it cannot be."""
         committee = self._market.committee
-        for _ in range(2 * (COMMIT_EPOCHS + 2)):
+        for _ in range(2 * (COMMIT_EPOCHS + 2) + 1):  # the rest of this epoch, those three, and the third's round
             try:
                 if (closed := await self.close(request)) is not None:
                     return closed
@@ -134,10 +135,14 @@ class Closings:
             return Closed(given, closings)
 
     def _late_by(self, known: _Records) -> int:
-        """How many whole epochs have passed since a root could last be certified; negative before."""
+        """How many epochs are certified, or will never be, since the last one that a closing waits for; below 1 before.
+
+        Only what was paid counts: a provider that claims on and on keeps no receipt open.
+        """
         committee = self._market.committee
-        last = committee.epoch_at(known.last_s * 1000) + COMMIT_EPOCHS
-        return committee.epoch_at(int(time.time() * 1000)) - 1 - last
+        claimed_s = max((known.claimed_s(paid.feedback) for paid in self._paid(known).values()), default=0)
+        last = committee.epoch_at(max(claimed_s, known.request.created_at) * 1000) + COMMIT_EPOCHS
+        return committee.epoch_at(int(time.time() * 1000)) - 1 - last  # the one that has closed last is in its round
 
     async def _give_missing(self, known: _Records) -> dict[str, Receipt]:
         """All receipts of the job by event id, after publishing those for payments that have none."""
@@ -195,8 +200,6 @@ class _Records:
         self.receipts: dict[str, Receipt] = {}
         self.closings: dict[str, Closing] = {}
         self.zap_receipts = ZapReceipts(network)
-        self.last_s = request.created_at
-        """When the last payment was claimed."""
         for event in sorted(events, key=lambda event: (event.created_at, event.id)):
             try:
                 self._take(event)
@@ -212,13 +215,16 @@ class _Records:
                 due = said.due
                 self.claims.setdefault((said.provider, due.chunk, due.attempt, due.amount_msat), said)
                 self._claimed[event.id] = event
-                self.last_s = max(self.last_s, min(event.created_at, int(time.time())))
         elif event.kind == kinds.RECEIPT and event.pubkey == self.request.customer:
             if receipt.is_closing(event):
                 closing = receipt.parse_closing(event)
                 self.closings.setdefault(closing.receipt, closing)
             else:
                 self.receipts[event.id] = receipt.parse(event)
+
+    def claimed_s(self, claim: str) -> int:
+        """When the claim with this event id was made (unix)."""
+        return self._claimed[claim].created_at
 
     def claims_of(self, provider: str, chunks: Iterable[tuple[int, int]]) -> list[Event]:
         """The provider's claims for these (chunk, attempt)."""

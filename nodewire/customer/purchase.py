@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from nodewire.customer import closing, controls, requesting
+from nodewire.customer import controls, ending, requesting
 from nodewire.customer.answers import Answers, Refused
 from nodewire.customer.background import Background
 from nodewire.customer.claims import Claims
@@ -159,7 +159,7 @@ class Purchase:
             elif self._open is not None:
                 self._cancel()
                 if self.timing.outputs:
-                    await closing.pay_what_came(self.payments)
+                    await ending.pay_what_came(self.payments)
         finally:
             await self._end()
 
@@ -364,8 +364,8 @@ class Purchase:
 
     async def _settle(self) -> None:
         assert self.shares is not None and self._sharing is not None
-        await closing.settle(self.payments, self.shares, self._sharing, self.answers, self._last_chunk)
-        self.receipts += await closing.give_receipts(
+        await ending.settle(self.payments, self.shares, self._sharing, self.answers, self._last_chunk)
+        self.receipts += await ending.give_receipts(
             self._session.keys, self.request.id, self.plan, self.payments, self.answers, self._publish
         )
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from nodewire.customer.closings import COMMIT_EPOCHS
-from nodewire.errors import BadInput, NodewireError, NoQuorum
+from nodewire.errors import BadInput, NodewireError
 from nodewire.market import Market
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
@@ -18,12 +19,15 @@ from nodewire.pay.bond_holder import BondHolder
 from nodewire.plan.sample import draw, place
 from nodewire.protocol import kinds, verdict
 from nodewire.protocol.commitment import ChunkRoot
+from nodewire.protocol.committee import Committee
 from nodewire.protocol.job import Request
 from nodewire.protocol.verdict import Verdict, sample_key
 from nodewire.protocol.verification import Sample
 
 VERDICT_EPOCHS = 9
 """How long after its draw a sample's verdict is waited for: its verifiers' time and the committee's."""
+UNREAD_EPOCHS = 3
+"""How much longer an epoch is asked for that cannot be read."""
 log = logging.getLogger("nodewire.customer")
 
 
@@ -64,6 +68,8 @@ async def follow(
 ) -> Verified:
     """Wait until everything that was drawn of the job has its verdict, or will have none.
 
+    That is known by the clock, too: a committee that certifies nothing more is not waited for.
+
     `roots`: what the providers (public keys) said in their results that they committed to; `last_epoch`: in which the
     job ended. What is drawn is derived here, from what the certificates hold.
     """
@@ -73,36 +79,42 @@ async def follow(
     listening = asyncio.create_task(_listen(request, found, market, pool, came))
     seen: set[str] = set()
     places: set[str] = set()
-    epoch_s = market.committee.epoch_ms / 1000
+    committee, epoch_s = market.committee, market.committee.epoch_ms / 1000
     newest, deadline = request.plan.epoch, last_epoch + COMMIT_EPOCHS
     try:
         while True:
+            waits = 0
             for epoch in market.epochs_after(newest):
-                newest = max(newest, epoch.body.epoch)
                 try:
                     commitments = await market.commitments(epoch.body)
                     snapshot = await market.snapshot(epoch.body.snapshot)
                 except NodewireError as error:
                     log.info("epoch %d cannot be read: %s", epoch.body.epoch, error)
-                    continue
+                    waits = UNREAD_EPOCHS
+                    break  # and read again, before those after it: what it holds was committed to first
                 mine = [one for one in commitments if _is_about(one.commitment, request.id)]
-                drawn = draw(market.committee, epoch.beacon, mine, {request.id: request}, snapshot, seen=places)
+                drawn = draw(committee, epoch.beacon, mine, {request.id: request}, snapshot, seen=places)
                 found.samples += drawn
                 for one in mine:
                     for root in one.commitment.chunks if one.commitment is not None else ():
                         key = sample_key(one.provider, *root.key)
-                        late = epoch.body.epoch > request.plan.deadline_epoch(root.chunk, market.committee.epoch_ms)
+                        late = epoch.body.epoch > request.plan.deadline_epoch(root.chunk, committee.epoch_ms)
                         if key in wanted and key not in seen and wanted[key].root == root.root and not late:
                             found.certified += 1
                         seen.add(key)
                         places.add(place(one.provider, root.request, root.task, root.chunk))
+                newest = epoch.body.epoch
                 if drawn:
-                    deadline = max(deadline, epoch.body.epoch + VERDICT_EPOCHS)
+                    deadline = max(deadline, newest + VERDICT_EPOCHS)
                 progress(found)
+            over = max(newest, committee.epoch_at(int(time.time() * 1000)) - 2 - waits)  # whose round is over
             judged = all(sample.key in found.verdicts for sample in found.samples)
-            if judged and (seen >= wanted.keys() or newest >= last_epoch + COMMIT_EPOCHS):
+            if judged and (seen >= wanted.keys() or over >= last_epoch + COMMIT_EPOCHS):
                 return found
-            if newest >= deadline:
+            if over >= deadline:
+                return found
+            if listening.done():
+                log.error("verdicts cannot be listened for any more: %r", listening.exception())
                 return found
             came.clear()
             try:
@@ -110,10 +122,9 @@ async def follow(
                     await came.wait()
             except TimeoutError:
                 continue
-    except NoQuorum:
-        return found
     finally:
         listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
 
 
 async def settle(found: Verified, request: Event, holder: BondHolder, keys: Keys) -> None:
@@ -131,17 +142,27 @@ async def settle(found: Verified, request: Event, holder: BondHolder, keys: Keys
 
 async def _listen(request: Request, found: Verified, market: Market, pool: Pool, came: asyncio.Event) -> None:
     about = Filter(kinds=frozenset({kinds.CERTIFICATE}), tags={"e": frozenset({request.id})})
-    async with pool.subscribe([about]) as events:
-        async for event in events:
-            try:
-                certificate = verdict.parse(event)
-                certificate.check(market.committee)
-            except BadInput:
-                continue
-            if certificate.verdict.request == request.id:
-                found.verdicts.setdefault(certificate.verdict.key, certificate.verdict)
-                found.certificates.setdefault(certificate.verdict.key, event)
-                came.set()
+    while True:
+        try:
+            async with pool.subscribe([about]) as events:
+                async for event in events:
+                    _take(event, request, found, market.committee, came)
+            log.info("every relay has ended the subscription to verdicts")
+        except NodewireError as error:
+            log.info("verdicts cannot be listened for: %s", error)
+        await asyncio.sleep(market.committee.epoch_ms / 1000)  # then relays tell again what they have
+
+
+def _take(event: Event, request: Request, found: Verified, committee: Committee, came: asyncio.Event) -> None:
+    try:
+        certificate = verdict.parse(event)
+        certificate.check(committee)
+    except BadInput:
+        return
+    if certificate.verdict.request == request.id:
+        found.verdicts.setdefault(certificate.verdict.key, certificate.verdict)
+        found.certificates.setdefault(certificate.verdict.key, event)
+        came.set()
 
 
 def _is_about(commitment: object, request: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -25,6 +25,8 @@ from nodewire.oracle.state import (
     FetchCertificates,
     FetchEvents,
     Input,
+    KeepBlob,
+    KeepCommitment,
     KeepJudged,
     PublishCertificate,
     PublishFault,
@@ -41,12 +43,14 @@ from nodewire.oracle.state import (
 from nodewire.protocol import beacon, beat, certificate, commitment, inventory
 from nodewire.protocol import committee as _committee
 from nodewire.protocol import tags as _tags
+from nodewire.protocol.commitment import Commitment
 from nodewire.protocol.committee import VALID_EPOCHS, Committee
-from nodewire.protocol.snapshot import Snapshot
 
 _log = logging.getLogger(__name__)
 _FETCH_TOGETHER_S = 0.02
 _IDS_PER_FETCH = 256
+_BLOBS_TOGETHER = 4
+"""Commitments' blobs, at most 8 MiB each, that are fetched at a time."""
 
 
 class Relays(Protocol):
@@ -60,9 +64,9 @@ class Relays(Protocol):
 
 
 class Blobs(Protocol):
-    """Where snapshots are kept (`nodewire.store.blobs`). `get` checks the hash."""
+    """Where snapshots are kept (`nodewire.store.blobs`). `get` checks the hash; `own`: put also where it is already."""
 
-    async def put(self, source: bytes) -> object: ...
+    async def put(self, source: bytes, *, own: bool = False) -> object: ...
 
     async def get(self, blob: str, max_bytes: int) -> Path: ...
 
@@ -73,10 +77,18 @@ class Oracle:
     Args:
         seat: the oracle's secrets (`setup.load_seat`).
         journal: its record of what it has said; must outlive restarts.
+        keep: gets each commitment's event that may be listed: whoever reads it later asks no relay.
     """
 
     def __init__(
-        self, seat: Seat, committee: Committee, relays: Relays, blobs: Blobs, journal: Journal, clock: Clock
+        self,
+        seat: Seat,
+        committee: Committee,
+        relays: Relays,
+        blobs: Blobs,
+        journal: Journal,
+        clock: Clock,
+        keep: Callable[[Event], None] = lambda event: None,
     ) -> None:
         oracle = committee.oracle(seat.keys.public)
         if oracle is None:
@@ -84,6 +96,8 @@ class Oracle:
         self._keys, self._share, self._index = seat.keys, seat.share, oracle.share_index
         self._committee, self._digest = committee, committee.digest()
         self._relays, self._blobs, self._journal, self._clock = relays, blobs, journal, clock
+        self._keep = keep
+        self._fetching_commitments = asyncio.Semaphore(_BLOBS_TOGETHER)
         self._state = self._begun(0)
         self._tasks: set[asyncio.Task[None]] = set()
         self._wanted: dict[str, None] = {}
@@ -184,8 +198,14 @@ class Oracle:
                     self._spawn(self._fetch_wanted())
             case FetchCertificates():
                 self._spawn(self._fetch(self._newest_certificates()))
-            case FetchBlob(sha256):
-                self._spawn(self._fetch_blob(sha256))
+            case FetchBlob(sha256, Commitment.MAX_BYTES):
+                self._spawn(self._fetch_commitment(sha256))
+            case FetchBlob(sha256, max_bytes):
+                self._spawn(self._fetch_blob(sha256, max_bytes))
+            case KeepCommitment(event):
+                self._keep(event)
+            case KeepBlob(data):
+                self._spawn(self._put(data))
 
     def _say(self, saying: str, epoch: int, event: Event, blob: bytes | None) -> None:
         """Record, then publish, what may be said only once; after a restart that is what was recorded before."""
@@ -216,8 +236,15 @@ class Oracle:
         for event in await self._relays.fetch(filters):
             self._feed(Received(event))
 
-    async def _fetch_blob(self, sha256: str) -> None:
-        path = await self._blobs.get(sha256, Snapshot.MAX_BYTES)
+    async def _put(self, data: bytes) -> None:
+        await self._blobs.put(data, own=True)
+
+    async def _fetch_commitment(self, sha256: str) -> None:
+        async with self._fetching_commitments:
+            await self._fetch_blob(sha256, Commitment.MAX_BYTES)
+
+    async def _fetch_blob(self, sha256: str, max_bytes: int) -> None:
+        path = await self._blobs.get(sha256, max_bytes)
         data = await asyncio.to_thread(path.read_bytes)
         self._feed(BlobCame(sha256, data))
 

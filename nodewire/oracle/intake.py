@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 
 from nodewire.errors import BadInput
@@ -11,6 +12,8 @@ from nodewire.oracle.state import (
     FetchBlob,
     FetchCertificates,
     FetchEvents,
+    KeepBlob,
+    KeepCommitment,
     KeepJudged,
     PublishFault,
     PublishPartial,
@@ -29,6 +32,7 @@ from nodewire.protocol import tags
 from nodewire.protocol import verdict as _verdict
 from nodewire.protocol.account import COUNTED_AFTER, Judged
 from nodewire.protocol.certificate import Certificate
+from nodewire.protocol.commitment import Commitment
 from nodewire.protocol.committee import VALID_EPOCHS
 from nodewire.protocol.inventory import Listed, Proposal, Supply, Vote
 
@@ -38,6 +42,8 @@ KEPT_CERTIFICATES = 16
 MAX_SUPPLIES = 8
 STRANGERS = _inventory.MAX_COMMITMENTS // 2
 """Room in an epoch for the commitments of whoever comes first; the rest is for nodes with a bond."""
+MAX_UNBONDED_BLOBS = 64
+"""Of an epoch: so many commitments' blobs are fetched for whoever asks; beyond, only bonded nodes'."""
 JUDGED_EPOCHS = COUNTED_AFTER + _snapshot.REMEMBERED_EPOCHS + VALID_EPOCHS
 """How long after its draw a verdict may still have to be listed."""
 
@@ -60,7 +66,7 @@ def receive(event: Event, state: State) -> Step:
                 return state, ()
             return replace(state, bonds={**state.bonds, event.id: event}), ()
         case _commitment.KIND:
-            return _commitment_came(event, state), ()
+            return _commitment_came(event, state)
         case _inventory.KIND:
             return _said(event, state)
         case _certificate.KIND if tags.text(event, "n").startswith(_verdict.topic("")):
@@ -102,17 +108,33 @@ def _named_bonds(provider: str, state: State) -> set[str]:
     return {pair[1].bond for pair in ads if pair is not None and pair[1].bond is not None}
 
 
-def _commitment_came(event: Event, state: State) -> State:
+def _commitment_came(event: Event, state: State) -> Step:
     committed = _commitment.parse(event)
-    if committed.committee != state.digest or not state.epoch - 1 <= committed.epoch <= state.epoch + 1:
-        return state
-    mine = state.commitments.get(committed.epoch, {})
-    if committed.provider in mine or len(mine) >= _inventory.MAX_COMMITMENTS:
-        return state
-    if len(mine) >= STRANGERS and not _is_bonded(committed.provider, state):
-        return state
-    mine = {**mine, committed.provider: event.id}
-    return replace(state, commitments={**state.commitments, committed.epoch: mine})
+    epoch, provider = committed.epoch, committed.provider
+    if committed.committee != state.digest or not state.epoch - 1 <= epoch <= state.epoch + 1:
+        return state, ()
+    mine, bare = state.commitments.get(epoch, {}), state.bare.get(epoch, {})
+    if provider in mine or provider in bare or len(mine) + len(bare) >= _inventory.MAX_COMMITMENTS:
+        return state, ()
+    if len(mine) + len(bare) >= STRANGERS and not _is_bonded(provider, state):
+        return state, ()
+    keep = KeepCommitment(event)
+    if committed.commitment is not None:
+        return replace(state, commitments={**state.commitments, epoch: {**mine, provider: event.id}}), (keep,)
+    if len(bare) >= MAX_UNBONDED_BLOBS and not _is_bonded(provider, state):
+        return state, ()
+    state, ask = fetch_commitments(replace(state, bare={**state.bare, epoch: {**bare, provider: committed}}))
+    return state, (keep, *ask)
+
+
+def fetch_commitments(state: State) -> Step:
+    """Ask for the blobs that are not at hand of commitments that can still be listed."""
+    actions: list[Action] = []
+    open_ = [bare for epoch, bare in state.bare.items() if not state.rounds.get(epoch, Round()).listed]
+    for sha256 in sorted({one.blob for bare in open_ for one in bare.values() if one.blob is not None}):
+        state, ask = state.ask(f"commitment/{sha256}", FetchBlob(sha256, Commitment.MAX_BYTES))
+        actions += ask
+    return state, tuple(actions)
 
 
 def _is_bonded(pubkey: str, state: State) -> bool:
@@ -216,8 +238,34 @@ def certificate_came(certificate: Certificate, state: State) -> Step:
     return state, tuple(actions)
 
 
-def blob_came(sha256: str, data: bytes, state: State) -> State:
+def blob_came(sha256: str, data: bytes, state: State) -> Step:
     """Whatever asked for this blob gets it; a blob that is not what it should be is as good as none."""
+    state, actions = _commitments_came(sha256, data, state)
+    return _other_blob_came(sha256, data, state), actions
+
+
+def _commitments_came(sha256: str, data: bytes, state: State) -> Step:
+    """Who committed to what is in this blob can be listed; whose event says something else never is."""
+    if all(one.blob != sha256 for bare in state.bare.values() for one in bare.values()):
+        return state, ()
+    try:
+        document = Commitment.unpack(data)
+    except BadInput:
+        document = None
+    said = None if document is None else (document.committee, document.epoch, document.root())
+    is_good = hashlib.sha256(data).hexdigest() == sha256
+    actions: tuple[Action, ...] = ()
+    for epoch, bare in state.bare.items():
+        cited = [one for one in bare.values() if one.blob == sha256]
+        sound = [one for one in cited if is_good and said == (one.committee, one.epoch, one.root)]
+        mine = {**state.commitments.get(epoch, {}), **{one.provider: one.id for one in sound}}
+        left = {provider: one for provider, one in bare.items() if one not in cited}
+        state = replace(state, bare={**state.bare, epoch: left}, commitments={**state.commitments, epoch: mine})
+        actions = (KeepBlob(data),) if sound else actions
+    return state, actions
+
+
+def _other_blob_came(sha256: str, data: bytes, state: State) -> State:
     for epoch, round_ in state.rounds.items():
         for listed in round_.inventories.values():
             if listed.blob == sha256 and listed.inventory is None:

@@ -2,7 +2,7 @@
 
 A round certifies the epoch e that has just closed; it is over when e+1 closes.
 
-close(e) + skew      every oracle lists the beats and commitments that it holds and finds valid
+close(e) + skew      every oracle lists the beats and commitments that it holds, with their blobs, and finds valid
 then                 who listed an event that f+1 inventories list and another lacks supplies it
 2f+1 inventories     the leader (e mod n), with all n of them or at close(e) + 2 skews, proposes a body; events missing
                      until close(e) + 3 skews cost the inventories that list them their place among the cited ones
@@ -69,7 +69,8 @@ def apply(what: Input, state: State) -> Step:
     actions: list[Action] = []
     match what:
         case Tick(now_ms):
-            state = _open_round(replace(state, now_ms=max(now_ms, state.now_ms)))
+            state, first = intake.fetch_commitments(_open_round(replace(state, now_ms=max(now_ms, state.now_ms))))
+            actions += first
         case Received(event):
             try:
                 state, first = intake.receive(event, state)
@@ -81,7 +82,8 @@ def apply(what: Input, state: State) -> Step:
         case Convicted(pubkey):
             return replace(state, convicted=state.convicted | {pubkey}), ()
         case BlobCame(sha256, data):
-            state = intake.blob_came(sha256, data, state)
+            state, first = intake.blob_came(sha256, data, state)
+            actions += first
     for epoch in sorted(state.rounds):
         for step in (_list, _supply, _propose, _consider, _certify):
             state, more = step(epoch, state)
@@ -372,6 +374,7 @@ def _open_round(state: State) -> State:
         bonds={id_: event for id_, event in state.bonds.items() if id_ in bonds},
         opened=epoch - 1,
         commitments={e: ids for e, ids in state.commitments.items() if e >= epoch - 1},
+        bare={e: bare for e, bare in state.bare.items() if e >= epoch - 1},
         judged={key: one for key, one in state.judged.items() if one.epoch >= epoch - intake.JUDGED_EPOCHS},
         snapshots={sha256: s for sha256, s in state.snapshots.items() if sha256 in snapshots},
         asked={key: at for key, at in state.asked.items() if at > state.now_ms - 2 * state.committee.epoch_ms},

@@ -36,9 +36,8 @@ async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
     journal = Journal(config.state / "journal.db")
     stack.callback(journal.close)
     clock = SystemClock()
-    oracle = Oracle(seat, committee, pool, blobs, journal, clock)
-
     market = Market(pool, blobs, committee)
+    oracle = Oracle(seat, committee, pool, blobs, journal, clock, market.keep)
     following = asyncio.create_task(market.follow())
     stack.callback(following.cancel)
     node = Node(seat.keys)

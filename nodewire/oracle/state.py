@@ -11,6 +11,7 @@ from nodewire.protocol.ad import Ad
 from nodewire.protocol.beat import Beat
 from nodewire.protocol.body import Body
 from nodewire.protocol.certificate import Certificate, Fault
+from nodewire.protocol.commitment import Committed
 from nodewire.protocol.committee import Committee
 from nodewire.protocol.inventory import Inventory, Listed, Proposal
 from nodewire.protocol.snapshot import Snapshot
@@ -116,6 +117,21 @@ class FetchCertificates:
 @dataclass(frozen=True, slots=True)
 class FetchBlob:
     sha256: str
+    max_bytes: int = Snapshot.MAX_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class KeepCommitment:
+    """Remember a commitment's event, whatever becomes of it on the relays: this oracle may list it."""
+
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class KeepBlob:
+    """Claim a blob on the stores: who uploaded it may take it away."""
+
+    data: bytes
 
 
 Action = (
@@ -130,6 +146,8 @@ Action = (
     | FetchEvents
     | FetchCertificates
     | FetchBlob
+    | KeepCommitment
+    | KeepBlob
 )
 
 # ---- state --------------------------------------------------------------------------------------------------------
@@ -176,7 +194,9 @@ class State:
     """By event id."""
     bonds: Mapping[str, Event] = field(default_factory=dict)
     commitments: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
-    """By epoch and provider: the id of the first commitment seen."""
+    """By epoch and provider: the id of the first commitment seen, all of which is at hand."""
+    bare: Mapping[int, Mapping[str, Committed]] = field(default_factory=dict)
+    """By epoch and provider: the first commitment seen, whose blob is not at hand."""
     rounds: Mapping[int, Round] = field(default_factory=dict)
     certified: tuple[Certificate, ...] = ()
     """Checked, one per epoch, the newest last."""

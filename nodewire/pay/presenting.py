@@ -1,8 +1,9 @@
 """Presents certified verdicts to the bonds' holder: bonds answer and verifiers are paid though no customer waits.
 
 The leader of the draw's epoch presents at once, each oracle after it a skew later unless the verdict is settled by
-then, and after the oracles whoever else is owed by it. With a wallet a node also pulls what a verdict gives it, an
-oracle its part of the committee's fees.
+then, and after the oracles the verifiers that it names. With a wallet a node also pulls what a verdict gives it, an
+oracle its part of the committee's fees. Of customers nobody runs a presenter: a refund comes by `--wait`
+(`customer/verified.py`), after a complaint by `customer/refunds.py`, or by `nodewire bond claim`.
 """
 
 from __future__ import annotations
@@ -126,12 +127,12 @@ class Presenter:
         return place * self._committee.skew_ms / 1000
 
     async def _step(self, one: Open) -> None:
-        """Settle a verdict, and . Raises what may be tried again."""
+        """Present a verdict, and collect what it gives this node. Raises what may be tried again."""
         await self._check_holder()
         if one.state == "certified":
             try:
                 settled = await self._settled(one)
-            except (NotAllowed, BadInput) as error:  # nobody's presenting can change that
+            except (NotAllowed, BadInput) as error:  # the holder itself says so: nobody's presenting can change that
                 _log.warning("the holder refuses the verdict on sample %s: %s", one.sample[:8], error)
                 self._presented.mark(one.sample, "done")
                 return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from nodewire.errors import BadInput
+from nodewire.errors import LinkLost
 from nodewire.nostr import event as events
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
@@ -86,8 +86,8 @@ def _paid(said: dict[str, Any]) -> Paid:
 
 
 def _read(cls: type[_T], said: dict[str, Any]) -> _T:
-    """The dataclass of what the service said; what it says besides is ignored. Raises BadInput."""
+    """The dataclass of what the service said; what it says besides is ignored. Raises LinkLost: no holder answered."""
     try:
         return cls(**{field.name: said[field.name] for field in fields(cls)})  # type: ignore[arg-type]
     except KeyError as error:
-        raise BadInput("holder", f"its answer lacks {error}") from error
+        raise LinkLost("holder", f"its answer lacks {error}") from error

@@ -11,7 +11,7 @@ from typing import Any, Self
 import aiohttp
 import orjson
 
-from nodewire.errors import BadConfig, BadInput, LinkLost, PaymentFailed, TimedOut, TooLarge, from_dict
+from nodewire.errors import BadConfig, BadInput, LinkLost, PaymentFailed, TimedOut, from_dict
 from nodewire.nostr import nip98
 from nodewire.nostr.keys import Keys
 from nodewire.pay import invoices
@@ -151,7 +151,9 @@ class SimWallet:
     ) -> dict[str, Any]:
         """The service's JSON answer to this account, and to `keys` (NIP-98) where they are needed.
 
-        Raises what the service reports, LinkLost or TimedOut.
+        Raises:
+            LinkLost, TimedOut: no answer, or one that is not the service's own (a proxy's page, a crash).
+            NodewireError: what the service reports.
         """
         if self._session is None:
             self._session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {self._token}"})
@@ -177,9 +179,9 @@ class SimWallet:
         try:
             answer = orjson.loads(raw)
         except orjson.JSONDecodeError as error:
-            raise BadInput("wallet", f"answered {status} and no JSON") from error
-        if not isinstance(answer, dict):
-            raise BadInput("wallet", "answered no object")
+            raise LinkLost("wallet", f"answered {status} and no JSON") from error
+        if status >= 500 or not isinstance(answer, dict):  # the service reports its errors below 500, as objects
+            raise LinkLost("wallet", f"answered {status} and nothing of its own")
         if status != 200:
             raise from_dict(answer)
         return answer
@@ -201,5 +203,5 @@ class SimWallet:
             async for piece in response.content.iter_chunked(65_536):
                 raw += piece
                 if len(raw) > MAX_ANSWER_BYTES:
-                    raise TooLarge("wallet", f"its answer is over {MAX_ANSWER_BYTES} bytes")
+                    raise LinkLost("wallet", f"its answer is over {MAX_ANSWER_BYTES} bytes")
             return response.status, bytes(raw)

@@ -132,8 +132,10 @@ class Blobs:
             task.add_done_callback(lambda done: self._forget(key, done))
         return await asyncio.shield(task)  # one caller's giving up must not end it for the others
 
-    async def put(self, source: Path | bytes, type_: str = "application/octet-stream") -> BlobRef:
+    async def put(self, source: Path | bytes, type_: str = "application/octet-stream", *, own: bool = False) -> BlobRef:
         """Cache the blob and upload it to every server; done when one has it (with no servers: when it is cached).
+
+        `own`: also to servers that have it from others, who could delete it there.
 
         Raises:
             TooLarge: above the node's cap.
@@ -145,7 +147,8 @@ class Blobs:
             return ref
         if self._keys is None:
             raise BadConfig("keys", "an upload must be signed")
-        outcomes = await asyncio.gather(*(self._upload(server, ref, self._keys, type_) for server in self._servers))
+        uploads = (self._upload(server, ref, self._keys, type_, own=own) for server in self._servers)
+        outcomes = await asyncio.gather(*uploads)
         if None not in outcomes:
             raise next(error for error in reversed(outcomes) if error is not None)
         return ref
@@ -175,10 +178,10 @@ class Blobs:
             part.settle(self.path(sha256))
             return BlobRef(sha256=sha256, bytes=part.size)
 
-    async def _upload(self, server: str, ref: BlobRef, keys: Keys, type_: str) -> NodewireError | None:
+    async def _upload(self, server: str, ref: BlobRef, keys: Keys, type_: str, *, own: bool) -> NodewireError | None:
         """What went wrong, or None when the server has the blob."""
         try:
-            if await self._holds(server, ref.sha256):
+            if not own and await self._holds(server, ref.sha256):
                 return None
             with self.path(ref.sha256).open("rb") as file:
                 headers = {"Authorization": self._authorization(keys, ref.sha256), "Content-Type": type_}

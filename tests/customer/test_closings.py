@@ -145,6 +145,19 @@ async def test_while_a_root_may_still_be_certified_its_receipt_is_not_closed(led
     assert parsed(record)[1] == []
 
 
+async def test_claims_that_nobody_paid_keep_no_receipt_open(record, ledger):
+    two_chunks(record, ledger)
+    all_certified(record, record.epoch_at(record.began_s) + 1)
+    for chunk in (1, 7):
+        record.claimed(0, chunk, at_s=int(time.time()), amount_msat=999)
+    two_of_three = [record.committed(number, (1,), record.epoch_at(record.began_s) + 2) for number in (1, 2)]
+    record.certified(record.epoch_at(record.began_s) + 2, two_of_three)
+    record.claimed(0, 2)
+    record.pay(ledger, 0, 2)  # nothing certified stands behind it
+    assert await closings(record, ledger).close(record.request.id) is not None
+    assert {one.uncertified for one in parsed(record)[1]} == {(), ((2, 0),)}
+
+
 async def test_a_certified_root_that_is_not_the_claimed_one_makes_nothing_final(record, ledger):
     two_chunks(record, ledger, providers=(1,))
     epoch = record.epoch_at(record.began_s) + 1

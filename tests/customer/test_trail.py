@@ -281,6 +281,25 @@ async def test_receipts_and_closings_are_checked_against_claims_and_certificates
     book.close()
 
 
+@pytest.mark.parametrize(("after", "contradicts"), [(3, True), (4, False)])
+async def test_a_certificate_after_a_closings_time_makes_a_root_final_and_no_closing_wrong(
+    trail, tmp_path, after, contradicts
+):
+    told, claimed = trail.told, trail.told.epoch_at(trail.told.began_s + 2)
+    told.certified(trail.epoch, [told.committed(number, (0,), trail.epoch) for number in range(3)])
+    book = Ledger(tmp_path / "ledger.db")
+    for number in range(3):
+        for chunk in (0, 1):
+            told.pay(book, number, chunk)
+    refunds = Refunds(CUSTOMER, told, told, trail.holder)
+    await Closings(CUSTOMER, book, told, told, "bcrt", set(), refunds).close(told.request.id)
+    book.close()
+    told.certified(claimed + after, [told.committed(1, (1,), claimed + after)])
+    lines = await trail.lines()
+    assert [step for step, _ in wrong(lines)] == (["receipt"] if contradicts else [])
+    assert len(of(lines, "commitment")) == 4
+
+
 async def test_what_strangers_publish_about_a_job_means_nothing(trail):
     whole(trail)
     about = [["e", trail.told.request.id]]

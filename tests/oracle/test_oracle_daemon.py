@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from typing import ClassVar
 
 import pytest
 
@@ -13,8 +14,9 @@ from nodewire.oracle.daemon import Oracle
 from nodewire.oracle.journal import KEPT_EPOCHS, Journal
 from nodewire.oracle.setup import create_committee, load_committee, load_seat
 from nodewire.plan.epoch import Epochs
-from nodewire.protocol import beacon, certificate, inventory, snapshot
+from nodewire.protocol import beacon, certificate, commitment, inventory, snapshot
 from nodewire.protocol import committee as committees
+from nodewire.protocol.commitment import ChunkRoot, Commitment
 from tests.protocol_committee.actors import Provider, digest, keys
 
 
@@ -53,10 +55,14 @@ class Relay:
 class Shelf:
     """Blobs in a folder."""
 
+    owned: ClassVar[list[str]] = []
+
     def __init__(self, folder):
         self.folder = folder
 
-    async def put(self, source):
+    async def put(self, source, *, own=False):
+        if own:
+            self.owned.append(snapshot.sha256(source))
         (self.folder / snapshot.sha256(source)).write_bytes(source)
 
     async def get(self, blob, max_bytes):
@@ -81,14 +87,14 @@ def founded(tmp_path):
 
 
 @contextlib.asynccontextmanager
-async def running(committee, folder, relay, numbers=(1, 2, 3, 4)):
+async def running(committee, folder, relay, numbers=(1, 2, 3, 4), keep=lambda event: None):
     shelf = folder / "blobs"
     shelf.mkdir(exist_ok=True)
     oracles, tasks = [], []
     for number in numbers:
         seat = load_seat(folder / f"oracle-{number}", committee)
         journal = Journal(folder / f"oracle-{number}" / "journal.db")
-        oracles.append(Oracle(seat, committee, relay, Shelf(shelf), journal, WallClock()))
+        oracles.append(Oracle(seat, committee, relay, Shelf(shelf), journal, WallClock(), keep))
         tasks.append(asyncio.create_task(oracles[-1].run()))
     try:
         yield oracles
@@ -155,6 +161,28 @@ async def test_three_of_four_are_enough(founded):
     relay = Relay()
     async with running(committee, folder, relay, numbers=(1, 2, 4)):
         await relay.until(lambda events: usable(committee, events))
+
+
+async def test_a_commitments_blob_is_fetched_claimed_and_then_listed(founded):
+    committee, folder = founded
+    relay, kept = Relay(), []
+    roots = [ChunkRoot(request=digest(f"{n}"), task="t", chunk=0, attempt=0, root=digest("r")) for n in range(400)]
+    chunks = tuple(sorted(roots, key=lambda root: root.key))
+    async with running(committee, folder, relay, keep=kept.append):
+        epoch = committee.epoch_at(int(time.time() * 1000)) + 1
+        document = Commitment(committee=committee.digest(), epoch=epoch, chunks=chunks)
+        event, blob = commitment.build(keys("p"), document, created_at=int(time.time()))
+        await relay.publish(event)
+        await asyncio.sleep(0.1)
+        (folder / "blobs" / snapshot.sha256(blob)).write_bytes(blob)  # at first no store has it
+
+        def is_certified(events):
+            bodies = [certificate.parse(e).body for e in events if e.kind == certificate.KIND]
+            return any(body.commitments == commitment.certified_root([event.id]) for body in bodies)
+
+        await relay.until(is_certified)
+    assert kept == [event] * 4
+    assert Shelf.owned.count(snapshot.sha256(blob)) == 4
 
 
 def test_a_journal_gives_back_what_was_said_first_even_after_a_crash(tmp_path):

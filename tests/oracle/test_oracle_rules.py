@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodewire.nostr.event import sign
-from nodewire.oracle import rules
+from nodewire.oracle import intake, rules
 from nodewire.oracle.state import (
     BlobCame,
     Convicted,
+    FetchBlob,
     PublishPartial,
     Received,
     SayInventory,
@@ -117,6 +118,63 @@ def test_commitments_are_certified_under_one_root():
     body = next(c.body for c in sky.states[sky.honest[0]].certified if c.body.epoch == 1)
     assert body.commitments == commitment.certified_root([event.id])
     assert sky.states[sky.honest[0]].certified[-1].body.commitments == commitment.certified_root([])
+
+
+def large_commitment(sky, name, epoch=1, jobs=400):
+    """A provider's commitment that does not fit its event; (event, blob)."""
+    roots = sorted(
+        (
+            ChunkRoot(request=digest(f"{name}/{n}"), task="driver", chunk=0, attempt=0, root=digest(f"root/{n}"))
+            for n in range(jobs)
+        ),
+        key=lambda root: root.key,
+    )
+    document = Commitment(committee=sky.committee.digest(), epoch=epoch, chunks=tuple(roots))
+    return commitment.build(keys(name), document, created_at=1_800_000_003)
+
+
+def certified_commitments(sky, epoch=1):
+    return next(c.body.commitments for c in sky.states[sky.honest[0]].certified if c.body.epoch == epoch)
+
+
+def test_a_commitment_is_listed_when_its_blob_is_at_hand_and_not_before():
+    sky = sky_of()
+    (early, blob), (late, _), (wrong, other) = (large_commitment(sky, name) for name in ("early", "late", "wrong"))
+    sky.run_epochs(1)
+    for event in (early, late, wrong):
+        sky.publish(event, lossy=False)
+    sky.blobs[wrong.tag("blob")] = other[:-1] + b"\x00"
+    sky.run_to(sky.committee.close_ms(1))
+    sky.blobs[early.tag("blob")] = blob  # it comes just before inventories are said, and is asked for again
+    sky.run_to(sky.committee.close_ms(3))
+    assert certified_commitments(sky) == commitment.certified_root([early.id])
+    assert sorted(sky.certificates()) == [0, 1, 2]
+
+
+def test_a_blob_that_says_something_else_than_the_event_is_not_listed():
+    sky = sky_of()
+    event, blob = large_commitment(sky, "p")
+    tags_ = [[name, digest("another root") if name == "x" else value] for name, value in event.tags]
+    lie = sign(keys("liar"), event.kind, created_at=event.created_at, content="", tags=tags_)
+    sky.run_epochs(1)
+    sky.blobs[event.tag("blob")] = blob
+    sky.publish(lie, lossy=False)
+    sky.publish(event, lossy=False)
+    sky.run_epochs(3)
+    assert certified_commitments(sky) == commitment.certified_root([event.id])
+
+
+def test_strangers_have_so_many_blobs_fetched_and_no_more():
+    sky = sky_of()
+    state, asked = next(iter(sky.states.values())), 0
+    state, _ = rules.apply(Tick(sky.committee.close_ms(0) + 1), state)
+    template, _ = large_commitment(sky, "p")
+    for n in range(intake.MAX_UNBONDED_BLOBS + 5):
+        tags_ = [[name, digest(f"blob/{n}") if name == "blob" else value] for name, value in template.tags]
+        event = sign(keys(f"stranger/{n}"), template.kind, created_at=template.created_at, content="", tags=tags_)
+        state, actions = rules.apply(Received(event), state)
+        asked += sum(isinstance(action, FetchBlob) for action in actions)
+    assert asked == intake.MAX_UNBONDED_BLOBS
 
 
 def equivocate(sky, seat, action, outgoing):

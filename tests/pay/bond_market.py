@@ -68,11 +68,13 @@ def request(
     committee: Committee = COMMITTEE,
     salt: str = "",
     driver=PROVIDER,
+    standby: Keys | None = None,
 ):
-    """A job of two tasks: the driver's and OTHER's stage."""
+    """A job of two tasks: the driver's and OTHER's stage, which `standby` may take over."""
+    spare = standby.public if standby is not None else None
     tasks = tuple(
-        Assignment(task=task, provider=provider.public, standby=None, price_msat=price_msat)
-        for task, provider in (("driver", driver), ("stage.0", OTHER))
+        Assignment(task=task, provider=provider.public, standby=instead, price_msat=price_msat)
+        for task, provider, instead in (("driver", driver, None), ("stage.0", OTHER, spare))
     )
     plan = documents.plan(
         customer=customer.public,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 
+import aiohttp
 import bond_market as bm
 import pytest
+from aiohttp import web
 from simnet_process import run_simnet
 
 from nodewire.errors import LinkLost, NotFound
@@ -214,6 +216,62 @@ async def test_what_cannot_be_presented_now_is_tried_again(job, open_wallet, tmp
     oracle.clock.now_s += 1
     await oracle.presenter.present_due()
     assert (await oracle.holder.bond(provider.public)).state == "slashed"
+
+
+PAGES = {
+    "a proxy's page": (502, "<html>Bad Gateway</html>"),
+    "a page of its own": (404, "<html>no such host</html>"),
+    "a crash": (500, '{"code": "bad-input", "field": "x", "reason": "y"}'),
+    "a login": (200, '{"welcome": "to this hotel"}'),
+    "no object": (400, "null"),
+}
+
+
+@pytest.mark.parametrize("page", PAGES.values(), ids=PAGES)
+async def test_what_is_not_the_holders_own_answer_ends_no_presenting(page, job, url, tmp_path):
+    request, certificate, provider = job
+    is_ill = True
+
+    async def forward(asked):
+        if is_ill and asked.path == "/v1/verdicts":
+            return web.Response(status=page[0], text=page[1])
+        async with (
+            aiohttp.ClientSession() as session,
+            session.request(asked.method, url + asked.path_qs, data=await asked.read()) as said,
+        ):
+            return web.Response(status=said.status, body=await said.read())
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", forward)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    wallet = SimWallet(f"http://127.0.0.1:{runner.addresses[0][1]}", "")
+    try:
+        oracle = Oracle(0, tmp_path, request, wallet, collects=False)
+        oracle.presenter.certified(certificate)
+        await oracle.presenter.present_due()
+        assert len(oracle.file.open()) == 1
+        is_ill = False
+        oracle.clock.now_s += 1
+        await oracle.presenter.present_due()
+        assert oracle.file.open() == []
+        assert (await oracle.holder.bond(provider.public)).state == "slashed"
+    finally:
+        await wallet.close()
+        await runner.cleanup()
+
+
+async def test_what_the_holder_itself_refuses_is_presented_no_more(job, open_wallet, tmp_path):
+    request, certificate, provider = job
+    oracle = Oracle(0, tmp_path, request, await open_wallet())
+    other = bm.certificate(bm.verdict_of(request, provider=provider.public))  # of the same sample
+    await oracle.holder.present(other, request)
+    oracle.presenter.certified(certificate)
+    await oracle.presenter.present_due()
+    assert oracle.file.open() == []
+    assert (await oracle.holder.bond(provider.public)).state == "locked"
 
 
 async def test_without_an_account_an_oracle_presents_all_the_same(job, url, open_wallet, tmp_path):

@@ -622,6 +622,32 @@ async def test_after_a_restart_everything_is_as_it_was(world):
     assert (after.pool_msat, after.fees_msat) == (before.pool_msat, before.fees_msat)
 
 
+async def test_after_a_restart_claims_without_roots_are_settled_and_repaid_once_a_standbys_too(world):
+    request = bm.request(standby=PROVIDER, driver=OTHER)
+    world.lock()
+    withheld = {"outcome": "withheld", "verifiers": (), "task": "stage.0"}
+    claims = [bm.verdict_of(request, claimed=f"{n:064x}", claimed_msat=700 + n, **withheld) for n in range(2)]
+    drawn = bm.verdict_of(request, **withheld)  # of the same chunk: a case of its own
+    cases = [world.present(said, request) for said in (*claims, drawn)]
+    assert len({one.case for one in cases}) == 3
+    assert [one.refused for one in cases] == [""] * 3
+    assert world.claim(CUSTOMER, cases[0].case, 700).is_paid
+    before = world.simnet.book
+    world.reopen()
+    after = world.simnet.book
+    for table in ("deposits", "cases", "claims", "pots", "insured"):
+        assert dict(getattr(after, table)) == dict(getattr(before, table))
+    assert after.pool_msat == before.pool_msat == 3 * 700 + 3 * 701 + 15 * PRICE_MSAT
+    assert [world.present(said, request) for said in (*claims, drawn)] == cases
+    assert world.treasurer.due_msat(cases[0].case, CUSTOMER.public) == 0
+    assert world.claim(CUSTOMER, cases[1].case, 701).is_paid
+    bond = world.treasurer.bond(PROVIDER.public).bond
+    assert (bond.state, bond.remainder_msat) == ("locked", BOND_MSAT - 4 * 700 - 4 * 701 - 16 * PRICE_MSAT)
+    assert world.simnet.balance_msat(world.simnet.book.node) == world.simnet.book.owed_msat()
+    with pytest.raises(NotAllowed):  # about one claim there is one verdict
+        world.present(bm.verdict_of(request, claimed=f"{0:064x}", claimed_msat=699, **withheld), request)
+
+
 async def test_the_pool_insures_a_chunk_of_a_task_once_in_whatever_attempts(world):
     world.lock(amount_msat=900_000)
     world.present(bm.failed(bm.request(salt="fill the pool")), bm.request(salt="fill the pool"))

@@ -3,11 +3,14 @@
 import asyncio
 import hashlib
 import os
+import time
 
+import aiohttp
 import pytest
 from aiohttp import web
 
 from nodewire.errors import BadConfig, BadHash, BadInput, LinkLost, NotAllowed, NotFound, TooLarge
+from nodewire.nostr import nipb7
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.manifest import BlobRef
 from nodewire.store.blobs import Blobs
@@ -15,7 +18,7 @@ from relay import BlobLimits, Config, serve
 
 BODY = os.urandom(1_000_000)
 REF = BlobRef(sha256=hashlib.sha256(BODY).hexdigest(), bytes=len(BODY))
-KEYS = Keys(b"\x03" * 32)
+KEYS, OTHER = Keys(b"\x03" * 32), Keys(b"\x04" * 32)
 
 
 @pytest.fixture
@@ -53,6 +56,28 @@ async def test_what_one_node_puts_another_gets(server, tmp_path):
         assert path.read_bytes() == BODY
         assert await theirs.get(REF.sha256) == path
         assert await mine.put(BODY) == REF
+
+
+async def test_what_another_owns_too_its_uploader_cannot_take_away(server, tmp_path):
+    async with Blobs([server], tmp_path / "a", KEYS) as theirs, Blobs([server], tmp_path / "b", OTHER) as mine:
+        for own, left in ((False, False), (True, True)):
+            await theirs.put(BODY)
+            await mine.put(BODY, own=own)
+            token = nipb7.build_token(
+                KEYS,
+                "delete",
+                now_s=int(time.time()),
+                expires_at_s=int(time.time()) + 60,
+                hashes=[REF.sha256],
+                content="",
+            )
+            async with (
+                aiohttp.ClientSession(headers={"Authorization": nipb7.to_header(token)}) as http,
+                http.delete(f"{server}/{REF.sha256}") as said,
+            ):
+                assert said.ok
+            async with Blobs([server], tmp_path / f"c-{own}") as reader:
+                assert await reader.has(REF) is left
 
 
 async def test_without_servers_there_is_the_cache(tmp_path):

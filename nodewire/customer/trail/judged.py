@@ -70,12 +70,12 @@ async def _draws(record: Record, market: Market, judged: Judged) -> list[Line]:
         try:
             value = beacon.combine(market.committee, body.digest(), record.partials.get(epoch, ()))
             snapshot = await market.snapshot(body.snapshot)
+            mine = [one for one in await market.commitments(body) if _is_about(one, record.request.id)]
         except NodewireError as error:
             seen |= places
             judged.unread.add(epoch)
             found.append(missing("draw", what, f"what it drew is unknown: {error}"))
             continue
-        mine = [one for one in await market.commitments(body) if _is_about(one, record.request.id)]
         drawn = draw(market.committee, value, mine, {record.request.id: record.request}, snapshot, seen=seen)
         seen |= places
         for sample in drawn:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+from nodewire.customer.closings import COMMIT_EPOCHS
 from nodewire.customer.trail.line import Line, missing, ok, wrong
 from nodewire.customer.trail.record import Record
 from nodewire.errors import BadInput, NodewireError
@@ -75,16 +76,19 @@ def _receipts(record: Record) -> Iterator[Line]:
                 given[event.id] = receipt.parse(event)
         except BadInput as error:
             yield wrong("receipt", f"event {event.id[:16]}", str(error))
+    waited = _waited_for(given.values(), record)
     for id_, one in given.items():
         what = f"{one.provider[:8]}, {len(one.chunks)} chunks"
         if fault := _misreceipted(one, record):
             yield wrong("receipt", what, fault)
         elif id_ not in closings:
             yield missing("receipt", what, "the customer has not said yet what became final")
-        elif fault := _misclosed(one, closings[id_], record):
+        elif fault := _misclosed(one, closings[id_], record, waited):
             yield wrong("receipt", what, fault)
         elif never := closings[id_].uncertified:
-            yield missing("receipt", what, f"paid and never certified: {', '.join(f'chunk {n}' for n, _ in never)}")
+            yield missing(
+                "receipt", what, f"paid and not certified in time: {', '.join(f'chunk {n}' for n, _ in never)}"
+            )
         else:
             yield ok("receipt", what, "claims, payments, commitments and certificates are the public ones")
     receipted = {one.provider for one in given.values()}
@@ -104,7 +108,14 @@ def _misreceipted(one: Receipt, record: Record) -> str:
     return ""
 
 
-def _misclosed(one: Receipt, closing: Closing, record: Record) -> str:
+def _waited_for(given: Iterable[Receipt], record: Record) -> int:
+    """The last epoch whose certificate a closing had to wait for: counted from the last claim that was paid."""
+    paid = {(one.provider, paid.chunk, paid.attempt) for one in given for paid in one.chunks}
+    claimed_s = [said.created_at for key, said in record.claims.items() if key in paid]
+    return record.committee.epoch_at(max([record.request.created_at, *claimed_s]) * 1000) + COMMIT_EPOCHS
+
+
+def _misclosed(one: Receipt, closing: Closing, record: Record, waited: int) -> str:
     final = {(c.chunk, c.attempt): c for c in closing.final}
     for paid in one.chunks:
         at = paid.chunk, paid.attempt
@@ -119,7 +130,7 @@ def _misclosed(one: Receipt, closing: Closing, record: Record) -> str:
                 return f"chunk {paid.chunk}: it is not final by what the closing names"
         elif at not in closing.uncertified:
             return f"chunk {paid.chunk}: the closing does not name it"
-        elif held is not None:
+        elif held is not None and held.epoch <= waited:
             return f"chunk {paid.chunk}: said to be uncertified, but epoch {held.epoch} certifies it"
     return ""
 

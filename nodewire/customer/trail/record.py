@@ -46,6 +46,7 @@ class Record:
 
     request: Request
     manifest: Manifest
+    committee: Committee
     finality: Finality
     accepted: list[Takeover] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
@@ -66,7 +67,7 @@ class Record:
 async def read(request: Request, manifest: Manifest, market: Market, relays: Relays) -> Record:
     """Raises TimedOut, RelayRefused: relays do not answer."""
     finality = await final_roots(request.id, request.plan, request.created_at, market, relays)
-    record = Record(request, manifest, finality)
+    record = Record(request, manifest, market.committee, finality)
     about = {"e": frozenset({request.id})}
     told = frozenset({kinds.FEEDBACK, kinds.TAKEOVER, kinds.CERTIFICATE, nip57.RECEIPT})
     wanted = [
