@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from nodewire.customer.customer import _matrix
+from nodewire.customer.embedding import _matrix
 from nodewire.customer.generation import piece_of
 from nodewire.customer.payments import JobPayments
 from nodewire.customer.planning import draw
