@@ -42,7 +42,7 @@ KEPT_CERTIFICATES = 16
 MAX_SUPPLIES = 8
 STRANGERS = _inventory.MAX_COMMITMENTS // 2
 """Room in an epoch for the commitments of whoever comes first; the rest is for nodes with a bond."""
-MAX_UNBONDED_BLOBS = 64
+MAX_UNBONDED_BLOBS = 16
 """Of an epoch: so many commitments' blobs are fetched for whoever asks; beyond, only bonded nodes'."""
 JUDGED_EPOCHS = COUNTED_AFTER + _snapshot.REMEMBERED_EPOCHS + VALID_EPOCHS
 """How long after its draw a verdict may still have to be listed."""
@@ -259,7 +259,7 @@ def _commitments_came(sha256: str, data: bytes, state: State) -> Step:
         cited = [one for one in bare.values() if one.blob == sha256]
         sound = [one for one in cited if is_good and said == (one.committee, one.epoch, one.root)]
         mine = {**state.commitments.get(epoch, {}), **{one.provider: one.id for one in sound}}
-        left = {provider: one for provider, one in bare.items() if one not in cited}
+        left = {provider: replace(one, blob=None) if one in cited else one for provider, one in bare.items()}
         state = replace(state, bare={**state.bare, epoch: left}, commitments={**state.commitments, epoch: mine})
         actions = (KeepBlob(data),) if sound else actions
     return state, actions

@@ -196,7 +196,7 @@ class State:
     commitments: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     """By epoch and provider: the id of the first commitment seen, all of which is at hand."""
     bare: Mapping[int, Mapping[str, Committed]] = field(default_factory=dict)
-    """By epoch and provider: the first commitment seen, whose blob is not at hand."""
+    """By epoch and provider: the first commitment seen, if it has a blob; `blob` is None when that has come."""
     rounds: Mapping[int, Round] = field(default_factory=dict)
     certified: tuple[Certificate, ...] = ()
     """Checked, one per epoch, the newest last."""

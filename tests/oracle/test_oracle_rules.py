@@ -174,6 +174,7 @@ def test_strangers_have_so_many_blobs_fetched_and_no_more():
         event = sign(keys(f"stranger/{n}"), template.kind, created_at=template.created_at, content="", tags=tags_)
         state, actions = rules.apply(Received(event), state)
         asked += sum(isinstance(action, FetchBlob) for action in actions)
+        state, _ = rules.apply(BlobCame(digest(f"blob/{n}"), b"nothing"), state)  # makes no room for more
     assert asked == intake.MAX_UNBONDED_BLOBS
 
 
