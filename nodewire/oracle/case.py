@@ -177,6 +177,8 @@ class Case:
     """That node has opened it."""
     verifier: tuple[str, str] | None = None
     """The one that decides, and its certified root."""
+    others: tuple[tuple[str, str], ...] = ()
+    """Further drawn verifiers with certified roots, in their order: one decides if those before it show nothing."""
     theirs: Opening | None = None
     """The provider's."""
     checked: Opening | None = None

@@ -6,6 +6,7 @@ certified e              the leader of e publishes what its beacon drew (8844), 
 root of another's        certified for another node in an earlier epoch, which opens it: fail, for only its author can
 root of a verifier       the first certified after e, up to e + 4 (of one epoch the first drawn), decides whose work the
                          provider's is compared with; nobody's report does, and nobody else's root counts
+                         (from e + 5 on the next one's, if the first shows nothing)
 both openings            alike, and the beacon does not have it audited: pass. Else, or with no verifier (none by e + 4,
                          or its opening withheld up to e + 5), the oracle computes the task itself
 own result               provider apart: fail, the provider is convicted. Provider alike: pass. In both cases a verifier
@@ -159,15 +160,16 @@ _SAMPLES_OF_AN_EVENT = min(MAX_SAMPLES, 96)
 
 
 def _with_verifier(case: Case, what: Drawn, state: State) -> Case:
-    """The case with the verifier whose root this epoch certifies, if it is the first."""
-    if case.verifier is not None or not case.epoch < what.epoch <= case.epoch + VERIFIED_EPOCHS:
+    """The case with the verifiers whose roots this epoch certifies; the first decides."""
+    if not case.epoch < what.epoch <= case.epoch + VERIFIED_EPOCHS:
         return case
-    sample = case.sample
+    sample, known = case.sample, [] if case.verifier is None else [case.verifier, *case.others]
     for verifier in sample.verifiers:
         root = what.roots.get((verifier, sample.request, sample.task, sample.chunk, sample.attempt))
-        if root is not None and root != sample.root:  # salts differ, so the same root is a copy
-            return replace(case, verifier=(verifier, root))
-    return case
+        is_new = all(verifier != other for other, _ in known)
+        if root is not None and root != sample.root and is_new:  # the same root is a copy
+            known.append((verifier, root))
+    return replace(case, verifier=known[0], others=tuple(known[1:])) if known else case
 
 
 def _published(sampled: Sampled, state: State) -> State:
@@ -398,6 +400,9 @@ def _compared(case: Case, state: State) -> Step:
     assert theirs is not None
     if case.verifier is not None:
         verifier = case.verifier[0]
+        is_silent = case.checked is None and verifier in case.asked and verifier not in case.waiting
+        if is_silent and case.others and state.epoch >= case.epoch + LAST_EPOCHS:  # it takes nobody's place
+            return state.with_case(replace(case, verifier=case.others[0], others=case.others[1:])), ()
         if case.checked is None:
             if state.epoch < case.epoch + OPEN_EPOCHS:
                 return state, ()
