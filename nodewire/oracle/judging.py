@@ -512,13 +512,12 @@ def _again(case: Case, state: State) -> Step:
 def _verdicts_on(case: Case, state: State) -> list[Verdict]:
     """What honest oracles may have found of the sample, but for equivocations, the mildest first."""
     found: list[tuple[Found, tuple[tuple[str, bool], ...], tuple[str, ...]]] = [("unsure", (), ()), ("pass", (), ())]
-    provider, verifier = case.sample.provider, case.verifier[0] if case.verifier is not None else ""
-    shown: list[tuple[tuple[str, bool], ...]] = [((verifier, agrees),) for agrees in (False, True) if verifier]
-    found += [("pass", one, ()) for one in shown]
-    found += [("pass", one, (verifier,)) for one in shown[:1]]
+    provider, verifiers = case.sample.provider, case.sample.verifiers
+    found += [("pass", ((one, agrees),), ()) for agrees in (False, True) for one in verifiers]
+    found += [("pass", ((one, False),), (one,)) for one in verifiers]
     found += [("withheld", (), ()), ("fail", (), (provider,))]
-    found += [("fail", one, (provider,)) for one in shown]
-    found += [("fail", one, (provider, verifier)) for one in shown[:1]]
+    found += [("fail", ((one, agrees),), (provider,)) for agrees in (False, True) for one in verifiers]
+    found += [("fail", ((one, False),), (provider, one)) for one in verifiers]
     return [_verdict_on(case, outcome, verifiers, convicted, state) for outcome, verifiers, convicted in found]
 
 
