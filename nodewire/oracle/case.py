@@ -196,6 +196,8 @@ class Case:
     """The root opens to another's work."""
     verifier: tuple[str, str] | None = None
     """The one that decides, and its certified root."""
+    reserves: tuple[tuple[str, str], ...] = ()
+    """Further drawn verifiers with certified roots, in their order: one decides if those before it show nothing."""
     theirs: Opening | None = None
     """The provider's."""
     checked: Opening | None = None

@@ -7,6 +7,7 @@ root of another's        a root that a certificate holds for another node, too, 
                          the provider itself opens it (a root is its author's alone, so one of them can)
 root of a verifier       the first certified after e, up to e + 4 (of one epoch the first drawn), decides whose work the
                          provider's is compared with; nobody's report does, and nobody else's root counts
+                         (from e + 5 on the next one's, if the first shows nothing)
 both openings            alike, and the beacon does not have it audited: pass. Else, or with no verifier (none by e + 4,
                          or its opening withheld up to e + 5), the oracle computes the task itself
 own result               provider apart: fail, the provider is convicted. Provider alike: pass. In both cases a verifier
@@ -199,15 +200,16 @@ def _unfounded(what: Unfounded, state: State) -> Step:
 
 
 def _with_verifier(case: Case, what: Drawn, state: State) -> Case:
-    """The case with the verifier whose root this epoch certifies, if it is the first."""
-    if case.verifier is not None or not case.epoch < what.epoch <= case.epoch + VERIFIED_EPOCHS:
+    """The case with the verifiers whose roots this epoch certifies; the first decides."""
+    if not case.epoch < what.epoch <= case.epoch + VERIFIED_EPOCHS:
         return case
-    sample = case.sample
+    sample, known = case.sample, [] if case.verifier is None else [case.verifier, *case.reserves]
     for verifier in sample.verifiers:
         root = what.roots.get((verifier, sample.request, sample.task, sample.chunk, sample.attempt))
-        if root is not None and root != sample.root:  # salts differ, so the same root is a copy
-            return replace(case, verifier=(verifier, root))
-    return case
+        is_new = all(verifier != other for other, _ in known)
+        if root is not None and root != sample.root and is_new:  # the same root is a copy
+            known.append((verifier, root))
+    return replace(case, verifier=known[0], reserves=tuple(known[1:])) if known else case
 
 
 def _published(sampled: Sampled, state: State) -> State:
@@ -442,6 +444,9 @@ def _compared(case: Case, state: State) -> Step:
     assert theirs is not None
     if case.verifier is not None:
         verifier = case.verifier[0]
+        is_silent = case.checked is None and verifier in case.asked and verifier not in case.waiting
+        if is_silent and case.reserves and state.epoch >= case.epoch + LAST_EPOCHS:  # it takes nobody's place
+            return state.with_case(replace(case, verifier=case.reserves[0], reserves=case.reserves[1:])), ()
         if case.checked is None:
             if state.epoch < case.epoch + OPEN_EPOCHS:
                 return state, ()
@@ -566,13 +571,12 @@ def _again(case: Case, state: State) -> Step:
 def _verdicts_on(case: Case, state: State) -> list[Verdict]:
     """What honest oracles may have found of the sample, but for equivocations, the mildest first."""
     found: list[tuple[Found, tuple[tuple[str, bool], ...], tuple[str, ...]]] = [("unsure", (), ()), ("pass", (), ())]
-    provider, verifier = case.sample.provider, case.verifier[0] if case.verifier is not None else ""
-    shown: list[tuple[tuple[str, bool], ...]] = [((verifier, agrees),) for agrees in (False, True) if verifier]
-    found += [("pass", one, ()) for one in shown]
-    found += [("pass", one, (verifier,)) for one in shown[:1]]
+    provider, verifiers = case.sample.provider, case.sample.verifiers
+    found += [("pass", ((one, agrees),), ()) for agrees in (False, True) for one in verifiers]
+    found += [("pass", ((one, False),), (one,)) for one in verifiers]
     found += [("withheld", (), ()), ("fail", (), (provider,))]
-    found += [("fail", one, (provider,)) for one in shown]
-    found += [("fail", one, (provider, verifier)) for one in shown[:1]]
+    found += [("fail", ((one, agrees),), (provider,)) for agrees in (False, True) for one in verifiers]
+    found += [("fail", ((one, False),), (provider, one)) for one in verifiers]
     return [_verdict_on(case, outcome, verifiers, convicted, state) for outcome, verifiers, convicted in found]
 
 

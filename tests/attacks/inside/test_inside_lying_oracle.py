@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from nodewire.oracle.state import PublishPartial, SayInventory, SayProposal
-from nodewire.protocol import beacon, commitment, dvrf, inventory, snapshot
+from nodewire.oracle import rules
+from nodewire.oracle.state import Convicted, PublishPartial, SayInventory, SayProposal
+from nodewire.plan.sample import draw
+from nodewire.protocol import beacon, commitment, dvrf, inventory, job, snapshot
 from nodewire.protocol.account import COUNTED_AFTER, Judged
 from nodewire.protocol.commitment import ChunkRoot, Commitment
+from tests.attacks.inside.test_inside_crowding_out import BONDED, request, roots
+from tests.attacks.inside.test_inside_crowding_out import COMMITTEE as CROWD
+from tests.attacks.inside.test_inside_crowding_out import committed as crowd_committed
+from tests.attacks.inside.test_inside_crowding_out import snapshot as crowd_snapshot
 from tests.oracle.sky import Sky
 from tests.oracle.test_oracle_rules import HELD, beats_of
-from tests.protocol_committee.actors import HOLDER, Provider, committee, digest
+from tests.protocol_committee.actors import HOLDER, Provider, committee, digest, keys
 
 EPOCHS = 6
 DOCUMENT, SEATS = committee(bond_holders=(HOLDER.public,))
@@ -189,3 +197,35 @@ def test_two_shares_say_nothing_of_a_beacon():
         if a.index < b.index
     }
     assert whole.isdisjoint(pairs)
+
+
+def test_a_convicted_friend_that_one_oracle_still_lists_is_in_no_snapshot():
+    def fault(sky, seat, action, outgoing):
+        """It alone does not know of the verdict; all others do from the third epoch on."""
+        if sky.committee.epoch_at(sky.now_ms) >= 3:
+            for pubkey in sky.honest:
+                sky.states[pubkey], _ = rules.apply(Convicted(FRIEND.keys.public), sky.states[pubkey])
+        return outgoing
+
+    sky = run(fault, epochs=8)
+    found = sky.latest_snapshot()
+    assert found.epoch >= 6
+    assert FRIEND.keys.public not in {node.pubkey for node in found.nodes}
+    assert len(found.nodes) == len(RIVALS)
+
+
+def test_of_two_commitments_for_one_epoch_the_same_root_counts_for_everybody():
+    """One is shown to half of the oracles, one to the other half; both may be certified, before the beacon is known."""
+    asked = request(BONDED[0], keys("customer"))
+    one, other = ([root] for root in roots(asked, [0]) * 2)
+    other = [root.model_copy(update={"root": digest("the other")}) for root in other]
+    first, second = crowd_committed(BONDED[0], one), crowd_committed(BONDED[0], other)
+    second = replace(second, id=digest("another event"))
+    parsed = {asked.id: job.parse(asked)}
+    for n in range(200):
+        beacon = digest(f"beacon/{n}")
+        both = draw(CROWD, beacon, [first, second], parsed, crowd_snapshot())
+        assert both == draw(CROWD, beacon, [second, first], parsed, crowd_snapshot())
+        assert len(both) <= 1
+        least = min((first, second), key=lambda committed: committed.id)
+        assert all(sample.root == least.commitment.chunks[0].root for sample in both)

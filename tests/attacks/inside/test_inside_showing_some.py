@@ -9,7 +9,7 @@ from nodewire.oracle.case import SayVote, VoteCame
 from nodewire.protocol import inventory
 from nodewire.protocol.verdict import Certificate, build_vote, topic
 from nodewire.protocol.verdict import second as ballot_after
-from tests.oracle.courtroom import PROVIDER, VERIFIER, opened
+from tests.oracle.courtroom import PROVIDER, SECOND, VERIFIER, always, opened, sample_of
 from tests.oracle.test_oracle_judging import CHEATING, HONEST, court_of, tried
 
 SILENT = {3: lambda court, seat, action, outgoing: []}
@@ -99,6 +99,33 @@ def test_an_honest_provider_that_one_honest_oracle_cannot_reach_passes_whatever_
     found = tried(court, until=UNTIL)
     assert found is not None
     assert (found.outcome, found.culprit) == ("pass", "")
+
+
+@pytest.mark.parametrize("oracles", [0, 1, 2])
+@pytest.mark.parametrize(("provider", "outcome"), [(CHEATING, "fail"), (HONEST, "pass")])
+def test_a_verifier_that_commits_first_and_opens_to_hardly_anybody_takes_no_pay_from_one_that_worked(
+    oracles, provider, outcome
+):
+    """Drawn second, it commits to anything at once; who was drawn first computes, commits a little later, and opens."""
+    garbage, honest, theirs = opened(SECOND, 2 * CHEATING), opened(VERIFIER), opened(PROVIDER, provider)
+    court = court_of(faulty=SILENT)
+    court.shows = {
+        PROVIDER.public: always(theirs),
+        VERIFIER.public: always(honest),
+        SECOND.public: shown_to(court, garbage, oracles),
+    }
+    court.run_epochs(1)
+    court.draw(0, [sample_of(theirs.root())])
+    for epoch in range(1, UNTIL):
+        court.run_epochs(1)
+        court.draw(epoch, roots={1: [(SECOND, garbage)], 2: [(VERIFIER, honest)]}.get(epoch, []))
+    found = court.verdict()
+    assert found is not None
+    assert found.outcome == outcome
+    if oracles < 2:
+        assert found.verifiers == ((VERIFIER.public, True),)
+    else:
+        assert SECOND.public in found.convicted
 
 
 def test_a_vote_of_the_second_ballot_does_not_make_up_the_first_ones_quorum():
