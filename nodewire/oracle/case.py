@@ -42,8 +42,8 @@ class Drawn:
     roots: Mapping[RootKey, str]
     audited: frozenset[str] = frozenset()
     copied: Mapping[str, Sample] = field(default_factory=dict)
-    """By sample: where an earlier epoch certified its root for another node. One of the two published what is not its
-    own, and only the author can open it."""
+    """By sample: where this epoch or an earlier one certified its root for another node, too. One of the two published
+    what is not its own, and only the author can open it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class Case:
     audited: bool = False
     """Computed again here in any case."""
     copied: Sample | None = None
-    """Where another node committed to the root before."""
+    """Where another node committed to the root."""
     stolen: bool = False
     """That node has opened it."""
     verifier: tuple[str, str] | None = None

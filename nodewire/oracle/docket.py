@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain, islice, zip_longest
 from typing import Protocol, TypeVar
 
@@ -57,7 +57,7 @@ class Docket:
         self._relays = relays
         self._seen: OrderedDict[str, int] = OrderedDict()
         self._owners: OrderedDict[str, tuple[RootKey, int]] = OrderedDict()
-        """By root: where it was committed to first, and the epoch. Of several in one epoch nobody knows which was."""
+        """By root: where it was committed to first, and the epoch."""
         self._requests: OrderedDict[str, Request] = OrderedDict()
         self._drawn: OrderedDict[str, Request] = OrderedDict()
         self._snapshots: OrderedDict[int, str] = OrderedDict()
@@ -105,7 +105,14 @@ class Docket:
         self._snapshots[number] = epoch.snapshot
         while len(self._snapshots) > _SEEN_EPOCHS:
             self._snapshots.popitem(last=False)
-        copied = {sample.key: first for sample in samples if (first := self._earlier(sample)) is not None}
+        here: dict[str, list[RootKey]] = {}
+        for key, root in roots.items():
+            here.setdefault(root, []).append(key)
+        copied = {}
+        for sample in samples:
+            members = requests[sample.request].plan.members()
+            if (other := self._elsewhere(sample, here[sample.root], members)) is not None:
+                copied[sample.key] = other
         for key, root in roots.items():
             self._owners.setdefault(root, (key, number))
         self._remember((place(*key[:4]) for key in roots), number)
@@ -135,12 +142,14 @@ class Docket:
             and request.plan.epoch <= epoch <= request.plan.epoch + MAX_JOB_EPOCHS
         }
 
-    def _earlier(self, sample: Sample) -> Sample | None:
-        """Where an earlier epoch certified the sample's root for another node."""
-        found = self._owners.get(sample.root)
-        if found is None or found[0][0] == sample.provider:
+    def _elsewhere(self, sample: Sample, here: Iterable[RootKey], members: Collection[str]) -> Sample | None:
+        """Where the sample's root is certified for another node: in an earlier epoch, or `here`, in this one."""
+        first = self._owners.get(sample.root)
+        places = [first[0]] if first is not None else sorted(here, key=lambda key: (key[0] not in members, key))
+        other = next((key for key in places if key[0] != sample.provider), None)
+        if other is None:
             return None
-        provider, request, task, chunk, attempt = found[0]
+        provider, request, task, chunk, attempt = other
         return Sample(
             provider=provider,
             request=request,

@@ -3,7 +3,7 @@
 A sample of epoch e is judged over what every oracle reads alike: certified roots and what they open to.
 
 certified e              the leader of e publishes what its beacon drew (8844), after a skew whoever saw nothing does
-root of another's        certified for another node in an earlier epoch, which opens it: fail, for only its author can
+root of another's        certified for another node, now or earlier, which opens it: fail, for only its author can
 root of a verifier       the first certified after e, up to e + 4 (of one epoch the first drawn), decides whose work the
                          provider's is compared with; nobody's report does, and nobody else's root counts
                          (from e + 5 on the next one's, if the first shows nothing)
