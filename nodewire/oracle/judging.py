@@ -165,7 +165,8 @@ _SAMPLES_OF_AN_EVENT = min(MAX_SAMPLES, 96)
 """96 samples with three verifiers each stay below what Sampled may hold."""
 
 
-MAX_OTHERS = 3
+MAX_OTHERS = 8
+"""Nodes that are asked whether a root that they committed to as well is their own."""
 
 
 def _with_others(case: Case, what: Drawn) -> Case:

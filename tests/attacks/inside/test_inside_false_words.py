@@ -69,9 +69,16 @@ async def test_a_producer_that_shows_no_frames_to_judges_leaves_the_blame_with_w
 def test_reports_for_and_against_change_nothing_at_any_oracle():
     """6844 by a drawn verifier, true or false, before or after: only certified roots and their openings count."""
     evidence = SimpleNamespace(can_recompute=True)
-    nothing = SimpleNamespace()
+    nothing, market = SimpleNamespace(snapshots=dict), SimpleNamespace(committee=COMMITTEE)
     court = Court(
-        SEATS[0].keys, COMMITTEE, nothing, nothing, evidence, nothing, SimpleNamespace(time_s=lambda: GENESIS_S + 0.0)
+        SEATS[0].keys,
+        COMMITTEE,
+        nothing,
+        market,
+        nothing,
+        evidence,
+        nothing,
+        SimpleNamespace(time_s=lambda: GENESIS_S + 0.0),
     )
     sample = sample_of(digest("root"))
     court._feed(Drawn(1, digest("body"), (sample,), {sample.request: COURT_MANIFEST}, {}))
