@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from nodewire.errors import BadEvent, BadInput, BadPlan, BadSignature, BadTag, NoProvider, NotAllowed
+from nodewire.errors import BadEvent, BadInput, BadPlan, BadSignature, BadTag, NodewireError, NoProvider, NotAllowed
 from nodewire.nostr import event as _event
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys, verify
@@ -160,6 +160,35 @@ class Takeover(Schema):
             raise BadPlan("replaced", "not just all tasks of those who leave, each to its standby, in the plan's order")
         if left & {entered for _, _, entered, _ in self.replaced}:
             raise BadPlan("replaced", "one who leaves would enter")
+
+
+def newest(said: Iterable[Takeover], request: str, plan: Plan, manifest: Manifest) -> Takeover | None:
+    """The job's newest takeover that holds, out of all that were published, in whatever order; None if none does."""
+    found, _ = accepted(said, request, plan, manifest)
+    return found[-1] if found else None
+
+
+def accepted(
+    said: Iterable[Takeover], request: str, plan: Plan, manifest: Manifest
+) -> tuple[list[Takeover], list[tuple[Takeover, NodewireError]]]:
+    """The takeovers that hold of those that were published, one per attempt, each on top of those before; and those
+    that are none, with what `check` says of them.
+
+    They are read by attempt. Of the same attempt the customer's counts, of the same signer's the lowest digest: so it
+    is the same for everyone who has read the same.
+    """
+    held: list[Takeover] = []
+    refused: list[tuple[Takeover, NodewireError]] = []
+    for one in sorted(said, key=lambda one: (one.attempt, one.signer == plan.customer, one.digest(), one.sig)):
+        before = held[-1] if held else None
+        try:
+            one.check(request, plan, manifest, before)
+        except NodewireError as error:
+            refused.append((one, error))
+            continue
+        if one.outranks(before, plan.customer):
+            held = [known for known in held if known.attempt < one.attempt] + [one]
+    return held, refused
 
 
 def assigned(plan: Plan, takeover: Takeover | None) -> dict[str, str]:

@@ -70,19 +70,13 @@ async def check(call: Takeover, request: Request, manifest: Manifest, pool: Pool
     except NodewireError:
         if call.attempt == 1:
             raise
-    wanted = Filter(kinds=frozenset({kinds.TAKEOVER}), tags={"e": frozenset({request.id})}, limit=256)
+    authors = frozenset({request.customer, *request.plan.members()})
+    wanted = Filter(kinds=frozenset({kinds.TAKEOVER}), authors=authors, tags={"e": frozenset({request.id})})
     earlier = []
-    for event in await pool.fetch([wanted], timeout_s=_FETCH_S):
+    for event in await pool.fetch_all([wanted], timeout_s=_FETCH_S):
         try:
             earlier.append(takeover.parse(event))
         except NodewireError:
             continue
-    newest: Takeover | None = None
-    for one in sorted(earlier, key=lambda t: t.attempt):
-        try:
-            one.check(request.id, request.plan, manifest, newest)
-        except NodewireError:
-            continue
-        if one.attempt < call.attempt and one.outranks(newest, request.plan.customer):
-            newest = one
-    call.check(request.id, request.plan, manifest, newest)
+    before = (one for one in earlier if one.attempt < call.attempt)
+    call.check(request.id, request.plan, manifest, takeover.newest(before, request.id, request.plan, manifest))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
-from nodewire.errors import NodewireError, NotAllowed, NotFound
+from nodewire.errors import BadInput, NotAllowed, NotFound
 from nodewire.kind import JobKind, Worker
 from nodewire.market import Market
 from nodewire.nostr.event import Event
@@ -16,16 +16,17 @@ from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.takeover import Takeover
 from nodewire.protocol.verification import Sample
+from nodewire.verify.finality import Relays, final_roots
 from nodewire.verify.recompute import pull_opening, recompute
 from nodewire.wire.node import Node
-
-_MAX_TAKEOVERS = 64
 
 Loaded = Callable[[JobKind, Manifest, str], Awaitable[tuple[Worker, str]]]
 """A worker that has loaded the task of the manifest, and the task's name there. Raises BadTask, OverMemory ..."""
 
 
 class Events(Protocol):
+    """Where single events are read (`nodewire.nostr.pool`)."""
+
     async def fetch(self, filters: Sequence[Filter]) -> Sequence[Event]: ...
 
 
@@ -45,7 +46,7 @@ class Inquiry:
     def __init__(
         self,
         market: Market,
-        relays: Events,
+        relays: Relays,
         draws: Draws,
         node: Node,
         job_kinds: Mapping[int, JobKind],
@@ -77,6 +78,7 @@ class Inquiry:
             Equivocated: an input's producer signed something else than it committed to.
             Withheld: the provider does not show its part of the inputs.
             NotFound: others' inputs are not to be had, or not certified.
+            TimedOut, RelayRefused: relays do not say what was certified.
             NotAllowed: nothing is computed here, or no installed package computes such a job.
             BadTask, OverMemory, WorkerFailed ...: the task is refused or fails here.
         """
@@ -86,6 +88,7 @@ class Inquiry:
         if self._loaded is None or kind is None:
             raise NotAllowed("worker", f"jobs of kind {manifest.kind} are not computed here")
         newest = await self._takeover(request, manifest)
+        final = await final_roots(request.id, request.plan, request.created_at, self._market, self._relays)
         addresses = await self._addresses(request, sample, epoch)
         worker, name = await self._loaded(kind, manifest, sample.task)
         return await recompute(
@@ -93,8 +96,8 @@ class Inquiry:
             request=request,
             manifest=manifest,
             takeover=newest,
+            final=final,
             node=self._node,
-            market=self._market,
             addresses=addresses,
             kind=kind,
             worker=worker,
@@ -117,20 +120,15 @@ class Inquiry:
         return found
 
     async def _takeover(self, request: Request, manifest: Manifest) -> Takeover | None:
-        """The job's newest takeover that holds."""
-        wanted = Filter(kinds=frozenset({kinds.TAKEOVER}), tags={"e": frozenset({request.id})}, limit=_MAX_TAKEOVERS)
+        """The job's newest takeover that holds, by what its own nodes published: strangers' events are not read."""
+        about = {"e": frozenset({request.id})}
+        authors = frozenset({request.customer, *request.plan.members()})
         said = []
-        for event in await self._relays.fetch([wanted]):
+        for event in await self._relays.fetch_all(
+            [Filter(kinds=frozenset({kinds.TAKEOVER}), authors=authors, tags=about)]
+        ):
             try:
                 said.append(takeover.parse(event))
-            except NodewireError:
+            except BadInput:
                 continue
-        newest: Takeover | None = None
-        for one in sorted(said, key=lambda one: (one.attempt, one.signer == request.customer, one.sig)):
-            try:
-                one.check(request.id, request.plan, manifest, newest)
-            except NodewireError:
-                continue
-            if one.outranks(newest, request.customer):
-                newest = one
-        return newest
+        return takeover.newest(said, request.id, request.plan, manifest)

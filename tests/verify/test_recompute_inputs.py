@@ -9,7 +9,7 @@ import pytest
 
 from nodewire.errors import BadHash, Busy, LinkLost, NotAllowed, NotFound, Withheld
 from nodewire.protocol.chunk import chunk_of, leaf_of, opening
-from nodewire.protocol.commitment import ChunkRoot, Commitment
+from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request, Ticket
 from nodewire.protocol.plan import Assignment, Terms, Verification
@@ -18,6 +18,7 @@ from nodewire.protocol.takeover import Takeover
 from nodewire.protocol.verification import Sample
 from nodewire.provider.holding import Holding, Kept
 from nodewire.verify import recompute as module
+from nodewire.verify.finality import Certified, Finality
 from nodewire.verify.recompute import Equivocated, recompute
 from nodewire.wire.spool import Spool
 from tests.protocol import documents
@@ -113,10 +114,10 @@ class Job:
             request=JOB,
             manifest=MANIFEST,
             takeover=self.takeover,
+            final=self.final(),
             node=self,
-            market=self,
             addresses=dict.fromkeys(self.holdings, ("x",)),
-            kind=SimpleNamespace(merged=lambda manifest, task, frames: frames),
+            kind=SimpleNamespace(check=lambda manifest, params: params, merged=lambda manifest, task, frames: frames),
             worker=self.worker,
             loaded="t",
             patience_s=self.patience_s,
@@ -124,16 +125,11 @@ class Job:
         )
         return [[t.sha256 for t in leaf.tensors] for leaf in found]
 
-    # A market with one epoch.
-
-    def epochs_after(self, number):
-        return [SimpleNamespace(body=SimpleNamespace(epoch=8))]
-
-    async def commitments(self, body):
-        return [
-            SimpleNamespace(id="", provider=public, commitment=Commitment(committee=HASH, epoch=8, chunks=(root,)))
-            for public, root in self.certified
-        ]
+    def final(self):
+        held = {}
+        for public, root in self.certified:
+            held.setdefault((public, *root.key), Certified(public, root, "c", 8, HASH))
+        return Finality(held, {}, {}, {})
 
 
 @pytest.fixture
