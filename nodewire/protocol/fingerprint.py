@@ -46,7 +46,7 @@ def distance_ppm(dtype: str, mine: bytes, theirs: bytes) -> int:
     """How far `theirs` is from `mine`, in millionths, at most 1,000,000.
 
     Floats: the largest relative L2 distance of a row (rows that are nearly zero are measured by the whole sketch's
-    root mean square); what is not finite, or no sketch at all, is as far as can be. Others: 0 if they are equal.
+    root mean square); what is not finite, or not whole rows, is as far as can be. Others: 0 if they are equal.
     """
     if len(mine) != len(theirs):
         return MILLION

@@ -9,13 +9,15 @@ import pytest
 
 from nodewire.customer.verified import follow
 from nodewire.errors import NoQuorum
+from nodewire.nostr.event import Event
 from nodewire.plan.epoch import Epoch
-from nodewire.protocol import commitment, job
+from nodewire.protocol import certificate, commitment, inventory, job
+from nodewire.protocol.certificate import Certificate
 from nodewire.protocol.commitment import ChunkRoot, Commitment
 from nodewire.protocol.snapshot import Snapshot
-from nodewire.verify.recompute import _Case, _certified_roots
-from tests.oracle.courtroom import MANIFEST, PROVIDER, TASK, sample_of
-from tests.oracle.test_oracle_docket import COMMITTEE, DEADLINE, body, request
+from nodewire.verify.finality import final_roots
+from tests.oracle.courtroom import PROVIDER, TASK
+from tests.oracle.test_oracle_docket import COMMITTEE, DEADLINE, SEATS, body, request
 from tests.protocol_committee.actors import digest
 
 ASKED = request()
@@ -41,9 +43,24 @@ class Certified:
         return later
 
     async def commitments(self, cited):
-        chunks = tuple(sorted(self.roots[cited.epoch], key=lambda one: one.key))
-        held = Commitment(committee=COMMITTEE.digest(), epoch=cited.epoch, chunks=chunks)
-        return (commitment.parse(commitment.build(PROVIDER, held, created_at=1)[0]),)
+        return (commitment.parse(self.committed(cited.epoch)),)
+
+    def committed(self, epoch: int) -> Event:
+        chunks = tuple(sorted(self.roots[epoch], key=lambda one: one.key))
+        held = Commitment(committee=COMMITTEE.digest(), epoch=epoch, chunks=chunks)
+        return commitment.build(PROVIDER, held, created_at=10)[0]
+
+    def certificate(self, epoch: int) -> Event:
+        cited, voters = body(epoch), SEATS[: COMMITTEE.quorum]
+        votes = tuple(
+            inventory.build_vote(seat.keys, cited.committee, f"epoch/{epoch}", cited.digest(), created_at=10)
+            for seat in voters
+        )
+        return certificate.build(voters[0].keys, Certificate(cited, votes), created_at=10)
+
+    async def fetch_all(self, filters):
+        every = [make(epoch) for epoch in self.roots for make in (self.committed, self.certificate)]
+        return [event for event in every if any(one.matches(event) for one in filters)]
 
     async def snapshot(self, sha256: str) -> Snapshot:
         epoch = next(n for n in self.roots if digest(f"snapshot/{n}") == sha256)
@@ -69,8 +86,8 @@ async def test_a_late_root_is_neither_final_nor_drawn_nor_an_input(epoch, final)
     market = Certified({epoch: [root(0)]})
     found = await followed(market, root(0))
     assert (found.roots, found.certified, len(found.samples)) == (1, final, final)
-    case = _Case(sample_of(digest("root"), request=ASKED.id), REQUEST, MANIFEST, None, {}, 1.0, False)
-    assert len(await _certified_roots(case, market)) == final  # type: ignore[arg-type]
+    held = await final_roots(REQUEST.id, REQUEST.plan, REQUEST.created_at, market, market)  # type: ignore[arg-type]
+    assert len(held.roots) == final
 
 
 async def test_a_root_that_no_certificate_holds_and_a_second_one_are_not_final():
@@ -79,6 +96,5 @@ async def test_a_root_that_no_certificate_holds_and_a_second_one_are_not_final()
     assert (found.roots, found.certified) == (2, 0)
     assert [one.root for one in found.samples] == [digest("first")]
     # nor is it an input by which who worked on the first could be made a cheater
-    case = _Case(sample_of(digest("first"), request=ASKED.id), REQUEST, MANIFEST, None, {}, 1.0, False)
-    roots = await _certified_roots(case, market)  # type: ignore[arg-type]
-    assert roots == {(PROVIDER.public, TASK, 0): {digest("first")}}
+    held = await final_roots(REQUEST.id, REQUEST.plan, REQUEST.created_at, market, market)  # type: ignore[arg-type]
+    assert [(one.provider, one.root.root) for one in held.roots.values()] == [(PROVIDER.public, digest("first"))]
