@@ -46,14 +46,14 @@ def distance_ppm(dtype: str, mine: bytes, theirs: bytes) -> int:
     """How far `theirs` is from `mine`, in millionths, at most 1,000,000.
 
     Floats: the largest relative L2 distance of a row (rows that are nearly zero are measured by the whole sketch's
-    root mean square); what is not finite is as far as can be. Integers: the share of differing items (Hamming).
+    root mean square); what is not finite, or not whole rows, is as far as can be. Others: 0 if they are equal.
     """
     if len(mine) != len(theirs):
         return MILLION
     if dtype not in _FLOATS:
         return MILLION if mine != theirs else 0
     if len(mine) % (4 * COLUMNS):
-        return MILLION
+        return MILLION  # not whole rows: whoever committed to it computed nothing
     a, b = (np.frombuffer(x, "<f4").reshape(-1, COLUMNS).astype(np.float64) for x in (mine, theirs))
     if not a.size:
         return 0

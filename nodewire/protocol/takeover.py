@@ -17,7 +17,6 @@ from nodewire.errors import BadEvent, BadInput, BadPlan, BadSignature, BadTag, N
 from nodewire.nostr import event as _event
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys, verify
-from nodewire.nostr.nip01 import Filter
 from nodewire.protocol import canonical, kinds, tags
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import LOCAL, Plan, ends
@@ -163,6 +162,35 @@ class Takeover(Schema):
             raise BadPlan("replaced", "one who leaves would enter")
 
 
+def newest(said: Iterable[Takeover], request: str, plan: Plan, manifest: Manifest) -> Takeover | None:
+    """The job's newest takeover that holds, out of all that were published, in whatever order; None if none does."""
+    found, _ = accepted(said, request, plan, manifest)
+    return found[-1] if found else None
+
+
+def accepted(
+    said: Iterable[Takeover], request: str, plan: Plan, manifest: Manifest
+) -> tuple[list[Takeover], list[tuple[Takeover, NodewireError]]]:
+    """The takeovers that hold of those that were published, one per attempt, each on top of those before; and those
+    that are none, with what `check` says of them.
+
+    They are read by attempt. Of the same attempt the customer's counts, of the same signer's the lowest digest: so it
+    is the same for everyone who has read the same.
+    """
+    held: list[Takeover] = []
+    refused: list[tuple[Takeover, NodewireError]] = []
+    for one in sorted(said, key=lambda one: (one.attempt, one.signer == plan.customer, one.digest(), one.sig)):
+        before = held[-1] if held else None
+        try:
+            one.check(request, plan, manifest, before)
+        except NodewireError as error:
+            refused.append((one, error))
+            continue
+        if one.outranks(before, plan.customer):
+            held = [known for known in held if known.attempt < one.attempt] + [one]
+    return held, refused
+
+
 def assigned(plan: Plan, takeover: Takeover | None) -> dict[str, str]:
     """Every task's provider under `takeover` ("local" where the customer runs it), in the plan's order."""
     entered = {task: standby for task, _, standby, _ in takeover.replaced} if takeover is not None else {}
@@ -213,33 +241,6 @@ def parse(event: Event) -> Takeover:
     if set(event.values("p")) != {node for _, left, entered, _ in takeover.replaced for node in (left, entered)}:
         raise BadTag("p", "not those who leave and enter")
     return takeover
-
-
-def filter_of(request: str, plan: Plan) -> Filter:
-    """What to ask relays for: a job's takeovers, by those who publish them. Strangers' crowd nothing out."""
-    authors = frozenset((plan.customer, *plan.members()))
-    return Filter(kinds=frozenset({kinds.TAKEOVER}), authors=authors, tags={"e": frozenset({request})})
-
-
-def newest(
-    events: Iterable[Event], request: str, plan: Plan, manifest: Manifest, *, before: int | None = None
-) -> Takeover | None:
-    """The newest takeover of a job that holds, of those before attempt `before`, in verified events; None without."""
-    said = []
-    for event in events:
-        try:
-            said.append(parse(event))
-        except NodewireError:
-            continue
-    found: Takeover | None = None
-    for one in sorted(said, key=lambda one: (one.attempt, one.signer == plan.customer, one.sig)):
-        try:
-            one.check(request, plan, manifest, found)
-        except NodewireError:
-            continue
-        if one.outranks(found, plan.customer) and (before is None or one.attempt < before):
-            found = one
-    return found
 
 
 def _hash(said: dict[str, Any]) -> bytes:

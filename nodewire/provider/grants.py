@@ -49,8 +49,8 @@ class Grants:
             self._kept[peer, request] = self._clock_s(), samples
             while len(self._kept) > MAX_KEPT:
                 self._kept.popitem(last=False)
-        oldest = self._committee.epoch_at(int(self._clock_s() * 1000)) - OPEN_EPOCHS
-        return tuple(sample for sample, epoch in samples.items() if epoch >= oldest)
+        now = self._committee.epoch_at(int(self._clock_s() * 1000))
+        return tuple(sample for sample, epoch in samples.items() if now - OPEN_EPOCHS <= epoch <= now)
 
     async def _read(self, peer: str, request: str) -> dict[Sample, int]:
         wanted = Filter(

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from nodewire.errors import NodewireError
 from nodewire.kind import Params
 from nodewire.nostr.event import Event
+from nodewire.nostr.nip01 import Filter
 from nodewire.nostr.pool import Pool
-from nodewire.protocol import takeover
+from nodewire.protocol import kinds, takeover
 from nodewire.protocol.job import Request, Ticket
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.takeover import Takeover
@@ -73,6 +74,13 @@ async def check(call: Takeover, request: Request, manifest: Manifest, pool: Pool
     except NodewireError:
         if call.attempt == 1:
             raise
-    earlier = await pool.fetch([takeover.filter_of(request.id, request.plan)], timeout_s=_FETCH_S)
-    newest = takeover.newest(earlier, request.id, request.plan, manifest, before=call.attempt)
-    call.check(request.id, request.plan, manifest, newest)
+    authors = frozenset({request.customer, *request.plan.members()})
+    wanted = Filter(kinds=frozenset({kinds.TAKEOVER}), authors=authors, tags={"e": frozenset({request.id})})
+    earlier = []
+    for event in await pool.fetch_all([wanted], timeout_s=_FETCH_S):
+        try:
+            earlier.append(takeover.parse(event))
+        except NodewireError:
+            continue
+    before = (one for one in earlier if one.attempt < call.attempt)
+    call.check(request.id, request.plan, manifest, takeover.newest(before, request.id, request.plan, manifest))

@@ -3,7 +3,9 @@
 It is the job's tape: frames that come are hashed on their way into the spool. A producer signs each chunk that has
 been closed, or at once what is a chunk of its own (`sign`). A consumer commits to a chunk when all that it was sent
 so far is signed (`complete`): otherwise its honest work could be judged on other inputs than it had. Nobody waits for
-who was replaced, nor for the customer.
+the customer, nor for who was replaced: of its last two chunks, which it may have died before it could sign, the
+consumer is believed (`verify.recompute`). An earlier one that it did not sign stops its consumer: nothing from there on
+is committed to.
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import CUSTOMER, Edge, Manifest
 from nodewire.protocol.plan import LOCAL
 from nodewire.protocol.sent import MAX_OF_A_DOCUMENT, Hashed, Sent, digest_of, hashed, tensors_of
-from nodewire.protocol.takeover import Takeover, assigned, payees
+from nodewire.protocol.takeover import Replaced, Takeover, assigned, payees
 from nodewire.wire.spool import Spool
 
 PATIENCE_S = 10.0
-"""How long a statement is waited for after the chunk's close."""
+"""How long a statement is waited for when the chunk is closed and those before it are settled."""
 ASK_S = 0.5
 """After how long a consumer asks for what it lacks: it was not in the job yet when that was told."""
 MAX_WAITING = 2_048
@@ -205,13 +207,11 @@ class Statements:
                 continue
             came, said = self._came[edge, number], self._said.get(edge, {}).get(number)
             payee = payees(self._request.plan, self._takeover, number)[self._edges[edge].source]
-            # Of frames by two producers neither can sign; who was replaced may be dead.
-            owed = came.senders == {payee} == {self._producer(edge)}
+            # Of frames by two producers neither can sign; who was replaced may be dead, but once was there to sign.
+            owed = came.senders == {payee} == {self._producer(edge)} or self._was_due(edge, number)
             if said is None and owed:
                 lacking.setdefault(edge, number)
                 continue
-            if said is None and self._slipped_away(edge, number, payee) and came.senders == {payee}:
-                raise TimedOut("sent", f"{payee[:8]} left without having signed what it sent in chunk {number}")
             as_it_came = said is not None and said.signer == payee and said.frames == digest_of(came.frames)
             if owed and not as_it_came:
                 raise BadHash("sent", f"{payee[:8]} signed something else than it sent on {edge} in chunk {number}")
@@ -221,13 +221,18 @@ class Statements:
             del self._came[edge, number]
         return lacking
 
-    def _slipped_away(self, edge: str, chunk: int, payee: str) -> bool:
-        """Whether who sent a chunk was replaced only when it should long have signed it: nobody believes then what was
-        sent, so what was made of it must not be committed to."""
-        replaced = self._takeover.replaced if self._takeover is not None else ()
-        if payee in (LOCAL, self._keys.public) or any(entered == self._keys.public for _, _, entered, _ in replaced):
-            return False
-        return any(task == self._edges[edge].source and chunk < first - 1 for task, _, _, first in replaced)
+    def _was_due(self, edge: str, chunk: int) -> bool:
+        """Whether the edge's producer was replaced, but so long after the chunk that it must have signed that before.
+
+        Who judges does not believe this node in such a chunk, unless it entered the job itself by a takeover.
+        """
+        ends = self._edges[edge]
+        firsts = [first for task, _, _, first in self._replaced() if task == ends.source]
+        entered = any(task == ends.target for task, *_ in self._replaced())
+        return not entered and any(chunk < first - 1 for first in firsts)
+
+    def _replaced(self) -> tuple[Replaced, ...]:
+        return self._takeover.replaced if self._takeover is not None else ()
 
     async def _news(self) -> bool:
         """Whether anything changed for as long as one waits before asking."""

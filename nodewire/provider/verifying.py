@@ -1,7 +1,8 @@
 """The provider as a verifier: it computes chunks again that a beacon drew it for, and commits to what it gets.
 
-    oracles publish samples (8844)   ->  inputs pulled, task computed in the own worker, root committed (8854)
-    a certificate holds the root     ->  report (6844); oracles pull the opening and compare, which is all that counts
+    an oracle publishes samples (8844)  ->  derived from the epoch's certificate and beacon: nothing of it is believed
+    this node is drawn                  ->  inputs pulled, task computed in the own worker, root committed (8854)
+    a certificate holds the root        ->  report (6844); oracles pull the opening and compare: only that counts
 
 It never sees what it is compared with: it has nothing to copy. The first verifier of a sample begins at once, the
 others when no certificate of the next two epochs holds a root of the first's.
@@ -12,23 +13,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Literal, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Literal, Protocol
 
-from nodewire.errors import BadInput, Busy, NodewireError, NotAllowed, NotFound
+from nodewire.errors import BadInput, Busy, LinkLost, NodewireError, NotAllowed, NotFound
 from nodewire.kind import JobKind, Worker
 from nodewire.market import Market
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
-from nodewire.plan.sample import is_drawn
+from nodewire.plan.sample import draw, place
 from nodewire.protocol import job, kinds, verification
 from nodewire.protocol.chunk import Opening, opening
 from nodewire.protocol.commitment import ChunkRoot, Committed
 from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
-from nodewire.protocol.verification import Report, Sample
+from nodewire.protocol.plan import MAX_JOB_EPOCHS
+from nodewire.protocol.verification import Report, Sample, Sampled
 from nodewire.provider.serving import Served, loaded_name
+from nodewire.verify.finality import final_roots
 from nodewire.verify.inquiry import Inquiry
 from nodewire.wire.node import Node
 
@@ -38,6 +41,10 @@ VERIFIED_EPOCHS = 4
 """A root counts that is certified up to this many epochs after the draw."""
 MAX_WAITING = 1_024
 """Samples at a time; further ones are left to the other verifiers."""
+MAX_READING = 256
+"""Draws, of one job in one epoch each, that are looked up at a time: an equal share for each oracle that says some."""
+READ_EPOCHS = 2
+"""For how long what a draw follows from is waited for."""
 
 _KEPT_REQUESTS = 1_024
 
@@ -83,16 +90,20 @@ class Verifying:
         self._requests: dict[str, Request] = {}
         self._inquiry = Inquiry(market, relays, self, node, job_kinds, self._loaded)
         self._known: dict[str, int] = {}
-        """By sample key, its epoch: what was taken up, or refused."""
+        """By sample key, its epoch: what was taken up."""
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._read: dict[tuple[int, str], None] = {}
+        """Draws (epoch, request) that have been derived."""
+        self._reading: dict[tuple[int, str], tuple[str, asyncio.Task[None]]] = {}
+        """Those that are being: the oracle that spoke of them, and the task."""
+        self._oracles = frozenset(oracle.pubkey for oracle in self._committee.oracles)
         self._computing = asyncio.Lock()
 
     async def run(self) -> None:
-        """Follow the draws until cancelled."""
-        oracles = frozenset(oracle.pubkey for oracle in self._committee.oracles)
+        """Follow the draws until cancelled. Raises LinkLost: no relay tells of them any more."""
         wanted = Filter(
             kinds=frozenset({kinds.VERIFICATION}),
-            authors=oracles,
+            authors=self._oracles,
             tags={"p": frozenset({self._keys.public})},
             since=int(time.time()) - VERIFIED_EPOCHS * self._committee.epoch_ms // 1000 - 1,
         )
@@ -102,13 +113,14 @@ class Verifying:
                     sampled = verification.parse(event)
                 except BadInput:
                     continue  # one oracle's malformed event; the others' go on
-                if event.pubkey in oracles and sampled.committee == self._market.committee_digest:
-                    for sample in sampled.samples:
-                        self._take(sample, sampled.epoch)
+                if event.pubkey in self._oracles and sampled.committee == self._market.committee_digest:
+                    self._heard(event.pubkey, sampled)
+            raise LinkLost("relays", "every relay has ended the subscription")
         finally:
-            for task in self._running.values():
+            tasks = [*self._running.values(), *(task for _, task in self._reading.values())]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*self._running.values(), return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def request(self, id_: str) -> Request:
         """The job's request, from relays. Raises NotFound, BadInput."""
@@ -132,15 +144,76 @@ class Verifying:
             raise NotAllowed("task", f"{task} is not held here")
         return self._workers[digest], loaded_name(digest, task)
 
+    def _heard(self, oracle: str, sampled: Sampled) -> None:
+        """An oracle says what an epoch drew of a job, and this node with it: see whether that is so."""
+        place = sampled.epoch, sampled.request
+        if place in self._read or place in self._reading:
+            return
+        if not any(self._keys.public in sample.verifiers for sample in sampled.samples):
+            return
+        if sampled.epoch > self._epoch() or not self._in_time(sampled.epoch):
+            return
+        if sum(by == oracle for by, _ in self._reading.values()) >= max(1, MAX_READING // len(self._oracles)):
+            return
+        what = f"draw of epoch {sampled.epoch} on {sampled.request[:8]}"
+        task = asyncio.create_task(self._guarded(self._derive(sampled), what))
+        self._reading[place] = oracle, task
+        task.add_done_callback(lambda _: self._reading.pop(place, None))
+
+    async def _derive(self, sampled: Sampled) -> None:
+        """Take up what the epoch truly drew of the job for this node.
+
+        Raises:
+            BadInput: nothing was drawn there.
+            NotFound ...: what it follows from is not to be had in time.
+        """
+        until = self._epoch() + READ_EPOCHS
+        while True:
+            try:
+                drawn = await self._drawn(sampled)
+                break
+            except BadInput:
+                raise
+            except NodewireError:
+                if self._epoch() >= until:
+                    raise
+            await asyncio.sleep(self._committee.epoch_ms / 8000)
+        self._read[sampled.epoch, sampled.request] = None
+        while len(self._read) > 4 * MAX_WAITING:
+            self._read.pop(next(iter(self._read)))
+        for sample in drawn:
+            self._take(sample, sampled.epoch)
+
+    async def _drawn(self, sampled: Sampled) -> tuple[Sample, ...]:
+        """What the epoch drew of the job, by its certificate, its beacon and its snapshot."""
+        known = [one for one in self._market.epochs_after(sampled.epoch - 1) if one.body.epoch == sampled.epoch]
+        if not known:
+            raise NotFound("epoch", f"{sampled.epoch} is not known to be certified")
+        if known[0].body.digest() != sampled.certificate:
+            raise BadInput("certificate", f"not that of epoch {sampled.epoch}")
+        commitments = await self._market.commitments(known[0].body)
+        held = (chunk for one in commitments if one.commitment is not None for chunk in one.commitment.chunks)
+        if not any(chunk.request == sampled.request for chunk in held):
+            raise BadInput("request", f"epoch {sampled.epoch} certifies nothing of it")
+        request = await self.request(sampled.request)
+        plan = request.plan
+        if plan.verification.policy != "sampled" or not plan.epoch <= sampled.epoch <= plan.epoch + MAX_JOB_EPOCHS:
+            raise BadInput("request", "not to be sampled")
+        final = await final_roots(request.id, plan, request.created_at, self._market, self._relays)
+        earlier = [one for one in final.roots.values() if one.epoch < sampled.epoch]
+        seen = {place(one.provider, one.root.request, one.root.task, one.root.chunk) for one in earlier}
+        snapshot = await self._market.snapshot(known[0].snapshot)
+        return draw(self._committee, known[0].beacon, commitments, {request.id: request}, snapshot, seen=seen)
+
     def _take(self, sample: Sample, epoch: int) -> None:
         if self._keys.public not in sample.verifiers or sample.key in self._known:
             return
-        if len(self._running) >= MAX_WAITING or not self._in_time(epoch):
+        if len(self._running) >= MAX_WAITING:
             return
         self._known[sample.key] = epoch
         while len(self._known) > 4 * MAX_WAITING:
             self._known.pop(next(iter(self._known)))
-        task = asyncio.create_task(self._guarded(sample, epoch))
+        task = asyncio.create_task(self._guarded(self._verify(sample, epoch), f"sample {sample.key[:8]}"))
         self._running[sample.key] = task
         task.add_done_callback(lambda _: self._running.pop(sample.key, None))
 
@@ -150,11 +223,13 @@ class Verifying:
     def _epoch(self) -> int:
         return self._committee.epoch_at(int(time.time() * 1000))
 
-    async def _guarded(self, sample: Sample, epoch: int) -> None:
+    async def _guarded(self, work: Coroutine[Any, Any, None], what: str) -> None:
         try:
-            await self._verify(sample, epoch)
+            await work
         except (NodewireError, OSError) as error:
-            log.info("sample %s is not verified: %s", sample.key[:8], error)
+            log.info("%s is not verified: %s", what, error)
+        except Exception:
+            log.exception("%s is not verified, by a fault of this software", what)
 
     async def _verify(self, sample: Sample, epoch: int) -> None:
         if sample.verifiers[0] != self._keys.public and await self._certified(sample, epoch, sample.verifiers[0], 2):
@@ -162,7 +237,6 @@ class Verifying:
         request = await self.request(sample.request)
         if self._keys.public in (request.customer, *request.plan.members()):
             raise NotAllowed("sample", "of a job that this node has a part in")
-        await self._check_drawn(sample, epoch, request)
         try:
             computed = await self._compute(sample, epoch, request)
         except (NotFound, BadInput):
@@ -180,38 +254,6 @@ class Verifying:
         certified = await self._certified(sample, epoch, self._keys.public, VERIFIED_EPOCHS)
         if certified is not None:
             await self._report(sample, epoch, "computed", root.root, certified)
-
-    async def _check_drawn(self, sample: Sample, epoch: int, request: Request) -> None:
-        """One oracle's word costs this node no work: the root must be certified, and the beacon must have drawn it.
-
-        Raises:
-            NotAllowed: it is not so.
-            NotFound: the epoch's certificate or beacon did not come in time.
-        """
-        while (found := await self._read(epoch)) is None:
-            if not self._in_time(epoch):
-                raise NotFound("epoch", f"{epoch} is not certified, or has no beacon")
-            await asyncio.sleep(self._committee.epoch_ms / 8000)
-        beacon, commitments = found
-        wanted = (sample.request, sample.task, sample.chunk, sample.attempt, sample.root)
-        certified = any(
-            (*chunk.key, chunk.root) == wanted
-            for committed in commitments
-            if committed.provider == sample.provider and committed.commitment is not None
-            for chunk in committed.commitment.chunks
-        )
-        if not certified or not is_drawn(beacon, sample.key, request.plan.verification.rate_ppm):
-            raise NotAllowed("sample", f"no beacon drew {sample.key[:8]}")
-
-    async def _read(self, epoch: int) -> tuple[str, tuple[Committed, ...]] | None:
-        """The epoch's beacon, and the commitments that it certifies; None as long as they are not to be had."""
-        for one in self._market.epochs_after(epoch - 1):
-            if one.body.epoch == epoch:
-                try:
-                    return one.beacon, await self._market.commitments(one.body)
-                except NodewireError as error:
-                    log.info("epoch %d: %s", epoch, error)
-        return None
 
     async def _compute(self, sample: Sample, epoch: int, request: Request) -> Opening:
         served = self._served.get(request.plan.manifest)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
-from nodewire.errors import NotAllowed, NotFound
+from nodewire.errors import BadInput, NotAllowed, NotFound
 from nodewire.kind import JobKind, Worker
 from nodewire.market import Market
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
-from nodewire.protocol import takeover
+from nodewire.protocol import kinds, takeover
 from nodewire.protocol.chunk import Leaf, Opening
 from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.takeover import Takeover
 from nodewire.protocol.verification import Sample
-from nodewire.verify.finality import final_roots
-from nodewire.verify.recompute import Roots, pull_opening, recompute
+from nodewire.verify.finality import Relays, final_roots
+from nodewire.verify.recompute import pull_opening, recompute
 from nodewire.wire.node import Node
 
 Loaded = Callable[[JobKind, Manifest, str], Awaitable[tuple[Worker, str]]]
@@ -25,9 +25,9 @@ Loaded = Callable[[JobKind, Manifest, str], Awaitable[tuple[Worker, str]]]
 
 
 class Events(Protocol):
-    async def fetch(self, filters: Sequence[Filter]) -> Sequence[Event]: ...
+    """Where single events are read (`nodewire.nostr.pool`)."""
 
-    async def fetch_all(self, filters: Iterable[Filter]) -> Sequence[Event]: ...
+    async def fetch(self, filters: Sequence[Filter]) -> Sequence[Event]: ...
 
 
 class Draws(Protocol):
@@ -46,7 +46,7 @@ class Inquiry:
     def __init__(
         self,
         market: Market,
-        relays: Events,
+        relays: Relays,
         draws: Draws,
         node: Node,
         job_kinds: Mapping[int, JobKind],
@@ -80,6 +80,7 @@ class Inquiry:
             Equivocated: an input's producer signed something else than it committed to.
             Withheld: the provider does not show its part of the inputs.
             NotFound: others' inputs are not to be had, or not certified.
+            TimedOut, RelayRefused: relays do not say what was certified.
             NotAllowed: nothing is computed here, or no installed package computes such a job.
             BadTask, OverMemory, WorkerFailed ...: the task is refused or fails here.
         """
@@ -89,6 +90,7 @@ class Inquiry:
         if self._loaded is None or kind is None:
             raise NotAllowed("worker", f"jobs of kind {manifest.kind} are not computed here")
         newest = await self._takeover(request, manifest)
+        final = await final_roots(request.id, request.plan, request.created_at, self._market, self._relays)
         addresses = await self._addresses(request, sample, epoch)
         worker, name = await self._loaded(kind, manifest, sample.task)
         return await recompute(
@@ -96,8 +98,8 @@ class Inquiry:
             request=request,
             manifest=manifest,
             takeover=newest,
+            final=final,
             node=self._node,
-            roots=await self._roots(request),
             addresses=addresses,
             kind=kind,
             worker=worker,
@@ -120,21 +122,16 @@ class Inquiry:
                 found |= {pubkey: ad.wire for pubkey, ad in ads.items() if ad.wire}
         return found
 
-    async def _roots(self, request: Request) -> Roots:
-        """The job's certified roots, from all of its epochs: it may be older than what the market still knows.
-
-        Raises:
-            NotFound: something that was certified is not to be had.
-        """
-        found = await final_roots(request.id, request.plan, request.created_at, self._market, self._relays)
-        if found.unread:
-            raise NotFound("epochs", f"what {len(found.unread)} of them certified is not to be had")
-        roots: dict[tuple[str, str, int], str] = {}
-        for one in sorted(found.roots.values(), key=lambda one: (one.epoch, one.commitment)):
-            roots.setdefault((one.provider, one.root.task, one.root.chunk), one.root.root)
-        return roots
-
     async def _takeover(self, request: Request, manifest: Manifest) -> Takeover | None:
-        """The job's newest takeover that holds."""
-        found = await self._relays.fetch_all([takeover.filter_of(request.id, request.plan)])
-        return takeover.newest(found, request.id, request.plan, manifest)
+        """The job's newest takeover that holds, by what its own nodes published: strangers' events are not read."""
+        about = {"e": frozenset({request.id})}
+        authors = frozenset({request.customer, *request.plan.members()})
+        said = []
+        for event in await self._relays.fetch_all(
+            [Filter(kinds=frozenset({kinds.TAKEOVER}), authors=authors, tags=about)]
+        ):
+            try:
+                said.append(takeover.parse(event))
+            except BadInput:
+                continue
+        return takeover.newest(said, request.id, request.plan, manifest)

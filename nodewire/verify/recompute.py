@@ -10,33 +10,36 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import prod
 from typing import Literal, TypeVar
 
-from nodewire.errors import BadHash, BadInput, Busy, NodewireError, NotAllowed, NotFound, Withheld
+from nodewire.errors import BadHash, BadInput, Busy, NodewireError, NotAllowed, NotFound, TooLarge, Withheld
 from nodewire.kind import JobKind, Worker
 from nodewire.protocol.chunk import Leaf, Opening, chunk_of, leaf_of, most_bytes
-from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.commitment import ChunkRoot
+from nodewire.protocol.frame import ITEM_BYTES, Array, Frame
 from nodewire.protocol.job import Request, Ticket, content_of
 from nodewire.protocol.manifest import CUSTOMER, Edge, Manifest
+from nodewire.protocol.plan import LOCAL
 from nodewire.protocol.sent import MAX_PACKED_BYTES, Equivocation, Sent, Tensors, hashed, settle, tensors_of, unpack
 from nodewire.protocol.takeover import Takeover, payees
 from nodewire.protocol.verification import Sample
+from nodewire.verify.finality import Finality
 from nodewire.wire.node import Node
 from nodewire.wire.pull import Want, pull, pull_document
 
 MAX_FRAMES = 65_536
 MAX_BYTES = 2**30
+"""Of all inputs together, from the job's begin to the sampled chunk."""
 _TICKET_BYTES = 65_536
 _RESULT_S = 120.0
 _TRIES = 10
 """How often a busy node is asked again."""
 
 T = TypeVar("T")
-Roots = Mapping[tuple[str, str, int], str]
-"""By provider, task and chunk of a job: the root that was certified first, by the chunk's deadline."""
 
 
 class Equivocated(BadHash):
@@ -56,11 +59,27 @@ class _Case:
     request: Request
     manifest: Manifest
     takeover: Takeover | None
+    final: Finality
     addresses: Mapping[str, Sequence[str]]
     patience_s: float
     last: bool
     said: Mapping[tuple[str, int], Sent] = field(default_factory=dict)
     """By edge and chunk: what producers signed to the provider, by what it shows."""
+
+    def at(self, node: str) -> Sequence[str]:
+        """Where the node is. Raises NotFound: nobody says."""
+        if not self.addresses.get(node):
+            raise NotFound("wire", f"no ad says where {node[:8]} is")
+        return self.addresses[node]
+
+    def root(self, producer: str, task: str, chunk: int) -> ChunkRoot | None:
+        """What the producer committed to: of several attempts the first that was certified; None if nothing."""
+        found = [
+            one
+            for (who, _, name, number, _), one in self.final.roots.items()
+            if (who, name, number) == (producer, task, chunk)
+        ]
+        return min(found, key=lambda one: (one.epoch, one.commitment, one.root.attempt)).root if found else None
 
 
 def _want(
@@ -81,8 +100,8 @@ async def recompute(
     request: Request,
     manifest: Manifest,
     takeover: Takeover | None,
+    final: Finality,
     node: Node,
-    roots: Roots,
     addresses: Mapping[str, Sequence[str]],
     kind: JobKind,
     worker: Worker,
@@ -92,25 +111,28 @@ async def recompute(
 ) -> tuple[Leaf, ...]:
     """The leaves of the sampled chunk, computed by the task `loaded` in `worker`, in the order that an opening has.
 
-    `takeover` is the job's newest; `addresses` are of the plan's providers and standbys; `patience_s`: for what one
-    node shows of one chunk. `last`: of inputs that their producer signed, what it committed to is not waited for any
-    more.
+    `takeover` is the job's newest, `final` what certificates hold of it; `addresses` are of the plan's providers and
+    standbys; `patience_s`: for what one node shows of one chunk. `last`: of inputs that their producer signed, what it
+    committed to is not waited for any more.
 
     Raises:
         Equivocated: an input's producer signed something else than it committed to.
         Withheld: the provider does not show the ticket, or inputs that only it can show.
-        NotFound, BadHash, BadInput: another's input is not to be had, or not what was committed to.
+        NotFound, BadHash, BadInput: another's input is not to be had, or not what was committed to; or nothing says
+            where the provider is.
+        TooLarge: the inputs have more than 1 GiB in all.
         NodewireError: the worker's error, or a peer's refusal.
     """
-    of = _Case(sample, request, manifest, takeover, addresses, patience_s, last)
+    of = _Case(sample, request, manifest, takeover, final, addresses, patience_s, last)
+    of.at(sample.provider)
     ticket = await _asked(of, sample.provider, lambda: _ticket(of, node))
     said = await _asked(of, sample.provider, lambda: _statements(of, node))
     of = replace(of, said=said)
-    inputs = await _inputs(of, ticket, node, roots)
+    inputs = await _inputs(of, ticket, node)
     before = [frame for frame in inputs if chunk_of(manifest, frame.seq) < sample.chunk]
     session = secrets.token_hex(32)
     found: list[Leaf] = []
-    await worker.open(loaded, session, kind.check(manifest, ticket.params))
+    await worker.open(loaded, session, kind.check(manifest, ticket.params))  # with the defaults, as it was served
     try:
         async with asyncio.timeout(_RESULT_S):
             for frame in (*kind.merged(manifest, sample.task, before), *inputs[len(before) :]):
@@ -168,86 +190,108 @@ async def _opening(
     most = most_bytes(manifest, task)
     opening = Opening.unpack(await pull_document(node, peer, addresses, want, max_bytes=most))
     if (opening.author, opening.request, opening.task, opening.chunk) != (peer, sample.request, task, chunk):
-        raise BadInput("opening", "of another chunk")
+        raise BadInput("opening", "of another node's work, or of another chunk")
     return opening
-
-
-def _address(of: _Case, node: str) -> Sequence[str]:
-    """Raises NotFound: nothing says where the node is."""
-    if not of.addresses.get(node):
-        raise NotFound("wire", f"no ad says where {node[:8]} is")
-    return of.addresses[node]
 
 
 async def _ticket(of: _Case, node: Node) -> Ticket:
     provider = of.sample.provider
     want = _want(of.sample, "ticket", of.sample.task, of.sample.chunk)
-    text = await pull_document(node, provider, _address(of, provider), want, max_bytes=_TICKET_BYTES)
+    text = await pull_document(node, provider, of.at(provider), want, max_bytes=_TICKET_BYTES)
     ticket = Ticket.parse(text)
     if ticket.seal() != of.request.ticket:
         raise BadHash("ticket", "not the one that the request sealed")
     return ticket
 
 
-async def _inputs(of: _Case, ticket: Ticket, node: Node, roots: Roots) -> list[Frame[Array]]:
-    """Every frame that the task was given up to the sampled chunk, in an order that it can be given again."""
+async def _inputs(of: _Case, ticket: Ticket, node: Node) -> list[Frame[Array]]:
+    """Every frame that the task was given up to the sampled chunk, in an order that it can be given again.
+
+    Calls have no state: of what other tasks put out it is the sampled chunk alone (a driver's one frame of the
+    customer's may be cut into many).
+    """
     found: list[tuple[int, int, Frame[Array]]] = []
+    left = MAX_BYTES
     for edge in of.manifest.inputs(of.sample.task):
-        for chunk in range(of.sample.chunk + 1):
-            producer = of.sample.provider
-            received = None
-            if edge.source != CUSTOMER:
+        alone = edge.source != CUSTOMER and of.manifest.mode != "generate"
+        for chunk in range(of.sample.chunk if alone else 0, of.sample.chunk + 1):
+            if edge.source == CUSTOMER:
+                frames = await _asked(of, of.sample.provider, partial(_customers, of, edge, chunk, ticket, node, left))
+            else:
                 producer = payees(of.request.plan, of.takeover, chunk)[edge.source]
-                received = await _received(of, edge, chunk, producer, roots, node)
-            if received is None:
-                # It did not show that it was sent anything else, so it must have been what is shown here; and an honest
-                # provider commits to nothing before its inputs are signed.
-                duty = of.sample.provider if producer in of.addresses else producer
-                ask = partial(_frames, of, edge, chunk, producer, ticket, roots, node)
-                received = await _asked(of, duty, ask)
-            frames = received
+                received = await _received(of, edge, chunk, producer, node, left)
+                frames = received if received is not None else await _frames(of, edge, chunk, producer, node, left)
+            left -= sum(tensor.nbytes for frame in frames for tensor in frame.tensors)
             found += [(frame.seq, int(edge.source != CUSTOMER), frame) for frame in frames]
             if len(found) > MAX_FRAMES:
                 raise BadInput("frames", f"more than {MAX_FRAMES}")
     return [frame for _, _, frame in sorted(found, key=lambda one: one[:2])]
 
 
-async def _frames(
-    of: _Case,
-    edge: Edge,
-    chunk: int,
-    producer: str,
-    ticket: Ticket,
-    roots: Roots,
-    node: Node,
+async def _customers(
+    of: _Case, edge: Edge, chunk: int, ticket: Ticket, node: Node, max_bytes: int
 ) -> list[Frame[Array]]:
-    """The frames of one chunk on one edge, which `producer` made or was given by the customer, checked."""
-    from_customer = edge.source == CUSTOMER
-    if producer not in of.addresses:
-        raise NotFound("producer", f"{edge.name} is the customer's own work")
-    addresses = _address(of, producer)
-    task = of.sample.task if from_customer else edge.source
-    want = _want(of.sample, "frames", task, chunk, (edge.name,))
-    frames = [frame async for _, frame in pull(node, producer, addresses, want, max_bytes=MAX_BYTES)]
-    if from_customer:
-        promised = {(name, seq): content for name, seq, content in ticket.inputs}
-        expected = sorted(seq for name, seq in promised if name == edge.name and chunk_of(of.manifest, seq) == chunk)
-        if sorted(frame.seq for frame in frames) != expected:
-            raise NotFound(edge.name, "not all frames of the customer's")
-        if any(content_of(frame) != promised[frame.edge, frame.seq] for frame in frames):
-            raise BadHash(edge.name, "not what the customer sent")
-        return frames
-    opening = await _opening(of.sample, of.manifest, node, producer, addresses, edge.source, chunk)
-    if opening.root() != roots.get((producer, edge.source, chunk)):
-        raise NotFound(edge.source, f"no certificate holds what {producer[:8]} shows of chunk {chunk}")
-    shown = {leaf.seq: leaf for leaf in opening.leaves if leaf.edge == edge.name}
-    if shown.keys() != {frame.seq for frame in frames}:
-        raise NotFound(edge.name, "not all frames that were committed to")
-    for frame in frames:
-        mine = leaf_of(of.request.plan.manifest, frame)
-        if [t.sha256 for t in mine.tensors] != [t.sha256 for t in shown[frame.seq].tensors]:
-            raise BadHash(edge.name, "not what its producer committed to")
+    """The customer's frames of one chunk on one edge, as the provider shows them, checked against the ticket."""
+    provider = of.sample.provider
+    want = _want(of.sample, "frames", of.sample.task, chunk, (edge.name,))
+    frames = [frame async for _, frame in pull(node, provider, of.at(provider), want, max_bytes=max_bytes)]
+    promised = {(name, seq): content for name, seq, content in ticket.inputs}
+    expected = sorted(seq for name, seq in promised if name == edge.name and chunk_of(of.manifest, seq) == chunk)
+    if sorted(frame.seq for frame in frames) != expected:
+        raise NotFound(edge.name, "not all frames of the customer's")
+    if any(content_of(frame) != promised[frame.edge, frame.seq] for frame in frames):
+        raise BadHash(edge.name, "not what the customer sent")
     return frames
+
+
+async def _frames(of: _Case, edge: Edge, chunk: int, producer: str, node: Node, max_bytes: int) -> list[Frame[Array]]:
+    """The frames of one chunk on one edge, which `producer` made, as it committed to them.
+
+    The provider did not show that it was sent anything else, so it must have been what is shown here; and an honest
+    provider commits to nothing before its inputs are signed: it withholds what its producer does not show.
+
+    Raises:
+        Withheld, NotFound: they are not shown, or not committed to; or what was certified cannot be read.
+        TooLarge: there are more than `max_bytes` of them.
+    """
+    if producer == LOCAL:
+        raise NotFound("producer", f"{edge.name} is the customer's own work")
+    addresses = of.at(producer)
+    root = of.root(producer, edge.source, chunk)
+    if root is None and of.final.unread:
+        raise NotFound("certificates", f"epochs {sorted(of.final.unread)} cannot be read")
+
+    async def opened() -> Opening:
+        if root is None:
+            raise NotFound(edge.source, f"no certificate holds anything of {producer[:8]} of chunk {chunk}")
+        opening = await _opening(of.sample, of.manifest, node, producer, addresses, edge.source, chunk, root.attempt)
+        if opening.root() != root.root:
+            raise NotFound(edge.source, f"no certificate holds what {producer[:8]} shows of chunk {chunk}")
+        return opening
+
+    opening = await _asked(of, of.sample.provider, opened)
+    shown = {leaf.seq: leaf for leaf in opening.leaves if leaf.edge == edge.name}
+    expected = _bytes(shown.values())
+    if expected > max_bytes:
+        raise TooLarge("frames", f"{expected} bytes on {edge.name} in chunk {chunk}, {max_bytes} are left")
+    want = _want(of.sample, "frames", edge.source, chunk, (edge.name,))
+
+    async def pulled() -> list[Frame[Array]]:
+        frames = [frame async for _, frame in pull(node, producer, addresses, want, max_bytes=expected)]
+        if shown.keys() != {frame.seq for frame in frames}:
+            raise NotFound(edge.name, "not all frames that were committed to")
+        for frame in frames:
+            mine = leaf_of(of.request.plan.manifest, frame)
+            if [t.sha256 for t in mine.tensors] != [t.sha256 for t in shown[frame.seq].tensors]:
+                raise BadHash(edge.name, "not what its producer committed to")
+        return frames
+
+    return await _asked(of, of.sample.provider, pulled)
+
+
+def _bytes(leaves: Iterable[Leaf]) -> int:
+    """How large the tensors are that leaves are of."""
+    return sum(prod(t.shape) * ITEM_BYTES.get(t.dtype, 0) for leaf in leaves for t in leaf.tensors)
 
 
 async def _statements(of: _Case, node: Node) -> dict[tuple[str, int], Sent]:
@@ -259,7 +303,7 @@ async def _statements(of: _Case, node: Node) -> dict[tuple[str, int], Sent]:
     provider, sample = of.sample.provider, of.sample
     want = _want(sample, "sent", sample.task, sample.chunk).model_copy(update={"first": 0})
     try:
-        shown = unpack(await pull_document(node, provider, _address(of, provider), want, max_bytes=MAX_PACKED_BYTES))
+        shown = unpack(await pull_document(node, provider, of.at(provider), want, max_bytes=MAX_PACKED_BYTES))
     except (NotFound, NotAllowed, BadInput):
         return {}
     sources = {edge.name: edge.source for edge in of.manifest.inputs(sample.task)}
@@ -271,14 +315,25 @@ async def _statements(of: _Case, node: Node) -> dict[tuple[str, int], Sent]:
 
 
 async def _received(
-    of: _Case,
-    edge: Edge,
-    chunk: int,
-    producer: str,
-    roots: Roots,
-    node: Node,
+    of: _Case, edge: Edge, chunk: int, producer: str, node: Node, max_bytes: int
 ) -> list[Frame[Array]] | None:
     """The frames that the provider was sent, if it shows the producer's word for them, or there can be none; else None.
+
+    What the provider shows                     the producer's certified root     it is judged on
+    ------------------------------------------  --------------------------------  -------------------------------------
+    its own task put the frames out             its own                           what it committed to (None)
+    a statement, and the frames signed          the same frames                   the frames shown
+    a statement, and the frames signed          other frames                      nothing: the producer is convicted
+    a statement, and the frames signed          none, or not opened               the frames shown, if `of.last`
+    no statement, or other frames than signed   some                              what was committed to (None)
+    no statement, or other frames than signed   none                              nothing: the provider withholds (None)
+    frames, of a producer that `_left`          any                               the frames shown
+
+    The last is believed without a word of the producer's: it was replaced before it could sign, so nobody but the
+    provider can say what came, and an honest one must not be condemned for what died with another. That costs little:
+    it is so for the chunks about the takeover only (a provider that entered later: for those before it, which it was
+    given again and is not paid for), whatever the frames are, the work on them must be right, and an honest consumer
+    commits to no earlier chunk that was not signed (`provider.statements`).
 
     Raises:
         Equivocated: that is not what the producer committed to.
@@ -286,7 +341,7 @@ async def _received(
         Withheld: the provider cannot be reached, or is busy.
     """
     if producer == of.sample.provider:
-        return None  # its word to itself
+        return None  # it can sign to itself what it likes: only what it committed to binds it
     said = of.said.get((edge.name, chunk))
     if said is not None and said.signer != producer:
         said = None
@@ -299,8 +354,8 @@ async def _received(
             said.check()
     except BadInput:
         return None
-    shown = await _asked(of, of.sample.provider, lambda: _shown(of, want, node))
-    committed = await _committed(of, edge, chunk, said, roots, node) if said is not None else None
+    shown = await _asked(of, of.sample.provider, lambda: _shown(of, want, node, max_bytes))
+    committed = await _committed(of, edge, chunk, said, node) if said is not None else None
     found = settle(said, map(hashed, shown), committed, left=left)
     if found == "equivocated":
         raise Equivocated(Equivocation(producer, edge.name, chunk))
@@ -311,11 +366,11 @@ async def _received(
     return shown
 
 
-async def _shown(of: _Case, want: Want, node: Node) -> list[Frame[Array]]:
+async def _shown(of: _Case, want: Want, node: Node, max_bytes: int) -> list[Frame[Array]]:
     """What the provider shows; nothing if it says that it has nothing. Raises as `pull`."""
     provider = of.sample.provider
     try:
-        return [frame async for _, frame in pull(node, provider, _address(of, provider), want, max_bytes=MAX_BYTES)]
+        return [frame async for _, frame in pull(node, provider, of.at(provider), want, max_bytes=max_bytes)]
     except (NotFound, NotAllowed, BadInput):
         return []
 
@@ -329,21 +384,19 @@ def _left(of: _Case, edge: Edge, chunk: int) -> bool:
     return False
 
 
-async def _committed(
-    of: _Case, edge: Edge, chunk: int, said: Sent, roots: Roots, node: Node
-) -> dict[int, Tensors] | None:
+async def _committed(of: _Case, edge: Edge, chunk: int, said: Sent, node: Node) -> dict[int, Tensors] | None:
     """The edge's frames of the chunk as their producer committed to them; None if it did not, or does not show it."""
-    certified = roots.get((said.signer, edge.source, chunk))
-    if certified is None:
+    root = of.root(said.signer, edge.source, chunk)
+    if root is None:
         return None
-    addresses = _address(of, said.signer)
     try:
+        addresses = of.at(said.signer)
         async with asyncio.timeout(of.patience_s):
             shown = await _opening(
-                of.sample, of.manifest, node, said.signer, addresses, edge.source, chunk, said.attempt
+                of.sample, of.manifest, node, said.signer, addresses, edge.source, chunk, root.attempt
             )
     except (NodewireError, TimeoutError):
         return None
-    if shown.root() != certified:
+    if shown.root() != root.root:
         return None
     return {leaf.seq: tensors_of(leaf) for leaf in shown.leaves if leaf.edge == edge.name}

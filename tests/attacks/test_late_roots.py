@@ -10,14 +10,15 @@ import pytest
 
 from nodewire.customer import verified
 from nodewire.customer.verified import VERDICT_EPOCHS, follow
+from nodewire.nostr.event import Event
 from nodewire.plan.epoch import Epoch
-from nodewire.protocol import commitment, job
+from nodewire.protocol import certificate, commitment, inventory, job
+from nodewire.protocol.certificate import Certificate
 from nodewire.protocol.commitment import ChunkRoot, Commitment
 from nodewire.protocol.snapshot import Snapshot
-from nodewire.verify.inquiry import Inquiry
-from tests.customer.public_record import PROVIDERS, TASKS, PublicRecord
+from nodewire.verify.finality import final_roots
 from tests.oracle.courtroom import PROVIDER, TASK
-from tests.oracle.test_oracle_docket import COMMITTEE, DEADLINE, body, request
+from tests.oracle.test_oracle_docket import COMMITTEE, DEADLINE, SEATS, body, request
 from tests.protocol_committee.actors import digest
 
 ASKED = request()
@@ -40,9 +41,24 @@ class Certified:
         return [Epoch(body(n), digest("beacon"), ASKED, ()) for n in sorted(self.roots) if n > epoch]
 
     async def commitments(self, cited):
-        chunks = tuple(sorted(self.roots[cited.epoch], key=lambda one: one.key))
-        held = Commitment(committee=COMMITTEE.digest(), epoch=cited.epoch, chunks=chunks)
-        return (commitment.parse(commitment.build(PROVIDER, held, created_at=1)[0]),)
+        return (commitment.parse(self.committed(cited.epoch)),)
+
+    def committed(self, epoch: int) -> Event:
+        chunks = tuple(sorted(self.roots[epoch], key=lambda one: one.key))
+        held = Commitment(committee=COMMITTEE.digest(), epoch=epoch, chunks=chunks)
+        return commitment.build(PROVIDER, held, created_at=10)[0]
+
+    def certificate(self, epoch: int) -> Event:
+        cited, voters = body(epoch), SEATS[: COMMITTEE.quorum]
+        votes = tuple(
+            inventory.build_vote(seat.keys, cited.committee, f"epoch/{epoch}", cited.digest(), created_at=10)
+            for seat in voters
+        )
+        return certificate.build(voters[0].keys, Certificate(cited, votes), created_at=10)
+
+    async def fetch_all(self, filters):
+        every = [make(epoch) for epoch in self.roots for make in (self.committed, self.certificate)]
+        return [event for event in every if any(one.matches(event) for one in filters)]
 
     async def snapshot(self, sha256: str) -> Snapshot:
         epoch = next(n for n in self.roots if digest(f"snapshot/{n}") == sha256)
@@ -74,6 +90,8 @@ async def test_a_late_root_is_neither_final_nor_drawn_nor_an_input(epoch, final)
     market = Certified({epoch: [root(0)]})
     found = await followed(market, root(0))
     assert (found.roots, found.certified, len(found.samples)) == (1, final, final)
+    held = await final_roots(REQUEST.id, REQUEST.plan, REQUEST.created_at, market, market)  # type: ignore[arg-type]
+    assert len(held.roots) == final
 
 
 async def test_a_root_that_no_certificate_holds_and_a_second_one_are_not_final():
@@ -81,26 +99,6 @@ async def test_a_root_that_no_certificate_holds_and_a_second_one_are_not_final()
     found = await followed(market, root(0, "second"), root(1))
     assert (found.roots, found.certified) == (2, 0)
     assert [one.root for one in found.samples] == [digest("first")]
-
-
-@pytest.mark.parametrize(("late", "known"), [(0, True), (1, False)], ids=["in time", "an epoch late"])
-async def test_a_late_root_is_no_input_of_what_is_computed_again(late, known):
-    record = PublicRecord()
-    epoch = record.request.plan.deadline_epoch(0, record.committee.epoch_ms) + late
-    record.certified(epoch, [record.committed(1, (0,), epoch)])
-    assert (await inputs(record) != {}) == known
-
-
-async def test_a_second_root_makes_nobody_who_worked_on_the_first_a_cheater():
-    record = PublicRecord()
-    epoch = record.epoch_at(record.began_s) + 1
-    for n, said in enumerate(("", " again")):
-        record.certified(epoch + n, [record.committed(1, (0,), epoch + n, said=said)])
-    record.committed(1, (1,), epoch)  # no certificate holds it
-    assert await inputs(record) == {(PROVIDERS[1].public, TASKS[1], 0): record.root(TASKS[1], 0).root}
-
-
-async def inputs(record):
-    """The roots that an input must open, as who computes a chunk again reads them."""
-    inquiry = Inquiry(record, record, None, None, {}, None)  # type: ignore[arg-type]
-    return await inquiry._roots(record.request)
+    # nor is it an input by which who worked on the first could be made a cheater
+    held = await final_roots(REQUEST.id, REQUEST.plan, REQUEST.created_at, market, market)  # type: ignore[arg-type]
+    assert [(one.provider, one.root.root) for one in held.roots.values()] == [(PROVIDER.public, digest("first"))]

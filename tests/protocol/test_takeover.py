@@ -224,3 +224,27 @@ def test_who_left_is_paid_up_to_the_chunk_in_which_it_did_and_nobody_is_paid_for
         assert paid["driver"] == (DRIVER if chunk < CHUNK + 2 else STANDBYS[0]).public
         assert paid["stage.1"] == STAGE_1.public
         assert sum(price_msat(PLAN, second, who, chunk) for who in everybody) == PLAN.chunk_msat
+
+
+def test_the_newest_is_the_same_in_whatever_order_they_are_read():
+    first = issue(DRIVER, STAGE_0)
+    second = issue(CUSTOMER, STAGE_1, known=[first])
+    also_second = Takeover.sign(
+        DRIVER, request=REQUEST, attempt=2, previous=first.digest(), replaced=(moved(1), moved(2))
+    )
+    alone = Takeover.sign(DRIVER, request=REQUEST, attempt=3, previous=second.digest(), replaced=(moved(2),))
+    strangers = Takeover.sign(STAGE_1, request=REQUEST, attempt=9, previous="ab" * 32, replaced=(moved(1),))
+    every = [first, second, also_second, alone, strangers]
+    for said in (every, every[::-1], [*every[2:], *every[:2], *every]):
+        assert takeovers.newest(said, REQUEST, PLAN, manifest()) == second
+        held, refused = takeovers.accepted(said, REQUEST, PLAN, manifest())
+        assert held == [first, second]
+        assert {one.signer for one, _ in refused} == {STAGE_1.public}
+    assert takeovers.newest([], REQUEST, PLAN, manifest()) is None
+
+
+def test_a_driver_that_entered_signs_on_top_of_the_takeover_that_it_entered_by():
+    entered = issue(CUSTOMER, DRIVER)
+    later = Takeover.issue(STANDBYS[0], request=REQUEST, plan=PLAN, gone=[STAGE_1.public], chunk=CHUNK, known=[entered])
+    assert takeovers.newest([later, entered], REQUEST, PLAN, manifest()) == later
+    assert takeovers.newest([later], REQUEST, PLAN, manifest()) is None

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +16,7 @@ from nodewire.protocol.sent import Sent, digest_of, hashed
 from nodewire.protocol.takeover import Takeover
 from nodewire.provider import statements as module
 from nodewire.provider.statements import Statements
+from nodewire.verify.recompute import _left
 from nodewire.wire.spool import Spool
 from tests.protocol import documents
 from tests.provider.test_provider_job import folder, generate, make_market  # noqa: F401  (a fixture)
@@ -241,6 +243,76 @@ async def test_who_was_replaced_is_not_waited_for(mine, monkeypatch):
     assert not waiting.done()
     mine.took_over(takeover(first=1))
     await asyncio.wait_for(waiting, 1)
+
+
+@pytest.mark.parametrize("by_two", [False, True])
+async def test_what_who_was_replaced_did_not_sign_when_it_could_is_not_committed_to_nor_what_follows(
+    mine, spool, by_two
+):
+    """It withholds its word on chunk 0, lets chunk 1 be closed, and leaves: who judges would not believe what came."""
+    for seq in (0, 1, 65):
+        mine.write(REQUEST, "hidden.0", 0, frame(seq))
+    mine.heard(statement([frame(1)], chunk=1))
+    mine.took_over(takeover(first=2))
+    if by_two:
+        mine._came["hidden.0", 0].senders.add(STANDBY.public)
+    for chunk in (0, 1, 2):
+        with pytest.raises(TimedOut, match=r"hidden\.0.*chunk 0"):
+            await mine.complete(chunk, silence)
+    assert not [one for one in spool.sent(REQUEST) if one.chunk != 1]
+
+
+async def test_nor_what_it_signed_otherwise(mine):
+    for seq in (0, 1, 65):
+        mine.write(REQUEST, "hidden.0", 0, frame(seq))
+    mine.heard(statement([frame(0, 2)]))
+    mine.took_over(takeover(first=2))
+    with pytest.raises(BadHash):
+        await mine.complete(0, silence)
+
+
+async def test_its_last_two_chunks_it_may_have_died_before_it_could_sign(mine, spool):
+    for seq in (0, 1, 65):
+        mine.write(REQUEST, "hidden.0", 0, frame(seq))
+    mine.heard(statement([frame(0)]))
+    mine.took_over(takeover(first=2))
+    mine.write(REQUEST, "hidden.0", 1, frame(66))  # chunk 2 goes on with the standby
+    for chunk in (0, 1, 2):
+        await mine.complete(chunk, silence)
+    assert [one.chunk for one in spool.sent(REQUEST)] == [0]
+
+
+@pytest.mark.parametrize("entered", [False, True])
+@pytest.mark.parametrize("first", range(5))
+@pytest.mark.parametrize("chunk", range(5))
+def test_what_is_committed_to_unsigned_is_what_judges_believe(spool, chunk, first, entered):
+    """hidden.0's producer was replaced, and perhaps this node entered too; what came is what then can have come."""
+    me, tasks = (STANDBY, {"driver": DRIVER, "stage.0": STAGE}) if entered else (STAGE, {"driver": DRIVER})
+    other = Keys(b"\x0d" * 32)
+    plan = request(STANDBY).plan
+    by = {"driver": other.public, "stage.0": STANDBY.public, "stage.1": STANDBY.public}
+    assignments = tuple(a.model_copy(update={"standby": by[a.task]}) for a in plan.tasks)
+    job = dataclasses.replace(request(STANDBY), plan=plan.model_copy(update={"tasks": assignments}))
+    replaced = tuple((task, left.public, by[task], first) for task, left in tasks.items())
+    call = Takeover.sign(documents.CUSTOMER, request=REQUEST, attempt=1, previous=REQUEST, replaced=replaced)
+    mine = Statements(me, job, MANIFEST, spool, call)
+    sample = SimpleNamespace(task="stage.0", provider=me.public)
+    edge = next(one for one in MANIFEST.edges if one.name == "hidden.0")
+    believed = _left(SimpleNamespace(takeover=call, request=job, sample=sample), edge, chunk)  # type: ignore[arg-type]
+
+    who = other if entered or chunk > first else DRIVER
+    for senders in ({who.public}, {who.public, other.public} if chunk == first else {who.public}):
+        mine._came["hidden.0", chunk] = module._Came(set(senders), [hashed(frame(0))])
+        if not mine._lacking(chunk):
+            assert believed
+
+
+async def test_who_entered_itself_is_believed_in_what_it_was_given_again(spool):
+    mine = Statements(STANDBY, request(STANDBY), MANIFEST, spool)
+    replaced = tuple((task, left.public, STANDBY.public, 3) for task, left in (("stage.0", STAGE), ("stage.1", LAST)))
+    both = Takeover.sign(documents.CUSTOMER, request=REQUEST, attempt=1, previous=REQUEST, replaced=replaced)
+    mine.took_over(both)
+    assert not mine._was_due("hidden.1", 0)
 
 
 async def test_of_frames_by_two_producers_a_statement_is_not_waited_for_and_kept_only_if_it_is_right(mine, spool):

@@ -2,17 +2,18 @@
 
 import asyncio
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
 
 import pytest
 
-from nodewire.errors import NotAllowed, NotFound, Withheld
+from nodewire.errors import NotAllowed, NotFound, TooLarge, Withheld
 from nodewire.protocol.chunk import leaf_of, opening
 from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request, Ticket, content_of
 from nodewire.protocol.plan import Terms, Verification
 from nodewire.protocol.verification import Sample
+from nodewire.verify import recompute as module
+from nodewire.verify.finality import Certified, Finality
 from nodewire.verify.recompute import recompute
 from nodewire.wire.node import Node
 from tests.protocol import documents
@@ -78,12 +79,13 @@ def certified(frames=HIDDEN):
         leaves = [leaf_of(digest, f) for f in frames if (0 if f.seq == 0 else 1) == chunk]
         shown = opening(DRIVER, MANIFEST, leaves, request=ID, task="driver", chunk=chunk, attempt=0)
         roots.append(ChunkRoot(request=ID, task="driver", chunk=chunk, attempt=0, root=shown.root()))
-    return {(DRIVER.public, root.task, root.chunk): root.root for root in roots}
+    return final((DRIVER.public, root) for root in roots)
 
 
-def checked_params(manifest, params):
-    """As the kind fills in what a ticket leaves out."""
-    return {"max_tokens": 128, **params}
+def final(roots, unread=()):
+    """What certificates hold: (provider, root)."""
+    found = {(who, *root.key): Certified(who, root, "c", 8, "d") for who, root in roots}
+    return Finality(found, {}, {}, dict.fromkeys(unread, "lost"))
 
 
 class Adds:
@@ -93,7 +95,7 @@ class Adds:
         self.given = []
 
     async def open(self, task, session, params):
-        self.given.append(dict(params))
+        self.params = dict(params)
 
     async def receive(self, task, session, frame):
         self.given.append(frame.seq)
@@ -115,18 +117,39 @@ async def nodes(driver, stage):
             await node.close()
 
 
-async def computed(driver, stage, *, roots=None, patience_s=5.0, provider=STAGE, task="stage.0", worker=None):
+class Kind:
+    """A job kind with one parameter, which has a default."""
+
+    def check(self, manifest, params):
+        return {"max_tokens": 128, **params}
+
+    def merged(self, manifest, task, frames):
+        return frames
+
+
+async def computed(
+    driver,
+    stage,
+    *,
+    certificates=None,
+    patience_s=5.0,
+    provider=STAGE,
+    task="stage.0",
+    worker=None,
+    ticket=TICKET,
+    unknown=(),
+):
     sample = Sample(provider=provider.public, request=ID, task=task, chunk=1, attempt=0, root=HASH, verifiers=())
     async with nodes(driver, stage) as (node, addresses):
         return await recompute(
             sample=sample,
-            request=request(),
+            request=request(ticket),
             manifest=MANIFEST,
             takeover=None,
+            final=certificates or certified(),
             node=node,
-            roots=certified() if roots is None else roots,
-            addresses=addresses,
-            kind=SimpleNamespace(merged=lambda manifest, task, frames: frames, check=checked_params),
+            addresses={**addresses, **dict.fromkeys(unknown, ())},
+            kind=Kind(),
             worker=worker or Adds(),
             loaded=task,
             patience_s=patience_s,
@@ -145,7 +168,7 @@ async def test_the_leaves_of_the_chunk_come_from_all_inputs_before_it():
     worker = Adds()
     leaves = await computed(honest_driver(), honest_stage(), worker=worker)
     assert [(leaf.edge, leaf.seq) for leaf in leaves] == [("hidden.1", 1), ("hidden.1", 2)]
-    assert worker.given == [{"max_tokens": 128}, 0, 1, 2, "closed"]  # the ticket leaves out what the kind fills in
+    assert worker.given == [0, 1, 2, "closed"]
     digest = documents.plan().manifest
     assert leaves[0] == leaf_of(digest, Frame("hidden.1", 1, (array(2, 2),)))
 
@@ -198,3 +221,36 @@ async def test_the_customers_frames_are_the_drivers_to_show_and_sealed():
         driver = honest_driver(ticket=TICKET.to_json().encode(), prompt=prompt)
         with pytest.raises(Withheld):
             await computed(driver, stage, provider=DRIVER, task="driver")
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.5}, {"max_tokens": 3}])
+async def test_what_the_ticket_leaves_out_is_computed_by_its_default_as_it_was_served(params):
+    ticket = TICKET.model_copy(update={"params": params})
+    worker = Adds()
+    await computed(honest_driver(), honest_stage(ticket=ticket.to_json().encode()), worker=worker, ticket=ticket)
+    assert worker.params == {"max_tokens": 128, **params}
+
+
+@pytest.mark.parametrize("who", [STAGE, DRIVER], ids=["the provider", "its producer"])
+async def test_of_a_node_that_no_ad_places_nothing_is_found(who):
+    with pytest.raises(NotFound, match="no ad says") as caught:
+        await computed(honest_driver(), honest_stage(), unknown=[who.public])
+    assert not isinstance(caught.value, Withheld)
+
+
+async def test_what_could_stand_in_an_epoch_that_cannot_be_read_is_not_withheld():
+    for unread, error in (((), Withheld), ((9,), NotFound)):
+        with pytest.raises(error) as caught:
+            await computed(honest_driver(), honest_stage(), certificates=final([], unread))
+        assert type(caught.value) is error
+
+
+async def test_all_inputs_together_stay_within_one_budget(monkeypatch):
+    """Frames of 2 bytes: chunk 0 has one, chunk 1 two. What does not fit is nobody's fault."""
+    monkeypatch.setattr(module, "MAX_BYTES", 6)
+    await computed(honest_driver(), honest_stage())
+    monkeypatch.setattr(module, "MAX_BYTES", 5)
+    shows = honest_driver()
+    with pytest.raises(TooLarge):
+        await computed(shows, honest_stage())
+    assert [chunk for place, chunk in shows.asked if place == "hidden.0"] == [0]  # the second is not even pulled

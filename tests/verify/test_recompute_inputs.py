@@ -12,12 +12,14 @@ from nodewire.protocol.chunk import chunk_of, leaf_of, opening
 from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request, Ticket
+from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import Assignment, Terms, Verification
 from nodewire.protocol.sent import Sent, digest_of, hashed
 from nodewire.protocol.takeover import Takeover
 from nodewire.protocol.verification import Sample
 from nodewire.provider.holding import Holding, Kept
 from nodewire.verify import recompute as module
+from nodewire.verify.finality import Certified, Finality
 from nodewire.verify.recompute import Equivocated, recompute
 from nodewire.wire.spool import Spool
 from tests.protocol import documents
@@ -72,7 +74,12 @@ class Job:
     certified: list = field(default_factory=list)
     silent: dict = field(default_factory=dict)
     """What who (node, what) says instead of showing something."""
+    cuts: dict = field(default_factory=dict)
+    """What who (node, what, task) shows instead of what it keeps."""
     takeover: Takeover | None = None
+    request: Request = JOB
+    manifest: Manifest = MANIFEST
+    sample = SAMPLE
     committee = COMMITTEE
     patience_s = 5.0
 
@@ -82,7 +89,7 @@ class Job:
             one.public: Holding(one, COMMITTEE, self.spools[one.public], None) for one in (UPSTREAM, PROVIDER, STANDBY)
         }
         for holding in self.holdings.values():
-            holding.keep(Kept(JOB, MANIFEST, TICKET))
+            holding.keep(Kept(self.request, self.manifest, TICKET))
         self.worker = Echo()
 
     def upstream(self, frames, keys_=UPSTREAM, commits=True):
@@ -109,14 +116,14 @@ class Job:
     async def computed(self, last=False):
         """The frames of chunk 1 that the task was given, as an oracle computes it."""
         found = await recompute(
-            sample=SAMPLE,
-            request=JOB,
-            manifest=MANIFEST,
+            sample=self.sample,
+            request=self.request,
+            manifest=self.manifest,
             takeover=self.takeover,
+            final=self.final(),
             node=self,
-            roots=self.roots(),
             addresses=dict.fromkeys(self.holdings, ("x",)),
-            kind=SimpleNamespace(merged=lambda manifest, task, frames: frames, check=lambda manifest, params: params),
+            kind=SimpleNamespace(check=lambda manifest, params: params, merged=lambda manifest, task, frames: frames),
             worker=self.worker,
             loaded="t",
             patience_s=self.patience_s,
@@ -124,11 +131,11 @@ class Job:
         )
         return [[t.sha256 for t in leaf.tensors] for leaf in found]
 
-    def roots(self):
-        found = {}
+    def final(self):
+        held = {}
         for public, root in self.certified:
-            found.setdefault((public, root.task, root.chunk), root.root)
-        return found
+            held.setdefault((public, *root.key), Certified(public, root, "c", 8, HASH))
+        return Finality(held, {}, {}, {})
 
 
 @pytest.fixture
@@ -138,6 +145,9 @@ def job(tmp_path, monkeypatch):
     async def shown(node, peer, want):
         if (peer, want.what) in node.silent:
             raise node.silent[peer, want.what]
+        if (peer, want.what, want.task) in node.cuts:
+            every = node.cuts[peer, want.what, want.task]
+            return [(0, one) for one in every if want.first <= chunk_of(node.manifest, one.seq) <= want.last]
         return await node.holdings[peer].show(ORACLE, want)
 
     async def pull(node, peer, addresses, want, *, max_bytes):
@@ -272,3 +282,35 @@ async def test_who_was_replaced_before_it_could_sign_cannot_make_others_fail(job
         job.upstream(HONEST)
     job.received(OTHER)
     assert await job.computed() == hashes(found)
+
+
+async def test_who_signs_something_else_to_itself_is_judged_on_what_it_committed_to(tmp_path, job):
+    """The provider has both tasks of the edge: as its own producer it could only frame itself, and end the case."""
+    tasks = tuple(one.model_copy(update={"provider": PROVIDER.public}) for one in PLAN.tasks[:2])
+    plan = PLAN.model_copy(update={"tasks": (*tasks, PLAN.tasks[2])})
+    adjacent = Job(tmp_path / "adjacent", request=replace(JOB, plan=plan))
+    for frames, other in ((FIRST, [frame(0, 2)]), (HONEST, OTHER)):
+        adjacent.upstream(frames, PROVIDER)
+        adjacent.received(frames, other, by=PROVIDER)
+    adjacent.cuts = {(PROVIDER.public, "frames", "stage.0"): [frame(0, 2), *OTHER]}
+    assert await adjacent.computed() == hashes(HONEST)
+
+
+async def test_a_call_needs_nothing_of_the_calls_before_it(tmp_path, job):
+    """Nobody commits to a call's inputs but its own: what was never signed of another does not make this one wrong."""
+    calls = MANIFEST.model_copy(update={"mode": "run"})
+    called = Job(tmp_path / "called", manifest=calls)
+    own = frame(1, 1)
+    called.upstream(FIRST, commits=False)
+    called.received(FIRST)
+    called.upstream([own])
+    called.received([own], [own])
+    assert await called.computed() == hashes([own])
+
+
+async def test_an_earlier_chunk_is_opened_as_of_the_attempt_in_which_it_was_committed_to(job):
+    """The salts are by attempt: what was committed to before a takeover is still what it was."""
+    job.sample = SAMPLE.model_copy(update={"attempt": 1})
+    job.upstream(HONEST)
+    job.received(HONEST)
+    assert await job.computed() == hashes(HONEST)

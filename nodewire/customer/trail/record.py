@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from nodewire.errors import BadInput, NodewireError
+from nodewire.errors import BadInput
 from nodewire.nostr import nip57
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
@@ -118,14 +118,9 @@ def _take(record: Record, takeovers: dict[str, Takeover], event: Event) -> None:
 
 def _accept(record: Record, takeovers: dict[str, Takeover]) -> None:
     request = record.request
+    record.accepted, refused = takeover.accepted(takeovers.values(), request.id, request.plan, record.manifest)
     mine = (request.customer, *request.plan.members())
-    for id_, one in sorted(takeovers.items(), key=lambda item: (item[1].attempt, item[0])):
-        newest = record.accepted[-1] if record.accepted else None
-        try:
-            one.check(request.id, request.plan, record.manifest, newest)
-        except NodewireError as error:
-            if one.signer in mine:  # what strangers publish about the job means nothing
-                record.refused[id_] = str(error)
-            continue
-        if one.outranks(newest, request.customer):
-            record.accepted = [known for known in record.accepted if known.attempt < one.attempt] + [one]
+    ids = {one.sig: id_ for id_, one in takeovers.items()}
+    for one, error in refused:
+        if one.signer in mine:  # what strangers publish about the job means nothing
+            record.refused[ids[one.sig]] = str(error)

@@ -1,0 +1,120 @@
+"""What an inquiry reads of a job before it computes: all that was certified, and its newest takeover."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from nodewire.errors import NotFound
+from nodewire.protocol import takeover as takeovers
+from nodewire.protocol.plan import Assignment
+from nodewire.protocol.takeover import Takeover
+from nodewire.protocol.verification import Sample
+from nodewire.verify import inquiry as module
+from nodewire.verify.inquiry import Inquiry
+from tests.customer.public_record import CUSTOMER, PROVIDERS, TASKS, PublicRecord
+from tests.protocol import documents
+from tests.protocol_committee.actors import keys
+
+MANIFEST = documents.manifest()
+STANDBY = keys("standby")
+AN_AGE_S = 1_000
+
+
+class Record(PublicRecord):
+    """With a standby for every task; also what an inquiry knows of draws."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        tasks = tuple(
+            Assignment(task=task, provider=one.public, standby=STANDBY.public, price_msat=1)
+            for task, one in zip(TASKS, PROVIDERS, strict=True)
+        )
+        plan = self.request.plan.model_copy(update={"tasks": tasks})
+        self.asked = replace(self.request, plan=plan)
+
+    async def manifest(self, address, digest):
+        return MANIFEST
+
+    def epochs_after(self, epoch):
+        return []
+
+
+class Draws:
+    def __init__(self, request):
+        self._request = request
+
+    async def request(self, id_):
+        return self._request
+
+    def snapshot(self, epoch):
+        return None
+
+
+@pytest.fixture
+def record():
+    return Record()
+
+
+async def looked_into(record, monkeypatch):
+    """With what an inquiry has the chunk computed."""
+    taken = {}
+
+    async def recompute(**given):
+        taken.update(given)
+        return ()
+
+    async def loaded(kind, manifest, task):
+        return None, task
+
+    async def unknown(sha256):
+        raise NotFound("snapshot", "gone")
+
+    monkeypatch.setattr(module, "recompute", recompute)
+    monkeypatch.setattr(record, "snapshot", unknown)
+    sample = Sample(
+        provider=PROVIDERS[1].public,
+        request=record.request.id,
+        task=TASKS[1],
+        chunk=1,
+        attempt=0,
+        root="ab" * 32,
+        verifiers=(),
+    )
+    inquiry = Inquiry(record, record, Draws(record.asked), None, {MANIFEST.kind: SimpleNamespace()}, loaded)
+    await inquiry.recompute(sample, 1)
+    return taken
+
+
+async def test_a_root_counts_that_was_certified_more_than_sixteen_epochs_ago(monkeypatch):
+    record = Record(began_s=PublicRecord().began_s - AN_AGE_S)
+    first = record.epoch_at(record.began_s) + 1
+    for i in range(20):
+        record.certified(first + i, [record.committed(0, [i], first + i)])
+    final = (await looked_into(record, monkeypatch))["final"]
+    assert sorted(one.root.chunk for one in final.roots.values()) == list(range(20))
+
+
+def takeover_event(by, signer=CUSTOMER, at_s=0, attempt=1, of="cd" * 32, previous=None):
+    replaced = ((TASKS[0], PROVIDERS[0].public, STANDBY.public, 3),)
+    call = Takeover.sign(signer, request=of, attempt=attempt, previous=previous or of, replaced=replaced)
+    return takeovers.build(by, call, created_at=at_s)
+
+
+async def test_strangers_do_not_crowd_out_the_takeover_that_holds(record, monkeypatch):
+    now_s, of = record.began_s, record.request.id
+    true = takeover_event(CUSTOMER, at_s=now_s, of=of)
+    junk = [takeover_event(keys(f"{i}"), keys(f"{i}"), now_s + 9 + i, of=of) for i in range(70)]
+    record.events += [*junk, true]
+    asked = []
+    fetch_all = record.fetch_all
+
+    async def noting(filters, **how):
+        asked.extend(filters)
+        return await fetch_all(filters, **how)
+
+    record.fetch_all = noting
+    assert (await looked_into(record, monkeypatch))["takeover"] == takeovers.parse(true)
+    assert all(one.authors for one in asked)
