@@ -31,7 +31,10 @@ class Bought:
 
 
 async def judge(bought: Bought, session: Session, progress: Callable[[Verified], None]) -> Verified:
-    """Wait for the verdicts on a job, have them settled, and its receipts closed."""
+    """Wait for the verdicts on a job, have them settled, and its receipts closed.
+
+    What was paid and never committed to could not be drawn: it counts as failed.
+    """
     purchase, market = bought.purchase, session.market
     bought.verified = await verified.follow(
         job.parse(purchase.request),
@@ -43,6 +46,9 @@ async def judge(bought: Bought, session: Session, progress: Callable[[Verified],
     )
     await verified.settle(bought.verified, purchase.request, session.holder, session.keys)
     bought.closed = await session.closings.finish(purchase.request.id)
+    for closing in bought.closed.closings.values() if bought.closed is not None else ():
+        if closing.uncertified:
+            bought.verified.uncommitted[closing.provider] = min(chunk for chunk, _ in closing.uncertified)
     return bought.verified
 
 

@@ -24,12 +24,13 @@ from nodewire.nostr.nip01 import Filter
 from nodewire.nostr.pool import Pool
 from nodewire.pay.ledger import Ledger
 from nodewire.protocol import feedback, job, kinds, receipt
+from nodewire.protocol.complaint import CLAIMED_EPOCHS
 from nodewire.protocol.feedback import Feedback
 from nodewire.protocol.job import Request
 from nodewire.protocol.receipt import Closing, FinalChunk, Receipt
 from nodewire.verify.finality import Finality, final_roots
 
-COMMIT_EPOCHS = 3
+COMMIT_EPOCHS = CLAIMED_EPOCHS
 """So many epochs after the one in which the last paid claim was made, a closing waits for their certificates: until the
 round of the third is over, one epoch after that has closed."""
 PATIENCE_EPOCHS = 16
@@ -90,7 +91,9 @@ class Closings:
     async def finish(self, request: str) -> Closed | None:
         """Close a job that is over, waiting until no root of it can become final any more; None if it cannot be."""
         committee = self._market.committee
-        for _ in range(2 * (COMMIT_EPOCHS + 2) + 1):  # the rest of this epoch, those three, and the third's round
+        for _ in range(
+            2 * (COMMIT_EPOCHS + 2) + 1
+        ):  # the rest of this epoch, those that count, and the last one's round
             try:
                 if (closed := await self.close(request)) is not None:
                     return closed

@@ -42,19 +42,21 @@ class Verified:
     """By the sample's key."""
     certificates: dict[str, Event] = field(default_factory=dict)
     """The events that certify them."""
+    uncommitted: dict[str, int] = field(default_factory=dict)
+    """By provider the first chunk that it claimed payment for and never committed to."""
     refunded_msat: int = 0
     """What bonds gave back for failed or withheld work."""
 
     def failed_chunk(self) -> int | None:
-        """The first chunk that failed, was withheld, or was not what its producer committed to; None if none was."""
+        """The first chunk that failed, was withheld, not what its producer committed to, or never committed to."""
         failed = [v.chunk for v in self.verdicts.values() if v.outcome in ("fail", "withheld")]
         failed += [v.equivocated[1] for v in self.verdicts.values() if v.equivocated is not None]
-        return min(failed, default=None)
+        return min([*failed, *self.uncommitted.values()], default=None)
 
     def culprits(self) -> set[str]:
-        """Who was convicted, or withheld."""
+        """Who was convicted, withheld, or committed to nothing."""
         withheld = {v.provider for v in self.verdicts.values() if v.outcome == "withheld"}
-        return withheld.union(*(v.convicted for v in self.verdicts.values()))
+        return withheld.union(self.uncommitted, *(v.convicted for v in self.verdicts.values()))
 
 
 async def follow(

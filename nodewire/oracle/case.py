@@ -75,6 +75,8 @@ class Recomputed:
     withheld: bool = False
     equivocation: Equivocation | None = None
     """Why there are none: an input's producer signed something else than it committed to."""
+    unopened: Sample | None = None
+    """Why there are none: this, which an input's producer committed to, it does not open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +192,8 @@ class Case:
     complaint: Complaint | None = None
     audited: bool = False
     """Computed again here in any case."""
+    witness: bool = False
+    """Not drawn: it must only be opened, for a sample that was cannot be judged without it."""
     others: tuple[Sample, ...] = ()
     """What others committed to with the same root."""
     copied: bool = False

@@ -43,7 +43,7 @@ from nodewire.protocol.committee import Committee
 from nodewire.protocol.compare import compare
 from nodewire.protocol.verdict import Verdict
 from nodewire.protocol.verification import Sample
-from nodewire.verify.recompute import Equivocated
+from nodewire.verify.recompute import Equivocated, Unopened
 
 MAX_PULLS = 16
 """Openings that are pulled at a time."""
@@ -261,7 +261,7 @@ class Court:
         self._feed(Opened(of.key, node, opening, sample.key if sample.key != of.key else ""))
 
     async def _recompute(self, sample: Sample, epoch: int, last: bool) -> None:
-        leaves, equivocation, withheld = None, None, False
+        leaves, equivocation, withheld, unopened = None, None, False, None
         try:
             async with self._computing:
                 left_ms = self._committee.close_ms(epoch + judging.OPEN_EPOCHS) - self._now_ms()
@@ -270,12 +270,15 @@ class Court:
         except Equivocated as error:
             _log.info("sample %s: %s", sample.key[:8], error)
             equivocation = error.equivocation
+        except Unopened as error:
+            _log.info("sample %s is not computed again: %s", sample.key[:8], error)
+            unopened = error.sample
         except (NodewireError, OSError, TimeoutError) as error:
             _log.info("sample %s is not computed again: %s", sample.key[:8], error)
             withheld = isinstance(error, Withheld)
         except Exception:
             _log.exception("sample %s is not computed again: a fault of this software", sample.key[:8])
-        self._feed(Recomputed(sample.key, leaves, withheld=withheld, equivocation=equivocation))
+        self._feed(Recomputed(sample.key, leaves, withheld, equivocation, unopened))
 
     async def _publish(self, event: Event) -> None:
         await self._relays.publish(event)

@@ -16,6 +16,9 @@ own result               provider apart: fail, the provider is convicted. Provid
 e + 6 over               what cannot be known is in doubt: an oracle that lacks full evidence joins a verdict for which
                          f+1 others have voted, and votes no sooner than a whole epoch later that it was withheld
                          (the provider's opening, or its part of the inputs) or that it is unsure
+input not opened         what the producer of an input committed to, and does not open though a sample cannot be judged
+                         without it, was withheld: two neighbours would make each other pass by a word for what was
+                         never sent
 claim without roots      what a provider claimed payment for and no certificate holds in time was withheld, on complaint
 2f+1 equal votes         the leader of e publishes the certificate, after a skew everybody does that can
 e + 9, no 2f+1 equal     a second ballot: for what most have voted for, if f+1 have (the mildest of equals); else for
@@ -103,8 +106,8 @@ def apply(what: Input, state: State) -> Step:
             state = _published(sampled, state)
         case Opened(key):
             state, keys = _opened(what, state), (key,)
-        case Recomputed(key):
-            state, keys = _recomputed(what, state), (key,)
+        case Recomputed(key, unopened=witness):
+            state, keys = _recomputed(what, state), (key,) if witness is None else (key, witness.key)
         case VoteCame(event):
             state, actions, keys = _vote_came(event, state)
         case Said(ballot, verdict):
@@ -293,7 +296,11 @@ def _recomputed(what: Recomputed, state: State) -> State:
             leaves=tuple(sorted(leaves, key=lambda leaf: (order[leaf.edge], leaf.seq))),
         )
         case = replace(case, mine=mine)
-    return state.with_case(case)
+    state = state.with_case(case)
+    unopened = what.unopened
+    if unopened is not None and unopened.provider != case.sample.provider and unopened.key not in state.cases:
+        state = state.with_case(Case(unopened, case.epoch, case.manifest, witness=True))
+    return state
 
 
 def _vote_came(event: Event, state: State) -> tuple[State, tuple[Action, ...], tuple[str, ...]]:
@@ -413,9 +420,11 @@ def _judge(case: Case, state: State) -> Step:
     sample = case.sample
     if case.copied and case.theirs is None:
         return _vote(case, "fail", (), (sample.provider,), state)
+    if case.witness and case.theirs is not None:
+        return _join(case, state) or (state, ())  # it has been opened, and that is all, if others saw it, too
     if state.epoch > case.epoch + OPEN_EPOCHS:
         return _doubt(case, state)
-    unverified = not sample.verifiers or state.read >= case.epoch + VERIFIED_EPOCHS
+    unverified = case.witness or not sample.verifiers or state.read >= case.epoch + VERIFIED_EPOCHS
     if case.verifier is None and not unverified and state.epoch <= case.epoch + VERIFIED_EPOCHS + 1:
         return state, ()
     if case.theirs is None:

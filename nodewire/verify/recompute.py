@@ -51,6 +51,15 @@ class Equivocated(BadHash):
         self.equivocation = equivocation
 
 
+class Unopened(NotFound):
+    """The producer of an input does not open what it committed to: `sample` is that. It must be shown in any case, or
+    two neighbours would make each other pass, one by its word for what was never sent."""
+
+    def __init__(self, sample: Sample) -> None:
+        super().__init__(sample.task, f"{sample.provider[:8]} does not open its chunk {sample.chunk}")
+        self.sample = sample
+
+
 @dataclass(frozen=True, slots=True)
 class _Case:
     """One sample with all that says where its inputs come from."""
@@ -117,6 +126,7 @@ async def recompute(
 
     Raises:
         Equivocated: an input's producer signed something else than it committed to.
+        Unopened: it does not open what it committed to.
         Withheld: the provider does not show the ticket, or inputs that only it can show.
         NotFound, BadHash, BadInput: another's input is not to be had, or not what was committed to; or nothing says
             where the provider is.
@@ -324,7 +334,8 @@ async def _received(
     its own task put the frames out             its own                           what it committed to (None)
     a statement, and the frames signed          the same frames                   the frames shown
     a statement, and the frames signed          other frames                      nothing: the producer is convicted
-    a statement, and the frames signed          none, or not opened               the frames shown, if `of.last`
+    a statement, and the frames signed          not opened                        nothing: its producer must open it
+    a statement, and the frames signed          none                              the frames shown, if `of.last`
     no statement, or other frames than signed   some                              what was committed to (None)
     no statement, or other frames than signed   none                              nothing: the provider withholds (None)
     frames, of a producer that `_left`          any                               the frames shown
@@ -337,6 +348,7 @@ async def _received(
 
     Raises:
         Equivocated: that is not what the producer committed to.
+        Unopened: it does not open what it committed to.
         NotFound: what it committed to is not known yet.
         Withheld: the provider cannot be reached, or is busy.
     """
@@ -361,6 +373,19 @@ async def _received(
         raise Equivocated(Equivocation(producer, edge.name, chunk))
     if found != "received":
         return None
+    root = of.root(producer, edge.source, chunk)
+    if committed is None and root is not None and not left:
+        raise Unopened(
+            Sample(
+                provider=producer,
+                request=root.request,
+                task=root.task,
+                chunk=root.chunk,
+                attempt=root.attempt,
+                root=root.root,
+                verifiers=(),
+            )
+        )
     if committed is None and not of.last and not left:
         raise NotFound(edge.source, f"what {producer[:8]} committed to in chunk {chunk} is not known yet")
     return shown

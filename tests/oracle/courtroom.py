@@ -194,7 +194,8 @@ class Courtroom:
                 self.recomputed.append(me)
                 own = self.computes(me)
                 withheld, lied = isinstance(own, Withheld), own if isinstance(own, Equivocation) else None
-                ended = Recomputed(sample.key, None if withheld or lied else own, withheld, lied)
+                owed = own if isinstance(own, Sample) else None
+                ended = Recomputed(sample.key, None if withheld or lied or owed else own, withheld, lied, owed)
                 self._later(self.random.randint(50, 400), me, ended)
             case SayVote(key, _, x, found):
                 vote = inventory.build_vote(seat.keys, self.committee.digest(), verdict.topic(key), x, created_at=at)

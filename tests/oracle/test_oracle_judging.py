@@ -468,3 +468,37 @@ def test_the_noise_of_these_tests_means_what_it_says():
 
     for noise, outcome in ((HONEST, "pass"), (GREY, "grey"), (CHEATING, "fail")):
         assert compare(MANIFEST, "stage.0", opened(VERIFIER), opened(PROVIDER, noise)).outcome == outcome
+
+
+NEIGHBOUR = keys("neighbour")
+
+
+@pytest.mark.parametrize("shown_to", [0, 1, 3])
+def test_what_an_inputs_producer_committed_to_it_must_open_though_it_was_not_drawn(shown_to):
+    """Without it the sample stays unsure, and who hides it has withheld; nobody else is harmed."""
+    court = court_of(faulty={3: lambda court, seat, action, outgoing: []})
+    theirs = opened(NEIGHBOUR)
+    owed = sample_of(theirs.root(), ()).model_copy(update={"provider": NEIGHBOUR.public})
+    some = sorted(court.honest)[:shown_to]
+    mine = opened(PROVIDER)
+    court.shows = {
+        PROVIDER.public: always(mine),
+        NEIGHBOUR.public: lambda oracle, times: theirs if oracle in some else None,
+    }
+    computes = court.computes
+    court.computes = lambda oracle: computes(oracle) if oracle in some else owed
+    court.run_epochs(1)
+    court.draw(0, [sample_of(mine.root(), verifiers=())])
+    for epoch in range(1, 13):
+        court.run_epochs(1)
+        court.draw(epoch)
+    found = {one.verdict.provider: one.verdict.outcome for one in court.certificates()}
+    assert all(not convicted for convicted in court.convicted.values())
+    assert (
+        found
+        == {
+            0: {PROVIDER.public: "unsure", NEIGHBOUR.public: "withheld"},
+            1: {PROVIDER.public: "unsure", NEIGHBOUR.public: "withheld"},
+            3: {PROVIDER.public: "pass"},
+        }[shown_to]
+    )

@@ -20,7 +20,7 @@ from nodewire.protocol.verification import Sample
 from nodewire.provider.holding import Holding, Kept
 from nodewire.verify import recompute as module
 from nodewire.verify.finality import Certified, Finality
-from nodewire.verify.recompute import Equivocated, recompute
+from nodewire.verify.recompute import Equivocated, Unopened, recompute
 from nodewire.wire.spool import Spool
 from tests.protocol import documents
 from tests.protocol_committee.actors import committee, keys
@@ -227,13 +227,19 @@ async def test_what_a_producer_signed_counts_in_the_end_if_it_never_committed_to
     assert await job.computed(last=True) == hashes(OTHER)
 
 
-async def test_and_if_it_does_not_show_what_it_committed_to(job):
+@pytest.mark.parametrize("last", [False, True])
+async def test_what_a_producer_committed_to_it_must_open_whatever_it_signed(job, last):
+    """Or the two would make each other pass: one computes and is paid, the other answers as it did before."""
     job.upstream(HONEST)
     job.received(OTHER, OTHER)
     job.silent = {(UPSTREAM.public, "opening"): LinkLost("x")}
-    with pytest.raises(NotFound):
-        await job.computed()
-    assert await job.computed(last=True) == hashes(OTHER)
+    with pytest.raises(Unopened) as unopened:
+        await job.computed(last=last)
+    owed = unopened.value.sample
+    assert (owed.provider, owed.task, owed.chunk) == (UPSTREAM.public, "driver", 0)
+    job.silent = {}
+    with pytest.raises(Equivocated):
+        await job.computed(last=last)
 
 
 async def test_with_neither_nobody_can_say(job):

@@ -119,10 +119,30 @@ def _verdicts(record: Record, committee: Committee, judged: Judged) -> Iterator[
             yield _unfounded(key, certificates, record, judged)
             continue
         what = f"{said.task} of chunk {said.chunk}, attempt {said.attempt} by {said.provider[:8]}"
-        if said.epoch in unread:
+        if (drawn := _fed(said, record, judged)) is not None and len(
+            {one.verdict.digest() for one in certificates}
+        ) == 1:
+            judged.verdicts[key] = said
+            yield ok("verdict", what, f"{said.outcome}: {drawn.task} of chunk {drawn.chunk} was drawn, which it feeds")
+        elif said.epoch in unread:
             yield missing("verdict", what, "whether it was drawn is unknown")
         else:
             yield wrong("verdict", what, f"{key[:16]} was not drawn")
+
+
+def _fed(said: Verdict, record: Record, judged: Judged) -> Sample | None:
+    """The sample that cannot be judged unless this work is opened; None if there is none."""
+    fed = {edge.target for edge in record.manifest.edges if edge.source == said.task}
+    if said.outcome != "withheld":
+        return None
+    return next(
+        (
+            one
+            for key, one in judged.samples.items()
+            if one.task in fed and one.chunk >= said.chunk and judged.epochs[key] == said.epoch
+        ),
+        None,
+    )
 
 
 def _unfounded(key: str, certificates: list[Certificate], record: Record, judged: Judged) -> Line:
