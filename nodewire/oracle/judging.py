@@ -18,7 +18,7 @@ e + 6 over               what cannot be known is in doubt: an oracle that lacks 
                          (the provider's opening, or its part of the inputs) or that it is unsure
 input not opened         what the producer of an input committed to, and does not open though a sample cannot be judged
                          without it, was withheld: two neighbours would make each other pass by a word for what was
-                         never sent
+                         never sent. Who has seen it opened votes as f+1 others have
 claim without roots      what a provider claimed payment for and no certificate holds in time was withheld, on complaint
 2f+1 equal votes         the leader of e publishes the certificate, after a skew everybody does that can
 e + 9, no 2f+1 equal     a second ballot: for what most have voted for, if f+1 have (the mildest of equals); else for
@@ -95,8 +95,9 @@ def apply(what: Input, state: State) -> Step:
     match what:
         case Tick(now_ms):
             before, state = state.epoch, replace(state, now_ms=max(now_ms, state.now_ms))
-            state = _swept(state) if state.epoch > before else state
+            begins, state = state.epoch > before, _swept(state) if state.epoch > before else state
             state, actions = _publish_due(state)
+            actions += _joins_unknown(state) if begins else ()
             keys = tuple(state.cases)
         case Drawn():
             state = _drawn(what, state)
@@ -540,6 +541,19 @@ def _join(case: Case, state: State) -> Step | None:
         return None
     state = state.with_case(replace(case, said=True))
     return state, (SayVote(key, case.epoch, max(joined, key=lambda x: count[x]), None),)
+
+
+def _joins_unknown(state: State) -> tuple[Action, ...]:
+    """Votes on what is no case here, and f+1 others have found for two epochs: a node showed it to this oracle only."""
+    found: list[Action] = []
+    for ballot, votes in state.votes.items():
+        if ballot in state.cases or len(ballot) != 64 or state.me in votes or state.heard[ballot] > state.epoch - 2:
+            continue
+        count: dict[str, int] = {}
+        for event in votes.values():
+            count[_x(event)] = count.get(_x(event), 0) + 1
+        found += [SayVote(ballot, state.epoch, x, None) for x, n in sorted(count.items()) if n > state.committee.f][:1]
+    return tuple(found)
 
 
 def _vote(
