@@ -349,9 +349,9 @@ def _judged(court: _Court, found: _Job, request: job.Request, snapshot: Snapshot
     manifests = {request.id: manifest}
     samples = draw(committee, court.beacon(), court.committed(found), {request.id: request}, snapshot)
     provided = dict(found.roots)
-    copied = {
-        one.key: other for one in samples for other in samples if one.root == other.root and one.key != other.key
-    }  # fmt: skip
+    same = {
+        one.key: tuple(other for other in samples if one.root == other.root and one.key != other.key) for one in samples
+    }
     for sample in samples:
         if sample.verifiers and sample.task in found.sound:
             keys = found.verifiers[sample.verifiers[0]]
@@ -370,7 +370,7 @@ def _judged(court: _Court, found: _Job, request: job.Request, snapshot: Snapshot
     for number in range(EPOCHS + 1):
         roots = provided if number == 0 else verified if number == 1 else {}
         body = hashlib.sha256(b"%d" % number).hexdigest()
-        certified = Drawn(EPOCH + number, body, samples if not number else (), manifests, roots, copied=copied)
+        certified = Drawn(EPOCH + number, body, samples if not number else (), manifests, roots, others=same)
         for public in oracles:
             feed(public, certified)
         for _ in range(EPOCH_MS // STEP_MS):
