@@ -139,6 +139,8 @@ class _Glance:
             raise
         finally:
             if self.db.in_transaction:
+                # Or what broke the query off breaks off its end, too, and the connection is lost.
+                self._ticks = -_GLANCE_STEPS
                 self.db.execute("ROLLBACK")
 
     def _tick(self) -> bool:

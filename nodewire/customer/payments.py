@@ -11,6 +11,7 @@ from nodewire.errors import BadInput, NodewireError, OverBudget
 from nodewire.pay import lnurl
 from nodewire.pay.debts import Debt, Key
 from nodewire.pay.payer import Payer
+from nodewire.pay.settlement import share_msat
 from nodewire.protocol.ad import Ad
 from nodewire.protocol.feedback import Due, Feedback
 from nodewire.protocol.frame import Array, Frame
@@ -159,7 +160,8 @@ class JobPayments:
             fetch,
             relays=self._relays,
             lnurl=lnurl.encode(ad.lnurl),
-            budget_msat=self._plan.terms.max_total_msat,
+            # The plan's budget is the providers'; the verification shares, rounded up, stand beside it in the ledger.
+            budget_msat=self._plan.terms.max_total_msat + (due.chunk + AHEAD) * share_msat(self._plan),
         )
         paid = Paid(said.provider, said.id, due, debt)
         async with self._changed:

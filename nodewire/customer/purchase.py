@@ -66,7 +66,7 @@ class Purchase:
         self._session = session
         self._kind = kind
         self._address = manifest_address
-        self._terms = terms
+        self._terms = _without_share(terms, session.market.committee.verify_share_ppm)
         self._params = kind.check(manifest, params)
         self._inputs = inputs
         self._tickets = Tickets(session.keys, self._params, inputs)
@@ -121,8 +121,10 @@ class Purchase:
 
     @property
     def spent_msat(self) -> int:
-        """Paid to providers so far."""
-        return sum(one.due.amount_msat for one in self._payments.paid.values()) if self._payments is not None else 0
+        """Paid so far, to providers and for verification."""
+        shares = sum(debt.amount_msat for debt in self.shares.paid.values()) if self.shares is not None else 0
+        paid = self._payments.paid.values() if self._payments is not None else ()
+        return shares + sum(one.due.amount_msat for one in paid)
 
     @property
     def ticket(self) -> job.Ticket:
@@ -386,3 +388,11 @@ class Purchase:
             if self._payments is not None:
                 self._session.settler.over(self.request.id, self._payments)
             self._session.spool.remove(self.request.id)
+
+
+def _without_share(terms: Terms, share_ppm: int) -> Terms:
+    """The terms that providers get: their budget is what the verification share leaves of the customer's."""
+    if terms.verify != "sampled":
+        return terms
+    left_msat = terms.max_total_msat * 1_000_000 // (1_000_000 + share_ppm)
+    return terms.model_copy(update={"max_total_msat": left_msat})

@@ -235,7 +235,9 @@ class JobRun:
             raise BadFrame("chunk", f"{chunk} has been closed")
         plan = self.request.plan
         if (self._all_units + units - self._units.get(chunk, 0)) * plan.chunk_msat > plan.terms.max_total_msat:
-            raise OverBudget("max_total_msat", f"the budget is used up: chunk {chunk} would cost more than is left")
+            raise OverBudget(
+                "max_total_msat", f"the job's budget is used up: what follows chunk number {chunk - 1} would cost more"
+            )
         await self.credit.admit(chunk)
         self._all_units += max(0, units - self._units.get(chunk, 0))
         self._units[chunk] = max(units, self._units.get(chunk, 0))

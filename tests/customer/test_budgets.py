@@ -1,0 +1,26 @@
+"""What a customer says that a job may cost is all that it costs, the verification share with it."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodewire.customer.purchase import _without_share
+from nodewire.pay.settlement import share_msat
+from nodewire.protocol.plan import Verification
+from tests.protocol import documents
+
+
+@pytest.mark.parametrize("total_msat", [1_000, 168_000, 190_001])
+def test_the_share_comes_out_of_the_budget(total_msat):
+    plan = documents.plan()
+    terms = plan.terms.model_copy(update={"max_total_msat": total_msat, "verify": "sampled"})
+    left_msat = _without_share(terms, 150_000).max_total_msat
+    sampled = plan.model_copy(update={"verification": Verification(policy="sampled", rate_ppm=1, share_ppm=150_000)})
+    chunks = left_msat // plan.chunk_msat
+    assert chunks * (plan.chunk_msat + share_msat(sampled)) <= total_msat + chunks  # shares are rounded up
+    assert (left_msat + 1) * 1_150_000 > total_msat * 1_000_000
+
+
+def test_who_has_nothing_verified_pays_no_share():
+    terms = documents.plan().terms.model_copy(update={"verify": "none"})
+    assert _without_share(terms, 150_000) == terms
