@@ -24,13 +24,12 @@ from nodewire.nostr.nip01 import Filter
 from nodewire.nostr.pool import Pool
 from nodewire.pay.ledger import Ledger
 from nodewire.protocol import feedback, job, kinds, receipt
-from nodewire.protocol.complaint import CLAIMED_EPOCHS
 from nodewire.protocol.feedback import Feedback
 from nodewire.protocol.job import Request
 from nodewire.protocol.receipt import Closing, FinalChunk, Receipt
 from nodewire.verify.finality import Finality, final_roots
 
-COMMIT_EPOCHS = CLAIMED_EPOCHS
+COMMIT_EPOCHS = 3
 """So many epochs after the one in which the last paid claim was made, a closing waits for their certificates: until the
 round of the third is over, one epoch after that has closed."""
 PATIENCE_EPOCHS = 16
