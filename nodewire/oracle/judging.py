@@ -31,6 +31,7 @@ vote twice is proven a liar (8853).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal
@@ -532,10 +533,7 @@ def _doubt(case: Case, state: State) -> Step:
 def _join(case: Case, state: State) -> Step | None:
     """Vote as f+1 others have, of whom one is honest and has seen what is missing here; None if they have not."""
     key = case.key
-    count: dict[str, int] = {}
-    for oracle, event in state.votes.get(key, {}).items():
-        if oracle != state.me:
-            count[_x(event)] = count.get(_x(event), 0) + 1
+    count = Counter(_x(event) for oracle, event in state.votes.get(key, {}).items() if oracle != state.me)
     joined = [x for x, n in sorted(count.items()) if n > state.committee.f]
     if not joined:
         return None
@@ -549,9 +547,7 @@ def _joins_unknown(state: State) -> tuple[Action, ...]:
     for ballot, votes in state.votes.items():
         if ballot in state.cases or len(ballot) != 64 or state.me in votes or state.heard[ballot] > state.epoch - 2:
             continue
-        count: dict[str, int] = {}
-        for event in votes.values():
-            count[_x(event)] = count.get(_x(event), 0) + 1
+        count = Counter(map(_x, votes.values()))
         found += [SayVote(ballot, state.epoch, x, None) for x, n in sorted(count.items()) if n > state.committee.f][:1]
     return tuple(found)
 
@@ -574,9 +570,7 @@ def _again(case: Case, state: State) -> Step:
     if case.said_again or case.complaint is not None or state.epoch < case.epoch + AGAIN_EPOCHS:
         return state, ()
     key = case.key
-    count: dict[str, int] = {}
-    for event in state.votes.get(key, {}).values():
-        count[_x(event)] = count.get(_x(event), 0) + 1
+    count = Counter(map(_x, state.votes.get(key, {}).values()))
     most = max(count.values(), default=0)
     known = {verdict.digest(): verdict for verdict in _verdicts_on(case, state)}
     if most > state.committee.f:

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from nodewire.errors import BadEvent, BadQuorum, BadTag, BadVersion, NodewireError
+from nodewire.errors import BadEvent, BadQuorum, BadTag, NodewireError
 from nodewire.nostr.event import Event, parse_unverified, sign
 from nodewire.nostr.event import parse as parse_event
 from nodewire.nostr.event import verify as verify_event
@@ -94,7 +94,7 @@ def parse(event: Event) -> Certificate:
         BadEvent, BadTag, BadQuorum, BadVersion: it is malformed.
     """
     tags.check_kind(event, KIND)
-    document = _document(event, {"v", "body", "votes"})
+    document = tags.document(event, {"v", "body", "votes"})
     if not isinstance(document["votes"], list) or len(document["votes"]) > MAX_ORACLES:
         raise BadQuorum("votes", f"not a list of at most {MAX_ORACLES}")
     votes = tuple(parse_unverified(vote) for vote in document["votes"])
@@ -133,7 +133,7 @@ def parse_fault(event: Event, committee: Committee) -> Fault:
         BadQuorum: the accused is no oracle of `committee`.
     """
     tags.check_kind(event, FAULT_KIND)
-    document = _document(event, {"v", "events"})
+    document = tags.document(event, {"v", "events"})
     events = document["events"]
     if not isinstance(events, list) or len(events) != 2:
         raise BadEvent("events", "not two")
@@ -142,20 +142,6 @@ def parse_fault(event: Event, committee: Committee) -> Fault:
     if fault.committee != committee.digest() or committee.oracle(fault.oracle) is None:
         raise BadQuorum("p", "the accused is no oracle of this committee")
     return fault
-
-
-def _document(event: Event, fields: set[str]) -> dict[str, Any]:
-    try:
-        document = orjson.loads(event.content)
-    except orjson.JSONDecodeError as error:
-        raise BadEvent("content", "not JSON") from error
-    if not isinstance(document, dict):
-        raise BadEvent("content", "not an object")
-    if document.get("v") != 1:
-        raise BadVersion("v", f"{str(document.get('v'))[:20]}; this software speaks 1")
-    if set(document) != fields:
-        raise BadEvent("content", f"fields are not {', '.join(sorted(fields))}")
-    return document
 
 
 def _json(document: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from nodewire.errors import BadEvent, BadTag, BadVersion
+from nodewire.errors import BadEvent, BadTag
 from nodewire.nostr.event import Event, parse_unverified, sign
 from nodewire.nostr.event import verify as verify_event
 from nodewire.nostr.keys import Keys
@@ -64,18 +64,10 @@ def parse(event: Event) -> Complaint:
         BadEvent, BadTag, BadVersion, BadSignature: it is malformed, or the claim is not the accused's.
     """
     tags.check_kind(event, KIND)
-    try:
-        document = orjson.loads(event.content)
-    except orjson.JSONDecodeError as error:
-        raise BadEvent("content", "not JSON") from error
-    if not isinstance(document, dict):
-        raise BadEvent("content", "not an object")
-    if document.get("v") != 1:
-        raise BadVersion("v", f"{str(document.get('v'))[:20]}; this software speaks 1")
-    events = document.get("events")
-    if set(document) != {"v", "events"} or not isinstance(events, list) or len(events) != 1:
+    sent = tags.document(event, {"v", "events"})["events"]
+    if not isinstance(sent, list) or len(sent) != 1:
         raise BadEvent("events", "not one claim")
-    claim = parse_unverified(events[0])
+    claim = parse_unverified(sent[0])
     said = feedback.parse(claim)
     if said.due is None:
         raise BadEvent("events", "not a claim of payment")

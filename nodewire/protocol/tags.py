@@ -1,8 +1,12 @@
-"""Reading the tags that nodewire's own events share: committee `c`, topic `n`, digest `x`, type `t`."""
+"""Reading what nodewire's own events share: the tags committee `c`, topic `n`, digest `x`, type `t`; JSON content."""
 
 from __future__ import annotations
 
-from nodewire.errors import BadEvent, BadTag
+from typing import Any
+
+import orjson
+
+from nodewire.errors import BadEvent, BadTag, BadVersion
 from nodewire.nostr.event import Event
 
 _HEX = frozenset("0123456789abcdef")
@@ -56,3 +60,18 @@ def epoch_of(event: Event) -> int:
     if epoch > MAX_EPOCH or value != epoch_topic(epoch):
         raise BadTag("n", f"{value[:20]!r} is not epoch/<number>")
     return epoch
+
+
+def document(event: Event, fields: set[str]) -> dict[str, Any]:
+    """The JSON object of version 1 with just these fields in an event's content. Raises BadEvent, BadVersion."""
+    try:
+        document = orjson.loads(event.content)
+    except orjson.JSONDecodeError as error:
+        raise BadEvent("content", "not JSON") from error
+    if not isinstance(document, dict):
+        raise BadEvent("content", "not an object")
+    if document.get("v") != 1:
+        raise BadVersion("v", f"{str(document.get('v'))[:20]}; this software speaks 1")
+    if set(document) != fields:
+        raise BadEvent("content", f"fields are not {', '.join(sorted(fields))}")
+    return document

@@ -15,7 +15,7 @@ from typing import ClassVar, Literal, Self
 import orjson
 from pydantic import Field, model_validator
 
-from nodewire.errors import BadEvent, BadInput, BadQuorum, BadTag, BadVersion, NodewireError
+from nodewire.errors import BadInput, BadQuorum, BadTag, NodewireError
 from nodewire.nostr.event import Event, parse_unverified, sign
 from nodewire.nostr.event import verify as verify_event
 from nodewire.nostr.keys import Keys
@@ -172,16 +172,7 @@ def parse(event: Event) -> Certificate:
         BadEvent, BadTag, BadQuorum, BadVersion: it is malformed.
     """
     tags.check_kind(event, KIND)
-    try:
-        document = orjson.loads(event.content)
-    except orjson.JSONDecodeError as error:
-        raise BadEvent("content", "not JSON") from error
-    if not isinstance(document, dict):
-        raise BadEvent("content", "not an object")
-    if document.get("v") != 1:
-        raise BadVersion("v", f"{str(document.get('v'))[:20]}; this software speaks 1")
-    if set(document) != {"v", "verdict", "votes"}:
-        raise BadEvent("content", "fields are not v, verdict, votes")
+    document = tags.document(event, {"v", "verdict", "votes"})
     if not isinstance(document["votes"], list) or len(document["votes"]) > MAX_ORACLES:
         raise BadQuorum("votes", f"not a list of at most {MAX_ORACLES}")
     verdict = Verdict.from_document(document["verdict"])

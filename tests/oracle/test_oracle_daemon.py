@@ -174,7 +174,8 @@ async def test_a_commitments_blob_is_fetched_claimed_and_then_listed(founded):
         event, blob = commitment.build(keys("p"), document, created_at=int(time.time()))
         await relay.publish(event)
         await asyncio.sleep(0.1)
-        (folder / "blobs" / snapshot.sha256(blob)).write_bytes(blob)  # at first no store has it
+        (folder / "coming").write_bytes(blob)  # at first no store has it, then it is there whole
+        (folder / "coming").rename(folder / "blobs" / snapshot.sha256(blob))
 
         def is_certified(events):
             bodies = [certificate.parse(e).body for e in events if e.kind == certificate.KIND]
