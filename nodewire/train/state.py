@@ -19,8 +19,8 @@ from nodewire.errors import BadData, BadTask, TooLarge
 from nodewire.llm.tensorfile import DTYPES, read_header, read_into
 from nodewire.protocol import canonical
 from nodewire.protocol.families import Shapes
+from nodewire.train.sums import State
 
-State = dict[str, Tensor]
 Types = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 """What is expected of each tensor; a dimension of -1 may be any."""
 
@@ -117,7 +117,7 @@ def read(path: Path, shapes: Shapes) -> State:
         TooLarge, BadTask: the file is malformed, or a tensor is missing, of another shape, or not finite.
     """
     stored = read_header(path)
-    state = {}
+    state: dict[str, Tensor] = {}
     for name, shape in shapes.items():
         found = stored.get(name) or stored.get(f"bert.{name}")
         if found is None:

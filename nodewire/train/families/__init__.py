@@ -28,7 +28,7 @@ class Model(Protocol):
     """What a family's file builds."""
 
     def outputs(self, batch: Batch) -> Tensor:
-        """What a user of the model sees: scores [n, classes], logits [n, window, vocabulary], embeddings [2n, width]."""
+        """What a user of the model sees: scores [n, classes], logits [n, window, vocabulary], embeddings [2n, d]."""
 
     def loss(self, batch: Batch) -> Tensor:
         """The mean loss of a batch, float32 []."""
