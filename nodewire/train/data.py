@@ -160,7 +160,7 @@ def batches(shard: Shard, recipe: Recipe, round: int, index: int, first: int = 0
     for begin in range(first, last, at_once):
         steps = min(at_once, last - begin)
         gathered = take(rows(len(shard), recipe, round, index, begin, steps))
-        yield from zip(*(tensor.split(recipe.batch) for tensor in gathered), strict=True)
+        yield from zip(*(torch.split(tensor, recipe.batch) for tensor in gathered), strict=True)
 
 
 def samples(shard: Shard, recipe: Recipe, most: int) -> Batch:

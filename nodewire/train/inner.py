@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import deterministic
 
 from nodewire.errors import BadInput, BadRecipe
 from nodewire.protocol.recipe import Recipe
@@ -126,7 +126,7 @@ class Trainer:
         with _deterministic(), torch.no_grad(), self._precision():
             self._flat.load(theta)
             total, size = 0.0, self.recipe.batch
-            parts = list(zip(*(tensor.split(size) for tensor in samples), strict=True))
+            parts = list(zip(*(torch.split(tensor, size) for tensor in samples), strict=True))
             for part in parts:
                 total += float(self._model.loss(part)) * len(part[0])
             return total / len(samples[0])
@@ -144,7 +144,7 @@ class Trainer:
             gradients.zero_()
             with self._precision():
                 loss = self._model.loss(batch)
-            loss.backward()
+            torch.autograd.backward(loss)
             with torch.no_grad():
                 losses[at] = loss
                 step(begin + at, at)
@@ -184,6 +184,7 @@ def segment(
 def _deterministic() -> Iterator[None]:
     """One thread and deterministic algorithms only; as it was before, afterwards."""
     threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    deterministic: Any = torch.utils.deterministic  # a module whose one setting is not declared
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     filling, deterministic.fill_uninitialized_memory = deterministic.fill_uninitialized_memory, False

@@ -47,7 +47,7 @@ class Flat:
 
     def views(self, flat: Tensor) -> State:
         """A flat tensor in the buffer's order as tensors by name, in the family's order."""
-        parts = flat.detach().split([prod(shape) for shape in self._shapes.values()])
+        parts = torch.split(flat.detach(), [prod(shape) for shape in self._shapes.values()])
         named = {n: part.view(shape) for (n, shape), part in zip(self._shapes.items(), parts, strict=True)}
         return {name: named[name] for name in self._family_order}
 

@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from nodewire.errors import BadData, BadTask, TooLarge
 from nodewire.llm.tensorfile import DTYPES, read_header, read_into
 from nodewire.protocol import canonical
 from nodewire.protocol.families import Shapes
-from nodewire.train.sums import State
+from nodewire.train.sums import State as State
 
 Types = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 """What is expected of each tensor; a dimension of -1 may be any."""
@@ -88,11 +89,11 @@ def unpack(data: bytes, expected: Types, *, field: str = "tensors") -> dict[str,
     return found
 
 
-def _span(name: str, entry: dict[str, object], expected: Types, field: str) -> tuple[int, int, tuple[int, ...]]:
+def _span(name: str, entry: dict[str, Any], expected: Types, field: str) -> tuple[int, int, tuple[int, ...]]:
     if name not in expected:
         raise BadData(field, f"unexpected tensor {name[:80]!r}")
     dtype, wanted = expected[name]
-    code, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]  # type: ignore[misc]
+    code, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(shape, list) or any(type(n) is not int or not 0 <= n < 2**48 for n in (*shape, start, stop)):
         raise ValueError("a number out of range")
     fits = len(shape) == len(wanted) and all(w in (-1, n) for n, w in zip(shape, wanted, strict=True))
@@ -139,4 +140,4 @@ def digest(tensors: Mapping[str, Tensor]) -> bytes:
 
 def _bytes(tensor: Tensor) -> memoryview:
     """The tensor's bytes, not copied if it is contiguous (all supported machines are little-endian)."""
-    return memoryview(tensor.detach().contiguous().view(-1).numpy()).cast("B")
+    return tensor.detach().contiguous().view(-1).numpy().data.cast("B")

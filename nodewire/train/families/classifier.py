@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from nodewire.protocol.families import Cnn, Linear, Mlp
 from nodewire.train.families import Apply, Batch, Weights
 
-_ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "tanh": Tensor.tanh}
+_ACTIVATIONS: dict[str, Apply] = {"relu": F.relu, "gelu": F.gelu, "tanh": torch.tanh}
 
 
 class Classifier:
