@@ -18,6 +18,17 @@ from nodewire.protocol.verification import Sample, Sampled
 RootKey = tuple[str, str, str, int, int]
 """Provider, request, task, chunk, attempt."""
 
+VERIFIED_EPOCHS = 4
+"""A verifier's root counts up to this many epochs after the draw."""
+LAST_EPOCHS = 5
+"""So many epochs after the draw, a producer's opening is no longer waited for where its signed word is shown."""
+OPEN_EPOCHS = 6
+"""What was drawn can be pulled up to this many epochs after the draw."""
+AGAIN_EPOCHS = 9
+"""So many epochs after the draw every honest oracle has voted, and the second ballot begins."""
+KEPT_EPOCHS = 16
+"""A sample and the votes on it are forgotten this many epochs after its draw."""
+
 # ---- inputs -------------------------------------------------------------------------------------------------------
 
 

@@ -14,6 +14,8 @@ from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
 from nodewire.oracle import judging
 from nodewire.oracle.case import (
+    KEPT_EPOCHS,
+    OPEN_EPOCHS,
     Action,
     Convict,
     Input,
@@ -130,7 +132,7 @@ class Court:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _listen(self) -> None:
-        since = int(self._clock.time_s()) - (judging.KEPT_EPOCHS + 1) * self._committee.epoch_ms // 1000 - 1
+        since = int(self._clock.time_s()) - (KEPT_EPOCHS + 1) * self._committee.epoch_ms // 1000 - 1
         ours = {"c": {self._digest}}
         oracles = {oracle.pubkey for oracle in self._committee.oracles}
         filters = [
@@ -264,7 +266,7 @@ class Court:
         leaves, equivocation, withheld, unopened = None, None, False, None
         try:
             async with self._computing:
-                left_ms = self._committee.close_ms(epoch + judging.OPEN_EPOCHS) - self._now_ms()
+                left_ms = self._committee.close_ms(epoch + OPEN_EPOCHS) - self._now_ms()
                 async with asyncio.timeout(max(left_ms, 0) / 1000):
                     leaves = await self._evidence.recompute(sample, epoch, last=last)
         except Equivocated as error:

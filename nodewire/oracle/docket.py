@@ -10,8 +10,8 @@ from typing import Protocol, TypeVar
 
 from nodewire.errors import BadInput, NodewireError, NotFound
 from nodewire.nostr.nip01 import Filter
+from nodewire.oracle.arrivals import MAX_OTHERS
 from nodewire.oracle.case import Drawn, RootKey
-from nodewire.oracle.judging import MAX_OTHERS
 from nodewire.plan.epoch import Epoch
 from nodewire.plan.sample import draw, is_audited, place, turn
 from nodewire.protocol import job

@@ -8,8 +8,8 @@ import pytest
 
 from nodewire.errors import Withheld
 from nodewire.oracle import judging
-from nodewire.oracle.case import Recompute, SayVote, Tick, VoteCame, start
-from nodewire.oracle.judging import KEPT_EPOCHS, MAX_EARLY
+from nodewire.oracle.ballots import MAX_EARLY
+from nodewire.oracle.case import KEPT_EPOCHS, OPEN_EPOCHS, VERIFIED_EPOCHS, Recompute, SayVote, Tick, VoteCame, start
 from nodewire.protocol import inventory, verdict, verification
 from nodewire.protocol.sent import Equivocation
 from tests.oracle.courtroom import (
@@ -156,7 +156,7 @@ def test_a_provider_that_is_silent_or_shows_something_else_has_withheld(garbage)
 
 def test_withheld_is_not_said_before_the_deadline():
     court = court_of(shows={PROVIDER.public: always(None)})
-    assert tried(court, until=judging.OPEN_EPOCHS + 1) is None
+    assert tried(court, until=OPEN_EPOCHS + 1) is None
     assert not court.stored or all(e.kind == verification.KIND for e in court.stored)
 
 
@@ -211,7 +211,7 @@ def test_a_strangers_root_counts_for_nothing():
     assert not [asked for asked in court.asked if asked[1] == stranger.public]
 
 
-@pytest.mark.parametrize("epoch", [0, judging.VERIFIED_EPOCHS + 1])
+@pytest.mark.parametrize("epoch", [0, VERIFIED_EPOCHS + 1])
 def test_a_verifiers_root_of_the_draws_own_epoch_or_too_late_does_not_count(epoch):
     court = court_of()
     found = tried(court, verifier=CHEATING, verifier_epoch=epoch)
