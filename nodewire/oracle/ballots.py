@@ -23,7 +23,7 @@ Found = Literal["pass", "fail", "withheld", "unsure"]
 
 
 def vote_came(event: Event, state: State) -> tuple[State, tuple[Action, ...], tuple[str, ...]]:
-    """Anybody's vote, and the keys of cases that it may decide. A second, other one in the same ballot proves a fault."""
+    """Anybody's vote, and the keys of cases that it may decide. A second, other one in a ballot proves a fault."""
     try:
         vote = _inventory.parse(event)
     except BadInput:
