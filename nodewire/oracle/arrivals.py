@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from nodewire.oracle.ballots import sample_of
@@ -32,11 +33,9 @@ MAX_OTHERS = 8
 
 def drawn(what: Drawn, state: State) -> State:
     """An epoch was read: new cases, and what it shows of those there are."""
-    if what.epoch <= state.read:
-        return state
-    cases = {key: _with_others(_with_verifier(case, what, state), what) for key, case in state.cases.items()}
-    fresh = [sample for sample in what.samples if sample.key not in cases and sample.request in what.manifests]
-    fresh = fresh[:MAX_DRAWN]
+    cases = {key: _with_others(_with_verifiers(case, what), what) for key, case in state.cases.items()}
+    judged = [sample for sample in what.samples if sample.request in what.manifests][:MAX_DRAWN]
+    fresh = [sample for sample in judged if _is_new(sample, what.epoch, cases)]
     by_request: dict[str, list[Sample]] = {}
     for sample in fresh:
         cases[sample.key] = Case(
@@ -59,8 +58,8 @@ def drawn(what: Drawn, state: State) -> State:
             )
             for i in range(0, len(samples), _SAMPLES_OF_AN_EVENT)
         )
-    drawn_ms = {**state.drawn_ms, what.epoch: state.now_ms}
-    return replace(state, read=what.epoch, cases=cases, to_publish=to_publish, drawn_ms=drawn_ms)
+    drawn_ms = {what.epoch: state.now_ms, **state.drawn_ms}
+    return replace(state, read=max(what.epoch, state.read), cases=cases, to_publish=to_publish, drawn_ms=drawn_ms)
 
 
 def _with_others(case: Case, what: Drawn) -> Case:
@@ -76,17 +75,26 @@ def _with_others(case: Case, what: Drawn) -> Case:
     return replace(case, others=tuple(found)) if case.done is None else case
 
 
-def _with_verifier(case: Case, what: Drawn, state: State) -> Case:
-    """The case with the verifiers whose roots this epoch certifies; the first decides."""
-    if not case.epoch < what.epoch <= case.epoch + VERIFIED_EPOCHS:
+def _is_new(sample: Sample, epoch: int, cases: Mapping[str, Case]) -> bool:
+    """Whether it is no case yet, or one of a later epoch: this one, read late, held its root before that."""
+    case = cases.get(sample.key)
+    return case is None or (epoch < case.epoch and not case.said and case.done is None)
+
+
+def _with_verifiers(case: Case, what: Drawn) -> Case:
+    """The case with the verifiers whose roots this epoch certifies."""
+    if not case.epoch < what.epoch <= case.epoch + VERIFIED_EPOCHS or case.said:
         return case
-    sample, known = case.sample, [] if case.verifier is None else [case.verifier, *case.reserves]
+    sample, verified = case.sample, dict(case.verified)
     for verifier in sample.verifiers:
         root = what.roots.get((verifier, sample.request, sample.task, sample.chunk, sample.attempt))
-        is_new = all(verifier != other for other, _ in known)
-        if root is not None and root != sample.root and is_new:  # the same root is a copy
-            known.append((verifier, root))
-    return replace(case, verifier=known[0], reserves=tuple(known[1:])) if known else case
+        is_first = verifier not in verified or what.epoch < verified[verifier][0]
+        if root is not None and root != sample.root and is_first:  # the same root is a copy
+            verified[verifier] = what.epoch, root
+    found = replace(case, verified=verified)
+    if found.verifier != case.verifier:  # another one's opening is compared
+        found = replace(found, checked=None, disputed=False)
+    return found
 
 
 def published(sampled: Sampled, state: State) -> State:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from typing import Protocol
 
-from nodewire.errors import BadInput, LinkLost, NodewireError, NoQuorum, Withheld
+from nodewire.errors import BadInput, LinkLost, NodewireError, Withheld
 from nodewire.kind import Clock
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
@@ -38,7 +38,8 @@ from nodewire.oracle.case import (
 from nodewire.oracle.complaints import Complaints, Market
 from nodewire.oracle.docket import Docket
 from nodewire.oracle.journal import Journal
-from nodewire.plan.epoch import KEPT, Epochs
+from nodewire.oracle.reading import Reading
+from nodewire.plan.epoch import Epochs
 from nodewire.protocol import certificate, inventory, kinds, verdict, verification
 from nodewire.protocol.chunk import Leaf, Opening
 from nodewire.protocol.committee import Committee
@@ -49,8 +50,6 @@ from nodewire.verify.recompute import Equivocated, Unopened
 
 MAX_PULLS = 16
 """Openings that are pulled at a time."""
-GIVE_UP_EPOCHS = 3
-"""An epoch that cannot be read so long after it closed is left unread."""
 
 _log = logging.getLogger(__name__)
 
@@ -104,9 +103,10 @@ class Court:
         convict: Callable[[str], None] = lambda culprit: None,
     ) -> None:
         self._keys, self._committee, self._digest = keys, committee, committee.digest()
-        self._relays, self._docket, self._evidence = relays, docket, evidence
+        self._relays, self._evidence = relays, evidence
         self._journal, self._clock, self._convict = journal, clock, convict
         self._epochs = Epochs(committee)
+        self._reading = Reading(committee, self._epochs, docket, clock, self._feed)
         self._complaints = Complaints(market, relays, clock, docket.snapshots, self._feed)
         self._state = start(committee, keys.public, can_recompute=evidence.can_recompute)
         self._pulls = asyncio.Semaphore(MAX_PULLS)
@@ -124,7 +124,7 @@ class Court:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._listen())
                 group.create_task(self._tick())
-                group.create_task(self._read())
+                group.create_task(self._reading.run())
                 group.create_task(self._complaints.run())
         finally:
             for task in self._tasks:
@@ -169,32 +169,6 @@ class Court:
         while True:
             self._feed(Tick(self._now_ms()))
             await asyncio.sleep(self._committee.skew_ms / 4000)
-
-    async def _read(self) -> None:
-        """Read every certified epoch, in order; after a restart also those whose samples are still open."""
-        following = max(0, self._epoch() - KEPT + 2)
-        while True:
-            await asyncio.sleep(self._committee.skew_ms / 2000)
-            while following < self._epoch() and await self._read_one(following):
-                following += 1
-
-    async def _read_one(self, number: int) -> bool:
-        """Whether there is nothing more to read of this epoch."""
-        try:
-            found = self._epochs.latest(self._committee.close_ms(number))
-        except NoQuorum:
-            found = None
-        if found is None or found.body.epoch != number:  # its round is over when the next epoch closes
-            return self._now_ms() >= self._committee.close_ms(number + 1) + 2 * self._committee.skew_ms
-        try:
-            drawn = await self._docket.read(found)
-        except (NodewireError, OSError) as error:
-            _log.warning("epoch %d: %s", number, error)
-            return self._epoch() > number + GIVE_UP_EPOCHS
-        if drawn.samples:
-            _log.info("epoch %d drew %d samples", number, len(drawn.samples))
-        self._feed(drawn)
-        return True
 
     def _feed(self, what: Input) -> None:
         if isinstance(what, Recomputed):
@@ -296,9 +270,6 @@ class Court:
             await work
         except (NodewireError, OSError) as error:
             _log.warning("%s", error)
-
-    def _epoch(self) -> int:
-        return self._committee.epoch_at(self._now_ms())
 
     def _now_ms(self) -> int:
         return int(self._clock.time_s() * 1000)

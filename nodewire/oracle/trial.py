@@ -62,8 +62,9 @@ def _compared(case: Case, state: State) -> Step:
     if case.verifier is not None:
         verifier = case.verifier[0]
         is_silent = case.checked is None and verifier in case.asked and verifier not in case.waiting
-        if is_silent and case.reserves and state.epoch >= case.epoch + LAST_EPOCHS:  # it takes nobody's place
-            return state.with_case(replace(case, verifier=case.reserves[0], reserves=case.reserves[1:])), ()
+        has_reserve = len(case.deciding) > 1
+        if is_silent and has_reserve and state.epoch >= case.epoch + LAST_EPOCHS:  # it takes nobody's place
+            return state.with_case(replace(case, silent=case.silent | {verifier})), ()
         if case.checked is None:
             if state.epoch < case.epoch + OPEN_EPOCHS:
                 return state, ()
