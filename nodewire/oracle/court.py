@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from typing import Protocol
 
@@ -46,10 +47,14 @@ from nodewire.protocol.committee import Committee
 from nodewire.protocol.compare import compare
 from nodewire.protocol.verdict import Verdict
 from nodewire.protocol.verification import Sample
+from nodewire.verify.inquiry import Overloaded
 from nodewire.verify.recompute import Equivocated, Unopened
 
 MAX_PULLS = 16
 """Openings that are pulled at a time."""
+
+MAX_LACKING = 4_096
+"""Cases of which it is remembered what they lack."""
 
 _log = logging.getLogger(__name__)
 
@@ -75,10 +80,11 @@ class Evidence(Protocol):
     async def opening(self, sample: Sample, epoch: int, node: str) -> Opening:
         """`node`'s opening of the sample's chunk, of whatever content. Raises a NodewireError if there is none."""
 
-    async def recompute(self, sample: Sample, epoch: int, *, last: bool) -> tuple[Leaf, ...]:
+    async def recompute(self, sample: Sample, epoch: int, *, last: bool, within_s: float) -> tuple[Leaf, ...]:
         """The chunk's leaves, computed here from checked inputs; `last` as in `case.Recompute`.
 
         Raises:
+            Overloaded: this machine was too slow for it.
             Equivocated: a producer signed something else than it committed to.
             NodewireError: they cannot be computed.
         """
@@ -112,6 +118,8 @@ class Court:
         self._pulls = asyncio.Semaphore(MAX_PULLS)
         self._computing = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._lacking: dict[str, str] = {}
+        """By the case's key: why what it needs is not here, as was last heard."""
 
     @property
     def state(self) -> State:
@@ -166,9 +174,16 @@ class Court:
             self._epochs.take(event)
 
     async def _tick(self) -> None:
+        """Tell the time; and the log, when this machine does not keep up with it: then nobody else is to blame."""
+        pause_s, said_s = self._committee.skew_ms / 4000, -math.inf
         while True:
             self._feed(Tick(self._now_ms()))
-            await asyncio.sleep(self._committee.skew_ms / 4000)
+            due_s = self._clock.monotonic_s() + pause_s
+            await asyncio.sleep(pause_s)
+            now_s = self._clock.monotonic_s()
+            if now_s - due_s > self._committee.skew_ms / 1000 and now_s > said_s + self._committee.epoch_ms / 1000:
+                said_s = now_s
+                _log.warning("overloaded: this oracle woke up %.1f s late, which is more than a skew", now_s - due_s)
 
     def _feed(self, what: Input) -> None:
         if isinstance(what, Recomputed):
@@ -201,6 +216,7 @@ class Court:
             case SayVote():
                 self._vote(action, now_s)
             case PublishVerdict(one):
+                self._lacking.pop(one.verdict.key, None)
                 _log.info("sample %s: %s", one.verdict.key[:8], one.verdict.outcome)
                 self._spawn(self._publish(verdict.build(self._keys, one, created_at=now_s)))
             case PublishFault(fault):
@@ -213,6 +229,9 @@ class Court:
 
     def _vote(self, action: SayVote, now_s: int) -> None:
         """Record, then publish, what may be said only once; after a restart that is what was recorded before."""
+        lacking = self._lacking.get(action.key)
+        if action.verdict is not None and lacking is not None and action.verdict.outcome in ("unsure", "withheld"):
+            _log.info("sample %s: found %s, for lack of evidence: %s", action.key[:8], action.verdict.outcome, lacking)
         topic = verdict.topic(action.key)
         event = inventory.build_vote(self._keys, self._digest, topic, action.x, created_at=now_s)
         document = action.verdict.to_json() if action.verdict is not None else ""
@@ -231,7 +250,7 @@ class Court:
             async with self._pulls, asyncio.timeout(self._committee.epoch_ms / 1000):
                 opening = await self._evidence.opening(sample, epoch, node)
         except (NodewireError, OSError, TimeoutError) as error:
-            _log.info("opening of sample %s by %s: %s", sample.key[:8], node[:8], error)
+            self._lacks(of.key, f"the opening of {node[:8]}: {_said(error)}")
         except Exception:
             _log.exception("opening of sample %s by %s: a fault of this software", sample.key[:8], node[:8])
         self._feed(Opened(of.key, node, opening, sample.key if sample.key != of.key else ""))
@@ -240,21 +259,31 @@ class Court:
         leaves, equivocation, withheld, unopened = None, None, False, None
         try:
             async with self._computing:
-                left_ms = self._committee.close_ms(epoch + OPEN_EPOCHS) - self._now_ms()
-                async with asyncio.timeout(max(left_ms, 0) / 1000):
-                    leaves = await self._evidence.recompute(sample, epoch, last=last)
+                left_s = (self._committee.close_ms(epoch + OPEN_EPOCHS) - self._now_ms()) / 1000
+                if left_s <= 0:
+                    raise Overloaded("computing here", "its time passed while others were computed")
+                leaves = await self._evidence.recompute(sample, epoch, last=last, within_s=left_s)
         except Equivocated as error:
             _log.info("sample %s: %s", sample.key[:8], error)
             equivocation = error.equivocation
         except Unopened as error:
-            _log.info("sample %s is not computed again: %s", sample.key[:8], error)
+            self._lacks(sample.key, f"an input: {_said(error)}")
             unopened = error.sample
+        except Overloaded as error:
+            self._lacks(sample.key, f"own result, overloaded: {_said(error)}", logging.WARNING)
         except (NodewireError, OSError, TimeoutError) as error:
-            _log.info("sample %s is not computed again: %s", sample.key[:8], error)
+            self._lacks(sample.key, f"own result: {_said(error)}")
             withheld = isinstance(error, Withheld)
         except Exception:
             _log.exception("sample %s is not computed again: a fault of this software", sample.key[:8])
         self._feed(Recomputed(sample.key, leaves, withheld, equivocation, unopened))
+
+    def _lacks(self, key: str, what: str, level: int = logging.INFO) -> None:
+        """Say to the log, now and when a vote comes of it, what is not to be had for a case."""
+        self._lacking[key] = what
+        while len(self._lacking) > MAX_LACKING:
+            self._lacking.pop(next(iter(self._lacking)))
+        _log.log(level, "sample %s lacks %s", key[:8], what)
 
     async def _publish(self, event: Event) -> None:
         await self._relays.publish(event)
@@ -273,3 +302,9 @@ class Court:
 
     def _now_ms(self) -> int:
         return int(self._clock.time_s() * 1000)
+
+
+def _said(error: Exception) -> str:
+    """The error with its type: some have no words."""
+    name = error.code if isinstance(error, NodewireError) else type(error).__name__
+    return f"{name}: {error}" if str(error) else name
