@@ -12,6 +12,8 @@ from nodewire.nostr.keys import Keys
 from nodewire.pay import lnurl_server
 from nodewire.strangers import Strangers, origin_of
 from nodewire.wire.node import MAX_HALF_OPEN, Node
+from relay.limits import Config, Limits
+from relay.serving import serve
 from tests.attacks.test_slow_loris import endpoint
 
 HOST = "127.0.0.1"
@@ -79,3 +81,24 @@ async def test_one_address_does_not_displace_others_from_the_payment_endpoint(mo
             assert answer.status == 200
         for writer in held:
             writer.transport.abort()
+
+
+async def test_silent_connections_keep_nobody_from_a_relay_and_end_soon(tmp_path):
+    limits = Limits(idle_connections=4, idle_s=0.5)
+    async with serve(Config(db=tmp_path / "relay.db", port=0, limits=limits)) as relay, aiohttp.ClientSession() as honest:
+        port = int(relay.url.rpartition(":")[2])
+        async with honest.ws_connect(relay.url) as talking:
+            held = [await asyncio.open_connection(HOST, port) for _ in range(20)]
+            for _, writer in held[::2]:
+                writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n")
+            async with asyncio.timeout(2), honest.get(relay.http_url) as answer:
+                assert answer.status == 200
+            async with asyncio.timeout(3):
+                for reader, writer in held:
+                    with contextlib.suppress(ConnectionResetError):
+                        assert await reader.read() == b""
+                    writer.close()
+            await talking.send_str('["REQ","x",{"limit":1}]')  # a conversation may be silent for as long as it likes
+            async with asyncio.timeout(2):
+                assert "AUTH" in await talking.receive_str()
+                assert "EOSE" in await talking.receive_str()
