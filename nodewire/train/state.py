@@ -20,8 +20,8 @@ from nodewire.errors import BadData, BadTask, TooLarge
 from nodewire.llm.tensorfile import DTYPES, read_header, read_into
 from nodewire.protocol import canonical
 from nodewire.protocol.families import Shapes
-from nodewire.train.sums import State as State
 
+State = Mapping[str, Tensor]
 Types = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 """What is expected of each tensor; a dimension of -1 may be any."""
 
