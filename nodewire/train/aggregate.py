@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from nodewire.errors import BadInput
-from nodewire.train.sums import PIECE, State, distance, norm
+from nodewire.train.state import State
+from nodewire.train.sums import PIECE, distance, norm
 
 MAX_WEIGHT = (1 << 29) - 1
 """With 24 bits of float32 a product stays within float64's 53."""
@@ -106,7 +107,7 @@ def _each(results: Results, reduce: Callable[[list[Tensor], list[int]], Tensor])
     weights = [weight for weight, _ in results]
     found = {}
     for name, first in results[0][1].items():
-        pieces = zip(*(delta[name].reshape(-1).split(PIECE) for _, delta in results), strict=True)
+        pieces = zip(*(torch.split(delta[name].reshape(-1), PIECE) for _, delta in results), strict=True)
         reduced = [reduce([row.double() for row in rows], weights) for rows in pieces]
         found[name] = torch.cat(reduced).view(first.shape)
     return found

@@ -1,14 +1,14 @@
 """An update as bytes: float32, blocks of 8 or 4 bits, or only its largest numbers. NIPS.md, "Updates".
 
-A packed update is a safetensors file whose length and header follow from the model's shapes and the recipe alone, so
-who unpacks compares both with its own before it takes memory. f32 holds the tensors themselves, ordered by name. The
-others see all numbers as one row, in the family's order, cut into blocks (the last one filled up with zeros), and hold
+A packed update is a safetensors file whose tensors' names, dtypes and shapes follow from the model's shapes and the
+recipe alone, so who unpacks checks them before it takes memory. f32 holds the tensors themselves. The others see all
+numbers as one row, in the family's order, cut into blocks (the last one filled up with zeros), and hold
 
     int8     `scales` f32 [blocks]: s = max|x| / 127; `codes` i8 [numbers]: x / s
     int4     `scales` f32 [blocks]: s = max|x| / 7; `codes` u8 [half the numbers]: x / s as two's complements of 4 bits,
              the earlier one in the low half of a byte
-    topk     of each block only the k largest |x| (of equals the earlier): `places` u16 [blocks, k] in it, ascending;
-      bits 8   `scales` f32 [blocks, 1] and `codes` i8 [blocks, k], as int8
+    topk     of each block only the k largest |x| (of equals the earlier): `places` i16 [blocks, k] in it, ascending;
+      bits 8   `scales` f32 [blocks] and `codes` i8 [blocks, k], as int8
       bits 2   `scales` f32 [blocks, 2]: mean|x| of the kept numbers up to their mean, and of those above it;
                `codes` u8 [blocks, k / 4]: 2 bits each, 1 = negative, 2 = above the mean, earlier ones in lower bits
 
@@ -22,25 +22,23 @@ and of the rest in 2 bits: Sarfi et al. 2025, arXiv 2508.15706.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from nodewire.errors import BadUpdate, TooLarge
+from nodewire.errors import BadData, BadUpdate, TooLarge
+from nodewire.protocol.families import Shapes
 from nodewire.protocol.recipe import Compression
-from nodewire.train.sums import State, fold
+from nodewire.train import state
+from nodewire.train.state import State
+from nodewire.train.sums import fold
 
 LARGEST = 2.0**64
 _SMALLEST = 2.0**-126
 _LIMIT = {"int8": 127, "int4": 7, "topk": 127}
 """The largest code."""
-
-Shapes = Mapping[str, tuple[int, ...]]
 
 
 def pack(delta: State, compression: Compression, residual: State | None = None) -> tuple[bytes, State | None]:
@@ -56,132 +54,75 @@ def pack(delta: State, compression: Compression, residual: State | None = None) 
     feedback = float(compression.error_feedback)
     if residual is not None and feedback:
         delta = {name: tensor + feedback * residual[name] for name, tensor in delta.items()}
-    for name, tensor in delta.items():
-        if not _is_in_range(tensor):
-            raise BadUpdate(name, "a number that is not finite or above 2^64")
-    shapes = {name: tuple(tensor.shape) for name, tensor in delta.items()}
-    layout = Layout.of(shapes, compression)
+    _check_range(delta)
     if compression.method == "f32":
-        tensors = delta
+        data = state.pack(delta)
     else:
         row = torch.cat([tensor.reshape(-1) for tensor in delta.values()])
         blocks = torch.nn.functional.pad(row, (0, -len(row) % compression.block)).view(-1, compression.block)
-        tensors = _coded(blocks, len(row), compression)
-    data = layout.header + b"".join(tensors[part.name].numpy().tobytes() for part in layout.parts)
-    assert len(data) == layout.nbytes
+        data = state.pack(_coded(blocks, len(row), compression))
     if not feedback:
         return data, None
-    sent = unpack(data, shapes, compression)
+    sent = unpack(data, {name: tuple(tensor.shape) for name, tensor in delta.items()}, compression)
     return data, {name: tensor - sent[name] for name, tensor in delta.items()}
 
 
 def unpack(data: bytes, shapes: Shapes, compression: Compression) -> State:
-    """The update in `data`; its tensors in the order of `shapes`, which is the recipe's.
+    """The update in `data`; `shapes` are the recipe's, and its order is the update's.
 
     Raises:
         TooLarge: longer than an update of this model and form can be.
         BadUpdate: shorter, of other names, shapes or dtypes, or numbers that packing does not make.
     """
-    layout = Layout.of(shapes, compression)
-    if len(data) > layout.nbytes:
-        raise TooLarge("update", f"{len(data)} bytes, expected {layout.nbytes}")
-    if len(data) < layout.nbytes:
-        raise BadUpdate("update", f"{len(data)} bytes, expected {layout.nbytes}")
-    if data[: len(layout.header)] != layout.header:
-        raise BadUpdate("header", "not that of this model, packed in this form")
-    parts = layout.read(data)
+    if len(data) > (most := most_bytes(shapes, compression)):
+        raise TooLarge("update", f"{len(data)} bytes, at most {most}")
+    try:
+        parts = state.unpack(data, _types(shapes, compression), field="update")
+    except BadData as error:
+        raise BadUpdate(error.field, error.reason) from error
     if compression.method == "f32":
-        for name, tensor in parts.items():
-            if not _is_in_range(tensor):
-                raise BadUpdate(name, "a number that is not finite or above 2^64")
-        return {name: parts[name] for name in shapes}
+        _check_range(parts)
+        return parts
     sizes = [prod(shape) for shape in shapes.values()]
     row = _decoded(parts, sum(sizes), compression)
     # Copies, so that one tensor of a State does not keep the memory of all.
-    tensors = zip(row.split(sizes), shapes.items(), strict=True)
+    tensors = zip(torch.split(row, sizes), shapes.items(), strict=True)
     return {name: tensor.clone().view(shape) for tensor, (name, shape) in tensors}
 
 
-def packed_bytes(shapes: Shapes, compression: Compression) -> int:
-    """The length of every packed update of a model, header included."""
-    return Layout.of(shapes, compression).nbytes
+def most_bytes(shapes: Shapes, compression: Compression) -> int:
+    """The most that a packed update of a model may take, header included: what is fetched of one."""
+    types = _types(shapes, compression)
+    return 8 + state.most_header_bytes(types) + sum(prod(shape) * dtype.itemsize for dtype, shape in types.values())
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One tensor of the file; `code` is safetensors' name of its dtype."""
-
-    name: str
-    code: str
-    shape: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        return prod(self.shape) * _DTYPES[self.code].itemsize
-
-
-_DTYPES = {"F32": np.dtype("<f4"), "U16": np.dtype("<u2"), "U8": np.dtype("u1"), "I8": np.dtype("i1")}
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """What a packed update looks like before any of its numbers are known."""
-
-    parts: tuple[Part, ...]
-    header: bytes
-    nbytes: int
-
-    @classmethod
-    def of(cls, shapes: Shapes, compression: Compression) -> Layout:
-        """The layout that a model and a form fix."""
-        parts = tuple(_parts(shapes, compression))
-        entries, end = {}, 0
-        for part in parts:
-            offsets = [end, end := end + part.nbytes]
-            entries[part.name] = {"dtype": part.code, "shape": list(part.shape), "data_offsets": offsets}
-        text = json.dumps(entries, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        header = len(text).to_bytes(8, "little") + text
-        return cls(parts, header, len(header) + end)
-
-    def read(self, data: bytes) -> dict[str, Tensor]:
-        """The tensors of a file of exactly this layout, copied."""
-        found, at = {}, len(self.header)
-        for part in self.parts:
-            array = np.frombuffer(data, _DTYPES[part.code], prod(part.shape), at)
-            found[part.name] = torch.from_numpy(array.copy()).view(part.shape)
-            at += part.nbytes
-        return found
-
-
-def _parts(shapes: Shapes, how: Compression) -> list[Part]:
-    """The file's tensors in their order: wider dtypes first, as safetensors has it, then by name."""
+def _types(shapes: Shapes, how: Compression) -> state.Types:
+    """The tensors of a packed update."""
+    if how.method == "f32":
+        return state.types(shapes)
     numbers = sum(prod(shape) for shape in shapes.values())
     blocks = -(-numbers // how.block)
-    match how.method:
-        case "f32":
-            return [Part(name, "F32", shapes[name]) for name in sorted(shapes)]
-        case "int8":
-            return [Part("scales", "F32", (blocks,)), Part("codes", "I8", (numbers,))]
-        case "int4":
-            return [Part("scales", "F32", (blocks,)), Part("codes", "U8", (-(-numbers // 2),))]
-        case "topk":
-            places = Part("places", "U16", (blocks, how.kept))
-            if how.bits == 8:
-                return [Part("scales", "F32", (blocks, 1)), places, Part("codes", "I8", (blocks, how.kept))]
-            return [Part("scales", "F32", (blocks, 2)), places, Part("codes", "U8", (blocks, -(-how.kept // 4)))]
+    scales = {"scales": (torch.float32, (blocks,))}
+    if how.method == "int8":
+        return scales | {"codes": (torch.int8, (numbers,))}
+    if how.method == "int4":
+        return scales | {"codes": (torch.uint8, (-(-numbers // 2),))}
+    places = {"places": (torch.int16, (blocks, how.kept))}
+    if how.bits == 8:
+        return scales | places | {"codes": (torch.int8, (blocks, how.kept))}
+    return places | {"scales": (torch.float32, (blocks, 2)), "codes": (torch.uint8, (blocks, -(-how.kept // 4)))}
 
 
 def _coded(blocks: Tensor, numbers: int, how: Compression) -> dict[str, Tensor]:
     if how.method == "topk":
         order = blocks.abs().sort(dim=1, descending=True, stable=True).indices
         places = order[:, : how.kept].sort(dim=1).values
-        kept, named = blocks.gather(1, places), {"places": places.to(torch.uint16)}
+        kept, named = blocks.gather(1, places), {"places": places.to(torch.int16)}
         if how.bits == 2:
             scales, codes = _in_two_bits(kept)
             return named | {"scales": scales, "codes": _joined(codes, 2)}
         scales, codes = _scaled(kept, _LIMIT["topk"])
-        return named | {"scales": scales, "codes": codes}
+        return named | {"scales": scales.view(-1), "codes": codes}
     scales, codes = _scaled(blocks, _LIMIT[how.method])
     codes = codes.view(-1)[:numbers]
     return {"scales": scales.view(-1), "codes": codes if how.method == "int8" else _joined((codes & 15)[None], 4)[0]}
@@ -190,17 +131,22 @@ def _coded(blocks: Tensor, numbers: int, how: Compression) -> dict[str, Tensor]:
 def _decoded(parts: Mapping[str, Tensor], numbers: int, how: Compression) -> Tensor:
     """The row of numbers. Raises BadUpdate for what `_coded` does not make."""
     scales, codes = parts["scales"], parts["codes"]
-    if not bool(((scales == 0) | ((scales >= _SMALLEST) & (scales <= LARGEST))).all()):
-        raise BadUpdate("scales", "not finite, negative, or out of range")
+    most = torch.tensor(LARGEST) / (1 if how.method == "topk" and how.bits == 2 else _LIMIT[how.method])
+    if not bool(((scales == 0) | ((scales >= _SMALLEST) & (scales <= most))).all()):
+        raise BadUpdate("update.scales", "not finite, negative, or out of range")
     blocks = -(-numbers // how.block)
     if how.method == "topk":
         places = parts["places"].long()
-        if not bool((places < how.block).all() and (places.diff(dim=1) > 0).all()):
-            raise BadUpdate("places", "not ascending within their block")
-        kept = _unscaled(scales, codes, 127) if how.bits == 8 else _of_two_bits(scales, _parted(codes, 2, how.kept))
+        if not bool(((places >= 0) & (places < how.block)).all() and (places.diff(dim=1) > 0).all()):
+            raise BadUpdate("update.places", "not ascending within their block")
+        kept = (
+            _unscaled(scales[:, None], codes, 127)
+            if how.bits == 8
+            else _of_two_bits(scales, _parted(codes, 2, how.kept))
+        )
         row = torch.zeros(blocks, how.block).scatter_(1, places, kept).view(-1)
         if bool(row[numbers:].any()):
-            raise BadUpdate("places", "a number behind the last")
+            raise BadUpdate("update.places", "a number behind the last")
         return row[:numbers]
     if how.method == "int4":
         codes = _parted(codes[None], 4, numbers)[0]
@@ -221,7 +167,7 @@ def _unscaled(scales: Tensor, codes: Tensor, limit: int) -> Tensor:
     """The numbers [rows, n] of scales [rows, 1] and codes int8 [rows, n]."""
     largest = codes.to(torch.int16).abs().amax(1, keepdim=True)
     if not bool((largest == torch.where(scales == 0, 0, limit)).all()):
-        raise BadUpdate("codes", "a block's largest does not fit its scale")
+        raise BadUpdate("update.codes", "a block's largest does not fit its scale")
     return codes.float() * scales
 
 
@@ -242,9 +188,9 @@ def _of_two_bits(scales: Tensor, codes: Tensor) -> Tensor:
     low, high = scales[:, :1], scales[:, 1:]
     sizes = torch.where(above, high, low)
     if not bool((above.any(1, keepdim=True) == (high > 0)).all() and ((high == 0) | (high >= low)).all()):
-        raise BadUpdate("scales", "two means that are not those of two halves")
+        raise BadUpdate("update.scales", "two means that are not those of two halves")
     if bool((negative & (sizes == 0)).any()):
-        raise BadUpdate("codes", "a negative zero")
+        raise BadUpdate("update.codes", "a negative zero")
     return torch.where(negative, -sizes, sizes)
 
 
@@ -267,9 +213,11 @@ def _parted(packed: Tensor, bits: int, count: int) -> Tensor:
     each = 8 // bits
     codes = torch.stack([(packed >> (bits * i)) & ((1 << bits) - 1) for i in range(each)], 2).flatten(1)
     if bool(codes[:, count:].any()):
-        raise BadUpdate("codes", "bits behind the last")
+        raise BadUpdate("update.codes", "bits behind the last")
     return codes[:, :count].contiguous()
 
 
-def _is_in_range(tensor: Tensor) -> bool:
-    return bool((tensor.abs() <= LARGEST).all())
+def _check_range(tensors: State) -> None:
+    for name, tensor in tensors.items():
+        if not bool((tensor.abs() <= LARGEST).all()):
+            raise BadUpdate(f"update.{name}", "a number that is not finite, or above 2^64")

@@ -18,7 +18,7 @@ from nodewire.errors import BadUpdate
 from nodewire.protocol.recipe import Outer
 from nodewire.train import aggregate
 from nodewire.train.aggregate import MAX_WEIGHT, Results
-from nodewire.train.sums import State
+from nodewire.train.state import State
 
 MAX_LATENESS = 1
 """Rounds after which a late result is worth nothing."""

@@ -6,14 +6,13 @@ again), which IEEE 754 fixes, so norms and what is derived from them are the sam
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from math import fsum, sqrt
 
 import torch
 from torch import Tensor
 
-State = Mapping[str, Tensor]
-"""Tensors by name: float32, contiguous, on the CPU."""
+from nodewire.train.state import State
 
 PIECE = 1 << 18
 """Elements that are brought to float64 at a time."""
@@ -32,11 +31,7 @@ def fold(values: Tensor) -> Tensor:
 
 def dot(a: State, b: State) -> float:
     """The inner product of two states of the same names and shapes."""
-    return fsum(
-        float(fold(x.double() * y.double()))
-        for name in a
-        for x, y in zip(a[name].reshape(-1).split(PIECE), b[name].reshape(-1).split(PIECE), strict=True)
-    )
+    return fsum(float(fold(x.double() * y.double())) for name in a for x, y in _pieces(a[name], b[name]))
 
 
 def norm(state: State) -> float:
@@ -47,9 +42,9 @@ def norm(state: State) -> float:
 def distance(a: State, b: State) -> float:
     """The L2 norm of a - b."""
     return sqrt(
-        fsum(
-            float(fold((x.double() - y.double()).square()))
-            for name in a
-            for x, y in zip(a[name].reshape(-1).split(PIECE), b[name].reshape(-1).split(PIECE), strict=True)
-        )
+        fsum(float(fold((x.double() - y.double()).square())) for name in a for x, y in _pieces(a[name], b[name]))
     )
+
+
+def _pieces(a: Tensor, b: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    return zip(torch.split(a.reshape(-1), PIECE), torch.split(b.reshape(-1), PIECE), strict=True)
