@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save, save_file
 
 from nodewire.errors import BadData, BadInput, NotFound, TooLarge
-from nodewire.train import data, directory, draw, reading, state
+from nodewire.train import data, draw, reading, state, vocabulary
 from nodewire.train.data import Shard
 from tests.train.recipes import NAMES, made, recipe
 
@@ -217,7 +217,7 @@ def test_files_of_every_layout_are_read(tmp_path):
             "family": tokenized.family.model_copy(update={"ends": (299,)}),
         }
     )
-    ids = reading.read(tokenized, folder, directory.byte_tokenizer())["ids"]
+    ids = reading.read(tokenized, folder, vocabulary.of_bytes())["ids"]
     assert ids.tolist() == [*b"first ", 299, *b"second file, quite long", 299]
 
     save_file({"ids": torch.arange(40)}, tmp_path / "ids.safetensors")
@@ -243,10 +243,10 @@ def test_files_that_are_no_data_are_refused(tmp_path):
     with pytest.raises(BadData, match="tokenizer"):
         reading.read(encoder, tmp_path)
     with pytest.raises(BadData, match="UTF-8"):
-        reading.read(encoder, tmp_path, directory.byte_tokenizer())
+        reading.read(encoder, tmp_path, vocabulary.of_bytes())
     (tmp_path / "x").write_text("only one text\n")
     with pytest.raises(BadData, match="x:1"):
-        reading.read(encoder, tmp_path, directory.byte_tokenizer())
+        reading.read(encoder, tmp_path, vocabulary.of_bytes())
 
 
 def test_a_huge_folder_is_refused_before_it_is_read(tmp_path):
