@@ -66,7 +66,9 @@ _RECIPES = {
 NAMES = tuple(_RECIPES)
 
 
-def recipe(name: str, *, steps: int = 10, outer: dict | None = None, compression: dict | None = None, **inner) -> Recipe:
+def recipe(
+    name: str, *, steps: int = 10, outer: dict | None = None, compression: dict | None = None, **inner
+) -> Recipe:
     """The recipe of that name, with other inner settings."""
     family, loss, layout, optimizer = _RECIPES[name]
     document = {

@@ -143,7 +143,11 @@ def test_one_offs_are_what_a_trainer_does():
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "muon"])
 def test_the_optimizers_are_torchs(optimizer):
     """Against torch.optim on the same gradients, within rounding."""
-    changes = {"sgd": {"momentum": "0.9", "nesterov": True}, "adamw": {}, "muon": {"momentum": "0.95", "nesterov": True}}
+    changes = {
+        "sgd": {"momentum": "0.9", "nesterov": True},
+        "adamw": {},
+        "muon": {"momentum": "0.95", "nesterov": True},
+    }
     steps = 1 if optimizer == "muon" else 10  # torch's Muon iterates in bfloat16, so the two part after a step
     of, trainer, theta, shards, _ = trained(
         "mlp", steps=steps, optimizer=optimizer, lr="0.01", rest_lr="0.01", clip="0.5", **changes[optimizer]
@@ -162,7 +166,10 @@ def test_the_optimizers_are_torchs(optimizer):
         case "adamw":
             theirs = [torch.optim.AdamW(rest, **adam)]
         case "muon":
-            theirs = [torch.optim.Muon(hidden, lr=0.01, momentum=0.95, weight_decay=0.0), torch.optim.AdamW(rest, **adam)]
+            theirs = [
+                torch.optim.Muon(hidden, lr=0.01, momentum=0.95, weight_decay=0.0),
+                torch.optim.AdamW(rest, **adam),
+            ]
     for batch in data.batches(shards[0], of, 0, 0):
         model.loss(batch).backward()
         torch.nn.utils.clip_grad_norm_(parameters.values(), 0.5)
