@@ -98,7 +98,7 @@ class Trainer:
                 if on_step is not None:
                     on_step(last, float(losses[last - 1]))
             delta = self._flat.values - before
-            if not (bool(torch.isfinite(losses).all()) and bool(torch.isfinite(delta).all())):
+            if not (state.is_finite(losses) and state.is_finite(delta)):
                 raise BadRecipe("inner", f"round {round} on shard {index} does not stay finite")
         return Update(self._flat.views(delta), steps * self.recipe.batch, tuple(losses.tolist()), tuple(states))
 
