@@ -94,6 +94,7 @@ def judge(
 
     Args:
         theta: what the round began with.
+        submissions: at most one for a shard.
         held: the loss on samples of the held-out set.
         history: held-out losses of thetas of the rounds before and of this one, for the policy `decay`.
         norms: of results that were accepted before, as their judgements' figures have them in `norm`.
@@ -162,7 +163,7 @@ def by_gain(rules: Validation, gain: float, gains: Sequence[float]) -> Judgement
     """Does the held-out loss fall (or not rise further than the rules allow), and about as far as with others'?"""
     if not gain > float(rules.gain):
         return Judgement("audit", "gain: the loss rises", {"gain": gain})
-    thin = gain < THIN * median(gains)
+    thin = _is_thin(gain, gains)
     return Judgement("audit" if thin else "accept", "gain: less than others" if thin else "", {"gain": gain})
 
 
@@ -170,8 +171,14 @@ def by_own(rules: Validation, margin: float, margins: Sequence[float]) -> Judgem
     """Is it ahead of the others on what the round gave its shard, and about as far as they are on theirs?"""
     if not margin > float(rules.own):
         return Judgement("audit", "own: trained on something else", {"own": margin})
-    thin = margin < THIN * median(margins)
+    thin = _is_thin(margin, margins)
     return Judgement("audit" if thin else "accept", "own: less than others" if thin else "", {"own": margin})
+
+
+def _is_thin(gain: float, gains: Sequence[float]) -> bool:
+    """Where most gain nothing, less than most says nothing."""
+    usual = median(gains)
+    return usual > 0 and gain < THIN * usual
 
 
 def progress(rules: Validation, loss: float, others: float) -> Judgement:
