@@ -51,6 +51,7 @@ def generate(
 ) -> None:
     """Continue a text on strangers' machines, streaming."""
     _can_write(report)
+    _alone(local, verify or wait)
     text = sys.stdin.read() if prompt == "-" else prompt
     params: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     if stop:
@@ -82,6 +83,7 @@ def embed(
 ) -> None:
     """Turn sentences into vectors on strangers' machines."""
     _can_write(report)
+    _alone(local, verify or wait)
     lines = [line for line in sys.stdin.read().splitlines() if line.strip()] if texts == ["-"] else texts
     if local is not None:
         done = _embed_here(local, lines)
@@ -204,6 +206,13 @@ def _folder(folder: Path) -> Path:
     if not (folder / "config.json").is_file():
         raise BadConfig(str(folder), "holds no config.json; --local takes a Hugging Face model folder")
     return folder
+
+
+def _alone(local: Path | None, verify: bool) -> None:
+    """Before anything is loaded."""
+    if local is not None and verify:
+        what = "runs the whole model here, and a committee judges what was bought; leave out --verify and --wait"
+        raise BadInput("--local", what)
 
 
 def _can_write(report: Path | None) -> None:

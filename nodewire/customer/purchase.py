@@ -12,7 +12,7 @@ from nodewire.customer.background import Background
 from nodewire.customer.claims import Claims
 from nodewire.customer.payments import JobPayments, most_units
 from nodewire.customer.planning import PATIENCE_EPOCHS, Draw, draw
-from nodewire.customer.session import LocalMailbox, Session
+from nodewire.customer.session import LocalMailbox, Session, signing_of
 from nodewire.customer.shares import Shares
 from nodewire.customer.ticketing import Tickets
 from nodewire.customer.timing import Handed, Timing
@@ -322,7 +322,10 @@ class Purchase:
         for provider in sorted(neighbours):
             background.spawn(member.link(provider))
         background.spawn(self._answers.follow(session.pool))
-        background.spawn(controls.follow(self._request.id, self._open, self._handover, self._payments))
+        signing = signing_of(session.keys, self._request.id, self.manifest, plan, self._handover)
+        background.spawn(
+            controls.follow(self._request.id, self._open, self._handover, self._payments, signing, background)
+        )
         self._sharing = asyncio.create_task(self.shares.follow(self._payments))
         background.spawn(member.follow_losses(self._handover))
         await session.pool.publish(self._request, timeout_s=10.0)
@@ -342,6 +345,7 @@ class Purchase:
                     local,
                     self._payments.closed,
                     self._handover,
+                    signing,
                 )
             )
 

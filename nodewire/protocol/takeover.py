@@ -207,8 +207,8 @@ def payees(plan: Plan, takeover: Takeover | None, chunk: int) -> dict[str, str]:
 
 
 def signers(plan: Plan, takeover: Takeover | None, task: str, chunk: int) -> tuple[str, ...]:
-    """Whose word on what `task` put out in `chunk` counts under `takeover`: of who is paid for it, and after that of the
-    standby, which computed it again; of what the customer runs itself the customer's."""
+    """Whose word on what `task` put out in `chunk` counts under `takeover`: that of who is paid for it, and next the
+    standby's, which computed it again; of what the customer runs itself the customer's."""
     both = payees(plan, takeover, chunk)[task], assigned(plan, takeover)[task]
     return tuple(dict.fromkeys(plan.customer if one == LOCAL else one for one in both))
 

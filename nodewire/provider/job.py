@@ -40,10 +40,11 @@ from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import LOCAL
-from nodewire.protocol.sent import LACKING, Hashed, Sent, hashed, tensors_of
+from nodewire.protocol.sent import LACKING, Hashed, hashed, tensors_of
 from nodewire.protocol.takeover import LOST, Takeover, assigned, price_msat
 from nodewire.provider.credit import Credit
 from nodewire.provider.statements import Statements
+from nodewire.wire import signing
 
 log = logging.getLogger("nodewire.provider")
 
@@ -285,20 +286,13 @@ class JobRun:
         """Sign what was sent in a chunk (on one edge), and tell the consumers."""
         assert self._statements is not None
         for peer, said in self._statements.sign(chunk, attempt, edge).items():
-            self._spawn(self._say_sent(peer, said))
+            self._spawn(signing.tell(self._mailbox.control, peer, said))
 
     def _state_whole(self, edge: str) -> None:
         """Sign what this node has computed again in place of who died, and tell the consumer."""
         assert self._statements is not None
         for chunk in self._statements.whole(edge):
             self._state(chunk, self.attempt, edge)
-
-    async def _say_sent(self, peer: str, said: Sequence[Sent]) -> None:
-        try:
-            for document in sent.controls(said):
-                await self._mailbox.control(peer, document)
-        except NodewireError as error:  # who lacks it asks again; what ended the job is told to the work itself
-            log.info("job %s: statements for %s: %s", self.request.id[:8], peer[:8], error)
 
     async def joined(self) -> str:
         return await self._joining.get()
@@ -326,7 +320,7 @@ class JobRun:
         elif self._statements is not None and document.get("t") == LACKING:
             self._state_whole(edge := str(document.get("edge")))
             again = self._statements.again(peer, document.get("edge"), document.get("first"))
-            self._spawn(self._say_sent(peer, again))
+            self._spawn(signing.tell(self._mailbox.control, peer, again))
             self._spawn(self._statements.ask_for(edge, self._mailbox.control))
         elif self.handover is not None:
             await self.handover.heard(peer, document)
@@ -350,9 +344,7 @@ class JobRun:
         if chunk in self._closed:
             return
         self._closed.add(chunk)
-        made = {
-            task: leaves for task in self.tasks if (leaves := self._leaves.pop((chunk, task), None)) is not None
-        }
+        made = {task: leaves for task in self.tasks if (leaves := self._leaves.pop((chunk, task), None)) is not None}
         self._unsettled[chunk] = units, made, attempt
         if self._statements is None:
             await self._settle(chunk, end)

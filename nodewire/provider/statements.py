@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
 
 from nodewire.errors import BadFrame, BadHash, LinkLost, NodewireError, NotAllowed, TimedOut
 from nodewire.nostr.keys import Keys
@@ -25,7 +24,7 @@ from nodewire.protocol.manifest import CUSTOMER, Edge, Manifest
 from nodewire.protocol.plan import LOCAL
 from nodewire.protocol.sent import LACKING, Hashed, Sent, digest_of, hashed
 from nodewire.protocol.takeover import Takeover, assigned, signers
-from nodewire.wire.signing import ASK_S, Signing
+from nodewire.wire.signing import ASK_S, Signing, Tell
 from nodewire.wire.spool import Spool
 
 PATIENCE_S = 10.0
@@ -33,9 +32,6 @@ PATIENCE_S = 10.0
 the time of a first result longer: so long a standby may take to compute what was before it."""
 MAX_WAITING = 2_048
 """Chunks of one edge of which statements are here before what they are about."""
-
-Tell = Callable[[str, Mapping[str, Any]], Awaitable[None]]
-"""Sends a control document to a node of the job."""
 
 
 class Statements:

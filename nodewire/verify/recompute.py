@@ -23,7 +23,17 @@ from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.frame import ITEM_BYTES, Array, Frame
 from nodewire.protocol.job import Request, Ticket, content_of
 from nodewire.protocol.manifest import CUSTOMER, Edge, Manifest
-from nodewire.protocol.sent import MAX_PACKED_BYTES, Equivocation, Sent, Tensors, digest_of, hashed, settle, tensors_of, unpack
+from nodewire.protocol.sent import (
+    MAX_PACKED_BYTES,
+    Equivocation,
+    Sent,
+    Tensors,
+    digest_of,
+    hashed,
+    settle,
+    tensors_of,
+    unpack,
+)
 from nodewire.protocol.takeover import Takeover, signers, under
 from nodewire.protocol.verification import Sample
 from nodewire.verify.finality import Finality
@@ -126,9 +136,9 @@ async def recompute(
 ) -> tuple[Leaf, ...]:
     """The leaves of the sampled chunk, computed by the task `loaded` in `worker`, in the order that an opening has.
 
-    `takeovers` are the job's that were accepted, by attempt; `final` what certificates hold of it; `addresses` are of the plan's providers and
-    standbys; `patience_s`: for what one node shows of one chunk. `last`: of inputs that their producer signed, what it
-    committed to is not waited for any more.
+    `takeovers` are the job's that were accepted, by attempt; `final` what certificates hold of it; `addresses` are of
+    the plan's providers and standbys; `patience_s`: for what one node shows of one chunk. `last`: of inputs that their
+    producer signed, what it committed to is not waited for any more.
 
     Raises:
         Equivocated: an input's producer signed something else than it committed to.

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
-from nodewire.errors import BadFrame, NotAllowed
+from nodewire.errors import BadFrame, NodewireError, NotAllowed
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.manifest import CUSTOMER, Edge, Manifest
-from nodewire.protocol.sent import LACKING, MAX_OF_A_DOCUMENT, Hashed, Sent, digest_of
+from nodewire.protocol.sent import LACKING, MAX_OF_A_DOCUMENT, Hashed, Sent, controls, digest_of
 
 ASK_S = 0.5
 """After how long a consumer asks for what it lacks: it was not in the job yet when that was told."""
+
+Tell = Callable[[str, Mapping[str, Any]], Awaitable[None]]
+"""Sends a control document to a node of the job."""
+
+_log = logging.getLogger("nodewire.wire")
+
+
+async def tell(control: Tell, peer: str, said: Sequence[Sent]) -> None:
+    """Tell statements to who they are for. One that cannot be reached asks again for what it lacks."""
+    try:
+        for document in controls(said):
+            await control(peer, document)
+    except NodewireError as error:  # what ended the job is told to the work itself
+        _log.info("statements for %s: %s", peer[:8], error)
 
 
 class Signing:

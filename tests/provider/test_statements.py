@@ -407,9 +407,7 @@ async def test_who_stands_by_for_its_own_producer_says_itself_what_it_was_sent(s
         mine.write(REQUEST, "hidden.0", 0, frame(seq, sent if seq else 1))
     mine.heard(statement([frame(0)]))
     replaced = (("driver", DRIVER.public, STAGE.public, 2),)
-    mine.took_over(
-        Takeover.sign(documents.CUSTOMER, request=REQUEST, attempt=1, previous=REQUEST, replaced=replaced)
-    )
+    mine.took_over(Takeover.sign(documents.CUSTOMER, request=REQUEST, attempt=1, previous=REQUEST, replaced=replaced))
     assert await mine.complete(0, silence) == 1
     waiting = asyncio.create_task(mine.complete(1, silence))
     await asyncio.sleep(0)
