@@ -145,6 +145,13 @@ class JobRun:
         """The first chunk that has not been closed."""
         return max(self._closed, default=-1) + 1
 
+    def feeds(self, edge: str) -> str | None:
+        """Who has now what comes of an edge of a task that this node took over; None of others."""
+        found = next((one for one in self._job.manifest.edges if one.name == edge), None)
+        if found is None or found.source not in self._entered:
+            return None
+        return assigned(self.request.plan, self._takeover).get(found.target)
+
     @property
     def _driver(self) -> str:
         provider = assigned(self.request.plan, self._takeover)[self._job.manifest.driver.name]

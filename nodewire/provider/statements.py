@@ -11,13 +11,16 @@ says as much.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
+from itertools import takewhile
 
 from nodewire.errors import BadFrame, BadHash, LinkLost, NodewireError, NotAllowed, TimedOut
 from nodewire.nostr.keys import Keys
-from nodewire.protocol.chunk import chunk_of
+from nodewire.protocol.chunk import chunk_of, first_seq, leaf_of
+from nodewire.protocol.compare import alike
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import CUSTOMER, Edge, Manifest
@@ -33,13 +36,26 @@ the time of a first result longer: so long a standby may take to compute what wa
 MAX_WAITING = 2_048
 """Chunks of one edge of which statements are here before what they are about."""
 
+Again = Callable[[str, Edge, int, int], AsyncIterator[Frame[Array]]]
+"""The frames on an edge in a chunk as its present producer has them, of at most so many bytes together."""
+
+log = logging.getLogger("nodewire.provider")
+
 
 class Statements:
     """Of one job."""
 
     def __init__(
-        self, keys: Keys, request: Request, manifest: Manifest, spool: Spool, takeover: Takeover | None = None
+        self,
+        keys: Keys,
+        request: Request,
+        manifest: Manifest,
+        spool: Spool,
+        takeover: Takeover | None = None,
+        again: Again | None = None,
     ) -> None:
+        """`again` has a standby show what it computed again; without it that must be the same to the last bit."""
+        self._again = again
         self._me = keys.public
         self._request = request
         self._plan = request.plan
@@ -55,6 +71,8 @@ class Statements:
         self._said: dict[str, dict[int, dict[str, Sent]]] = {}
         """By edge, chunk and signer."""
         self._settled: set[tuple[str, int]] = set()
+        self._unseen: set[tuple[str, int]] = set()
+        """Of which a standby has signed something else than came, and has not shown it."""
         self._changed = asyncio.Event()
         self._patience: asyncio.Timeout | None = None
         """Of who waits for statements."""
@@ -140,7 +158,7 @@ class Statements:
             async with asyncio.timeout(max(PATIENCE_S, self._replayed_by_s - time.monotonic())) as self._patience:
                 # Of a generation it comes with the frames; of a call it came before this job was open, perhaps.
                 asked_s = time.monotonic() if self._manifest.mode == "generate" else float("-inf")
-                while lacking := self._lacking(chunk):
+                while await self._compared(chunk) and (lacking := self._lacking(chunk)):
                     if self._stopped is not None:
                         raise self._stopped
                     self._changed.clear()
@@ -230,9 +248,43 @@ class Statements:
             mine = {frame.seq: frame for frame in self._signing.unsigned(edge, chunk)}
             if all(mine.get(frame.seq, frame) == frame for frame in came):
                 return all(frame.seq in mine for frame in came)
-        elif last not in self._said.get(edge, {}).get(chunk, {}):
+        elif last not in self._said.get(edge, {}).get(chunk, {}) or (edge, chunk) in self._unseen:
             return False
         raise BadHash("sent", f"{last[:8]} signed something else than was sent on {edge} in chunk {chunk}")
+
+    async def _compared(self, chunk: int) -> bool:
+        """Have standbys show what they signed, where it is not bit by bit what came of who died: on other hardware it
+        need not be. If it is the same work it takes the place of what came, for whoever judges this node's; True."""
+        for edge, number in self._due(chunk) if self._again is not None else ():
+            standby = self._signers(edge, number)[-1]
+            said = self._said.get(edge, {}).get(number, {}).get(standby)
+            if said is not None and self._was_replaced(edge) and self._word(edge, number) is None:
+                self._unseen.add((edge, number))
+                with suppress(NodewireError):  # it may answer when it is asked again
+                    await self._take_again(edge, number, said)
+                    self._unseen.discard((edge, number))
+        return True
+
+    async def _take_again(self, edge: str, chunk: int, said: Sent) -> None:
+        """Take the standby's frames for those that came if they are the same work, and what it signed."""
+        assert self._again is not None
+        first = first_seq(self._manifest, chunk)
+        read = (frame for _, frame in self._spool.read(self._request.id, edge, first))
+        mine = list(takewhile(lambda frame: chunk_of(self._manifest, frame.seq) == chunk, read))
+        most = sum(array.nbytes for frame in mine for array in frame.tensors)
+        theirs = [frame async for frame in self._again(said.signer, self._edges[edge], chunk, most)]
+        shown = [hashed(frame) for frame in theirs]
+        if digest_of(shown) != said.frames or [f.seq for f in mine] != [f.seq for f in theirs]:
+            return
+        digest, both = self._plan.manifest, list(zip(mine, theirs, strict=True))
+        if all(a.meta == b.meta and alike(leaf_of(digest, a), leaf_of(digest, b)) for a, b in both):
+            log.info("job %s: %s of chunk %d comes of a standby now", self._request.id[:8], edge, chunk)
+            self._spool.amend(self._request.id, edge, theirs)
+            self._came[edge, chunk] = shown
+
+    def _was_replaced(self, edge: str) -> bool:
+        replaced = self._takeover.replaced if self._takeover is not None else ()
+        return any(task == self._edges[edge].source for task, *_ in replaced)
 
     def _word(self, edge: str, chunk: int) -> Sent | None:
         """The statement that says what came."""

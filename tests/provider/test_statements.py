@@ -2,10 +2,11 @@
 
 import asyncio
 import dataclasses
+import struct
 
 import pytest
 
-from nodewire.errors import BadFrame, BadHash, BadInput, BadSignature, NotAllowed, TimedOut
+from nodewire.errors import BadFrame, BadHash, BadInput, BadSignature, Busy, NotAllowed, TimedOut
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request
@@ -397,6 +398,55 @@ async def test_two_neighbours_die_and_two_enter(spool):
         entered.heard(statement([frame(seq)], STANDBY, chunk=chunk, attempt=1))
     assert await entered.complete(2, silence) == 1
     assert [one.chunk for one in spool.sent(REQUEST)] == [0, 1, 2]
+
+
+def near(seq, by=0.0):
+    row = struct.pack("<8f", *(1.0 + i + (1.0 + i) * by for i in range(8)))
+    return Frame("hidden.0", seq, (Array("float32", (1, 1, 8), row),), {"pos": seq})
+
+
+@pytest.mark.parametrize(
+    ("signed", "shown", "error"),
+    [
+        (near(65, 1e-6), near(65, 1e-6), None),
+        (near(65, 0.1), near(65, 0.1), BadHash),
+        (near(65, 1e-6), near(65), BadHash),
+        (near(65, 1e-6), None, TimedOut),
+        (*(dataclasses.replace(near(65, 1e-6), meta={"pos": 7}),) * 2, BadHash),
+    ],
+    ids=["other hardware", "other work", "not what it signed", "not shown", "another meta"],
+)
+async def test_a_standby_on_other_hardware_shows_what_it_signed_and_that_is_judged(
+    spool, monkeypatch, signed, shown, error
+):
+    """In the chunk of the death both sent a part. It is compared: who died may have sent anything, and signed none."""
+    monkeypatch.setattr(module, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(module, "ASK_S", 0.03)
+
+    async def again(peer, edge, chunk, max_bytes):
+        assert (peer, edge.name, chunk, max_bytes) == (STANDBY.public, "hidden.0", 2, 64)
+        if shown is None:
+            raise Busy("pull", "full")
+        for one in (shown, near(66)):
+            yield one
+
+    mine = Statements(STAGE, request(STANDBY), MANIFEST, spool, again=again)
+    for seq in range(66):
+        mine.write(REQUEST, "hidden.0", 0, near(seq))
+    for chunk in (0, 1):
+        mine.heard(statement([near(seq) for seq in (range(1, 65) if chunk else [0])], chunk=chunk))
+    await mine.complete(1, silence)
+    mine.took_over(takeover(first=2))
+    mine.write(REQUEST, "hidden.0", 1, near(66))
+    mine.heard(statement([signed, near(66)], STANDBY, chunk=2, attempt=1))
+    if error is not None:
+        with pytest.raises(error):
+            await mine.complete(2, silence)
+        return
+    assert await mine.complete(2, silence) == 1
+    kept = [frame for _, frame in spool.read(REQUEST, "hidden.0", 64)]
+    assert [hashed(one) for one in kept] == [hashed(one) for one in (near(64), signed, near(66))]
+    assert [one.signer for one in spool.sent(REQUEST)] == [DRIVER.public, DRIVER.public, STANDBY.public]
 
 
 @pytest.mark.parametrize("sent", [1, 2], ids=["honest", "garbage"])
