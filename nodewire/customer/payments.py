@@ -31,16 +31,19 @@ log = logging.getLogger("nodewire.customer")
 
 @dataclass(frozen=True, slots=True)
 class Paid:
-    """One zap: the provider's claim (`feedback`: its event id) and the debt that it was."""
+    """One zap: the provider's claim, what is due by it, and the debt that it was."""
 
-    provider: str
-    feedback: str
+    claim: Feedback
     due: Due
     debt: Debt
 
+    @property
+    def provider(self) -> str:
+        return self.claim.provider
+
 
 def most_units(manifest: Manifest, inputs: Sequence[Frame[Array]]) -> int:
-    """What chunk 0 may count at most: a prompt has no more tokens than bytes (and a few special ones), ids are counted."""
+    """What chunk 0 may count at most: no more than a text has bytes (and a few special tokens); ids are counted."""
     if manifest.mode != "generate":
         return 1
     size = sum(
@@ -224,7 +227,7 @@ class JobPayments:
             # The plan's budget is the providers'; the verification shares, rounded up, stand beside it in the ledger.
             budget_msat=self._plan.terms.max_total_msat + (due.chunk + AHEAD) * share_msat(self._plan),
         )
-        paid = Paid(said.provider, said.id, due, debt)
+        paid = Paid(said, due, debt)
         async with self._changed:
             self.paid[said.provider, due.chunk] = paid
             self._changed.notify_all()

@@ -1,8 +1,8 @@
 """Whether a node holds a job: what is asked of one that a takeover replaced. NIPS.md, "Takeovers".
 
-A node holds a job that is open at it, or that it would still have open if no takeover had ended its part. It does not if
-its part has failed or ended, or it has no memory of the job, being started anew; nor does one that has just stood still
-itself, whatever the others made of that.
+A node holds a job that is open at it, or that it would still have open if no takeover had ended its part. It does not
+if its part has failed or ended, or it has no memory of the job, being started anew; nor does one that has just stood
+still itself, whatever the others made of that.
 """
 
 from __future__ import annotations

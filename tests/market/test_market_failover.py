@@ -196,7 +196,7 @@ async def test_a_driver_that_has_a_live_stage_replaced_gains_nothing_and_the_sta
         assert ids == whole_tokens(market, PROMPT, 350)
         first, second = (one.plan for one in customer.purchases if one.is_underway)
         assert done["requests"][0] == id_
-        # Nobody else serves the stage's tasks in this market, so it is back; the two that the takeover favoured are not.
+        # Nobody else serves the stage's tasks here, so it is back; the two that the takeover favoured are not.
         assert second.assignment("driver").provider != driver and friend not in second.providers()
         assert second.assignment("stage.0").provider == stage
     assert earned(market, friend, id_) == 0

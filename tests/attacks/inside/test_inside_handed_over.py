@@ -12,7 +12,7 @@ from nodewire.customer.generation import Generation
 from nodewire.customer.payments import most_units
 from nodewire.customer.purchase import Purchase
 from nodewire.customer.timing import Timing
-from nodewire.errors import BadInput, LinkLost, NoProvider, NotAllowed
+from nodewire.errors import BadInput, LinkLost, NotAllowed
 from nodewire.protocol import takeover as takeovers
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.plan import Terms
