@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nodewire.cli.output import CUSTOMERS, Json, console, one_line, print_json
-from nodewire.cli.roles import event_id, naming
-from nodewire.config import CustomerConfig, ProviderConfig, load_role
+from nodewire.cli.roles import enter_market, event_id, naming
+from nodewire.config import AnyRole, OracleConfig, load_role
 from nodewire.errors import BadConfig, NodewireError, NotFound
 
 if TYPE_CHECKING:
@@ -62,8 +62,7 @@ def add_to(app: typer.Typer) -> None:
     app.command(rich_help_panel=CUSTOMERS)(audit)
 
 
-async def _audit(role: CustomerConfig | ProviderConfig, id_: str) -> dict[str, Any]:
-    from nodewire.market import open_market
+async def _audit(role: AnyRole, id_: str) -> dict[str, Any]:
     from nodewire.nostr.nip01 import Filter
     from nodewire.plan.audit import audit as rederive
     from nodewire.protocol import beacon, certificate, job
@@ -71,7 +70,7 @@ async def _audit(role: CustomerConfig | ProviderConfig, id_: str) -> dict[str, A
 
     checks: dict[str, str] = {}
     async with AsyncExitStack() as stack:
-        _, pool, market = await open_market(stack, role)
+        _, pool, market = await enter_market(stack, role)
         events = await pool.fetch([Filter(ids=frozenset({id_}))], timeout_s=10.0)
         if not events:
             raise NotFound("event", f"no relay has {id_}")
@@ -118,7 +117,7 @@ async def _audit(role: CustomerConfig | ProviderConfig, id_: str) -> dict[str, A
 
 async def _trail(
     stack: AsyncExitStack,
-    role: CustomerConfig | ProviderConfig,
+    role: AnyRole,
     request: Request,
     manifest: Manifest,
     market: Market,
@@ -132,19 +131,21 @@ async def _trail(
     found = await record.read(request, manifest, market, pool)
     lines = list(work.lines(found))
     lines += (await judged.lines(found, market, _holder(stack, role)))[0]
-    lines += money.lines(found, NETWORKS[role.wallet.kind])
-    if role.ledger.exists() and Keys.from_file(role.key).public == request.customer:
+    lines += money.lines(found, NETWORKS[role.wallet.kind if role.wallet is not None else "sim"])
+    if not isinstance(role, OracleConfig) and role.ledger.exists() and Keys.from_file(role.key).public == request.customer:
         ledger = Ledger(role.ledger)
         stack.callback(ledger.close)
         lines += money.ledger(found, ledger.debts_of(request.id))
     return lines
 
 
-def _holder(stack: AsyncExitStack, role: CustomerConfig | ProviderConfig) -> SimBondHolder | None:
+def _holder(stack: AsyncExitStack, role: AnyRole) -> SimBondHolder | None:
     """The bonds' holder that the role's wallet reaches; None without a wallet."""
     from nodewire.pay.sim_bond_holder import SimBondHolder
     from nodewire.pay.sim_wallet import SimWallet
 
+    if role.wallet is None:
+        return None
     try:
         wallet = SimWallet.from_file(role.wallet.url, role.wallet.token_file)
     except BadConfig:

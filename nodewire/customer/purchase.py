@@ -295,6 +295,8 @@ class Purchase:
             network=session.network,
             private_endpoints=session.private_endpoints,
         )
+        if session.announce is not None:
+            await session.announce(self)
         session.settler.requests(self._request.id)
         background = self._background = Background()
         self._claims = Claims(self._payments, self._here, background)
