@@ -63,8 +63,8 @@ def generate(
         done = _generate_here(local, text, params, threads=threads, stream=not json)
     else:
         config, customer = _needs(config, model)
-        verify = verify or wait
-        done = uvloop.run(_generate(customer, model, text, params, budget, verify=verify, wait=wait, show=not json))
+        verify, most_msat = verify or wait, _budget(budget)
+        done = uvloop.run(_generate(customer, model, text, params, most_msat, verify=verify, wait=wait, show=not json))
         if not json:
             _show_bill(done, config, streamed=True, sampled=verify)
     if report is not None:
@@ -95,8 +95,8 @@ def embed(
         done = _embed_here(local, lines)
     else:
         config, customer = _needs(config, model)
-        verify = verify or wait
-        done = uvloop.run(_embed(customer, model, lines, budget, verify=verify, wait=wait, show=not json))
+        verify, most_msat = verify or wait, _budget(budget)
+        done = uvloop.run(_embed(customer, model, lines, most_msat, verify=verify, wait=wait, show=not json))
     vectors = done["vectors"]
     if report is not None:
         report.write_bytes(orjson.dumps({k: v for k, v in done.items() if k != "vectors"}, option=orjson.OPT_INDENT_2))
@@ -121,7 +121,7 @@ async def _generate(
     model: str,
     prompt: str,
     params: dict[str, Any],
-    budget: str,
+    most_msat: int | None,
     *,
     verify: bool,
     wait: bool,
@@ -132,7 +132,7 @@ async def _generate(
     async with _buying(config, show=show) as customer:
         text = GrowingText(prompt)
         try:
-            terms = _terms(customer, budget, verify=verify)
+            terms = _terms(customer, most_msat, verify=verify)
             async with aclosing(customer.generate(model, prompt, terms=terms, wait=wait, **params)) as pieces:
                 async for piece in pieces:
                     if show:
@@ -143,10 +143,10 @@ async def _generate(
 
 
 async def _embed(
-    config: CustomerConfig, model: str, texts: list[str], budget: str, *, verify: bool, wait: bool, show: bool
+    config: CustomerConfig, model: str, texts: list[str], most_msat: int | None, *, verify: bool, wait: bool, show: bool
 ) -> dict[str, Any]:
     async with _buying(config, show=show) as customer:
-        vectors = await customer.embed(model, texts, terms=_terms(customer, budget, verify=verify), wait=wait)
+        vectors = await customer.embed(model, texts, terms=_terms(customer, most_msat, verify=verify), wait=wait)
         return {**customer.last, "names": customer.names, "vectors": vectors.tolist()}
 
 
@@ -172,8 +172,13 @@ async def _buying(config: CustomerConfig, *, show: bool) -> AsyncIterator[Watche
                 raise
 
 
-def _terms(customer: Any, budget: str, *, verify: bool) -> Any:
-    changed = {"max_total_msat": parse_msat(budget)} if budget else {}
+def _budget(text: str) -> int | None:
+    """In msat; None where the configuration's counts. Raises BadInput."""
+    return parse_msat(text) if text else None
+
+
+def _terms(customer: Any, most_msat: int | None, *, verify: bool) -> Any:
+    changed = {"max_total_msat": most_msat} if most_msat is not None else {}
     return customer.terms.model_copy(update={**changed, **({"verify": "sampled"} if verify else {})})
 
 

@@ -50,10 +50,12 @@ def audit(
         for line in found["lines"]:
             mark = {"ok": "[green]✓", "missing": "[yellow]–", "wrong": "[red]✗"}[line["state"]]
             said = ": ".join(one_line(line[name]) for name in ("what", "reason") if line[name])
-            console.print(f"{mark}[/] [bold]{line['step']}[/] {said}")
-        missing = sum(line["state"] == "missing" for line in found["lines"])
+            console.print(f"{mark}[/] [bold]{line['step']}[/] {said}", soft_wrap=True)
         verdict = "[bold green]nothing contradicts the public record" if found["ok"] else "[bold red]it does not hold"
-        console.print(f"{verdict}[/]" + (f"; {missing} lines cannot be shown" if missing else ""))
+        early = [line["again_s"] for line in found["lines"] if line["again_s"]]
+        missing = sum(line["state"] == "missing" for line in found["lines"]) - len(early)
+        wait = f"; {len(early)} lines are not there yet, all of them in about {max(early)} s" if early else ""
+        console.print(f"{verdict}[/]{wait}" + (f"; {missing} lines cannot be shown" if missing else ""))
     if not found["ok"]:
         sys.exit(1)
 
@@ -132,7 +134,11 @@ async def _trail(
     lines = list(work.lines(found))
     lines += (await judged.lines(found, market, _holder(stack, role)))[0]
     lines += money.lines(found, NETWORKS[role.wallet.kind if role.wallet is not None else "sim"])
-    if not isinstance(role, OracleConfig) and role.ledger.exists() and Keys.from_file(role.key).public == request.customer:
+    if (
+        not isinstance(role, OracleConfig)
+        and role.ledger.exists()
+        and Keys.from_file(role.key).public == request.customer
+    ):
         ledger = Ledger(role.ledger)
         stack.callback(ledger.close)
         lines += money.ledger(found, ledger.debts_of(request.id))

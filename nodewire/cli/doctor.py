@@ -37,7 +37,9 @@ def doctor(
         )
     else:
         for what, ok, said in rows:
-            console.print(f"{'[green]✓' if ok else '[red]✗'}[/] {one_line(what)}  [dim]{one_line(said)}[/]", soft_wrap=True)
+            console.print(
+                f"{'[green]✓' if ok else '[red]✗'}[/] {one_line(what)}  [dim]{one_line(said)}[/]", soft_wrap=True
+            )
     if not all(ok for _, ok, _ in rows):
         sys.exit(1)
 
@@ -150,7 +152,9 @@ async def _serve(role: ProviderConfig, wanted: Serve) -> str:
             f"{role.worker.memory / 1e6:.1f} MB; {' and '.join(wanted.tasks)} of {manifest.name} may need"
             f' {whole / 1e6:.1f} MB: set [worker] memory = "{-(-whole // 10**6)}MB" or more',
         )
-    return f"{manifest.name}: {', '.join(wanted.tasks)}, may need {whole / 1e6:.1f} of {role.worker.memory / 1e6:.1f} MB"
+    return (
+        f"{manifest.name}: {', '.join(wanted.tasks)}, may need {whole / 1e6:.1f} of {role.worker.memory / 1e6:.1f} MB"
+    )
 
 
 async def _wallet(role: AnyRole) -> str:

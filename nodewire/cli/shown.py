@@ -141,8 +141,8 @@ def show_bill(done: Mapping[str, Any], config: Path, *, streamed: bool, sampled:
     _show_earlier(done["earlier"])
     if sampled and not done.get("verdicts"):
         notes.print(
-            f"[dim]verdicts come in some epochs, if anything was drawn: `nodewire audit` tells them, `nodewire bond claim"
-            f" {where}` lists what bonds owe you[/]",
+            "[dim]verdicts come in some epochs, if anything was drawn: `nodewire audit` tells them,"
+            f" `nodewire bond claim {where}` lists what bonds owe you[/]",
             soft_wrap=True,
         )
     notes.print(f"[dim]`nodewire audit {done['request']} {where}` re-derives the plan[/]", soft_wrap=True)
