@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,7 +54,7 @@ class Generation:
     _wronged: set[str] = field(default_factory=set)
     _readmitted: set[str] = field(default_factory=set)
 
-    async def stream(self) -> AsyncIterator[Piece]:
+    async def stream(self) -> AsyncGenerator[Piece, None]:
         """Buy the rest of the generation. Raises as `Customer.generate`."""
         failure: NodewireError | None = None
         again = 0
@@ -88,7 +89,7 @@ class Generation:
                 if self.terms.max_total_msat < purchase.plan.chunk_msat or self._left() <= 0:
                     raise
 
-    async def verify(self, progress: Callable[[Verified], None] = lambda found: None) -> AsyncIterator[Piece]:
+    async def verify(self, progress: Callable[[Verified], None] = lambda found: None) -> AsyncGenerator[Piece, None]:
         """Wait for the verdicts on all jobs, and buy anew from the first chunk that failed, until nothing fails.
 
         The pieces that are made again follow those that were yielded before; `repaired` says where they belong.
@@ -100,8 +101,9 @@ class Generation:
             self.repaired.append(bad)
             del self.ids[bad:]
             del self.texts[bad:]
-            async for piece in self.stream():
-                yield piece
+            async with aclosing(self.stream()) as pieces:
+                async for piece in pieces:
+                    yield piece
         await self._first_failed(progress)
 
     async def _first_failed(self, progress: Callable[[Verified], None]) -> int | None:

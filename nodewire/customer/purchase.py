@@ -304,6 +304,8 @@ class Purchase:
             network=session.network,
             private_endpoints=session.private_endpoints,
         )
+        if session.announce is not None:
+            await session.announce(self)
         session.settler.requests(self._request.id)
         self._asked_after = set()
         background = self._background = Background()
