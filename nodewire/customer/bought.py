@@ -69,6 +69,7 @@ def verdicts(jobs: Sequence[Bought]) -> list[dict[str, Any]]:
             "provider": sample.provider,
             "outcome": found.verdicts[sample.key].outcome if sample.key in found.verdicts else "",
             "culprit": found.verdicts[sample.key].culprit if sample.key in found.verdicts else "",
+            "certificate": found.certificates[sample.key].id if sample.key in found.certificates else "",
         }
         for bought in jobs
         if (found := bought.verified) is not None
