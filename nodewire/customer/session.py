@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from nodewire.customer.closings import Closings
 from nodewire.customer.refunds import Refunds
@@ -28,6 +29,9 @@ from nodewire.wire.mailbox import JobMailbox
 from nodewire.wire.node import Node
 from nodewire.wire.signing import Signing, tell
 from nodewire.wire.spool import Spool
+
+if TYPE_CHECKING:
+    from nodewire.customer.purchase import Purchase
 
 _FAREWELL_S = 2.0
 
@@ -52,6 +56,8 @@ class Session:
     refunds: Refunds
     holder: BondHolder
     """Who keeps the committee's treasury."""
+    announce: Callable[[Purchase], Awaitable[None]] | None = None
+    """Told every plan before its job is requested."""
     private_endpoints: bool = False
     """Whether LNURL endpoints on loopback and private networks may be asked."""
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("nodewire.customer"))

@@ -121,9 +121,12 @@ class Takeover(Schema):
 
         Raises:
             BadPlan: of another job, or not what the plan's standbys allow.
-            NotAllowed: the signer is neither the customer nor the driver, or the driver replaces the driver.
+            NotAllowed: the job is no generation; the signer is neither the customer nor the driver, or the driver
+                replaces the driver.
             BadSignature: not signed by `signer`.
         """
+        if manifest.mode != "generate":  # nobody would go over to it: such a job is made again as a whole
+            raise NotAllowed("mode", f"a call ({manifest.mode}) is not handed over")
         if self.request != request:
             raise BadPlan("request", "a takeover of another job")
         if (self.attempt == 1) != (self.previous == request):

@@ -60,6 +60,8 @@ class JobMailbox(Mailbox, Protocol):
 
     def controls(self) -> AsyncIterator[tuple[str, Mapping[str, Any]]]: ...
 
+    def give_up(self) -> None: ...
+
     def cancel(self, error: NodewireError | None = None) -> None: ...
 
     def close(self) -> None: ...
@@ -220,6 +222,7 @@ class JobRun:
         """Whether it is only this node that cannot go on, and who replaces it has been told."""
         if self.handover is None or not isinstance(error, WorkerFailed):
             return False
+        self._mailbox.give_up()
         try:
             to = self.request.customer if self.drives else self._driver
             await self._mailbox.control(to, {"t": LOST, "peer": self._me})
