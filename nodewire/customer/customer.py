@@ -9,8 +9,8 @@ async with nodewire.Customer.open("customer.toml") as customer:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import Any, Self
 
@@ -71,7 +71,7 @@ class Customer:
 
     async def generate(
         self, model: str, prompt: str, *, terms: Terms | None = None, wait: bool = False, **params: Any
-    ) -> AsyncIterator[Piece]:
+    ) -> AsyncGenerator[Piece, None]:
         """Continue `prompt` on the manifest at address `model`; `params` are those of kind 8843 (max_tokens ...).
 
         With `wait` (and terms whose `verify` is "sampled") it ends when the committee has judged what was sampled of
@@ -90,11 +90,13 @@ class Customer:
         made = Generation(
             self.session, kind, model, manifest, prompt, terms or self.terms, checked, begun=self.purchases.append
         )
-        async for piece in made.stream():
-            yield piece
-        if wait:
-            async for piece in made.verify():
+        async with aclosing(made.stream()) as pieces:  # who leaves in the middle has it settled before going on
+            async for piece in pieces:
                 yield piece
+        if wait:
+            async with aclosing(made.verify()) as pieces:
+                async for piece in pieces:
+                    yield piece
         self.last = {
             **together([self._finished(bought.purchase) for bought in made.jobs]),
             "ids": made.ids,

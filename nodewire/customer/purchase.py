@@ -94,6 +94,11 @@ class Purchase:
         return self._running.blamed() if self._running is not None else set()
 
     @property
+    def wronged(self) -> set[str]:
+        """Those of them that were replaced and say that they were there: who else may be to blame is blamed, too."""
+        return self._running.payments.wronged if self._running is not None else set()
+
+    @property
     def is_underway(self) -> bool:
         """Whether a request was published."""
         return self._running is not None
@@ -222,6 +227,8 @@ class Purchase:
             request,
             self.timing,
         )
+        if self._session.announce is not None:
+            await self._session.announce(self)
         await self._running.start()
 
     async def _settle(self) -> None:

@@ -12,11 +12,11 @@ from nodewire.customer.background import Background
 from nodewire.customer.claims import Claims
 from nodewire.customer.payments import JobPayments, most_units
 from nodewire.customer.planning import Draw
-from nodewire.customer.session import LocalMailbox, Session
+from nodewire.customer.session import LocalMailbox, Session, signing_of
 from nodewire.customer.shares import Shares
 from nodewire.customer.ticketing import Tickets
 from nodewire.customer.timing import Handed, Timing
-from nodewire.errors import NotAllowed, TimedOut
+from nodewire.errors import LinkLost, NotAllowed, TimedOut
 from nodewire.kind import JobKind, Params
 from nodewire.nostr.event import Event
 from nodewire.protocol.frame import Array, Frame
@@ -27,6 +27,8 @@ from nodewire.wire.membership import Membership
 
 GRACE_S = 10.0
 """How long a job waits for a provider that is lost to be replaced."""
+PRESENCE_S = 2.0
+"""Within which a provider that a driver has replaced must be reached and say that it is there, to be believed."""
 
 
 class Running:
@@ -66,7 +68,6 @@ class Running:
             network=session.network,
             private_endpoints=session.private_endpoints,
         )
-        session.settler.requests(request.id)
         self._claims = Claims(self.payments, self.here, self.background)
         self.answers = Answers(
             session.keys,
@@ -100,19 +101,22 @@ class Running:
         self.sharing: asyncio.Task[None] | None = None
         """What pays the verification shares as chunks come."""
         self._lost_s = 0.0
+        self._asked_after: set[str] = set()
         self._deadline: asyncio.Timeout | None = None
         self.is_open = True
 
     async def start(self) -> None:
         """Publish the request, send the tickets and the inputs. Raises as `Pool.publish` and `JobMailbox.put`."""
         session, spawn = self._session, self.background.spawn
+        session.settler.requests(self.request.id)
         neighbours = set(self._mailbox.neighbours)
         if self._local is not None:
             neighbours |= set(self.plan.providers())  # the driver tells everybody when a chunk ends
         for provider in sorted(neighbours):
             spawn(self._member.link(provider))
         spawn(self.answers.follow(session.pool))
-        spawn(controls.follow(self.request.id, self._mailbox, self.handover, self.payments))
+        signing = signing_of(session.keys, self.request.id, self._manifest, self.plan, self.handover)
+        spawn(controls.follow(self.request.id, self._mailbox, self.handover, self.payments, signing, self.background))
         self.sharing = asyncio.create_task(self.shares.follow(self.payments))
         spawn(self._member.follow_losses(self.handover))
         await self.publish(self.request)
@@ -131,6 +135,7 @@ class Running:
                     self._local,
                     self.payments.closed,
                     self.handover,
+                    signing,
                 )
             )
 
@@ -163,7 +168,7 @@ class Running:
         """Providers that left, or for whose fault the job ended."""
         failure = self.background.failure
         named = {failure.field} & set(self.plan.members()) if failure is not None else set()
-        return self.handover.gone | self.answers.blamed | named
+        return self.handover.gone | self.payments.disowned | self.answers.blamed | named
 
     def spent_msat(self) -> int:
         """Paid so far, to providers and for verification."""
@@ -177,7 +182,7 @@ class Running:
         """Give the job up, and have all its providers know."""
         self._mailbox.cancel(NotAllowed("job", "cancelled by the customer"))
         ads = self.drawn.ads
-        self._session.withdraw(self.request.id, {p: ads[p].wire for p in self.here()})
+        self._session.withdraw(self.request.id, {p: ads[p].wire for p in self.here() | self.payments.wronged})
 
     async def end(self) -> None:
         """Stop all that runs. What providers still claim is the session's settler's from now on."""
@@ -214,7 +219,24 @@ class Running:
         lost_s = self._lost_s if now_s - self._lost_s < GRACE_S else now_s
         self._timing.takeovers.append(Handed(takeover.attempt, lost_s, now_s))
         self._give_time()
-        await self.payments.took_over(takeover)
+        left = {left for _, left, _, _ in takeover.replaced}
+        doubted = left - self._asked_after - self.handover.missed  # whom this node missed itself it need not ask
+        self._asked_after |= doubted
+        await self.payments.took_over(takeover, doubted)
+        for provider in sorted(doubted):
+            self.background.spawn(self._ask_after(provider, takeover))
+
+    async def _ask_after(self, provider: str, takeover: Takeover) -> None:
+        """See whether a provider that others say is gone is there all the same. The work goes on meanwhile.
+
+        Raises:
+            LinkLost: it is. Nobody can know who lies, or what between them is broken: the job is over.
+        """
+        wire = self.drawn.ads[provider].wire
+        there = await self._session.node.holds(provider, wire, self.request.id, PRESENCE_S)
+        await self.payments.found(provider, there=there)
+        if there:
+            raise LinkLost(takeover.signer, f"had {provider[:8]} replaced, which is there and holds the job")
 
     def _give_time(self) -> None:
         if self._deadline is not None and self._deadline.when() is not None:
