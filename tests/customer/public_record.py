@@ -184,5 +184,8 @@ class PublicRecord:
         self.events.append(event)
         self.published.append(event)
 
+    async def commitments(self, body: Body) -> tuple[Committed, ...]:
+        return (await self.contents(body)).commitments
+
     async def contents(self, body: Body) -> Contents:
         return Contents(self.certifies[body.digest()], ())
