@@ -16,6 +16,7 @@ from nodewire.oracle.daemon import Oracle
 from nodewire.oracle.docket import Docket
 from nodewire.oracle.journal import Journal
 from nodewire.oracle.setup import load_committee, load_seat
+from nodewire.oracle.shares import Shares
 from nodewire.oracle.workbench import Workbench
 from nodewire.pay.presented import Presented
 from nodewire.pay.presenting import Presenter
@@ -41,7 +42,12 @@ async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
     stack.callback(journal.close)
     clock = SystemClock()
     market = Market(pool, blobs, committee)
-    oracle = Oracle(seat, committee, pool, blobs, journal, clock, market.keep)
+    wallet = wallet_of(config.bonds) if config.bonds is not None else None
+    if wallet is not None:
+        stack.push_async_callback(wallet.close)
+    holder = SimBondHolder(wallet) if wallet is not None else None
+    shares = Shares(committee, pool, holder)
+    oracle = Oracle(seat, committee, pool, blobs, journal, clock, market.keep, shares.counts)
     following = asyncio.create_task(market.follow())
     stack.callback(following.cancel)
     node = Node(seat.keys)
@@ -59,16 +65,14 @@ async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
     court = Court(seat.keys, committee, pool, market, docket, inquiry, journal, clock, oracle.expel)
 
     presenter = None
-    if config.bonds is not None:
-        wallet = wallet_of(config.bonds)
-        stack.push_async_callback(wallet.close)
+    if config.bonds is not None and holder is not None:
         presented = Presented(config.state / "presented.db", committee.digest())
         stack.callback(presented.close)
         presenter = Presenter(
             seat.keys,
             committee,
             pool,
-            SimBondHolder(wallet),
+            holder,
             presented,
             collects=config.bonds.token_file is not None,
         )
