@@ -37,6 +37,9 @@ class Record(PublicRecord):
         epoch = Epoch(self.body, BEACON, self.events[0], ())
         return [epoch] if self.known and number < self.number else []
 
+    async def commitments(self, body):
+        return (await self.contents(body)).commitments
+
     async def snapshot(self, sha256):
         nodes = [node(ME)]
         return type("Snapshot", (), {"epoch": self.number, "nodes": nodes})
