@@ -15,6 +15,7 @@ from nodewire.oracle.court import Court
 from nodewire.oracle.daemon import Oracle
 from nodewire.oracle.docket import Docket
 from nodewire.oracle.journal import Journal
+from nodewire.oracle.library import Library
 from nodewire.oracle.setup import load_committee, load_seat
 from nodewire.oracle.shares import Shares
 from nodewire.oracle.workbench import Workbench
@@ -52,7 +53,7 @@ async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
     stack.callback(following.cancel)
     node = Node(seat.keys)
     stack.push_async_callback(node.close)
-    docket = Docket(market, pool)
+    docket, library = Docket(market, pool), Library(market, pool)
     workbench = None
     if config.worker is not None:
         workbench = Workbench(market, config.worker.limits, config.state / "blobs")
@@ -81,6 +82,7 @@ async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
         async with asyncio.TaskGroup() as group:
             group.create_task(oracle.run())
             group.create_task(court.run())
+            group.create_task(library.run())
             if presenter is not None:
                 group.create_task(presenter.run())
 
