@@ -8,6 +8,7 @@ async with nodewire.Customer.open("customer.toml") as customer:
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
@@ -16,7 +17,8 @@ from typing import Any, Self
 import numpy as np
 
 from nodewire.config import CustomerConfig
-from nodewire.customer.bought import Bought, judgement
+from nodewire.customer.again import MAX_AGAIN
+from nodewire.customer.bought import MAX_REPAIRS, Bought, judgement
 from nodewire.customer.embedding import Embedding
 from nodewire.customer.generation import Generation, Piece
 from nodewire.customer.purchase import Purchase
@@ -38,8 +40,8 @@ class Customer:
         self.last: dict[str, Any] = {}
         """What the last finished job was and cost: request id, plan, payments, timing."""
         self.terms = Terms(max_chunk_msat=config.max_chunk_msat, max_total_msat=config.max_total_msat)
-        self.purchases: list[Purchase] = []
-        """All that were begun, the newest last."""
+        self.purchases: deque[Purchase] = deque(maxlen=(MAX_AGAIN + 1) * (MAX_REPAIRS + 1))
+        """The newest that were begun, the last one last: as many as one call may begin."""
         self._config = config
         self._session: Session | None = None
         self._stack = AsyncExitStack()

@@ -15,7 +15,7 @@ from nodewire.customer.planning import PATIENCE_EPOCHS
 from nodewire.customer.purchase import Purchase
 from nodewire.customer.session import Session
 from nodewire.customer.verified import Verified
-from nodewire.errors import BadFrame, NodewireError, PaymentRequired
+from nodewire.errors import BadFrame, NodewireError, NoProvider, PaymentRequired
 from nodewire.kind import JobKind
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
@@ -51,6 +51,8 @@ class Generation:
     jobs: list[Bought] = field(default_factory=list)
     repaired: list[int] = field(default_factory=list)
     """From which token on something was made again."""
+    _wronged: set[str] = field(default_factory=set)
+    _readmitted: set[str] = field(default_factory=set)
 
     async def stream(self) -> AsyncGenerator[Piece, None]:
         """Buy the rest of the generation. Raises as `Customer.generate`."""
@@ -72,6 +74,8 @@ class Generation:
                 return
             except NodewireError as error:
                 if failure is not None and not purchase.is_underway:
+                    if isinstance(error, NoProvider) and self._readmit():
+                        continue
                     raise failure from error
                 if not may_begin(error, purchase, failures=again, came=len(self.ids) > bought.first):
                     raise
@@ -127,6 +131,15 @@ class Generation:
         """Go on without these providers, and with what is left of the budget."""
         self.terms = without(self.terms, whom, 0 if bought.counted else bought.purchase.spent_msat)
         bought.counted = True
+        self._wronged |= bought.purchase.wronged
+
+    def _readmit(self) -> bool:
+        """Take back, once, those who were replaced and say that they were there: without them nobody is left."""
+        back = self._wronged - self._readmitted
+        self._readmitted |= back
+        excluded = tuple(one for one in self.terms.excluded if one not in back)
+        self.terms = self.terms.model_copy(update={"excluded": excluded})
+        return bool(back)
 
     def _purchase(self, patience: int) -> Purchase:
         text = self.prompt.encode()

@@ -11,16 +11,19 @@ from typing import Any
 
 from nodewire.errors import BadInput, BadPeer, Busy, LinkLost, NodewireError, NotAllowed, NotFound, TimedOut
 from nodewire.nostr.keys import Keys
+from nodewire.strangers import Strangers
 from nodewire.wire import identity
 from nodewire.wire.early import Early
 from nodewire.wire.frames import DataHeader, Document
 from nodewire.wire.identity import Identity
 from nodewire.wire.link import Link, Patience
 from nodewire.wire.mailbox import CANCEL, ERROR, GRACE_S, RESUME, JobMailbox, OnLost, Route, Tape
+from nodewire.wire.presence import Presence
 from nodewire.wire.pull import PULL, Holder, Pulls
 from nodewire.wire.transport import Arrival, Listener, TcpTls, Transport
 
 MAX_HALF_OPEN = 64
+"""Connections that have not proven themselves. Those beyond go by `Strangers`; who has proven itself is none."""
 MAX_LINKS = 1_024
 MAX_ADDRESSES = 16
 _MAX_FENCES = 4_096
@@ -55,13 +58,14 @@ class Node:
         self._on_control = on_control
         self._judges = frozenset(judges)
         self._pulls = Pulls(self, holder, self._judges)
+        self._presence = Presence(lambda request: self._jobs.get(request))
         self._patience = patience or Patience()
         self._transport = transport or TcpTls()
         self._unix_s = unix_s
         self._shown: Identity | None = None
         self._listeners: list[Listener] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._half_open = 0
+        self._strangers: Strangers[asyncio.Task[None]] = Strangers(MAX_HALF_OPEN)
         self._links: dict[str, Link] = {}
         self._dials: dict[str, _Dial] = {}
         self._linked = asyncio.Event()
@@ -160,6 +164,10 @@ class Node:
                 job.linked(link)
         return job
 
+    async def holds(self, public: str, addresses: Sequence[str], request: str, patience_s: float) -> bool:
+        """Whether the node `public` can be reached and says that it holds the job (`wire.presence`)."""
+        return await self._presence.ask(self.link(public, addresses), public, request, patience_s)
+
     async def close(self) -> None:
         """End all links and stop listening."""
         self._closed = True
@@ -201,6 +209,9 @@ class Node:
     def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return self._run(work)
 
+    def replaced(self, job: JobMailbox) -> None:
+        self._presence.replaced(job)
+
     def rearranged(self, job: JobMailbox, left: set[str]) -> None:
         for peer in left:
             if (link := self._links.get(peer)) is not None:
@@ -241,6 +252,8 @@ class Node:
             mailbox.credited(link, edge, limit)
 
     def control(self, link: Link, document: Document) -> None:
+        if self._presence.heard(link, document):
+            return
         name = document.get("job")
         job = self._jobs.get(name) if isinstance(name, str) else None
         if job is not None and link.peer in job.members:
@@ -249,6 +262,9 @@ class Node:
             self._run(self._pulls.asked(link.peer, document))
         elif document["t"] not in (ERROR, CANCEL, RESUME):
             self._on_control(link.peer, document)
+
+    def stood_still(self) -> None:
+        self._presence.stood_still()
 
     def lost(self, link: Link, error: NodewireError) -> None:
         if self._links.get(link.peer) is not link:
@@ -295,11 +311,12 @@ class Node:
         return self._shown
 
     def _arrived(self, arrival: Arrival) -> None:
-        if self._half_open >= MAX_HALF_OPEN or self._closed:
+        if self._closed:
             arrival.refuse()
             return
-        self._half_open += 1
-        self._run(self._serve(arrival))
+        displaced = self._strangers.enter(self._run(self._serve(arrival)), arrival.address)
+        if displaced is not None:
+            displaced.cancel()
 
     async def _serve(self, arrival: Arrival) -> None:
         """Have a stranger prove itself in time, then decide whether it may stay."""
@@ -313,10 +330,12 @@ class Node:
             link.abort(BadPeer("handshake", str(error)[:200]))
             return
         except asyncio.CancelledError:
-            link.abort(LinkLost(self.public, "the node closes"))
+            link.abort(LinkLost(self.public, "the node closes, or needs the room"))
             raise
         finally:
-            self._half_open -= 1
+            task = asyncio.current_task()
+            assert task is not None
+            self._strangers.leave(task)
         try:
             await self._settle(link)
         except NodewireError as error:

@@ -56,6 +56,15 @@ def test_with_json_an_error_is_a_document_with_advice(tmp_path):
     assert said["advice"]
 
 
+@pytest.mark.parametrize("command", ["generate", "embed"])
+@pytest.mark.parametrize("option", ["--verify", "--wait"])
+def test_a_run_without_any_market_is_not_verified_silently(tmp_path, command, option):
+    done = run(command, "hi", "--local", "nowhere", option, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("bad-input")
+    assert option in done.stderr
+
+
 def test_a_report_that_cannot_be_written_is_refused_before_anything_is_bought(tmp_path):
     done = run("generate", "hi", "--report", "nowhere/report.json", "--config", "nope.toml", "-m", "x", cwd=tmp_path)
     assert done.returncode == 1
