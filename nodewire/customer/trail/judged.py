@@ -225,7 +225,14 @@ async def _bond(
         settled = judged.cases[key] = await holder.case(key)
     except NotFound:
         if again_s := record.seconds_to(said.epoch + VERDICT_EPOCHS + 1):
-            return [not_yet("bond", what, "oracles present the verdict to the bonds' holder", again_s)]
+            return [
+                not_yet(
+                    "bond",
+                    what,
+                    "an oracle presents the verdict, or whom it owes anything, to the bonds' holder",
+                    again_s,
+                )
+            ]
         return [missing("bond", what, "nobody has presented the verdict to the bonds' holder: `nodewire bond claim`")]
     except NodewireError as error:
         return [missing("bond", what, str(error))]
