@@ -90,6 +90,9 @@ class Purchase:
         self._lost_s = 0.0
         self._asked_after: set[str] = set()
         self._deadline: asyncio.Timeout | None = None
+        """Of the output that is waited for now, if one is."""
+        self._patient_until = 0.0
+        """No output is late before that (the loop's time)."""
         self._last_chunk = -1
         self._done = False
 
@@ -217,8 +220,8 @@ class Purchase:
         A handover gets the time of a first output: the standby computes what came before once more.
         """
         try:
-            async with asyncio.timeout(deadline_s) as timeout:
-                self._deadline = timeout
+            until = max(asyncio.get_running_loop().time() + deadline_s, self._patient_until)
+            async with asyncio.timeout_at(until) as self._deadline:
                 frame = await self._arrived()
                 while self._local is not None and self._local.take(frame):
                     frame = await self._arrived()
@@ -228,10 +231,14 @@ class Purchase:
             late = TimedOut("output", f"none came within {deadline_s:.0f} s")
             unpaid = self._claims.unpaid if self._claims is not None else {}
             raise next(iter(unpaid.values()), late) from error
+        finally:
+            self._deadline = None
 
     def _give_time(self) -> None:
-        if self._deadline is not None and self._deadline.when() is not None:
-            self._deadline.reschedule(asyncio.get_running_loop().time() + self.plan.first_result_ms / 1000)
+        """Wait as long as for a first output: for the one that is waited for, or the next that will be."""
+        self._patient_until = asyncio.get_running_loop().time() + self.plan.first_result_ms / 1000
+        if self._deadline is not None and not self._deadline.expired():
+            self._deadline.reschedule(self._patient_until)
 
     async def _arrived(self) -> Frame[Array]:
         """The next frame of the job, or what ended it."""

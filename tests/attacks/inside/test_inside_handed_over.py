@@ -81,7 +81,8 @@ class Market:
         self.payments, self.payer = job()
         self.bought = bought = object.__new__(Purchase)
         bought.timing, bought._background = Timing(), Background()
-        bought._asked_after, bought._lost_s, bought._deadline = set(), 0.0, None
+        bought._asked_after, bought._lost_s, bought._deadline, bought._patient_until = set(), 0.0, None, 0.0
+        bought._local = bought._claims = None
         bought._payments, bought._answers = self.payments, None
         bought._request = SimpleNamespace(id=REQUEST)
         bought._session = SimpleNamespace(node=self.customer)
@@ -131,6 +132,20 @@ async def test_a_takeover_from_one_that_is_gone_costs_nobody_anything(how):
         await asyncio.wait_for(asyncio.gather(*market.bought._background._tasks), 4)
         assert market.bought._background.failure is None
         assert not market.payments._doubted and not market.bought.wronged
+
+
+async def test_a_takeover_that_comes_while_nobody_waits_for_output_ends_nothing():
+    """The reader of the tokens takes its time over one of them."""
+    async with Market() as market:
+
+        async def arrived():
+            return "a frame"
+
+        market.bought._arrived = arrived
+        assert await market.bought._next(1.0) == "a frame"
+        market.bought._noticed_loss()
+        await market.bought._took_over(takeover(first=1))
+        assert await market.bought._next(0.0) == "a frame"  # the standby has its time all the same
 
 
 async def test_whom_the_customer_itself_has_missed_it_does_not_ask():
