@@ -103,6 +103,9 @@ class Running:
         self._lost_s = 0.0
         self._asked_after: set[str] = set()
         self._deadline: asyncio.Timeout | None = None
+        """Of the output that is waited for now, if one is."""
+        self._patient_until = 0.0
+        """No output is late before that (the loop's time)."""
         self.is_open = True
 
     async def start(self) -> None:
@@ -149,8 +152,8 @@ class Running:
             NodewireError: what ended the job.
         """
         try:
-            async with asyncio.timeout(deadline_s) as timeout:
-                self._deadline = timeout
+            until = max(asyncio.get_running_loop().time() + deadline_s, self._patient_until)
+            async with asyncio.timeout_at(until) as self._deadline:
                 frame = await self._arrived()
                 while self._local is not None and self._local.take(frame):
                     frame = await self._arrived()
@@ -159,6 +162,8 @@ class Running:
             # Providers wait for payments that cannot be made: then that is the reason, not their silence.
             late = TimedOut("output", f"none came within {deadline_s:.0f} s")
             raise next(iter(self._claims.unpaid.values()), late) from error
+        finally:
+            self._deadline = None
 
     def here(self) -> set[str]:
         """The providers that work on the job now."""
@@ -239,5 +244,7 @@ class Running:
             raise LinkLost(takeover.signer, f"had {provider[:8]} replaced, which is there and holds the job")
 
     def _give_time(self) -> None:
-        if self._deadline is not None and self._deadline.when() is not None:
-            self._deadline.reschedule(asyncio.get_running_loop().time() + self.plan.first_result_ms / 1000)
+        """Wait as long as for a first output: for the one that is waited for, or the next that will be."""
+        self._patient_until = asyncio.get_running_loop().time() + self.plan.first_result_ms / 1000
+        if self._deadline is not None and not self._deadline.expired():
+            self._deadline.reschedule(self._patient_until)

@@ -82,7 +82,8 @@ class Market:
         self.payments, self.payer = job()
         self.running = running = object.__new__(Running)
         running._timing, running.background = Timing(), Background()
-        running._asked_after, running._lost_s, running._deadline = set(), 0.0, None
+        running._asked_after, running._lost_s, running._deadline, running._patient_until = set(), 0.0, None, 0.0
+        running._local = running._claims = None
         running.payments, running.answers = self.payments, SimpleNamespace(blamed=set())
         running.request, running.plan = SimpleNamespace(id=REQUEST), self.payments._plan
         running._session = SimpleNamespace(node=self.customer)
@@ -133,6 +134,20 @@ async def test_a_takeover_from_one_that_is_gone_costs_nobody_anything(how):
         await asyncio.wait_for(asyncio.gather(*market.running.background._tasks), 4)
         assert market.running.background.failure is None
         assert not market.payments._doubted and not market.bought.wronged
+
+
+async def test_a_takeover_that_comes_while_nobody_waits_for_output_ends_nothing():
+    """The reader of the tokens takes its time over one of them."""
+    async with Market() as market:
+
+        async def arrived():
+            return "a frame"
+
+        market.running._arrived = arrived
+        assert await market.running.next(1.0) == "a frame"
+        market.running._noticed_loss()
+        await market.running._took_over(takeover(first=1))
+        assert await market.running.next(0.0) == "a frame"  # the standby has its time all the same
 
 
 async def test_whom_the_customer_itself_has_missed_it_does_not_ask():
