@@ -61,6 +61,9 @@ class Exchange(sending.Exchange, Protocol):
 
     def forget(self, job: JobMailbox) -> None: ...
 
+    def replaced(self, job: JobMailbox) -> None:
+        """A takeover has left nothing of the job to this node."""
+
 
 class JobMailbox:
     """Implements nodewire.kind.Mailbox. Made by Node.open_job.
@@ -108,6 +111,8 @@ class JobMailbox:
         self._documents = asyncio.Event()
         self._moved = asyncio.Event()
         self._error: NodewireError | None = None
+        self._given_up = False
+        self._replaced = False
         self._sender = Sender(self, exchange, request, tape, handover=on_lost is not None)
         self._arrange(routes)
 
@@ -118,6 +123,11 @@ class JobMailbox:
         A link alone is not enough: a process that was started anew has one, but not the job.
         """
         return frozenset(self._awaited)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this node goes on with the job: nothing has ended it here."""
+        return self._error is None and not self._given_up
 
     @property
     def _attended(self) -> set[str]:
@@ -249,11 +259,23 @@ class JobMailbox:
         self._moved.set()
         self._moved.clear()
 
+    def replaced(self) -> None:
+        """A takeover has nothing for this node: the job ends here, and for nobody else.
+
+        If this node held it, it still says so to who asks (`wire.presence`).
+        """
+        self._exchange.replaced(self)
+        self._replaced = True
+
+    def give_up(self) -> None:
+        """This node cannot go on; the job is not over for the others, nor for what is to be settled here."""
+        self._given_up = True
+
     def cancel(self, error: NodewireError | None = None) -> None:
         """End the job here and at every neighbour, whose `get` and `put` raise `error`."""
         error = error or NotAllowed("job", f"cancelled by {self._exchange.public}")
         document = {"t": CANCEL, "job": self.request, "attempt": self.attempt, "error": error.as_dict()}
-        for peer in self.neighbours:
+        for peer in self.neighbours if not self._replaced else ():  # which may not have heard of the takeover yet
             link = self._exchange.open_link(peer)
             if link is not None:
                 link.send_control(document)
