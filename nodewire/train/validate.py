@@ -46,7 +46,7 @@ STEPS_POWER = 0.75
 who was given fewer steps than the recipe's is compared with what it would have by all of them."""
 BF16_SLACK = 5.0
 """The tolerance counts so many times for bf16: Adam's first step goes by the signs of gradients, and which sign one has
-that is nearly zero is chance there (.036 of the way between instruction sets, where cheats are .1 and more apart)."""
+that is nearly zero is chance there (.038 of the way between instruction sets; cheats are .35 and more)."""
 FEW = 3
 """Norms below which a median says nothing about who is wrong."""
 
