@@ -16,6 +16,7 @@ from nodewire.market import open_market
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.pay import lnurl_server
+from nodewire.pay.bond_holder import is_share_paid
 from nodewire.pay.ledger import Ledger
 from nodewire.pay.presented import Presented
 from nodewire.pay.presenting import Presenter
@@ -110,6 +111,7 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
         commit=committing.commit,
         keep=holding.verified,
         publish=publish_here,
+        is_paid=lambda request, chunk: is_share_paid(holder, request, chunk, market.committee),
     )
     manifests = {s.digest: s.manifest for s in served.values()}
     admission = Admission(keys.public, market, pool, ledger, manifests, config.pow_bits)
