@@ -104,9 +104,7 @@ def check_refusal(say, command, code):
     assert exit_code == 1
     assert "Traceback" not in text
     assert [line for line in text.splitlines() if line.startswith(code)], text
-    said = re.split(r"^request [0-9a-f]{64}$", text, flags=re.MULTILINE)[
-        -1
-    ].strip()
+    said = re.split(r"^request [0-9a-f]{64}$", text, flags=re.MULTILINE)[-1].strip()
     assert len(said.splitlines()) <= 2  # the error, and perhaps a line of advice
     exit_code, out, err = say(*command, "--json")
     assert exit_code == 1
