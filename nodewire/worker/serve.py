@@ -26,6 +26,8 @@ from nodewire.worker.arena import Slabs
 MAX_PROGRAM_BYTES = 64 * 2**20
 RESERVE_BYTES = 4 * 2**20
 """On top of the cap, for reading calls and writing answers; actors do not get it."""
+_OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc", "[enforce fail a")
+"""What torch's allocator says; its own message may find no memory to be whole."""
 _DTYPES = {name: getattr(torch, name) for name in ITEM_BYTES}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
@@ -191,7 +193,7 @@ class Server:
         if (
             isinstance(error, MemoryError | torch.OutOfMemoryError)
             or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
-            or (isinstance(error, RuntimeError) and ("can't allocate memory" in text or "bad_alloc" in text))
+            or (isinstance(error, RuntimeError) and any(said in text for said in _OUT_OF_MEMORY))
         ):
             return OverMemory(task, f"more than {self._limits.memory_bytes} bytes")
         return WorkerFailed(task, f"{type(error).__name__}: {text}"[:200])
