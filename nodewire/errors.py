@@ -88,6 +88,18 @@ class BadManifest(BadInput):
     code = "bad-manifest"
 
 
+class BadRecipe(BadInput):
+    """A recipe breaks a cap or contradicts itself, or what it asks for does not train."""
+
+    code = "bad-recipe"
+
+
+class BadData(BadInput):
+    """A data set or shard is empty, or not of the layout that its recipe names."""
+
+    code = "bad-data"
+
+
 class BadTask(BadInput):
     """A task's program or weights are not what the whitelist and its own types allow."""
 

@@ -65,14 +65,14 @@ class Schema(BaseModel):
             ) from error
 
     @classmethod
-    def from_document(cls, document: Any) -> Self:
-        """The model of decoded JSON or msgpack. Raises as `parse`."""
+    def from_document(cls, document: Any, *, context: Any = None) -> Self:
+        """The model of decoded JSON or msgpack; `context` is handed to its fields' validators. Raises as `parse`."""
         if "v" in cls.model_fields and isinstance(document, dict):
             known = cls.model_fields["v"].default
             if document.get("v") != known:
                 raise BadVersion("v", f"{document.get('v')!r}; this software speaks {known}")
         try:
-            return cls.model_validate(_tuples(document))
+            return cls.model_validate(_tuples(document), context=context)
         except RecursionError as error:
             raise cls.ERROR(cls.__name__.lower(), "nested too deeply") from error
         except ValidationError as error:

@@ -1,0 +1,322 @@
+"""A recipe: what is trained and how, as one canonical document; its digest is the "source for the code" of a job.
+
+No code travels: a recipe names a family, a loss, optimizers and their numbers, and every number has a cap. The
+products (parameters, memory, operations) are bounded too when a recipe is read, so what was read can be priced, and
+allocated, as it says. NIPS.md, "Training".
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from nodewire.errors import BadInput, BadRecipe, TooLarge
+from nodewire.protocol.families import READING_TOML, Decoder, Encoder, Family, Lora, Real, Shapes, between, count
+from nodewire.protocol.schema import Count, Label, Name, Schema
+
+MAX_PARAMETERS = 2**34
+MAX_MEMORY_BYTES = 2**40
+MAX_ROUND_FLOPS = 2**62
+MAX_WINDOW = 2**17
+MAX_BATCH = 2**16
+MAX_STEPS = 100_000
+
+Share = Annotated[Real, between(0, 1)]
+Rate = Annotated[Real, between(0, 1e4)]
+Beta = Annotated[Real, between(0, 0.999999)]
+Epsilon = Annotated[Real, between(1e-20, 1)]
+
+Loss = Literal["cross_entropy", "squared_error", "next_token", "contrastive"]
+Layout = Literal["arrays", "bytes", "tokens", "texts"]
+
+
+class Data(Schema):
+    """How a data set is laid out, split and read.
+
+    arrays: x [n, inputs] and y [n] (or [n, classes] for squared_error). bytes: files, as they are. tokens: ids in one
+    row. texts: lines of text, tokenized by the customer; for an encoder two texts a line, parted by a tab.
+    """
+
+    layout: Layout
+    window: int = Field(default=0, ge=0, le=MAX_WINDOW)
+    """Positions of a sample (decoders), tokens of a text (encoders); 0 for arrays."""
+    block: int = Field(default=4_096, ge=1, le=2**30)
+    """Bytes or tokens that are dealt to a shard, or held out, together; of arrays and pairs it is always one row."""
+    deal: Literal["shuffled", "contiguous"] = "shuffled"
+    """Shuffled: shards are alike. Contiguous: in the data's own order, so skewed as the data is."""
+    held_out: int = Field(default=10, ge=2, le=2**20)
+    """Every so-manieth block (or row) is held out from all shards, to validate on."""
+
+
+class Inner(Schema):
+    """The optimizer of a round, fresh in every round; the schedule goes by the global step, rounds before included.
+
+    sgd: lr, momentum, nesterov, weight_decay. adamw: lr, betas, eps, weight_decay. muon: lr, momentum, nesterov and
+    weight_decay for the hidden matrices; the rest by adamw with rest_lr. Decay is decoupled, and of matrices only.
+    """
+
+    optimizer: Literal["sgd", "adamw", "muon"]
+    lr: Rate
+    rest_lr: Rate = "0.001"
+    momentum: Beta = "0.0"
+    nesterov: bool = False
+    betas: tuple[Beta, Beta] = ("0.9", "0.95")
+    eps: Epsilon = "1e-08"
+    weight_decay: Rate = "0.0"
+    clip: Rate = "0.0"
+    """The gradient's largest norm; 0.0: any."""
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    warmup: int = Field(default=0, ge=0, le=2**40)
+    """Steps over which the rate rises from nothing."""
+    total: int = Field(default=0, ge=0, le=2**40)
+    """Steps after which it has fallen to `floor`; 0: all of the recipe's."""
+    floor: Share = "0.0"
+    """What is left of the rate at the end, as a share."""
+
+
+class Outer(Schema):
+    """What becomes of a round's pseudo-gradients.
+
+    average: theta + lr x mean. nesterov (DiLoCo): v = momentum v + mean; theta + lr (momentum v + mean). fedadam:
+    Adam with betas and eps on the mean. `aggregate` says what stands for the mean: trimmed and krum bear with
+    `tolerated` bad ones, clip shortens what is longer than `bound` times the median norm.
+    """
+
+    method: Literal["average", "nesterov", "fedadam"] = "average"
+    lr: Rate = "1.0"
+    momentum: Beta = "0.0"
+    betas: tuple[Beta, Beta] = ("0.9", "0.99")
+    eps: Epsilon = "0.001"
+    aggregate: Literal["mean", "trimmed", "median", "clip", "krum"] = "mean"
+    tolerated: int = Field(default=0, ge=0, le=1_024)
+    bound: Annotated[Real, between(0, 1e6, open_below=True)] = "2.0"
+
+    @model_validator(mode="after")
+    def _tolerates_some(self) -> Self:
+        if self.aggregate in ("trimmed", "krum") and not self.tolerated:
+            raise ValueError(f"tolerated: 0, so {self.aggregate} is the mean")
+        return self
+
+
+class Compression(Schema):
+    """How a pseudo-gradient travels: whole, in blocks of 8 or 4 bits, or only its largest numbers (topk).
+
+    `error_feedback` is how much of what was lost is carried into the sender's next round: 0.0 none, 1.0 all.
+    """
+
+    method: Literal["f32", "int8", "int4", "topk"] = "f32"
+    block: Literal[128, 256, 512, 1_024, 2_048, 4_096] = 256
+    """Numbers that share a scale, and of which topk keeps the largest."""
+    fraction: Annotated[Real, between(0, 0.5, open_below=True)] = "0.0625"
+    """What topk keeps."""
+    bits: Literal[2, 8] = 8
+    """Of a number that topk keeps."""
+    error_feedback: Share = "0.0"
+
+    @property
+    def kept(self) -> int:
+        """Numbers of a block that topk keeps: at least one."""
+        return max(1, math.floor(self.block * float(self.fraction)))
+
+
+class Validation(Schema):
+    """When a result is accepted. Multiples are of the median over the round's results.
+
+    progress: reject if the others' aggregate has a held-out loss lower by more than `gamma`. decay: the moving average
+    over `average` rounds of the held-out loss must fall by the share `rate` a round.
+    """
+
+    policy: Literal["none", "progress", "decay"] = "none"
+    gamma: Rate = "0.05"
+    rate: Annotated[Real, between(-1, 1)] = "0.0"
+    average: int = Field(default=3, ge=1, le=1_000)
+    norm_low: Rate = "0.2"
+    norm_high: Rate = "5.0"
+    cosine: Share = "0.99"
+    """Two results as alike as this are one and a copy."""
+    gain: Annotated[Real, between(-1e4, 1e4)] = "-0.05"
+    """The held-out loss must fall by more than this when one result alone is applied."""
+    own: Annotated[Real, between(-1e4, 1e4)] = "0.0"
+    """The loss on the own shard must fall by this much more than the held-out loss."""
+    samples: int = Field(default=256, ge=1, le=2**16)
+    """Samples that a loss is measured on."""
+
+
+class Audit(Schema):
+    """Recomputing what was claimed: a share of all segments of so many steps, drawn after the round is closed."""
+
+    fraction: Share = "0.1"
+    segment: int = Field(default=10, ge=1, le=MAX_STEPS)
+    tolerance: Annotated[Real, between(0, 1)] = "0.02"
+    """Largest distance of a recomputed state, as a share of the segment's own way."""
+
+
+class Profile(Schema):
+    """What the result's bits depend on. Equal profiles give equal bits; the labels are compared, not interpreted."""
+
+    threads: Literal[1] = 1
+    torch: Label = ""
+    isa: Label = ""
+
+
+class Hardware(Schema):
+    """The least that a bidder has, above what the recipe itself computes."""
+
+    device: Literal["cpu", "any"] = "any"
+    memory_bytes: Count = 0
+
+
+class Recipe(Schema):
+    TAG: ClassVar[str] = "nodewire/recipe/1"
+    MAX_BYTES: ClassVar[int] = 32_768
+    ERROR: ClassVar[type[BadInput]] = BadRecipe
+
+    v: Literal[1] = 1
+    name: Name
+    family: Family
+    adapter: Lora | None = None
+    loss: Loss
+    data: Data
+    inner: Inner
+    outer: Outer = Outer()
+    steps: int = Field(ge=1, le=MAX_STEPS)
+    """Inner steps of a round at full speed (H); the schedule counts so many a round."""
+    batch: int = Field(ge=1, le=MAX_BATCH)
+    rounds: int = Field(ge=1, le=100_000)
+    precision: Literal["f32", "bf16"] = "f32"
+    """Of the products; weights, momenta and results are always float32."""
+    seed: Count = 0
+    compression: Compression = Compression()
+    validation: Validation = Validation()
+    audit: Audit = Audit()
+    deadline: int = Field(default=3_600, ge=1, le=30 * 86_400)
+    """Seconds after which a round's result is not waited for."""
+    profile: Profile = Profile()
+    hardware: Hardware = Hardware()
+
+    @classmethod
+    def from_toml(cls, text: str) -> Self:
+        """The recipe in a TOML file, where real numbers may stand without quotes.
+
+        Raises:
+            TooLarge: longer than MAX_BYTES.
+            BadRecipe: not TOML, or any fault of `parse`, naming the field.
+            BadVersion: its `v` is another.
+        """
+        if len(text) > cls.MAX_BYTES:
+            raise TooLarge("recipe", f"{len(text)} characters, at most {cls.MAX_BYTES}")
+        try:
+            document = tomllib.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise BadRecipe("recipe", f"not TOML: {str(error)[:160]}") from error
+        return cls.from_document({"v": 1} | document, context=READING_TOML)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        family, layout = self.family, self.data.layout
+        losses: tuple[str, ...]
+        layouts: tuple[str, ...]
+        if isinstance(family, Decoder):
+            losses, layouts = ("next_token",), ("bytes",) if family.tokens == "byte" else ("tokens", "texts")
+        elif isinstance(family, Encoder):
+            losses, layouts = ("contrastive",), ("texts",)
+        else:
+            losses, layouts = ("cross_entropy", "squared_error"), ("arrays",)
+        if self.loss not in losses:
+            raise ValueError(f"loss: {self.family.name} is trained with {' or '.join(losses)}")
+        if layout not in layouts:
+            raise ValueError(f"data.layout: {self.family.name} is trained on {' or '.join(layouts)}")
+        if isinstance(family, Decoder | Encoder):
+            if not 2 <= self.data.window <= family.positions:
+                raise ValueError(f"data.window: not from 2 to the model's {family.positions} positions")
+        elif self.data.window:
+            raise ValueError("data.window: arrays have none")
+        if self.loss == "contrastive" and self.batch < 2:
+            raise ValueError("batch: one pair has nothing to be told from")
+        self._adapter_fits()
+        for what, value, most in (
+            ("parameters", self.parameters(), MAX_PARAMETERS),
+            ("memory_bytes", self.memory_bytes(), MAX_MEMORY_BYTES),
+            ("flops_per_round", self.flops_per_round(), MAX_ROUND_FLOPS),
+        ):
+            if value > most:
+                raise ValueError(f"{what}: {value}, at most {most}")
+        return self
+
+    def _adapter_fits(self) -> None:
+        if self.adapter is None:
+            return
+        if not isinstance(self.family, Decoder | Encoder) or self.family.start is None:
+            raise ValueError("adapter: there is no model to start from")
+        modules = {name.split(".")[-2] for name in self.adapter.adapted(self.family.shapes())}
+        missing = [target for target in self.adapter.targets if target not in modules]
+        if missing:
+            raise ValueError(f"adapter.targets: the model has no matrix {missing[0]}")
+
+    def shapes(self) -> Shapes:
+        """Names and shapes of what is trained: of theta, of every pseudo-gradient, in this order."""
+        whole = self.family.shapes()
+        return whole if self.adapter is None else self.adapter.shapes(whole)
+
+    def parameters(self) -> int:
+        """Numbers of the whole model, frozen ones and adapters included."""
+        whole = count(self.family.shapes())
+        return whole if self.adapter is None else whole + count(self.shapes())
+
+    def trained(self) -> int:
+        """Numbers that are trained: the sum of the products of `shapes()`."""
+        return count(self.shapes())
+
+    def total_steps(self) -> int:
+        """Where the schedule ends: `inner.total`, or rounds x steps."""
+        return self.inner.total or self.rounds * self.steps
+
+    def flops_per_sample(self) -> int:
+        """Of one sample, there and back: 3 x the family's forward operations (backward costs two forwards)."""
+        return 3 * self.family.flops_per_sample(self.data.window)
+
+    def flops_per_round(self) -> int:
+        """One provider's round: steps x (batch x `flops_per_sample` + 20 per trained number for the optimizer).
+
+        Muon adds, for each matrix [a, b] with a the shorter side, 5 iterations of 2 (2 a a b + a a a).
+        """
+        optimizer = 20 * self.trained()
+        if self.inner.optimizer == "muon":
+            sides = [sorted(shape) for shape in self.shapes().values() if len(shape) == 2]
+            optimizer += sum(10 * (2 * a * a * b + a**3) for a, b in sides)
+        return self.steps * (self.batch * self.flops_per_sample() + optimizer)
+
+    def memory_bytes(self) -> int:
+        """A provider's peak above an empty worker: 4 x (parameters + trained x (3 + moments) + batch x activations).
+
+        Three more copies of what is trained are its gradient, what it was at the start, and the optimizer's
+        intermediate; moments are 1 for sgd with momentum, 2 for adamw and muon. Shard and packed result come on top.
+        """
+        moments = {"sgd": int(float(self.inner.momentum) > 0), "adamw": 2, "muon": 2}[self.inner.optimizer]
+        numbers = self.parameters() + self.trained() * (3 + moments)
+        return 4 * (numbers + self.batch * self.family.activations_per_sample(self.data.window))
+
+    def state_bytes(self) -> int:
+        """Tensor bytes of theta or of one uncompressed pseudo-gradient: 4 per trained number."""
+        return 4 * self.trained()
+
+    def upload_bytes(self) -> int:
+        """Tensor bytes of one result, its safetensors header (some 100 a tensor) not counted.
+
+        With n trained numbers in b = ceil(n / block) blocks: f32 4 n; int8 n + 4 b; int4 ceil(n / 2) + 4 b; topk, of
+        k kept a block, b x (ceil(k x bits / 8) + 2 k + 8): values, 16-bit places, and two scales.
+        """
+        n, how = self.trained(), self.compression
+        blocks = -(-n // how.block)
+        match how.method:
+            case "f32":
+                return 4 * n
+            case "int8":
+                return n + 4 * blocks
+            case "int4":
+                return -(-n // 2) + 4 * blocks
+            case "topk":
+                return blocks * (-(-how.kept * how.bits // 8) + 2 * how.kept + 8)

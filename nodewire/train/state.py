@@ -1,0 +1,142 @@
+"""States: a model's trained tensors by name, in memory, as safetensors bytes, and as a hash.
+
+A State is float32, contiguous and in the family's order. Bytes from others are checked against the names, dtypes and
+shapes that are expected before a tensor is made of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from nodewire.errors import BadData, BadTask, TooLarge
+from nodewire.llm.tensorfile import DTYPES, read_header, read_into
+from nodewire.protocol import canonical
+from nodewire.protocol.families import Shapes
+
+State = dict[str, Tensor]
+Types = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
+"""What is expected of each tensor; a dimension of -1 may be any."""
+
+_CODES = {
+    torch.float32: "F32",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+}
+_HEADER_BYTES = 512
+"""Most of a header that one tensor takes."""
+
+
+def pack(tensors: Mapping[str, Tensor]) -> bytes:
+    """Tensors as a safetensors file: the widest types first, then by name; equal tensors give equal bytes."""
+    rows = sorted(tensors.items(), key=lambda row: (-row[1].dtype.itemsize, row[0]))
+    header, end = {}, 0
+    for name, tensor in rows:
+        span = [end, end := end + tensor.numel() * tensor.dtype.itemsize]
+        header[name] = {"dtype": _CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": span}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join([len(text).to_bytes(8, "little"), text, *(_bytes(tensor) for _, tensor in rows)])
+
+
+def unpack(data: bytes, expected: Types, *, field: str = "tensors") -> dict[str, Tensor]:
+    """The tensors in safetensors bytes, in the order of `expected`.
+
+    Raises:
+        TooLarge: the header is longer than `expected` can make it.
+        BadData: the header is malformed; names, dtypes or shapes are not those expected, or tensors do not fill the
+            bytes in order. The tensor is named.
+    """
+    length = int.from_bytes(data[:8], "little")
+    if length > _HEADER_BYTES * (len(expected) + 1):
+        raise TooLarge(field, f"a header of {length} bytes")
+    if len(data) < 8 + length:
+        raise BadData(field, "ends before its header does")
+    try:
+        entries = json.loads(data[8 : 8 + length])
+        entries.pop("__metadata__", None)
+        spans = {name: _span(name, entry, expected, field) for name, entry in entries.items()}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise BadData(field, "the header is not one of safetensors") from error
+    missing = next((name for name in expected if name not in spans), None)
+    if missing is not None:
+        raise BadData(f"{field}.{missing}", "missing")
+    end = 0
+    for start, stop, _ in sorted(spans.values(), key=lambda span: span[:2]):
+        if start != end:
+            raise BadData(field, "tensors overlap or leave gaps")
+        end = stop
+    body = memoryview(data)[8 + length :]
+    if end != len(body):
+        raise BadData(field, f"tensors end at byte {end}, the data at {len(body)}")
+    found = {}
+    for name, (dtype, _) in expected.items():
+        start, stop, shape = spans[name]
+        tensor = torch.empty(shape, dtype=dtype)
+        if stop > start:
+            tensor.view(-1).view(torch.uint8).numpy()[:] = body[start:stop]
+        found[name] = tensor
+    return found
+
+
+def _span(name: str, entry: dict[str, object], expected: Types, field: str) -> tuple[int, int, tuple[int, ...]]:
+    if name not in expected:
+        raise BadData(field, f"unexpected tensor {name[:80]!r}")
+    dtype, wanted = expected[name]
+    code, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]  # type: ignore[misc]
+    if not isinstance(shape, list) or any(type(n) is not int or not 0 <= n < 2**48 for n in (*shape, start, stop)):
+        raise ValueError("a number out of range")
+    fits = len(shape) == len(wanted) and all(w in (-1, n) for n, w in zip(shape, wanted, strict=True))
+    if code != _CODES[dtype] or not fits:
+        raise BadData(f"{field}.{name}", f"{str(code)[:8]} {shape}, not {_CODES[dtype]} {list(wanted)}")
+    if stop - start != prod(shape) * dtype.itemsize:
+        raise ValueError("shape and offsets disagree")
+    return start, stop, tuple(shape)
+
+
+def types(shapes: Shapes) -> Types:
+    """What is expected of a State of these shapes."""
+    return {name: (torch.float32, shape) for name, shape in shapes.items()}
+
+
+def read(path: Path, shapes: Shapes) -> State:
+    """The tensors of these names from a safetensors file of float32, bfloat16 or float16; it may hold others, too.
+
+    Names in the file may stand below `bert.`, as checkpoints with a head have them.
+
+    Raises:
+        TooLarge, BadTask: the file is malformed, or a tensor is missing, of another shape, or not finite.
+    """
+    stored = read_header(path)
+    state = {}
+    for name, shape in shapes.items():
+        found = stored.get(name) or stored.get(f"bert.{name}")
+        if found is None:
+            raise BadTask(f"weights.{name}", "missing")
+        if found.shape != shape or found.dtype not in DTYPES:
+            raise BadTask(f"weights.{name}", f"{found.dtype[:20]} {list(found.shape)}, not {list(shape)}")
+        state[name] = torch.empty(shape, dtype=torch.float32)
+        read_into(found, state[name])
+    return state
+
+
+def digest(tensors: Mapping[str, Tensor]) -> bytes:
+    """32 bytes for names, shapes and bits of tensors, in their order."""
+    hashed = hashlib.sha256(canonical.encode([[name, list(t.shape)] for name, t in tensors.items()]))
+    for tensor in tensors.values():
+        hashed.update(_bytes(tensor))
+    return canonical.tagged_hash("nodewire/state/1", hashed.digest())
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    """The tensor's bytes, not copied if it is contiguous (all supported machines are little-endian)."""
+    return memoryview(tensor.detach().contiguous().view(-1).numpy()).cast("B")
