@@ -157,6 +157,23 @@ class Serve(Section):
     us_per_position: Count = 1_000
 
 
+class TrainConfig(Section):
+    """Rounds of training that a provider takes, and what they cost. Memory and device are the worker's."""
+
+    kinds: tuple[Literal[8840, 8841], ...] = Field(default=(8840, 8841), min_length=1)
+    families: tuple[Name, ...] = Field(default=("linear", "mlp", "cnn", "decoder"), min_length=1, max_length=16)
+    msat_per_pflop: Msat
+    least_msat: Msat = 1_000
+    gflops: int = Field(default=10, ge=1, le=2**40)
+    """The speed that the ad claims, gflop a second."""
+    concurrency: int = Field(default=1, ge=1, le=64)
+    """Rounds at a time, each in a worker of its own."""
+    deposit_ppm: int = Field(default=200_000, ge=0, le=1_000_000)
+    """The part of a price that a customer pays first, unless it paid for the round before."""
+    most: Size = 2 * 10**9
+    """The largest weights or shard that is fetched."""
+
+
 class ProviderConfig(Role):
     name: Name | Literal[""] = ""
     """The ad's name; made of the key if empty."""
@@ -167,7 +184,8 @@ class ProviderConfig(Role):
     wallet: WalletConfig
     worker: WorkerConfig = WorkerConfig()
     bond: BondConfig = BondConfig()
-    serve: tuple[Serve, ...] = Field(min_length=1, max_length=64)
+    serve: tuple[Serve, ...] = Field(default=(), max_length=64)
+    train: TrainConfig | None = None
     spool: Size = 10 * 10**9
     """Bytes on disk for the frames of jobs that are under way or have just ended."""
     pow_bits: int = Field(default=8, ge=0, le=40)
@@ -180,6 +198,8 @@ class ProviderConfig(Role):
         served = [(s.manifest, task) for s in self.serve for task in s.tasks]
         if len(served) != len(set(served)):
             raise ValueError("serve: a task is named twice")
+        if not self.serve and self.train is None:
+            raise ValueError("serve: nothing is sold here: neither [[serve]] nor [train] stands in the file")
         return self
 
 
@@ -218,8 +238,9 @@ class OracleConfig(File):
 
 
 def load_role(path: Path) -> CustomerConfig | ProviderConfig:
-    """A provider's configuration if the file says what to serve, else a customer's. Raises BadConfig."""
-    return ProviderConfig.load(path) if "serve" in _parsed(path, _text(path)) else CustomerConfig.load(path)
+    """A provider's configuration if the file says what it sells, else a customer's. Raises BadConfig."""
+    sells = {"serve", "train"} & _parsed(path, _text(path)).keys()
+    return ProviderConfig.load(path) if sells else CustomerConfig.load(path)
 
 
 def _text(path: Path) -> str:

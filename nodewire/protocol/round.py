@@ -1,7 +1,7 @@
 """A round of training as a job request (kinds 8840, 8841), and the tickets that open it. NIPS.md, "Training".
 
-The request is public: which ciphertext goes to which provider, how many steps each makes of it, what each is paid. Recipe,
-keys and what the ciphertexts hold travel in tickets (rumors 28841 in ephemeral gift wraps, one to each provider).
+The request is public: which ciphertext goes to which provider, how many steps each makes of it, what each is paid.
+Recipe, keys and hashes of the plaintexts travel in tickets (rumors 28841 in ephemeral gift wraps, one to each provider).
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def parse(event: Event) -> RoundRequest:
     return RoundRequest(event.id, event.pubkey, event.created_at, event.kind, round_, tuple(relays))
 
 
-def ticket_kind(text: str) -> bool:
+def is_ticket(text: str) -> bool:
     """Whether a ticket's JSON opens a round of training and not a job of inference: it has a recipe."""
     try:
         said = orjson.loads(text)

@@ -1,7 +1,7 @@
 """A trainer's ad (kind 31990, NIP-89): what rounds of training a provider takes, at what price. NIPS.md, "Training".
 
-Event: `d` = name, `k` = each kind of round (8840 to 8842), `t` = federated; content = the document as JSON. An inference
-ad (`ad`) has the same kind and `["k", "8843"]`: readers tell them apart by `k`.
+Event: `d` = name, `k` = each kind of round (8840 to 8842), `t` = federated; content = the document as JSON. An
+inference ad (`ad`) has the same kind and `["k", "8843"]`: readers tell them apart by `k`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 https://www.rfc-editor.org/rfc/rfc8439; segments as in STREAM, https://eprint.iacr.org/2015/189
 
-    ciphertext = segment 0 ‖ segment 1 ‖ ...     a segment is 1 MiB of plaintext (the last may have less) and a 16-byte tag
+    ciphertext = segment 0 ‖ segment 1 ‖ ...          a segment is 1 MiB of plaintext (the last may have less) and a tag
     nonce of segment i = 7 zero bytes ‖ u32 i, big-endian ‖ 1 for the last segment, else 0
 
 So a segment that was moved, left out or cut off does not open, and a reader holds one segment at a time.

@@ -163,8 +163,8 @@ def test_a_ticket_opens_the_request_that_sealed_it():
     parsed = rounds.parse(request())
     good = RoundTicket.parse(ticket(request=parsed.id).to_json())
     assert rounds.check_ticket(good, parsed, HASH, PROVIDER.public) == parsed.round.shards[0]
-    assert rounds.ticket_kind(good.to_json())
-    assert not rounds.ticket_kind('{"v":1,"params":{}}')
+    assert rounds.is_ticket(good.to_json())
+    assert not rounds.is_ticket('{"v":1,"params":{}}')
 
 
 @pytest.mark.parametrize(

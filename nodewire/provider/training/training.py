@@ -1,0 +1,239 @@
+"""The training half of a provider: announces itself, follows its relays, runs the shards that it admits."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+from nodewire.errors import Busy, NodewireError, PaymentRequired
+from nodewire.kind import Worker
+from nodewire.nostr import nip59
+from nodewire.nostr.event import Event
+from nodewire.nostr.keys import Keys
+from nodewire.nostr.nip01 import Filter
+from nodewire.nostr.pool import Pool
+from nodewire.pay.dues import Due
+from nodewire.pay.ledger import Ledger
+from nodewire.protocol import feedback, kinds, trainer
+from nodewire.protocol import round as rounds
+from nodewire.protocol.round import RoundRequest, RoundTicket
+from nodewire.protocol.trainer import Trainer
+from nodewire.provider.training.admission import Admitted, TrainingAdmission
+from nodewire.provider.training.run import ShardRun
+from nodewire.store.blobs import Blobs
+
+log = logging.getLogger("nodewire.provider")
+
+MAX_WAITING = 1_024
+"""Requests without ticket, and tickets without request; the newest are kept."""
+MAX_SEEN = 8_192
+MAX_REFUSING = 64
+WAITING_S = 30.0
+
+
+class Training:
+    """Made with everything open; `run` serves until it is cancelled. `workers` have the trainer loaded, one a slot."""
+
+    def __init__(
+        self,
+        *,
+        keys: Keys,
+        pool: Pool,
+        blobs: Blobs,
+        ledger: Ledger,
+        ad: Trainer,
+        admission: TrainingAdmission,
+        workers: Sequence[Worker],
+        folder: Path,
+        patience_s: float,
+    ) -> None:
+        self._keys = keys
+        self._pool = pool
+        self._blobs = blobs
+        self._ledger = ledger
+        self._ad = ad
+        self._admission = admission
+        self._free = list(workers)
+        self._folder = folder
+        self._patience_s = patience_s
+        self._requests: dict[str, tuple[float, RoundRequest]] = {}
+        self._tickets: dict[tuple[str, str], tuple[float, RoundTicket]] = {}
+        """By request and author: anybody can read a request and send a ticket for it, which opens nothing."""
+        self._runs: dict[str, ShardRun] = {}
+        self._seen: dict[str, None] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._refusing = 0
+        self._settled = asyncio.Condition()
+
+    @property
+    def name(self) -> str:
+        """The ad's."""
+        return self._ad.name
+
+    async def run(self) -> None:
+        """Announce, then serve until cancelled."""
+        event = trainer.build(self._keys, self._ad, created_at=int(time.time()))
+        await self._pool.publish(event, timeout_s=30.0)
+        mine = {"p": frozenset({self._keys.public})}
+        wanted = [
+            Filter(kinds=frozenset(self._ad.kinds), tags=mine, since=int(time.time() - WAITING_S)),
+            Filter(kinds=frozenset({nip59.EPHEMERAL_GIFT_WRAP}), tags=mine),
+        ]
+        async for event in self._pool.subscribe(wanted):
+            self._forget_old()
+            try:
+                if event.kind == nip59.EPHEMERAL_GIFT_WRAP:
+                    self._ticketed(event)
+                else:
+                    self._requested(event)
+            except NodewireError as error:
+                log.info("%s %s refused: %s", event.kind, event.id[:8], error)
+
+    def settled(self, due: Due) -> None:
+        """This provider's wallet says that something is paid."""
+        if (run := self._runs.get(due.key.job)) is not None:
+            self._spawn(run.paid())
+        self._spawn(self._notify())
+
+    async def _notify(self) -> None:
+        async with self._settled:
+            self._settled.notify_all()
+
+    def _requested(self, event: Event) -> None:
+        if event.id in self._seen:
+            return
+        self._seen[event.id] = None
+        try:
+            request = self._admission.glance(event, time.time())
+        except NodewireError as error:
+            if self._keys.public in event.values("p") and self._refusing < MAX_REFUSING:
+                self._spawn(self._refuse(event, error))
+            raise
+        self._requests[request.id] = time.monotonic(), request
+        self._begin_if_complete(request.id)
+
+    def _ticketed(self, event: Event) -> None:
+        rumor = nip59.unwrap(event, self._keys)
+        if rumor.kind != kinds.TICKET or not rounds.is_ticket(rumor.content):
+            return
+        ticket = RoundTicket.parse(rumor.content)
+        if ticket.request in self._runs:
+            return
+        self._tickets.setdefault((ticket.request, rumor.pubkey), (time.monotonic(), ticket))
+        self._begin_if_complete(ticket.request)
+
+    def _begin_if_complete(self, id_: str) -> None:
+        """A shard begins when its request and its ticket are here, from the same key."""
+        if id_ not in self._requests:
+            return
+        _, request = self._requests[id_]
+        if (id_, request.customer) not in self._tickets:
+            return
+        del self._requests[id_]
+        _, ticket = self._tickets.pop((id_, request.customer))
+        self._spawn(self._serve(request, ticket))
+
+    async def _serve(self, request: RoundRequest, ticket: RoundTicket) -> None:
+        try:
+            job = self._admission.check(request, ticket)
+            if not self._admission.has_deposit(job.assigned):
+                await self._until_paid_before(job)
+            if not self._free:
+                raise Busy("concurrency", "all workers are training")
+        except NodewireError as error:
+            log.info("round %s refused: %s", request.id[:8], error)
+            await self._tell(request.id, request.customer, request.kind, error)
+            return
+        worker = self._free.pop()
+        run = ShardRun(
+            job,
+            keys=self._keys,
+            blobs=self._blobs,
+            ledger=self._ledger,
+            publish=self._publish,
+            folder=self._folder,
+            patience_s=self._patience_s,
+        )
+        self._runs[request.id] = run
+        try:
+            await self._run(run, worker)
+        except NodewireError as error:
+            log.warning("round %s ended: %s", request.id[:8], error)
+        except Exception:
+            log.exception("round %s ended by a fault of this software", request.id[:8])
+        finally:
+            del self._runs[request.id]
+
+    async def _run(self, run: ShardRun, worker: Worker) -> None:
+        """A slot is for the deposit and the work; who waits for its balance trains another shard meanwhile."""
+        try:
+            await run.deposit()
+            await run.train(worker)
+        except NodewireError as error:
+            await run.refuse(error)
+            raise
+        finally:
+            self._free.append(worker)
+        await run.balance()
+        job = run.job
+        earned = job.assigned.price_msat / 1000
+        log.info(
+            "round %d of %s served: shard %d, %d steps, %.3f sat earned",
+            job.request.round.round,
+            job.request.round.job[:8],
+            job.assigned.index,
+            job.assigned.steps,
+            earned,
+        )
+
+    async def _until_paid_before(self, job: Admitted) -> None:
+        """Return when the round before is paid for, which stands for a deposit.
+
+        Raises:
+            PaymentRequired: it is not, within the patience.
+        """
+
+        def is_paid() -> bool:
+            return self._admission.before(job).state in ("settled", "receipted")
+
+        try:
+            async with asyncio.timeout(self._patience_s), self._settled:
+                await self._settled.wait_for(is_paid)
+        except TimeoutError as error:
+            raise PaymentRequired("previous", "the round before is not paid") from error
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _refuse(self, event: Event, error: NodewireError) -> None:
+        self._refusing += 1
+        try:
+            await self._tell(event.id, event.pubkey, event.kind, error)
+        finally:
+            self._refusing -= 1
+
+    async def _tell(self, request: str, customer: str, kind: int, error: NodewireError) -> None:
+        status: feedback.Status = "busy" if error.code == "busy" else "error"
+        said = feedback.build(
+            self._keys, request, customer, status, created_at=int(time.time()), text=error.code, kind=kind
+        )
+        try:
+            await self._publish(said)
+        except NodewireError as failure:
+            log.warning("feedback: %s", failure)
+
+    async def _publish(self, event: Event) -> None:
+        await self._pool.publish(event, timeout_s=10.0)
+
+    def _forget_old(self) -> None:
+        horizon = time.monotonic() - WAITING_S
+        self._requests = {key: one for key, one in list(self._requests.items())[-MAX_WAITING:] if one[0] >= horizon}
+        self._tickets = {key: one for key, one in list(self._tickets.items())[-MAX_WAITING:] if one[0] >= horizon}
+        while len(self._seen) > MAX_SEEN:
+            del self._seen[next(iter(self._seen))]
