@@ -106,6 +106,12 @@ class BadTask(BadInput):
     code = "bad-task"
 
 
+class BadUpdate(BadInput):
+    """A result of training is not of the model, the form or the size that its recipe fixes."""
+
+    code = "bad-update"
+
+
 class BadPlan(BadInput):
     code = "bad-plan"
 

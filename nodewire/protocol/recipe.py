@@ -307,7 +307,7 @@ class Recipe(Schema):
         """Tensor bytes of one result, its safetensors header (some 100 a tensor) not counted.
 
         With n trained numbers in b = ceil(n / block) blocks: f32 4 n; int8 n + 4 b; int4 ceil(n / 2) + 4 b; topk, of
-        k kept a block, b x (ceil(k x bits / 8) + 2 k + 8): values, 16-bit places, and two scales.
+        k kept a block, b x (ceil(k x bits / 8) + 2 k + 4): values, 16-bit places, and a scale; with 2 bits two scales.
         """
         n, how = self.trained(), self.compression
         blocks = -(-n // how.block)
@@ -319,4 +319,4 @@ class Recipe(Schema):
             case "int4":
                 return -(-n // 2) + 4 * blocks
             case "topk":
-                return blocks * (-(-how.kept * how.bits // 8) + 2 * how.kept + 8)
+                return blocks * (-(-how.kept * how.bits // 8) + 2 * how.kept + (8 if how.bits == 2 else 4))

@@ -1,0 +1,223 @@
+"""An update as bytes: float32, blocks of 8 or 4 bits, or only its largest numbers. NIPS.md, "Updates".
+
+A packed update is a safetensors file whose tensors' names, dtypes and shapes follow from the model's shapes and the
+recipe alone, so who unpacks checks them before it takes memory. f32 holds the tensors themselves. The others see all
+numbers as one row, in the family's order, cut into blocks (the last one filled up with zeros), and hold
+
+    int8     `scales` f32 [blocks]: s = max|x| / 127; `codes` i8 [numbers]: x / s
+    int4     `scales` f32 [blocks]: s = max|x| / 7; `codes` u8 [half the numbers]: x / s as two's complements of 4 bits,
+             the earlier one in the low half of a byte
+    topk     of each block only the k largest |x| (of equals the earlier): `places` i16 [blocks, k] in it, ascending;
+      bits 8   `scales` f32 [blocks] and `codes` i8 [blocks, k], as int8
+      bits 2   `scales` f32 [blocks, 2]: mean|x| of the kept numbers up to their mean, and of those above it;
+               `codes` u8 [blocks, k / 4]: 2 bits each, 1 = negative, 2 = above the mean, earlier ones in lower bits
+
+Divisions are float32, rounded to even; means are float64 (`sums.fold`): the same bits on every machine. A scale below
+2^-126 is 0, and then so are the block's codes. No number may be above 2^64, which no step of training makes.
+
+What is lost in packing is carried to the next round where the recipe says so (error feedback: Seide et al. 2014,
+Karimireddy et al. 2019, arXiv 1901.09847): what is packed is delta + error_feedback x residual. Means of the largest
+and of the rest in 2 bits: Sarfi et al. 2025, arXiv 2508.15706.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+import torch
+from torch import Tensor
+
+from nodewire.errors import BadData, BadUpdate, TooLarge
+from nodewire.protocol.families import Shapes
+from nodewire.protocol.recipe import Compression
+from nodewire.train import state
+from nodewire.train.state import State
+from nodewire.train.sums import fold
+
+LARGEST = 2.0**64
+_SMALLEST = 2.0**-126
+_LIMIT = {"int8": 127, "int4": 7, "topk": 127}
+"""The largest code."""
+
+
+def pack(delta: State, compression: Compression, residual: State | None = None) -> tuple[bytes, State | None]:
+    """The packed update, and the residual for the same sender's next round (None without error feedback).
+
+    Args:
+        delta: tensors in the family's order.
+        residual: what the round before left; None at first, and whenever another provider takes over the shard.
+
+    Raises:
+        BadUpdate: a number is not finite, or above 2^64.
+    """
+    feedback = float(compression.error_feedback)
+    if residual is not None and feedback:
+        delta = {name: tensor + feedback * residual[name] for name, tensor in delta.items()}
+    _check_range(delta)
+    if compression.method == "f32":
+        data = state.pack(delta)
+    else:
+        row = torch.cat([tensor.reshape(-1) for tensor in delta.values()])
+        blocks = torch.nn.functional.pad(row, (0, -len(row) % compression.block)).view(-1, compression.block)
+        data = state.pack(_coded(blocks, len(row), compression))
+    if not feedback:
+        return data, None
+    sent = unpack(data, {name: tuple(tensor.shape) for name, tensor in delta.items()}, compression)
+    return data, {name: tensor - sent[name] for name, tensor in delta.items()}
+
+
+def unpack(data: bytes, shapes: Shapes, compression: Compression) -> State:
+    """The update in `data`; `shapes` are the recipe's, and its order is the update's.
+
+    Raises:
+        TooLarge: longer than an update of this model and form can be.
+        BadUpdate: shorter, of other names, shapes or dtypes, or numbers that packing does not make.
+    """
+    if len(data) > (most := most_bytes(shapes, compression)):
+        raise TooLarge("update", f"{len(data)} bytes, at most {most}")
+    try:
+        parts = state.unpack(data, _types(shapes, compression), field="update")
+    except BadData as error:
+        raise BadUpdate(error.field, error.reason) from error
+    if compression.method == "f32":
+        _check_range(parts)
+        return parts
+    sizes = [prod(shape) for shape in shapes.values()]
+    row = _decoded(parts, sum(sizes), compression)
+    # Copies, so that one tensor of a State does not keep the memory of all.
+    tensors = zip(torch.split(row, sizes), shapes.items(), strict=True)
+    return {name: tensor.clone().view(shape) for tensor, (name, shape) in tensors}
+
+
+def most_bytes(shapes: Shapes, compression: Compression) -> int:
+    """The most that a packed update of a model may take, header included: what is fetched of one."""
+    types = _types(shapes, compression)
+    return 8 + state.most_header_bytes(types) + sum(prod(shape) * dtype.itemsize for dtype, shape in types.values())
+
+
+def _types(shapes: Shapes, how: Compression) -> state.Types:
+    """The tensors of a packed update."""
+    if how.method == "f32":
+        return state.types(shapes)
+    numbers = sum(prod(shape) for shape in shapes.values())
+    blocks = -(-numbers // how.block)
+    scales = {"scales": (torch.float32, (blocks,))}
+    if how.method == "int8":
+        return scales | {"codes": (torch.int8, (numbers,))}
+    if how.method == "int4":
+        return scales | {"codes": (torch.uint8, (-(-numbers // 2),))}
+    places = {"places": (torch.int16, (blocks, how.kept))}
+    if how.bits == 8:
+        return scales | places | {"codes": (torch.int8, (blocks, how.kept))}
+    return places | {"scales": (torch.float32, (blocks, 2)), "codes": (torch.uint8, (blocks, -(-how.kept // 4)))}
+
+
+def _coded(blocks: Tensor, numbers: int, how: Compression) -> dict[str, Tensor]:
+    if how.method == "topk":
+        order = blocks.abs().sort(dim=1, descending=True, stable=True).indices
+        places = order[:, : how.kept].sort(dim=1).values
+        kept, named = blocks.gather(1, places), {"places": places.to(torch.int16)}
+        if how.bits == 2:
+            scales, codes = _in_two_bits(kept)
+            return named | {"scales": scales, "codes": _joined(codes, 2)}
+        scales, codes = _scaled(kept, _LIMIT["topk"])
+        return named | {"scales": scales.view(-1), "codes": codes}
+    scales, codes = _scaled(blocks, _LIMIT[how.method])
+    codes = codes.view(-1)[:numbers]
+    return {"scales": scales.view(-1), "codes": codes if how.method == "int8" else _joined((codes & 15)[None], 4)[0]}
+
+
+def _decoded(parts: Mapping[str, Tensor], numbers: int, how: Compression) -> Tensor:
+    """The row of numbers. Raises BadUpdate for what `_coded` does not make."""
+    scales, codes = parts["scales"], parts["codes"]
+    most = torch.tensor(LARGEST) / (1 if how.method == "topk" and how.bits == 2 else _LIMIT[how.method])
+    if not bool(((scales == 0) | ((scales >= _SMALLEST) & (scales <= most))).all()):
+        raise BadUpdate("update.scales", "not finite, negative, or out of range")
+    blocks = -(-numbers // how.block)
+    if how.method == "topk":
+        places = parts["places"].long()
+        if not bool(((places >= 0) & (places < how.block)).all() and (places.diff(dim=1) > 0).all()):
+            raise BadUpdate("update.places", "not ascending within their block")
+        kept = (
+            _unscaled(scales[:, None], codes, 127)
+            if how.bits == 8
+            else _of_two_bits(scales, _parted(codes, 2, how.kept))
+        )
+        row = torch.zeros(blocks, how.block).scatter_(1, places, kept).view(-1)
+        if bool(row[numbers:].any()):
+            raise BadUpdate("update.places", "a number behind the last")
+        return row[:numbers]
+    if how.method == "int4":
+        codes = _parted(codes[None], 4, numbers)[0]
+        codes = (codes ^ 8).to(torch.int8) - 8
+    codes = torch.nn.functional.pad(codes, (0, -numbers % how.block)).view(-1, how.block)
+    return _unscaled(scales[:, None], codes, _LIMIT[how.method]).view(-1)[:numbers]
+
+
+def _scaled(rows: Tensor, limit: int) -> tuple[Tensor, Tensor]:
+    """Scales [rows, 1] and codes int8 [rows, n]: the largest number of a row has the code `limit`."""
+    scales = rows.abs().amax(1, keepdim=True) / limit
+    scales = torch.where(scales < _SMALLEST, 0.0, scales)
+    # Below the smallest scale a number divided by 1 rounds to 0.
+    return scales, (rows / torch.where(scales == 0, 1.0, scales)).round().to(torch.int8)
+
+
+def _unscaled(scales: Tensor, codes: Tensor, limit: int) -> Tensor:
+    """The numbers [rows, n] of scales [rows, 1] and codes int8 [rows, n]."""
+    largest = codes.to(torch.int16).abs().amax(1, keepdim=True)
+    if not bool((largest == torch.where(scales == 0, 0, limit)).all()):
+        raise BadUpdate("update.codes", "a block's largest does not fit its scale")
+    return codes.float() * scales
+
+
+def _in_two_bits(kept: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales [rows, 2] and codes uint8 [rows, k] of the kept numbers."""
+    sizes = kept.double().abs()
+    above = sizes > fold(sizes)[:, None] / sizes.shape[1]
+    scales = torch.stack([_mean_where(sizes, ~above), _mean_where(sizes, above)], 1).float()
+    scales = torch.where(scales < _SMALLEST, 0.0, scales)
+    above &= scales[:, 1:] > 0
+    negative = (kept < 0) & (torch.where(above, scales[:, 1:], scales[:, :1]) > 0)
+    return scales, negative.to(torch.uint8) | (above.to(torch.uint8) << 1)
+
+
+def _of_two_bits(scales: Tensor, codes: Tensor) -> Tensor:
+    """The numbers [rows, k] of scales [rows, 2] and codes uint8 [rows, k]."""
+    above, negative = (codes & 2) > 0, (codes & 1) > 0
+    low, high = scales[:, :1], scales[:, 1:]
+    sizes = torch.where(above, high, low)
+    if not bool((above.any(1, keepdim=True) == (high > 0)).all() and ((high == 0) | (high >= low)).all()):
+        raise BadUpdate("update.scales", "two means that are not those of two halves")
+    if bool((negative & (sizes == 0)).any()):
+        raise BadUpdate("update.codes", "a negative zero")
+    return torch.where(negative, -sizes, sizes)
+
+
+def _mean_where(sizes: Tensor, chosen: Tensor) -> Tensor:
+    return fold(torch.where(chosen, sizes, 0.0)) / chosen.sum(1).clamp(min=1)
+
+
+def _joined(codes: Tensor, bits: int) -> Tensor:
+    """Codes [rows, n] of so many bits in bytes [rows, ceil(n x bits / 8)], the first ones lowest."""
+    each = 8 // bits
+    codes = torch.nn.functional.pad(codes, (0, -codes.shape[1] % each)).to(torch.uint8)
+    joined = codes[:, ::each].clone()
+    for i in range(1, each):
+        joined |= codes[:, i::each] << (bits * i)
+    return joined
+
+
+def _parted(packed: Tensor, bits: int, count: int) -> Tensor:
+    """Codes uint8 [rows, count] from bytes. Raises BadUpdate for bits behind the last."""
+    each = 8 // bits
+    codes = torch.stack([(packed >> (bits * i)) & ((1 << bits) - 1) for i in range(each)], 2).flatten(1)
+    if bool(codes[:, count:].any()):
+        raise BadUpdate("update.codes", "bits behind the last")
+    return codes[:, :count].contiguous()
+
+
+def _check_range(tensors: State) -> None:
+    for name, tensor in tensors.items():
+        if not bool((tensor.abs() <= LARGEST).all()):
+            raise BadUpdate(f"update.{name}", "a number that is not finite, or above 2^64")
