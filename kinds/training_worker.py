@@ -1,0 +1,240 @@
+"""The worker entry of kinds 8840 and 8841: a shard's training at its provider, a whole training's arithmetic at its
+customer. Imported by workers only.
+
+Tensors of a model or a shard come and go as safetensors bytes, in frames of at most 1 MiB whose `meta` says `end` in
+the last. A "trainer" session is one shard of one round:
+
+    theta*, shard*        what it begins with
+    train                 trains one segment -> trained {step, loss, state, samples, end}; loss in millionths
+    update                -> update*, when the last segment is done
+
+A "coordinator" session is one training; its `program` is the recipe, its only weights file the customer's folder:
+
+    shard {index}         -> shard*              theta, momenta  -> theta*, momenta*
+    restore {what}*       theta or momenta as they were after some round
+    result {index, steps}*                       -> judged {accepted, reason} after the last
+    step                  theta and momenta of the next round, from the results that were accepted -> stepped {loss}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+import torch._dynamo  # noqa: F401  # as in k8843_worker: nothing can be imported once the worker is locked in
+import torch.optim  # noqa: F401
+
+from nodewire.errors import BadFrame, BadInput, BadTask, Busy, NodewireError, NotFound, TooLarge
+from nodewire.kind import Actor, Limits, Params
+from nodewire.protocol.delivery import MICRO
+from nodewire.protocol.frame import Frame, Meta
+from nodewire.protocol.recipe import Recipe
+from nodewire.train import compress, data, outer, reading, state
+from nodewire.train.data import Shard
+from nodewire.train.families import initial
+from nodewire.train.inner import Stretch, Trainer, Update
+from nodewire.train.state import State
+
+PIECE_BYTES = 1 << 20
+MAX_SESSIONS = 4
+_HEADER_BYTES = 1 << 20
+"""More than the header of any model's safetensors has."""
+_MOST_MICRO = 2**53 - 1
+
+Tensors = Frame[torch.Tensor]
+
+
+def load(engine: str, program: bytes, weights: Sequence[Path], limits: Limits) -> Actor:
+    """The trainer or the coordinator. Raises BadTask, BadRecipe, BadData."""
+    if engine == "trainer":
+        return TrainerActor(limits)
+    if engine == "coordinator":
+        (folder,) = weights
+        return CoordinatorActor(Recipe.unpack(program), folder)
+    raise BadTask("engine", f"{engine[:40]!r} is not trainer or coordinator")
+
+
+class TrainerActor:
+    """Sessions are shards of rounds."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._sessions: dict[str, _ShardSession] = {}
+
+    def open(self, session: str, params: Params) -> None:
+        if len(self._sessions) >= MAX_SESSIONS:
+            raise Busy("sessions", f"{MAX_SESSIONS} are open")
+        self._sessions[session] = _ShardSession(params)
+
+    def receive(self, session: str, frame: Tensors) -> list[Tensors]:
+        if session not in self._sessions:
+            raise NotFound("session", "not open")
+        return self._sessions[session].receive(frame)
+
+    def close(self, session: str) -> None:
+        self._sessions.pop(session, None)
+
+
+class _ShardSession:
+    def __init__(self, params: Params) -> None:
+        self._recipe = recipe = Recipe.unpack(params["recipe"])
+        self._round, self._index, self._steps = int(params["round"]), int(params["index"]), int(params["steps"])
+        self._theta_in = _Incoming(recipe.state_bytes() + _HEADER_BYTES)
+        self._shard_in = _Incoming(data.MAX_SHARD_BYTES)
+        self._theta: State | None = None
+        self._shard: Shard | None = None
+        self._running: Iterator[Stretch] | None = None
+        self._update: Update | None = None
+
+    def receive(self, frame: Tensors) -> list[Tensors]:
+        match frame.edge:
+            case "theta":
+                if (whole := self._theta_in.take(frame)) is not None:
+                    self._theta = state.unpack(whole, state.types(self._recipe.shapes()), field="theta")
+                return []
+            case "shard":
+                if (whole := self._shard_in.take(frame)) is not None:
+                    self._shard = Shard.unpack(whole, self._recipe)
+                return []
+            case "train":
+                return [self._train(frame.seq)]
+            case "update":
+                if self._update is None:
+                    raise BadFrame("update", "there is none yet")
+                packed, _ = compress.pack(self._update.delta, self._recipe.compression, None)
+                return list(_pieces("update", packed))
+        raise BadFrame("edge", f"{frame.edge[:40]!r} is unknown")
+
+    def _train(self, seq: int) -> Tensors:
+        if self._running is None:
+            if self._theta is None or self._shard is None:
+                raise BadFrame("train", "theta and shard come first")
+            trainer = Trainer(self._recipe)
+            self._running = trainer.stretches(self._theta, self._shard, self._round, self._index, self._steps)
+        done = next(self._running, None)
+        if done is None:
+            raise BadFrame("train", "the round is over")
+        self._update = done.update
+        said: Meta = {
+            "step": done.step,
+            "loss": _micro(done.loss),
+            "state": done.state.hex(),
+            "samples": done.update.samples if done.update else 0,
+            "end": done.update is not None,
+        }
+        return Frame("trained", seq, (), said)
+
+
+class CoordinatorActor:
+    """One training at its customer; `session` is ignored, for there is one."""
+
+    def __init__(self, recipe: Recipe, folder: Path) -> None:
+        self._recipe = recipe
+        self._dataset = reading.read(recipe, folder)
+        self._trainer = Trainer(recipe)
+        self._theta: State = initial(recipe)
+        self._momenta: State = outer.start(recipe.outer, self._theta)
+        self._shards: list[Shard] = []
+        self._incoming: dict[str, _Incoming] = {}
+        self._results: dict[int, tuple[int, State]] = {}
+
+    def open(self, session: str, params: Params) -> None:
+        self._shards, held_out = data.split(self._dataset, int(params["shards"]), self._recipe)
+        self._measured = data.samples(held_out, self._recipe, self._recipe.validation.samples)
+
+    def receive(self, session: str, frame: Tensors) -> list[Tensors]:
+        match frame.edge:
+            case "shard":
+                return list(_pieces("shard", self._shards[_number(frame, "index")].packed))
+            case "theta":
+                return list(_pieces("theta", state.pack(self._theta)))
+            case "momenta":
+                return list(_pieces("momenta", state.pack(self._momenta)))
+            case "restore":
+                return self._restore(frame)
+            case "result":
+                return self._result(frame)
+            case "step":
+                return [self._step(frame.seq)]
+        raise BadFrame("edge", f"{frame.edge[:40]!r} is unknown")
+
+    def close(self, session: str) -> None:
+        self._results.clear()
+
+    def _restore(self, frame: Tensors) -> list[Tensors]:
+        what = str(frame.meta["what"])
+        expected = {name: tensor.shape for name, tensor in (self._theta if what == "theta" else self._momenta).items()}
+        most = 3 * self._recipe.state_bytes() + _HEADER_BYTES
+        whole = self._incoming.setdefault(what, _Incoming(most)).take(frame)
+        if whole is not None:
+            del self._incoming[what]
+            tensors = state.unpack(whole, state.types({name: tuple(shape) for name, shape in expected.items()}))
+            if what == "theta":
+                self._theta = tensors
+            else:
+                self._momenta = tensors
+        return []
+
+    def _result(self, frame: Tensors) -> list[Tensors]:
+        """Take a packed update; once it is whole, the judgement of it. A malformed one is judged, not raised."""
+        index, steps = _number(frame, "index"), _number(frame, "steps")
+        most = compress.packed_bytes(self._recipe.shapes(), self._recipe.compression)
+        key = f"result.{index}"
+        try:
+            whole = self._incoming.setdefault(key, _Incoming(most)).take(frame)
+            if whole is None:
+                return []
+            del self._incoming[key]
+            delta = compress.unpack(whole, self._recipe.shapes(), self._recipe.compression)
+        except NodewireError as error:
+            self._incoming.pop(key, None)
+            said: Meta = {"index": index, "accepted": False, "reason": f"{error.code}: {error}"[:200]}
+            return [Frame("judged", frame.seq, (), said)]
+        self._results[index] = steps * self._recipe.batch, delta
+        return [Frame("judged", frame.seq, (), {"index": index, "accepted": True, "reason": ""})]
+
+    def _step(self, seq: int) -> Tensors:
+        results = [self._results[index] for index in sorted(self._results)]
+        self._theta, self._momenta = outer.step(self._recipe.outer, self._theta, self._momenta, results)
+        self._results.clear()
+        return Frame("stepped", seq, (), {"loss": _micro(self._trainer.loss(self._theta, self._measured))})
+
+
+class _Incoming:
+    """Bytes that come in pieces; never more than were expected are kept."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._whole = bytearray()
+
+    def take(self, frame: Tensors) -> bytes | None:
+        """All bytes once the last piece is here. Raises BadFrame, TooLarge."""
+        if len(frame.tensors) != 1 or frame.tensors[0].dtype != torch.uint8:
+            raise BadFrame(frame.edge, "not one tensor of bytes")
+        (piece,) = frame.tensors
+        if len(self._whole) + piece.numel() > self._most:
+            raise TooLarge(frame.edge, f"more than {self._most} bytes")
+        self._whole += memoryview(piece.numpy())
+        if not frame.meta.get("end"):
+            return None
+        whole, self._whole = bytes(self._whole), bytearray()
+        return whole
+
+
+def _pieces(edge: str, whole: bytes) -> Iterator[Tensors]:
+    for seq, at in enumerate(range(0, max(1, len(whole)), PIECE_BYTES)):
+        piece = torch.frombuffer(bytearray(whole[at : at + PIECE_BYTES]) or bytearray(1), dtype=torch.uint8)
+        yield Frame(edge, seq, (piece[: len(whole) - at],), {"end": at + PIECE_BYTES >= len(whole)})
+
+
+def _number(frame: Tensors, name: str) -> int:
+    value = frame.meta.get(name)
+    if not isinstance(value, int):
+        raise BadInput(name, "not a number")
+    return value
+
+
+def _micro(loss: float) -> int:
+    """Millionths; a loss that is not finite, or negative, is the end of what can be said."""
+    return min(_MOST_MICRO, max(0, round(loss * MICRO))) if loss == loss and abs(loss) != float("inf") else _MOST_MICRO
