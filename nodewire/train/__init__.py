@@ -1,1 +1,1 @@
-"""Training: what a recipe says, done. One round is a pure function of theta, recipe, shard, round and index."""
+"""Training in rounds: what a provider computes, what a customer makes of it, how it is checked. Torch lives here."""

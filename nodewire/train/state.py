@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,8 +20,8 @@ from nodewire.errors import BadData, BadTask, TooLarge
 from nodewire.llm.tensorfile import DTYPES, read_header, read_into
 from nodewire.protocol import canonical
 from nodewire.protocol.families import Shapes
+from nodewire.train.sums import State as State
 
-State = dict[str, Tensor]
 Types = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 """What is expected of each tensor; a dimension of -1 may be any."""
 
@@ -57,7 +58,7 @@ def unpack(data: bytes, expected: Types, *, field: str = "tensors") -> dict[str,
             bytes in order. The tensor is named.
     """
     length = int.from_bytes(data[:8], "little")
-    if length > most_header_bytes(expected):
+    if length > _HEADER_BYTES * (len(expected) + 1):
         raise TooLarge(field, f"a header of {length} bytes")
     if len(data) < 8 + length:
         raise BadData(field, "ends before its header does")
@@ -88,16 +89,11 @@ def unpack(data: bytes, expected: Types, *, field: str = "tensors") -> dict[str,
     return found
 
 
-def most_header_bytes(expected: Types) -> int:
-    """The longest header that `unpack` reads, its own length's 8 bytes not counted."""
-    return _HEADER_BYTES * (len(expected) + 1)
-
-
-def _span(name: str, entry: dict[str, object], expected: Types, field: str) -> tuple[int, int, tuple[int, ...]]:
+def _span(name: str, entry: dict[str, Any], expected: Types, field: str) -> tuple[int, int, tuple[int, ...]]:
     if name not in expected:
         raise BadData(field, f"unexpected tensor {name[:80]!r}")
     dtype, wanted = expected[name]
-    code, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]  # type: ignore[misc]
+    code, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(shape, list) or any(type(n) is not int or not 0 <= n < 2**48 for n in (*shape, start, stop)):
         raise ValueError("a number out of range")
     fits = len(shape) == len(wanted) and all(w in (-1, n) for n, w in zip(shape, wanted, strict=True))
@@ -122,7 +118,7 @@ def read(path: Path, shapes: Shapes) -> State:
         TooLarge, BadTask: the file is malformed, or a tensor is missing, of another shape, or not finite.
     """
     stored = read_header(path)
-    state = {}
+    state: dict[str, Tensor] = {}
     for name, shape in shapes.items():
         found = stored.get(name) or stored.get(f"bert.{name}")
         if found is None:
@@ -144,4 +140,4 @@ def digest(tensors: Mapping[str, Tensor]) -> bytes:
 
 def _bytes(tensor: Tensor) -> memoryview:
     """The tensor's bytes, not copied if it is contiguous (all supported machines are little-endian)."""
-    return memoryview(tensor.detach().contiguous().view(-1).numpy()).cast("B")
+    return tensor.detach().contiguous().view(-1).numpy().data.cast("B")
