@@ -22,8 +22,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-import torch._dynamo  # noqa: F401  # as in k8843_worker: nothing can be imported once the worker is locked in
-import torch.optim  # noqa: F401
+import torch._dynamo  # as in k8843_worker: nothing can be imported once the worker is locked in
+import torch.optim
 
 from nodewire.errors import BadFrame, BadInput, BadTask, Busy, NodewireError, NotFound, TooLarge
 from nodewire.kind import Actor, Limits, Params

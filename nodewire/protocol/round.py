@@ -1,7 +1,7 @@
 """A round of training as a job request (kinds 8840, 8841), and the tickets that open it. NIPS.md, "Training".
 
 The request is public: which ciphertext goes to which provider, how many steps each makes of it, what each is paid.
-Recipe, keys and hashes of the plaintexts travel in tickets (rumors 28841 in ephemeral gift wraps, one to each provider).
+Recipe, keys and the plaintexts' hashes travel in tickets (rumors 28841 in ephemeral gift wraps, one to each provider).
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from nodewire.errors import BadData, BadTask, TooLarge
 from nodewire.llm.tensorfile import DTYPES, read_header, read_into
 from nodewire.protocol import canonical
 from nodewire.protocol.families import Shapes
-from nodewire.train.sums import State as State
 
+State = dict[str, Tensor]
 Types = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 """What is expected of each tensor; a dimension of -1 may be any."""
 
@@ -58,7 +58,7 @@ def unpack(data: bytes, expected: Types, *, field: str = "tensors") -> dict[str,
             bytes in order. The tensor is named.
     """
     length = int.from_bytes(data[:8], "little")
-    if length > _HEADER_BYTES * (len(expected) + 1):
+    if length > most_header_bytes(expected):
         raise TooLarge(field, f"a header of {length} bytes")
     if len(data) < 8 + length:
         raise BadData(field, "ends before its header does")
@@ -87,6 +87,11 @@ def unpack(data: bytes, expected: Types, *, field: str = "tensors") -> dict[str,
             tensor.view(-1).view(torch.uint8).numpy()[:] = body[start:stop]
         found[name] = tensor
     return found
+
+
+def most_header_bytes(expected: Types) -> int:
+    """The longest header that `unpack` reads, its own length's 8 bytes not counted."""
+    return _HEADER_BYTES * (len(expected) + 1)
 
 
 def _span(name: str, entry: dict[str, Any], expected: Types, field: str) -> tuple[int, int, tuple[int, ...]]:
