@@ -25,12 +25,12 @@ import torch
 import torch._dynamo  # as in k8843_worker: nothing can be imported once the worker is locked in
 import torch.optim
 
-from nodewire.errors import BadFrame, BadInput, BadTask, Busy, NodewireError, NotFound, TooLarge
+from nodewire.errors import BadData, BadFrame, BadInput, BadTask, Busy, NodewireError, NotFound, TooLarge
 from nodewire.kind import Actor, Limits, Params
 from nodewire.protocol.delivery import MICRO
 from nodewire.protocol.frame import Frame, Meta
 from nodewire.protocol.recipe import Recipe
-from nodewire.train import compress, data, outer, reading, state
+from nodewire.train import compress, data, outer, state
 from nodewire.train.data import Shard
 from nodewire.train.families import initial
 from nodewire.train.inner import Stretch, Trainer, Update
@@ -131,7 +131,7 @@ class CoordinatorActor:
 
     def __init__(self, recipe: Recipe, folder: Path) -> None:
         self._recipe = recipe
-        self._dataset = reading.read(recipe, folder)
+        self._dataset = _dataset(recipe, folder)
         self._trainer = Trainer(recipe)
         self._theta: State = initial(recipe)
         self._momenta: State = outer.start(recipe.outer, self._theta)
@@ -179,7 +179,7 @@ class CoordinatorActor:
     def _result(self, frame: Tensors) -> list[Tensors]:
         """Take a packed update; once it is whole, the judgement of it. A malformed one is judged, not raised."""
         index, steps = _number(frame, "index"), _number(frame, "steps")
-        most = compress.packed_bytes(self._recipe.shapes(), self._recipe.compression)
+        most = compress.most_bytes(self._recipe.shapes(), self._recipe.compression)
         key = f"result.{index}"
         try:
             whole = self._incoming.setdefault(key, _Incoming(most)).take(frame)
@@ -199,6 +199,16 @@ class CoordinatorActor:
         self._theta, self._momenta = outer.step(self._recipe.outer, self._theta, self._momenta, results)
         self._results.clear()
         return Frame("stepped", seq, (), {"loss": _micro(self._trainer.loss(self._theta, self._measured))})
+
+
+def _dataset(recipe: Recipe, folder: Path) -> data.Tensors:
+    """The tensors of the one safetensors file in the customer's folder. Raises BadData, TooLarge."""
+    files = sorted(folder.glob("*.safetensors"))
+    if len(files) != 1:
+        raise BadData(folder.name, f"{len(files)} safetensors files, expected one")
+    if (size := files[0].stat().st_size) > data.MAX_DATA_BYTES:
+        raise TooLarge(files[0].name, f"{size} bytes, at most {data.MAX_DATA_BYTES}")
+    return data.checked(recipe, state.unpack(files[0].read_bytes(), data.expected(recipe), field=files[0].name))
 
 
 class _Incoming:

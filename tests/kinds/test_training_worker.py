@@ -1,0 +1,98 @@
+"""The training kinds' worker entry: what it makes of a shard is what the bare loop makes of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kinds import training_worker
+from nodewire.errors import BadFrame, BadTask, NotFound, TooLarge
+from nodewire.kind import Limits
+from nodewire.protocol.frame import Frame
+from nodewire.train import bare, state
+from tests.kinds.digits import RECIPE, dataset
+
+torch.set_num_threads(1)
+LIMITS = Limits(10**9)
+
+
+def sent(actor, edge: str, data: bytes, session: str = "s", **meta):
+    answers = []
+    for frame in training_worker._pieces(edge, data):
+        answers = actor.receive(session, Frame(edge, frame.seq, frame.tensors, {**frame.meta, **meta}))
+    return answers
+
+
+def joined(frames) -> bytes:
+    return b"".join(frame.tensors[0].numpy().tobytes() for frame in frames)
+
+
+@pytest.fixture
+def coordinator(tmp_path):
+    (tmp_path / "digits.safetensors").write_bytes(state.pack(dataset()))
+    actor = training_worker.load("coordinator", RECIPE.pack(), [tmp_path], LIMITS)
+    actor.open("job", {"shards": 2})
+    return actor
+
+
+def trained(trainer, theta: bytes, shard: bytes, round_: int, index: int):
+    """A whole session: what `trained` said, segment by segment, and the packed update."""
+    params = {"recipe": RECIPE.pack(), "round": round_, "index": index, "steps": RECIPE.steps}
+    trainer.open("s", params)
+    sent(trainer, "theta", theta)
+    sent(trainer, "shard", shard)
+    said = []
+    while not said or not said[-1]["end"]:
+        (frame,) = trainer.receive("s", Frame("train", len(said)))
+        said.append(frame.meta)
+    update = joined(trainer.receive("s", Frame("update", 0)))
+    trainer.close("s")
+    return said, update
+
+
+def test_coordinator_and_trainers_make_what_the_bare_loop_makes(coordinator):
+    trainer = training_worker.load("trainer", b"", [], LIMITS)
+    losses = []
+    for round_ in range(RECIPE.rounds):
+        theta = joined(coordinator.receive("job", Frame("theta", round_)))
+        for index in (1, 0):
+            shard = joined(coordinator.receive("job", Frame("shard", 0, (), {"index": index})))
+            said, update = trained(trainer, theta, shard, round_, index)
+            assert [one["step"] for one in said] == [10, 20]
+            assert said[-1]["samples"] == RECIPE.steps * RECIPE.batch
+            (judged,) = sent(coordinator, "result", update, "job", index=index, steps=RECIPE.steps)
+            assert judged.meta["accepted"], judged.meta
+        (stepped,) = coordinator.receive("job", Frame("step", round_))
+        losses.append(stepped.meta["loss"])
+    expected, curve = bare.run(RECIPE, dataset(), 2)
+    assert joined(coordinator.receive("job", Frame("theta", 9))) == state.pack(expected)
+    assert losses == [round(point.held_out * 1_000_000) for point in curve]
+
+
+def test_a_coordinator_goes_on_from_where_another_stood(coordinator, tmp_path):
+    theta = joined(coordinator.receive("job", Frame("theta", 0)))
+    altered = {name: tensor + 1 for name, tensor in bare.run(RECIPE, dataset(), 2, rounds=1)[0].items()}
+    sent(coordinator, "restore", state.pack(altered), "job", what="theta")
+    assert joined(coordinator.receive("job", Frame("theta", 0))) == state.pack(altered) != theta
+
+
+@pytest.mark.parametrize("change", [lambda d: d[:-1], lambda d: d + b"x", lambda d: b"", lambda d: b"\xff" * len(d)])
+def test_a_malformed_result_is_judged_and_not_raised(coordinator, change):
+    zeros = state.pack({name: torch.zeros(shape) for name, shape in RECIPE.shapes().items()})
+    (judged,) = sent(coordinator, "result", change(zeros), "job", index=0, steps=20)
+    assert not judged.meta["accepted"]
+    assert judged.meta["reason"]
+
+
+def test_what_comes_out_of_turn_is_a_typed_error(coordinator):
+    trainer = training_worker.load("trainer", b"", [], LIMITS)
+    with pytest.raises(NotFound):
+        trainer.receive("none", Frame("train", 0))
+    trainer.open("s", {"recipe": RECIPE.pack(), "round": 0, "index": 0, "steps": 20})
+    for edge in ("train", "update", "theta", "nonsense"):
+        with pytest.raises(BadFrame):
+            trainer.receive("s", Frame(edge, 0))
+    with pytest.raises(TooLarge):
+        sent(trainer, "theta", bytes(4 * 10**6))
+    with pytest.raises(BadTask):
+        training_worker.load("graph", b"", [], LIMITS)
