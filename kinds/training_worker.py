@@ -223,9 +223,11 @@ class _Incoming:
         if len(frame.tensors) != 1 or frame.tensors[0].dtype != torch.uint8:
             raise BadFrame(frame.edge, "not one tensor of bytes")
         (piece,) = frame.tensors
+        if not frame.seq:  # from the start, whatever was broken off
+            self._whole.clear()
         if len(self._whole) + piece.numel() > self._most:
             raise TooLarge(frame.edge, f"more than {self._most} bytes")
-        self._whole += memoryview(piece.numpy())
+        self._whole += piece.numpy().data
         if not frame.meta.get("end"):
             return None
         whole, self._whole = bytes(self._whole), bytearray()

@@ -18,6 +18,7 @@ from nodewire.nostr.event import Event
 from nodewire.protocol import canonical, kinds, tags
 from nodewire.protocol.job import MAX_RELAYS
 from nodewire.protocol.manifest import BlobRef
+from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.schema import Count, Hex32, Msat, Schema
 from nodewire.protocol.trainer import TOPIC
 
@@ -127,6 +128,11 @@ class RoundTicket(Schema):
         said = self.document()
         del said["request"]
         return canonical.digest(self.TAG, said)
+
+
+def work_gflop(recipe: Recipe, steps: int) -> int:
+    """The work of so many of a recipe's steps, in gflop, rounded up: what a round's price goes by."""
+    return -(-(recipe.flops_per_round() // recipe.steps) * steps // 10**9)
 
 
 def job_of(customer: str, salt: str) -> str:

@@ -14,13 +14,12 @@ from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
 from nodewire.protocol import round as rounds
 from nodewire.protocol.recipe import Recipe
-from nodewire.protocol.round import BALANCE, Assigned, RoundRequest, RoundTicket
+from nodewire.protocol.round import BALANCE, Assigned, RoundRequest, RoundTicket, work_gflop
 from nodewire.protocol.trainer import Trainer
 from nodewire.store.sealed import sealed_bytes
 
 HEADER_BYTES = 256
 """What a tensor's entry in a safetensors header has at most, its name included."""
-_GFLOP = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +120,3 @@ class TrainingAdmission:
         if due.customer != job.request.customer:
             raise PaymentRequired("deposit_msat", "the round before was another customer's")
         return due
-
-
-def work_gflop(recipe: Recipe, steps: int) -> int:
-    """The work of so many of a recipe's steps, in gflop, rounded up."""
-    return -(-(recipe.flops_per_round() // recipe.steps) * steps // _GFLOP)
