@@ -34,7 +34,7 @@ from nodewire.customer.training.machine import (
 )
 from nodewire.customer.training.requesting import Ask, Requests
 from nodewire.customer.training.session import TrainingSession
-from nodewire.errors import BadHash, BadInput, NodewireError, NoProvider, OverBudget, TooLarge
+from nodewire.errors import BadHash, BadInput, NodewireError, NoProvider, OverBudget, TooLarge, first_of
 from nodewire.nostr import event as events
 from nodewire.nostr import nip44, nip59
 from nodewire.nostr.nip01 import Filter
@@ -111,7 +111,17 @@ class Rounds:
         results = frozenset({kinds.FEEDBACK, kinds.result_of(self._kind)})
         since = int(self._journal.fact("since", str(int(time.time()) - 5)))
         following = Filter(kinds=results, tags=mine, since=since)
-        async with self._session.pool.subscribe([following]) as subscription, asyncio.TaskGroup() as group:
+        try:
+            await self._follow(following)
+        except BaseExceptionGroup as together:
+            raise first_of(together) from together
+        for request in self._state.requests:
+            self._session.ledger.close_job(request)
+        return self._state
+
+    async def _follow(self, wanted: Filter) -> None:
+        """Until it is over: do what is pending, hear what providers say."""
+        async with self._session.pool.subscribe([wanted]) as subscription, asyncio.TaskGroup() as group:
             listening = group.create_task(self._listen(subscription))
             while not self._state.is_over:
                 self._changed.clear()
@@ -120,9 +130,6 @@ class Rounds:
             listening.cancel()
             for task in self._running.values():
                 task.cancel()
-        for request in self._state.requests:
-            self._session.ledger.close_job(request)
-        return self._state
 
     async def _open(self) -> None:
         """Split the data, seal the shards and the first weights."""

@@ -1,0 +1,121 @@
+"""A model trained by strangers over a relay: byte for byte what the bare loop makes, and paid for exactly."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from running_market import RunningMarket, _toml
+
+from nodewire.nostr.nip01 import Filter
+from nodewire.train import bare, state
+from tests.kinds.digits import RECIPE, TOML, dataset
+
+LEAST_MSAT, DEPOSIT_PPM = 7_001, 250_000
+SATS = 5_000
+
+
+class TrainingMarket(RunningMarket):
+    """A relay, a Lightning network, a committee that nobody runs, and providers that only train."""
+
+    def start(self) -> None:
+        self.spawn("relay", "relay", "--port", "0", "--db", self._path("relay.db"), "--blobs", self._path("blobs"))
+        self.spawn("simnet", "simnet", "--port", "0", "--db", self._path("simnet.db"), "--faucet")
+        ready = self.ready("relay")
+        self.relay, self.blossom, self.simnet = ready["url"], ready["blossom"], self.ready("simnet")["url"]
+        where = ["--relay", self.relay, "--blossom", self.blossom]
+        self.committee = self.command("committee", "create", self._path("committee"), "--oracles", "4", *where)[
+            "address"
+        ]
+        for name in ("ada", "bea"):
+            self.start_trainer(name, wait=False)
+        for name in ("ada", "bea"):
+            self.public[name] = self.ready(name)["public"]
+
+    def start_trainer(self, name: str, *, wait: bool = True, **changes: object) -> None:
+        if not self.config_of(name).exists():
+            asyncio.run(self._open_wallet(name, 0))
+            self._write_trainer(name, **changes)
+        self.spawn(name, "provider", "--config", str(self.config_of(name)))
+        if wait:
+            self.public[name] = self.ready(name)["public"]
+
+    def _write_trainer(self, name: str, **changes: object) -> None:
+        role = {
+            "key": "key.nsec",
+            "state": "state",
+            "relays": [self.relay],
+            "blossom": [self.blossom],
+            "committee": self.committee,
+            "patience_s": 20,
+            "pow_bits": 4,
+        }
+        train = {"msat_per_pflop": 1, "least_msat": LEAST_MSAT, "deposit_ppm": DEPOSIT_PPM, **changes}
+        worker = '[worker]\nmemory = "300MB"'
+        self._write(name, [*_toml(role), *self._wallet(), worker, "[train]", *_toml(train)])
+
+    def data(self) -> Path:
+        folder = self.folder / "data"
+        folder.mkdir(exist_ok=True)
+        (folder / "digits.safetensors").write_bytes(state.pack(dataset()))
+        return folder
+
+    def train(self, name: str, recipe: str = TOML, shards: int = 2, **more: str) -> dict[str, object]:
+        """`nodewire train`, to its end, by a customer of that name; what it prints, and its weights."""
+        if not self.config_of(name).exists():
+            asyncio.run(self.customer_config(name, sats=SATS))
+        text = self.config_of(name).read_text().replace('memory = "60MB"', 'memory = "300MB"')
+        self.config_of(name).write_text(text)
+        (self.folder / f"{name}.toml").write_text(recipe)
+        options = {"data": str(self.data()), "budget": "1000sat", "shards": str(shards), **more}
+        command = ["train", self._path(f"{name}.toml"), "--config", str(self.config_of(name))]
+        command += ["--out", self._path(f"{name}.safetensors")]
+        command += [part for key, value in options.items() for part in (f"--{key}", value)]
+        return self.command(*command)
+
+
+@pytest.fixture(scope="module")
+def trainers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainingMarket]:
+    running = TrainingMarket(tmp_path_factory.mktemp("training"))
+    try:
+        running.start()
+        yield running
+    finally:
+        running.stop()
+
+
+def balances_msat(market: TrainingMarket, *names: str) -> dict[str, int]:
+    return asyncio.run(market.balances_msat(*names))
+
+
+def test_two_strangers_train_what_the_bare_loop_trains_and_are_paid_exactly(trainers):
+    before = balances_msat(trainers, "ada", "bea")
+    done = trainers.train("dora")
+    expected, curve = bare.run(RECIPE, dataset(), 2)
+    assert (trainers.folder / "dora.safetensors").read_bytes() == state.pack(expected)
+    assert done["losses"] == [round(point.held_out, 6) for point in curve]
+    assert done["failures"] == []
+    earned = {name: msat - before[name] for name, msat in balances_msat(trainers, "ada", "bea").items()}
+    assert earned == {"ada": 3 * LEAST_MSAT, "bea": 3 * LEAST_MSAT}
+    left = balances_msat(trainers, "dora")["dora"]
+    assert done["paid_msat"] == sum(earned.values())
+    assert left == SATS * 1_000 - done["paid_msat"] - done["fees_msat"]
+
+
+def test_what_went_over_the_relay_says_nothing_of_what_was_trained(trainers):
+    trainers.train("emil")
+    events = asyncio.run(trainers.events(Filter()))
+    assert {8840, 6840, 7000, 9735, 31990} <= {event.kind for event in events}
+    dumps = [event.to_json().encode() for event in events]
+    dumps += [path.read_bytes() for path in trainers.folder.glob("relay.db*")]
+    dumps += [path.read_bytes() for path in (trainers.folder / "blobs").rglob("*") if path.is_file()]
+    x = dataset()["x"]
+    secrets = [b"cross_entropy", b"layers.0", b"digits", b"momentum", RECIPE.digest().encode(), b'"losses"']
+    secrets += [x[i].numpy().tobytes()[:64] for i in range(20)]
+    weights = (trainers.folder / "emil.safetensors").read_bytes()
+    secrets += [weights[at : at + 32] for at in range(1_000, 8_000, 1_000)]
+    for secret in secrets:
+        assert not [secret for dump in dumps if secret in dump]
+    assert any(b"payment-required" in dump for dump in dumps)  # it would have been found
