@@ -7,9 +7,12 @@ and beacons against the committee, blobs against their hashes, manifests against
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from nodewire.config import Role
@@ -24,7 +27,7 @@ from nodewire.errors import (
     NoQuorum,
     NotFound,
 )
-from nodewire.nostr.event import Event
+from nodewire.nostr.event import MAX_BYTES, Event, of_hashed
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter, newest_first
 from nodewire.nostr.pool import Pool
@@ -41,8 +44,18 @@ from nodewire.store.blobs import Blobs
 _FETCH_S = 10.0
 _KEPT_SNAPSHOTS = 16
 _IDS_PER_FETCH = 256
+_BLOBS_TOGETHER = 16
 _KEPT_COMMITMENTS = 16_384
 _KEPT_COMMITMENT_BYTES = 64 * 1024**2
+log = logging.getLogger("nodewire.market")
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """The commitments that a body certifies, as far as they could be read; `lacking` are the ids of the others."""
+
+    commitments: tuple[Committed, ...]
+    lacking: tuple[str, ...]
 
 
 class Market:
@@ -203,39 +216,54 @@ class Market:
             BadHash: what the inventories list is not what it certifies.
             RelayRefused, TimedOut: no relay answers.
         """
+        found = await self.contents(body)
+        if found.lacking:
+            raise NotFound("commitments", f"{len(found.lacking)} are not to be had, such as {found.lacking[0]}")
+        return found.commitments
+
+    async def contents(self, body: Body) -> Contents:
+        """As `commitments`, but for a reader who can do with those that are to be had. Raises as it, of inventories."""
         digest = body.digest()
         if digest in self._commitments:
-            return self._commitments[digest]
+            return Contents(self._commitments[digest], ())
         ids = await self.commitment_ids(body)
+        events = await self._certified_events(ids)
         found: list[Committed] = []
-        for event in await self._committed(ids):
+        lacking = [id_ for id_ in ids if id_ not in events]
+        for id_ in ids:
+            if id_ not in events:
+                continue
             try:
-                committed = commitment.parse(event)
+                committed = commitment.parse(events[id_])
                 if committed.blob is not None:
                     committed = committed.attach(await self._commitment_blob(committed.blob))
                 found.append(committed)
+            except NotFound as error:
+                log.info("%s", error)
+                lacking.append(id_)
             except BadInput:
                 continue  # a provider's malformed word for its own work: nothing of it is final
-        self._commitments[digest] = tuple(found)
-        while len(self._commitments) > _KEPT_SNAPSHOTS:
-            self._commitments.popitem(last=False)
-        return self._commitments[digest]
+        if not lacking:
+            self._commitments[digest] = tuple(found)
+            while len(self._commitments) > _KEPT_SNAPSHOTS:
+                self._commitments.popitem(last=False)
+        return Contents(tuple(found), tuple(lacking))
 
     async def commitment_ids(self, body: Body) -> list[str]:
         """The event ids of the commitments that `body` certifies. Raises as `commitments`; or no relay answers."""
         if body.commitments == commitment.certified_root([]):
             return []
-        events = await self._pool.fetch([Filter(ids=frozenset(body.inventories))], timeout_s=_FETCH_S)
-        inventories = [one for one in [await self._inventory(event) for event in events] if one is not None]
-        if len(inventories) < len(body.inventories):
-            raise NotFound("inventories", f"{len(inventories)} of {len(body.inventories)} cited ones are to be had")
+        events = await self._certified_events(body.inventories)
+        inventories = [one for one in [await self._inventory(event) for event in events.values()] if one is not None]
         _, ids = snapshot.listed(self.committee, inventories)
-        if commitment.certified_root(ids) != body.commitments:
+        if commitment.certified_root(ids) != body.commitments:  # who lists none may be lacking
+            if len(inventories) < len(body.inventories):
+                raise NotFound("inventories", f"{len(inventories)} of {len(body.inventories)} cited ones are to be had")
             raise BadHash("commitments", "not those that the inventories list")
         return ids
 
     def keep(self, event: Event) -> None:
-        """Remember a commitment's verified event: for it no relay is asked, from which its author may delete it."""
+        """Remember a verified event that may be certified: for it no relay is asked, where its author may delete it."""
         if event.id not in self._kept:
             self._kept[event.id] = event
             self._kept_bytes += len(event.content)
@@ -243,17 +271,36 @@ class Market:
             _, oldest = self._kept.popitem(last=False)
             self._kept_bytes -= len(oldest.content)
 
-    async def _committed(self, ids: list[str]) -> list[Event]:
-        """The commitments' events with these ids, each. Raises NotFound: one is not to be had."""
+    async def _certified_events(self, ids: Sequence[str]) -> dict[str, Event]:
+        """The events with these certified ids that are to be had: of relays, or else as oracles have stored them.
+
+        Raises:
+            RelayRefused, TimedOut: no relay answers.
+        """
         found = {id_: self._kept[id_] for id_ in ids if id_ in self._kept}
         wanted = [id_ for id_ in ids if id_ not in found]
         for i in range(0, len(wanted), _IDS_PER_FETCH):
             some = frozenset(wanted[i : i + _IDS_PER_FETCH])
             for event in await self._pool.fetch([Filter(ids=some)], timeout_s=_FETCH_S):
-                found[event.id] = event
-        if lacking := [id_ for id_ in ids if id_ not in found]:
-            raise NotFound("commitments", f"{len(lacking)} of {len(ids)} are not to be had, such as {lacking[0]}")
-        return [found[id_] for id_ in ids]
+                if event.id in some:
+                    found[event.id] = event
+        lacking = [id_ for id_ in wanted if id_ not in found]
+        for i in range(0, len(lacking), _BLOBS_TOGETHER):
+            stored = await asyncio.gather(*(self._stored_event(id_) for id_ in lacking[i : i + _BLOBS_TOGETHER]))
+            found.update((event.id, event) for event in stored if event is not None)
+        return found
+
+    async def _stored_event(self, id_: str) -> Event | None:
+        """A certified event whose author deleted it: its bytes are a blob with its id for an address.
+
+        Its signature is not there; of the oracles that list it, f+1 at least, one is honest and has checked that.
+        """
+        try:
+            path = await self.blobs.get(id_, max_bytes=MAX_BYTES)
+            return of_hashed(await asyncio.to_thread(path.read_bytes))
+        except NodewireError as error:
+            log.info("event %s is on no relay, and as a blob: %s", id_[:16], error)
+            return None
 
     async def _commitment_blob(self, sha256: str) -> bytes:
         """What a certified commitment cites. Raises NotFound: whatever stores say, an honest oracle has it."""

@@ -19,6 +19,8 @@ class Limits:
     future_s: int = 900  # how far ahead of our clock created_at may be
     ephemeral_age_s: int = 60
     connections: int = 2_048
+    idle_connections: int = 256  # that have no request under way; a websocket is one
+    idle_s: float = 20.0  # after which such a connection is closed
     subscriptions: int = 200  # per connection
     filters: int = 32  # per REQ or COUNT
     query_limit: int = 500  # stored events per filter; also used where a filter has no `limit`

@@ -23,6 +23,7 @@ from nodewire.errors import LinkLost
 from nodewire.nostr import nip01
 from nodewire.nostr.event import Event
 from relay import blossom, informing
+from relay.admitting import Door
 from relay.conversing import Conversation
 from relay.fanout import Fanout
 from relay.limits import Config
@@ -169,7 +170,8 @@ async def serve(
     """
     relay = Relay(config, policies, clock)
     shelf = None
-    app = web.Application(middlewares=[_with_cors])
+    door = Door(config.limits)
+    app = web.Application(middlewares=[door.middleware, _with_cors])
     app.router.add_get("/", relay.root)
     if config.blobs is not None:
         shelf = Shelf(config.blobs, config.blob_limits)
@@ -177,13 +179,19 @@ async def serve(
     app.router.add_get("/{path:.+}", relay.page)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=_CLOSE_S, handle_signals=False)
     await runner.setup()
+    server = runner.server
+    assert server is not None
     sweeping = asyncio.create_task(relay.sweep())
+    listener: asyncio.Server | None = None
     try:
-        site = web.TCPSite(runner, config.host, config.port, backlog=1_024)
-        await site.start()
-        relay.listens_on(runner.addresses[0][1])
+        listener = await asyncio.get_running_loop().create_server(
+            lambda: door.guest(server()), config.host, config.port, backlog=1_024, reuse_address=True
+        )
+        relay.listens_on(listener.sockets[0].getsockname()[1])
         yield relay
     finally:
+        if listener is not None:
+            listener.close()
         sweeping.cancel()
         await relay.hang_up()
         await runner.cleanup()

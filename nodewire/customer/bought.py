@@ -33,12 +33,13 @@ class Bought:
 async def judge(bought: Bought, session: Session, progress: Callable[[Verified], None]) -> Verified:
     """Wait for the verdicts on a job, have them settled, and its receipts closed.
 
-    What was paid and never committed to could not be drawn: it counts as failed.
+    What was paid and not committed to in time could not be drawn: it counts as failed.
     """
     purchase, market = bought.purchase, session.market
     bought.verified = await verified.follow(
         job.parse(purchase.request),
         purchase.answers.roots,
+        purchase.payments.paid.values(),
         market=market,
         pool=session.pool,
         last_epoch=market.committee.epoch_at(int(time.time() * 1000)),
@@ -46,9 +47,6 @@ async def judge(bought: Bought, session: Session, progress: Callable[[Verified],
     )
     await verified.settle(bought.verified, purchase.request, session.holder, session.keys)
     bought.closed = await session.closings.finish(purchase.request.id)
-    for closing in bought.closed.closings.values() if bought.closed is not None else ():
-        if closing.uncertified:
-            bought.verified.uncommitted[closing.provider] = min(chunk for chunk, _ in closing.uncertified)
     return bought.verified
 
 
@@ -71,6 +69,7 @@ def verdicts(jobs: Sequence[Bought]) -> list[dict[str, Any]]:
             "provider": sample.provider,
             "outcome": found.verdicts[sample.key].outcome if sample.key in found.verdicts else "",
             "culprit": found.verdicts[sample.key].culprit if sample.key in found.verdicts else "",
+            "certificate": found.certificates[sample.key].id if sample.key in found.certificates else "",
         }
         for bought in jobs
         if (found := bought.verified) is not None
@@ -79,9 +78,10 @@ def verdicts(jobs: Sequence[Bought]) -> list[dict[str, Any]]:
 
 
 def uncertified(jobs: Sequence[Bought]) -> list[dict[str, Any]]:
-    """What was paid and no certificate ever held, as plain data: it was never drawn, so no verdict refunds it."""
+    """What was paid and no certificate held in time, as plain data: it was never drawn, so no verdict refunds it."""
     found = []
     for bought in jobs:
+        final = bought.verified.final if bought.verified is not None else set()
         for id_, closing in bought.closed.closings.items() if bought.closed is not None else ():
             assert bought.closed is not None
             paid = {(one.chunk, one.attempt): one.amount_msat for one in bought.closed.receipts[id_].chunks}
@@ -94,5 +94,6 @@ def uncertified(jobs: Sequence[Bought]) -> list[dict[str, Any]]:
                     "paid_msat": paid.get((chunk, attempt), 0),
                 }
                 for chunk, attempt in closing.uncertified
+                if (closing.provider, chunk, attempt) not in final  # which closings do not wait for
             ]
     return found

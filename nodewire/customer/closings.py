@@ -27,7 +27,7 @@ from nodewire.protocol import feedback, job, kinds, receipt
 from nodewire.protocol.feedback import Feedback
 from nodewire.protocol.job import Request
 from nodewire.protocol.receipt import Closing, FinalChunk, Receipt
-from nodewire.verify.finality import Finality, final_roots
+from nodewire.verify.finality import Finality, final_claims
 
 COMMIT_EPOCHS = 3
 """So many epochs after the one in which the last paid claim was made, a closing waits for their certificates: until the
@@ -111,10 +111,9 @@ class Closings:
         async with self._turn:
             known = await self._records(request)
             given = await self._give_missing(known)
-            finality = await final_roots(
-                request, known.request.plan, known.request.created_at, self._market, self._pool
-            )
             late_by = self._late_by(known)
+            claims = [paid.claim for paid in self._paid(known).values()] if late_by > 0 else []
+            finality = await final_claims(known.request, claims, COMMIT_EPOCHS, self._market, self._pool)
             waits = finality.unread or not self._is_complete(known)
             if late_by <= PATIENCE_EPOCHS and waits:
                 return None
@@ -142,7 +141,7 @@ class Closings:
         Only what was paid counts: a provider that claims on and on keeps no receipt open.
         """
         committee = self._market.committee
-        claimed_s = max((known.claimed_s(paid.feedback) for paid in self._paid(known).values()), default=0)
+        claimed_s = max((paid.claim.created_at for paid in self._paid(known).values()), default=0)
         last = committee.epoch_at(max(claimed_s, known.request.created_at) * 1000) + COMMIT_EPOCHS
         return committee.epoch_at(int(time.time() * 1000)) - 1 - last  # the one that has closed last is in its round
 
@@ -172,7 +171,7 @@ class Closings:
         for debt in self._ledger.debts_of(known.request.id):
             said = known.claims.get((debt.key.payee, debt.key.chunk, debt.key.attempt, debt.amount_msat))
             if debt.state == "paid" and said is not None and said.due is not None:
-                found[debt.key.payee, debt.key.chunk] = Paid(debt.key.payee, said.id, said.due, debt)
+                found[debt.key.payee, debt.key.chunk] = Paid(said, said.due, debt)
         return found
 
     async def _records(self, request: str) -> _Records:
@@ -223,10 +222,6 @@ class _Records:
                 self.closings.setdefault(closing.receipt, closing)
             else:
                 self.receipts[event.id] = receipt.parse(event)
-
-    def claimed_s(self, claim: str) -> int:
-        """When the claim with this event id was made (unix)."""
-        return self._claimed[claim].created_at
 
     def claims_of(self, provider: str, chunks: Iterable[tuple[int, int]]) -> list[Event]:
         """The provider's claims for these (chunk, attempt)."""

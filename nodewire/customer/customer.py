@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from nodewire.config import CustomerConfig
-from nodewire.customer.bought import judgement
+from nodewire.customer.bought import Bought, judgement
 from nodewire.customer.embedding import Embedding
 from nodewire.customer.generation import Generation, Piece
 from nodewire.customer.purchase import Purchase
@@ -98,7 +98,7 @@ class Customer:
             "ids": made.ids,
             "text": "".join(made.texts),
             "repaired": made.repaired,
-            **judgement(made.jobs),
+            **await self._judgement(made.jobs),
         }
 
     async def embed(
@@ -120,9 +120,20 @@ class Customer:
         self.last = {
             **together([self._finished(bought.purchase) for bought in made.jobs]),
             "repaired": made.repaired,
-            **judgement(made.jobs),
+            **await self._judgement(made.jobs),
         }
         return made.vectors()
+
+    async def _judgement(self, jobs: Sequence[Bought]) -> dict[str, Any]:
+        """What the committee made of the jobs, what came back, and what was paid and got for earlier ones meanwhile."""
+        settler, got = self.session.settler, self.session.refunds.got_msat
+        await settler.caught_up()
+        back = sum(got.pop(one.purchase.request.id, 0) for one in jobs)
+        judged = judgement(jobs)
+        judged["refunded_msat"] += back
+        judged["earlier"] = {**settler.take_old(), "refunded_msat": sum(got.values())}
+        got.clear()
+        return judged
 
     async def _manifest(self, address: str, mode: str) -> Manifest:
         manifest = await self.session.market.manifest(address)

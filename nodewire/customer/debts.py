@@ -2,32 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from nodewire.errors import BadInput, NodewireError, NotFound
+from nodewire.customer.payments import AHEAD
+from nodewire.errors import BadInput, NodewireError, NotFound, TimedOut
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter, newest_first
 from nodewire.nostr.pool import Pool
 from nodewire.pay import lnurl
 from nodewire.pay.debts import Debt, Key
 from nodewire.pay.payer import Payer
+from nodewire.pay.settlement import share_msat
 from nodewire.protocol import ad, feedback, job, kinds
 from nodewire.protocol.feedback import Feedback
 from nodewire.protocol.job import Request
+from nodewire.protocol.takeover import price_msat
 
 MAX_CLAIMS = 5_000
 """Of the newest that are looked at."""
+_AT_ONCE = 8
 _FETCH_S = 10.0
+log = logging.getLogger("nodewire.customer")
 
 
 @dataclass(frozen=True, slots=True)
 class Owed:
-    """One chunk that is not paid; `lnurl` is the payee's endpoint ("lnurl1...")."""
+    """One chunk that is not paid; `lnurl` is the payee's endpoint ("lnurl1..."), empty if it is not known.
+
+    `is_evident`: plan and ledger say that it is owed, so that nobody need be asked. `budget_msat`: the most that its
+    job may cost in all, where no payment of the job's own has been checked against it.
+    """
 
     key: Key
     amount_msat: int
     lnurl: str
+    is_evident: bool = True
+    budget_msat: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +57,17 @@ def in_ledger(payer: Payer) -> list[Owed]:
     return [Owed(debt.key, debt.amount_msat, debt.lnurl) for debt in payer.unpaid() if debt.lnurl]
 
 
-async def on_relays(pool: Pool, payer: Payer, customer: str) -> list[Owed]:
-    """What providers of this customer's own requests have claimed and the ledger does not know.
+async def on_relays(pool: Pool, payer: Payer, customer: str, *, most: int = MAX_CLAIMS) -> list[Owed]:
+    """What providers of this customer's own requests have claimed and the ledger does not know, of the newest `most`.
 
     Such a claim came when this process was about to end. It counts if the request's plan names the provider and the
-    price; how much of a prompt was computed only the provider's word says, within the plan's budget.
+    price; how much of a prompt was computed, and that a chunk was, may be only the provider's word, within the plan's
+    budget (`Owed.is_evident`).
 
     Raises:
         LinkLost, TimedOut: no relay answers.
     """
-    wanted = Filter(kinds=frozenset({kinds.FEEDBACK}), tags={"p": frozenset({customer})}, limit=MAX_CLAIMS)
+    wanted = Filter(kinds=frozenset({kinds.FEEDBACK}), tags={"p": frozenset({customer})}, limit=most)
     events = await pool.fetch([wanted], timeout_s=_FETCH_S)
     claims = _unknown(_claims(events), payer)
     if not claims:
@@ -61,30 +75,82 @@ async def on_relays(pool: Pool, payer: Payer, customer: str) -> list[Owed]:
     asked = frozenset(said.request for said in claims.values())
     wanted = Filter(ids=asked, kinds=frozenset({kinds.INFERENCE}), authors=frozenset({customer}))
     requests = {event.id: job.parse(event) for event in await pool.fetch([wanted], timeout_s=_FETCH_S)}
+    endpoints: dict[str, str] = {}
     owed = []
     for key, said in claims.items():
         request = requests.get(said.request)
         if request is not None and said.due is not None and _is_in_plan(said, request):
-            owed.append(Owed(key, said.due.amount_msat, await _endpoint(pool, said.provider)))
+            if said.provider not in endpoints:
+                endpoints[said.provider] = await _endpoint(pool, said.provider)
+            plan = request.plan
+            budget_msat = plan.terms.max_total_msat + (said.due.chunk + AHEAD) * share_msat(plan)
+            ended = payer.has_ended(request.id)
+            evident = is_evident(said, request, payer.debts_of(request.id), ended=ended)
+            owed.append(Owed(key, said.due.amount_msat, endpoints[said.provider], evident, budget_msat))
     return owed
 
 
+def is_evident(said: Feedback, request: Request, booked: Sequence[Debt], *, ended: bool) -> bool:
+    """Whether plan and ledger say that a claim which the ledger lacks is owed.
+
+    `booked` are the ledger's debts of the job, each of a chunk that came; `ended`: whether its customer saw its end.
+    If it did not, because its process died, up to `AHEAD` more chunks are owed: so far work goes ahead of payment, and
+    so far every job trusts a provider. After a takeover, and without any debt of the job, only a person can tell.
+    """
+    assert said.due is not None
+    due, plan = said.due, request.plan
+    prices = {public: price_msat(plan, None, public, due.chunk) for public in plan.providers()}
+    mine = [debt for debt in booked if debt.key.payee in plan.members()]
+    if due.attempt or not mine or any(debt.key.attempt for debt in mine):
+        return False
+    price = prices.get(said.provider, 0)
+    if not price or due.amount_msat != due.units * price:
+        return False
+    if due.chunk > max(debt.key.chunk for debt in mine) + (0 if ended else AHEAD):
+        return False
+    # Others are paid for as many units of the same chunk.
+    counted = {
+        debt.amount_msat // prices[debt.key.payee]
+        for debt in mine
+        if debt.key.chunk == due.chunk and prices.get(debt.key.payee)
+    }
+    return due.units in counted if counted else due.units == 1
+
+
 async def settle(
-    payer: Payer, owed: Iterable[Owed], *, relays: tuple[str, ...], network: str, private_endpoints: bool
+    payer: Payer,
+    owed: Iterable[Owed],
+    *,
+    relays: tuple[str, ...],
+    network: str,
+    private_endpoints: bool,
+    within_s: float | None = None,
 ) -> list[Settled]:
-    """Pay every debt once; one that cannot be paid does not keep the others from it."""
-    done = []
-    for one in owed:
-        fetch = lnurl.over_lnurl(
-            lnurl.pay_url(one.lnurl), nostr_pubkey=one.key.payee, network=network, allow_private=private_endpoints
-        )
+    """Pay every debt once, as far as `within_s` goes; one that cannot be paid does not keep the others from it."""
+    until = None if within_s is None else asyncio.get_running_loop().time() + within_s
+    turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def pay(one: Owed) -> Settled:
         try:
-            paid = await payer.pay(one.key, one.amount_msat, fetch, relays=relays, lnurl=one.lnurl)
+            async with asyncio.timeout_at(until), turns:
+                if not one.lnurl:
+                    raise NotFound("ad", f"no relay has one of {one.key.payee[:8]}: where it is paid is unknown")
+                fetch = lnurl.over_lnurl(
+                    lnurl.pay_url(one.lnurl),
+                    nostr_pubkey=one.key.payee,
+                    network=network,
+                    allow_private=private_endpoints,
+                )
+                paid = await payer.pay(
+                    one.key, one.amount_msat, fetch, relays=relays, lnurl=one.lnurl, budget_msat=one.budget_msat
+                )
+        except TimeoutError:
+            return Settled(one, None, TimedOut("debt", f"not paid within {within_s or 0:.0f} s"))
         except NodewireError as error:
-            done.append(Settled(one, None, error))
-        else:
-            done.append(Settled(one, paid, None))
-    return done
+            return Settled(one, None, error)
+        return Settled(one, paid, None)
+
+    return list(await asyncio.gather(*map(pay, owed)))
 
 
 def _claims(events: Iterable[Event]) -> Iterable[Feedback]:
@@ -117,8 +183,9 @@ def _is_in_plan(said: Feedback, request: Request) -> bool:
 
 
 async def _endpoint(pool: Pool, provider: str) -> str:
+    """Where the provider is paid ("lnurl1..."); empty if no relay has its ad."""
     wanted = Filter(kinds=frozenset({ad.KIND}), authors=frozenset({provider}))
     events = await pool.fetch([wanted], timeout_s=_FETCH_S)
     if not events:
-        raise NotFound("ad", f"no relay has one of {provider[:8]}")
+        return ""
     return lnurl.encode(ad.parse(min(events, key=newest_first)).lnurl)

@@ -14,7 +14,7 @@ from nodewire.customer.generation import only
 from nodewire.customer.purchase import Purchase
 from nodewire.customer.session import Session
 from nodewire.customer.verified import Verified
-from nodewire.errors import BadFrame, BadInput, NodewireError
+from nodewire.errors import BadFrame, BadInput, NodewireError, PaymentRequired
 from nodewire.kind import JobKind
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
@@ -45,6 +45,9 @@ class Embedding:
         body = orjson.dumps(list(self.texts))
         if not self.texts or len(body) > MAX_TEXTS_BYTES:
             raise BadInput("texts", f"none, or more than {MAX_TEXTS_BYTES} bytes")
+        for n, text in enumerate(self.texts, start=1):
+            if not text.strip():
+                raise BadInput("texts", f"number {n} is empty")
         edge = next(e for e in self.manifest.edges if e.source == "customer")
         frame = Frame(edge.name, 0, (Array("uint8", (len(body),), body),), {"chunk": 0})
         failures = 0
@@ -63,7 +66,10 @@ class Embedding:
                 if not may_begin(error, made, failures=failures, came=bool(self.rows)):
                     raise
                 self.session.log.info("job %s ended (%s), beginning anew", made.request.id[:8], error)
-                self._without(bought, made.blamed)
+                blamed = made.blamed
+                if isinstance(error, PaymentRequired):
+                    blamed = await self.session.settler.still_owed(blamed)
+                self._without(bought, blamed)
                 failures += 1
         if (came := sum(map(len, self.rows))) != len(self.texts):
             raise BadFrame("vectors", f"{came} came for {len(self.texts)} texts")

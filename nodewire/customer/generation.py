@@ -14,7 +14,7 @@ from nodewire.customer.planning import PATIENCE_EPOCHS
 from nodewire.customer.purchase import Purchase
 from nodewire.customer.session import Session
 from nodewire.customer.verified import Verified
-from nodewire.errors import BadFrame, NodewireError
+from nodewire.errors import BadFrame, NodewireError, PaymentRequired
 from nodewire.kind import JobKind
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
@@ -77,7 +77,10 @@ class Generation:
                 # Nobody was left to go on: a new job begins where this one ended.
                 self.session.log.info("job %s ended (%s), beginning anew", purchase.request.id[:8], error)
                 failure, again = error, again + 1
-                self._without(bought, purchase.blamed)
+                blamed = purchase.blamed
+                if isinstance(error, PaymentRequired):
+                    blamed = await self.session.settler.still_owed(blamed)
+                self._without(bought, blamed)
                 if self.terms.max_total_msat < purchase.plan.chunk_msat or self._left() <= 0:
                     raise
 

@@ -28,12 +28,15 @@ _SPECIAL_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Paid:
-    """One zap: the provider's claim (`feedback`: its event id) and the debt that it was."""
+    """One zap: the provider's claim, what is due by it, and the debt that it was."""
 
-    provider: str
-    feedback: str
+    claim: Feedback
     due: Due
     debt: Debt
+
+    @property
+    def provider(self) -> str:
+        return self.claim.provider
 
 
 def most_units(manifest: Manifest, inputs: Sequence[Frame[Array]]) -> int:
@@ -163,7 +166,7 @@ class JobPayments:
             # The plan's budget is the providers'; the verification shares, rounded up, stand beside it in the ledger.
             budget_msat=self._plan.terms.max_total_msat + (due.chunk + AHEAD) * share_msat(self._plan),
         )
-        paid = Paid(said.provider, said.id, due, debt)
+        paid = Paid(said, due, debt)
         async with self._changed:
             self.paid[said.provider, due.chunk] = paid
             self._changed.notify_all()

@@ -19,6 +19,7 @@ from nodewire.customer.timing import Handed, Timing
 from nodewire.errors import BadFrame, NoProvider, NotAllowed, TimedOut
 from nodewire.kind import JobKind, Params
 from nodewire.nostr.event import Event
+from nodewire.pay.debts import Debt
 from nodewire.plan.assign import Busy
 from nodewire.protocol import job
 from nodewire.protocol.chunk import chunk_of
@@ -125,6 +126,11 @@ class Purchase:
         shares = sum(debt.amount_msat for debt in self.shares.paid.values()) if self.shares is not None else 0
         paid = self._payments.paid.values() if self._payments is not None else ()
         return shares + sum(one.due.amount_msat for one in paid)
+
+    @property
+    def booked(self) -> list[Debt]:
+        """What the ledger has of it: chunks of its providers, and verification shares."""
+        return self._session.payer.debts_of(self.request.id)
 
     @property
     def ticket(self) -> job.Ticket:
@@ -247,6 +253,7 @@ class Purchase:
 
     async def _begin(self) -> None:
         """Draw a plan, publish the request, send the tickets and the inputs."""
+        self._session.settler.begin()
         if self._terms.driver == "local":
             await self._session.prepare(self._kind, self.manifest)
         drawn = self._draw = await draw(
@@ -288,7 +295,7 @@ class Purchase:
             network=session.network,
             private_endpoints=session.private_endpoints,
         )
-        session.settler.under_way.add(self._request.id)
+        session.settler.requests(self._request.id)
         background = self._background = Background()
         self._claims = Claims(self._payments, self._here, background)
         self._answers = Answers(

@@ -56,7 +56,7 @@ def receipts_for(
                     attempt=one.due.attempt,
                     units=one.due.units,
                     root=one.due.root,
-                    feedback=one.feedback,
+                    feedback=one.claim.id,
                     amount_msat=one.due.amount_msat,
                     fee_msat=one.debt.fee_msat,
                     payment_hash=one.debt.payment_hash,

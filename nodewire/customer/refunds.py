@@ -32,6 +32,8 @@ class Refunds:
         self._keys, self._market, self._pool, self._holder = keys, market, pool, holder
         self._open: dict[str, Complaint] | None = None
         """By the case's key; None before relays were asked."""
+        self.got_msat: dict[str, int] = {}
+        """What came back since this began, by request."""
 
     async def complain(self, claims: Iterable[Event]) -> None:
         """Publish a complaint about each of these claims (kind 7000). Raises as `Pool.publish`."""
@@ -70,6 +72,7 @@ class Refunds:
                 if settled.due.get(self._keys.public):
                     paid = await self._holder.claim(self._keys, key)
                     got_msat += paid.amount_msat
+                    self.got_msat[one.request] = self.got_msat.get(one.request, 0) + paid.amount_msat
                     log.warning("%d msat came back of the bond of %s", paid.amount_msat, one.provider[:8])
                 del self._open[key]
             except NotFound:

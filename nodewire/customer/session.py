@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from nodewire.customer.closings import Closings
+from nodewire.customer.refunds import Refunds
 from nodewire.customer.settler import Settler
 from nodewire.errors import BadFrame, LinkLost, NodewireError, first_of
 from nodewire.kind import Job, JobKind, MakeWorker, Params, Worker
@@ -46,6 +47,7 @@ class Session:
     spool: Spool
     settler: Settler
     closings: Closings
+    refunds: Refunds
     holder: BondHolder
     """Who keeps the committee's treasury."""
     private_endpoints: bool = False

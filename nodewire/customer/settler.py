@@ -1,6 +1,8 @@
 """Pays, beside everything else, what jobs that are over left unpaid: who owes is refused.
 
-A provider may be out of reach when its chunk is paid, or claim a chunk after its job has ended for the customer.
+A provider may be out of reach when its chunk is paid, or claim a chunk after its job has ended for the customer. The
+first purchase of a process sets it going; what earlier processes left, in the ledger or in claims on relays, is paid
+within `ROUND_S` of that, beside the job, and told.
 """
 
 from __future__ import annotations
@@ -9,8 +11,12 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 
 from nodewire.customer import debts
+from nodewire.customer.debts import Owed, Settled
 from nodewire.customer.payments import JobPayments
 from nodewire.errors import BadInput, NodewireError
 from nodewire.nostr.nip01 import Filter
@@ -24,8 +30,33 @@ MAX_REMEMBERED = 256
 """Jobs whose late claims are still checked and paid."""
 LATE_S = 2.0
 """Within which a late claim must be payable: its chunk has come and was closed, or never will be."""
+ROUND_S = 5.0
+"""Of what earlier jobs left: all that can be paid so long after the first purchase began is paid, and then told."""
+MAX_CLAIMS = 1_000
+"""Feedback to this customer, the newest, in which claims are looked for that the ledger lacks."""
 _FIRST_S, _LONGEST_S = 1.0, 60.0
+_RESOLVE_S = 2.0
 log = logging.getLogger("nodewire.customer")
+
+
+@dataclass(slots=True)
+class Old:
+    """What was paid for earlier jobs than this process's, and what of it is still owed."""
+
+    chunks: int = 0
+    paid_msat: int = 0
+    fees_msat: int = 0
+    unpaid_chunks: int = 0
+    unpaid_msat: int = 0
+
+    def __str__(self) -> str:
+        parts = []
+        if self.chunks:
+            parts.append(f"{self.paid_msat / 1000:,.3f} sat paid for {self.chunks} chunks")
+        if self.unpaid_chunks:
+            owed = f"{self.unpaid_msat / 1000:,.3f} sat still owed for {self.unpaid_chunks} chunks"
+            parts.append(f"{owed} (`nodewire wallet settle` tells why)")
+        return f"debts of earlier jobs: {', '.join(parts)}"
 
 
 class Settler:
@@ -41,22 +72,63 @@ class Settler:
         self._relays = relays
         self._network = network
         self._private_endpoints = private_endpoints
+        self._own: set[str] = set()
+        """Jobs of this process."""
         self._over: OrderedDict[str, JobPayments] = OrderedDict()
         self._again: dict[Key, tuple[float, float]] = {}
         """By debt: when it is tried next (monotonic), and the pause after that."""
+        self._old = Old()
+        self._paid_old: set[str] = set()
+        """Whose old debts have been paid since a job was refused for one."""
+        self._begun = asyncio.Event()
+        self._caught_up = asyncio.Event()
+
+    def begin(self) -> None:
+        """A purchase begins; the first one sets all of this going."""
+        self._begun.set()
+
+    def requests(self, request: str) -> None:
+        """A job is about to be requested."""
+        self.under_way.add(request)
+        self._own.add(request)
 
     def over(self, request: str, payments: JobPayments) -> None:
         """A job has ended here; what its providers still claim is checked by its payments."""
+        self._payer.end(request)
         self.under_way.discard(request)
         self._over[request] = payments
         while len(self._over) > MAX_REMEMBERED:
             self._over.popitem(last=False)
 
+    async def caught_up(self) -> None:
+        """Return when what earlier jobs left has been paid as far as it can be: at most `ROUND_S` after the first
+        purchase began."""
+        if self._begun.is_set():
+            await self._caught_up.wait()
+
+    async def finish(self) -> None:
+        """Learn what became of payments that were being made when their job broke off, as far as a moment goes."""
+        await self.caught_up()
+        with suppress(NodewireError, TimeoutError):
+            async with asyncio.timeout(_RESOLVE_S):
+                await self._payer.recover()
+
+    async def still_owed(self, blamed: Collection[str]) -> set[str]:
+        """Those of `blamed` whose old debts have not just been paid. Waits as `caught_up`."""
+        await self.caught_up()
+        paid, self._paid_old = self._paid_old & set(blamed), self._paid_old - set(blamed)
+        return set(blamed) - paid
+
+    def take_old(self) -> dict[str, int]:
+        """What was paid for earlier jobs since this was last asked, and what is owed; as plain data, in msat."""
+        taken, self._old = self._old, Old(unpaid_chunks=self._old.unpaid_chunks, unpaid_msat=self._old.unpaid_msat)
+        return asdict(taken)
+
     async def run(self) -> None:
         """Pay until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_claims())
-            group.create_task(self._follow_ledger())
+            group.create_task(self._follow_debts())
 
     async def _follow_claims(self) -> None:
         mine = {"p": frozenset({self._customer})}
@@ -75,21 +147,66 @@ class Settler:
             async with asyncio.timeout(LATE_S):
                 await payments.asked(said)
 
-    async def _follow_ledger(self) -> None:
+    async def _follow_debts(self) -> None:
+        await self._begun.wait()
+        try:
+            await self._catch_up()
+        finally:
+            self._caught_up.set()
         while True:
             await asyncio.sleep(_FIRST_S)
             now = time.monotonic()
-            owed = [one for one in debts.in_ledger(self._payer) if one.key.job not in self.under_way]
+            owed = self._in_ledger()
             self._again = {one.key: self._again.get(one.key, (now, _FIRST_S)) for one in owed}
             due = [one for one in owed if self._again[one.key][0] <= now]
-            for done in await debts.settle(
-                self._payer,
-                due,
-                relays=self._relays,
-                network=self._network,
-                private_endpoints=self._private_endpoints,
-            ):
+            for done in await self._settle(due):
                 key, pause_s = done.owed.key, self._again[done.owed.key][1]
                 self._again[key] = (time.monotonic() + pause_s, min(2 * pause_s, _LONGEST_S))
-                level = logging.INFO if done.error is None or isinstance(done.error, BadInput) else logging.DEBUG
-                log.log(level, "an old debt to %s: %s", key.payee[:8], done.error or "paid")
+
+    async def _catch_up(self) -> None:
+        """What earlier processes left: what the ledger knows, then what relays know besides."""
+        known, (claimed, left) = await asyncio.gather(self._settle(self._in_ledger(), ROUND_S), self._claimed())
+        left += [one.owed for one in (*known, *claimed) if one.error is not None]
+        self._old.unpaid_chunks, self._old.unpaid_msat = len(left), sum(one.amount_msat for one in left)
+        if self._old != Old():
+            log.warning("%s", self._old)
+
+    async def _claimed(self) -> tuple[list[Settled], list[Owed]]:
+        """What became of claims that only relays know of, and those that only a person can judge."""
+        until = asyncio.get_running_loop().time() + ROUND_S
+        try:
+            async with asyncio.timeout_at(until):
+                found = await debts.on_relays(self._pool, self._payer, self._customer, most=MAX_CLAIMS)
+        except (NodewireError, TimeoutError) as error:
+            log.info("claims of earlier jobs cannot be looked for: %r", error)
+            return [], []
+        theirs = [one for one in found if one.key.job not in self._own]
+        within_s = max(0.0, until - asyncio.get_running_loop().time())
+        done = await self._settle([one for one in theirs if one.is_evident], within_s)
+        return done, [one for one in theirs if not one.is_evident]
+
+    def _in_ledger(self) -> list[Owed]:
+        return [one for one in debts.in_ledger(self._payer) if one.key.job not in self.under_way]
+
+    async def _settle(self, owed: Sequence[Owed], within_s: float | None = None) -> list[Settled]:
+        done = await debts.settle(
+            self._payer,
+            owed,
+            relays=self._relays,
+            network=self._network,
+            private_endpoints=self._private_endpoints,
+            within_s=within_s,
+        )
+        self._count(done)
+        return done
+
+    def _count(self, done: Iterable[Settled]) -> None:
+        for one in done:
+            key = one.owed.key
+            if one.paid is not None and key.job not in self._own:
+                self._old.chunks += 1
+                self._old.paid_msat += one.paid.amount_msat
+                self._old.fees_msat += one.paid.fee_msat
+                self._paid_old.add(key.payee)
+            level = logging.INFO if one.error is None or isinstance(one.error, BadInput) else logging.DEBUG
+            log.log(level, "an old debt to %s: %s", key.payee[:8], one.error or "paid")

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 from nodewire.config import CustomerConfig
-from nodewire.customer import debts
 from nodewire.customer.closings import Closings
 from nodewire.customer.refunds import Refunds
 from nodewire.customer.session import Session
@@ -26,12 +23,10 @@ NETWORKS = {"sim": "bcrt"}
 """The wallets' networks as bolt11 writes them after "ln"."""
 SPOOL_BYTES = 2**30
 """Of prompts, and with a local driver of hidden states, while jobs are under way."""
-_SETTLE_S = 5.0
-_log = logging.getLogger("nodewire.customer")
 
 
 async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
-    """Connect to the relays, recover what an earlier run left unpaid, and follow the committee.
+    """Connect to the relays, learn what became of payments that an earlier run was making, and follow the committee.
 
     Raises:
         BadConfig: a file of the configuration cannot be used.
@@ -45,8 +40,6 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
     payer = Payer(keys, wallet, ledger)
     await payer.recover()
     network = NETWORKS[config.wallet.kind]
-    if owed := debts.in_ledger(payer):
-        await _settle(payer, owed, config, network)
     spool = Spool(config.state / "spool", SPOOL_BYTES)
     stack.callback(spool.close)
     node = Node(keys)
@@ -82,27 +75,10 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
         spool=spool,
         settler=settler,
         closings=closings,
+        refunds=refunds,
         holder=holder,
         make_worker=maker(stack, config.worker.limits, config.blobs),
         private_endpoints=config.private_endpoints,
     )
     stack.push_async_callback(session.close)
     return session
-
-
-async def _settle(payer: Payer, owed: Sequence[debts.Owed], config: CustomerConfig, network: str) -> None:
-    """Pay what earlier jobs left unpaid, as far as a moment goes: who owes is refused."""
-    done: list[debts.Settled] = []
-    try:
-        async with asyncio.timeout(_SETTLE_S):
-            done = await debts.settle(
-                payer, owed, relays=config.relays, network=network, private_endpoints=config.private_endpoints
-            )
-    except TimeoutError:
-        _log.warning("not all debts of earlier jobs could be paid in time; see `nodewire wallet settle`")
-    for one in done:
-        whose = f"{one.owed.amount_msat / 1000:g} sat to {one.owed.key.payee[:8]} for job {one.owed.key.job[:8]}"
-        if one.error is None:
-            _log.info("an old debt is paid: %s", whose)
-        else:
-            _log.warning("an old debt cannot be paid: %s: %s", whose, one.error)

@@ -2,17 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from nodewire.customer.purchase import Purchase
+from nodewire.pay.debts import Debt
 from nodewire.protocol import receipt
+from nodewire.protocol.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a job cost by its customer's ledger: all that left the wallet for it."""
+
+    paid_msat: Mapping[str, int]
+    """By provider."""
+    share_msat: int
+    """For verification."""
+    fees_msat: int
+    """Of routing, for both."""
+    zaps: int
+    """To providers."""
+
+    @property
+    def total_msat(self) -> int:
+        return sum(self.paid_msat.values()) + self.share_msat + self.fees_msat
+
+
+def spent(plan: Plan, booked: Iterable[Debt]) -> Spent:
+    """`booked` are the ledger's debts of the job with this `plan`; what is no provider's is a verification share."""
+    paid = [debt for debt in booked if debt.state == "paid"]
+    members = plan.members()
+    by = {p: sum(debt.amount_msat for debt in paid if debt.key.payee == p) for p in members}
+    return Spent(
+        {p: msat for p, msat in by.items() if msat or p in plan.providers()},
+        sum(debt.amount_msat for debt in paid if debt.key.payee not in members),
+        sum(debt.fee_msat for debt in paid),
+        sum(debt.key.payee in members for debt in paid),
+    )
 
 
 def summary(bought: Purchase) -> Mapping[str, Any]:
     """What happened, as plain data: assignments, spending, timing."""
-    plan, paid = bought.plan, bought.payments.paid.values()
-    shares = bought.shares.paid.values() if bought.shares is not None else ()
+    plan = bought.plan
+    cost = spent(plan, bought.booked)
     return {
         "request": bought.request.id,
         "plan": plan.digest(),
@@ -38,10 +72,11 @@ def summary(bought: Purchase) -> Mapping[str, Any]:
             }
             for handed in bought.timing.takeovers
         ],
-        "paid_msat": {p: n for p in plan.members() if (n := _paid_msat(bought, p)) or p in plan.providers()},
-        "fees_msat": sum(x.debt.fee_msat for x in paid) + sum(debt.fee_msat for debt in shares),
-        "share_msat": sum(debt.amount_msat for debt in shares),
-        "zaps": len(paid),
+        "paid_msat": dict(cost.paid_msat),
+        "fees_msat": cost.fees_msat,
+        "share_msat": cost.share_msat,
+        "spent_msat": cost.total_msat,
+        "zaps": cost.zaps,
         "receipts": [
             {
                 "event": event.id,
@@ -55,10 +90,6 @@ def summary(bought: Purchase) -> Mapping[str, Any]:
         ],
         "ticket": bought.ticket.to_json(),
     }
-
-
-def _paid_msat(bought: Purchase, provider: str) -> int:
-    return sum(paid.due.amount_msat for paid in bought.payments.paid.values() if paid.provider == provider)
 
 
 def together(jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -75,6 +106,7 @@ def together(jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "paid_msat": paid_msat,
         "fees_msat": sum(job["fees_msat"] for job in jobs),
         "share_msat": sum(job["share_msat"] for job in jobs),
+        "spent_msat": sum(job["spent_msat"] for job in jobs),
         "zaps": sum(job["zaps"] for job in jobs),
         "receipts": [receipt for job in jobs for receipt in job["receipts"]],
         "takeovers": [handed for job in jobs for handed in job["takeovers"]],

@@ -18,6 +18,17 @@ from nodewire.protocol.verification import Sample, Sampled
 RootKey = tuple[str, str, str, int, int]
 """Provider, request, task, chunk, attempt."""
 
+VERIFIED_EPOCHS = 4
+"""A verifier's root counts up to this many epochs after the draw."""
+LAST_EPOCHS = 5
+"""So many epochs after the draw, a producer's opening is no longer waited for where its signed word is shown."""
+OPEN_EPOCHS = 6
+"""What was drawn can be pulled up to this many epochs after the draw."""
+AGAIN_EPOCHS = 9
+"""So many epochs after the draw every honest oracle has voted, and the second ballot begins."""
+KEPT_EPOCHS = 16
+"""A sample and the votes on it are forgotten this many epochs after its draw."""
+
 # ---- inputs -------------------------------------------------------------------------------------------------------
 
 
@@ -32,7 +43,8 @@ class Tick:
 class Drawn:
     """An epoch is certified, with its beacon: what was drawn of it, and every root that it certifies.
 
-    Epochs come in order, samples with those first that are to be judged in any case. `manifests` by request; a sample
+    Epochs come in order, but for one that was certified late: after it the later ones come again. Samples with those
+    first that are to be judged in any case. `manifests` by request; a sample
     whose manifest is not to be had is left out. `audited`: keys of the samples that are computed again in any case.
     """
 
@@ -198,10 +210,10 @@ class Case:
     """What others committed to with the same root."""
     copied: bool = False
     """The root opens to another's work."""
-    verifier: tuple[str, str] | None = None
-    """The one that decides, and its certified root."""
-    reserves: tuple[tuple[str, str], ...] = ()
-    """Further drawn verifiers with certified roots, in their order: one decides if those before it show nothing."""
+    verified: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    """By drawn verifier: the first epoch that certifies a root of its work, and the root."""
+    silent: frozenset[str] = frozenset()
+    """Verifiers that show nothing, while others might: they decide no more."""
     theirs: Opening | None = None
     """The provider's."""
     checked: Opening | None = None
@@ -230,6 +242,20 @@ class Case:
     @property
     def key(self) -> str:
         return self.sample.key if self.complaint is None else self.complaint.key
+
+    @property
+    def deciding(self) -> tuple[tuple[str, str], ...]:
+        """Verifiers with their certified roots: by epoch, of one epoch as they were drawn."""
+        order = {verifier: n for n, verifier in enumerate(self.sample.verifiers)}
+        found = [
+            (epoch, order[one], one, root) for one, (epoch, root) in self.verified.items() if one not in self.silent
+        ]
+        return tuple((one, root) for _, _, one, root in sorted(found))
+
+    @property
+    def verifier(self) -> tuple[str, str] | None:
+        """The one that decides."""
+        return next(iter(self.deciding), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,20 +9,18 @@ from typing import Protocol
 
 from nodewire.errors import BadInput, NodewireError, NotFound
 from nodewire.kind import Clock
+from nodewire.market import Contents
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
 from nodewire.oracle.case import Unfounded
 from nodewire.protocol import complaint, job
 from nodewire.protocol.body import Body
-from nodewire.protocol.commitment import Committed
 from nodewire.protocol.committee import Committee
-from nodewire.protocol.complaint import CLAIMED_EPOCHS, Complaint
+from nodewire.protocol.complaint import CLAIMED_EPOCHS, ENOUGH_EPOCHS, Complaint
 from nodewire.protocol.job import Request
 from nodewire.protocol.snapshot import Snapshot
 from nodewire.verify.finality import certificates, final_roots
 
-ENOUGH_EPOCHS = 4
-"""Of the epochs in which a claim's roots can be certified, so many were; else it was the committee that failed."""
 LOOKED_EPOCHS = 4
 """How long after its last epoch a complaint is looked into, if something is not to be had at first."""
 MAX_OF_ONE = 64
@@ -39,7 +37,7 @@ class Market(Protocol):
     @property
     def committee(self) -> Committee: ...
 
-    async def commitments(self, body: Body) -> tuple[Committed, ...]: ...
+    async def contents(self, body: Body) -> Contents: ...
 
     async def snapshot(self, sha256: str) -> Snapshot: ...
 
@@ -133,13 +131,14 @@ class Complaints:
             raise BadInput("e", "not the customer's own job of this committee, or the accused has no part in it")
         if plan.verification.policy != "sampled":
             raise BadInput("policy", "the job's customer had nothing sampled")
-        finality = await final_roots(request.id, plan, request.created_at, self._market, self._relays)
+        in_time = range(last - CLAIMED_EPOCHS, last + 1)
+        finality = await final_roots(request.id, plan, request.created_at, self._market, self._relays, also=in_time)
         if finality.unread:
             raise NotFound("epochs", f"what {len(finality.unread)} of them certify is not to be had")
         held = finality.claimed(plan, one.provider, one.due.chunk, one.due.attempt, one.due.root)
         if held is not None and held.epoch <= last:
             raise BadInput("root", f"certified in epoch {held.epoch}")
-        certified = await certificates(self._relays, self._committee, range(last - CLAIMED_EPOCHS + 1, last + 1))
+        certified = await certificates(self._relays, self._committee, in_time[1:])
         if len(certified) < ENOUGH_EPOCHS:
             raise BadInput("epochs", f"only {len(certified)} were certified in which the roots could have been")
         _log.warning("%s claimed chunk %d and committed to nothing", one.provider[:8], one.due.chunk)

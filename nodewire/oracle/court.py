@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from typing import Protocol
 
-from nodewire.errors import BadInput, LinkLost, NodewireError, NoQuorum, Withheld
+from nodewire.errors import BadInput, LinkLost, NodewireError, Withheld
 from nodewire.kind import Clock
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
 from nodewire.oracle import judging
 from nodewire.oracle.case import (
+    KEPT_EPOCHS,
+    OPEN_EPOCHS,
     Action,
     Convict,
     Input,
@@ -36,19 +39,22 @@ from nodewire.oracle.case import (
 from nodewire.oracle.complaints import Complaints, Market
 from nodewire.oracle.docket import Docket
 from nodewire.oracle.journal import Journal
-from nodewire.plan.epoch import KEPT, Epochs
+from nodewire.oracle.reading import Reading
+from nodewire.plan.epoch import Epochs
 from nodewire.protocol import certificate, inventory, kinds, verdict, verification
 from nodewire.protocol.chunk import Leaf, Opening
 from nodewire.protocol.committee import Committee
 from nodewire.protocol.compare import compare
 from nodewire.protocol.verdict import Verdict
 from nodewire.protocol.verification import Sample
+from nodewire.verify.inquiry import Overloaded
 from nodewire.verify.recompute import Equivocated, Unopened
 
 MAX_PULLS = 16
 """Openings that are pulled at a time."""
-GIVE_UP_EPOCHS = 3
-"""An epoch that cannot be read so long after it closed is left unread."""
+
+MAX_LACKING = 4_096
+"""Cases of which it is remembered what they lack."""
 
 _log = logging.getLogger(__name__)
 
@@ -74,10 +80,11 @@ class Evidence(Protocol):
     async def opening(self, sample: Sample, epoch: int, node: str) -> Opening:
         """`node`'s opening of the sample's chunk, of whatever content. Raises a NodewireError if there is none."""
 
-    async def recompute(self, sample: Sample, epoch: int, *, last: bool) -> tuple[Leaf, ...]:
+    async def recompute(self, sample: Sample, epoch: int, *, last: bool, within_s: float) -> tuple[Leaf, ...]:
         """The chunk's leaves, computed here from checked inputs; `last` as in `case.Recompute`.
 
         Raises:
+            Overloaded: this machine was too slow for it.
             Equivocated: a producer signed something else than it committed to.
             NodewireError: they cannot be computed.
         """
@@ -102,14 +109,17 @@ class Court:
         convict: Callable[[str], None] = lambda culprit: None,
     ) -> None:
         self._keys, self._committee, self._digest = keys, committee, committee.digest()
-        self._relays, self._docket, self._evidence = relays, docket, evidence
+        self._relays, self._evidence = relays, evidence
         self._journal, self._clock, self._convict = journal, clock, convict
         self._epochs = Epochs(committee)
+        self._reading = Reading(committee, self._epochs, docket, clock, self._feed)
         self._complaints = Complaints(market, relays, clock, docket.snapshots, self._feed)
         self._state = start(committee, keys.public, can_recompute=evidence.can_recompute)
         self._pulls = asyncio.Semaphore(MAX_PULLS)
         self._computing = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._lacking: dict[str, str] = {}
+        """By the case's key: why what it needs is not here, as was last heard."""
 
     @property
     def state(self) -> State:
@@ -122,7 +132,7 @@ class Court:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._listen())
                 group.create_task(self._tick())
-                group.create_task(self._read())
+                group.create_task(self._reading.run())
                 group.create_task(self._complaints.run())
         finally:
             for task in self._tasks:
@@ -130,7 +140,7 @@ class Court:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _listen(self) -> None:
-        since = int(self._clock.time_s()) - (judging.KEPT_EPOCHS + 1) * self._committee.epoch_ms // 1000 - 1
+        since = int(self._clock.time_s()) - (KEPT_EPOCHS + 1) * self._committee.epoch_ms // 1000 - 1
         ours = {"c": {self._digest}}
         oracles = {oracle.pubkey for oracle in self._committee.oracles}
         filters = [
@@ -164,35 +174,16 @@ class Court:
             self._epochs.take(event)
 
     async def _tick(self) -> None:
+        """Tell the time; and the log, when this machine does not keep up with it: then nobody else is to blame."""
+        pause_s, said_s = self._committee.skew_ms / 4000, -math.inf
         while True:
             self._feed(Tick(self._now_ms()))
-            await asyncio.sleep(self._committee.skew_ms / 4000)
-
-    async def _read(self) -> None:
-        """Read every certified epoch, in order; after a restart also those whose samples are still open."""
-        following = max(0, self._epoch() - KEPT + 2)
-        while True:
-            await asyncio.sleep(self._committee.skew_ms / 2000)
-            while following < self._epoch() and await self._read_one(following):
-                following += 1
-
-    async def _read_one(self, number: int) -> bool:
-        """Whether there is nothing more to read of this epoch."""
-        try:
-            found = self._epochs.latest(self._committee.close_ms(number))
-        except NoQuorum:
-            found = None
-        if found is None or found.body.epoch != number:  # its round is over when the next epoch closes
-            return self._now_ms() >= self._committee.close_ms(number + 1) + 2 * self._committee.skew_ms
-        try:
-            drawn = await self._docket.read(found)
-        except (NodewireError, OSError) as error:
-            _log.warning("epoch %d: %s", number, error)
-            return self._epoch() > number + GIVE_UP_EPOCHS
-        if drawn.samples:
-            _log.info("epoch %d drew %d samples", number, len(drawn.samples))
-        self._feed(drawn)
-        return True
+            due_s = self._clock.monotonic_s() + pause_s
+            await asyncio.sleep(pause_s)
+            now_s = self._clock.monotonic_s()
+            if now_s - due_s > self._committee.skew_ms / 1000 and now_s > said_s + self._committee.epoch_ms / 1000:
+                said_s = now_s
+                _log.warning("overloaded: this oracle woke up %.1f s late, which is more than a skew", now_s - due_s)
 
     def _feed(self, what: Input) -> None:
         if isinstance(what, Recomputed):
@@ -225,6 +216,7 @@ class Court:
             case SayVote():
                 self._vote(action, now_s)
             case PublishVerdict(one):
+                self._lacking.pop(one.verdict.key, None)
                 _log.info("sample %s: %s", one.verdict.key[:8], one.verdict.outcome)
                 self._spawn(self._publish(verdict.build(self._keys, one, created_at=now_s)))
             case PublishFault(fault):
@@ -237,6 +229,9 @@ class Court:
 
     def _vote(self, action: SayVote, now_s: int) -> None:
         """Record, then publish, what may be said only once; after a restart that is what was recorded before."""
+        lacking = self._lacking.get(action.key)
+        if action.verdict is not None and lacking is not None and action.verdict.outcome in ("unsure", "withheld"):
+            _log.info("sample %s: found %s, for lack of evidence: %s", action.key[:8], action.verdict.outcome, lacking)
         topic = verdict.topic(action.key)
         event = inventory.build_vote(self._keys, self._digest, topic, action.x, created_at=now_s)
         document = action.verdict.to_json() if action.verdict is not None else ""
@@ -255,7 +250,7 @@ class Court:
             async with self._pulls, asyncio.timeout(self._committee.epoch_ms / 1000):
                 opening = await self._evidence.opening(sample, epoch, node)
         except (NodewireError, OSError, TimeoutError) as error:
-            _log.info("opening of sample %s by %s: %s", sample.key[:8], node[:8], error)
+            self._lacks(of.key, f"the opening of {node[:8]}: {_said(error)}")
         except Exception:
             _log.exception("opening of sample %s by %s: a fault of this software", sample.key[:8], node[:8])
         self._feed(Opened(of.key, node, opening, sample.key if sample.key != of.key else ""))
@@ -264,21 +259,31 @@ class Court:
         leaves, equivocation, withheld, unopened = None, None, False, None
         try:
             async with self._computing:
-                left_ms = self._committee.close_ms(epoch + judging.OPEN_EPOCHS) - self._now_ms()
-                async with asyncio.timeout(max(left_ms, 0) / 1000):
-                    leaves = await self._evidence.recompute(sample, epoch, last=last)
+                left_s = (self._committee.close_ms(epoch + OPEN_EPOCHS) - self._now_ms()) / 1000
+                if left_s <= 0:
+                    raise Overloaded("computing here", "its time passed while others were computed")
+                leaves = await self._evidence.recompute(sample, epoch, last=last, within_s=left_s)
         except Equivocated as error:
             _log.info("sample %s: %s", sample.key[:8], error)
             equivocation = error.equivocation
         except Unopened as error:
-            _log.info("sample %s is not computed again: %s", sample.key[:8], error)
+            self._lacks(sample.key, f"an input: {_said(error)}")
             unopened = error.sample
+        except Overloaded as error:
+            self._lacks(sample.key, f"own result, overloaded: {_said(error)}", logging.WARNING)
         except (NodewireError, OSError, TimeoutError) as error:
-            _log.info("sample %s is not computed again: %s", sample.key[:8], error)
+            self._lacks(sample.key, f"own result: {_said(error)}")
             withheld = isinstance(error, Withheld)
         except Exception:
             _log.exception("sample %s is not computed again: a fault of this software", sample.key[:8])
         self._feed(Recomputed(sample.key, leaves, withheld, equivocation, unopened))
+
+    def _lacks(self, key: str, what: str, level: int = logging.INFO) -> None:
+        """Say to the log, now and when a vote comes of it, what is not to be had for a case."""
+        self._lacking[key] = what
+        while len(self._lacking) > MAX_LACKING:
+            self._lacking.pop(next(iter(self._lacking)))
+        _log.log(level, "sample %s lacks %s", key[:8], what)
 
     async def _publish(self, event: Event) -> None:
         await self._relays.publish(event)
@@ -295,8 +300,11 @@ class Court:
         except (NodewireError, OSError) as error:
             _log.warning("%s", error)
 
-    def _epoch(self) -> int:
-        return self._committee.epoch_at(self._now_ms())
-
     def _now_ms(self) -> int:
         return int(self._clock.time_s() * 1000)
+
+
+def _said(error: Exception) -> str:
+    """The error with its type: some have no words."""
+    name = error.code if isinstance(error, NodewireError) else type(error).__name__
+    return f"{name}: {error}" if str(error) else name

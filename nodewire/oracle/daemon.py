@@ -26,7 +26,7 @@ from nodewire.oracle.state import (
     FetchEvents,
     Input,
     KeepBlob,
-    KeepCommitment,
+    KeepEvent,
     KeepJudged,
     PublishCertificate,
     PublishFault,
@@ -51,6 +51,8 @@ _FETCH_TOGETHER_S = 0.02
 _IDS_PER_FETCH = 256
 _BLOBS_TOGETHER = 4
 """Commitments' blobs, at most 8 MiB each, that are fetched at a time."""
+_PUTS_TOGETHER = 2
+"""Of what is kept for others: stores take few uploads at a time, and all oracles keep the same at once."""
 
 
 class Relays(Protocol):
@@ -77,7 +79,7 @@ class Oracle:
     Args:
         seat: the oracle's secrets (`setup.load_seat`).
         journal: its record of what it has said; must outlive restarts.
-        keep: gets each commitment's event that may be listed: whoever reads it later asks no relay.
+        keep: gets each event that may be certified: whoever reads it here later asks no relay.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class Oracle:
         self._relays, self._blobs, self._journal, self._clock = relays, blobs, journal, clock
         self._keep = keep
         self._fetching_commitments = asyncio.Semaphore(_BLOBS_TOGETHER)
+        self._putting = asyncio.Semaphore(_PUTS_TOGETHER)
         self._state = self._begun(0)
         self._tasks: set[asyncio.Task[None]] = set()
         self._wanted: dict[str, None] = {}
@@ -202,8 +205,9 @@ class Oracle:
                 self._spawn(self._fetch_commitment(sha256))
             case FetchBlob(sha256, max_bytes):
                 self._spawn(self._fetch_blob(sha256, max_bytes))
-            case KeepCommitment(event):
+            case KeepEvent(event):
                 self._keep(event)
+                self._spawn(self._put(event.hashed()))
             case KeepBlob(data):
                 self._spawn(self._put(data))
 
@@ -237,7 +241,8 @@ class Oracle:
             self._feed(Received(event))
 
     async def _put(self, data: bytes) -> None:
-        await self._blobs.put(data, own=True)
+        async with self._putting:
+            await self._blobs.put(data, own=True)
 
     async def _fetch_commitment(self, sha256: str) -> None:
         async with self._fetching_commitments:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain, islice, zip_longest
 from typing import Protocol, TypeVar
 
 from nodewire.errors import BadInput, NodewireError, NotFound
 from nodewire.nostr.nip01 import Filter
+from nodewire.oracle.arrivals import MAX_OTHERS
 from nodewire.oracle.case import Drawn, RootKey
-from nodewire.oracle.judging import MAX_OTHERS
 from nodewire.plan.epoch import Epoch
 from nodewire.plan.sample import draw, is_audited, place, turn
 from nodewire.protocol import job
@@ -51,7 +51,10 @@ class Market(Protocol):
 
 
 class Docket:
-    """Reads epochs one after another; remembers which samples earlier ones held, and the requests of those drawn."""
+    """Reads epochs; remembers which samples they held, and the requests of those drawn.
+
+    Read late, or again, after later ones, an epoch draws what it would have drawn in its turn.
+    """
 
     def __init__(self, market: Market, relays: Events) -> None:
         self._market = market
@@ -62,6 +65,7 @@ class Docket:
         self._requests: OrderedDict[str, Request] = OrderedDict()
         self._drawn: OrderedDict[str, Request] = OrderedDict()
         self._snapshots: OrderedDict[int, str] = OrderedDict()
+        self._newest = -1
 
     async def request(self, id_: str) -> Request:
         """A request of which a recent epoch drew samples, or might have. Raises NotFound."""
@@ -95,7 +99,9 @@ class Docket:
         if roots:
             snapshot = await self._market.snapshot(epoch.snapshot)
             requests = await self._sampled(_by_turns(roots, snapshot, self._market.committee), number)
-            drawn = draw(self._market.committee, epoch.beacon, commitments, requests, snapshot, seen=self._seen.keys())
+            drawn = draw(
+                self._market.committee, epoch.beacon, commitments, requests, snapshot, seen=self._before(number)
+            )
             samples = _in_turn(drawn, epoch.beacon, snapshot, self._market.committee)
         manifests = {}
         for id_ in sorted({sample.request for sample in samples}):
@@ -159,9 +165,16 @@ class Docket:
             if provider != sample.provider
         )[:MAX_OTHERS]
 
+    def _before(self, epoch: int) -> Collection[str]:
+        """The places of which earlier epochs hold a root."""
+        if epoch > self._newest:
+            return self._seen.keys()
+        return {key for key, at in self._seen.items() if at < epoch}
+
     def _remember(self, keys: Iterable[str], epoch: int) -> None:
+        self._newest = max(self._newest, epoch)
         for key in keys:
-            self._seen.setdefault(key, epoch)
+            self._seen[key] = min(epoch, self._seen.get(key, epoch))
         while self._seen and (len(self._seen) > _MAX_SEEN or next(iter(self._seen.values())) < epoch - _SEEN_EPOCHS):
             self._seen.popitem(last=False)
         while self._owners and (

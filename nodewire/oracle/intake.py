@@ -13,7 +13,7 @@ from nodewire.oracle.state import (
     FetchCertificates,
     FetchEvents,
     KeepBlob,
-    KeepCommitment,
+    KeepEvent,
     KeepJudged,
     PublishFault,
     PublishPartial,
@@ -118,7 +118,7 @@ def _commitment_came(event: Event, state: State) -> Step:
         return state, ()
     if len(mine) + len(bare) >= STRANGERS and not _is_bonded(provider, state):
         return state, ()
-    keep = KeepCommitment(event)
+    keep = KeepEvent(event)
     if committed.commitment is not None:
         return replace(state, commitments={**state.commitments, epoch: {**mine, provider: event.id}}), (keep,)
     if len(bare) >= MAX_UNBONDED_BLOBS and not _is_bonded(provider, state):
@@ -166,6 +166,8 @@ def _said(event: Event, state: State) -> Step:
             cited = any(said.id in proposal.body.inventories for proposal in round_.proposals.values())
             if cited or sum(listed.oracle == said.oracle for listed in round_.inventories.values()) < 2:
                 known = round_.inventories.get(said.id, said)
+                if said.id not in round_.inventories and (said.inventory is None or said.inventory.commitments):
+                    actions += (KeepEvent(event),)
                 round_ = replace(round_, inventories={**round_.inventories, said.id: known})
                 if known.inventory is None and known.blob is not None:
                     state, ask = state.ask(f"blob/{known.blob}", FetchBlob(known.blob))
@@ -241,7 +243,8 @@ def certificate_came(certificate: Certificate, state: State) -> Step:
 def blob_came(sha256: str, data: bytes, state: State) -> Step:
     """Whatever asked for this blob gets it; a blob that is not what it should be is as good as none."""
     state, actions = _commitments_came(sha256, data, state)
-    return _other_blob_came(sha256, data, state), actions
+    state, more = _other_blob_came(sha256, data, state)
+    return state, actions + more
 
 
 def _commitments_came(sha256: str, data: bytes, state: State) -> Step:
@@ -265,19 +268,20 @@ def _commitments_came(sha256: str, data: bytes, state: State) -> Step:
     return state, actions
 
 
-def _other_blob_came(sha256: str, data: bytes, state: State) -> State:
+def _other_blob_came(sha256: str, data: bytes, state: State) -> Step:
     for epoch, round_ in state.rounds.items():
         for listed in round_.inventories.values():
             if listed.blob == sha256 and listed.inventory is None:
                 try:
                     attached = listed.attach(data)
                 except BadInput:
-                    return state
-                return state.with_round(epoch, replace(round_, inventories={**round_.inventories, listed.id: attached}))
+                    return state, ()
+                attached_to = replace(round_, inventories={**round_.inventories, listed.id: attached})
+                return state.with_round(epoch, attached_to), (KeepBlob(data),)
     wanted = {p.body.snapshot for round_ in state.rounds.values() for p in round_.proposals.values()}
     if sha256 not in wanted | {certificate.body.snapshot for certificate in state.certified}:
-        return state
+        return state, ()
     try:
-        return replace(state, snapshots={**state.snapshots, sha256: _snapshot.unpack(data, sha256)})
+        return replace(state, snapshots={**state.snapshots, sha256: _snapshot.unpack(data, sha256)}), ()
     except BadInput:
-        return state
+        return state, ()

@@ -21,9 +21,13 @@ from nodewire.pay.presented import Presented
 from nodewire.pay.presenting import Presenter
 from nodewire.pay.sim_bond_holder import SimBondHolder
 from nodewire.pay.sim_wallet import SimWallet
+from nodewire.protocol.committee import Committee
 from nodewire.store.blobs import Blobs
 from nodewire.verify.inquiry import Inquiry
 from nodewire.wire.node import Node
+
+WARMING_S = 4.0
+"""Between the starts of two oracles' workers: about what one takes on an idle core."""
 
 
 async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
@@ -47,6 +51,10 @@ async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
     if config.worker is not None:
         workbench = Workbench(market, config.worker.limits, config.state / "blobs")
         stack.push_async_callback(workbench.close)
+        if committee.verify_rate_ppm:
+            after_s = (_number(committee, seat.keys.public) - 1) * WARMING_S
+            warming = asyncio.create_task(workbench.warm(installed().values(), after_s))
+            stack.callback(warming.cancel)
     inquiry = Inquiry(market, pool, docket, node, installed(), workbench.loaded if workbench is not None else None)
     court = Court(seat.keys, committee, pool, market, docket, inquiry, journal, clock, oracle.expel)
 
@@ -82,6 +90,12 @@ def wallet_of(bonds: BondsConfig) -> SimWallet:
     return (
         SimWallet.from_file(bonds.url, bonds.token_file) if bonds.token_file is not None else SimWallet(bonds.url, "")
     )
+
+
+def _number(committee: Committee, pubkey: str) -> int:
+    """Which oracle of the committee it is, from 1 on."""
+    oracle = committee.oracle(pubkey)
+    return oracle.share_index if oracle is not None else 1
 
 
 class SystemClock:

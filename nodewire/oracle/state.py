@@ -121,8 +121,11 @@ class FetchBlob:
 
 
 @dataclass(frozen=True, slots=True)
-class KeepCommitment:
-    """Remember a commitment's event, whatever becomes of it on the relays: this oracle may list it."""
+class KeepEvent:
+    """Remember an event that may be certified, and store it, whatever becomes of it on the relays.
+
+    A commitment that this oracle may list, an inventory that a body may cite.
+    """
 
     event: Event
 
@@ -146,7 +149,7 @@ Action = (
     | FetchEvents
     | FetchCertificates
     | FetchBlob
-    | KeepCommitment
+    | KeepEvent
     | KeepBlob
 )
 

@@ -1,15 +1,24 @@
-"""The oracle's own workers: the tasks that it computes again, each loaded when it is first needed."""
+"""The oracle's own workers, and the tasks that it computes again, each loaded when it is first needed.
+
+A worker's start takes 3 to 4 s of computing, most of which is torch's import, and 230 MB of memory that it shares with
+nobody. A dispute may have less time than that, so the first worker of each kind is started before one comes.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from nodewire.errors import OverMemory
+from nodewire.errors import NodewireError, OverMemory
 from nodewire.kind import JobKind, Limits, Worker
 from nodewire.market import Market
 from nodewire.protocol.manifest import Manifest
-from nodewire.worker.lasting import maker
+from nodewire.worker.lasting import LastingWorker, maker
+
+_log = logging.getLogger(__name__)
 
 
 class Workbench:
@@ -22,38 +31,68 @@ class Workbench:
     def __init__(self, market: Market, limits: Limits, readable: Path) -> None:
         self._market, self._limits, self._readable = market, limits, readable
         self._workers = AsyncExitStack()
-        self._held: dict[str, tuple[Worker, set[str]]] = {}
+        self._held: dict[str, tuple[LastingWorker, set[str]]] = {}
         """By a kind's worker entry: the worker, and the names of what it has loaded."""
+        self._loading: dict[str, asyncio.Task[Worker]] = {}
+        self._turn = asyncio.Lock()
+
+    async def warm(self, kinds: Iterable[JobKind], after_s: float) -> None:
+        """Have a worker for each of `kinds`, `after_s` from now: oracles of one machine import torch one by one."""
+        await asyncio.sleep(after_s)
+        for entry in {kind.worker_entry for kind in kinds}:
+            try:
+                await self._holding(entry)[0].ready()
+            except (NodewireError, OSError) as error:
+                _log.warning("no worker for %s yet: %s", entry, error)
 
     async def loaded(self, kind: JobKind, manifest: Manifest, task_name: str) -> tuple[Worker, str]:
         """A worker that holds the task, and its name there: the one there is, or a new one when that is full.
+
+        Who gives up waiting does not end the loading: the next that asks finds it done.
 
         Raises:
             NotFound, BadHash: a blob is not to be had.
             BadTask, OverMemory, WorkerFailed: the task is refused here.
         """
         name = f"{manifest.digest()[:16]}/{task_name}"
-        held = self._held.get(kind.worker_entry)
-        if held is not None and name in held[1]:
-            return held[0], name
-        task = manifest.task(task_name)
-        program, *weights = [
-            await self._market.fetch_blob(ref.sha256, ref.bytes) for ref in (task.program, *task.weights)
-        ]
-        if held is not None:
-            try:
-                await held[0].load(name, task.engine, program, weights)
-            except OverMemory:
-                await self.close()
-                held = None
-        if held is None:
-            make = maker(self._workers, self._limits, self._readable)
-            held = self._held[kind.worker_entry] = make(kind.worker_entry), set()
-            await held[0].load(name, task.engine, program, weights)
-        held[1].add(name)
-        return held[0], name
+        loading = self._loading.get(name)
+        if loading is None:
+            loading = self._loading[name] = asyncio.create_task(self._load(kind, manifest, task_name, name))
+            loading.add_done_callback(lambda _: self._loading.pop(name, None))
+        return await asyncio.shield(loading), name
 
     async def close(self) -> None:
         """End the workers."""
+        for loading in list(self._loading.values()):
+            loading.cancel()
+        await asyncio.gather(*self._loading.values(), return_exceptions=True)
+        await self._clear()
+
+    async def _load(self, kind: JobKind, manifest: Manifest, task_name: str, name: str) -> Worker:
+        async with self._turn:
+            held = self._holding(kind.worker_entry)
+            if name in held[1]:
+                return held[0]
+            task = manifest.task(task_name)
+            program, *weights = [
+                await self._market.fetch_blob(ref.sha256, ref.bytes) for ref in (task.program, *task.weights)
+            ]
+            try:
+                await held[0].load(name, task.engine, program, weights)
+            except OverMemory:
+                if not held[1]:
+                    raise
+                await self._clear()
+                held = self._holding(kind.worker_entry)
+                await held[0].load(name, task.engine, program, weights)
+            held[1].add(name)
+            return held[0]
+
+    def _holding(self, entry: str) -> tuple[LastingWorker, set[str]]:
+        if entry not in self._held:
+            self._held[entry] = maker(self._workers, self._limits, self._readable)(entry), set()
+        return self._held[entry]
+
+    async def _clear(self) -> None:
         await self._workers.aclose()
         self._held.clear()

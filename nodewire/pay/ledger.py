@@ -40,6 +40,7 @@ CREATE TABLE IF NOT EXISTS quotes (
 ) STRICT;
 CREATE INDEX IF NOT EXISTS quotes_of_due ON quotes (job, payee, chunk, attempt);
 CREATE TABLE IF NOT EXISTS closed (job TEXT PRIMARY KEY) STRICT;
+CREATE TABLE IF NOT EXISTS ended (job TEXT PRIMARY KEY) STRICT;
 CREATE TABLE IF NOT EXISTS cursor (only_row INTEGER PRIMARY KEY CHECK (only_row = 1), at INTEGER NOT NULL) STRICT;
 """
 _KEY = "job = ? AND payee = ? AND chunk = ? AND attempt = ?"
@@ -165,6 +166,13 @@ class Ledger:
     def close_job(self, job: str) -> None:
         """Every receipt of the job is given and closed: relays have taken them."""
         self._db.execute("INSERT INTO closed VALUES (?) ON CONFLICT DO NOTHING", (job,))
+
+    def end_job(self, job: str) -> None:
+        """The customer has seen the job's end: nothing more of it will come."""
+        self._db.execute("INSERT INTO ended VALUES (?) ON CONFLICT DO NOTHING", (job,))
+
+    def has_ended(self, job: str) -> bool:
+        return self._db.execute("SELECT 1 FROM ended WHERE job = ?", (job,)).fetchone() is not None
 
     def spent(self, *, job: str | None = None, payee: str | None = None) -> Spent:
         """Sums over all debts, those of one job, to one payee, or both."""

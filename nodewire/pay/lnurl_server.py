@@ -18,6 +18,7 @@ from aiohttp import web
 
 from nodewire.errors import BadInput, NodewireError, TooLarge
 from nodewire.pay.invoices import MAX_MSAT, Invoice
+from nodewire.strangers import Strangers
 
 MAX_ZAP_REQUEST_CHARS = 4_096
 MAX_CONNECTIONS = 256
@@ -86,8 +87,8 @@ def routes(endpoint: Endpoint) -> list[web.RouteDef]:
 async def serving(endpoint: Endpoint, listening: socket.socket) -> AsyncIterator[None]:
     """Serve `endpoint` on a bound socket.
 
-    A stranger's connection ends after `CONNECTION_S` whatever it does, and the oldest makes room for the newest: who
-    opens many and says nothing keeps neither this process's descriptors nor others' invoices.
+    A stranger's connection ends after `CONNECTION_S` whatever it does, and of too many the oldest from the address that
+    has most makes room: who opens many and says nothing keeps neither this process's descriptors nor others' invoices.
     """
     app = web.Application()
     app.add_routes(routes(endpoint))
@@ -95,8 +96,8 @@ async def serving(endpoint: Endpoint, listening: socket.socket) -> AsyncIterator
     await runner.setup()
     server = runner.server
     assert server is not None
-    open_: dict[_Guest, None] = {}
-    listener = await asyncio.get_running_loop().create_server(lambda: _Guest(server(), open_), sock=listening)
+    guests: Strangers[_Guest] = Strangers(MAX_CONNECTIONS)
+    listener = await asyncio.get_running_loop().create_server(lambda: _Guest(server(), guests), sock=listening)
     try:
         yield
     finally:
@@ -107,7 +108,7 @@ async def serving(endpoint: Endpoint, listening: socket.socket) -> AsyncIterator
 class _Guest(asyncio.Protocol):
     """One connection, handed to aiohttp for as long as it may last."""
 
-    def __init__(self, inner: asyncio.Protocol, others: dict[_Guest, None]) -> None:
+    def __init__(self, inner: asyncio.Protocol, others: Strangers[_Guest]) -> None:
         self._inner = inner
         self._others = others
         self._transport: asyncio.Transport | None = None
@@ -116,16 +117,14 @@ class _Guest(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
         self._end = asyncio.get_running_loop().call_later(CONNECTION_S, self._transport.abort)
-        self._others[self] = None
-        if len(self._others) > MAX_CONNECTIONS:
-            oldest = next(iter(self._others))
-            del self._others[oldest]
-            if oldest._transport is not None:
-                oldest._transport.abort()
+        peer = transport.get_extra_info("peername")
+        displaced = self._others.enter(self, str(peer[0]) if peer else "")
+        if displaced is not None and displaced._transport is not None:
+            displaced._transport.abort()
         self._inner.connection_made(transport)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._others.pop(self, None)
+        self._others.leave(self)
         if self._end is not None:
             self._end.cancel()
         self._inner.connection_lost(error)

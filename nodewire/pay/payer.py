@@ -104,14 +104,27 @@ class Payer:
         """The debts that are not paid, oldest first."""
         return self._ledger.unpaid()
 
+    def debts_of(self, job: str) -> list[Debt]:
+        """Every debt of a job, oldest entry first."""
+        return self._ledger.debts_of(job)
+
+    def end(self, job: str) -> None:
+        """The customer has seen the job's end: nothing more of it will come."""
+        self._ledger.end_job(job)
+
+    def has_ended(self, job: str) -> bool:
+        """Whether `end` was called for it, in this process or an earlier one; one that died in mid-job has not."""
+        return self._ledger.has_ended(job)
+
     def has(self, key: Key) -> bool:
         """Whether the debt is entered, paid or not."""
         return self._ledger.has_debt(key)
 
     async def _send(self, debt: Debt) -> Debt:
         """Tell the wallet to pay an invoiced debt, or again one that it may not have heard of."""
+        # Another process of this customer may have fetched an invoice since: the one that the ledger has is paid.
+        debt = self._ledger.record(debt.key, debts.Paying())
         assert debt.bolt11 is not None
-        self._ledger.record(debt.key, debts.Paying())
         try:
             payment = await self._wallet.pay(debt.bolt11, max_fee_msat=self._fees.most(debt.amount_msat))
         except (PaymentFailed, BadInvoice, OverBudget) as error:

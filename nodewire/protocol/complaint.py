@@ -22,6 +22,8 @@ from nodewire.protocol.feedback import Due
 KIND = kinds.EVIDENCE
 CLAIMED_EPOCHS = 8
 """So many epochs after the one in which it is signed, a claim's roots must be certified."""
+ENOUGH_EPOCHS = 4
+"""So many of these the committee must have certified at all, or nobody is to blame."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,8 @@ MAX_ROUND_FLOPS = 2**62
 MAX_WINDOW = 2**17
 MAX_BATCH = 2**16
 MAX_STEPS = 100_000
+MAX_SAMPLES = 2**29 - 1
+"""In a round; they are the weight of its result, and a weight times a float32 is exact in float64."""
 
 Share = Annotated[Real, between(0, 1)]
 Rate = Annotated[Real, between(0, 1e4)]
@@ -238,6 +240,7 @@ class Recipe(Schema):
             raise ValueError("batch: one pair has nothing to be told from")
         self._adapter_fits()
         for what, value, most in (
+            ("samples", self.steps * self.batch, MAX_SAMPLES),
             ("parameters", self.parameters(), MAX_PARAMETERS),
             ("memory_bytes", self.memory_bytes(), MAX_MEMORY_BYTES),
             ("flops_per_round", self.flops_per_round(), MAX_ROUND_FLOPS),
@@ -290,14 +293,16 @@ class Recipe(Schema):
         return self.steps * (self.batch * self.flops_per_sample() + optimizer)
 
     def memory_bytes(self) -> int:
-        """A provider's peak above an empty worker: 4 x (parameters + trained x (3 + moments) + batch x activations).
+        """A provider's peak above an empty worker: 4 x (parameters + trained x (4 + moments) + batch x activations).
 
-        Three more copies of what is trained are its gradient, what it was at the start, and the optimizer's
-        intermediate; moments are 1 for sgd with momentum, 2 for adamw and muon. Shard and packed result come on top.
+        Four more copies of what is trained are theta as it came, its gradient, the beginning and the result; moments
+        are 1 for sgd with momentum, 2 for adamw and muon. bf16 has 2 more bytes a parameter; 8 MiB are for samples.
+        The shard and the packed result come on top.
         """
         moments = {"sgd": int(float(self.inner.momentum) > 0), "adamw": 2, "muon": 2}[self.inner.optimizer]
-        numbers = self.parameters() + self.trained() * (3 + moments)
-        return 4 * (numbers + self.batch * self.family.activations_per_sample(self.data.window))
+        numbers = self.parameters() + self.trained() * (4 + moments)
+        cast = 2 * self.parameters() if self.precision == "bf16" else 0
+        return 4 * (numbers + self.batch * self.family.activations_per_sample(self.data.window)) + cast + 8 * 2**20
 
     def state_bytes(self) -> int:
         """Tensor bytes of theta or of one uncompressed pseudo-gradient: 4 per trained number."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -175,8 +175,14 @@ def _rows(length: int, recipe: Recipe, round: int, index: int, step: int, steps:
     """Row numbers of the steps, [steps x batch]."""
     begin, end = step * recipe.batch, (step + steps) * recipe.batch
     epochs = range(begin // length, -(-end // length))
-    rows = np.concatenate([draw.order(length, "rows", recipe.seed, round, index, epoch) for epoch in epochs])
+    rows = np.concatenate([_epoch(length, recipe.seed, round, index, epoch) for epoch in epochs])
     return rows[begin - epochs.start * length :][: end - begin]
+
+
+@lru_cache(maxsize=2)
+def _epoch(length: int, seed: int, round: int, index: int, epoch: int) -> np.ndarray:
+    """A shard's rows in an epoch's order; kept, because a round asks for it segment by segment."""
+    return draw.order(length, "rows", seed, round, index, epoch)
 
 
 def _starts(length: int, recipe: Recipe, round: int, index: int, step: int, steps: int) -> np.ndarray:

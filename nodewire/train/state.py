@@ -21,7 +21,7 @@ from nodewire.llm.tensorfile import DTYPES, read_header, read_into
 from nodewire.protocol import canonical
 from nodewire.protocol.families import Shapes
 
-State = dict[str, Tensor]
+State = Mapping[str, Tensor]
 Types = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 """What is expected of each tensor; a dimension of -1 may be any."""
 

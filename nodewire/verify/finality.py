@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from nodewire.errors import BadInput, NodewireError
+from nodewire.market import Contents
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
 from nodewire.protocol import certificate, commitment, kinds, tags
@@ -16,6 +17,8 @@ from nodewire.protocol.certificate import Certificate
 from nodewire.protocol.chunk import claim
 from nodewire.protocol.commitment import ChunkRoot, Committed
 from nodewire.protocol.committee import Committee
+from nodewire.protocol.feedback import Feedback
+from nodewire.protocol.job import Request
 from nodewire.protocol.plan import Plan
 
 _TOPICS_PER_FETCH = 64
@@ -30,7 +33,7 @@ class Market(Protocol):
     @property
     def committee(self) -> Committee: ...
 
-    async def commitments(self, body: Body) -> tuple[Committed, ...]: ...
+    async def contents(self, body: Body) -> Contents: ...
 
 
 class Relays(Protocol):
@@ -53,7 +56,8 @@ class Certified:
 @dataclass(frozen=True, slots=True)
 class Finality:
     """`roots` by provider and the root's key: the first that a certificate holds. `committed` are all events that say
-    that they commit to something of the job; `unread` the epochs of which something could not be had."""
+    that they commit to something of the job; `unread` the epochs of which something could not be had: what they hold
+    besides is not known."""
 
     roots: dict[tuple[str, str, str, int, int], Certified]
     certificates: dict[int, Certificate]
@@ -78,8 +82,14 @@ class Finality:
         return max(found, key=lambda one: (one.epoch, one.commitment))
 
 
-async def final_roots(request: str, plan: Plan, since_s: int, market: Market, relays: Relays) -> Finality:
-    """What certificates hold of a job that was requested at `since_s` (unix). Raises as `Relays.fetch_all`."""
+async def final_roots(
+    request: str, plan: Plan, since_s: int, market: Market, relays: Relays, *, also: Iterable[int] = ()
+) -> Finality:
+    """What certificates hold of a job that was requested at `since_s` (unix). Raises as `Relays.fetch_all`.
+
+    Read are the epochs that relays have commitments to it for. Whoever concludes something from there being none reads
+    `also` those in which one may be certified: its author may have deleted it.
+    """
     members = frozenset(plan.members())
     wanted = Filter(kinds=frozenset({kinds.COMMITMENT}), authors=members, since=since_s)
     committed: dict[str, Committed] = {}
@@ -91,23 +101,46 @@ async def final_roots(request: str, plan: Plan, since_s: int, market: Market, re
             committed[event.id] = commitment.parse(event)
         except BadInput:
             continue
-    found = Finality(
-        {}, await certificates(relays, market.committee, {c.epoch for c in committed.values()}), committed, {}
-    )
+    epochs = {one.epoch for one in committed.values()}.union(also)
+    found = Finality({}, await certificates(relays, market.committee, epochs), committed, {})
     for epoch, certified in sorted(found.certificates.items()):
         try:
-            held = await market.commitments(certified.body)
+            held = await market.contents(certified.body)
         except NodewireError as error:
             log.info("epoch %d cannot be read: %s", epoch, error)
             found.unread[epoch] = str(error)
             continue
-        for one in sorted(held, key=lambda held: held.id):
+        if held.lacking:
+            found.unread[epoch] = f"{len(held.lacking)} commitments are not to be had, such as {held.lacking[0]}"
+        for one in sorted(held.commitments, key=lambda one: one.id):
             for root in one.commitment.chunks if one.commitment is not None else ():
                 late = epoch > plan.deadline_epoch(root.chunk, market.committee.epoch_ms)
                 if root.request == request and one.provider in members and not late:
                     final = Certified(one.provider, root, one.id, epoch, certified.digest)
                     found.roots.setdefault((one.provider, *root.key), final)
     return found
+
+
+async def final_claims(
+    request: Request, claims: Iterable[Feedback], epochs: int, market: Market, relays: Relays
+) -> Finality:
+    """As `final_roots`; where it makes a claim not final, every certificate up to `epochs` after the claim is read.
+
+    Raises as `Relays.fetch_all`.
+    """
+    plan, committee = request.plan, market.committee
+    found = await final_roots(request.id, plan, request.created_at, market, relays)
+    open_ = [
+        said
+        for said in claims
+        if (due := said.due) is not None
+        and found.claimed(plan, said.provider, due.chunk, due.attempt, due.root) is None
+    ]
+    began = {committee.epoch_at(said.created_at * 1000) for said in open_}
+    also = {first + n for first in began for n in range(epochs + 1)}
+    if not also - found.certificates.keys():
+        return found
+    return await final_roots(request.id, plan, request.created_at, market, relays, also=also)
 
 
 async def certificates(relays: Relays, committee: Committee, epochs: Iterable[int]) -> dict[int, Certificate]:

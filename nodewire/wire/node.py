@@ -11,6 +11,7 @@ from typing import Any
 
 from nodewire.errors import BadInput, BadPeer, Busy, LinkLost, NodewireError, NotAllowed, NotFound, TimedOut
 from nodewire.nostr.keys import Keys
+from nodewire.strangers import Strangers
 from nodewire.wire import identity
 from nodewire.wire.early import Early
 from nodewire.wire.frames import DataHeader, Document
@@ -21,6 +22,7 @@ from nodewire.wire.pull import PULL, Holder, Pulls
 from nodewire.wire.transport import Arrival, Listener, TcpTls, Transport
 
 MAX_HALF_OPEN = 64
+"""Connections that have not proven themselves. Those beyond go by `Strangers`; who has proven itself is none."""
 MAX_LINKS = 1_024
 MAX_ADDRESSES = 16
 _MAX_FENCES = 4_096
@@ -61,7 +63,7 @@ class Node:
         self._shown: Identity | None = None
         self._listeners: list[Listener] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._half_open = 0
+        self._strangers: Strangers[asyncio.Task[None]] = Strangers(MAX_HALF_OPEN)
         self._links: dict[str, Link] = {}
         self._dials: dict[str, _Dial] = {}
         self._linked = asyncio.Event()
@@ -295,11 +297,12 @@ class Node:
         return self._shown
 
     def _arrived(self, arrival: Arrival) -> None:
-        if self._half_open >= MAX_HALF_OPEN or self._closed:
+        if self._closed:
             arrival.refuse()
             return
-        self._half_open += 1
-        self._run(self._serve(arrival))
+        displaced = self._strangers.enter(self._run(self._serve(arrival)), arrival.address)
+        if displaced is not None:
+            displaced.cancel()
 
     async def _serve(self, arrival: Arrival) -> None:
         """Have a stranger prove itself in time, then decide whether it may stay."""
@@ -313,10 +316,12 @@ class Node:
             link.abort(BadPeer("handshake", str(error)[:200]))
             return
         except asyncio.CancelledError:
-            link.abort(LinkLost(self.public, "the node closes"))
+            link.abort(LinkLost(self.public, "the node closes, or needs the room"))
             raise
         finally:
-            self._half_open -= 1
+            task = asyncio.current_task()
+            assert task is not None
+            self._strangers.leave(task)
         try:
             await self._settle(link)
         except NodewireError as error:

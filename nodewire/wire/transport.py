@@ -25,6 +25,9 @@ _BACKLOG = 128
 class Arrival(Protocol):
     """A connection that somebody opened to us and that has not been secured yet."""
 
+    address: str
+    """Where it comes from, without the port."""
+
     async def accept(self, protocol: asyncio.BufferedProtocol, identity: Identity) -> None:
         """Secure it; `protocol.connection_made` has been called when this returns. Raises OSError."""
 
@@ -85,12 +88,12 @@ class _TcpListener:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                connection, _ = await loop.sock_accept(self._socket)
+                connection, whence = await loop.sock_accept(self._socket)
             except OSError as error:  # out of descriptors, or a peer that left at once: the port stays open
                 _log.warning("accept: %s", _words(error))
                 await asyncio.sleep(0.05)
                 continue
-            arrived(_TcpArrival(connection))
+            arrived(_TcpArrival(connection, whence[0]))
 
     def close(self) -> None:
         self._task.cancel()
@@ -98,8 +101,9 @@ class _TcpListener:
 
 
 class _TcpArrival:
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, address: str) -> None:
         self._socket = connection
+        self.address = address
 
     async def accept(self, protocol: asyncio.BufferedProtocol, identity: Identity) -> None:
         loop = asyncio.get_running_loop()

@@ -42,6 +42,10 @@ class LastingWorker:
         self._loaded: dict[str, tuple[str, Path, Sequence[Path]]] = {}
         self._starting: asyncio.Task[Mortal] | None = None
 
+    async def ready(self) -> None:
+        """Have a process before anything is loaded: starting one takes seconds of computing. Raises as its start."""
+        await self._living()
+
     async def load(self, task: str, engine: str, program: Path, weights: Sequence[Path]) -> Mapping[str, int]:
         """As the port; what was loaded once is loaded again into every later process."""
         took = await (await self._living()).load(task, engine, program, weights)

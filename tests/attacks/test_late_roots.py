@@ -10,6 +10,7 @@ import pytest
 
 from nodewire.customer import verified
 from nodewire.customer.verified import VERDICT_EPOCHS, follow
+from nodewire.market import Contents
 from nodewire.nostr.event import Event
 from nodewire.plan.epoch import Epoch
 from nodewire.protocol import certificate, commitment, inventory, job
@@ -40,8 +41,8 @@ class Certified:
     def epochs_after(self, epoch: int) -> list[Epoch]:
         return [Epoch(body(n), digest("beacon"), ASKED, ()) for n in sorted(self.roots) if n > epoch]
 
-    async def commitments(self, cited):
-        return (commitment.parse(self.committed(cited.epoch)),)
+    async def contents(self, cited):
+        return Contents((commitment.parse(self.committed(cited.epoch)),), ())
 
     def committed(self, epoch: int) -> Event:
         chunks = tuple(sorted(self.roots[epoch], key=lambda one: one.key))

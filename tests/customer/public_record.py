@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from nodewire.market import Contents
 from nodewire.nostr import event as events
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
@@ -47,7 +48,7 @@ class PublicRecord:
     seats: Sequence[Seat] = tuple(SEATS)
     events: list[Event] = field(default_factory=list)
     published: list[Event] = field(default_factory=list)
-    held: dict[str, tuple[Committed, ...]] = field(default_factory=dict)
+    certifies: dict[str, tuple[Committed, ...]] = field(default_factory=dict)
     """Commitments by the digest of the body that certifies them."""
 
     def __post_init__(self) -> None:
@@ -126,7 +127,7 @@ class PublicRecord:
         )
         self.events.append(certificate.build(voters[0].keys, Certificate(body, votes), created_at=at_s))
         self.events += [beacon.build(s.keys, body, s.index, s.share, created_at=at_s) for s in voters]
-        self.held[body.digest()] = tuple(commitment.parse(event) for event in commitments)
+        self.certifies[body.digest()] = tuple(commitment.parse(event) for event in commitments)
         return body
 
     def pay(self, ledger: Ledger, number: int, chunk: int) -> None:
@@ -183,5 +184,5 @@ class PublicRecord:
         self.events.append(event)
         self.published.append(event)
 
-    async def commitments(self, body: Body) -> tuple[Committed, ...]:
-        return self.held[body.digest()]
+    async def contents(self, body: Body) -> Contents:
+        return Contents(self.certifies[body.digest()], ())

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 
 from nodewire.customer import verified
+from nodewire.customer.payments import Paid
 from nodewire.customer.verified import VERDICT_EPOCHS, follow
 from nodewire.errors import LinkLost, NotFound
+from nodewire.pay.debts import Debt, Key
 from nodewire.plan.epoch import Epoch
-from nodewire.protocol import kinds
-from tests.customer.public_record import HOLDER, PROVIDERS, TASKS, PublicRecord
+from nodewire.protocol import feedback, kinds
+from nodewire.protocol.complaint import CLAIMED_EPOCHS, ENOUGH_EPOCHS
+from tests.customer.public_record import HOLDER, PRICE_MSAT, PROVIDERS, TASKS, PublicRecord
 from tests.protocol_committee.actors import committee, digest
 
 QUICK, SEATS = committee(
@@ -35,6 +39,7 @@ class Followed(PublicRecord):
         self.last = self.epoch_at(int(time.time()))
         self.epochs: list[Epoch] = []
         self.unread = self.lost = 0
+        self.lacking: tuple[str, ...] = ()
 
     def certify(self) -> None:
         body = self.certified(self.last, [self.committed(number, (0,), self.last) for number in range(3)])
@@ -53,13 +58,27 @@ class Followed(PublicRecord):
             raise NotFound("snapshot", "not now")
         return await super().snapshot(sha256)
 
+    async def contents(self, body):
+        return replace(await super().contents(body), lacking=self.lacking)
+
     def subscribe(self, filters):
         return Subscription(self)
 
-    async def follow(self):
+    async def follow(self, claims=()):
         roots = {(PROVIDERS[number].public, self.root(TASKS[number], 0)): None for number in range(3)}
         async with asyncio.timeout(8):
-            return await follow(self.request, roots, market=self, pool=self, last_epoch=self.last)
+            return await follow(self.request, roots, claims, market=self, pool=self, last_epoch=self.last)
+
+    def paid(self, at_s=0):
+        """What the customer paid each provider."""
+        claims = [feedback.parse(self.claimed(n, 0, at_s=at_s or int(time.time()))) for n in range(3)]
+        debt = Debt(Key(self.request.id, PROVIDERS[0].public, 0), PRICE_MSAT)
+        return [Paid(said, said.due, debt) for said in claims]
+
+    def skip(self, epochs):
+        """The committee goes on, and certifies nothing of the job."""
+        for epoch in epochs:
+            self.epochs.append(Epoch(self.certified(epoch, []), digest("beacon"), self.events[0], ()))
 
 
 class Subscription:
@@ -139,6 +158,59 @@ async def test_a_listener_that_dies_ends_the_wait_and_is_told_of(monkeypatch, ca
     monkeypatch.setattr(verified, "_take", lambda *_: 1 // 0)
     assert (await record.follow()).verdicts == {}
     assert "ZeroDivisionError" in caplog.text
+
+
+async def test_what_an_honest_provider_commits_to_late_is_waited_for_and_not_made_again():
+    record = Followed()
+    claims = record.paid()
+    first = record.epoch_at(claims[0].claim.created_at)
+    record.last = first  # when the job ended
+    record.skip(range(first + 1, first + CLAIMED_EPOCHS))
+
+    async def late():
+        while QUICK.epoch_at(int(time.time() * 1000)) < first + CLAIMED_EPOCHS + 1:
+            await asyncio.sleep(0.05)
+        record.last = first + CLAIMED_EPOCHS
+        record.certify()
+        record.judge()
+
+    certifying = asyncio.create_task(late())
+    found = await record.follow(claims)
+    await certifying
+    assert (len(found.final), found.uncommitted, found.failed_chunk()) == (3, {}, None)
+    assert (len(found.samples), len(found.verdicts)) == (3, 3)
+
+
+@pytest.mark.parametrize("certified", [ENOUGH_EPOCHS, ENOUGH_EPOCHS - 1])
+async def test_what_nobody_can_commit_to_any_more_is_made_again_unless_the_committee_stood_still(certified):
+    record = Followed()
+    claims = record.paid()
+    first = record.epoch_at(claims[0].claim.created_at)
+    record.last = first
+    record.skip(range(first + 1, first + 1 + certified))
+    found = await record.follow(claims)
+    whole = {keys.public: 0 for keys in PROVIDERS}
+    assert found.uncommitted == (whole if certified == ENOUGH_EPOCHS else {})
+    assert CLAIMED_EPOCHS + 2 <= QUICK.epoch_at(int(time.time() * 1000)) - first <= CLAIMED_EPOCHS + 4
+
+
+async def test_a_claim_of_an_epoch_that_is_remembered_no_more_is_looked_for_on_relays():
+    """A job may have lasted for longer than certificates are remembered."""
+    record = Followed()
+    claims = record.paid(at_s=int(time.time()) - 12)
+    then = record.epoch_at(claims[0].claim.created_at)
+    record.certified(then, [record.committed(number, (0,), then) for number in range(3)])
+    found = await record.follow(claims)
+    assert (len(found.final), found.uncommitted) == (3, {})
+
+
+async def test_an_event_of_a_stranger_that_nobody_has_keeps_no_verdict_from_being_waited_for():
+    record = Followed()
+    record.lacking = (digest("gone"),)
+    record.certify()
+    record.judge()
+    found = await record.follow()
+    assert (found.certified, len(found.samples), len(found.verdicts)) == (3, 3, 3)
 
 
 @pytest.fixture(autouse=True)

@@ -11,9 +11,9 @@ from nodewire.errors import BadInput, NotFound
 from nodewire.nostr import event as events
 from nodewire.oracle import judging
 from nodewire.oracle.case import PublishVerdict, SayVote, Tick, VoteCame, start
-from nodewire.oracle.complaints import ENOUGH_EPOCHS, MAX_OF_ONE, Complaints
+from nodewire.oracle.complaints import MAX_OF_ONE, Complaints
 from nodewire.protocol import complaint, verdict
-from nodewire.protocol.complaint import CLAIMED_EPOCHS
+from nodewire.protocol.complaint import CLAIMED_EPOCHS, ENOUGH_EPOCHS
 from tests.customer.public_record import CUSTOMER, PRICE_MSAT, PROVIDERS, TASKS, PublicRecord
 from tests.protocol_committee.actors import keys
 
@@ -117,14 +117,14 @@ async def test_what_cannot_be_read_is_read_again_and_not_held_against_anyone(rec
     complaints.came(record.complained(record.claim()))
     for epoch in range(record.epoch + 1, record.last + 1):
         record.certify(epoch, [record.committed(ACCUSED, (0,), epoch)] if epoch == record.last else [])
-    read = record.commitments
+    read = record.contents
 
     async def unreadable(body):
         raise NotFound("inventories", "gone")
 
-    record.commitments = unreadable
+    record.contents = unreadable
     assert await looked(record, complaints) == []
-    record.commitments = read
+    record.contents = read
     assert await looked(record, complaints, after=3) == []  # it was certified
 
 

@@ -8,9 +8,10 @@ import time
 
 import pytest
 
-from nodewire.errors import NotAllowed, NotFound
+from nodewire.errors import NotAllowed, NotFound, Withheld
 from nodewire.market import Market
 from nodewire.nostr import event as events
+from nodewire.oracle.case import Recompute, SayVote
 from nodewire.oracle.court import Court
 from nodewire.oracle.daemon import Oracle
 from nodewire.oracle.docket import Docket
@@ -19,7 +20,8 @@ from nodewire.oracle.setup import create_committee, load_seat
 from nodewire.protocol import certificate, commitment, inventory, job, kinds, publish, verdict, verification
 from nodewire.protocol.commitment import ChunkRoot, Commitment
 from nodewire.protocol.plan import Assignment, Verification
-from tests.oracle.courtroom import MANIFEST, TASK, leaves, opened
+from nodewire.verify.inquiry import Overloaded
+from tests.oracle.courtroom import MANIFEST, TASK, leaves, opened, sample_of
 from tests.oracle.test_oracle_daemon import Relay, Shelf, WallClock
 from tests.protocol.documents import CUSTOMER, plan
 from tests.protocol_committee.actors import HOLDER, Provider, digest, keys, statement
@@ -47,7 +49,7 @@ class Nodes:
             raise NotFound("opening", "not kept")
         return self.openings[node]
 
-    async def recompute(self, sample, epoch, *, last):
+    async def recompute(self, sample, epoch, *, last, within_s):
         self.computed += 1
         return leaves()
 
@@ -217,3 +219,43 @@ def test_a_journal_gives_back_the_first_vote_on_a_sample_and_its_verdict(tmp_pat
     journal.convict(c, digest("node"), first)
     assert journal.convicted(c) == {digest("node")}
     assert not journal.convicted(digest("another"))
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "level"),
+    [
+        (
+            Overloaded("computing here", "not done in the 3.0 s that were left"),
+            "overloaded: timed-out: computing",
+            "WARNING",
+        ),
+        (Withheld("inputs", "refused"), "own result: withheld: inputs: refused", "INFO"),
+        (TimeoutError(), "own result: TimeoutError", "INFO"),
+    ],
+)
+async def test_the_log_says_why_evidence_is_lacking_and_whether_this_machine_was_too_slow(
+    tmp_path, caplog, error, said, level
+):
+    market = Market4(tmp_path, cheating=False)
+
+    async def recompute(*given, **more):
+        raise error
+
+    market.nodes.recompute = recompute
+    async with market.running():
+        _, court = market.courts[0]
+        epoch = market.committee.epoch_at(int(time.time() * 1000))
+        with caplog.at_level("INFO", "nodewire.oracle.court"):
+            sample = sample_of(market.theirs.root())
+            court._do(Recompute(sample, epoch))
+            await asyncio.sleep(0.05)
+            found = _unsure(market.committee, sample, epoch)
+            court._do(SayVote(sample.key, epoch, found.digest(), found))
+    lines = [one for one in caplog.records if said in one.getMessage()]
+    assert [one.levelname for one in lines] == [level, "INFO"]
+    assert "found unsure, for lack of evidence" in lines[1].getMessage()
+
+
+def _unsure(committee, sample, epoch):
+    place = {name: getattr(sample, name) for name in ("request", "task", "chunk", "attempt", "provider", "root")}
+    return verdict.Verdict(committee=committee.digest(), epoch=epoch, outcome="unsure", **place)

@@ -240,3 +240,11 @@ async def test_garbage_refusals_and_unknown_nodes_are_typed_errors():
         await shown_by(refusal)
     with pytest.raises(NotFound, match="ad"):
         await shown_by(refusal, node=VERIFIER.public)
+
+
+async def test_an_epoch_that_is_read_late_or_again_draws_what_it_would_have_drawn_in_its_turn():
+    asked = request()
+    stalls = Stalls([asked], {1: [(PROVIDER, root(asked))], 2: [(PROVIDER, root(asked, value="second"))]})
+    second, first, again, once_more = await read(stalls, 2, 1, 2, 1)
+    assert [len(one.samples) for one in (second, first, again, once_more)] == [1, 1, 0, 1]
+    assert first.samples == once_more.samples

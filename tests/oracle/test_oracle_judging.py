@@ -8,8 +8,18 @@ import pytest
 
 from nodewire.errors import Withheld
 from nodewire.oracle import judging
-from nodewire.oracle.case import Recompute, SayVote, Tick, VoteCame, start
-from nodewire.oracle.judging import KEPT_EPOCHS, MAX_EARLY
+from nodewire.oracle.ballots import MAX_EARLY
+from nodewire.oracle.case import (
+    KEPT_EPOCHS,
+    OPEN_EPOCHS,
+    VERIFIED_EPOCHS,
+    Drawn,
+    Recompute,
+    SayVote,
+    Tick,
+    VoteCame,
+    start,
+)
 from nodewire.protocol import inventory, verdict, verification
 from nodewire.protocol.sent import Equivocation
 from tests.oracle.courtroom import (
@@ -156,7 +166,7 @@ def test_a_provider_that_is_silent_or_shows_something_else_has_withheld(garbage)
 
 def test_withheld_is_not_said_before_the_deadline():
     court = court_of(shows={PROVIDER.public: always(None)})
-    assert tried(court, until=judging.OPEN_EPOCHS + 1) is None
+    assert tried(court, until=OPEN_EPOCHS + 1) is None
     assert not court.stored or all(e.kind == verification.KIND for e in court.stored)
 
 
@@ -211,7 +221,7 @@ def test_a_strangers_root_counts_for_nothing():
     assert not [asked for asked in court.asked if asked[1] == stranger.public]
 
 
-@pytest.mark.parametrize("epoch", [0, judging.VERIFIED_EPOCHS + 1])
+@pytest.mark.parametrize("epoch", [0, VERIFIED_EPOCHS + 1])
 def test_a_verifiers_root_of_the_draws_own_epoch_or_too_late_does_not_count(epoch):
     court = court_of()
     found = tried(court, verifier=CHEATING, verifier_epoch=epoch)
@@ -421,9 +431,9 @@ def test_a_restarted_oracle_votes_as_it_did():
     for epoch in range(4, 12):
         court.run_epochs(1)
         court.draw(epoch)
-    after = [e for e in court.stored if e.kind == inventory.KIND and e.pubkey == me]
-    assert {e.tag("x") for e in after} == {e.tag("x") for e in before}
-    assert len(before) == 1
+    ((topic, x),) = ((e.tag("n"), e.tag("x")) for e in before)
+    after = [e for e in court.stored if e.kind == inventory.KIND and e.pubkey == me and e.tag("n") == topic]
+    assert [e.tag("x") for e in after] == [x, x]
     assert not court.accused()
 
 
@@ -502,3 +512,44 @@ def test_what_an_inputs_producer_committed_to_it_must_open_though_it_was_not_dra
             3: {PROVIDER.public: "pass"},
         }[shown_to]
     )
+
+
+def test_an_epoch_that_is_read_late_is_judged_and_later_ones_are_heard_again():
+    """One oracle reads the draw three epochs late, and the verifier's roots with it: it finds what the others find."""
+    court, theirs, first, second = court_of(), opened(PROVIDER, CHEATING), opened(VERIFIER), opened(SECOND)
+    court.shows = {who.public: always(one) for who, one in ((PROVIDER, theirs), (VERIFIER, first), (SECOND, second))}
+    late, *others = court.honest
+    body = {"manifests": {sample_of(theirs.root()).request: MANIFEST}, "certificate": digest("body")}
+    drawn = Drawn(0, samples=(sample_of(theirs.root()),), roots={}, **body)
+    roots = [
+        {(one.author, one.request, one.task, one.chunk, one.attempt): one.root()} for one in (second, first)
+    ]  # the first drawn comes second
+    later = [Drawn(n, samples=(), roots=roots[n - 1] if n < 3 else {}, **body) for n in range(1, 4)]
+    court.run_epochs(1)
+    for number, one in enumerate((drawn, *later)):
+        for oracle in others:
+            court.feed(oracle, one)
+        if number:
+            court.feed(late, one)
+        if number == 1:  # who heard nothing of it yet needs nobody's votes
+            assert not court.states[late].cases
+        court.run_epochs(1)
+    for one in (drawn, *later):
+        court.feed(late, one)
+    assert court.states[late].cases[drawn.samples[0].key].verifier[0] == SECOND.public
+    court.run_epochs(3)
+    assert (court.verdict().outcome, court.verdict().verifiers) == ("fail", ((SECOND.public, True),))
+    mine = [e for e in court.stored if e.kind == inventory.KIND and e.pubkey == late]
+    assert {e.tag("x") for e in mine} == {court.verdict().digest()}
+
+
+def test_what_an_earlier_epoch_held_first_is_judged_as_its_sample():
+    """The later epoch was read first, and seemed to hold the root for the first time."""
+    document, seats = committee()
+    sample = sample_of(opened(PROVIDER).root())
+    body = {"manifests": {sample.request: MANIFEST}, "certificate": digest("body"), "roots": {}}
+    state = start(document, seats[0].keys.public, can_recompute=True, now_ms=document.close_ms(3))
+    for epoch in (3, 1, 3):
+        state, _ = judging.apply(Drawn(epoch, samples=(sample,), **body), state)
+    assert state.cases[sample.key].epoch == 1
+    assert state.read == 3

@@ -79,7 +79,7 @@ async def test_an_epoch_is_read_when_all_events_and_blobs_are_there_and_not_befo
     with pytest.raises(NotFound, match=large.id):
         await market.commitments(body)
     stores.events[large.id] = large
-    with pytest.raises(NotFound, match="blob"):
+    with pytest.raises(NotFound, match=large.id):
         await market.commitments(body)
     stores.blobs[sha256(blob)] = blob
     found = await market.commitments(body)
@@ -117,3 +117,42 @@ async def test_an_event_that_was_kept_is_not_asked_for(stores, market):
     body = certified(stores, [small])
     market.keep(small)  # an oracle saw it; by now its author has deleted it
     assert [one.id for one in await market.commitments(body)] == [small.id]
+
+
+async def test_a_certified_event_that_its_author_deleted_is_read_as_a_blob_with_its_id_for_an_address(stores, market):
+    (small, _), (gone, _) = committed("small", 2), committed("gone", 1)
+    body = certified(stores, [small, gone])
+    stores.events[small.id] = small  # `gone` is no more: NIP-09
+    stores.blobs[gone.id] = gone.hashed()  # as an oracle that listed it has stored it
+    deleted = next(iter(body.inventories))  # by a faulty oracle, its own
+    stores.blobs[deleted] = stores.events.pop(deleted).hashed()
+    assert sha256(gone.hashed()) == gone.id
+    found = await market.commitments(body)
+    assert {one.id: one.provider for one in found} == {small.id: small.pubkey, gone.id: gone.pubkey}
+
+
+async def test_an_inventory_that_lists_nothing_may_be_gone(stores, market):
+    small, _ = committed("small", 2)
+    body = certified(stores, [small])
+    empty = Inventory(committee=COMMITTEE.digest(), epoch=EPOCH, beats=(), commitments=())
+    gone, _ = inventory.build_inventory(SEATS[3].keys, empty, created_at=6)  # no oracle stores it for others
+    body = body.model_copy(update={"inventories": tuple(sorted((*body.inventories, gone.id)))})
+    stores.events[small.id] = small
+    assert [one.id for one in await market.commitments(body)] == [small.id]
+    for id_ in body.inventories:
+        stores.events.pop(id_, None)
+    with pytest.raises(NotFound, match="inventories"):
+        await Market(stores, stores, COMMITTEE).commitments(body)
+
+
+async def test_an_event_that_nobody_has_makes_nobody_elses_unreadable(stores, market):
+    (small, _), (gone, _), (large, _) = committed("small", 2), committed("gone", 1), committed("large", 400)
+    body = certified(stores, [small, gone, large])
+    stores.events.update((event.id, event) for event in (small, large))  # but not what `large` cites
+    held = await market.contents(body)
+    assert [one.id for one in held.commitments] == [small.id]
+    assert set(held.lacking) == {gone.id, large.id}
+    with pytest.raises(NotFound):
+        await market.commitments(body)
+    stores.blobs[gone.id] = b"no event"
+    assert set((await market.contents(body)).lacking) == {gone.id, large.id}

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from nodewire.errors import NotFound
+from nodewire.errors import NotFound, TimedOut
 from nodewire.protocol import takeover as takeovers
 from nodewire.protocol.plan import Assignment
 from nodewire.protocol.takeover import Takeover
 from nodewire.protocol.verification import Sample
 from nodewire.verify import inquiry as module
-from nodewire.verify.inquiry import Inquiry
+from nodewire.verify.inquiry import Inquiry, Overloaded
 from tests.customer.public_record import CUSTOMER, PROVIDERS, TASKS, PublicRecord
 from tests.protocol import documents
 from tests.protocol_committee.actors import keys
@@ -58,16 +59,28 @@ def record():
     return Record()
 
 
-async def looked_into(record, monkeypatch):
-    """With what an inquiry has the chunk computed."""
+class Worker:
+    async def open(self, task, session, params):
+        pass
+
+
+async def looked_into(record, monkeypatch, *, slow="", within_s=None):
+    """With what an inquiry has the chunk computed. What is `slow` takes for ever: loading, inputs, or computing."""
     taken = {}
 
     async def recompute(**given):
         taken.update(given)
+        if slow == "inputs":
+            await asyncio.sleep(60)
+        await given["worker"].open("task", "session", {})
+        if slow == "computing":
+            await asyncio.sleep(60)
         return ()
 
     async def loaded(kind, manifest, task):
-        return None, task
+        if slow == "loading":
+            await asyncio.sleep(60)
+        return Worker(), task
 
     async def unknown(sha256):
         raise NotFound("snapshot", "gone")
@@ -84,7 +97,7 @@ async def looked_into(record, monkeypatch):
         verifiers=(),
     )
     inquiry = Inquiry(record, record, Draws(record.asked), None, {MANIFEST.kind: SimpleNamespace()}, loaded)
-    await inquiry.recompute(sample, 1)
+    await inquiry.recompute(sample, 1, within_s=within_s)
     return taken
 
 
@@ -118,3 +131,19 @@ async def test_strangers_do_not_crowd_out_the_takeover_that_holds(record, monkey
     record.fetch_all = noting
     assert (await looked_into(record, monkeypatch))["takeover"] == takeovers.parse(true)
     assert all(one.authors for one in asked)
+
+
+@pytest.mark.parametrize(
+    ("slow", "error", "field"),
+    [
+        ("loading", Overloaded, "loading the task here"),
+        ("inputs", TimedOut, "the inputs"),
+        ("computing", Overloaded, "computing here"),
+    ],
+)
+async def test_what_took_too_long_is_said(record, monkeypatch, slow, error, field):
+    """An oracle that was too slow itself must not be taken for a provider that shows nothing."""
+    with pytest.raises(TimedOut) as raised:
+        await looked_into(record, monkeypatch, slow=slow, within_s=0.2)
+    assert (type(raised.value), raised.value.field) == (error, field)
+    assert "0.2 s" in raised.value.reason

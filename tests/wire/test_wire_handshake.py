@@ -200,26 +200,26 @@ async def test_a_stranger_has_little_time(net, secured):
             while await reader.read(1):
                 pass
     assert time.monotonic() - began < 3
-    assert s._half_open == 0
+    assert len(s._strangers) == 0
     if not secured:
         writer.close()
 
 
-async def test_at_most_64_strangers_at_a_time(net):
+async def test_at_most_64_strangers_at_a_time_and_the_oldest_makes_room(net):
     s = await net.node()
     host, port = net.addresses[s.public].split(":")
     strangers = [await asyncio.open_connection(host, port) for _ in range(MAX_HALF_OPEN)]
-    await until(lambda: s._half_open == MAX_HALF_OPEN)
-    reader, writer = await asyncio.open_connection(host, port)
+    await until(lambda: len(s._strangers) == MAX_HALF_OPEN)
+    a = await net.node()
+    await net.link(a, s)
+    reader, _ = strangers[0]
     async with asyncio.timeout(2):
         with contextlib.suppress(OSError):
             assert await reader.read() == b""
-    writer.close()
     for _, stranger in strangers:
         stranger.transport.abort()
-    await until(lambda: s._half_open == 0)
-    a = await net.node()
-    await net.link(a, s)
+    await until(lambda: len(s._strangers) == 0)
+    assert a.public in s.peers
 
 
 async def test_the_link_that_exists_is_used_again(net):

@@ -70,12 +70,15 @@ async def _draws(record: Record, market: Market, judged: Judged) -> list[Line]:
         try:
             value = beacon.combine(market.committee, body.digest(), record.partials.get(epoch, ()))
             snapshot = await market.snapshot(body.snapshot)
-            mine = [one for one in await market.commitments(body) if _is_about(one, record.request.id)]
+            certified = await market.contents(body)
         except NodewireError as error:
             seen |= places
             judged.unread.add(epoch)
             found.append(missing("draw", what, f"what it drew is unknown: {error}"))
             continue
+        if certified.lacking:  # whether more was drawn is unknown
+            judged.unread.add(epoch)
+        mine = [one for one in certified.commitments if _is_about(one, record.request.id)]
         drawn = draw(market.committee, value, mine, {record.request.id: record.request}, snapshot, seen=seen)
         seen |= places
         for sample in drawn:

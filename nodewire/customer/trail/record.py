@@ -7,20 +7,21 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from nodewire.errors import BadInput
+from nodewire.market import Contents
 from nodewire.nostr import nip57
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
 from nodewire.protocol import beacon, feedback, kinds, takeover
 from nodewire.protocol.body import Body
-from nodewire.protocol.commitment import Committed
 from nodewire.protocol.committee import Committee
+from nodewire.protocol.complaint import CLAIMED_EPOCHS
 from nodewire.protocol.feedback import Feedback
 from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.snapshot import Snapshot
 from nodewire.protocol.tags import epoch_topic
 from nodewire.protocol.takeover import Takeover
-from nodewire.verify.finality import Finality, final_roots
+from nodewire.verify.finality import Finality, final_claims
 
 
 class Market(Protocol):
@@ -29,7 +30,7 @@ class Market(Protocol):
     @property
     def committee(self) -> Committee: ...
 
-    async def commitments(self, body: Body) -> tuple[Committed, ...]: ...
+    async def contents(self, body: Body) -> Contents: ...
 
     async def snapshot(self, sha256: str) -> Snapshot: ...
 
@@ -47,7 +48,7 @@ class Record:
     request: Request
     manifest: Manifest
     committee: Committee
-    finality: Finality
+    finality: Finality = field(default_factory=lambda: Finality({}, {}, {}, {}))
     accepted: list[Takeover] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
     claims: dict[tuple[str, int, int], Feedback] = field(default_factory=dict)
@@ -66,8 +67,7 @@ class Record:
 
 async def read(request: Request, manifest: Manifest, market: Market, relays: Relays) -> Record:
     """Raises TimedOut, RelayRefused: relays do not answer."""
-    finality = await final_roots(request.id, request.plan, request.created_at, market, relays)
-    record = Record(request, manifest, market.committee, finality)
+    record = Record(request, manifest, market.committee)
     about = {"e": frozenset({request.id})}
     told = frozenset({kinds.FEEDBACK, kinds.TAKEOVER, kinds.CERTIFICATE, nip57.RECEIPT})
     wanted = [
@@ -82,7 +82,8 @@ async def read(request: Request, manifest: Manifest, market: Market, relays: Rel
             if event.pubkey in (request.customer, *request.plan.members()):
                 record.refused[event.id] = f"kind {event.kind}: {error}"
     _accept(record, takeovers)
-    epochs = {one.epoch for one in finality.roots.values()}
+    record.finality = await final_claims(request, record.claims.values(), CLAIMED_EPOCHS, market, relays)
+    epochs = {one.epoch for one in record.finality.roots.values()}
     if epochs:
         topics = frozenset(epoch_topic(epoch) for epoch in epochs)
         oracles = frozenset(oracle.pubkey for oracle in market.committee.oracles)

@@ -6,9 +6,10 @@ Requests are anybody's to invent, plans, prices and rates included; commitments 
 from __future__ import annotations
 
 from nodewire.nostr import event as events
+from nodewire.oracle.arrivals import MAX_DRAWN
 from nodewire.oracle.case import start
 from nodewire.oracle.docket import Docket
-from nodewire.oracle.judging import MAX_DRAWN, apply
+from nodewire.oracle.judging import apply
 from nodewire.plan.epoch import Epoch
 from nodewire.plan.sample import draw
 from nodewire.protocol import commitment, job, kinds

@@ -1,0 +1,154 @@
+"""How far one case has come, and what its oracle needs next to say what it is. See `judging`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nodewire.oracle.ballots import join, vote
+from nodewire.oracle.case import (
+    LAST_EPOCHS,
+    OPEN_EPOCHS,
+    VERIFIED_EPOCHS,
+    Action,
+    Case,
+    PullOpening,
+    Recompute,
+    State,
+    Step,
+    Unfounded,
+)
+from nodewire.protocol.chunk import Opening
+from nodewire.protocol.compare import Outcome, compare
+from nodewire.protocol.verification import Sample
+
+
+def judge(case: Case, state: State) -> Step:
+    """Ask for what is lacking; vote when enough is there, or when time is over."""
+    sample = case.sample
+    if case.copied and case.theirs is None:
+        return vote(case, "fail", (), (sample.provider,), state)
+    if case.witness and case.theirs is not None:
+        return join(case, state) or (state, ())  # it has been opened, and that is all, if others saw it, too
+    if state.epoch > case.epoch + OPEN_EPOCHS:
+        return _doubt(case, state)
+    unverified = case.witness or not sample.verifiers or state.read >= case.epoch + VERIFIED_EPOCHS
+    if case.verifier is None and not unverified and state.epoch <= case.epoch + VERIFIED_EPOCHS + 1:
+        return state, ()
+    if case.theirs is None:
+        pull = PullOpening(sample, case.epoch, sample.provider, case.key)
+        state, actions = _ask(case, sample.provider, pull, state)
+        for other in case.others:
+            pull = PullOpening(other, case.epoch, other.provider, case.key)
+            state, more = _ask(state.cases[case.key], other.key, pull, state)
+            actions += more
+        return _with_pull(case.key, state, actions)
+    return _with_pull(case.key, *_compared(case, state))
+
+
+def _with_pull(key: str, state: State, actions: tuple[Action, ...]) -> Step:
+    """Beside all else, ask for the opening of the verifier that decides."""
+    case = state.cases[key]
+    if case.verifier is None or case.checked is not None or case.said:
+        return state, actions
+    verifier = case.verifier[0]
+    state, more = _ask(case, verifier, PullOpening(case.sample, case.epoch, verifier, case.key), state)
+    return state, (*actions, *more)
+
+
+def _compared(case: Case, state: State) -> Step:
+    """With the provider's opening at hand."""
+    theirs, sample = case.theirs, case.sample
+    assert theirs is not None
+    if case.verifier is not None:
+        verifier = case.verifier[0]
+        is_silent = case.checked is None and verifier in case.asked and verifier not in case.waiting
+        has_reserve = len(case.deciding) > 1
+        if is_silent and has_reserve and state.epoch >= case.epoch + LAST_EPOCHS:  # it takes nobody's place
+            return state.with_case(replace(case, silent=case.silent | {verifier})), ()
+        if case.checked is None:
+            if state.epoch < case.epoch + OPEN_EPOCHS:
+                return state, ()
+            if (joined := join(case, state)) is not None:  # it has shown it to others
+                return joined
+        if case.checked is not None and not case.disputed:
+            if not case.audited and _outcome(case, case.checked, theirs) == "pass":
+                return vote(case, "pass", ((verifier, True),), (), state)
+            case = replace(case, disputed=True)
+            state = state.with_case(case)
+    if case.grey or (case.mine is None and not state.can_recompute):
+        return state, ()
+    if case.equivocation is not None:
+        one = case.equivocation
+        return vote(case, "unsure", (), (one.culprit,), state, equivocated=(one.edge, one.chunk))
+    if case.mine is None:
+        again = "" in case.asked and "" not in case.waiting and state.epoch >= case.epoch + LAST_EPOCHS
+        if again and (joined := join(case, state)) is not None:
+            return joined
+        return _ask(case, "", Recompute(sample, case.epoch, again), state)
+    if case.verifier is not None and case.checked is None:
+        return state, ()  # who has seen the verifier's opening votes before who has not (`_doubt`)
+    return _decided(case, state)
+
+
+def _decided(case: Case, state: State) -> Step:
+    """With the provider's opening and one's own result."""
+    sample = case.sample
+    assert case.theirs is not None
+    assert case.mine is not None
+    found = _outcome(case, case.mine, case.theirs)
+    if found == "grey":
+        return state.with_case(replace(case, grey=True)), ()
+    verifiers: tuple[tuple[str, bool], ...] = ()
+    convicted: tuple[str, ...] = (sample.provider,) if found == "fail" else ()
+    if case.verifier is not None:
+        verifier = case.verifier[0]
+        own = "silent" if case.checked is None else _outcome(case, case.mine, case.checked)
+        verifiers = ((verifier, own in ("pass", "grey")),)
+        if own == "fail":
+            convicted += (verifier,)
+    return vote(case, found, verifiers, convicted, state)
+
+
+def _outcome(case: Case, mine: Opening, theirs: Opening) -> Outcome:
+    assert case.manifest is not None
+    return compare(case.manifest, case.sample.task, mine, theirs).outcome
+
+
+def _ask(case: Case, what: str, action: Action, state: State) -> Step:
+    """The action, unless it is under way or was tried less than half an epoch ago."""
+    last_ms = case.asked.get(what)
+    if what in case.waiting or (last_ms is not None and state.now_ms < last_ms + state.committee.epoch_ms // 2):
+        return state, ()
+    case = replace(case, waiting=case.waiting | {what}, asked={**case.asked, what: state.now_ms})
+    return state.with_case(case), (action,)
+
+
+def _doubt(case: Case, state: State) -> Step:
+    """Past the deadline: join f+1 others, later say what is in doubt."""
+    if (joined := join(case, state)) is not None:
+        return joined
+    if state.epoch <= case.epoch + OPEN_EPOCHS + 1:
+        return state, ()
+    if case.mine is not None and case.theirs is not None and not case.grey:
+        decided = _decided(case, state)
+        if decided[1]:
+            return decided
+    return vote(case, "withheld" if case.theirs is None or case.withheld else "unsure", (), (), state)
+
+
+def unfounded(what: Unfounded, state: State) -> Step:
+    """Nothing is left to find out: vote that what was claimed is withheld."""
+    complaint = what.complaint
+    if complaint.key in state.cases:
+        return state, ()
+    due = complaint.due
+    claimed = Sample(
+        provider=complaint.provider,
+        request=complaint.request,
+        task=what.task,
+        chunk=due.chunk,
+        attempt=due.attempt,
+        root=due.root,
+        verifiers=(),
+    )
+    return vote(Case(claimed, what.epoch, None, complaint=complaint), "withheld", (), (), state)

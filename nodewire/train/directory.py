@@ -1,0 +1,221 @@
+"""Models as Hugging Face directories: what training starts from, and what is registered and served afterwards.
+
+Decoders are written as LlamaForCausalLM and encoders as BertModel, so `nodewire register` and `transformers` read
+them; an adapter is merged into the matrices that it stands beside. Classifiers are their tensors and the recipe.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from nodewire.errors import BadInput
+from nodewire.graph import encoder_directory
+from nodewire.llm.checkpoint import open_checkpoint
+from nodewire.llm.tensorfile import read_into
+from nodewire.protocol.families import Decoder, Encoder, RopeScaling, real
+from nodewire.protocol.manifest import BlobRef
+from nodewire.protocol.recipe import Recipe
+from nodewire.train import state
+from nodewire.train.state import State
+
+WEIGHTS, CONFIG, TOKENIZER, RECIPE = "model.safetensors", "config.json", "tokenizer.json", "recipe.json"
+
+
+class Opened(NamedTuple):
+    """A model to start from: `start` and `tokenizer` are the blobs that `family` cites."""
+
+    family: Decoder | Encoder
+    tensors: State
+    start: bytes
+    tokenizer: bytes
+
+
+def open_decoder(directory: Path) -> Opened:
+    """The decoder in a directory, as a family to fine-tune.
+
+    Raises:
+        NotFound, BadTask, BadInput, TooLarge: it does not hold a model that nodewire decodes.
+    """
+    checkpoint = open_checkpoint(directory)
+    config, scaling = checkpoint.config, checkpoint.config.rope_scaling
+    family = Decoder(
+        name="decoder",
+        tokens="bpe",
+        vocabulary=config.vocab_size,
+        width=config.hidden_size,
+        inner=config.intermediate_size,
+        layers=config.num_hidden_layers,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        positions=config.max_position_embeddings,
+        norm_eps=config.rms_norm_eps,
+        rope_theta=config.rope_theta,
+        rope_scaling=RopeScaling(**scaling.model_dump(exclude={"rope_type"})) if scaling else None,
+        tied=config.tie_word_embeddings,
+        ends=config.eos_token_id,
+        tokenizer=_cited(checkpoint.tokenizer),
+    )
+    tensors = {}
+    for name, stored in checkpoint.pick(family.shapes()).items():
+        tensors[name] = torch.empty(stored.shape)
+        read_into(stored, tensors[name])
+    return _opened(family, tensors, checkpoint.tokenizer)
+
+
+def open_encoder(directory: Path) -> Opened:
+    """The sentence encoder in a directory, as a family to fine-tune.
+
+    Raises:
+        NotFound, BadTask, BadInput, TooLarge: it does not hold a BERT that is pooled by its mean and normalized.
+    """
+    found = encoder_directory.read(directory)
+    config = found.config
+    for field, value, wanted in (
+        ("model_type", config.get("model_type"), "bert"),
+        ("hidden_act", config.get("hidden_act", "gelu"), "gelu"),
+        ("position_embedding_type", config.get("position_embedding_type", "absolute"), "absolute"),
+        ("pooling", found.pooling, "mean"),
+        ("normalized", found.normalized, True),
+    ):
+        if value != wanted:
+            raise BadInput(field, f"{str(value)[:40]} is not trained, only {wanted}")
+    family = Encoder.from_document(
+        {
+            "name": "encoder",
+            "vocabulary": config.get("vocab_size"),
+            "width": config.get("hidden_size"),
+            "inner": config.get("intermediate_size"),
+            "layers": config.get("num_hidden_layers"),
+            "heads": config.get("num_attention_heads"),
+            "positions": config.get("max_position_embeddings"),
+            "types": config.get("type_vocab_size", 2),
+            "norm_eps": real(config.get("layer_norm_eps", 1e-12)),
+            "pad": found.pad_id,
+            "tokenizer": _cited(found.tokenizer).document(),
+        }
+    )
+    return _opened(family, state.read(found.weights, family.shapes()), found.tokenizer)
+
+
+def save(
+    folder: Path, recipe: Recipe, theta: State, start: State | None = None, tokenizer: bytes | None = None
+) -> None:
+    """Write what was trained to `folder`: weights as float32, configuration, tokenizer, and the recipe.
+
+    Args:
+        start: what the recipe's model started from; needed with an adapter only.
+        tokenizer: the recipe's tokenizer.json; a byte decoder needs none.
+
+    Raises:
+        BadInput: a recipe's start or tokenizer was not given.
+    """
+    family = recipe.family
+    if isinstance(family, Decoder) and family.tokens == "byte":
+        tokenizer = byte_tokenizer()
+    if isinstance(family, Decoder | Encoder):
+        if tokenizer is None:
+            raise BadInput("tokenizer", "missing")
+        (folder / TOKENIZER).write_bytes(tokenizer)
+        config = _llama(family) if isinstance(family, Decoder) else _bert(family)
+        (folder / CONFIG).write_text(json.dumps(config, indent=1) + "\n")
+    (folder / RECIPE).write_text(recipe.to_json() + "\n")
+    (folder / WEIGHTS).write_bytes(state.pack(merged(recipe, theta, start)))
+
+
+def merged(recipe: Recipe, theta: State, start: State | None = None) -> State:
+    """The whole model's tensors: theta, or W + (alpha / rank) B A for the adapted matrices of `start`, in float64."""
+    if recipe.adapter is None:
+        return theta
+    if start is None:
+        raise BadInput("start", "missing")
+    whole, scale = dict(start), recipe.adapter.alpha / recipe.adapter.rank
+    for name in recipe.adapter.adapted(recipe.family.shapes()):
+        module = name.removesuffix(".weight")
+        a, b = (theta[f"{module}.lora_{side}"].double() for side in "ab")
+        whole[name] = (start[name].double() + scale * (b @ a)).float()
+    return whole
+
+
+def byte_tokenizer() -> bytes:
+    """A tokenizer.json whose ids are bytes."""
+    # Byte-level BPE writes every byte as a printable character; those that are none get 256, 257 ... in turn.
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    vocabulary, stand_in = {}, 256
+    for byte in range(256):
+        if byte in printable:
+            vocabulary[chr(byte)] = byte
+        else:
+            vocabulary[chr(stand_in)] = byte
+            stand_in += 1
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer.to_str().encode()
+
+
+def _llama(family: Decoder) -> dict[str, Any]:
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(family.rope_theta)}
+    if family.rope_scaling is not None:
+        scaling = family.rope_scaling.model_dump()
+        rope |= {"rope_type": "llama3", "original_max_position_embeddings": scaling.pop(_ORIGINAL)}
+        rope |= {name: float(value) for name, value in scaling.items()}
+    ends: Any = list(family.ends)
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": family.vocabulary,
+        "hidden_size": family.width,
+        "intermediate_size": family.inner,
+        "num_hidden_layers": family.layers,
+        "num_attention_heads": family.heads,
+        "num_key_value_heads": family.kv_heads,
+        "head_dim": family.head_dim,
+        "max_position_embeddings": family.positions,
+        "rms_norm_eps": float(family.norm_eps),
+        "rope_parameters": rope,
+        "tie_word_embeddings": family.tied,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "bos_token_id": None,
+        "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
+        "dtype": "float32",
+    }
+
+
+_ORIGINAL = "original_max_position_embeddings"
+
+
+def _bert(family: Encoder) -> dict[str, Any]:
+    return {
+        "architectures": ["BertModel"],
+        "model_type": "bert",
+        "vocab_size": family.vocabulary,
+        "hidden_size": family.width,
+        "intermediate_size": family.inner,
+        "num_hidden_layers": family.layers,
+        "num_attention_heads": family.heads,
+        "max_position_embeddings": family.positions,
+        "type_vocab_size": family.types,
+        "layer_norm_eps": float(family.norm_eps),
+        "hidden_act": "gelu",
+        "position_embedding_type": "absolute",
+        "pad_token_id": family.pad,
+        "dtype": "float32",
+    }
+
+
+def _opened(family: Decoder | Encoder, tensors: State, tokenizer: bytes) -> Opened:
+    start = state.pack(tensors)
+    return Opened(family.model_copy(update={"start": _cited(start)}), tensors, start, tokenizer)
+
+
+def _cited(data: bytes) -> BlobRef:
+    return BlobRef(sha256=hashlib.sha256(data).hexdigest(), bytes=len(data))

@@ -1,0 +1,215 @@
+"""What a round's work is committed to by, and any part of it computed again. NIPS.md, "Audits".
+
+    leaf i     = merkle.leaf(digest of the snapshot after segment i)           i = 0 .. segments - 1
+    last leaf  = merkle.leaf(SHA-256 of the packed update)
+    root       = H("nodewire/round/1", canonical [author, request, round, index, Merkle root])
+
+A provider publishes its root before anybody's update is shown, so whoever copies one has committed to another. Its
+author is part of it: nobody can open another's. Which segments are computed again is drawn when the round is closed,
+from an id that nobody knew before. Of a drawn segment the provider shows the snapshots at both ends; who audits
+trains from the first one and compares. Equal profiles give equal bits; between unlike machines the distance counts,
+as a share of the segment's own way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from nodewire.errors import BadData, BadHash, BadInput, BadUpdate, Withheld
+from nodewire.protocol import canonical, merkle
+from nodewire.protocol.recipe import Recipe
+from nodewire.train import compress, draw, state
+from nodewire.train.data import Shard
+from nodewire.train.inner import Snapshot, Trainer
+from nodewire.train.state import State
+from nodewire.train.sums import distance, norm
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The leaves that a provider shows once a round is closed, and whose they are."""
+
+    author: str
+    request: str
+    round: int
+    index: int
+    """Of the shard."""
+    states: tuple[bytes, ...]
+    """The snapshots' digests, one per segment."""
+    update: bytes
+    """SHA-256 of the packed update."""
+
+    def root(self) -> bytes:
+        """The 32 bytes that were to be published before."""
+        return root(self.author, self.request, self.round, self.index, merkle.root(self._leaves()))
+
+    def proof(self, segment: int) -> tuple[bytes, ...]:
+        """The Merkle proof of one snapshot's digest (of the packed update, for the number after the last)."""
+        return merkle.proof(self._leaves(), segment)
+
+    def check(self, committed: bytes, recipe: Recipe, steps: int, packed: bytes) -> None:
+        """That these are the leaves under a published root, as many as `steps` have, and `packed` the update.
+
+        Raises:
+            BadUpdate: more or fewer snapshots than segments.
+            BadHash: another root, or another update.
+        """
+        if len(self.states) != count(recipe, steps):
+            raise BadUpdate("states", f"{len(self.states)}, but {steps} steps have {count(recipe, steps)} segments")
+        if self.root() != committed:
+            raise BadHash("root", "not what was committed to")
+        if hashlib.sha256(packed).digest() != self.update:
+            raise BadHash("update", "not what was committed to")
+
+    def _leaves(self) -> list[bytes]:
+        return [merkle.leaf(data) for data in (*self.states, self.update)]
+
+
+def root(author: str, request: str, round: int, index: int, tree: bytes) -> bytes:
+    """A commitment: the Merkle root `tree`, and for whom, for what and by whom."""
+    return canonical.tagged_hash("nodewire/round/1", canonical.encode([author, request, round, index, tree]))
+
+
+def count(recipe: Recipe, steps: int) -> int:
+    """Segments of a round of so many steps; the last one may be shorter."""
+    return -(-steps // recipe.audit.segment)
+
+
+def drawn(seed: bytes, committed: bytes, segments: int, fraction: float, least: int = 1) -> tuple[int, ...]:
+    """The segments of a commitment that are computed again, ascending: floor(segments x fraction), at least `least`.
+
+    Args:
+        seed: the id of the event that closes the round, 32 bytes, unknown when `committed` was published.
+    """
+    many = min(segments, max(least, int(segments * fraction)))
+    order = draw.order(segments, "segments", seed.hex(), committed.hex())
+    return tuple(sorted(int(i) for i in order[:many]))
+
+
+def show(snapshot: Snapshot) -> bytes:
+    """A snapshot as bytes."""
+    return state.pack(_named(snapshot))
+
+
+def shown(data: bytes, like: Snapshot, step: int, digest: bytes) -> Snapshot:
+    """The snapshot after `step` steps in bytes, of the names and shapes of `like` (`Trainer.beginning`).
+
+    Raises:
+        TooLarge, BadUpdate: it is not one of this recipe, or a number in it is not finite.
+        BadHash: it is not the one that was committed to.
+    """
+    expected = {name: (torch.float32, tuple(tensor.shape)) for name, tensor in _named(like).items()}
+    try:
+        tensors = state.unpack(data, expected, field="snapshot")
+    except BadData as error:
+        raise BadUpdate(error.field, error.reason) from error
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise BadUpdate(f"snapshot.{name}", "a number is not finite")
+    theta = {name: tensors[name] for name in like.theta}
+    found = Snapshot(step, theta, {name: tensors[_MOMENTS + name] for name in like.moments})
+    if found.digest() != digest:
+        raise BadHash("snapshot", "not the one that was committed to")
+    return found
+
+
+def recomputed(
+    trainer: Trainer,
+    claim: Claim,
+    theta: State,
+    shard: Shard,
+    steps: int,
+    segment: int,
+    reveal: Callable[[int], bytes | None],
+    packed: bytes,
+) -> float:
+    """How far a claimed segment is from what comes out here: 0 where bits agree, about 1 where nothing was done.
+
+    The last segment is followed by the packing, which is compared like a state.
+
+    Args:
+        theta: at the round's beginning.
+        steps: of the whole round.
+        reveal: the bytes (`show`) of snapshot number i as its provider sends them; asked only for those that are
+            needed, which on equal machines is the one before the segment.
+        packed: the update as it was delivered.
+
+    Raises:
+        Withheld: the provider does not show a snapshot.
+        TooLarge, BadUpdate, BadHash: what it shows is none, or not what it has committed to.
+    """
+    if not 0 <= segment < len(claim.states):
+        raise BadInput("segment", f"{segment} of {len(claim.states)}")
+    beginning, every = trainer.beginning(theta), trainer.recipe.audit.segment
+
+    def theirs(i: int) -> Snapshot:
+        data = reveal(i)
+        if data is None:
+            raise Withheld("snapshot", f"{i} is not shown")
+        return shown(data, beginning, min((i + 1) * every, steps), claim.states[i])
+
+    start = theirs(segment - 1) if segment else beginning
+    mine = trainer.segment(start, shard, claim.round, claim.index, min(every, steps - start.step))
+    exact = mine.digest() == claim.states[segment]
+    off = 0.0 if exact else apart(start, mine, theirs(segment))
+    if segment == len(claim.states) - 1:
+        end = mine if exact else theirs(segment)
+        off = max(off, packing_off(trainer.recipe, theta, end, packed))
+    return off
+
+
+def apart(start: Snapshot, mine: Snapshot, theirs: Snapshot) -> float:
+    """How far two ends of a segment are apart: the largest share, of theta's way and of each moment's length."""
+    shares = [_share(distance(mine.theta, theirs.theta), distance(start.theta, mine.theta))]
+    for name, moment in mine.moments.items():
+        one, other = {name: moment}, {name: theirs.moments[name]}
+        shares.append(_share(distance(one, other), norm(one)))
+    return max(shares)
+
+
+def packing_off(recipe: Recipe, theta: State, end: Snapshot, packed: bytes) -> float:
+    """How far a delivered update is from what packing makes of its own last snapshot, as a share of that.
+
+    With error feedback a sender adds a residual that only it knows, which can be as long as what is lost in packing:
+    then this says nothing, and is 0.
+    """
+    if float(recipe.compression.error_feedback):
+        return 0.0
+    delta = {name: end.theta[name] - tensor for name, tensor in theta.items()}
+    mine, _ = compress.pack(delta, recipe.compression)
+    if mine == packed:
+        return 0.0
+    one, other = (compress.unpack(data, recipe.shapes(), recipe.compression) for data in (mine, packed))
+    return _share(distance(one, other), norm(one))
+
+
+def first_other(states: Sequence[bytes], agrees: Callable[[int], bool]) -> int:
+    """The first snapshot that differs, by halving: where two who dispute a round let others judge one segment.
+
+    Args:
+        agrees: whether snapshot i is the same at both; the last is known to differ.
+    """
+    low, high = 0, len(states) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if agrees(middle):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+_MOMENTS = "moments."
+
+
+def _named(snapshot: Snapshot) -> State:
+    return {**snapshot.theta, **{_MOMENTS + name: moment for name, moment in snapshot.moments.items()}}
+
+
+def _share(off: float, way: float) -> float:
+    """off / way, where no way at all is only matched by none."""
+    return off / way if way else (0.0 if off == 0 else float("inf"))

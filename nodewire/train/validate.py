@@ -1,0 +1,234 @@
+"""Whether a round's results are worth their pay: the checks that need no recomputation, from the cheapest up.
+
+FEDSTR's two policies by name, and the ladder under them (NIPS.md, "Validation"). Losses are computed here, by what the
+caller gives; nothing that a provider says of itself is believed. Checks that can be wrong about an honest provider do
+not reject: they ask for an audit (`segments`), which is not.
+
+    norm      the update's length beside the median of the round's (and of rounds before)
+              reject: none, or out of the band
+    cosine    the largest one with another's update                                     audit: one of them is a copy
+    gain      how far the held-out loss falls when the update alone is applied          reject: not above the bound
+    policy    progress: the others' aggregate is not better by more than gamma
+              decay: the moving average of held-out losses falls at the rate            reject
+    own       how much further the loss falls on the very batches of the round than on held-out data
+              reject: not above the bound; audit: under THIN of the round's median
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from nodewire.errors import NodewireError
+from nodewire.protocol.recipe import Recipe, Validation
+from nodewire.train import data
+from nodewire.train.data import Shard
+from nodewire.train.families import Batch
+from nodewire.train.state import State
+from nodewire.train.sums import PIECE, norm
+
+Outcome = Literal["accept", "audit", "reject"]
+Loss = Callable[[State], float]
+"""The mean loss of a theta on fixed samples."""
+
+THIN = 0.6
+"""Share of the median of the round's own-minus-held gains below which a result is audited."""
+NORM_POWER = 0.75
+"""An update's length grows with this power of its steps; measured with AdamW: .59 after a half, .33 after a quarter."""
+FEW = 3
+"""Norms below which a median says nothing about who is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What becomes of a result: paid, paid if its audit passes, or not paid."""
+
+    outcome: Outcome = "accept"
+    reason: str = ""
+    """The check that decided; empty for `accept`."""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """What was measured, by check."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A result that came, unpacked, and is of the model's names and shapes, finite, and what was committed to."""
+
+    index: int
+    """Of the shard."""
+    steps: int
+    weight: int
+    delta: State
+    own: Loss
+    """On batches that the round gave this shard (`own_samples`)."""
+
+
+def malformed(error: NodewireError) -> Judgement:
+    """The judgement on a result that could not be read, or was not the one committed to."""
+    return Judgement("reject", f"{error.code}: {error}")
+
+
+def judge(
+    recipe: Recipe,
+    theta: State,
+    submissions: Sequence[Submission],
+    held: Loss,
+    *,
+    history: Sequence[float] = (),
+    norms: Sequence[float] = (),
+) -> dict[int, Judgement]:
+    """The judgements on a round's results, by shard.
+
+    Args:
+        theta: what the round began with.
+        held: the loss on samples of the held-out set.
+        history: held-out losses of thetas of the rounds before and of this one, for the policy `decay`.
+        norms: of results that were accepted before, as their judgements' figures have them in `norm`.
+    """
+    rules = recipe.validation
+    found = {one.index: Judgement() for one in submissions}
+
+    def note(index: int, judgement: Judgement) -> None:
+        """The worse outcome stays, and of equals the earlier; figures are gathered."""
+        now = found[index]
+        figures = {**now.figures, **judgement.figures}
+        worse = judgement if _ORDER[judgement.outcome] > _ORDER[now.outcome] else now
+        found[index] = replace(worse, figures=figures)
+
+    # A step's length, so that who was given fewer steps is not too short.
+    lengths = {s.index: norm(s.delta) / (s.steps / recipe.steps) ** NORM_POWER for s in submissions}
+    known = [*norms, *lengths.values()]
+    for one in submissions:
+        note(one.index, by_norm(rules, lengths[one.index], known))
+    for index, cosine in cosines({one.index: one.delta for one in submissions}).items():
+        note(index, by_cosine(rules, cosine))
+    losses = {one.index: held(_applied(theta, one.delta)) for one in submissions}
+    before, others = held(theta), _others(submissions) if rules.policy == "progress" else {}
+    margins = {}
+    for one in submissions:
+        gain = before - losses[one.index]
+        note(one.index, by_gain(rules, gain))
+        margins[one.index] = one.own(theta) - one.own(_applied(theta, one.delta)) - gain
+        if one.index in others:
+            note(one.index, progress(rules, losses[one.index], held(_applied(theta, others[one.index]))))
+        if rules.policy == "decay":
+            note(one.index, decay(rules, history, losses[one.index]))
+    for one in submissions:
+        note(one.index, by_own(rules, margins[one.index], list(margins.values())))
+    return found
+
+
+_ORDER = {"accept": 0, "audit": 1, "reject": 2}
+
+
+def by_norm(rules: Validation, length: float, known: Sequence[float]) -> Judgement:
+    """Inside the band around the median of `known` lengths (its own among them)?
+
+    With fewer than FEW lengths a result out of the band is audited: it is not known which of them is wrong.
+    """
+    figures = {"norm": length}
+    if not length > 0:
+        return Judgement("reject", "norm: no work", figures)
+    relative = length / median(known)
+    figures["relative_norm"] = relative
+    if float(rules.norm_low) <= relative <= float(rules.norm_high):
+        return Judgement(figures=figures)
+    return Judgement("reject" if len(known) >= FEW else "audit", "norm: out of the band", figures)
+
+
+def by_cosine(rules: Validation, cosine: float) -> Judgement:
+    """Another than everybody else's? Of two that are alike one may be honest: both are audited."""
+    alike = cosine >= float(rules.cosine)
+    return Judgement("audit" if alike else "accept", "cosine: alike" if alike else "", {"cosine": cosine})
+
+
+def by_gain(rules: Validation, gain: float) -> Judgement:
+    """Does the held-out loss fall (or not rise further than the rules allow)?"""
+    fine = gain > float(rules.gain)
+    return Judgement("accept" if fine else "reject", "" if fine else "gain: the loss rises", {"gain": gain})
+
+
+def by_own(rules: Validation, margin: float, margins: Sequence[float]) -> Judgement:
+    """Does the loss fall further on what the round gave the shard than elsewhere, and about as far as others' do?"""
+    figures = {"own": margin}
+    if not margin > float(rules.own):
+        return Judgement("reject", "own: trained on something else", figures)
+    usual = median(margins)
+    if margin < THIN * usual:
+        return Judgement("audit", "own: less than others", figures)
+    return Judgement(figures=figures)
+
+
+def progress(rules: Validation, loss: float, others: float) -> Judgement:
+    """FEDSTR's policy by comparison: the others' aggregate may be better by gamma at most."""
+    ahead = loss - others
+    fine = ahead <= float(rules.gamma)
+    return Judgement("accept" if fine else "reject", "" if fine else "progress: others are ahead", {"behind": ahead})
+
+
+def decay(rules: Validation, history: Sequence[float], loss: float) -> Judgement:
+    """FEDSTR's policy by time: with `loss` as the newest, the mean of the last `average` held-out losses must be lower
+    than the mean of as many before it (one round earlier) by the share `rate`. With too short a history it accepts."""
+    series = [*history, loss]
+    if len(series) <= rules.average:
+        return Judgement()
+    now = math.fsum(series[-rules.average :]) / rules.average
+    before = math.fsum(series[-rules.average - 1 : -1]) / rules.average
+    fine = now <= before * (1 - float(rules.rate))
+    return Judgement("accept" if fine else "reject", "" if fine else "decay: too slow", {"decay": 1 - now / before})
+
+
+def by_audit(recipe: Recipe, off: float) -> Judgement:
+    """The judgement on a segment computed again (`segments.recomputed`)."""
+    fine = off <= float(recipe.audit.tolerance)
+    return Judgement("accept" if fine else "reject", "" if fine else "audit: other work", {"recomputed": off})
+
+
+def own_samples(recipe: Recipe, shard: Shard, round: int, index: int, steps: int) -> Batch:
+    """Samples that a round gave a shard: whole batches of steps spread evenly over it, up to validation.samples."""
+    many = min(steps, max(1, recipe.validation.samples // recipe.batch))
+    at = [i * steps // many for i in range(many)]
+    batches = [next(data.batches(shard, recipe, round, index, step, step + 1)) for step in at]
+    return tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
+
+
+def cosines(deltas: Mapping[int, State]) -> dict[int, float]:
+    """The largest cosine of each update with another one; none with itself, -1 for who is alone or zero."""
+    order = list(deltas)
+    gram = torch.zeros(len(order), len(order), dtype=torch.float64)
+    scales = torch.tensor([1 / length if (length := norm(deltas[i])) else 0.0 for i in order])
+    for name in deltas[order[0]] if order else ():
+        for pieces in zip(*(torch.split(deltas[i][name].reshape(-1), PIECE) for i in order), strict=True):
+            rows = torch.stack(pieces) * scales[:, None]
+            gram += rows @ rows.T
+    gram.fill_diagonal_(-1.0)
+    return {i: max(-1.0, float(gram[row].max())) for row, i in enumerate(order)}
+
+
+def _others(submissions: Sequence[Submission]) -> dict[int, State]:
+    """By shard, the weighted mean of everybody else's updates."""
+    if len(submissions) < 2:
+        return {}
+    total = sum(one.weight for one in submissions)
+    sums: dict[str, Tensor] = {}
+    for one in submissions:
+        for name, tensor in one.delta.items():
+            part = tensor.double() * one.weight
+            sums[name] = sums[name] + part if name in sums else part
+    return {
+        one.index: {
+            name: ((sums[name] - tensor.double() * one.weight) / (total - one.weight)).float()
+            for name, tensor in one.delta.items()
+        }
+        for one in submissions
+    }
+
+
+def _applied(theta: State, delta: State) -> State:
+    return {name: tensor + delta[name] for name, tensor in theta.items()}

@@ -1,0 +1,107 @@
+"""Connections that ask for nothing: how many may be open, and for how long.
+
+A websocket, like any request, has been asked for; what counts here is who has connected and not sent a whole request
+yet, or has had its answer and sends no further one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+from aiohttp import web
+
+from nodewire.strangers import Strangers
+from relay.limits import Limits
+
+
+class Door:
+    """Hand it every connection by `guest`, and every request by `middleware`."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._idle: Strangers[_Guest] = Strangers(limits.idle_connections)
+        self._idle_s = limits.idle_s
+        self._guests: dict[asyncio.Protocol, _Guest] = {}
+
+    def guest(self, inner: asyncio.Protocol) -> asyncio.Protocol:
+        """The protocol of a connection that `inner`, one of aiohttp's, is to serve."""
+        return _Guest(inner, self)
+
+    @property
+    def middleware(self) -> Callable[..., Awaitable[web.StreamResponse]]:
+        @web.middleware
+        async def under_way(
+            request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+        ) -> web.StreamResponse:
+            guest = self._guests.get(cast(asyncio.Protocol, request.protocol))
+            if guest is None:  # the connection has just ended
+                return await handler(request)
+            self.busy(guest)
+            try:
+                return await handler(request)
+            finally:
+                if request.protocol in self._guests:
+                    self.idle(guest)
+
+        return under_way
+
+    def arrived(self, guest: _Guest) -> None:
+        self._guests[guest.inner] = guest
+        self.idle(guest)
+
+    def left(self, guest: _Guest) -> None:
+        self.busy(guest)
+        self._guests.pop(guest.inner, None)
+
+    def idle(self, guest: _Guest) -> None:
+        guest.end_in(self._idle_s)
+        displaced = self._idle.enter(guest, guest.address)
+        if displaced is not None:
+            displaced.end_in(0)
+
+    def busy(self, guest: _Guest) -> None:
+        guest.end_in(None)
+        self._idle.leave(guest)
+
+
+class _Guest(asyncio.Protocol):
+    """One connection, between the event loop and aiohttp."""
+
+    def __init__(self, inner: asyncio.Protocol, door: Door) -> None:
+        self.inner = inner
+        self.address = ""
+        self._door = door
+        self._transport: asyncio.Transport | None = None
+        self._end: asyncio.TimerHandle | None = None
+
+    def end_in(self, delay_s: float | None) -> None:
+        """Cut it off after a while; None: not at all."""
+        if self._end is not None:
+            self._end.cancel()
+            self._end = None
+        if delay_s is not None and self._transport is not None:
+            self._end = asyncio.get_running_loop().call_later(delay_s, self._transport.abort)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        peer = transport.get_extra_info("peername")
+        self.address = str(peer[0]) if peer else ""
+        self._door.arrived(self)
+        self.inner.connection_made(transport)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._door.left(self)
+        self.inner.connection_lost(error)
+
+    def data_received(self, data: bytes) -> None:
+        self.inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self.inner.eof_received()
+
+    def pause_writing(self) -> None:
+        self.inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self.inner.resume_writing()
