@@ -12,32 +12,37 @@ A "coordinator" session is one training; its `program` is the recipe, its only w
 
     shard {index}         -> shard*              theta, momenta  -> theta*, momenta*
     restore {what}*       theta or momenta as they were after some round
-    result {index, steps}*                       -> judged {accepted, reason} after the last
+    result {index, steps}*                       -> received {fine, reason} after the last
+    judge {round}         -> judged {index, accepted, reason}*, one for each result of the round
     step                  theta and momenta of the next round, from the results that were accepted -> stepped {loss}
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch._dynamo  # as in k8843_worker: nothing can be imported once the worker is locked in
 import torch.optim
 
-from nodewire.errors import BadData, BadFrame, BadInput, BadTask, Busy, NodewireError, NotFound, TooLarge
+from nodewire.errors import BadFrame, BadInput, BadTask, Busy, NodewireError, NotFound, TooLarge
 from nodewire.kind import Actor, Limits, Params
 from nodewire.protocol.delivery import MICRO
 from nodewire.protocol.frame import Frame, Meta
 from nodewire.protocol.recipe import Recipe
-from nodewire.train import compress, data, outer, state
+from nodewire.train import compress, data, outer, reading, state, validate
 from nodewire.train.data import Shard
 from nodewire.train.families import initial
 from nodewire.train.inner import Stretch, Trainer, Update
 from nodewire.train.state import State
+from nodewire.train.sums import distance, norm
 
 PIECE_BYTES = 1 << 20
 MAX_SESSIONS = 4
+DOUBTED = ("gain:", "own:")
+"""Rejections that an honest result may meet where a model has learnt what its shard has to teach: they are audited."""
 _HEADER_BYTES = 1 << 20
 """More than the header of any model's safetensors has."""
 _MOST_MICRO = 2**53 - 1
@@ -131,17 +136,22 @@ class CoordinatorActor:
 
     def __init__(self, recipe: Recipe, folder: Path) -> None:
         self._recipe = recipe
-        self._dataset = _dataset(recipe, folder)
+        self._dataset = reading.read(recipe, folder)
         self._trainer = Trainer(recipe)
         self._theta: State = initial(recipe)
         self._momenta: State = outer.start(recipe.outer, self._theta)
         self._shards: list[Shard] = []
         self._incoming: dict[str, _Incoming] = {}
-        self._results: dict[int, tuple[int, State]] = {}
+        self._results: dict[int, _Result] = {}
+        self._held: list[float] = []
+        """Held-out losses of the weights before each round so far."""
+        self._norms: list[float] = []
+        """Of all results that were accepted in rounds before."""
 
     def open(self, session: str, params: Params) -> None:
         self._shards, held_out = data.split(self._dataset, int(params["shards"]), self._recipe)
         self._measured = data.samples(held_out, self._recipe, self._recipe.validation.samples)
+        self._held = [self._loss(self._theta)]
 
     def receive(self, session: str, frame: Tensors) -> list[Tensors]:
         match frame.edge:
@@ -155,6 +165,8 @@ class CoordinatorActor:
                 return self._restore(frame)
             case "result":
                 return self._result(frame)
+            case "judge":
+                return self._judge(_number(frame, "round"))
             case "step":
                 return [self._step(frame.seq)]
         raise BadFrame("edge", f"{frame.edge[:40]!r} is unknown")
@@ -172,12 +184,13 @@ class CoordinatorActor:
             tensors = state.unpack(whole, state.types({name: tuple(shape) for name, shape in expected.items()}))
             if what == "theta":
                 self._theta = tensors
+                self._held = [self._loss(tensors)]
             else:
                 self._momenta = tensors
         return []
 
     def _result(self, frame: Tensors) -> list[Tensors]:
-        """Take a packed update; once it is whole, the judgement of it. A malformed one is judged, not raised."""
+        """Take a packed update; once it is whole, whether it is one at all. A malformed one is said, not raised."""
         index, steps = _number(frame, "index"), _number(frame, "steps")
         most = compress.most_bytes(self._recipe.shapes(), self._recipe.compression)
         key = f"result.{index}"
@@ -189,26 +202,78 @@ class CoordinatorActor:
             delta = compress.unpack(whole, self._recipe.shapes(), self._recipe.compression)
         except NodewireError as error:
             self._incoming.pop(key, None)
-            said: Meta = {"index": index, "accepted": False, "reason": f"{error.code}: {error}"[:200]}
-            return [Frame("judged", frame.seq, (), said)]
-        self._results[index] = steps * self._recipe.batch, delta
-        return [Frame("judged", frame.seq, (), {"index": index, "accepted": True, "reason": ""})]
+            said: Meta = {"fine": False, "reason": f"{error.code}: {error}"[:200]}
+            return [Frame("received", frame.seq, (), said)]
+        self._results[index] = _Result(steps, delta, whole)
+        return [Frame("received", frame.seq, (), {"fine": True, "reason": ""})]
+
+    def _judge(self, round_: int) -> list[Tensors]:
+        """The judgements on all results of the round; what was rejected is forgotten."""
+        judgements = validate.judge(
+            self._recipe,
+            self._theta,
+            [self._submission(round_, index) for index in sorted(self._results)],
+            self._loss,
+            history=self._held,
+            norms=self._norms,
+        )
+        said: list[Tensors] = []
+        for index, judgement in judgements.items():
+            if judgement.outcome == "audit" or judgement.reason.startswith(DOUBTED):
+                judgement = self._audited(round_, index, judgement)
+            accepted = judgement.outcome == "accept"
+            if not accepted:
+                del self._results[index]
+            elif "norm" in judgement.figures:
+                self._results[index].norm = judgement.figures["norm"]
+            meta: Meta = {"index": index, "accepted": accepted, "reason": judgement.reason[:200]}
+            said.append(Frame("judged", len(said), (), meta))
+        return said
+
+    def _submission(self, round_: int, index: int) -> validate.Submission:
+        result, shard = self._results[index], self._shards[index]
+        own = validate.own_samples(self._recipe, shard, round_, index, result.steps)
+        return validate.Submission(
+            index,
+            result.steps,
+            result.steps * self._recipe.batch,
+            result.delta,
+            lambda theta: self._trainer.loss(theta, own),
+        )
+
+    def _audited(self, round_: int, index: int, judgement: validate.Judgement) -> validate.Judgement:
+        """Where looking at a result leaves doubt: the shard's round is trained here, and what comes out is compared."""
+        result = self._results[index]
+        update = self._trainer.train(self._theta, self._shards[index], round_, index, result.steps)
+        packed, _ = compress.pack(update.delta, self._recipe.compression, None)
+        if packed == result.packed:
+            return validate.Judgement("accept", figures=judgement.figures)
+        mine = compress.unpack(packed, self._recipe.shapes(), self._recipe.compression)
+        off, way = distance(mine, result.delta), norm(mine)
+        fine = off <= float(self._recipe.audit.tolerance) * way
+        reason = "" if fine else f"{judgement.reason}; audit: other work"
+        return validate.Judgement("accept" if fine else "reject", reason, judgement.figures)
 
     def _step(self, seq: int) -> Tensors:
-        results = [self._results[index] for index in sorted(self._results)]
+        results = [(r.steps * self._recipe.batch, r.delta) for _, r in sorted(self._results.items())]
         self._theta, self._momenta = outer.step(self._recipe.outer, self._theta, self._momenta, results)
+        self._norms += [result.norm for result in self._results.values() if result.norm]
         self._results.clear()
-        return Frame("stepped", seq, (), {"loss": _micro(self._trainer.loss(self._theta, self._measured))})
+        self._held.append(self._loss(self._theta))
+        return Frame("stepped", seq, (), {"loss": _micro(self._held[-1])})
+
+    def _loss(self, theta: State) -> float:
+        return self._trainer.loss(theta, self._measured)
 
 
-def _dataset(recipe: Recipe, folder: Path) -> data.Tensors:
-    """The tensors of the one safetensors file in the customer's folder. Raises BadData, TooLarge."""
-    files = sorted(folder.glob("*.safetensors"))
-    if len(files) != 1:
-        raise BadData(folder.name, f"{len(files)} safetensors files, expected one")
-    if (size := files[0].stat().st_size) > data.MAX_DATA_BYTES:
-        raise TooLarge(files[0].name, f"{size} bytes, at most {data.MAX_DATA_BYTES}")
-    return data.checked(recipe, state.unpack(files[0].read_bytes(), data.expected(recipe), field=files[0].name))
+@dataclass(slots=True)
+class _Result:
+    """An update that came; `norm` once it was judged."""
+
+    steps: int
+    delta: State
+    packed: bytes
+    norm: float = 0.0
 
 
 class _Incoming:

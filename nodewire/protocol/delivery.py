@@ -42,14 +42,15 @@ class Delivered(Schema):
     losses: tuple[Count, ...] = Field(max_length=MAX_LOSSES)
     """Of training, in millionths, as they fell; the provider's word and no more."""
     states: tuple[Hex32, ...] = Field(max_length=MAX_STATES)
-    """Hashes of the state after every segment."""
-    salt: Hex32
+    """Digests of the snapshots after every segment."""
 
-    def commitment(self, provider: str, request: str, index: int) -> str:
-        """The event's `x`. Its author is part of it: nobody else can open it as its own."""
-        root = merkle.root([merkle.leaf(bytes.fromhex(state)) for state in self.states])
-        said = [provider, request, index, root, self.sha256, self.samples, self.salt]
-        return canonical.digest("nodewire/trained/1", said)
+    def commitment(self, provider: str, request: str, round_: int, index: int) -> str:
+        """The event's `x`: the Merkle root over the snapshots' digests and the packed update's hash, for whom and what.
+
+        Its author is part of it: nobody else can open it as its own.
+        """
+        tree = merkle.root([merkle.leaf(bytes.fromhex(leaf)) for leaf in (*self.states, self.sha256)])
+        return canonical.digest("nodewire/round/1", [provider, request, round_, index, tree])
 
 
 class Progress(Schema):

@@ -9,7 +9,7 @@ from kinds import training_worker
 from nodewire.errors import BadFrame, BadTask, NotFound, TooLarge
 from nodewire.kind import Limits
 from nodewire.protocol.frame import Frame
-from nodewire.train import bare, state
+from nodewire.train import bare, compress, state
 from tests.kinds.digits import RECIPE, dataset
 
 torch.set_num_threads(1)
@@ -60,8 +60,10 @@ def test_coordinator_and_trainers_make_what_the_bare_loop_makes(coordinator):
             said, update = trained(trainer, theta, shard, round_, index)
             assert [one["step"] for one in said] == [10, 20]
             assert said[-1]["samples"] == RECIPE.steps * RECIPE.batch
-            (judged,) = sent(coordinator, "result", update, "job", index=index, steps=RECIPE.steps)
-            assert judged.meta["accepted"], judged.meta
+            (received,) = sent(coordinator, "result", update, "job", index=index, steps=RECIPE.steps)
+            assert received.meta["fine"], received.meta
+        judged = coordinator.receive("job", Frame("judge", 0, (), {"round": round_}))
+        assert [(one.meta["index"], one.meta["accepted"]) for one in judged] == [(0, True), (1, True)], judged
         (stepped,) = coordinator.receive("job", Frame("step", round_))
         losses.append(stepped.meta["loss"])
     expected, curve = bare.run(RECIPE, dataset(), 2)
@@ -76,12 +78,27 @@ def test_a_coordinator_goes_on_from_where_another_stood(coordinator, tmp_path):
     assert joined(coordinator.receive("job", Frame("theta", 0))) == state.pack(altered) != theta
 
 
+def test_a_round_without_work_is_rejected_and_the_other_accepted(coordinator):
+    trainer = training_worker.load("trainer", b"", [], LIMITS)
+    theta = joined(coordinator.receive("job", Frame("theta", 0)))
+    _, update = trained(trainer, theta, joined(coordinator.receive("job", Frame("shard", 0, (), {"index": 0}))), 0, 0)
+    zeros = {name: torch.zeros(shape) for name, shape in RECIPE.shapes().items()}
+    sent(coordinator, "result", update, "job", index=0, steps=RECIPE.steps)
+    sent(coordinator, "result", compress.pack(zeros, RECIPE.compression)[0], "job", index=1, steps=RECIPE.steps)
+    judged = coordinator.receive("job", Frame("judge", 0, (), {"round": 0}))
+    assert [one.meta["accepted"] for one in judged] == [True, False], judged
+    # A copy of the first one, too, for which the shard is trained here.
+    sent(coordinator, "result", update, "job", index=1, steps=RECIPE.steps)
+    judged = coordinator.receive("job", Frame("judge", 0, (), {"round": 0}))
+    assert [one.meta["accepted"] for one in judged] == [True, False], judged
+
+
 @pytest.mark.parametrize("change", [lambda d: d[:-1], lambda d: d + b"x", lambda d: b"", lambda d: b"\xff" * len(d)])
-def test_a_malformed_result_is_judged_and_not_raised(coordinator, change):
+def test_a_malformed_result_is_said_and_not_raised(coordinator, change):
     zeros = state.pack({name: torch.zeros(shape) for name, shape in RECIPE.shapes().items()})
-    (judged,) = sent(coordinator, "result", change(zeros), "job", index=0, steps=20)
-    assert not judged.meta["accepted"]
-    assert judged.meta["reason"]
+    (received,) = sent(coordinator, "result", change(zeros), "job", index=0, steps=20)
+    assert not received.meta["fine"]
+    assert received.meta["reason"]
 
 
 def test_what_comes_out_of_turn_is_a_typed_error(coordinator):

@@ -198,7 +198,6 @@ def delivered(**changes) -> Delivered:
         "samples": 640,
         "losses": (2_300_000, 1_900_000),
         "states": (HASH, "cd" * 32),
-        "salt": "07" * 32,
     }
     return Delivered(**{**fields, **changes})
 
@@ -210,7 +209,7 @@ def test_a_delivery_is_parsed_back():
         kinds.FEDAVG,
         HASH,
         ME.public,
-        commitment=delivered().commitment(PROVIDER.public, HASH, 0),
+        commitment=delivered().commitment(PROVIDER.public, HASH, 2, 0),
         blob=blob,
         amount_msat=750,
         ciphertext="x",
@@ -225,7 +224,7 @@ def test_a_delivery_is_parsed_back():
         blob,
         750,
     )
-    assert said.commitment == Delivered.parse(delivered().to_json()).commitment(PROVIDER.public, HASH, 0)
+    assert said.commitment == Delivered.parse(delivered().to_json()).commitment(PROVIDER.public, HASH, 2, 0)
     for tag in ("e", "p", "x", "i", "amount"):
         without = [t for t in event.tags if t[0] != tag]
         with pytest.raises(BadTag, match=tag):
@@ -235,16 +234,15 @@ def test_a_delivery_is_parsed_back():
 def test_a_commitment_is_its_authors_for_one_shard_of_one_request():
     made = delivered()
     others = {
-        made.commitment(OTHER.public, HASH, 0),
-        made.commitment(PROVIDER.public, "00" * 32, 0),
-        made.commitment(PROVIDER.public, HASH, 1),
-        delivered(states=(HASH,)).commitment(PROVIDER.public, HASH, 0),
-        delivered(sha256="00" * 32).commitment(PROVIDER.public, HASH, 0),
-        delivered(salt=HASH).commitment(PROVIDER.public, HASH, 0),
-        delivered(samples=641).commitment(PROVIDER.public, HASH, 0),
-        made.commitment(PROVIDER.public, HASH, 0),
+        made.commitment(OTHER.public, HASH, 2, 0),
+        made.commitment(PROVIDER.public, "00" * 32, 2, 0),
+        made.commitment(PROVIDER.public, HASH, 2, 1),
+        delivered(states=(HASH,)).commitment(PROVIDER.public, HASH, 2, 0),
+        delivered(sha256="00" * 32).commitment(PROVIDER.public, HASH, 2, 0),
+        made.commitment(PROVIDER.public, HASH, 3, 0),
+        made.commitment(PROVIDER.public, HASH, 2, 0),
     }
-    assert len(others) == 8
+    assert len(others) == 7
     assert merkle.root([]) != merkle.root([merkle.leaf(bytes.fromhex(HASH))])
 
 

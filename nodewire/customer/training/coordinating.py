@@ -60,16 +60,21 @@ class Coordinator:
             await self._put("restore", [momenta.read_bytes()], {"what": "momenta"}, None)
 
     async def result(self, index: int, steps: int, path: Path, key: str, sha256: str) -> tuple[bool, str]:
-        """Judge the packed update in a sealed file: whether it is accepted, and if not, why."""
+        """Take the packed update in a sealed file: whether it is one of this recipe, and if not, why."""
         try:
             said = await self._put("result", sealed.unseal(path, key), {"index": index, "steps": steps}, sha256)
         except WorkerFailed:
             raise
         except NodewireError as error:  # of whoever made the result
             return False, f"{error.code}: {error}"[:200]
-        if not said or said[0].edge != "judged":
-            raise WorkerFailed("result", "no judgement")
-        return bool(said[0].meta["accepted"]), str(said[0].meta["reason"])
+        if not said or said[0].edge != "received":
+            raise WorkerFailed("result", "no answer")
+        return bool(said[0].meta["fine"]), str(said[0].meta["reason"])
+
+    async def judge(self, round_: int) -> dict[int, tuple[bool, str]]:
+        """Of every result of the round by its shard: whether it is accepted, and if not, why."""
+        said = await self._worker.receive(TASK, _SESSION, Frame("judge", 0, (), {"round": round_}))
+        return {int(one.meta["index"] or 0): (bool(one.meta["accepted"]), str(one.meta["reason"])) for one in said}
 
     async def step(self, round_: int) -> int:
         """The outer step from the results that were accepted; the held-out loss after it, in millionths."""

@@ -5,9 +5,12 @@ died goes on where its journal ends: the events are applied again, and what is p
 
 A shard in a round:
 
-    idle ──published──▶ asked ──begun──▶ working ──delivered──▶ delivered ──judged──▶ accepted ──stepped──▶ idle again
-      ▲                   │                 │                        │ rejected
-      └──────lost─────────┴─────lost────────┴────────────────────────┘     another provider gets it
+    idle ──published──▶ asked ──begun──▶ working ──delivered──▶ delivered ──received──▶ received ──judged──▶ accepted
+      ▲                   │                 │                       │                       │
+      └───────────────────┴──────lost───────┴───────────────────────┴───────rejected────────┘
+
+Results are judged beside each other, when all of a round are there; who is rejected or lost is replaced by another, and
+judged beside those that were accepted. When all are accepted comes the outer step, and all shards are idle again.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from typing import Literal
 from nodewire.errors import NotAllowed
 from nodewire.protocol.round import BALANCE, DEPOSIT
 
-Status = Literal["idle", "asked", "working", "delivered", "accepted"]
+Status = Literal["idle", "asked", "working", "delivered", "received", "accepted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,14 @@ class Delivered:
 
 
 @dataclass(frozen=True, slots=True)
+class Received:
+    """The result was opened, is what its provider has committed to, and has the model's names and shapes."""
+
+    request: str
+    provider: str
+
+
+@dataclass(frozen=True, slots=True)
 class Judged:
     request: str
     provider: str
@@ -126,7 +137,7 @@ class Stepped:
     theta: Sealed
 
 
-Event = Opened | Published | DepositAsked | Begun | Delivered | Judged | Paid | Lost | Stepped
+Event = Opened | Published | DepositAsked | Begun | Delivered | Received | Judged | Paid | Lost | Stepped
 
 
 # What is to be done.
@@ -157,9 +168,20 @@ class Await:
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
+class Fetch:
+    """Get a result, open it, and see whether it is one."""
+
     request: str
     provider: str
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """All results of the round are there; those of `waiting` are to be judged beside the others."""
+
+    round: int
+    waiting: tuple[tuple[str, str], ...]
+    """Request and provider."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +196,7 @@ class Step:
     round: int
 
 
-Action = Publish | Call | Await | Judge | Pay | Step
+Action = Publish | Call | Await | Fetch | Judge | Pay | Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +318,7 @@ def _published(event: Published, state: State) -> State:
     )
 
 
-def _worked(event: DepositAsked | Begun | Delivered | Judged | Lost, work: Work, state: State) -> State:
+def _worked(event: DepositAsked | Begun | Delivered | Received | Judged | Lost, work: Work, state: State) -> State:
     """The state after something of a shard that is under way."""
     key = work.request, work.provider
     debt = state.debts[key]
@@ -310,12 +332,14 @@ def _worked(event: DepositAsked | Begun | Delivered | Judged | Lost, work: Work,
         case Delivered(_, _, result, took_ms), "asked" | "working":
             work = replace(work, status="delivered", result=result)
             state = replace(state, took_ms=(*state.took_ms, took_ms))
-        case Judged(_, provider, True, _), "delivered":
+        case Received(), "delivered":
+            work = replace(work, status="received")
+        case Judged(_, provider, True, _), "received":
             work = replace(work, status="accepted")
             if debt.row.balance_msat:
                 debt = replace(debt, balance="owed")
             state = replace(state, paid_last={**state.paid_last, provider: work.request})
-        case (Judged(_, provider, False, reason), "delivered") | (
+        case (Judged(_, provider, False, reason), "received") | (
             Lost(_, provider, reason),
             "asked" | "working" | "delivered",
         ):
@@ -342,7 +366,11 @@ def pending(state: State) -> list[Action]:
                 case "working":
                     actions.append(Await(work.request, work.provider))
                 case "delivered":
-                    actions.append(Judge(work.request, work.provider))
+                    actions.append(Fetch(work.request, work.provider))
+        if all(work.status in ("received", "accepted") for work in state.works):
+            waiting = tuple((work.request, work.provider) for work in state.works if work.status == "received")
+            if waiting:
+                actions.append(Judge(state.round, waiting))
         if state.works and all(work.status == "accepted" for work in state.works):
             actions.append(Step(state.round))
     for (request, provider), debt in state.debts.items():

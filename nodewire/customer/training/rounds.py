@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from nodewire.customer.training import choosing, machine, watching
 from nodewire.customer.training.choosing import Need
@@ -20,6 +20,7 @@ from nodewire.customer.training.machine import (
     Delivered,
     DepositAsked,
     Event,
+    Fetch,
     Judge,
     Judged,
     Lost,
@@ -27,6 +28,7 @@ from nodewire.customer.training.machine import (
     Paid,
     Pay,
     Publish,
+    Received,
     State,
     Step,
     Stepped,
@@ -142,8 +144,8 @@ class Rounds:
         assert state.theta is not None
         await self._coordinator.restore(state.theta, state.round)
         for work in state.works:
-            if work.status == "accepted":
-                await self._judged(work.request, work.provider, work.result)
+            if work.status in ("received", "accepted"):
+                await self._fetched(work.request, work.provider, work.result)
             if work.status == "asked":
                 await self._session.pool.publish(events.parse(state.requests[work.request]))
 
@@ -180,8 +182,10 @@ class Rounds:
                 await self._call(request, provider)
             case Await(request, provider):
                 await self._await(request, provider)
-            case Judge(request, provider):
-                await self._judge(request, provider)
+            case Fetch(request, provider):
+                await self._fetch(request, provider)
+            case Judge(round_, waiting):
+                await self._judge(round_, waiting)
             case Pay(request, provider, part):
                 await self._pay(request, provider, part)
             case Step(round_):
@@ -259,20 +263,26 @@ class Rounds:
         await asyncio.sleep(max(0.0, begun_s + patience_s - time.monotonic()))
         self._take(Lost(request, provider, f"no result within {patience_s:.0f} s"))
 
-    async def _judge(self, request: str, provider: str) -> None:
+    async def _fetch(self, request: str, provider: str) -> None:
         work = self._state.work(request, provider)
         if work is None:
             return
-        accepted, reason = await self._judged(request, provider, work.result)
-        self._take(Judged(request, provider, accepted, reason))
+        fine, reason = await self._fetched(request, provider, work.result)
+        self._take(Received(request, provider) if fine else Lost(request, provider, reason))
 
-    async def _judged(self, request: str, provider: str, result: str) -> tuple[bool, str]:
-        """Fetch and open what was delivered, and have the coordinator judge it."""
+    async def _judge(self, round_: int, waiting: Sequence[tuple[str, str]]) -> None:
+        judged = await self._coordinator.judge(round_)
+        for request, provider in waiting:
+            accepted, reason = judged[self._state.debts[request, provider].row.index]
+            self._take(Judged(request, provider, accepted, reason))
+
+    async def _fetched(self, request: str, provider: str, result: str) -> tuple[bool, str]:
+        """Fetch and open what was delivered, and give it to the coordinator; if it is no result, why."""
         row = self._state.debts[request, provider].row
         try:
             delivered = delivery.parse(events.parse(result))
             opened = self._opened(delivered)
-            if opened.commitment(provider, request, row.index) != delivered.commitment:
+            if opened.commitment(provider, request, self._state.round, row.index) != delivered.commitment:
                 raise BadHash("x", "not what the result commits to")
             if len(opened.states) != -(-row.steps // self._recipe.audit.segment):
                 raise BadInput("states", f"{len(opened.states)} for {row.steps} steps")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import secrets
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -181,7 +180,6 @@ class ShardRun:
             samples=samples,
             losses=tuple(losses[:: -(-len(losses) // delivery.MAX_LOSSES)]),
             states=tuple(states),
-            salt=secrets.token_hex(32),
         )
         amount_msat = job.assigned.balance_msat
         if amount_msat:
@@ -192,7 +190,7 @@ class ShardRun:
             request.kind,
             request.id,
             request.customer,
-            commitment=made.commitment(self._keys.public, request.id, job.assigned.index),
+            commitment=made.commitment(self._keys.public, request.id, request.round.round, job.assigned.index),
             blob=blob,
             amount_msat=amount_msat,
             ciphertext=nip44.encrypt(made.to_json(), self._conversation),
