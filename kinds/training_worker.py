@@ -41,7 +41,7 @@ from nodewire.train.sums import distance, norm
 
 PIECE_BYTES = 1 << 20
 MAX_SESSIONS = 4
-DOUBTED = ("gain:", "own:")
+DOUBTED = ("norm: out", "gain:", "own:")
 """Rejections that an honest result may meet where a model has learnt what its shard has to teach: they are audited."""
 _HEADER_BYTES = 1 << 20
 """More than the header of any model's safetensors has."""
@@ -146,7 +146,7 @@ class CoordinatorActor:
         self._held: list[float] = []
         """Held-out losses of the weights before each round so far."""
         self._norms: list[float] = []
-        """Of all results that were accepted in rounds before."""
+        """Of the results that were accepted in the round before."""
 
     def open(self, session: str, params: Params) -> None:
         self._shards, held_out = data.split(self._dataset, int(params["shards"]), self._recipe)
@@ -257,7 +257,7 @@ class CoordinatorActor:
     def _step(self, seq: int) -> Tensors:
         results = [(r.steps * self._recipe.batch, r.delta) for _, r in sorted(self._results.items())]
         self._theta, self._momenta = outer.step(self._recipe.outer, self._theta, self._momenta, results)
-        self._norms += [result.norm for result in self._results.values() if result.norm]
+        self._norms = [result.norm for result in self._results.values() if result.norm]
         self._results.clear()
         self._held.append(self._loss(self._theta))
         return Frame("stepped", seq, (), {"loss": _micro(self._held[-1])})
