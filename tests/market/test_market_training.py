@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from running_market import RunningMarket, _toml
+from running_market import NODEWIRE, RunningMarket, _toml
 
 from nodewire.nostr.nip01 import Filter
+from nodewire.protocol.recipe import Recipe
 from nodewire.train import bare, state
 from tests.kinds.digits import RECIPE, TOML, dataset
 
@@ -62,8 +65,11 @@ class TrainingMarket(RunningMarket):
         (folder / "digits.safetensors").write_bytes(state.pack(dataset()))
         return folder
 
-    def train(self, name: str, recipe: str = TOML, shards: int = 2, **more: str) -> dict[str, object]:
-        """`nodewire train`, to its end, by a customer of that name; what it prints, and its weights."""
+    def train(self, name: str, recipe: str = TOML, **more: str) -> dict[str, object]:
+        """`nodewire train`, to its end, by a customer of that name: what it prints."""
+        return self.command(*self.train_command(name, recipe, **more))
+
+    def train_command(self, name: str, recipe: str, shards: int = 2, **more: str) -> list[str]:
         if not self.config_of(name).exists():
             asyncio.run(self.customer_config(name, sats=SATS))
         text = self.config_of(name).read_text().replace('memory = "60MB"', 'memory = "300MB"')
@@ -73,7 +79,15 @@ class TrainingMarket(RunningMarket):
         command = ["train", self._path(f"{name}.toml"), "--config", str(self.config_of(name))]
         command += ["--out", self._path(f"{name}.safetensors")]
         command += [part for key, value in options.items() for part in (f"--{key}", value)]
-        return self.command(*command)
+        return command
+
+    def weights(self, name: str) -> bytes:
+        return (self.folder / f"{name}.safetensors").read_bytes()
+
+    def training(self, name: str, recipe: str, **more: str) -> subprocess.Popen[str]:
+        """`nodewire train`, under way: what happens comes line by line on its stderr."""
+        command = [*NODEWIRE, *self.train_command(name, recipe, **more)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +108,7 @@ def test_two_strangers_train_what_the_bare_loop_trains_and_are_paid_exactly(trai
     before = balances_msat(trainers, "ada", "bea")
     done = trainers.train("dora")
     expected, curve = bare.run(RECIPE, dataset(), 2)
-    assert (trainers.folder / "dora.safetensors").read_bytes() == state.pack(expected)
+    assert trainers.weights("dora") == state.pack(expected)
     assert done["losses"] == [round(point.held_out, 6) for point in curve]
     assert done["failures"] == []
     earned = {name: msat - before[name] for name, msat in balances_msat(trainers, "ada", "bea").items()}
@@ -114,8 +128,74 @@ def test_what_went_over_the_relay_says_nothing_of_what_was_trained(trainers):
     x = dataset()["x"]
     secrets = [b"cross_entropy", b"layers.0", b"digits", b"momentum", RECIPE.digest().encode(), b'"losses"']
     secrets += [x[i].numpy().tobytes()[:64] for i in range(20)]
-    weights = (trainers.folder / "emil.safetensors").read_bytes()
+    weights = trainers.weights("emil")
     secrets += [weights[at : at + 32] for at in range(1_000, 8_000, 1_000)]
     for secret in secrets:
         assert not [secret for dump in dumps if secret in dump]
     assert any(b"payment-required" in dump for dump in dumps)  # it would have been found
+
+
+DILOCO = (
+    TOML.replace('optimizer = "sgd"', 'optimizer = "adamw"').replace("lr = 0.1", "lr = 0.003")
+    + """
+[outer]
+method = "nesterov"
+lr = 0.7
+momentum = 0.9
+[compression]
+method = "int8"
+"""
+)
+LONG = TOML.replace("steps = 20", "steps = 600").replace("rounds = 3", "rounds = 4")
+
+
+def test_diloco_in_eight_bits_is_the_bare_loop_too(trainers):
+    done = trainers.train("fred", DILOCO)
+    recipe = Recipe.from_toml(DILOCO)
+    assert trainers.weights("fred") == state.pack(bare.run(recipe, dataset(), 2)[0])
+    assert done["failures"] == []
+    kinds = {
+        event.kind for event in asyncio.run(trainers.events(Filter(authors=frozenset({trainers.keys("fred").public}))))
+    }
+    assert 8841 in kinds
+
+
+def until(process: subprocess.Popen[str], pattern: str) -> list[str]:
+    """The lines that a process has written when one matches."""
+    lines = []
+    assert process.stderr
+    for line in process.stderr:
+        lines.append(line)
+        if re.search(pattern, line):
+            return lines
+    raise AssertionError(f"ended without {pattern!r}: {lines}")
+
+
+def test_a_customer_that_died_goes_on_and_pays_nothing_twice(trainers):
+    expected, _ = bare.run(Recipe.from_toml(LONG), dataset(), 2)
+    before = balances_msat(trainers, "ada", "bea")
+    process = trainers.training("gina", LONG)
+    until(process, "round 3 of 4: asked")
+    process.kill()
+    process.wait()
+    done = trainers.train("gina", LONG)
+    assert trainers.weights("gina") == state.pack(expected)
+    earned = {name: msat - before[name] for name, msat in balances_msat(trainers, "ada", "bea").items()}
+    assert earned == {"ada": 4 * LEAST_MSAT, "bea": 4 * LEAST_MSAT}
+    assert done["paid_msat"] == 8 * LEAST_MSAT
+    assert len(done["requests"]) == 4
+
+
+def test_a_provider_that_died_goes_on_with_its_shard(trainers):
+    expected, _ = bare.run(Recipe.from_toml(LONG), dataset(), 2)
+    before = balances_msat(trainers, "ada", "bea")
+    process = trainers.training("hugo", LONG)
+    until(process, "round 2 of 4: asked")
+    trainers.processes["ada"].kill()
+    trainers.processes["ada"].wait()
+    trainers.start_trainer("ada")
+    said, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, said + errors
+    assert trainers.weights("hugo") == state.pack(expected)
+    earned = {name: msat - before[name] for name, msat in balances_msat(trainers, "ada", "bea").items()}
+    assert sum(earned.values()) in (8 * LEAST_MSAT, 8 * LEAST_MSAT + LEAST_MSAT // 4 + 1)

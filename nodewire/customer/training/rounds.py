@@ -32,7 +32,6 @@ from nodewire.customer.training.machine import (
     State,
     Step,
     Stepped,
-    Work,
 )
 from nodewire.customer.training.requesting import Ask, Requests
 from nodewire.customer.training.session import TrainingSession
@@ -197,14 +196,13 @@ class Rounds:
         state = self._state
         assert state.theta is not None
         gflop = rounds.work_gflop(self._recipe, self._recipe.steps)
-        works = {work.index: work for work in state.works}
         needs = {
             index: choosing.need(
                 self._recipe, self._kind, blob_bytes=max(state.shards[index].bytes, state.theta.bytes), gflop=gflop
             )
             for index in indices
         }
-        market, dealt = await self._find(needs, works)
+        market, dealt = await self._find(needs)
         groups = choosing.grouped(dealt, state.paid_last)
         price_msat = sum(self._requests.price(provider, market, None)[0] for provider in dealt.values())
         if state.committed_msat + price_msat > self._budget_msat:
@@ -221,13 +219,12 @@ class Rounds:
         for published in made:
             await self._session.pool.publish(events.parse(published.event))
 
-    async def _find(
-        self, needs: Mapping[int, Need], works: Mapping[int, Work]
-    ) -> tuple[Mapping[str, Trainer], dict[int, str]]:
+    async def _find(self, needs: Mapping[int, Need]) -> tuple[Mapping[str, Trainer], dict[int, str]]:
         """The trainers' ads, and one of them for every shard; waited for, for a while. Raises NoProvider."""
         until_s = time.monotonic() + FIND_S
         while True:
             market = await choosing.trainers(self._session.pool)
+            works = {work.index: work for work in self._state.works}
             try:
                 return market, choosing.deal(
                     needs,
@@ -259,8 +256,12 @@ class Rounds:
     async def _await(self, request: str, provider: str) -> None:
         """Wait as long as results take here, then give the provider up."""
         begun_s = self._asked_s.setdefault(request, time.monotonic())
-        patience_s = watching.patience_s(self._state.took_ms, self._recipe.deadline)
-        await asyncio.sleep(max(0.0, begun_s + patience_s - time.monotonic()))
+        while True:
+            patience_s = watching.patience_s(self._state.took_ms, self._recipe.deadline)
+            left_s = begun_s + patience_s - time.monotonic()
+            if left_s <= 0:
+                break
+            await asyncio.sleep(min(1.0, left_s))  # what others take may shorten it meanwhile
         self._take(Lost(request, provider, f"no result within {patience_s:.0f} s"))
 
     async def _fetch(self, request: str, provider: str) -> None:

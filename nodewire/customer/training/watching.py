@@ -8,13 +8,13 @@ from statistics import median
 LEAST_S = 10.0
 _SPREADS = 6
 _TIMES = 3
-_NEEDED = 3
+_NEEDED = 2
 
 
 def patience_s(took_ms: Sequence[int], deadline_s: int) -> float:
     """Seconds from the request on: 3 medians + 6 median deviations of what came before, within 10 s and the deadline.
 
-    Until three results have come, the deadline.
+    Until two results have come, the deadline.
     """
     if len(took_ms) < _NEEDED:
         return float(deadline_s)

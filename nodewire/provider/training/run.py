@@ -77,7 +77,9 @@ class ShardRun:
             await self._say("processing")
             return
         key = self.job.key(DEPOSIT)
-        self._ledger.owe(Due(key, self.job.request.customer, amount_msat, _NEVER_S))
+        owed = self._ledger.owe(Due(key, self.job.request.customer, amount_msat, _NEVER_S))
+        if owed.state in ("settled", "receipted"):  # before this provider died
+            return
         due = feedback.Due(DEPOSIT, 0, 1, amount_msat, self.job.assigned.ticket)
         await self._say("payment-required", due=due)
         await self._until_paid(DEPOSIT, self._patience_s)

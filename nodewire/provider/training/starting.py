@@ -13,6 +13,7 @@ from nodewire.nostr.pool import Pool
 from nodewire.pay.ledger import Ledger
 from nodewire.protocol.trainer import Trainer
 from nodewire.provider.training.admission import TrainingAdmission
+from nodewire.provider.training.kept import KeptShards
 from nodewire.provider.training.run import TASK
 from nodewire.provider.training.training import Training
 from nodewire.store.blobs import Blobs
@@ -48,6 +49,8 @@ async def open_training(
     make = maker(stack, config.worker.limits, folder)
     workers = [make(entry) for _ in range(train.concurrency)]
     await asyncio.gather(*(worker.load(TASK, TASK, program, []) for worker in workers))
+    kept = KeptShards(folder / "shards.db")
+    stack.callback(kept.close)
     ad = _describe(config, train, keys.public, lnurl)
     return Training(
         keys=keys,
@@ -56,6 +59,7 @@ async def open_training(
         ledger=ledger,
         ad=ad,
         admission=TrainingAdmission(keys.public, ad, job_kinds, ledger),
+        kept=kept,
         workers=workers,
         folder=folder,
         patience_s=config.patience_s,

@@ -23,6 +23,7 @@ from nodewire.protocol import round as rounds
 from nodewire.protocol.round import RoundRequest, RoundTicket
 from nodewire.protocol.trainer import Trainer
 from nodewire.provider.training.admission import Admitted, TrainingAdmission
+from nodewire.provider.training.kept import KeptShards
 from nodewire.provider.training.run import ShardRun
 from nodewire.store.blobs import Blobs
 
@@ -47,6 +48,7 @@ class Training:
         ledger: Ledger,
         ad: Trainer,
         admission: TrainingAdmission,
+        kept: KeptShards,
         workers: Sequence[Worker],
         folder: Path,
         patience_s: float,
@@ -57,10 +59,11 @@ class Training:
         self._ledger = ledger
         self._ad = ad
         self._admission = admission
+        self._kept = kept
         self._free = list(workers)
         self._folder = folder
         self._patience_s = patience_s
-        self._requests: dict[str, tuple[float, RoundRequest]] = {}
+        self._requests: dict[str, tuple[float, Event, RoundRequest]] = {}
         self._tickets: dict[tuple[str, str], tuple[float, RoundTicket]] = {}
         """By request and author: anybody can read a request and send a ticket for it, which opens nothing."""
         self._runs: dict[str, ShardRun] = {}
@@ -78,6 +81,7 @@ class Training:
         """Announce, then serve until cancelled."""
         event = trainer.build(self._keys, self._ad, created_at=int(time.time()))
         await self._pool.publish(event, timeout_s=30.0)
+        self._go_on()
         mine = {"p": frozenset({self._keys.public})}
         wanted = [
             Filter(kinds=frozenset(self._ad.kinds), tags=mine, since=int(time.time() - WAITING_S)),
@@ -113,7 +117,7 @@ class Training:
             if self._keys.public in event.values("p") and self._refusing < MAX_REFUSING:
                 self._spawn(self._refuse(event, error))
             raise
-        self._requests[request.id] = time.monotonic(), request
+        self._requests[request.id] = time.monotonic(), event, request
         self._begin_if_complete(request.id)
 
     def _ticketed(self, event: Event) -> None:
@@ -130,14 +134,30 @@ class Training:
         """A shard begins when its request and its ticket are here, from the same key."""
         if id_ not in self._requests:
             return
-        _, request = self._requests[id_]
+        _, event, request = self._requests[id_]
         if (id_, request.customer) not in self._tickets:
             return
         del self._requests[id_]
         _, ticket = self._tickets.pop((id_, request.customer))
-        self._spawn(self._serve(request, ticket))
+        self._spawn(self._serve(event, request, ticket))
 
-    async def _serve(self, request: RoundRequest, ticket: RoundTicket) -> None:
+    def _go_on(self) -> None:
+        """Begin again what was under way when this provider died."""
+        for shard in self._kept.all():
+            self._seen[shard.event.id] = None
+            try:
+                job = self._admission.check(rounds.parse(shard.event), shard.ticket)
+            except NodewireError as error:
+                log.warning("round %s is not gone on with: %s", shard.event.id[:8], error)
+                self._kept.over(shard.event.id)
+                continue
+            worker = self._free.pop() if self._free and not shard.delivered else None
+            if worker is None and not shard.delivered:
+                self._kept.over(shard.event.id)
+                continue
+            self._spawn(self._run(job, worker))
+
+    async def _serve(self, event: Event, request: RoundRequest, ticket: RoundTicket) -> None:
         try:
             job = self._admission.check(request, ticket)
             if not self._admission.has_deposit(job.assigned):
@@ -148,7 +168,12 @@ class Training:
             log.info("round %s refused: %s", request.id[:8], error)
             await self._tell(request.id, request.customer, request.kind, error)
             return
-        worker = self._free.pop()
+        self._kept.begun(event, ticket)
+        await self._run(job, self._free.pop())
+
+    async def _run(self, job: Admitted, worker: Worker | None) -> None:
+        """Do a shard's work with a worker, or without one only wait for its balance."""
+        request = job.request
         run = ShardRun(
             job,
             keys=self._keys,
@@ -160,15 +185,27 @@ class Training:
         )
         self._runs[request.id] = run
         try:
-            await self._run(run, worker)
+            if worker is not None:
+                await self._work(run, worker)
+            await run.balance()
         except NodewireError as error:
             log.warning("round %s ended: %s", request.id[:8], error)
         except Exception:
             log.exception("round %s ended by a fault of this software", request.id[:8])
+        else:
+            log.info(
+                "round %d of %s served: shard %d, %d steps, %.3f sat earned",
+                request.round.round,
+                request.round.job[:8],
+                job.assigned.index,
+                job.assigned.steps,
+                job.assigned.price_msat / 1000,
+            )
         finally:
             del self._runs[request.id]
+        self._kept.over(request.id)
 
-    async def _run(self, run: ShardRun, worker: Worker) -> None:
+    async def _work(self, run: ShardRun, worker: Worker) -> None:
         """A slot is for the deposit and the work; who waits for its balance trains another shard meanwhile."""
         try:
             await run.deposit()
@@ -178,17 +215,7 @@ class Training:
             raise
         finally:
             self._free.append(worker)
-        await run.balance()
-        job = run.job
-        earned = job.assigned.price_msat / 1000
-        log.info(
-            "round %d of %s served: shard %d, %d steps, %.3f sat earned",
-            job.request.round.round,
-            job.request.round.job[:8],
-            job.assigned.index,
-            job.assigned.steps,
-            earned,
-        )
+        self._kept.delivered(run.job.request.id)
 
     async def _until_paid_before(self, job: Admitted) -> None:
         """Return when the round before is paid for, which stands for a deposit.
