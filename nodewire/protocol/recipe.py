@@ -125,7 +125,7 @@ class Compression(Schema):
 
 
 class Validation(Schema):
-    """When a result is accepted. Multiples are of the median over the round's results.
+    """When a result is accepted, rejected, or audited before it is paid. Multiples are of the round's median.
 
     progress: reject if the others' aggregate has a held-out loss lower by more than `gamma`. decay: the moving average
     over `average` rounds of the held-out loss must fall by the share `rate` a round.
@@ -138,11 +138,11 @@ class Validation(Schema):
     norm_low: Rate = "0.2"
     norm_high: Rate = "5.0"
     cosine: Share = "0.99"
-    """Two results as alike as this are one and a copy."""
+    """Of two results as alike as this one is a copy: both are audited."""
     gain: Annotated[Real, between(-1e4, 1e4)] = "-0.05"
-    """The held-out loss must fall by more than this when one result alone is applied."""
+    """Audited unless the held-out loss falls by more than this when the result alone is applied."""
     own: Annotated[Real, between(-1e4, 1e4)] = "0.0"
-    """The loss on the own shard must fall by this much more than the held-out loss."""
+    """Audited unless the loss on the round's own batches falls by this much more than the held-out loss."""
     samples: int = Field(default=256, ge=1, le=2**16)
     """Samples that a loss is measured on."""
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from nodewire.errors import BadInput
 from nodewire.graph import encoder_directory
@@ -21,7 +20,7 @@ from nodewire.llm.tensorfile import read_into
 from nodewire.protocol.families import Decoder, Encoder, RopeScaling, real
 from nodewire.protocol.manifest import BlobRef
 from nodewire.protocol.recipe import Recipe
-from nodewire.train import state
+from nodewire.train import state, vocabulary
 from nodewire.train.state import State
 
 WEIGHTS, CONFIG, TOKENIZER, RECIPE = "model.safetensors", "config.json", "tokenizer.json", "recipe.json"
@@ -118,7 +117,7 @@ def save(
     """
     family = recipe.family
     if isinstance(family, Decoder) and family.tokens == "byte":
-        tokenizer = byte_tokenizer()
+        tokenizer = vocabulary.of_bytes()
     if isinstance(family, Decoder | Encoder):
         if tokenizer is None:
             raise BadInput("tokenizer", "missing")
@@ -141,23 +140,6 @@ def merged(recipe: Recipe, theta: State, start: State | None = None) -> State:
         a, b = (theta[f"{module}.lora_{side}"].double() for side in "ab")
         whole[name] = (start[name].double() + scale * (b @ a)).float()
     return whole
-
-
-def byte_tokenizer() -> bytes:
-    """A tokenizer.json whose ids are bytes."""
-    # Byte-level BPE writes every byte as a printable character; those that are none get 256, 257 ... in turn.
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    vocabulary, stand_in = {}, 256
-    for byte in range(256):
-        if byte in printable:
-            vocabulary[chr(byte)] = byte
-        else:
-            vocabulary[chr(stand_in)] = byte
-            stand_in += 1
-    tokenizer = Tokenizer(models.BPE(vocabulary, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer.to_str().encode()
 
 
 def _llama(family: Decoder) -> dict[str, Any]:

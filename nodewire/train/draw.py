@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from nodewire.protocol import canonical
 
-_TAG = b"nodewire/draw/1\x00"
+_TAG = b"nodewire/stream/1\x00"
 
 
 def words(count: int, *of: int | str) -> npt.NDArray[np.uint64]:

@@ -16,7 +16,7 @@ from nodewire.llm.sampling import parse_params
 from nodewire.llm.tokenizer import Tokenizer
 from nodewire.llm.whole import Whole
 from nodewire.protocol.recipe import Recipe
-from nodewire.train import data, directory, reading, state
+from nodewire.train import data, directory, reading, state, vocabulary
 from nodewire.train.families import initial
 from nodewire.train.inner import Trainer
 from tests.train.recipes import NAMES, made, recipe
@@ -52,10 +52,21 @@ def test_a_trained_byte_decoder_is_served_by_nodewire_and_read_by_transformers(n
 
 
 def test_a_byte_tokenizers_ids_are_bytes():
-    tokenizer = Tokenizer(directory.byte_tokenizer())
+    tokenizer = Tokenizer(vocabulary.of_bytes())
     text = "def f(x):\n\treturn 'żółw 👋' # \x00\x7f"
     assert tokenizer.encode(text) == list(text.encode())
     assert tokenizer.decode(list(text.encode())) == text
+
+
+def test_a_vocabulary_is_learned_alike_every_time():
+    texts = ["def one(x):\n    return x\n" * 9, "def two(x, y):\n    return x + y\n" * 9]
+    tokenizer = Tokenizer(vocabulary.learned(texts, 300))
+    assert vocabulary.learned(texts, 300) == vocabulary.learned(texts, 300)
+    assert tokenizer.encode(vocabulary.END) == [0]
+    assert tokenizer.decode(tokenizer.encode(texts[1])) == texts[1]
+    assert max(tokenizer.encode(texts[0])) > 256
+    with pytest.raises(BadInput, match="vocabulary"):
+        vocabulary.learned(texts, 256)
 
 
 def test_a_decoder_with_llama3_positions_is_opened_tuned_and_saved(tmp_path):
@@ -183,6 +194,6 @@ def test_a_start_that_does_not_fit_is_refused(tmp_path):
         state.read(file, wider.shapes())
     config = json.dumps({"model_type": "bert", "hidden_act": "relu"})
     (tmp_path / "config.json").write_text(config)
-    (tmp_path / "tokenizer.json").write_bytes(directory.byte_tokenizer())
+    (tmp_path / "tokenizer.json").write_bytes(vocabulary.of_bytes())
     with pytest.raises(BadInput, match="hidden_act"):
         directory.open_encoder(tmp_path)

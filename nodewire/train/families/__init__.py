@@ -7,56 +7,24 @@ that buffer whatever the number of tensors. A new family adds its file here and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from nodewire.errors import BadRecipe
 from nodewire.protocol.families import Cnn, Decoder, Encoder, Linear, Mlp, Shapes
 from nodewire.protocol.recipe import Recipe
 from nodewire.train import draw
+from nodewire.train.families import classifier, decoder, encoder
+from nodewire.train.families.weights import Batch, Model, Weights
 from nodewire.train.state import State
 
-Batch = tuple[Tensor, ...]
-Apply = Callable[[Tensor], Tensor]
-
-
-class Model(Protocol):
-    """What a family's file builds."""
-
-    def outputs(self, batch: Batch) -> Tensor:
-        """What a user of the model sees: scores [n, classes], logits [n, window, vocabulary], embeddings [2n, d]."""
-
-    def loss(self, batch: Batch) -> Tensor:
-        """The mean loss of a batch, float32 []."""
-
-
-class Weights:
-    """A model's tensors by name; `matrix` makes the linear maps, with low-rank adapters where there are any."""
-
-    def __init__(self, tensors: Mapping[str, Tensor], scale: float = 0.0) -> None:
-        self.tensors = tensors
-        self.scale = scale
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self.tensors[name]
-
-    def matrix(self, module: str) -> Apply:
-        """x -> W x (+ bias) (+ scale B A x) of the module's tensors."""
-        weight, bias = self.tensors[f"{module}.weight"], self.tensors.get(f"{module}.bias")
-        a, b, scale = self.tensors.get(f"{module}.lora_a"), self.tensors.get(f"{module}.lora_b"), self.scale
-        if a is None or b is None:
-            return lambda x: F.linear(x, weight, bias)
-        return lambda x: F.linear(x, weight, bias) + F.linear(F.linear(x, a), b) * scale
+__all__ = ["Batch", "Model", "build", "hidden_matrices", "initial"]
 
 
 def build(recipe: Recipe, tensors: Mapping[str, Tensor]) -> Model:
     """The recipe's model over these tensors: what is trained and, under an adapter, the frozen ones too."""
-    from nodewire.train.families import classifier, decoder, encoder
-
     adapter, family, window = recipe.adapter, recipe.family, recipe.data.window
     weights = Weights(tensors, adapter.alpha / adapter.rank if adapter else 0.0)
     match family:

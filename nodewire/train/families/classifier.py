@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nodewire.protocol.families import Cnn, Linear, Mlp
-from nodewire.train.families import Apply, Batch, Weights
+from nodewire.train.families.weights import Apply, Batch, Weights
 
 _ACTIVATIONS: dict[str, Apply] = {"relu": F.relu, "gelu": F.gelu, "tanh": torch.tanh}
 

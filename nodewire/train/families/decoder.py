@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nodewire.protocol.families import Decoder
-from nodewire.train.families import Batch, Weights
+from nodewire.train.families.weights import Batch, Weights
 
 
 class DecoderModel:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nodewire.protocol.families import Encoder
-from nodewire.train.families import Batch, Weights
+from nodewire.train.families.weights import Batch, Weights
 
 
 class EncoderModel:
