@@ -8,10 +8,10 @@ does not reject: it asks for an audit before the pay (`segments`), which is righ
               reject: none, or out of the band
     policy    progress: the others' aggregate is not better by more than gamma
               decay: the moving average of held-out losses falls at the rate            reject
-    cosine    the largest one with another's update                                     audit: one of them is a copy
-    gain      how far the held-out loss falls when the update alone is applied          audit: not above the bound
+    cosine    the largest one with another's update, or one of the round before          audit: one of them is a copy
+    gain      how far the held-out loss falls when the update alone is applied
     own       how much further the loss falls on the very batches of the round than on held-out data
-              audit: not above the bound, or under THIN of the round's median
+              audit, both: not above the bound, or under THIN of the round's median
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ Loss = Callable[[State], float]
 """The mean loss of a theta on fixed samples."""
 
 THIN = 0.6
-"""Share of the median of the round's own-minus-held gains below which a result is audited."""
-NORM_POWER = 0.75
-"""An update's length grows with this power of its steps; measured with AdamW: .59 after a half, .33 after a quarter."""
+"""Share of the median of the round's gains below which a result is audited."""
+STEPS_POWER = 0.75
+"""Lengths and gains grow with about this power of a round's steps (lengths: .61 after a half, .37 after a quarter), so
+who was given fewer steps than the recipe's is compared with what it would have by all of them."""
 BF16_SLACK = 5.0
 """The tolerance counts so many times for bf16: Adam's first step goes by the signs of gradients, and which sign one has
 that is nearly zero is chance there (.036 of the way between instruction sets, where cheats are .1 and more apart)."""
@@ -85,6 +86,7 @@ def judge(
     *,
     history: Sequence[float] = (),
     norms: Sequence[float] = (),
+    earlier: Sequence[State] = (),
 ) -> dict[int, Judgement]:
     """The judgements on a round's results, by shard.
 
@@ -93,6 +95,7 @@ def judge(
         held: the loss on samples of the held-out set.
         history: held-out losses of thetas of the rounds before and of this one, for the policy `decay`.
         norms: of results that were accepted before, as their judgements' figures have them in `norm`.
+        earlier: updates of the round before, which nobody may deliver again.
     """
     rules = recipe.validation
     found = {one.index: Judgement() for one in submissions}
@@ -104,26 +107,28 @@ def judge(
         worse = judgement if _ORDER[judgement.outcome] > _ORDER[now.outcome] else now
         found[index] = replace(worse, figures=figures)
 
-    # A step's length, so that who was given fewer steps is not too short.
-    lengths = {s.index: norm(s.delta) / (s.steps / recipe.steps) ** NORM_POWER for s in submissions}
+    shares = {one.index: (one.steps / recipe.steps) ** STEPS_POWER for one in submissions}
+    lengths = {one.index: norm(one.delta) / shares[one.index] for one in submissions}
     known = [*norms, *lengths.values()]
     for one in submissions:
         note(one.index, by_norm(rules, lengths[one.index], known))
-    for index, cosine in cosines({one.index: one.delta for one in submissions}).items():
+    for index, cosine in cosines({one.index: one.delta for one in submissions}, earlier).items():
         note(index, by_cosine(rules, cosine))
     losses = {one.index: held(_applied(theta, one.delta)) for one in submissions}
     before, others = held(theta), _others(submissions) if rules.policy == "progress" else {}
-    margins = {}
     for one in submissions:
-        gain = before - losses[one.index]
-        note(one.index, by_gain(rules, gain))
-        margins[one.index] = one.own(theta) - one.own(_applied(theta, one.delta)) - gain
         if one.index in others:
             note(one.index, progress(rules, losses[one.index], held(_applied(theta, others[one.index]))))
         if rules.policy == "decay":
             note(one.index, decay(rules, history, losses[one.index]))
-    for one in submissions:
-        note(one.index, by_own(rules, margins[one.index], list(margins.values())))
+    gains = {index: (before - loss) / shares[index] for index, loss in losses.items()}
+    owns = {
+        one.index: (one.own(theta) - one.own(_applied(theta, one.delta))) / shares[one.index] for one in submissions
+    }
+    margins = {index: own - gains[index] for index, own in owns.items()}
+    for index in found:
+        note(index, by_gain(rules, gains[index], list(gains.values())))
+        note(index, by_own(rules, margins[index], list(margins.values())))
     return found
 
 
@@ -151,10 +156,12 @@ def by_cosine(rules: Validation, cosine: float) -> Judgement:
     return Judgement("audit" if alike else "accept", "cosine: alike" if alike else "", {"cosine": cosine})
 
 
-def by_gain(rules: Validation, gain: float) -> Judgement:
-    """Does the held-out loss fall (or not rise further than the rules allow)?"""
-    fine = gain > float(rules.gain)
-    return Judgement("accept" if fine else "audit", "" if fine else "gain: the loss rises", {"gain": gain})
+def by_gain(rules: Validation, gain: float, gains: Sequence[float]) -> Judgement:
+    """Does the held-out loss fall (or not rise further than the rules allow), and about as far as with others'?"""
+    if not gain > float(rules.gain):
+        return Judgement("audit", "gain: the loss rises", {"gain": gain})
+    thin = gain < THIN * median(gains)
+    return Judgement("audit" if thin else "accept", "gain: less than others" if thin else "", {"gain": gain})
 
 
 def by_own(rules: Validation, margin: float, margins: Sequence[float]) -> Judgement:
@@ -198,17 +205,17 @@ def own_samples(recipe: Recipe, shard: Shard, round: int, index: int, steps: int
     return tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
 
 
-def cosines(deltas: Mapping[int, State]) -> dict[int, float]:
-    """The largest cosine of each update with another one; none with itself, -1 for who is alone or zero."""
-    order = list(deltas)
-    gram = torch.zeros(len(order), len(order), dtype=torch.float64)
-    scales = torch.tensor([1 / length if (length := norm(deltas[i])) else 0.0 for i in order])
-    for name in deltas[order[0]] if order else ():
-        for pieces in zip(*(torch.split(deltas[i][name].reshape(-1), PIECE) for i in order), strict=True):
-            rows = torch.stack(pieces) * scales[:, None]
-            gram += rows @ rows.T
+def cosines(deltas: Mapping[int, State], earlier: Sequence[State] = ()) -> dict[int, float]:
+    """The largest cosine of each update with another one, or an earlier one; -1 for who is alone."""
+    rows = [*deltas.values(), *earlier]
+    gram = torch.zeros(len(deltas), len(rows), dtype=torch.float64)
+    scales = torch.tensor([1 / length if (length := norm(row)) else 0.0 for row in rows])
+    for name in rows[0] if rows else ():
+        for pieces in zip(*(torch.split(row[name].reshape(-1), PIECE) for row in rows), strict=True):
+            scaled = torch.stack(pieces) * scales[:, None]
+            gram += scaled[: len(deltas)] @ scaled.T
     gram.fill_diagonal_(-1.0)
-    return {i: max(-1.0, float(gram[row].max())) for row, i in enumerate(order)}
+    return {index: float(row.max()) for index, row in zip(deltas, gram, strict=True)}
 
 
 def _others(submissions: Sequence[Submission]) -> dict[int, State]:

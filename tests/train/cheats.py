@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -55,6 +55,13 @@ class Scene:
     round: int
     before: list[State]
     """The updates of the round before, by shard."""
+    done: list[tuple[State, list[Snapshot]]] = field(default_factory=list)
+    """This round as it should be, by shard: update and snapshots."""
+
+    @property
+    def length(self) -> float:
+        """An honest update's norm."""
+        return norm(self.done[0][0])
 
 
 def scene(recipe: Recipe, dataset: data.Tensors, rounds: int) -> Scene:
@@ -65,12 +72,14 @@ def scene(recipe: Recipe, dataset: data.Tensors, rounds: int) -> Scene:
         done = [trainer.train(theta, shard, round, i) for i, shard in enumerate(shards)]
         updates = [update.delta for update in done]
         theta, momenta = outer.step(recipe.outer, theta, momenta, [(update.samples, update.delta) for update in done])
-    return Scene(recipe, trainer, shards, held_out, theta, rounds, updates)
+    found = Scene(recipe, trainer, shards, held_out, theta, rounds, updates)
+    found.done = [worked(found, i) for i in range(len(shards))]
+    return found
 
 
-def worked(of: Scene, index: int, *, shard: Shard | None = None, steps: int = 0) -> tuple[State, list[Snapshot]]:
+def worked(of: Scene, index: int, shard: Shard | None = None) -> tuple[State, list[Snapshot]]:
     """Training as it is asked for: the update, and a snapshot after each segment."""
-    shard, steps = shard or of.shards[index], steps or of.recipe.steps
+    shard, steps = shard or of.shards[index], of.recipe.steps
     now, snapshots = of.trainer.beginning(of.theta), []
     while now.step < steps:
         many = min(of.recipe.audit.segment, steps - now.step)
@@ -115,9 +124,10 @@ def _sum(a: State, b: State) -> State:
 
 def _part(share: int, *, rescaled: bool = False) -> Callable[[Scene], Delivery]:
     def cheat(of: Scene) -> Delivery:
-        delta, done = worked(of, CHEATER, steps=of.recipe.steps // share)
+        done = of.done[CHEATER][1][: segments.count(of.recipe, of.recipe.steps) // share]
+        delta = {name: done[-1].theta[name] - tensor for name, tensor in of.theta.items()}
         if rescaled:
-            delta = _scaled(delta, norm(worked(of, 0)[0]) / norm(delta))
+            delta = _scaled(delta, of.length / norm(delta))
         return deliver(of, CHEATER, delta, made_up(of, delta, done))
 
     return cheat
@@ -132,7 +142,7 @@ def _of(make: Callable[[Scene], State]) -> Callable[[Scene], Delivery]:
 
 
 def _wrong_shard(of: Scene) -> Delivery:
-    return deliver(of, CHEATER, *worked(of, CHEATER, shard=of.shards[0]))
+    return deliver(of, CHEATER, *worked(of, CHEATER, of.shards[0]))
 
 
 def _garbage(of: Scene) -> Delivery:
@@ -141,7 +151,7 @@ def _garbage(of: Scene) -> Delivery:
     for i, (name, tensor) in enumerate(of.shards[CHEATER].tensors.items()):
         generator = torch.Generator().manual_seed(i)
         shuffled[name] = tensor[torch.randperm(len(tensor), generator=generator)]
-    return deliver(of, CHEATER, *worked(of, CHEATER, shard=Shard(shuffled)))
+    return deliver(of, CHEATER, *worked(of, CHEATER, Shard(shuffled)))
 
 
 def _half_of_every_batch(of: Scene) -> Delivery:
@@ -153,15 +163,15 @@ def _half_of_every_batch(of: Scene) -> Delivery:
 ATTACKS: dict[str, Callable[[Scene], Delivery]] = {
     "zero": _of(lambda of: _scaled(of.theta, 0.0)),
     "replay": _of(lambda of: of.before[CHEATER]),
-    "noise": _of(lambda of: _noise(of, norm(worked(of, 0)[0]))),
+    "noise": _of(lambda of: _noise(of, of.length)),
     "quarter": _part(4),
     "quarter rescaled": _part(4, rescaled=True),
     "half": _part(2),
-    "copy": _of(lambda of: worked(of, 1)[0]),
-    "copy and noise": _of(lambda of: _sum(worked(of, 1)[0], _noise(of, 0.05 * norm(worked(of, 1)[0])))),
+    "copy": _of(lambda of: of.done[1][0]),
+    "copy and noise": _of(lambda of: _sum(of.done[1][0], _noise(of, 0.05 * of.length))),
     "wrong shard": _wrong_shard,
     "garbage": _garbage,
-    "sign": _of(lambda of: _scaled(worked(of, CHEATER)[0], -1.0)),
-    "times ten": _of(lambda of: _scaled(worked(of, CHEATER)[0], 10.0)),
+    "sign": _of(lambda of: _scaled(of.done[CHEATER][0], -1.0)),
+    "times ten": _of(lambda of: _scaled(of.done[CHEATER][0], 10.0)),
     "half of every batch": _half_of_every_batch,
 }

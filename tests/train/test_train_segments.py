@@ -1,0 +1,206 @@
+"""Commitments to a round, the draw of what is computed again, and what its provider may and may not show."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nodewire.errors import BadHash, BadInput, BadUpdate, TooLarge, Withheld
+from nodewire.protocol import merkle
+from nodewire.train import compress, data, segments, state
+from nodewire.train.families import initial
+from nodewire.train.inner import Snapshot, Trainer
+from nodewire.train.segments import Claim
+from tests.train.recipes import made, recipe
+
+torch.set_num_threads(1)
+SEED = hashlib.sha256(b"closed").digest()
+
+
+class Round:
+    """One honest round of the small classifier: 10 steps in segments of 4."""
+
+    def __init__(self, **compression):
+        self.recipe = recipe("mlp", compression=compression)
+        self.shard = data.split(made(self.recipe)[0], 2, self.recipe).shards[0]
+        self.trainer, self.theta = Trainer(self.recipe), initial(self.recipe)
+        self.snapshots, now = [], self.trainer.beginning(self.theta)
+        for steps in (4, 4, 2):
+            now = self.trainer.segment(now, self.shard, 3, 0, steps)
+            self.snapshots.append(now)
+        self.delta = {name: now.theta[name] - tensor for name, tensor in self.theta.items()}
+        self.packed, _ = compress.pack(self.delta, self.recipe.compression)
+        self.claim = self.claimed(self.snapshots)
+        self.asked = []
+
+    def claimed(self, snapshots):
+        states = tuple(snapshot.digest() for snapshot in snapshots)
+        return Claim("aa" * 32, "bb" * 32, 3, 0, states, hashlib.sha256(self.packed).digest())
+
+    def reveal(self, i):
+        self.asked.append(i)
+        return segments.show(self.snapshots[i])
+
+    def off(self, segment, claim=None, reveal=None, packed=None):
+        return segments.recomputed(
+            self.trainer,
+            claim or self.claim,
+            self.theta,
+            self.shard,
+            10,
+            segment,
+            reveal or self.reveal,
+            packed or self.packed,
+        )
+
+
+@pytest.fixture(scope="module")
+def done():
+    return Round()
+
+
+def test_a_claim_is_what_inner_training_reports(done):
+    update = done.trainer.train(done.theta, done.shard, 3, 0)
+    assert done.claim.states == update.states
+    done.claim.check(done.claim.root(), done.recipe, 10, done.packed)
+
+
+@pytest.mark.parametrize("change", [{"author": "cc" * 32}, {"request": "cc" * 32}, {"round": 4}, {"index": 1}])
+def test_a_root_is_of_one_author_request_round_and_shard(done, change):
+    with pytest.raises(BadHash, match="root"):
+        replace(done.claim, **change).check(done.claim.root(), done.recipe, 10, done.packed)
+
+
+def test_a_root_is_of_all_states_and_the_update(done):
+    swapped = replace(done.claim, states=(*done.claim.states[1:], done.claim.states[0]))
+    other = replace(done.claim, update=bytes(32))
+    for claim in (swapped, other):
+        with pytest.raises(BadHash, match="root"):
+            claim.check(done.claim.root(), done.recipe, 10, done.packed)
+
+
+def test_more_or_fewer_states_than_segments_are_refused(done):
+    for states in (done.claim.states[:2], (*done.claim.states, bytes(32)), ()):
+        claim = replace(done.claim, states=states)
+        with pytest.raises(BadUpdate, match="states"):
+            claim.check(claim.root(), done.recipe, 10, done.packed)
+
+
+def test_one_state_can_be_proved_without_the_others(done):
+    tree = merkle.root([merkle.leaf(data) for data in (*done.claim.states, done.claim.update)])
+    assert segments.root("aa" * 32, "bb" * 32, 3, 0, tree) == done.claim.root()
+    merkle.verify(tree, merkle.leaf(done.claim.states[1]), 1, 4, done.claim.proof(1))
+    merkle.verify(tree, merkle.leaf(done.claim.update), 3, 4, done.claim.proof(3))
+
+
+def test_the_draw_is_ascending_within_the_round_and_differs_with_root_and_seed():
+    root = bytes(32)
+    drawn = segments.drawn(SEED, root, 34, 0.15)
+    assert len(drawn) == 5 and sorted(set(drawn)) == list(drawn) and max(drawn) < 34
+    assert drawn == segments.drawn(SEED, root, 34, 0.15)
+    assert drawn != segments.drawn(SEED, b"\1" * 32, 34, 0.15) != segments.drawn(b"\1" * 32, root, 34, 0.15)
+
+
+@pytest.mark.parametrize(
+    ("count", "fraction", "least", "drawn"),
+    [(1, 0.0, 1, 1), (3, 0.1, 1, 1), (3, 0.1, 9, 3), (20, 1.0, 1, 20), (34, 0.15, 0, 5)],
+)
+def test_a_share_is_drawn_and_never_none(count, fraction, least, drawn):
+    assert len(segments.drawn(SEED, bytes(32), count, fraction, least)) == drawn
+
+
+def test_every_segment_is_drawn_as_often_as_any_other():
+    hits = [0] * 10
+    for i in range(2_000):
+        for segment in segments.drawn(hashlib.sha256(i.to_bytes(4, "big")).digest(), bytes(32), 10, 0.2):
+            hits[segment] += 1
+    assert all(330 < hit < 470 for hit in hits)
+
+
+def test_who_has_the_same_profile_shows_one_snapshot_and_none_for_the_first_segment(done):
+    done.asked.clear()
+    assert [done.off(segment) for segment in range(3)] == [0.0, 0.0, 0.0]
+    assert done.asked == [0, 1]
+
+
+def test_a_snapshot_other_than_the_one_committed_to_is_refused(done):
+    with pytest.raises(BadHash, match="snapshot"):
+        done.off(2, reveal=lambda i: segments.show(done.snapshots[0]))
+
+
+def test_a_snapshot_that_is_not_shown_is_withheld(done):
+    with pytest.raises(Withheld):
+        done.off(1, reveal=lambda i: None)
+
+
+def test_a_segment_that_is_none_is_refused(done):
+    for segment in (-1, 3):
+        with pytest.raises(BadInput, match="segment"):
+            done.off(segment)
+
+
+def _nan(snapshot):
+    theta = {name: tensor.clone() for name, tensor in snapshot.theta.items()}
+    next(iter(theta.values())).view(-1)[0] = float("nan")
+    return replace(snapshot, theta=theta)
+
+
+def test_snapshots_of_no_numbers_are_refused_though_committed_to(done):
+    bad = [_nan(done.snapshots[0]), *done.snapshots[1:]]
+    with pytest.raises(BadUpdate, match="finite"):
+        done.off(1, claim=done.claimed(bad), reveal=lambda i: segments.show(bad[i]))
+
+
+def test_snapshots_of_another_model_are_refused_before_they_are_hashed(done):
+    theta = done.snapshots[0].theta
+    for tensors in ({"x": torch.zeros(3)}, {**theta, "more": torch.zeros(1)}, dict(list(theta.items())[:1])):
+        with pytest.raises(BadUpdate):
+            done.off(1, reveal=lambda i, tensors=tensors: state.pack(tensors))
+    for raw in (b"", b"\xff" * 8, b"\xff" * 100):
+        with pytest.raises((BadUpdate, TooLarge)):
+            done.off(1, reveal=lambda i, raw=raw: raw)
+
+
+def test_theta_and_moments_that_are_off_are_off_by_their_share(done):
+    """Half the segment's way, and momentum doubled, each while the other is right."""
+    start, end = done.snapshots[0], done.snapshots[1]
+    short = replace(end, theta={name: (tensor + start.theta[name]) / 2 for name, tensor in end.theta.items()})
+    assert segments.apart(start, end, short) == pytest.approx(0.5, rel=1e-4)
+    fast = replace(end, moments={name: 2 * moment for name, moment in end.moments.items()})
+    assert segments.apart(start, end, fast) == pytest.approx(1.0)
+    for claimed in (short, fast):
+        snapshots = [start, claimed, done.snapshots[2]]
+        claim = done.claimed(snapshots)
+        assert done.off(1, claim=claim, reveal=lambda i, s=snapshots: segments.show(s[i])) > 0.49
+
+
+def test_where_nothing_moves_nothing_may_be_off():
+    still = Snapshot(1, {"x": torch.zeros(2)}, {})
+    moved = Snapshot(1, {"x": torch.ones(2)}, {})
+    assert segments.apart(still, still, still) == 0.0
+    assert segments.apart(still, still, moved) == float("inf")
+
+
+@pytest.mark.parametrize("method", ["f32", "int8", "int4", "topk"])
+def test_the_packing_is_checked_with_the_last_segment(method):
+    done = Round(method=method)
+    assert done.off(2) == 0.0
+    done.packed, _ = compress.pack({n: 1.5 * t for n, t in done.delta.items()}, done.recipe.compression)
+    assert done.off(2, claim=done.claimed(done.snapshots)) == pytest.approx(0.5, rel=0.01)
+    assert done.off(1, claim=done.claimed(done.snapshots)) == 0.0
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 34])
+def test_the_first_other_state_is_found_by_halving(count):
+    for first in range(count):
+        asked = []
+
+        def agrees(i, first=first, asked=asked):
+            asked.append(i)
+            return i < first
+
+        assert segments.first_other([bytes(32)] * count, agrees) == first
+        assert len(asked) <= 6
