@@ -41,8 +41,8 @@ from nodewire.train.sums import distance, norm
 
 PIECE_BYTES = 1 << 20
 MAX_SESSIONS = 4
-DOUBTED = ("norm: out", "gain:", "own:")
-"""Rejections that an honest result may meet where a model has learnt what its shard has to teach: they are audited."""
+DOUBTED = ("norm: out",)
+"""Rejections that an honest result may meet, where rounds get shorter as a model converges: they are audited."""
 _HEADER_BYTES = 1 << 20
 """More than the header of any model's safetensors has."""
 _MOST_MICRO = 2**53 - 1

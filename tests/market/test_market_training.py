@@ -55,7 +55,7 @@ class TrainingMarket(RunningMarket):
             "patience_s": 20,
             "pow_bits": 4,
         }
-        train = {"msat_per_pflop": 1, "least_msat": LEAST_MSAT, "deposit_ppm": DEPOSIT_PPM, **changes}
+        train = {"msat_per_pflop": 1, "least_msat": LEAST_MSAT, "deposit_ppm": DEPOSIT_PPM, "gflops": 10, **changes}
         worker = '[worker]\nmemory = "300MB"'
         self._write(name, [*_toml(role), *self._wallet(), worker, "[train]", *_toml(train)])
 
@@ -199,3 +199,22 @@ def test_a_provider_that_died_goes_on_with_its_shard(trainers):
     assert trainers.weights("hugo") == state.pack(expected)
     earned = {name: msat - before[name] for name, msat in balances_msat(trainers, "ada", "bea").items()}
     assert sum(earned.values()) in (8 * LEAST_MSAT, 8 * LEAST_MSAT + LEAST_MSAT // 4 + 1)
+
+
+def test_who_dies_for_good_is_replaced_and_loses_what_it_had_not_earned(trainers):
+    """cyd is dearer than ada and bea, so nobody asks it as long as they are there."""
+    trainers.start_trainer("cyd", least_msat=2 * LEAST_MSAT)
+    expected, _ = bare.run(Recipe.from_toml(LONG), dataset(), 2)
+    before = balances_msat(trainers, "ada", "bea", "cyd")
+    process = trainers.training("ines", LONG)
+    until(process, "round 2 of 4: asked")
+    trainers.processes["ada"].kill()
+    trainers.processes["ada"].wait()
+    said, errors = process.communicate(timeout=110)
+    assert process.returncode == 0, said + errors
+    assert "lost" in errors
+    assert trainers.weights("ines") == state.pack(expected)
+    earned = {name: msat - before[name] for name, msat in balances_msat(trainers, "ada", "bea", "cyd").items()}
+    assert earned["bea"] == 4 * LEAST_MSAT
+    assert earned["cyd"] == 3 * 2 * LEAST_MSAT
+    assert earned["ada"] == LEAST_MSAT
