@@ -15,7 +15,7 @@ ARGS ?=
 
 say = @printf '\033[1;36m»\033[0m %s\n'
 
-.PHONY: help install demo test lint bench chaos byzantine honest clean
+.PHONY: help install demo test lint bench chaos byzantine honest soak clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ byzantine: $(VENV)/.installed ## jobs with a cheater among the providers (ARGS="
 
 honest: $(VENV)/.installed ## honest results of unlike machines compared, and what cheats look like (ARGS="--quick")
 	@$(VENV)/bin/python -m bench.honest $(ARGS)
+
+soak: $(VENV)/.installed ## what grows while a market works, ten minutes of jobs (ARGS="--seconds 90")
+	@$(VENV)/bin/python -m bench.soak $(ARGS)
 
 clean: ## remove everything that was built, .venv too
 	rm -rf $(VENV) .demo build *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -94,12 +94,13 @@ class Market:
         bond_sats: int = 0,
         slots: int = 4,
         epoch_s: float = EPOCH_S,
+        program: Sequence[str] = NODEWIRE,
     ) -> None:
         """`providers` may be 0: who serves is then added later.
         `dishonest`: by a provider's number, the command to start it with instead of `nodewire`'s own.
         `committee`: further options of `committee create`. `provider_lines`: further lines of a provider's file.
         `bond_sats`: what each provider locks with the simulated network as the holder; 0: there are no bonds.
-        `slots`: sessions that every piece has room for."""
+        `slots`: sessions that every piece has room for. `program`: what daemons are started with."""
         self.folder = folder
         self.relay = self.blossom = self.simnet = self.committee = ""
         self.models: dict[str, dict[str, Any]] = {}
@@ -110,9 +111,10 @@ class Market:
         self._committee_options = tuple(committee)
         self._provider_lines = provider_lines
         self._worker_memory = worker_memory
-        self._bond_sats, self._slots = bond_sats, slots
+        self._bond_sats, self._slots, self._program = bond_sats, slots, tuple(program)
         self.epoch_s = epoch_s
-        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self.processes: dict[str, asyncio.subprocess.Process] = {}
+        """Every daemon's, by its name."""
         self._stack = AsyncExitStack()
         self._watch: Any = None
 
@@ -166,7 +168,7 @@ class Market:
         for number, tasks in enumerate(self._spread()):
             # A cheater wants jobs: it says that it is quick, and assign/1 prefers it.
             us = 100 if number in self._dishonest else 1_000
-            await self.add_provider(tasks, command=self._dishonest.get(number, NODEWIRE), us_per_position=us)
+            await self.add_provider(tasks, command=self._dishonest.get(number, self._program), us_per_position=us)
         await asyncio.gather(*starting, *(self.start_provider(name) for name in self.providers))
         await self._stack.enter_async_context(self._watching())
         await self.healthy(timeout_s=60)
@@ -176,9 +178,9 @@ class Market:
         with suppress(Exception):
             await self._stack.aclose()
         for number in (signal.SIGCONT, signal.SIGTERM):
-            for process in self._processes.values():
+            for process in self.processes.values():
                 _signal_group(process, number)
-        await asyncio.gather(*(_ended(process) for process in self._processes.values()))
+        await asyncio.gather(*(_ended(process) for process in self.processes.values()))
 
     # Processes.
 
@@ -186,15 +188,15 @@ class Market:
         self,
         name: str,
         *command: str,
-        program: Sequence[str] = NODEWIRE,
+        program: Sequence[str] = (),
     ) -> dict[str, Any]:
         """Start `nodewire COMMAND --json` and return the line by which it says that it is ready. Its log: NAME.log."""
         with (self.folder / f"{name}.log").open("ab") as log:
             process = await asyncio.create_subprocess_exec(
-                *program, *command, "--json",
+                *(program or self._program), *command, "--json",
                 stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True, cwd=ROOT,
             )  # fmt: skip
-        self._processes[name] = process
+        self.processes[name] = process
         assert process.stdout is not None
         try:
             line = await asyncio.wait_for(process.stdout.readline(), READY_S)
@@ -230,7 +232,7 @@ class Market:
             name, "provider", "--config", str(provider.config),
             program=provider.command,
         )  # fmt: skip
-        provider.process, provider.public = self._processes[name], ready["public"]
+        provider.process, provider.public = self.processes[name], ready["public"]
         return provider
 
     async def kill_provider(self, name: str) -> None:

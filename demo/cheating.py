@@ -7,10 +7,12 @@ import json
 import re
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 from market import NODEWIRE, PROVIDERS, Broken, Market, provider_config
 from records import certified, held
+from rich.markup import escape
 from screen import note, out, sats
 
 TOKENS = 24
@@ -143,38 +145,66 @@ def off_percent(folder: Path, keys: list[str]) -> float | None:
     return max(found, default=None)
 
 
+OUTCOMES = {
+    "pass": "computed again and found right",
+    "fail": "computed again and found wrong",
+    "withheld": "not shown by who must keep it",
+    "unsure": "that nobody could judge",
+    "none": "without a verdict",
+}
+
+
 def tell(cheater: Cheater, done: dict, came: dict, oracles: dict[str, str], customer: str, names: dict) -> None:
     """The story, in a few lines. `oracles`: their names by public key."""
-    shown = [" ".join(text.split())[:56] for text in (done["first_text"], done["text"])]
-    out.print(f"  the customer first read   [red]{shown[0]!r}[/]", soft_wrap=True)
-    apart = "" if came["off_percent"] is None else f", [bold]{came['off_percent']:.0f} %[/] off in its sketch"
-    out.print(
-        f"  the beacon drew {len(done['verdicts'])} pieces of work, which others computed again; what {cheater.name}"
-        f" committed to for {cheater.task} is another result{apart}",
-        soft_wrap=True,
-    )
-    votes = f"{min(came['votes'], default=0)} of {len(oracles)} oracles"
-    verdicts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(came["verdicts"].items()))
-    out.print(
-        f"  [bold red]convicted: {', '.join(came['convicted']) or 'nobody'}[/], by {votes} ({verdicts})", soft_wrap=True
-    )
-    out.print(
-        f"  its bond of [bold]{sats(came['lost_msat'])}[/] is slashed: {shares(came, oracles, customer, names)}",
-        soft_wrap=True,
-    )
-    out.print(
-        f"  {cheater.name} was paid {sats(came['received_msat'])} and lost {sats(came['lost_msat'])}:"
-        f" [bold]cheating made {sats(came['net_msat'])}[/]",
-        soft_wrap=True,
-    )
-    out.print(f"  others made it again      [green]{shown[1]!r}[/]", soft_wrap=True)
+    for line in story(cheater, done, came, oracles, customer, names):
+        out.print(f"  {line}", soft_wrap=True)
+
+
+def story(
+    cheater: Cheater, done: dict, came: dict, oracles: dict[str, str], customer: str, names: dict
+) -> Iterator[str]:
+    """What the records say that happened, in rich's markup: nothing is told that they do not have."""
+    first, last = (escape(repr(" ".join(text.split())[:56])) for text in (done["first_text"], done["text"]))
+    repaired = bool(done["repaired"])
+    yield f"the customer first read   [red]{first}[/]" if repaired else f"the customer read         {first}"
+    drawn = sum(came["verdicts"].values())
+    told = [f"{count} {OUTCOMES[outcome]}" for outcome in OUTCOMES if (count := came["verdicts"].get(outcome))]
+    yield f"the beacon drew {drawn} pieces of work: {', '.join(told) or 'none'}"
+    hers = Counter(one["outcome"] or "none" for one in done["verdicts"] if one["provider"] == cheater.public)
+    if hers["fail"]:
+        apart = "" if came["off_percent"] is None else f", [bold]{came['off_percent']:.0f} %[/] off in its sketch"
+        yield f"what {cheater.name} committed to for {cheater.task} is another result{apart}"
+    elif hers:
+        told = [f"{count} {OUTCOMES[outcome]}" for outcome in OUTCOMES if (count := hers[outcome])]
+        yield f"of {cheater.name}'s work for {cheater.task}: {', '.join(told)}"
+    else:
+        yield f"nothing was drawn of what {cheater.name} did"
+    if came["convicted"]:
+        votes = f", by at least {min(came['votes'])} of {len(oracles)} oracles" if came["votes"] else ""
+        yield f"[bold red]convicted: {', '.join(came['convicted'])}[/]{votes}"
+    else:
+        yield "[bold]nobody was convicted[/]"
+    if came["lost_msat"]:
+        is_slashed = cheater.name in came["convicted"]
+        done_to = "is slashed" if is_slashed else "was not slashed, and pays"
+        amount = f"its bond of [bold]{sats(came['lost_msat'])}[/]" if is_slashed else "its bond"
+        yield f"{amount} {done_to}: {shares(came, oracles, customer, names)}"
+    else:
+        yield f"its bond is untouched: {cheater.name} lost nothing"
+    net = f"[bold]cheating made {sats(came['net_msat'])}[/]"
+    yield f"{cheater.name} was paid {sats(came['received_msat'])} and lost {sats(came['lost_msat'])}: {net}"
+    if repaired:
+        yield f"others made it again      [green]{last}[/]"
+    else:
+        yield "nothing was made again: no verdict asked for it"
 
 
 def shares(came: dict, oracles: dict[str, str], customer: str, names: dict) -> str:
-    """To whom a slashed bond went, by kinds of payees, for people."""
+    """To whom went what a bond lost, by kinds of payees, for people."""
     kinds: Counter[str] = Counter()
     for payee, msat in came["payouts"].items():
         who = "the customer" if payee == customer else "oracles" if payee in oracles else names.get(payee, payee[:8])
         kinds[who] += msat
     parts = [f"{sats(msat)} to {who}" for who, msat in kinds.items()]
-    return ", ".join([*parts, f"the other {sats(came['lost_msat'] - sum(kinds.values()))} burnt"])
+    rest_msat = came["lost_msat"] - sum(kinds.values())
+    return ", ".join([*parts, *([f"{sats(rest_msat)} burnt"] if rest_msat else [])])

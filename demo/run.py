@@ -289,7 +289,7 @@ async def trade(market: Market, options: argparse.Namespace) -> int:
         "its bond was slashed, nobody else's": [one["provider"] for one in came["slashed"]] == [cheater.name],
         "it lost more than it earned": report["cheater_net_msat"] < 0,
         "it is listed no more": left,
-        "what it spoilt was made again, to the same tokens": report["tokens_identical_after_repair"],
+        "what the customer has in the end are the same tokens": report["tokens_identical_after_repair"],
         "every job's plan re-derives from public records": report["audited_ok"],
     }
     for text, ok in checks.items():

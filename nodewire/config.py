@@ -46,6 +46,8 @@ def parse_msat(text: str) -> int:
         number, unit = number[:-4], 1
     elif number.endswith("sat"):
         number = number[:-3]
+    elif re.fullmatch(r"\d+(\.\d+)?", number):
+        raise BadInput("amount", f"{number} of what? Add a unit: {number}sat, or {number}msat for thousandths")
     try:
         value = Decimal(number) * unit
     except ArithmeticError as error:
@@ -236,11 +238,31 @@ class OracleConfig(File):
     worker: WorkerConfig | None = None
     bonds: BondsConfig | None = None
 
+    @property
+    def key(self) -> Path:
+        return self.seat / "key"
 
-def load_role(path: Path) -> CustomerConfig | ProviderConfig:
-    """A provider's configuration if the file says what it sells, else a customer's. Raises BadConfig."""
-    sells = {"serve", "train"} & _parsed(path, _text(path)).keys()
-    return ProviderConfig.load(path) if sells else CustomerConfig.load(path)
+    @property
+    def blobs(self) -> Path:
+        return self.state / "blobs"
+
+    @property
+    def wallet(self) -> WalletConfig | None:
+        """Its account at the bonds' holder, if it has one."""
+        if self.bonds is None or self.bonds.token_file is None:
+            return None
+        return WalletConfig(kind=self.bonds.kind, url=self.bonds.url, token_file=self.bonds.token_file)
+
+
+AnyRole = CustomerConfig | ProviderConfig | OracleConfig
+
+
+def load_role(path: Path) -> AnyRole:
+    """What the file says that it is: an oracle's has a seat, a provider's what it sells. Raises BadConfig."""
+    data = _parsed(path, _text(path))
+    if "seat" in data:
+        return OracleConfig.load(path)
+    return ProviderConfig.load(path) if {"serve", "train"} & data.keys() else CustomerConfig.load(path)
 
 
 def _text(path: Path) -> str:

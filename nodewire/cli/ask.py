@@ -6,7 +6,7 @@ import asyncio
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +17,7 @@ import uvloop
 from nodewire.cli.output import CUSTOMERS, Json, console, one_line, print_json
 from nodewire.cli.roles import check_model, load_customer, naming
 from nodewire.config import CustomerConfig, parse_msat
-from nodewire.errors import BadConfig, BadInput
+from nodewire.errors import BadConfig, BadInput, NodewireError
 
 if TYPE_CHECKING:
     from nodewire.cli.shown import Watched
@@ -51,7 +51,11 @@ def generate(
 ) -> None:
     """Continue a text on strangers' machines, streaming."""
     _can_write(report)
+    if local is not None:
+        _only_here(config=config, model=model, budget=budget, verify=verify, wait=wait)
     text = sys.stdin.read() if prompt == "-" else prompt
+    if not text:
+        raise BadInput("prompt", "is empty; nothing was bought")
     params: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     if stop:
         params["stop"] = stop
@@ -59,10 +63,10 @@ def generate(
         done = _generate_here(local, text, params, threads=threads, stream=not json)
     else:
         config, customer = _needs(config, model)
-        verify = verify or wait
-        done = uvloop.run(_generate(customer, model, text, params, budget, verify=verify, wait=wait, show=not json))
+        verify, most_msat = verify or wait, _budget(budget)
+        done = uvloop.run(_generate(customer, model, text, params, most_msat, verify=verify, wait=wait, show=not json))
         if not json:
-            _show_bill(done, config, streamed=True)
+            _show_bill(done, config, streamed=True, sampled=verify)
     if report is not None:
         report.write_bytes(orjson.dumps(done, option=orjson.OPT_INDENT_2))
     if json:
@@ -82,13 +86,17 @@ def embed(
 ) -> None:
     """Turn sentences into vectors on strangers' machines."""
     _can_write(report)
+    if local is not None:
+        _only_here(config=config, model=model, budget=budget, verify=verify, wait=wait)
     lines = [line for line in sys.stdin.read().splitlines() if line.strip()] if texts == ["-"] else texts
+    if not lines or not all(line.strip() for line in lines):
+        raise BadInput("texts", "there is none, or an empty one; nothing was bought")
     if local is not None:
         done = _embed_here(local, lines)
     else:
         config, customer = _needs(config, model)
-        verify = verify or wait
-        done = uvloop.run(_embed(customer, model, lines, budget, verify=verify, wait=wait, show=not json))
+        verify, most_msat = verify or wait, _budget(budget)
+        done = uvloop.run(_embed(customer, model, lines, most_msat, verify=verify, wait=wait, show=not json))
     vectors = done["vectors"]
     if report is not None:
         report.write_bytes(orjson.dumps({k: v for k, v in done.items() if k != "vectors"}, option=orjson.OPT_INDENT_2))
@@ -100,7 +108,7 @@ def embed(
             f"[bold]{one_line(line[:60])}[/]  {', '.join(f'{x:+.4f}' for x in vector[:6])} … {len(vector)} numbers"
         )
     if config is not None and local is None:
-        _show_bill(done, config, streamed=False)
+        _show_bill(done, config, streamed=False, sampled=verify)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -113,7 +121,7 @@ async def _generate(
     model: str,
     prompt: str,
     params: dict[str, Any],
-    budget: str,
+    most_msat: int | None,
     *,
     verify: bool,
     wait: bool,
@@ -124,45 +132,53 @@ async def _generate(
     async with _buying(config, show=show) as customer:
         text = GrowingText(prompt)
         try:
-            terms = _terms(customer, budget, verify=verify)
-            async for piece in customer.generate(model, prompt, terms=terms, wait=wait, **params):
-                await customer.planned(show=show)
-                if show:
-                    text.add(piece.text)
+            terms = _terms(customer, most_msat, verify=verify)
+            async with aclosing(customer.generate(model, prompt, terms=terms, wait=wait, **params)) as pieces:
+                async for piece in pieces:
+                    if show:
+                        text.add(piece.text)
         finally:
             text.end()
         return {**customer.last, "names": customer.names}
 
 
 async def _embed(
-    config: CustomerConfig, model: str, texts: list[str], budget: str, *, verify: bool, wait: bool, show: bool
+    config: CustomerConfig, model: str, texts: list[str], most_msat: int | None, *, verify: bool, wait: bool, show: bool
 ) -> dict[str, Any]:
     async with _buying(config, show=show) as customer:
-        vectors = await customer.embed(model, texts, terms=_terms(customer, budget, verify=verify), wait=wait)
-        await customer.planned(show=show)
+        vectors = await customer.embed(model, texts, terms=_terms(customer, most_msat, verify=verify), wait=wait)
         return {**customer.last, "names": customer.names, "vectors": vectors.tolist()}
 
 
 @asynccontextmanager
 async def _buying(config: CustomerConfig, *, show: bool) -> AsyncIterator[Watched]:
-    """A customer; whoever interrupts it is told what that came to."""
-    from nodewire.cli.shown import Watched, show_stopped
+    """A customer; whoever interrupts it, or meets an error, is told what it came to until then."""
+    from nodewire.cli.shown import Watched, show_so_far
 
     with naming(config.relays):
-        async with Watched(config) as customer:
+        async with Watched(config, show=show) as customer:
             try:
                 yield customer
             except asyncio.CancelledError:
-                stopped = customer.stopped()
+                paid = await customer.so_far()
                 if show:
-                    show_stopped(stopped)
+                    show_so_far("stopped", paid)
                 else:
-                    print_json(stopped)
+                    print_json({"stopped": True, **paid})
+                raise
+            except NodewireError:
+                if show and (paid := await customer.so_far())["spent_msat"]:
+                    show_so_far("broken off", paid)
                 raise
 
 
-def _terms(customer: Any, budget: str, *, verify: bool) -> Any:
-    changed = {"max_total_msat": parse_msat(budget)} if budget else {}
+def _budget(text: str) -> int | None:
+    """In msat; None where the configuration's counts. Raises BadInput."""
+    return parse_msat(text) if text else None
+
+
+def _terms(customer: Any, most_msat: int | None, *, verify: bool) -> Any:
+    changed = {"max_total_msat": most_msat} if most_msat is not None else {}
     return customer.terms.model_copy(update={**changed, **({"verify": "sampled"} if verify else {})})
 
 
@@ -206,16 +222,22 @@ def _folder(folder: Path) -> Path:
     return folder
 
 
+def _only_here(**market: object) -> None:
+    """Raises BadInput: a run without a market is given what only a market has."""
+    if asked := [f"--{name}" for name, value in market.items() if value]:
+        raise BadInput(asked[0], f"--local runs the model here, without any market: leave out {' and '.join(asked)}")
+
+
 def _can_write(report: Path | None) -> None:
     """Known before anything is paid."""
     if report is not None and not report.resolve().parent.is_dir():
         raise BadInput("--report", f"the folder {report.parent} does not exist")
 
 
-def _show_bill(done: Mapping[str, Any], config: Path, *, streamed: bool) -> None:
+def _show_bill(done: Mapping[str, Any], config: Path, *, streamed: bool, sampled: bool) -> None:
     from nodewire.cli.shown import show_bill
 
-    show_bill(done, config, streamed=streamed)
+    show_bill(done, config, streamed=streamed, sampled=sampled)
 
 
 def _needs(config: Path | None, model: str) -> tuple[Path, CustomerConfig]:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nodewire.cli.output import CUSTOMERS, Json, console, one_line, print_json
-from nodewire.cli.roles import event_id, naming
-from nodewire.config import CustomerConfig, ProviderConfig, load_role
+from nodewire.cli.roles import enter_market, event_id, naming
+from nodewire.config import AnyRole, OracleConfig, load_role
 from nodewire.errors import BadConfig, NodewireError, NotFound
 
 if TYPE_CHECKING:
@@ -50,10 +50,12 @@ def audit(
         for line in found["lines"]:
             mark = {"ok": "[green]✓", "missing": "[yellow]–", "wrong": "[red]✗"}[line["state"]]
             said = ": ".join(one_line(line[name]) for name in ("what", "reason") if line[name])
-            console.print(f"{mark}[/] [bold]{line['step']}[/] {said}")
-        missing = sum(line["state"] == "missing" for line in found["lines"])
+            console.print(f"{mark}[/] [bold]{line['step']}[/] {said}", soft_wrap=True)
         verdict = "[bold green]nothing contradicts the public record" if found["ok"] else "[bold red]it does not hold"
-        console.print(f"{verdict}[/]" + (f"; {missing} lines cannot be shown" if missing else ""))
+        early = [line["again_s"] for line in found["lines"] if line["again_s"]]
+        missing = sum(line["state"] == "missing" for line in found["lines"]) - len(early)
+        wait = f"; {len(early)} lines are not there yet, all of them in about {max(early)} s" if early else ""
+        console.print(f"{verdict}[/]{wait}" + (f"; {missing} lines cannot be shown" if missing else ""))
     if not found["ok"]:
         sys.exit(1)
 
@@ -62,8 +64,7 @@ def add_to(app: typer.Typer) -> None:
     app.command(rich_help_panel=CUSTOMERS)(audit)
 
 
-async def _audit(role: CustomerConfig | ProviderConfig, id_: str) -> dict[str, Any]:
-    from nodewire.market import open_market
+async def _audit(role: AnyRole, id_: str) -> dict[str, Any]:
     from nodewire.nostr.nip01 import Filter
     from nodewire.plan.audit import audit as rederive
     from nodewire.protocol import beacon, certificate, job
@@ -71,7 +72,7 @@ async def _audit(role: CustomerConfig | ProviderConfig, id_: str) -> dict[str, A
 
     checks: dict[str, str] = {}
     async with AsyncExitStack() as stack:
-        _, pool, market = await open_market(stack, role)
+        _, pool, market = await enter_market(stack, role)
         events = await pool.fetch([Filter(ids=frozenset({id_}))], timeout_s=10.0)
         if not events:
             raise NotFound("event", f"no relay has {id_}")
@@ -118,7 +119,7 @@ async def _audit(role: CustomerConfig | ProviderConfig, id_: str) -> dict[str, A
 
 async def _trail(
     stack: AsyncExitStack,
-    role: CustomerConfig | ProviderConfig,
+    role: AnyRole,
     request: Request,
     manifest: Manifest,
     market: Market,
@@ -132,19 +133,25 @@ async def _trail(
     found = await record.read(request, manifest, market, pool)
     lines = list(work.lines(found))
     lines += (await judged.lines(found, market, _holder(stack, role)))[0]
-    lines += money.lines(found, NETWORKS[role.wallet.kind])
-    if role.ledger.exists() and Keys.from_file(role.key).public == request.customer:
+    lines += money.lines(found, NETWORKS[role.wallet.kind if role.wallet is not None else "sim"])
+    if (
+        not isinstance(role, OracleConfig)
+        and role.ledger.exists()
+        and Keys.from_file(role.key).public == request.customer
+    ):
         ledger = Ledger(role.ledger)
         stack.callback(ledger.close)
         lines += money.ledger(found, ledger.debts_of(request.id))
     return lines
 
 
-def _holder(stack: AsyncExitStack, role: CustomerConfig | ProviderConfig) -> SimBondHolder | None:
+def _holder(stack: AsyncExitStack, role: AnyRole) -> SimBondHolder | None:
     """The bonds' holder that the role's wallet reaches; None without a wallet."""
     from nodewire.pay.sim_bond_holder import SimBondHolder
     from nodewire.pay.sim_wallet import SimWallet
 
+    if role.wallet is None:
+        return None
     try:
         wallet = SimWallet.from_file(role.wallet.url, role.wallet.token_file)
     except BadConfig:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,17 +14,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nodewire.cli.output import Json, console, one_line, print_json, sats
-from nodewire.config import load_role, parse_msat
-from nodewire.errors import BadConfig, BadInput, NotFound
+from nodewire.cli.roles import enter_market, event_id, naming, wallet_of
+from nodewire.config import AnyRole, load_role, parse_msat
+from nodewire.errors import BadConfig, NotAllowed, NotFound
 from nodewire.nostr.keys import Keys, from_npub
 
 if TYPE_CHECKING:
     from nodewire.nostr.event import Event
     from nodewire.pay.bond_holder import BondHolder, HeldBond, Paid
+    from nodewire.pay.claimable import Claimable
 
 app = typer.Typer(help="Bonds: what a provider stakes, and what verdicts pay out.", no_args_is_help=True)
 Config = Annotated[Path, typer.Option("--config", "-c", help="The role's TOML file.")]
 _FETCH_S = 10.0
+_IDS = "`nodewire bond claim` without one lists what can be claimed, `nodewire audit` shows a job's"
 
 
 @app.command()
@@ -34,13 +37,17 @@ def lock(
     days: Annotated[int, typer.Option(help="At least until so many days from now.", min=1, max=1_800)] = 90,
     json: Json = False,
 ) -> None:
-    """Lock a bond out of the role's wallet, or raise the one that is there."""
+    """Lock a bond out of the role's wallet, or raise the one that is there.
+
+    A bond is never lowered: `nodewire bond release` asks for all of it back.
+    """
     from nodewire.pay.bond_holder import ensure_bond
 
     amount_msat, until_s = parse_msat(amount), int(time.time()) + days * 86_400
 
     async def run() -> dict[str, Any]:
         async with _asking(config) as (keys, holder):
+            await _check_raised(holder, keys, amount_msat)
             statement = await ensure_bond(holder, keys, amount_msat, until_s)
             return {**asdict(await holder.bond(keys.public)), "statement": statement.as_dict()}
 
@@ -77,23 +84,32 @@ def release(config: Config, json: Json = False) -> None:
 def claim(
     config: Config,
     certificates: Annotated[
-        list[str] | None, typer.Argument(help="Ids of verdict certificates (kind 8852) on the role's relays.")
+        list[str] | None,
+        typer.Argument(help="Ids of verdict certificates (kind 8852) on the role's relays; none: list them."),
     ] = None,
     fees: Annotated[bool, typer.Option("--fees", help="An oracle's part of the committee's fees.")] = False,
     json: Json = False,
 ) -> None:
-    """Present verdicts to the holder, and pull what they owe to the role's key into its wallet."""
+    """Present verdicts to the holder, and pull what they owe to the role's key into its wallet.
+
+    Without an id: list what can be claimed.
+    """
+    role = load_role(config)
     if not certificates and not fees:
-        raise BadInput("CERTIFICATES", "name a verdict's certificate, or --fees")
+        with naming(role.relays):
+            _list(asyncio.run(_claimable(role)), config, json)
+        return
+    ids = [event_id(one, "CERTIFICATES", _IDS) for one in certificates or ()]
 
     async def run() -> list[dict[str, Any]]:
         async with _asking(config) as (keys, holder):
             done = [await _claim_fees(holder, keys)] if fees else []
-            for certificate, request in await _evidence(config, certificates or []):
+            for certificate, request in await _evidence(role, ids):
                 done.append(await _claim(holder, keys, certificate, request))
             return done
 
-    found = asyncio.run(run())
+    with naming(role.relays):
+        found = asyncio.run(run())
     if json:
         print_json({"claims": found})
         return
@@ -120,7 +136,45 @@ def _paid(paid: Paid | None) -> dict[str, Any]:
     return {"amount_msat": paid.amount_msat, "state": state, "payment_hash": paid.payment_hash}
 
 
-async def _evidence(config: Path, certificates: list[str]) -> list[tuple[Event, Event]]:
+async def _claimable(role: AnyRole) -> list[Claimable]:
+    from nodewire.pay import claimable
+
+    async with AsyncExitStack() as stack:
+        keys, pool, market = await enter_market(stack, role)
+        holder = await _holder(stack, role)
+        return await claimable.find(pool, market.committee, holder, keys.public)
+
+
+def _list(found: list[Claimable], config: Path, as_json: bool) -> None:
+    if as_json:
+        print_json({"claimable": [asdict(one) for one in found]})
+        return
+    for one in found:
+        amount = sats(one.amount_msat) if one.is_presented else "not presented yet"
+        what = f"{one.outcome} of {one.task}, chunk {one.chunk} of job {one.request[:8]}"
+        console.print(f"{one.certificate}  [bold]{amount}[/]  {what}", soft_wrap=True)
+    if found:
+        how = f"nodewire bond claim CERTIFICATE_ID ... --config {one_line(str(config))}"
+        console.print(f"[dim]`{how}` pulls it into the wallet[/]", soft_wrap=True)
+    else:
+        console.print("no verdict that relays have owes this key anything")
+
+
+async def _check_raised(holder: BondHolder, keys: Keys, amount_msat: int) -> None:
+    """Raises NotAllowed: there is a bond of more."""
+    try:
+        bond = await holder.bond(keys.public)
+    except NotFound:
+        return
+    if bond.state == "locked" and bond.remainder_msat > amount_msat:
+        raise NotAllowed(
+            "bond",
+            f"{bond.remainder_msat} msat are locked, and a bond is only raised: `nodewire bond release` asks for all"
+            " of it back",
+        )
+
+
+async def _evidence(role: AnyRole, certificates: list[str]) -> list[tuple[Event, Event]]:
     """Each certificate with the request that its verdict is about, from the role's relays. Raises NotFound."""
     from nodewire.nostr.nip01 import Filter
     from nodewire.nostr.pool import Pool
@@ -128,7 +182,7 @@ async def _evidence(config: Path, certificates: list[str]) -> list[tuple[Event, 
 
     if not certificates:
         return []
-    async with Pool(load_role(config).relays) as pool:
+    async with Pool(role.relays) as pool:
 
         async def fetch(ids: list[str]) -> list[Event]:
             found = await pool.fetch([Filter(ids=frozenset(ids))], timeout_s=_FETCH_S)
@@ -146,17 +200,21 @@ async def _evidence(config: Path, certificates: list[str]) -> list[tuple[Event, 
 @asynccontextmanager
 async def _asking(config: Path) -> AsyncIterator[tuple[Keys, BondHolder]]:
     """The role's keys, and the holder that its wallet's service is."""
-    from nodewire.pay.sim_bond_holder import SimBondHolder
-    from nodewire.pay.sim_wallet import SimWallet
-
     role = load_role(config)
     if not role.key.exists():
         raise BadConfig(str(role.key), "does not exist; `nodewire keys new` makes one")
-    wallet = SimWallet.from_file(role.wallet.url, role.wallet.token_file)
-    try:
-        yield Keys.from_file(role.key), SimBondHolder(wallet)
-    finally:
-        await wallet.close()
+    async with AsyncExitStack() as stack:
+        yield Keys.from_file(role.key), await _holder(stack, role)
+
+
+async def _holder(stack: AsyncExitStack, role: AnyRole) -> BondHolder:
+    from nodewire.pay.sim_bond_holder import SimBondHolder
+    from nodewire.pay.sim_wallet import SimWallet
+
+    account = wallet_of(role)
+    wallet = SimWallet.from_file(account.url, account.token_file)
+    stack.push_async_callback(wallet.close)
+    return SimBondHolder(wallet)
 
 
 def _tell(bond: dict[str, Any], as_json: bool) -> None:

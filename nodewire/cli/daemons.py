@@ -18,7 +18,7 @@ import uvloop
 from rich.markup import escape
 
 from nodewire.cli.output import DEVELOPERS, OPERATORS, Json, PlainFormatter, console, print_json, sats
-from nodewire.cli.roles import load_provider
+from nodewire.cli.roles import load_oracle, load_provider
 from nodewire.errors import BadInput
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="The role's TOML file (docs/operating.md).")]
@@ -133,10 +133,9 @@ def simnet(
 
 def oracle(config: Config, json: Json = False) -> None:
     """Run one oracle of a committee."""
-    from nodewire.config import OracleConfig
     from nodewire.oracle.starting import start as start_oracle
 
-    run_until_stopped(lambda stack: start_oracle(stack, OracleConfig.load(config)), json)
+    run_until_stopped(lambda stack: start_oracle(stack, load_oracle(config)), json)
 
 
 def provider(config: Config, json: Json = False) -> None:

@@ -8,25 +8,28 @@ import platform
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from nodewire.cli.output import OPERATORS, Json, console, one_line, print_json, sats
-from nodewire.config import CustomerConfig, ProviderConfig, Role, load_role
-from nodewire.errors import BadConfig, NodewireError
+from nodewire.cli.output import OPERATORS, Json, console, in_words, one_line, print_json, sats
+from nodewire.cli.roles import enter_market, naming, wallet_of
+from nodewire.config import AnyRole, CustomerConfig, OracleConfig, ProviderConfig, Serve, load_role
+from nodewire.errors import BadConfig, NodewireError, NotFound, OverMemory, PaymentFailed
 
 Check = Callable[[], Awaitable[str]]
+_ANSWER_S = 5.0
 
 
 def doctor(
     config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="Also check this role's relays, stores and wallet.")
+        Path | None, typer.Option("--config", "-c", help="Also check all that this role's TOML file names.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Check this machine and, with a configuration, everything that it names."""
+    """Check this machine and, with a configuration, everything that it names. Exits with 1 if anything fails."""
     rows = asyncio.run(_examine(config))
     if json:
         print_json(
@@ -34,7 +37,9 @@ def doctor(
         )
     else:
         for what, ok, said in rows:
-            console.print(f"{'[green]✓' if ok else '[red]✗'}[/] {what}  [dim]{one_line(said)}[/]")
+            console.print(
+                f"{'[green]✓' if ok else '[red]✗'}[/] {one_line(what)}  [dim]{one_line(said)}[/]", soft_wrap=True
+            )
     if not all(ok for _, ok, _ in rows):
         sys.exit(1)
 
@@ -47,17 +52,22 @@ async def _examine(config: Path | None) -> list[tuple[str, bool, str]]:
     checks: list[tuple[str, Check]] = [("Python", _python), ("packages", _packages), ("worker sandbox", _sandbox)]
     if config is not None:
         role = load_role(config)
-        checks += [
-            ("relays", lambda: _relays(role)),
-            ("committee and epochs", lambda: _committee(role)),
-            ("wallet", lambda: _wallet(role)),
-        ]
+        checks += [(f"relay {url}", partial(_relay, url)) for url in role.relays]
+        checks += [(f"blob store {url}", partial(_store, url)) for url in role.blossom]
+        checks.append(("committee and epochs", partial(_committee, role)))
+        if isinstance(role, ProviderConfig):
+            for number, one in enumerate(role.serve, start=1):
+                checks.append((f"[[serve]] number {number}", partial(_serve, role, one)))
+        if not isinstance(role, OracleConfig) or role.bonds is not None:
+            checks.append(("wallet", partial(_wallet, role)))
+        if isinstance(role, ProviderConfig) and role.bond.amount_msat:
+            checks.append(("bond", partial(_bond, role)))
     rows = []
     for what, check in checks:
         try:
             rows.append((what, True, await check()))
         except NodewireError as error:
-            rows.append((what, False, str(error)))
+            rows.append((what, False, in_words(error)))
     return rows
 
 
@@ -87,23 +97,37 @@ async def _sandbox() -> str:
     return said
 
 
-async def _relays(role: Role) -> str:
+async def _relay(url: str) -> str:
     from nodewire.nostr.nip01 import Filter
     from nodewire.nostr.pool import Pool
 
-    answered = []
-    for url in role.relays:
+    with naming([url]):
         async with Pool([url]) as pool:
-            await pool.fetch([Filter(limit=1)], timeout_s=5.0)
-            answered.append(url)
-    return ", ".join(answered)
+            await pool.fetch([Filter(limit=1)], timeout_s=_ANSWER_S)
+    return "answers"
 
 
-async def _committee(role: Role) -> str:
-    from nodewire.market import open_market
+async def _store(url: str) -> str:
+    import aiohttp
 
+    if not url.startswith(("http://", "https://")):
+        raise BadConfig("blossom", f"{url!r} is not an http(s) URL")
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(_ANSWER_S)) as session,
+            session.head(f"{url.rstrip('/')}/{'0' * 64}") as answer,  # a blob that nobody has
+        ):
+            if answer.status >= 500:
+                raise NotFound(url, f"it answers {answer.status}")
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise NotFound(url, f"does not answer: {str(error) or f'within {_ANSWER_S:.0f} s'}") from error
+    return "answers"
+
+
+async def _committee(role: AnyRole) -> str:
     async with AsyncExitStack() as stack:
-        _, _, market = await open_market(stack, role)
+        stack.enter_context(naming(role.relays))
+        _, _, market = await enter_market(stack, role)
         following = asyncio.create_task(market.follow())
         stack.callback(following.cancel)
         epoch = await market.epoch(timeout_s=15.0)
@@ -111,11 +135,69 @@ async def _committee(role: Role) -> str:
         return f"{market.committee.name}: epoch {epoch.body.epoch} certified, {len(snapshot.nodes)} nodes live"
 
 
-async def _wallet(role: CustomerConfig | ProviderConfig) -> str:
+async def _serve(role: ProviderConfig, wanted: Serve) -> str:
+    """Whether the manifest has these tasks, and the worker room for them."""
+    async with AsyncExitStack() as stack:
+        stack.enter_context(naming(role.relays))
+        _, _, market = await enter_market(stack, role)
+        manifest = await market.manifest(wanted.manifest, wanted.digest)
+    names = [task.name for task in manifest.tasks]
+    if missing := [name for name in wanted.tasks if name not in names]:
+        raise BadConfig("tasks", f"{manifest.name} has no {', '.join(missing)}; it has {', '.join(names)}")
+    tasks = [manifest.task(name) for name in wanted.tasks]
+    least, whole = max(task.memory_bytes for task in tasks), sum(task.memory_bytes for task in tasks)
+    if role.worker.memory < least:
+        raise OverMemory(
+            "worker.memory",
+            f"{role.worker.memory / 1e6:.1f} MB; {' and '.join(wanted.tasks)} of {manifest.name} may need"
+            f' {whole / 1e6:.1f} MB: set [worker] memory = "{-(-whole // 10**6)}MB" or more',
+        )
+    return (
+        f"{manifest.name}: {', '.join(wanted.tasks)}, may need {whole / 1e6:.1f} of {role.worker.memory / 1e6:.1f} MB"
+    )
+
+
+async def _wallet(role: AnyRole) -> str:
+    from nodewire.pay.sim_wallet import SimWallet
+
+    account = wallet_of(role)
+    wallet = SimWallet.from_file(account.url, account.token_file)
+    try:
+        balance_msat = await wallet.balance_msat()
+    finally:
+        await wallet.close()
+    if isinstance(role, CustomerConfig) and not balance_msat:
+        how = "`nodewire wallet open URL --out FILE --balance 1000sat` opens an account with play money in it"
+        raise PaymentFailed("balance", f"it is empty: nothing can be bought; {how}")
+    return sats(balance_msat)
+
+
+async def _bond(role: ProviderConfig) -> str:
+    """Whether the bond is there, or the wallet has what it takes."""
+    from nodewire.nostr.keys import Keys
+    from nodewire.pay.payer import Fees
+    from nodewire.pay.sim_bond_holder import SimBondHolder
     from nodewire.pay.sim_wallet import SimWallet
 
     wallet = SimWallet.from_file(role.wallet.url, role.wallet.token_file)
     try:
-        return sats(await wallet.balance_msat())
+        balance_msat = await wallet.balance_msat()
+        try:
+            bond = await SimBondHolder(wallet).bond(Keys.from_file(role.key).public)
+            held_msat, state = bond.remainder_msat, bond.state
+        except NotFound:
+            held_msat, state = 0, "released"
     finally:
         await wallet.close()
+    if state not in ("locked", "released"):
+        raise BadConfig("bond", f"it is {state}: a provider with this key is not bonded")
+    lacks_msat = max(0, role.bond.amount_msat - (held_msat if state == "locked" else 0))
+    needed_msat = lacks_msat and lacks_msat + Fees().most(lacks_msat)
+    if balance_msat < needed_msat:
+        raise PaymentFailed(
+            "bond",
+            f"{needed_msat} msat are to be locked, fees included, and the wallet has {balance_msat} msat: pay into it,"
+            " or lower [bond] amount_msat",
+        )
+    held = f"{sats(held_msat)} locked" if state == "locked" else "not locked yet"
+    return f"{held}, {sats(role.bond.amount_msat)} wanted; the wallet suffices"

@@ -14,8 +14,8 @@ import typer
 from rich.markup import escape
 
 from nodewire.cli.output import CUSTOMERS, DEVELOPERS, Json, console, notes, one_line, print_json, sats
-from nodewire.cli.roles import naming
-from nodewire.config import Role, load_role, parse_size
+from nodewire.cli.roles import enter_market, naming
+from nodewire.config import AnyRole, load_role, parse_size
 from nodewire.errors import BadConfig, BadInput, NodewireError
 from nodewire.kind import Registration
 
@@ -154,13 +154,12 @@ async def _publish(
     }
 
 
-async def _models(role: Role) -> list[dict[str, Any]]:
-    from nodewire.market import open_market
+async def _models(role: AnyRole) -> list[dict[str, Any]]:
     from nodewire.nostr.nip01 import Filter
     from nodewire.protocol import account, kinds, publish
 
     async with AsyncExitStack() as stack:
-        _, pool, market = await open_market(stack, role)
+        _, pool, market = await enter_market(stack, role)
         following = asyncio.create_task(market.follow())
         stack.callback(following.cancel)
         epoch = await market.epoch(timeout_s=30.0)

@@ -45,7 +45,7 @@ def fail(error: NodewireError, *, as_json: bool = False) -> NoReturn:
     if as_json:
         print_json({"error": {**error.as_dict(), "reason": _reachable(error.reason), "advice": advice}})
     else:
-        notes.print(f"[bold red]{error.code}[/]  {one_line(_in_words(error))}", soft_wrap=True)
+        notes.print(f"[bold red]{error.code}[/]  {one_line(in_words(error))}", soft_wrap=True)
         if advice:
             notes.print(f"[dim]{escape(advice)}[/]", soft_wrap=True)
     sys.exit(1)
@@ -59,7 +59,7 @@ def _advice(error: NodewireError) -> str:
     return _ADVICE.get(error.code, "")
 
 
-def _in_words(error: NodewireError) -> str:
+def in_words(error: NodewireError) -> str:
     """The error for people: amounts in sat, and no library's jargon."""
     text = _reachable(str(error))
     if " msat" in text or error.field.endswith("_msat"):

@@ -25,7 +25,10 @@ def check(
     power: Annotated[str, typer.Option(help="How often a sampled cheat shows.")] = "100%",
     json: Json = False,
 ) -> None:
-    """Say what a policy needs so that cheating pays less than honesty; exit with 1 if it does not have it."""
+    """Say what a policy needs so that cheating pays less than honesty; exit with 1 if it does not have it.
+
+    Shares are written as 5% or 0.05.
+    """
     policy = Policy(_share("rate", rate), stake, reward, _share("collusion", collusion), _share("power", power))
     found = {
         "p": policy.rate,
@@ -46,6 +49,10 @@ def check(
         console.print(f"honest {policy.honest():+.3f} a chunk, cheat {policy.cheat():+.3f}, in units of its cost")
         verdict = "cheating loses money" if policy.is_ruinous() else "cheating pays less than honesty"
         console.print(f"[green]{verdict}[/]" if policy.is_secure() else "[bold red]cheating pays[/]")
+        if not policy.is_secure():
+            more = f"a rate above {policy.rate_min():.2%}" if policy.rate_min() < 1 else "more at stake"
+            or_else = f", or a stake above {policy.stake_min():.2f}" if policy.caught else ""
+            console.print(f"[dim]it takes {more}{or_else}, the rest as it is[/]")
     if not policy.is_secure():
         sys.exit(1)
 
@@ -55,5 +62,10 @@ def _share(name: str, text: str) -> float:
     try:
         value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError as error:
-        raise BadInput(name, f"{text!r} is not a share such as 5%") from error
+        raise BadInput(f"--{name}", f"{text!r} is not a share such as 5%, or 0.05") from error
+    if value > 1 and not text.endswith("%"):
+        meant = f"{text}% or {value / 100:g}" if value <= 100 else "5% or 0.05"
+        raise BadInput(f"--{name}", f"{text} would be {value:.0%}; write {meant}")
+    if not 0 <= value <= 1:
+        raise BadInput(f"--{name}", f"{text} is not from 0% to 100%")
     return value

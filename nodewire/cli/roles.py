@@ -4,30 +4,78 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from nodewire.config import CustomerConfig, ProviderConfig, load_role
+from nodewire.config import AnyRole, CustomerConfig, OracleConfig, ProviderConfig, WalletConfig, load_role
 from nodewire.errors import BadConfig, BadInput, TimedOut
+
+if TYPE_CHECKING:
+    from nodewire.market import Market
+    from nodewire.nostr.keys import Keys
+    from nodewire.nostr.pool import Pool
 
 _ID = re.compile(r"[0-9a-f]{64}")
 _COORDINATE = re.compile(r"\d+:")
 
 
 def load_customer(path: Path) -> CustomerConfig:
-    """A customer's configuration. Raises BadConfig; a provider's file is told as such."""
+    """A customer's configuration. Raises BadConfig; another role's file is told as such."""
     role = load_role(path)
-    if isinstance(role, ProviderConfig):
-        raise BadConfig(str(path), "this is a provider's file (it has [[serve]]); a customer's is needed here")
+    if not isinstance(role, CustomerConfig):
+        raise BadConfig(str(path), f"this is {_whose(role)}; a customer's is needed here")
     return role
 
 
 def load_provider(path: Path) -> ProviderConfig:
-    """A provider's configuration. Raises BadConfig; a customer's file is told as such."""
+    """A provider's configuration. Raises BadConfig; another role's file is told as such."""
     role = load_role(path)
-    if isinstance(role, CustomerConfig):
-        raise BadConfig(str(path), "this is a customer's file: a provider's says what it serves in [[serve]]")
+    if not isinstance(role, ProviderConfig):
+        raise BadConfig(str(path), f"this is {_whose(role)}: a provider's says what it serves in [[serve]]")
     return role
+
+
+def load_oracle(path: Path) -> OracleConfig:
+    """An oracle's configuration. Raises BadConfig; another role's file is told as such."""
+    role = load_role(path)
+    if not isinstance(role, OracleConfig):
+        raise BadConfig(str(path), f"this is {_whose(role)}: an oracle's has its seat; `committee create` writes one")
+    return role
+
+
+def _whose(role: AnyRole) -> str:
+    if isinstance(role, ProviderConfig):
+        return "a provider's file (it has [[serve]])"
+    return "an oracle's file (it has a seat)" if isinstance(role, OracleConfig) else "a customer's file"
+
+
+def wallet_of(role: AnyRole) -> WalletConfig:
+    """The account that is the role's. Raises BadConfig: an oracle that has none."""
+    if role.wallet is None:
+        raise BadConfig(
+            "bonds",
+            "this oracle has no account: `nodewire wallet open URL --out FILE` opens one, then [bonds] names"
+            " url and token_file",
+        )
+    return role.wallet
+
+
+async def enter_market(stack: AsyncExitStack, role: AnyRole) -> tuple[Keys, Pool, Market]:
+    """A role's keys, its relays, and the market of its committee, opened on the stack. Raises as `open_market`."""
+    from nodewire.market import Market, open_market
+    from nodewire.nostr.pool import Pool
+    from nodewire.oracle.setup import load_committee, load_seat
+    from nodewire.store.blobs import Blobs
+
+    if not isinstance(role, OracleConfig):
+        return await open_market(stack, role)
+    committee = load_committee(role.committee)
+    keys = load_seat(role.seat, committee).keys
+    role.state.mkdir(parents=True, exist_ok=True)
+    pool = await stack.enter_async_context(Pool(role.relays, keys=keys))
+    blobs = await stack.enter_async_context(Blobs(role.blossom, role.blobs, keys=keys))
+    return keys, pool, Market(pool, blobs, committee)
 
 
 def check_model(address: str) -> None:
@@ -39,11 +87,10 @@ def check_model(address: str) -> None:
         )
 
 
-def event_id(text: str) -> str:
-    """An event's id as it was typed. Raises BadInput."""
+def event_id(text: str, what: str = "EVENT", where: str = "`generate` and `embed` print a request's") -> str:
+    """An event's id as it was typed; `where` says who prints one. Raises BadInput."""
     if not _ID.fullmatch(found := text.strip().lower()):
-        reason = f"{text[:80]!r} is no event id, which has 64 hex digits; `generate` and `embed` print a request's"
-        raise BadInput("EVENT", reason)
+        raise BadInput(what, f"{text[:80]!r} is no event id, which has 64 hex digits; {where}")
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rich.table import Table
 from rich.text import Text
@@ -14,6 +14,8 @@ from nodewire.cli.output import notes, one_line, plain, sats
 from nodewire.config import CustomerConfig
 from nodewire.customer.customer import Customer
 from nodewire.customer.purchase import Purchase
+from nodewire.customer.summary import spent
+from nodewire.pay.settlement import share_msat
 from nodewire.protocol.plan import LOCAL
 
 _NAME_CHARS = 24
@@ -22,35 +24,41 @@ _NAME_CHARS = 24
 class Watched(Customer):
     """A customer whose purchases can be looked at while they run. `names` are the ads' of whom they went to."""
 
-    def __init__(self, config: CustomerConfig) -> None:
+    def __init__(self, config: CustomerConfig, *, show: bool) -> None:
         super().__init__(config)
         self.names: dict[str, str] = {}
-        self._shown: Purchase | None = None
+        self._show = show
+        self._shown = False
 
-    async def planned(self, *, show: bool) -> None:
-        """Learn who the running job's providers are, and say so once. Call it when output has come."""
-        bought = self.purchases[-1]
-        if bought is self._shown:
-            return
-        if self._shown is not None and show:
-            notes.print()  # a job that began anew does so in the midst of its output
-        self._shown = bought
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        self.session.announce = self._planned
+        return self
+
+    async def _planned(self, bought: Purchase) -> None:
+        """Learn who the job's providers would be, and say so before it is requested."""
+        if self._shown and self._show:
+            notes.print("\nanother plan: the one before was refused, broke off, or did not stand", soft_wrap=True)
+        self._shown = True
         plan = bought.plan
         members = {*plan.providers(), *(a.standby for a in plan.tasks if a.standby)}
         snapshot = await self.session.market.snapshot(plan.snapshot)
         self.names |= {public: ad.name for public, ad in snapshot.ads(members).items()}
-        if show:
+        if self._show:
             _show_plan(bought, self.names)
 
-    def stopped(self) -> dict[str, Any]:
-        """What was requested and paid until now."""
+    async def so_far(self) -> dict[str, Any]:
+        """What was requested and paid until now: all that has left the wallet since it was opened."""
+        await self.session.settler.finish()
         begun = [bought for bought in self.purchases if bought.is_underway]
-        paid = [one for bought in begun for one in bought.payments.paid.values()]
+        costs = [spent(bought.plan, bought.booked) for bought in begun]
         return {
-            "stopped": True,
             "request": begun[-1].request.id if begun else None,
-            "paid_msat": sum(one.due.amount_msat for one in paid),
-            "fees_msat": sum(one.debt.fee_msat for one in paid),
+            "paid_msat": sum(sum(cost.paid_msat.values()) for cost in costs),
+            "share_msat": sum(cost.share_msat for cost in costs),
+            "fees_msat": sum(cost.fees_msat for cost in costs),
+            "spent_msat": sum(cost.total_msat for cost in costs),
+            "earlier": self.session.settler.take_old(),
         }
 
 
@@ -87,6 +95,13 @@ def _show_plan(bought: Purchase, names: Mapping[str, str]) -> None:
     notes.print(table)
     unit = f"a chunk: {manifest.chunk} tokens, or positions of the prompt" if manifest.mode == "generate" else "a call"
     notes.print(f"[bold]{sats(plan.chunk_msat)}[/] {unit}", soft_wrap=True)
+    if share := share_msat(plan):
+        verified = plan.verification
+        notes.print(
+            f"[bold]+ {sats(share)}[/] verification share ({verified.share_ppm / 10_000:g} %):"
+            f" {verified.rate_ppm / 10_000:g} % of the chunks are drawn, and computed again by others",
+            soft_wrap=True,
+        )
     notes.print(
         f"[dim]drawn by the beacon {plan.beacon[:12]} of epoch {plan.epoch} among the live holders, then by least"
         " latency[/]",
@@ -95,33 +110,68 @@ def _show_plan(bought: Purchase, names: Mapping[str, str]) -> None:
     notes.print(f"request {bought.request.id}", soft_wrap=True)
 
 
-def show_bill(done: Mapping[str, Any], config: Path, *, streamed: bool) -> None:
-    """What it came to. `streamed`: output came piece by piece, at a rate that means something."""
-    total = sum(done["paid_msat"].values()) + done["fees_msat"] + done["share_msat"]
+def show_bill(done: Mapping[str, Any], config: Path, *, streamed: bool, sampled: bool) -> None:
+    """What it came to. `streamed`: output came piece by piece, at a rate that means something. `sampled`: it is
+    verified, whether that was waited for or not."""
+    where = f"--config {one_line(str(config))}"
     for one in done.get("verdicts", ()):
         what = f"{one['task']} of chunk {one['chunk']} by {one['provider'][:8]}"
         notes.print(f"verdict on {what}: [bold]{one['outcome'] or 'none yet'}[/]", soft_wrap=True)
+        if one["certificate"] and (one["outcome"] in ("fail", "withheld") or one["culprit"]):
+            notes.print(f"  certificate {one['certificate']}", soft_wrap=True)
     for one in done.get("uncertified", ()):
         what = f"chunk {one['chunk']} by {one['provider'][:8]}, {sats(one['paid_msat'])}"
-        notes.print(f"[bold red]paid, but never certified[/]: {what}", soft_wrap=True)
+        notes.print(
+            f"[bold red]paid, but never certified[/]: {what}; a complaint is published, and its refund comes by itself"
+            f" with a later purchase, or by `nodewire bond claim {where}`",
+            soft_wrap=True,
+        )
     if done.get("repaired"):
         notes.print("[bold]made again, from what did not fail on:[/]")
-        notes.print(Text(plain(done["text"])), soft_wrap=True)
+        if "text" in done:
+            notes.print(Text(plain(done["text"])), soft_wrap=True)
     rate = f" · {done['tokens_per_s']:.1f} tokens/s" if streamed else ""
     notes.print(
-        f"[bold]{sats(total)}[/] in {done['zaps']} zaps to {len(done['providers'])} providers"
-        f" (fees {sats(done['fees_msat'])}) · first output {done['first_token_ms']:.0f} ms{rate}\n"
-        f"[dim]`nodewire audit {done['request']} --config {one_line(str(config))}` re-derives the plan[/]",
+        f"[bold]{sats(done['spent_msat'])}[/] spent: {_parts(done)} · {done['zaps']} zaps to"
+        f" {len(done['providers'])} providers · first output {done['first_token_ms']:.0f} ms{rate}",
         soft_wrap=True,
     )
+    if done["refunded_msat"]:
+        notes.print(f"[bold]{sats(done['refunded_msat'])}[/] came back from bonds", soft_wrap=True)
+    _show_earlier(done["earlier"])
+    if sampled and not done.get("verdicts"):
+        notes.print(
+            "[dim]verdicts come in some epochs, if anything was drawn: `nodewire audit` tells them,"
+            f" `nodewire bond claim {where}` lists what bonds owe you[/]",
+            soft_wrap=True,
+        )
+    notes.print(f"[dim]`nodewire audit {done['request']} {where}` re-derives the plan[/]", soft_wrap=True)
 
 
-def show_stopped(stopped: Mapping[str, Any]) -> None:
-    if stopped["request"] is None:
-        notes.print("stopped; nothing was requested, nothing was paid")
-        return
-    paid = sats(stopped["paid_msat"] + stopped["fees_msat"])
-    notes.print(f"stopped; {paid} paid, request {stopped['request']}", soft_wrap=True)
+def show_so_far(ended: str, paid: Mapping[str, Any]) -> None:
+    """What a purchase that did not come to its end has cost. `ended`: what became of it."""
+    if paid["request"] is None:
+        notes.print(f"{ended}; nothing was requested, nothing was paid for it")
+    else:
+        cost = f"{sats(paid['spent_msat'])} paid" + (f" ({_parts(paid)})" if paid["spent_msat"] else "")
+        notes.print(f"{ended}; {cost}, request {paid['request']}", soft_wrap=True)
+    _show_earlier(paid["earlier"])
+
+
+def _parts(paid: Mapping[str, Any]) -> str:
+    work = paid["paid_msat"]
+    work_msat = work if isinstance(work, int) else sum(work.values())
+    share = f", verification share {sats(paid['share_msat'])}" if paid["share_msat"] else ""
+    return f"work {sats(work_msat)}{share}, fees {sats(paid['fees_msat'])}"
+
+
+def _show_earlier(earlier: Mapping[str, int]) -> None:
+    """What went out and came in meanwhile that was not for this job."""
+    if earlier["paid_msat"]:
+        cost = f"{sats(earlier['paid_msat'] + earlier['fees_msat'])} (fees {sats(earlier['fees_msat'])})"
+        notes.print(f"besides, {cost} paid debts of earlier jobs", soft_wrap=True)
+    if earlier.get("refunded_msat"):
+        notes.print(f"besides, {sats(earlier['refunded_msat'])} came back for earlier jobs", soft_wrap=True)
 
 
 def named(public: str, names: Mapping[str, str]) -> str:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from nodewire.cli.output import Json, console, print_json, sats
-from nodewire.config import load_role, parse_msat
+from nodewire.cli.output import Json, console, notes, one_line, print_json, sats
+from nodewire.cli.roles import load_customer, naming, wallet_of
+from nodewire.config import CustomerConfig, OracleConfig, load_role, parse_msat
 from nodewire.errors import BadConfig, NotAllowed
 
 if TYPE_CHECKING:
@@ -25,7 +26,9 @@ app = typer.Typer(help="Lightning wallets.", no_args_is_help=True)
 def open_(
     url: Annotated[str, typer.Argument(help="URL of the simulated network (`nodewire simnet`).")],
     out: Annotated[Path, typer.Option(help="Where the account's token is written (mode 0600).")],
-    balance: Annotated[str, typer.Option(help="Ask the faucet for this much, such as 100000sat.")] = "0sat",
+    balance: Annotated[
+        str, typer.Option(help="Ask the faucet for this much play money, such as 100000sat (simnet --faucet).")
+    ] = "0sat",
     json: Json = False,
 ) -> None:
     """Open an account on the simulated Lightning network."""
@@ -59,29 +62,34 @@ def settle(
     """Find what a customer still owes to providers, in its ledger and on relays, and pay it."""
     import uvloop
 
-    done = uvloop.run(_settle(config, lambda: not json and typer.confirm("Pay?") if not yes else True))
+    role = load_customer(config)
+    with naming(role.relays):
+        done = uvloop.run(_settle(role, lambda: yes or (not json and typer.confirm("Pay?"))))
     if json:
         print_json({"debts": [_owed(one) for one in done]})
         return
     for one in done:
         what = f"{sats(one.owed.amount_msat)} to {one.owed.key.payee[:8]}"
-        typer.echo(f"paid {what}" if one.error is None else f"cannot pay {what}: {one.error}")
+        fees = f" (fees {sats(one.paid.fee_msat)})" if one.paid is not None else ""
+        console.print(
+            f"paid {what}{fees}" if one.error is None else f"not paid: {what}: {one_line(str(one.error))}",
+            soft_wrap=True,
+        )
     if not done:
-        typer.echo("nothing is owed")
+        console.print("nothing is owed")
 
 
-async def _settle(config: Path, agreed: Callable[[], bool]) -> list[Settled]:
-    from nodewire.config import CustomerConfig
+async def _settle(role: CustomerConfig, agreed: Callable[[], bool]) -> list[Settled]:
     from nodewire.customer import debts
     from nodewire.customer.customer import Customer
 
-    async with Customer.open(CustomerConfig.load(config)) as customer:  # pays by itself what its ledger knows
+    async with Customer.open(role) as customer:  # which buys nothing, and so pays nothing by itself
         session = customer.session
         owed = debts.in_ledger(session.payer)
         owed += await debts.on_relays(session.pool, session.payer, session.keys.public)
         for one in owed:
             chunk = f"chunk {one.key.chunk} of job {one.key.job[:8]}"
-            typer.echo(f"you owe {sats(one.amount_msat)} to {one.key.payee[:8]} for {chunk}", err=True)
+            notes.print(f"you owe {sats(one.amount_msat)} to {one.key.payee[:8]} for {chunk}", soft_wrap=True)
         if not owed or not agreed():
             return [debts.Settled(one, None, NotAllowed("pay", "not agreed to")) for one in owed]
         return await debts.settle(
@@ -101,6 +109,7 @@ def _owed(one: Settled) -> dict[str, Any]:
         "chunk": key.chunk,
         "attempt": key.attempt,
         "amount_msat": one.owed.amount_msat,
+        "fee_msat": one.paid.fee_msat if one.paid is not None else 0,
         "paid": one.error is None,
         "error": str(one.error) if one.error is not None else "",
     }
@@ -116,24 +125,26 @@ def balance(
     from nodewire.pay.sim_wallet import SimWallet
 
     role = load_role(config)
+    account = wallet_of(role)
 
     async def held() -> int:
-        wallet = SimWallet.from_file(role.wallet.url, role.wallet.token_file)
+        wallet = SimWallet.from_file(account.url, account.token_file)
         try:
             return await wallet.balance_msat()
         finally:
             await wallet.close()
 
-    role.state.mkdir(parents=True, exist_ok=True)
-    ledger = Ledger(role.ledger)
-    spent = ledger.spent()
-    found = {
-        "balance_msat": asyncio.run(held()),
-        "spent_msat": spent.paid_msat + spent.fees_msat,
-        "fees_msat": spent.fees_msat,
-        "received_msat": ledger.earned_msat(),
-    }
-    ledger.close()
+    found = {"balance_msat": asyncio.run(held())}
+    if not isinstance(role, OracleConfig):  # which keeps no ledger: it buys and sells nothing
+        role.state.mkdir(parents=True, exist_ok=True)
+        ledger = Ledger(role.ledger)
+        spent = ledger.spent()
+        found |= {
+            "spent_msat": spent.paid_msat + spent.fees_msat,
+            "fees_msat": spent.fees_msat,
+            "received_msat": ledger.earned_msat(),
+        }
+        ledger.close()
     if json:
         print_json(found)
     else:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Set
 
 from nodewire.customer.background import Background
 from nodewire.customer.payments import JobPayments
-from nodewire.errors import NodewireError
+from nodewire.errors import BadInput, NodewireError
 from nodewire.protocol.feedback import Feedback
 
 _PAY_AGAIN_S = (0.2, 1.0, 3.0)
@@ -44,7 +44,8 @@ class Claims:
                 if said.provider not in self._here():
                     return  # whoever has left is owed this: it stays in the ledger
                 if pause_s is None or not error.retryable:
-                    await self._payments.fail(error)
+                    if not isinstance(error, BadInput):  # a claim that is refused keeps no other from being paid
+                        await self._payments.fail(error)
                     self._background.fail(error)
                     return
             await asyncio.sleep(pause_s)

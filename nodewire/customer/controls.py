@@ -4,19 +4,34 @@ from __future__ import annotations
 
 import logging
 
+from nodewire.customer.background import Background
 from nodewire.customer.payments import JobPayments
 from nodewire.errors import BadFrame, BadInput, NotAllowed
 from nodewire.protocol.close import Close
+from nodewire.protocol.sent import LACKING
 from nodewire.wire.handover import Handover
 from nodewire.wire.mailbox import JobMailbox
+from nodewire.wire.signing import Signing, tell
 
 log = logging.getLogger("nodewire.customer")
 
 
-async def follow(request: str, mailbox: JobMailbox, handover: Handover, payments: JobPayments) -> None:
-    """Take note of what the driver signs off, which is what may be charged, and of takeovers."""
+async def follow(
+    request: str,
+    mailbox: JobMailbox,
+    handover: Handover,
+    payments: JobPayments,
+    signing: Signing | None,
+    background: Background,
+) -> None:
+    """Take note of what the driver signs off, which is what may be charged, and of takeovers; say again in the
+    background what was signed of tasks that run here (`signing`)."""
     async for peer, document in mailbox.controls():
         try:
+            if signing is not None and document.get("t") == LACKING:
+                again = signing.again(peer, document.get("edge"), document.get("first"))
+                background.spawn(tell(mailbox.control, peer, again))
+                continue
             close = Close.from_control(document)
             if close is None:
                 await handover.heard(peer, document)

@@ -8,15 +8,17 @@ async with nodewire.Customer.open("customer.toml") as customer:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
 from nodewire.config import CustomerConfig
-from nodewire.customer.bought import Bought, judgement
+from nodewire.customer.again import MAX_AGAIN
+from nodewire.customer.bought import MAX_REPAIRS, Bought, judgement
 from nodewire.customer.embedding import Embedding
 from nodewire.customer.generation import Generation, Piece
 from nodewire.customer.purchase import Purchase
@@ -38,8 +40,8 @@ class Customer:
         self.last: dict[str, Any] = {}
         """What the last finished job was and cost: request id, plan, payments, timing."""
         self.terms = Terms(max_chunk_msat=config.max_chunk_msat, max_total_msat=config.max_total_msat)
-        self.purchases: list[Purchase] = []
-        """All that were begun, the newest last."""
+        self.purchases: deque[Purchase] = deque(maxlen=(MAX_AGAIN + 1) * (MAX_REPAIRS + 1))
+        """The newest that were begun, the last one last: as many as one call may begin."""
         self._config = config
         self._session: Session | None = None
         self._stack = AsyncExitStack()
@@ -69,7 +71,7 @@ class Customer:
 
     async def generate(
         self, model: str, prompt: str, *, terms: Terms | None = None, wait: bool = False, **params: Any
-    ) -> AsyncIterator[Piece]:
+    ) -> AsyncGenerator[Piece, None]:
         """Continue `prompt` on the manifest at address `model`; `params` are those of kind 8843 (max_tokens ...).
 
         With `wait` (and terms whose `verify` is "sampled") it ends when the committee has judged what was sampled of
@@ -88,11 +90,13 @@ class Customer:
         made = Generation(
             self.session, kind, model, manifest, prompt, terms or self.terms, checked, begun=self.purchases.append
         )
-        async for piece in made.stream():
-            yield piece
-        if wait:
-            async for piece in made.verify():
+        async with aclosing(made.stream()) as pieces:  # who leaves in the middle has it settled before going on
+            async for piece in pieces:
                 yield piece
+        if wait:
+            async with aclosing(made.verify()) as pieces:
+                async for piece in pieces:
+                    yield piece
         self.last = {
             **together([self._finished(bought.purchase) for bought in made.jobs]),
             "ids": made.ids,

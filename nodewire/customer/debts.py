@@ -21,8 +21,8 @@ from nodewire.protocol.feedback import Feedback
 from nodewire.protocol.job import Request
 from nodewire.protocol.takeover import price_msat
 
-MAX_CLAIMS = 5_000
-"""Of the newest that are looked at."""
+MAX_BRIEFLY = 500
+"""Feedback to a customer, the newest, in which claims are looked for beside a purchase."""
 _AT_ONCE = 8
 _FETCH_S = 10.0
 log = logging.getLogger("nodewire.customer")
@@ -57,8 +57,10 @@ def in_ledger(payer: Payer) -> list[Owed]:
     return [Owed(debt.key, debt.amount_msat, debt.lnurl) for debt in payer.unpaid() if debt.lnurl]
 
 
-async def on_relays(pool: Pool, payer: Payer, customer: str, *, most: int = MAX_CLAIMS) -> list[Owed]:
-    """What providers of this customer's own requests have claimed and the ledger does not know, of the newest `most`.
+async def on_relays(pool: Pool, payer: Payer, customer: str, *, briefly: bool = False) -> list[Owed]:
+    """What providers of this customer's own requests have claimed and the ledger does not know.
+
+    `briefly`: only of what one answer of a relay holds, the newest hundreds.
 
     Such a claim came when this process was about to end. It counts if the request's plan names the provider and the
     price; how much of a prompt was computed, and that a chunk was, may be only the provider's word, within the plan's
@@ -67,14 +69,14 @@ async def on_relays(pool: Pool, payer: Payer, customer: str, *, most: int = MAX_
     Raises:
         LinkLost, TimedOut: no relay answers.
     """
-    wanted = Filter(kinds=frozenset({kinds.FEEDBACK}), tags={"p": frozenset({customer})}, limit=most)
-    events = await pool.fetch([wanted], timeout_s=_FETCH_S)
+    wanted = Filter(kinds=frozenset({kinds.FEEDBACK}), tags={"p": frozenset({customer})})
+    events = await (pool.fetch([wanted], max_events=MAX_BRIEFLY) if briefly else pool.fetch_all([wanted]))
     claims = _unknown(_claims(events), payer)
     if not claims:
         return []
     asked = frozenset(said.request for said in claims.values())
     wanted = Filter(ids=asked, kinds=frozenset({kinds.INFERENCE}), authors=frozenset({customer}))
-    requests = {event.id: job.parse(event) for event in await pool.fetch([wanted], timeout_s=_FETCH_S)}
+    requests = {event.id: job.parse(event) for event in await pool.fetch_all([wanted])}
     endpoints: dict[str, str] = {}
     owed = []
     for key, said in claims.items():
@@ -186,6 +188,5 @@ async def _endpoint(pool: Pool, provider: str) -> str:
     """Where the provider is paid ("lnurl1..."); empty if no relay has its ad."""
     wanted = Filter(kinds=frozenset({ad.KIND}), authors=frozenset({provider}))
     events = await pool.fetch([wanted], timeout_s=_FETCH_S)
-    if not events:
-        return ""
-    return lnurl.encode(ad.parse(min(events, key=newest_first)).lnurl)
+    url = ad.parse(min(events, key=newest_first)).lnurl if events else ""
+    return lnurl.encode(url) if url else ""

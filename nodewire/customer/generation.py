@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,7 @@ from nodewire.customer.planning import PATIENCE_EPOCHS
 from nodewire.customer.purchase import Purchase
 from nodewire.customer.session import Session
 from nodewire.customer.verified import Verified
-from nodewire.errors import BadFrame, NodewireError, PaymentRequired
+from nodewire.errors import BadFrame, NodewireError, NoProvider, PaymentRequired
 from nodewire.kind import JobKind
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
@@ -50,8 +51,10 @@ class Generation:
     jobs: list[Bought] = field(default_factory=list)
     repaired: list[int] = field(default_factory=list)
     """From which token on something was made again."""
+    _wronged: set[str] = field(default_factory=set)
+    _readmitted: set[str] = field(default_factory=set)
 
-    async def stream(self) -> AsyncIterator[Piece]:
+    async def stream(self) -> AsyncGenerator[Piece, None]:
         """Buy the rest of the generation. Raises as `Customer.generate`."""
         failure: NodewireError | None = None
         again = 0
@@ -71,6 +74,8 @@ class Generation:
                 return
             except NodewireError as error:
                 if failure is not None and not purchase.is_underway:
+                    if isinstance(error, NoProvider) and self._readmit():
+                        continue
                     raise failure from error
                 if not may_begin(error, purchase, failures=again, came=len(self.ids) > bought.first):
                     raise
@@ -84,7 +89,7 @@ class Generation:
                 if self.terms.max_total_msat < purchase.plan.chunk_msat or self._left() <= 0:
                     raise
 
-    async def verify(self, progress: Callable[[Verified], None] = lambda found: None) -> AsyncIterator[Piece]:
+    async def verify(self, progress: Callable[[Verified], None] = lambda found: None) -> AsyncGenerator[Piece, None]:
         """Wait for the verdicts on all jobs, and buy anew from the first chunk that failed, until nothing fails.
 
         The pieces that are made again follow those that were yielded before; `repaired` says where they belong.
@@ -96,8 +101,9 @@ class Generation:
             self.repaired.append(bad)
             del self.ids[bad:]
             del self.texts[bad:]
-            async for piece in self.stream():
-                yield piece
+            async with aclosing(self.stream()) as pieces:
+                async for piece in pieces:
+                    yield piece
         await self._first_failed(progress)
 
     async def _first_failed(self, progress: Callable[[Verified], None]) -> int | None:
@@ -125,6 +131,15 @@ class Generation:
         """Go on without these providers, and with what is left of the budget."""
         self.terms = without(self.terms, whom, 0 if bought.counted else bought.purchase.spent_msat)
         bought.counted = True
+        self._wronged |= bought.purchase.wronged
+
+    def _readmit(self) -> bool:
+        """Take back, once, those who were replaced and say that they were there: without them nobody is left."""
+        back = self._wronged - self._readmitted
+        self._readmitted |= back
+        excluded = tuple(one for one in self.terms.excluded if one not in back)
+        self.terms = self.terms.model_copy(update={"excluded": excluded})
+        return bool(back)
 
     def _purchase(self, patience: int) -> Purchase:
         text = self.prompt.encode()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from nodewire.errors import BadInput, NodewireError, OverBudget
@@ -24,6 +26,7 @@ AHEAD_S = 15
 AHEAD = 2
 """Work on chunk n + 2 begins when chunk n is paid."""
 _SPECIAL_TOKENS = 16
+log = logging.getLogger("nodewire.customer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +43,14 @@ class Paid:
 
 
 def most_units(manifest: Manifest, inputs: Sequence[Frame[Array]]) -> int:
-    """What chunk 0 may count at most: a prompt has no more tokens than bytes (and a few special ones)."""
+    """What chunk 0 may count at most: no more than a text has bytes (and a few special tokens); ids are counted."""
     if manifest.mode != "generate":
         return 1
-    size = sum(array.nbytes for frame in inputs for array in frame.tensors)
+    size = sum(
+        math.prod(array.shape) if array.dtype == "int64" else array.nbytes
+        for frame in inputs
+        for array in frame.tensors
+    )
     positions = min(size + _SPECIAL_TOKENS, manifest.context or size + _SPECIAL_TOKENS)
     return -(-positions // manifest.chunk)
 
@@ -85,13 +92,38 @@ class JobPayments:
         """By task and chunk, who is paid for it: nobody else is, whatever a later takeover says."""
         self._claims: dict[tuple[str, int], str] = {}
         """The claim that counts (a feedback's id), by provider and chunk."""
+        self._units: dict[tuple[str, int], int] = {}
+        """What that claim counts."""
+        self._refused: set[tuple[str, int]] = set()
+        """Claims that will not be paid."""
+        self._doubted: set[str] = set()
+        """Who was replaced, and may be there all the same: claims that hang on it wait."""
+        self.wronged: set[str] = set()
+        """Who was replaced, and was there: it is paid what it did."""
         self._changed = asyncio.Condition()
 
-    async def took_over(self, takeover: Takeover) -> None:
-        """The assignment has changed: who left is paid up to the chunk in which it did, who entered from there on."""
+    async def took_over(self, takeover: Takeover, doubted: Collection[str] = ()) -> None:
+        """The assignment has changed: who left is paid up to the chunk in which it did, who entered from there on.
+
+        What hangs on whether those in `doubted` have left waits until that is `found`.
+        """
         async with self._changed:
             self._takeovers.append(takeover)
+            self._doubted.update(doubted)
             self._changed.notify_all()
+
+    async def found(self, left: str, *, there: bool) -> None:
+        """Who was replaced has left; or it is there, then the takeover gives nothing to who entered for it."""
+        async with self._changed:
+            self._doubted.discard(left)
+            if there:
+                self.wronged.add(left)
+            self._changed.notify_all()
+
+    @property
+    def disowned(self) -> set[str]:
+        """Who entered for somebody who was there."""
+        return {entered for t in self._takeovers for _, left, entered, _ in t.replaced if left in self.wronged}
 
     def open_chunk(self) -> int:
         """The first chunk that the driver has not closed."""
@@ -128,15 +160,33 @@ class JobPayments:
             raise BadInput("created_at", "a claim of the future: when it must be committed to counts from there")
         if said.due is None or said.due.chunk > self._delivered + AHEAD:
             raise BadInput("chunk", f"a payment is asked for before its time; {self._delivered} was the last to come")
-        return self._claims.setdefault((said.provider, said.due.chunk), said.id) == said.id
+        at = said.provider, said.due.chunk
+        self._units.setdefault(at, said.due.units)
+        return self._claims.setdefault(at, said.id) == said.id
 
     async def asked(self, said: Feedback) -> None:
         """Pay what a `payment-required` asks for, if the plan says so and the chunk has come.
 
+        Nothing is paid to who entered for a provider that was there.
+
         Raises:
-            BadInput: the provider asks for what the plan does not say; nothing is paid.
+            BadInput: the provider asks for what the plan does not say, or the driver for more units than anybody else;
+                nothing is paid.
             OverBudget, PaymentFailed, BadInvoice, BadZap, LinkLost, TimedOut: see `Payer.pay`.
         """
+        try:
+            await self._asked(said)
+        except BadInput:
+            await self._refuse(said)
+            raise
+
+    async def _refuse(self, said: Feedback) -> None:
+        async with self._changed:
+            if said.due is not None:
+                self._refused.add((said.provider, said.due.chunk))
+            self._changed.notify_all()
+
+    async def _asked(self, said: Feedback) -> None:
         due = said.due
         if due is None or said.provider not in self._plan.members() or said.request != self._request:
             raise BadInput("payment-required", "not by a provider of this job")
@@ -144,8 +194,19 @@ class JobPayments:
             await self._changed.wait_for(lambda: due.attempt <= self._attempt())
         self._check(said.provider, due)
         async with self._changed:
-            await self._changed.wait_for(lambda: self._may_pay(due.chunk))
+            await self._changed.wait_for(
+                lambda: (
+                    self._may_pay(due.chunk)
+                    and not self._hangs_on(said.provider, due) & self._doubted
+                    and self._others_counted(said.provider, due)
+                )
+            )
+        if self._then_entered_for(said.provider, due) & self.wronged:
+            log.warning("%s entered for a provider that was there, and is not paid for it", said.provider[:8])
+            await self._refuse(said)
+            return
         self._check(said.provider, due)  # once more: there may be a takeover since
+        self._check_counted(said.provider, due)
         closed = self._closed[due.chunk] if self._closed is not None else due.units
         if due.units > closed:
             raise BadInput("units", f"{due.units} asked for; the driver closed the chunk with {closed}")
@@ -189,7 +250,8 @@ class JobPayments:
     def _wanted(self, last_chunk: int) -> set[tuple[str, int]]:
         plan, newest = self._plan, self.newest
         here = set(assigned(plan, newest).values()) - {LOCAL}
-        return {(p, n) for p in here for n in range(last_chunk + 1) if price_msat(plan, newest, p, n)}
+        wanted = {(p, n) for p in here for n in range(last_chunk + 1) if price_msat(plan, newest, p, n)}
+        return wanted - self._refused - {(p, n) for p, n in wanted if p in self.disowned}
 
     async def claims_settled(self) -> None:
         """Return when every claim for a chunk that has come is paid, or a payment failed."""
@@ -197,7 +259,7 @@ class JobPayments:
             await self._changed.wait_for(lambda: self.failed or not self._unpaid_claims())
 
     def _unpaid_claims(self) -> set[tuple[str, int]]:
-        return {key for key in self._claims if self._may_pay(key[1])} - self.paid.keys()
+        return {key for key in self._claims if self._may_pay(key[1])} - self.paid.keys() - self._refused
 
     async def fail(self, error: NodewireError) -> None:
         async with self._changed:
@@ -214,12 +276,43 @@ class JobPayments:
     def _tasks(self, provider: str, due: Due) -> list[str]:
         return [task for task, payee in payees(self._plan, self._then(due), due.chunk).items() if payee == provider]
 
+    def _then_entered_for(self, provider: str, due: Due) -> set[str]:
+        """Whom `provider` had replaced by the assignment of its claim."""
+        then = self._then(due)
+        return {left for _, left, entered, _ in then.replaced if entered == provider} if then is not None else set()
+
+    def _hangs_on(self, provider: str, due: Due) -> set[str]:
+        """Whose having left decides whether a claim is paid."""
+        return self._then_entered_for(provider, due) | {provider}
+
+    def _others(self, provider: str) -> set[str]:
+        """Who else is in the job and paid for chunk 0, if it is `provider` that says what that counts: the driver."""
+        plan, newest = self._plan, self.newest
+        now, paid = assigned(plan, newest), payees(plan, newest, 0)
+        if self._closed is None or now[plan.tasks[0].task] != provider:
+            return set()
+        charging = {p for p in paid.values() if p in now.values() and price_msat(plan, newest, p, 0)}
+        return charging - {LOCAL, provider}
+
+    def _others_counted(self, provider: str, due: Due) -> bool:
+        """Whether a driver's claim can be compared: a single unit need not be, and without others nothing can."""
+        others = self._others(provider) if due.chunk == 0 and due.units > 1 else set()
+        return not others or any((other, 0) in self._units for other in others)
+
+    def _check_counted(self, provider: str, due: Due) -> None:
+        """A driver counts the prompt itself, and so do all others; it is paid for no more than one of them says."""
+        others = self._others(provider) if due.chunk == 0 and due.units > 1 else set()
+        most = max((self._units[other, 0] for other in others if (other, 0) in self._units), default=due.units)
+        if due.units > most:
+            raise BadInput("units", f"the driver asks for {due.units} of chunk 0, nobody else for more than {most}")
+
     def _check(self, provider: str, due: Due) -> None:
         then = self._then(due)
         if due.amount_msat != due.units * price_msat(self._plan, then, provider, due.chunk) or not due.amount_msat:
             raise BadInput("amount", f"{due.amount_msat} msat is not {due.units} times the plan's price")
-        newest = self.newest
-        if newest is not None and any(left == provider and due.chunk >= n for _, left, _, n in newest.replaced):
+        gave = self.newest.replaced if self.newest is not None else ()
+        stays = provider in self._doubted | self.wronged
+        if not stays and any(left == provider and due.chunk >= n for _, left, _, n in gave):
             raise BadInput("chunk", f"{due.chunk} is its standby's")
         if not 0 < due.units <= (self._most_units if due.chunk == 0 else 1):
             raise BadInput("chunk", "more units, or another attempt, than this job can have")

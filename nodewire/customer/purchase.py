@@ -12,11 +12,11 @@ from nodewire.customer.background import Background
 from nodewire.customer.claims import Claims
 from nodewire.customer.payments import JobPayments, most_units
 from nodewire.customer.planning import PATIENCE_EPOCHS, Draw, draw
-from nodewire.customer.session import LocalMailbox, Session
+from nodewire.customer.session import LocalMailbox, Session, signing_of
 from nodewire.customer.shares import Shares
 from nodewire.customer.ticketing import Tickets
 from nodewire.customer.timing import Handed, Timing
-from nodewire.errors import BadFrame, NoProvider, NotAllowed, TimedOut
+from nodewire.errors import BadFrame, LinkLost, NoProvider, NotAllowed, TimedOut
 from nodewire.kind import JobKind, Params
 from nodewire.nostr.event import Event
 from nodewire.pay.debts import Debt
@@ -36,6 +36,8 @@ EPOCH_S = 30.0
 SILENCE_S = 4.0
 GRACE_S = 10.0
 """How long a job waits for a provider that is lost to be replaced."""
+PRESENCE_S = 2.0
+"""Within which a provider that a driver has replaced must be reached and say that it is there, to be believed."""
 
 
 class Purchase:
@@ -86,6 +88,7 @@ class Purchase:
         self._background = Background()
         self._sharing: asyncio.Task[None] | None = None
         self._lost_s = 0.0
+        self._asked_after: set[str] = set()
         self._deadline: asyncio.Timeout | None = None
         self._last_chunk = -1
         self._done = False
@@ -110,10 +113,16 @@ class Purchase:
     def blamed(self) -> set[str]:
         """Providers that left, or for whose fault the job ended: the next one does better without them."""
         gone = self._handover.gone if self._handover is not None else set()
+        gone |= self._payments.disowned if self._payments is not None else set()
         blamed = self._answers.blamed if self._answers is not None else set()
         members = self._draw.plan.members() if self._draw is not None else ()
         failure = self._background.failure
         return gone | blamed | ({failure.field} & set(members) if failure is not None else set())
+
+    @property
+    def wronged(self) -> set[str]:
+        """Those of them that were replaced and say that they were there: who else may be to blame is blamed, too."""
+        return self._payments.wronged if self._payments is not None else set()
 
     @property
     def is_underway(self) -> bool:
@@ -295,7 +304,10 @@ class Purchase:
             network=session.network,
             private_endpoints=session.private_endpoints,
         )
+        if session.announce is not None:
+            await session.announce(self)
         session.settler.requests(self._request.id)
+        self._asked_after = set()
         background = self._background = Background()
         self._claims = Claims(self._payments, self._here, background)
         self._answers = Answers(
@@ -329,7 +341,10 @@ class Purchase:
         for provider in sorted(neighbours):
             background.spawn(member.link(provider))
         background.spawn(self._answers.follow(session.pool))
-        background.spawn(controls.follow(self._request.id, self._open, self._handover, self._payments))
+        signing = signing_of(session.keys, self._request.id, self.manifest, plan, self._handover)
+        background.spawn(
+            controls.follow(self._request.id, self._open, self._handover, self._payments, signing, background)
+        )
         self._sharing = asyncio.create_task(self.shares.follow(self._payments))
         background.spawn(member.follow_losses(self._handover))
         await session.pool.publish(self._request, timeout_s=10.0)
@@ -349,6 +364,7 @@ class Purchase:
                     local,
                     self._payments.closed,
                     self._handover,
+                    signing,
                 )
             )
 
@@ -361,7 +377,26 @@ class Purchase:
         lost_s = self._lost_s if now_s - self._lost_s < GRACE_S else now_s
         self.timing.takeovers.append(Handed(takeover.attempt, lost_s, now_s))
         self._give_time()
-        await self.payments.took_over(takeover)
+        assert self._handover is not None
+        left = {left for _, left, _, _ in takeover.replaced}
+        doubted = left - self._asked_after - self._handover.missed  # whom this node missed itself it need not ask
+        self._asked_after |= doubted
+        await self.payments.took_over(takeover, doubted)
+        for provider in sorted(doubted):
+            self._background.spawn(self._ask_after(provider, takeover))
+
+    async def _ask_after(self, provider: str, takeover: Takeover) -> None:
+        """See whether a provider that others say is gone is there all the same. The work goes on meanwhile.
+
+        Raises:
+            LinkLost: it is. Nobody can know who lies, or what between them is broken: the job is over.
+        """
+        assert self._draw is not None
+        wire = self._draw.ads[provider].wire
+        there = await self._session.node.holds(provider, wire, self.request.id, PRESENCE_S)
+        await self.payments.found(provider, there=there)
+        if there:
+            raise LinkLost(takeover.signer, f"had {provider[:8]} replaced, which is there and holds the job")
 
     async def _publish(self, event: Event) -> None:
         await self._session.pool.publish(event, timeout_s=10.0)
@@ -382,7 +417,7 @@ class Purchase:
         self._mailbox.cancel(NotAllowed("job", "cancelled by the customer"))
         assert self._draw is not None
         ads = self._draw.ads
-        self._session.withdraw(self.request.id, {p: ads[p].wire for p in self._here()})
+        self._session.withdraw(self.request.id, {p: ads[p].wire for p in self._here() | self.payments.wronged})
 
     async def _end(self) -> None:
         if self._sharing is not None:

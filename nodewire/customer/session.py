@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from nodewire.customer.closings import Closings
 from nodewire.customer.refunds import Refunds
@@ -20,12 +21,17 @@ from nodewire.pay.bond_holder import BondHolder
 from nodewire.pay.payer import Payer
 from nodewire.protocol.close import WITHDRAW, Close
 from nodewire.protocol.frame import Array, Frame
-from nodewire.protocol.manifest import Manifest
+from nodewire.protocol.manifest import Edge, Manifest
 from nodewire.protocol.plan import LOCAL, Plan
+from nodewire.protocol.sent import hashed
 from nodewire.wire.handover import Handover
 from nodewire.wire.mailbox import JobMailbox
 from nodewire.wire.node import Node
+from nodewire.wire.signing import Signing, tell
 from nodewire.wire.spool import Spool
+
+if TYPE_CHECKING:
+    from nodewire.customer.purchase import Purchase
 
 _FAREWELL_S = 2.0
 
@@ -50,6 +56,8 @@ class Session:
     refunds: Refunds
     holder: BondHolder
     """Who keeps the committee's treasury."""
+    announce: Callable[[Purchase], Awaitable[None]] | None = None
+    """Told every plan before its job is requested."""
     private_endpoints: bool = False
     """Whether LNURL endpoints on loopback and private networks may be asked."""
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("nodewire.customer"))
@@ -95,19 +103,25 @@ class Session:
         mailbox: LocalMailbox,
         on_close: OnClose,
         handover: Handover,
+        signing: Signing | None,
     ) -> None:
         """Run the plan's local tasks here, in a worker, until the job's end; a local driver's closes go to `on_close`.
+
+        `signing`: of a job that may be judged, what those tasks put out.
 
         Raises:
             NodewireError: a task refused its input, the worker failed, or a provider cannot be reached.
         """
         tasks = tuple(a.task for a in plan.tasks if a.provider == LOCAL)
         worker = await self._worker(kind, manifest, tasks)
-        desk = _LocalDesk(self.keys, request, manifest, mailbox, on_close, handover)
+        desk = _LocalDesk(self.keys, request, manifest, mailbox, on_close, handover, signing)
         try:
             await kind.serve(Job(request, manifest, tasks, params), mailbox, worker, desk)
+            await desk.said()
         except ExceptionGroup as group:
             raise first_of(group) from group
+        finally:
+            desk.leave()
 
     async def _worker(self, kind: JobKind, manifest: Manifest, tasks: tuple[str, ...]) -> Worker:
         """A worker with these tasks loaded; it is kept for the next job of the same manifest."""
@@ -151,8 +165,21 @@ class LocalMailbox:
         return await self._frames.get()
 
 
+def signing_of(keys: Keys, request: str, manifest: Manifest, plan: Plan, handover: Handover) -> Signing | None:
+    """For what the customer's own tasks put out in a job that may be judged; None if there is nothing to sign."""
+    if plan.verification.policy != "sampled" or all(a.provider != LOCAL for a in plan.tasks):
+        return None
+
+    def consumer(edge: Edge) -> str | None:
+        now = handover.assigned.get(edge.target, LOCAL)
+        return now if now != LOCAL else None
+
+    return Signing(keys, request, manifest, consumer)
+
+
 class _LocalDesk:
-    """The customer's own tasks earn nothing; a local driver still closes the chunks of a generation."""
+    """The customer's own tasks earn nothing; a local driver still closes the chunks of a generation, and in a job that
+    may be judged the customer signs what they put out: who computes on it is judged by that."""
 
     def __init__(
         self,
@@ -162,6 +189,7 @@ class _LocalDesk:
         mailbox: LocalMailbox,
         on_close: OnClose,
         handover: Handover,
+        signing: Signing | None,
     ) -> None:
         self._on_close = on_close
         self._keys = keys
@@ -169,12 +197,17 @@ class _LocalDesk:
         self._generates = manifest.mode == "generate"
         self._mailbox = mailbox
         self._handover = handover
+        self._signing = signing
+        self._saying: set[asyncio.Task[None]] = set()
 
     async def admit(self, chunk: int, units: int = 1) -> None:
         return
 
     def produced(self, task: str, chunk: int, frame: Frame[Array]) -> None:
-        return
+        if self._signing is not None:
+            self._signing.produced(chunk, frame.edge, hashed(frame))
+            if not self._generates:  # a call's part is whole
+                self._say(chunk)
 
     async def joined(self) -> str:
         forever: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -183,10 +216,31 @@ class _LocalDesk:
     async def completed(self, chunk: int, units: int, end: bool) -> None:
         if not self._generates:
             return
-        takeover = self._handover.takeover
-        attempt = takeover.attempt if takeover is not None else 0
+        attempt = self._attempt
         close = Close.sign(self._keys, request=self._request, attempt=attempt, chunk=chunk, units=units, end=end)
         await self._on_close(chunk, units)
         for provider in self._handover.others():
             with suppress(LinkLost):  # one who has just died does not keep the others from hearing it
                 await self._mailbox.control(provider, close.control())
+        self._say(chunk)
+
+    async def said(self) -> None:
+        """Return when what is signed has been told, as far as that goes."""
+        if self._saying:
+            await asyncio.wait(self._saying, timeout=_FAREWELL_S)
+
+    def leave(self) -> None:
+        for task in self._saying:
+            task.cancel()
+
+    @property
+    def _attempt(self) -> int:
+        return self._handover.takeover.attempt if self._handover.takeover is not None else 0
+
+    def _say(self, chunk: int) -> None:
+        """Sign what was put out of a chunk, and tell the consumers beside the work."""
+        told = self._signing.sign(chunk, self._attempt) if self._signing is not None else {}
+        for provider, said in told.items():
+            task = asyncio.create_task(tell(self._mailbox.control, provider, said))
+            self._saying.add(task)
+            task.add_done_callback(self._saying.discard)

@@ -32,8 +32,6 @@ LATE_S = 2.0
 """Within which a late claim must be payable: its chunk has come and was closed, or never will be."""
 ROUND_S = 5.0
 """Of what earlier jobs left: all that can be paid so long after the first purchase began is paid, and then told."""
-MAX_CLAIMS = 1_000
-"""Feedback to this customer, the newest, in which claims are looked for that the ledger lacks."""
 _FIRST_S, _LONGEST_S = 1.0, 60.0
 _RESOLVE_S = 2.0
 log = logging.getLogger("nodewire.customer")
@@ -166,7 +164,9 @@ class Settler:
     async def _catch_up(self) -> None:
         """What earlier processes left: what the ledger knows, then what relays know besides."""
         known, (claimed, left) = await asyncio.gather(self._settle(self._in_ledger(), ROUND_S), self._claimed())
-        left += [one.owed for one in (*known, *claimed) if one.error is not None]
+        failed = [one.owed for one in (*known, *claimed) if one.error is not None]
+        unpaid = {debt.key for debt in self._payer.unpaid()}  # another process of this customer may have paid it
+        left += [one for one in failed if one.key in unpaid or not self._payer.has(one.key)]
         self._old.unpaid_chunks, self._old.unpaid_msat = len(left), sum(one.amount_msat for one in left)
         if self._old != Old():
             log.warning("%s", self._old)
@@ -176,7 +176,7 @@ class Settler:
         until = asyncio.get_running_loop().time() + ROUND_S
         try:
             async with asyncio.timeout_at(until):
-                found = await debts.on_relays(self._pool, self._payer, self._customer, most=MAX_CLAIMS)
+                found = await debts.on_relays(self._pool, self._payer, self._customer, briefly=True)
         except (NodewireError, TimeoutError) as error:
             log.info("claims of earlier jobs cannot be looked for: %r", error)
             return [], []

@@ -112,6 +112,7 @@ def _verdicts_on(case: Case, state: State) -> list[Verdict]:
     """What honest oracles may have found of the sample, but for equivocations, the mildest first."""
     found: list[tuple[Found, tuple[tuple[str, bool], ...], tuple[str, ...]]] = [("unsure", (), ()), ("pass", (), ())]
     provider, verifiers = case.sample.provider, case.sample.verifiers
+    found[1:1] = [("unsure", ((one, agrees),), ()) for agrees in (False, True) for one in verifiers]
     found += [("pass", ((one, agrees),), ()) for agrees in (False, True) for one in verifiers]
     found += [("pass", ((one, False),), (one,)) for one in verifiers]
     found += [("withheld", (), ()), ("fail", (), (provider,))]

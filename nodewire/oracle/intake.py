@@ -207,10 +207,13 @@ def _judged_came(event: Event, state: State) -> Step:
         return state, ()
     certificate = _verdict.parse(event)
     verdict = certificate.verdict
-    if not state.epoch - JUDGED_EPOCHS <= verdict.epoch <= state.epoch or verdict.outcome not in ("pass", "withheld"):
+    outcome = verdict.outcome
+    if outcome == "fail" or (outcome == "unsure" and not verdict.is_in_doubt):
+        return state, ()
+    if not state.epoch - JUDGED_EPOCHS <= verdict.epoch <= state.epoch:
         return state, ()
     certificate.check(state.committee)
-    judged = Judged(epoch=verdict.epoch, sample=verdict.key, provider=verdict.provider, outcome=verdict.outcome)
+    judged = Judged(epoch=verdict.epoch, sample=verdict.key, provider=verdict.provider, outcome=outcome)
     return replace(state, judged={**state.judged, judged.sample: judged}), (KeepJudged(judged),)
 
 

@@ -13,8 +13,10 @@ both openings            alike, and the beacon does not have it audited: pass. E
 own result               provider apart: fail, the provider is convicted. Provider alike: pass. In both cases a verifier
                          that is apart is convicted. If the producer of an input signed something else than it
                          committed to, it is convicted, and the sample itself is unsure
-e + 6 over               what cannot be known is in doubt: an oracle that lacks full evidence joins a verdict for which
-                         f+1 others have voted, and votes no sooner than a whole epoch later that it was withheld
+own result in between    the work is in doubt: unsure, and its verifier is named as it did its part, unless f+1 others
+                         have found more when e + 6 is over
+e + 6 over               what cannot be known is in doubt, too: an oracle that lacks full evidence joins a verdict for
+                         which f+1 others have voted, and votes no sooner than a whole epoch later that it was withheld
                          (the provider's opening, or its part of the inputs) or that it is unsure
 input not opened         what the producer of an input committed to, and does not open though a sample cannot be judged
                          without it, was withheld: two neighbours would make each other pass by a word for what was

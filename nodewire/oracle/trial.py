@@ -97,16 +97,19 @@ def _decided(case: Case, state: State) -> Step:
     assert case.mine is not None
     found = _outcome(case, case.mine, case.theirs)
     if found == "grey":
-        return state.with_case(replace(case, grey=True)), ()
-    verifiers: tuple[tuple[str, bool], ...] = ()
-    convicted: tuple[str, ...] = (sample.provider,) if found == "fail" else ()
-    if case.verifier is not None:
-        verifier = case.verifier[0]
-        own = "silent" if case.checked is None else _outcome(case, case.mine, case.checked)
-        verifiers = ((verifier, own in ("pass", "grey")),)
-        if own == "fail":
-            convicted += (verifier,)
-    return vote(case, found, verifiers, convicted, state)
+        return state.with_case(replace(case, grey=True)), ()  # another oracle's result may say more (`_doubt`)
+    verifiers, lied = _verified(case)
+    return vote(case, found, verifiers, ((sample.provider,) if found == "fail" else ()) + lied, state)
+
+
+def _verified(case: Case) -> tuple[tuple[tuple[str, bool], ...], tuple[str, ...]]:
+    """The verifier that decides, with whether it did its part; and again, if its work is apart from one's own."""
+    if case.verifier is None:
+        return (), ()
+    assert case.mine is not None
+    verifier = case.verifier[0]
+    own = "silent" if case.checked is None else _outcome(case, case.mine, case.checked)
+    return ((verifier, own in ("pass", "grey")),), (verifier,) if own == "fail" else ()
 
 
 def _outcome(case: Case, mine: Opening, theirs: Opening) -> Outcome:
@@ -124,12 +127,14 @@ def _ask(case: Case, what: str, action: Action, state: State) -> Step:
 
 
 def _doubt(case: Case, state: State) -> Step:
-    """Past the deadline: join f+1 others, later say what is in doubt."""
+    """Past the deadline: join f+1 others, say that the work is in doubt, or, later, that evidence is lacking."""
     if (joined := join(case, state)) is not None:
         return joined
+    if case.grey and case.equivocation is None:
+        return vote(case, "unsure", _verified(case)[0], (), state)
     if state.epoch <= case.epoch + OPEN_EPOCHS + 1:
         return state, ()
-    if case.mine is not None and case.theirs is not None and not case.grey:
+    if case.mine is not None and case.theirs is not None:
         decided = _decided(case, state)
         if decided[1]:
             return decided

@@ -1,10 +1,12 @@
 """Accounts of behaviour: what certified verdicts say of a provider. Every snapshot has them, time makes them fade.
 
-A verdict of pass or withheld is worth 4,096 points. With every epoch points p lose ceil(p / 4,096): one verdict counts
-for 4,096 epochs, many fade by half in 2,839. What an account shows is ceil(p / 4,096). A fail needs none: its culprit
-leaves for good. A verdict on a sample drawn in epoch d is counted in the snapshot of epoch d + 12, or in the first
-certified after it: by then every oracle has the verdict's certificate, or there is none. What f+1 of the inventories
-that a body cites list of it is counted, so what an oracle has missed, or made up, changes nothing.
+A verdict of pass or withheld is worth 4,096 points. Work in doubt (`Verdict.is_in_doubt`) takes back what eight passes
+gave: nobody is worth less for it than who is new, but who is in doubt again and again stays there. With every epoch
+points p lose ceil(p / 4,096): one verdict counts for 4,096 epochs, many fade by half in 2,839. What an account shows
+is ceil(p / 4,096). A fail needs none: its culprit leaves for good. A verdict on a sample drawn in epoch d is counted in
+the snapshot of epoch d + 12, or in the first certified after it: by then every oracle has the verdict's certificate, or
+there is none. What f+1 of the inventories that a body cites list of it is counted, so what an oracle has missed, or
+made up, changes nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ from nodewire.protocol import tags
 from nodewire.protocol.schema import Count, Hex32, Schema
 
 POINTS = 4_096
+PASSES_OF_A_DOUBT = 8
+"""So many passes one sample in doubt takes back. Honest work is hardly ever in doubt: once in 27,258 comparisons, it
+would cost nothing; what is sold in another precision than it is asked for is in doubt often."""
 COUNTED_AFTER = 12
 """Epochs from a draw to the snapshot that counts what was found: a dispute and its votes are over by then."""
 MAX_JUDGED = 1_024
@@ -31,7 +36,8 @@ class Judged(Schema):
     epoch: int = Field(ge=0, le=tags.MAX_EPOCH)
     sample: Hex32
     provider: Hex32
-    outcome: Literal["pass", "withheld"]
+    outcome: Literal["pass", "unsure", "withheld"]
+    """`unsure`: it was compared, and is in doubt."""
 
     @property
     def order(self) -> tuple[int, str, str, str]:

@@ -59,6 +59,11 @@ def compare(manifest: Manifest, task: str, mine: Opening, theirs: Opening) -> Co
     return Comparison(_tolerance(leaf).outcome(ppm), ppm, _where(leaf) if ppm else "")
 
 
+def alike(mine: Leaf, theirs: Leaf) -> bool:
+    """Whether two frames of one number are the same work, whoever computed them."""
+    return _tolerance(mine).outcome(_leaf_ppm(mine, theirs)) == "pass"
+
+
 def _leaf_ppm(mine: Leaf, theirs: Leaf) -> int:
     if [(t.dtype, t.shape) for t in mine.tensors] != [(t.dtype, t.shape) for t in theirs.tensors]:
         return MILLION

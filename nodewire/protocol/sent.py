@@ -21,6 +21,8 @@ from nodewire.protocol.schema import Count, Hex32, Hex64, Name, Schema
 
 CONTROL = "sent"
 """The control document's type."""
+LACKING = "unsent"
+"""The type of the control document by which a consumer asks for statements."""
 MAX_OF_A_DOCUMENT = 64
 """Statements in one control document."""
 MAX_PACKED_BYTES = 4 * 2**20
@@ -147,24 +149,18 @@ class Equivocation:
 Settled = Literal["received", "committed", "equivocated", "unknown"]
 
 
-def settle(
-    said: Sent | None, received: Iterable[Hashed], committed: Mapping[int, Tensors] | None, *, left: bool = False
-) -> Settled:
+def settle(said: Sent | None, received: Iterable[Hashed], committed: Mapping[int, Tensors] | None) -> Settled:
     """What the consumer of one edge is judged on in one chunk.
 
     Args:
         said: the producer's word, checked: its signature, and that it is of this edge, chunk and producer.
         received: the frames that the consumer shows.
         committed: the edge's frames by seq in the producer's opening of a certified root; None if there is none.
-        left: the producer was replaced before it could sign. Nobody but the consumer can say what came then; it must
-            have computed honestly on it all the same.
 
-    "received" those that the consumer shows, for their producer signed or left them; "committed" the producer's own;
+    "received" those that the consumer shows, for their producer signed them; "committed" the producer's own;
     "equivocated" the producer signed and sent other frames than it committed to; "unknown" neither can be known.
     """
     shown = list(received)
-    if said is None and left and shown:
-        return "received"
     if said is None or digest_of(shown) != said.frames:
         return "unknown" if committed is None else "committed"
     if committed is not None and committed != {frame.seq: frame.tensors for frame in shown}:

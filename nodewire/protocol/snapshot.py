@@ -14,8 +14,9 @@ Rules of derivation for epoch e, over beats that f+1 of the cited inventories li
    previous snapshot more than 16 epochs older does not count (its blob may be gone): all start again at 1.
 7. `judged` is what f+1 of the cited inventories list, as far as it is due (`account.due`; with no previous snapshot
    that counts, since epoch e - 1). passed and withheld = the node's points in the previous snapshot, faded for each
-   epoch since, and 4,096 for each of `judged` about it. `absent` has the points above 0 of all others: at most 4,096
-   accounts, those with the most withheld, then the most passed, then the least pubkey.
+   epoch since, and 4,096 for each of `judged` about it; of passed each unsure takes 32,768, down to 0 in all. `absent`
+   has the points above 0 of all others: at most 4,096 accounts, those with the most withheld, then the most passed,
+   then the least pubkey.
 8. At most 4,096 nodes, and 24 MiB of ads, bond statements and counting beats: nodes are taken by descending bond, then
    by pubkey, until one does not fit.
 `nodes` and `absent` are sorted by pubkey. `events` holds the JSON text (NIP-01 field order, no spaces) of all listed
@@ -41,7 +42,7 @@ from nodewire.protocol import ad as _ad
 from nodewire.protocol import beat as _beat
 from nodewire.protocol import bond as _bond
 from nodewire.protocol import tags
-from nodewire.protocol.account import MAX_JUDGED, POINTS, Account, Judged
+from nodewire.protocol.account import MAX_JUDGED, PASSES_OF_A_DOUBT, POINTS, Account, Judged
 from nodewire.protocol.ad import Ad, TaskOffer
 from nodewire.protocol.beat import Beat, Microseconds
 from nodewire.protocol.committee import VALID_EPOCHS, Committee, Ppm
@@ -295,7 +296,11 @@ def _accounts(epoch: int, previous: Snapshot | None, fresh: Iterable[Judged]) ->
             passed[old.pubkey] = _account.faded(old.passed, epoch - previous.epoch)
             withheld[old.pubkey] = _account.faded(old.withheld, epoch - previous.epoch)
     for one in fresh:
-        (passed if one.outcome == "pass" else withheld)[one.provider] += POINTS
+        if one.outcome == "unsure":
+            passed[one.provider] -= PASSES_OF_A_DOUBT * POINTS
+        else:
+            (passed if one.outcome == "pass" else withheld)[one.provider] += POINTS
+    passed, withheld = +passed, +withheld
     known = passed | withheld  # those above 0
     return {pubkey: Account(pubkey=pubkey, passed=passed[pubkey], withheld=withheld[pubkey]) for pubkey in known}
 

@@ -8,7 +8,7 @@ published as an event of kind 8857. A node that knows more answers {"t": "stale"
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
@@ -121,9 +121,12 @@ class Takeover(Schema):
 
         Raises:
             BadPlan: of another job, or not what the plan's standbys allow.
-            NotAllowed: the signer is neither the customer nor the driver, or the driver replaces the driver.
+            NotAllowed: the job is no generation; the signer is neither the customer nor the driver, or the driver
+                replaces the driver.
             BadSignature: not signed by `signer`.
         """
+        if manifest.mode != "generate":  # nobody would go over to it: such a job is made again as a whole
+            raise NotAllowed("mode", f"a call ({manifest.mode}) is not handed over")
         if self.request != request:
             raise BadPlan("request", "a takeover of another job")
         if (self.attempt == 1) != (self.previous == request):
@@ -204,6 +207,24 @@ def payees(plan: Plan, takeover: Takeover | None, chunk: int) -> dict[str, str]:
     early = {task for task, _, _, first in takeover.replaced if chunk < first}
     now = assigned(plan, takeover)
     return {a.task: a.provider if a.task in early else now[a.task] for a in plan.tasks}
+
+
+def signers(plan: Plan, takeover: Takeover | None, task: str, chunk: int) -> tuple[str, ...]:
+    """Whose word on what `task` put out in `chunk` counts under `takeover`: that of who is paid for it, and next the
+    standby's, which computed it again; of what the customer runs itself the customer's."""
+    both = payees(plan, takeover, chunk)[task], assigned(plan, takeover)[task]
+    return tuple(dict.fromkeys(plan.customer if one == LOCAL else one for one in both))
+
+
+def under(accepted: Sequence[Takeover], attempt: int) -> Takeover | None:
+    """The takeover that whoever committed at `attempt` went by, of those that were accepted, by attempt: none at 0.
+
+    One that is later than a commitment says nothing about it. If the very one was never published, the next one holds
+    all that it replaced.
+    """
+    if attempt == 0:
+        return None
+    return next((one for one in accepted if one.attempt >= attempt), accepted[-1] if accepted else None)
 
 
 def price_msat(plan: Plan, takeover: Takeover | None, provider: str, chunk: int) -> int:

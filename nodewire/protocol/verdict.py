@@ -67,7 +67,8 @@ class Verdict(Schema):
     """Who is convicted: the provider if it failed, a verifier that lied about work that passes, who equivocated, or
     nobody."""
     verifiers: tuple[tuple[Hex32, bool], ...] = Field(default=(), max_length=MAX_VERIFIERS)
-    """The drawn verifiers that reported, and whether what they reported agrees with the outcome."""
+    """The drawn verifiers that reported, and whether what they reported agrees with the outcome. In an `unsure` their
+    being named says that the provider's work is in doubt though all evidence was there."""
     accomplices: tuple[Hex32, ...] = Field(default=(), max_length=MAX_VERIFIERS)
     """Verifiers that are convicted with a provider that failed: they committed to work as wrong as its own."""
     equivocated: tuple[Name, Count] | None = None
@@ -94,6 +95,8 @@ class Verdict(Schema):
         if self.equivocated is not None:
             if self.outcome != "unsure" or self.culprit in ("", self.provider):
                 raise ValueError("equivocated: convicts the producer of an input, and says nothing of the work")
+            if self.verifiers:
+                raise ValueError("verifiers: nobody can agree on work whose input is not known")
             if self.equivocated[1] > self.chunk:
                 raise ValueError("equivocated: a later chunk is no input of this one")
         elif self.outcome in ("withheld", "unsure") and self.culprit:
@@ -110,6 +113,12 @@ class Verdict(Schema):
         if self.claimed:
             return complaint.case_key(self.provider, self.request, self.claimed)
         return sample_key(self.provider, self.request, self.task, self.chunk, self.attempt)
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether the work was computed again and is neither alike nor apart. (An `unsure` for lack of evidence, or by
+        an equivocation, names no verifier.)"""
+        return self.outcome == "unsure" and bool(self.verifiers)
 
     @property
     def convicted(self) -> tuple[str, ...]:

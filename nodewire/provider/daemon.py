@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from nodewire.errors import BadConfig, BadInput, Busy, LinkLost, NodewireError, NotAllowed
@@ -21,8 +21,9 @@ from nodewire.pay.ledger import Ledger
 from nodewire.pay.presenting import Presenter
 from nodewire.protocol import feedback, kinds
 from nodewire.protocol.commitment import ChunkRoot
+from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request, Ticket
-from nodewire.protocol.manifest import Manifest
+from nodewire.protocol.manifest import Edge, Manifest
 from nodewire.protocol.round import is_ticket as is_round_ticket
 from nodewire.protocol.takeover import LOST, Takeover, assigned
 from nodewire.provider.admission import Admission, feedback_for
@@ -39,6 +40,7 @@ from nodewire.provider.verifying import Verifying
 from nodewire.provider.withdrawals import Withdrawals
 from nodewire.wire.membership import Membership
 from nodewire.wire.node import Node
+from nodewire.wire.pull import Want, pull
 from nodewire.wire.spool import Spool
 
 log = logging.getLogger("nodewire.provider")
@@ -263,6 +265,7 @@ class Provider:
         finally:
             served.give()
             self._jobs.pop(request.id, None)
+            self._holding.feeds.pop(request.id, None)
             await self._ended(request.id)
 
     async def _run(
@@ -277,7 +280,21 @@ class Provider:
         snapshot = await self._market.snapshot(request.plan.snapshot)
         ads = snapshot.ads(set(request.plan.members()))
         judged = request.plan.verification.policy == "sampled"
-        statements = Statements(self._keys, request, manifest, self._spool, entered) if judged else None
+
+        async def again(peer: str, edge: Edge, chunk: int, max_bytes: int) -> AsyncIterator[Frame[Array]]:
+            want = Want(
+                what="frames",
+                request=request.id,
+                task=edge.source,
+                edges=(edge.name,),
+                attempt=0,
+                first=chunk,
+                last=chunk,
+            )
+            async for _, frame in pull(self._node, peer, ads[peer].wire, want, max_bytes=max_bytes):
+                yield frame
+
+        statements = Statements(self._keys, request, manifest, self._spool, entered, again) if judged else None
         member = Membership(
             self._keys,
             request.id,
@@ -320,6 +337,7 @@ class Provider:
         handover = member.handover(open_chunk=run.open_chunk, changed=run.took_over, publish=self._publish)
         run.handover = handover if member.hands_over else None
         self._jobs[request.id] = run
+        self._holding.feeds[request.id] = run.feeds
 
         async def link(peer: str) -> None:
             """A job that cannot reach one of its nodes learns it at once, not when it first must."""

@@ -40,10 +40,11 @@ from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import LOCAL
-from nodewire.protocol.sent import Sent
+from nodewire.protocol.sent import LACKING, Hashed, hashed, tensors_of
 from nodewire.protocol.takeover import LOST, Takeover, assigned, price_msat
 from nodewire.provider.credit import Credit
-from nodewire.provider.statements import LACKING, Statements
+from nodewire.provider.statements import Statements
+from nodewire.wire import signing
 
 log = logging.getLogger("nodewire.provider")
 
@@ -58,6 +59,8 @@ class JobMailbox(Mailbox, Protocol):
     async def control(self, peer: str, document: Mapping[str, Any]) -> None: ...
 
     def controls(self) -> AsyncIterator[tuple[str, Mapping[str, Any]]]: ...
+
+    def give_up(self) -> None: ...
 
     def cancel(self, error: NodewireError | None = None) -> None: ...
 
@@ -118,8 +121,8 @@ class JobRun:
         self._all_units = 0
         self._roots: list[ChunkRoot] = []
         self._statements = statements
-        self._unsettled: dict[int, tuple[int, list[ChunkRoot], int]] = {}
-        """By chunk that is closed and not asked for: its units, its roots, its attempt."""
+        self._unsettled: dict[int, tuple[int, dict[str, list[Leaf]], int]] = {}
+        """By chunk that is closed and not asked for: its units, what its tasks put out, its close's attempt."""
         self._turn = asyncio.Lock()
         """Held by the chunk that is settled."""
         self._beside: set[asyncio.Task[None]] = set()
@@ -143,6 +146,13 @@ class JobRun:
     def open_chunk(self) -> int:
         """The first chunk that has not been closed."""
         return max(self._closed, default=-1) + 1
+
+    def feeds(self, edge: str) -> str | None:
+        """Who has now what comes of an edge of a task that this node took over; None of others."""
+        found = next((one for one in self._job.manifest.edges if one.name == edge), None)
+        if found is None or found.source not in self._entered:
+            return None
+        return assigned(self.request.plan, self._takeover).get(found.target)
 
     @property
     def _driver(self) -> str:
@@ -212,6 +222,7 @@ class JobRun:
         """Whether it is only this node that cannot go on, and who replaces it has been told."""
         if self.handover is None or not isinstance(error, WorkerFailed):
             return False
+        self._mailbox.give_up()
         try:
             to = self.request.customer if self.drives else self._driver
             await self._mailbox.control(to, {"t": LOST, "peer": self._me})
@@ -246,12 +257,17 @@ class JobRun:
         self._frames += 1
         if isinstance(text := frame.meta.get("text"), str):
             self._text.append(text)
-        if chunk < self._entered.get(task, 0):
-            return  # committed by who did it first
+        if chunk < self._entered.get(task, 0):  # committed by who did it first, who may have died before it signed it
+            if self._statements is not None:
+                self._statements.produced(chunk, frame.edge, hashed(frame))
+                self._state_whole(frame.edge)
+            return
         leaf = leaf_of(self.request.plan.manifest, frame)
         self._leaves.setdefault((chunk, task), []).append(leaf)
         if self._statements is not None:
-            self._statements.produced(chunk, leaf, frame.meta)
+            self._statements.produced(chunk, frame.edge, Hashed(leaf.seq, tensors_of(leaf), frame.meta))
+            if task in self._entered:
+                self._state_whole(frame.edge)
             if not self._generates:  # a call's part is whole; who waits for it may be whom this node's close waits for
                 self._state(chunk, self.attempt)
 
@@ -276,18 +292,17 @@ class JobRun:
         except LinkLost as error:
             log.info("job %s: close for %s: %s", self.request.id[:8], peer[:8], error)
 
-    def _state(self, chunk: int, attempt: int) -> None:
-        """Sign what was sent in a chunk, and tell the consumers."""
+    def _state(self, chunk: int, attempt: int, edge: str | None = None) -> None:
+        """Sign what was sent in a chunk (on one edge), and tell the consumers."""
         assert self._statements is not None
-        for peer, said in self._statements.sign(chunk, attempt).items():
-            self._spawn(self._say_sent(peer, said))
+        for peer, said in self._statements.sign(chunk, attempt, edge).items():
+            self._spawn(signing.tell(self._mailbox.control, peer, said))
 
-    async def _say_sent(self, peer: str, said: Sequence[Sent]) -> None:
-        try:
-            for document in sent.controls(said):
-                await self._mailbox.control(peer, document)
-        except NodewireError as error:  # who lacks it asks again; what ended the job is told to the work itself
-            log.info("job %s: statements for %s: %s", self.request.id[:8], peer[:8], error)
+    def _state_whole(self, edge: str) -> None:
+        """Sign what this node has computed again in place of who died, and tell the consumer."""
+        assert self._statements is not None
+        for chunk in self._statements.whole(edge):
+            self._state(chunk, self.attempt, edge)
 
     async def joined(self) -> str:
         return await self._joining.get()
@@ -313,8 +328,10 @@ class JobRun:
             for one in said:
                 self._statements.heard(one)
         elif self._statements is not None and document.get("t") == LACKING:
+            self._state_whole(edge := str(document.get("edge")))
             again = self._statements.again(peer, document.get("edge"), document.get("first"))
-            self._spawn(self._say_sent(peer, again))
+            self._spawn(signing.tell(self._mailbox.control, peer, again))
+            self._spawn(self._statements.ask_for(edge, self._mailbox.control))
         elif self.handover is not None:
             await self.handover.heard(peer, document)
 
@@ -337,12 +354,8 @@ class JobRun:
         if chunk in self._closed:
             return
         self._closed.add(chunk)
-        roots = [
-            ChunkRoot(request=self.request.id, task=task, chunk=chunk, attempt=attempt, root=self._root(leaves, at))
-            for task in self.tasks
-            if (leaves := self._leaves.pop((chunk, task), None)) is not None and (at := (task, chunk, attempt))
-        ]
-        self._unsettled[chunk] = units, roots, attempt
+        made = {task: leaves for task in self.tasks if (leaves := self._leaves.pop((chunk, task), None)) is not None}
+        self._unsettled[chunk] = units, made, attempt
         if self._statements is None:
             await self._settle(chunk, end)
             return
@@ -355,10 +368,11 @@ class JobRun:
         async with self._turn:
             if self._fault is not None:
                 return
-            units, roots, attempt = self._unsettled[chunk]
-            if roots:
-                if self._statements is not None:
-                    await self._statements.complete(chunk, self._mailbox.control)
+            units, made, attempt = self._unsettled[chunk]
+            if made:
+                if self._statements is not None:  # what its inputs are signed by, it is judged by
+                    attempt = await self._statements.complete(chunk, self._mailbox.control)
+                roots = [self._root(leaves, task, chunk, attempt) for task, leaves in made.items()]
                 await self._commit(roots)
                 self._roots += roots
                 await self._ask(chunk, units, claim(roots), attempt)
@@ -388,15 +402,13 @@ class JobRun:
         self._statements.stop(error)
         async with self._turn:
             left, self._unsettled = self._unsettled, {}
-        if chunks := sorted(chunk for chunk, (_, roots, _) in left.items() if roots):
+        if chunks := sorted(chunk for chunk, (_, made, _) in left.items() if made):
             log.info("job %s: not asked for: chunks %s, whose inputs nobody signed", self.request.id[:8], chunks)
 
-    def _root(self, leaves: Sequence[Leaf], at: tuple[str, int, int]) -> str:
-        task, chunk, attempt = at
-        shown = opening(
-            self._keys, self._job.manifest, leaves, request=self.request.id, task=task, chunk=chunk, attempt=attempt
-        )
-        return shown.root()
+    def _root(self, leaves: Sequence[Leaf], task: str, chunk: int, attempt: int) -> ChunkRoot:
+        job = self.request.id
+        made = opening(self._keys, self._job.manifest, leaves, request=job, task=task, chunk=chunk, attempt=attempt)
+        return ChunkRoot(request=job, task=task, chunk=chunk, attempt=attempt, root=made.root())
 
     async def _claim_unclosed(self) -> None:
         """The job failed: chunks whose successor had begun were complete, though the driver has not said so."""

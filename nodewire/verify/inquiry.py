@@ -140,7 +140,7 @@ class Inquiry:
         kind = self._kinds.get(manifest.kind)
         if self._loaded is None or kind is None:
             raise NotAllowed("worker", f"jobs of kind {manifest.kind} are not computed here")
-        newest = await self._takeover(request, manifest)
+        takeovers = await self._takeovers(request, manifest)
         final = await final_roots(request.id, request.plan, request.created_at, self._market, self._relays)
         addresses = await self._addresses(request, sample, epoch)
         at.what, at.is_own = "loading the task here", True
@@ -150,7 +150,7 @@ class Inquiry:
             sample=sample,
             request=request,
             manifest=manifest,
-            takeover=newest,
+            takeovers=takeovers,
             final=final,
             node=self._node,
             addresses=addresses,
@@ -175,8 +175,8 @@ class Inquiry:
                 found |= {pubkey: ad.wire for pubkey, ad in ads.items() if ad.wire}
         return found
 
-    async def _takeover(self, request: Request, manifest: Manifest) -> Takeover | None:
-        """The job's newest takeover that holds, by what its own nodes published: strangers' events are not read."""
+    async def _takeovers(self, request: Request, manifest: Manifest) -> list[Takeover]:
+        """The job's takeovers that hold, by what its own nodes published: strangers' events are not read."""
         about = {"e": frozenset({request.id})}
         authors = frozenset({request.customer, *request.plan.members()})
         said = []
@@ -187,4 +187,5 @@ class Inquiry:
                 said.append(takeover.parse(event))
             except BadInput:
                 continue
-        return takeover.newest(said, request.id, request.plan, manifest)
+        accepted, _ = takeover.accepted(said, request.id, request.plan, manifest)
+        return accepted

@@ -23,9 +23,18 @@ from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.frame import ITEM_BYTES, Array, Frame
 from nodewire.protocol.job import Request, Ticket, content_of
 from nodewire.protocol.manifest import CUSTOMER, Edge, Manifest
-from nodewire.protocol.plan import LOCAL
-from nodewire.protocol.sent import MAX_PACKED_BYTES, Equivocation, Sent, Tensors, hashed, settle, tensors_of, unpack
-from nodewire.protocol.takeover import Takeover, payees
+from nodewire.protocol.sent import (
+    MAX_PACKED_BYTES,
+    Equivocation,
+    Sent,
+    Tensors,
+    digest_of,
+    hashed,
+    settle,
+    tensors_of,
+    unpack,
+)
+from nodewire.protocol.takeover import Takeover, signers, under
 from nodewire.protocol.verification import Sample
 from nodewire.verify.finality import Finality
 from nodewire.wire.node import Node
@@ -67,19 +76,26 @@ class _Case:
     sample: Sample
     request: Request
     manifest: Manifest
-    takeover: Takeover | None
+    takeovers: Sequence[Takeover]
     final: Finality
     addresses: Mapping[str, Sequence[str]]
     patience_s: float
     last: bool
-    said: Mapping[tuple[str, int], Sent] = field(default_factory=dict)
-    """By edge and chunk: what producers signed to the provider, by what it shows."""
+    said: Mapping[tuple[str, int, str], Sent] = field(default_factory=dict)
+    """By edge, chunk and signer: what was signed to the provider, by what it shows."""
 
     def at(self, node: str) -> Sequence[str]:
         """Where the node is. Raises NotFound: nobody says."""
         if not self.addresses.get(node):
             raise NotFound("wire", f"no ad says where {node[:8]} is")
         return self.addresses[node]
+
+    def signers(self, task: str, chunk: int) -> tuple[str, ...]:
+        """Whose word counts on what a task put out in a chunk, who was paid for it first: by the takeover under which
+        the provider committed to that chunk of its own."""
+        mine = self.root(self.sample.provider, self.sample.task, chunk) if chunk < self.sample.chunk else None
+        attempt = mine.attempt if mine is not None else self.sample.attempt
+        return signers(self.request.plan, under(self.takeovers, attempt), task, chunk)
 
     def root(self, producer: str, task: str, chunk: int) -> ChunkRoot | None:
         """What the producer committed to: of several attempts the first that was certified; None if nothing."""
@@ -108,7 +124,7 @@ async def recompute(
     sample: Sample,
     request: Request,
     manifest: Manifest,
-    takeover: Takeover | None,
+    takeovers: Sequence[Takeover],
     final: Finality,
     node: Node,
     addresses: Mapping[str, Sequence[str]],
@@ -120,9 +136,9 @@ async def recompute(
 ) -> tuple[Leaf, ...]:
     """The leaves of the sampled chunk, computed by the task `loaded` in `worker`, in the order that an opening has.
 
-    `takeover` is the job's newest, `final` what certificates hold of it; `addresses` are of the plan's providers and
-    standbys; `patience_s`: for what one node shows of one chunk. `last`: of inputs that their producer signed, what it
-    committed to is not waited for any more.
+    `takeovers` are the job's that were accepted, by attempt; `final` what certificates hold of it; `addresses` are of
+    the plan's providers and standbys; `patience_s`: for what one node shows of one chunk. `last`: of inputs that their
+    producer signed, what it committed to is not waited for any more.
 
     Raises:
         Equivocated: an input's producer signed something else than it committed to.
@@ -133,7 +149,7 @@ async def recompute(
         TooLarge: the inputs have more than 1 GiB in all.
         NodewireError: the worker's error, or a peer's refusal.
     """
-    of = _Case(sample, request, manifest, takeover, final, addresses, patience_s, last)
+    of = _Case(sample, request, manifest, takeovers, final, addresses, patience_s, last)
     of.at(sample.provider)
     ticket = await _asked(of, sample.provider, lambda: _ticket(of, node))
     said = await _asked(of, sample.provider, lambda: _statements(of, node))
@@ -228,9 +244,9 @@ async def _inputs(of: _Case, ticket: Ticket, node: Node) -> list[Frame[Array]]:
             if edge.source == CUSTOMER:
                 frames = await _asked(of, of.sample.provider, partial(_customers, of, edge, chunk, ticket, node, left))
             else:
-                producer = payees(of.request.plan, of.takeover, chunk)[edge.source]
-                received = await _received(of, edge, chunk, producer, node, left)
-                frames = received if received is not None else await _frames(of, edge, chunk, producer, node, left)
+                signers = of.signers(edge.source, chunk)
+                received = await _received(of, edge, chunk, signers, node, left)
+                frames = received if received is not None else await _frames(of, edge, chunk, signers[0], node, left)
             left -= sum(tensor.nbytes for frame in frames for tensor in frame.tensors)
             found += [(frame.seq, int(edge.source != CUSTOMER), frame) for frame in frames]
             if len(found) > MAX_FRAMES:
@@ -264,8 +280,8 @@ async def _frames(of: _Case, edge: Edge, chunk: int, producer: str, node: Node, 
         Withheld, NotFound: they are not shown, or not committed to; or what was certified cannot be read.
         TooLarge: there are more than `max_bytes` of them.
     """
-    if producer == LOCAL:
-        raise NotFound("producer", f"{edge.name} is the customer's own work")
+    if producer == of.request.customer:
+        raise Withheld("sent", f"the customer's word for {edge.name} in chunk {chunk} is not shown")
     addresses = of.at(producer)
     root = of.root(producer, edge.source, chunk)
     if root is None and of.final.unread:
@@ -304,8 +320,8 @@ def _bytes(leaves: Iterable[Leaf]) -> int:
     return sum(prod(t.shape) * ITEM_BYTES.get(t.dtype, 0) for leaf in leaves for t in leaf.tensors)
 
 
-async def _statements(of: _Case, node: Node) -> dict[tuple[str, int], Sent]:
-    """What the provider shows of what was signed to it, by edge and chunk. It need not show any, but answer.
+async def _statements(of: _Case, node: Node) -> dict[tuple[str, int, str], Sent]:
+    """What the provider shows of what was signed to it. It need not show any, but answer.
 
     Raises:
         NodewireError: it cannot be reached, or is busy: that is not yet an answer.
@@ -318,33 +334,31 @@ async def _statements(of: _Case, node: Node) -> dict[tuple[str, int], Sent]:
         return {}
     sources = {edge.name: edge.source for edge in of.manifest.inputs(sample.task)}
     return {
-        (one.edge, one.chunk): one
+        (one.edge, one.chunk, one.signer): one
         for one in shown
         if (one.request, one.task) == (sample.request, sources.get(one.edge)) and one.chunk <= sample.chunk
     }
 
 
 async def _received(
-    of: _Case, edge: Edge, chunk: int, producer: str, node: Node, max_bytes: int
+    of: _Case, edge: Edge, chunk: int, signers: Sequence[str], node: Node, max_bytes: int
 ) -> list[Frame[Array]] | None:
-    """The frames that the provider was sent, if it shows the producer's word for them, or there can be none; else None.
+    """The frames that the provider was sent, if it shows a producer's word for them, or there can be none; else None.
 
-    What the provider shows                     the producer's certified root     it is judged on
+    What the provider shows                     the signer's certified root       it is judged on
     ------------------------------------------  --------------------------------  -------------------------------------
     its own task put the frames out             its own                           what it committed to (None)
     a statement, and the frames signed          the same frames                   the frames shown
     a statement, and the frames signed          other frames                      nothing: the producer is convicted
     a statement, and the frames signed          not opened                        nothing: its producer must open it
     a statement, and the frames signed          none                              the frames shown, if `of.last`
+    the customer's, of a task that it runs      there can be none                 the frames shown
     no statement, or other frames than signed   some                              what was committed to (None)
     no statement, or other frames than signed   none                              nothing: the provider withholds (None)
-    frames, of a producer that `_left`          any                               the frames shown
 
-    The last is believed without a word of the producer's: it was replaced before it could sign, so nobody but the
-    provider can say what came, and an honest one must not be condemned for what died with another. That costs little:
-    it is so for the chunks about the takeover only (a provider that entered later: for those before it, which it was
-    given again and is not paid for), whatever the frames are, the work on them must be right, and an honest consumer
-    commits to no earlier chunk that was not signed (`provider.statements`).
+    The producer is who is paid for the chunk. What it did not sign before it died its standby signs, which computes it
+    again: `signers` are both then. That is so for who committed to the chunk after the takeover only, by the attempt
+    in its certified root: or a takeover could be signed after the draw.
 
     Raises:
         Equivocated: that is not what the producer committed to.
@@ -352,32 +366,28 @@ async def _received(
         NotFound: what it committed to is not known yet.
         Withheld: the provider cannot be reached, or is busy.
     """
-    if producer == of.sample.provider:
+    if signers[0] == of.sample.provider:
         return None  # it can sign to itself what it likes: only what it committed to binds it
-    said = of.said.get((edge.name, chunk))
-    if said is not None and said.signer != producer:
-        said = None
-    left = said is None and _left(of, edge, chunk)
-    if said is None and not left:
+    words = [of.said[edge.name, chunk, one] for one in signers if (edge.name, chunk, one) in of.said]
+    words = [one for one in words if _is_signed(one)]
+    if not words:
         return None
     want = _want(of.sample, "frames", of.sample.task, chunk, (edge.name,))
-    try:
-        if said is not None:
-            said.check()
-    except BadInput:
-        return None
     shown = await _asked(of, of.sample.provider, lambda: _shown(of, want, node, max_bytes))
-    committed = await _committed(of, edge, chunk, said, node) if said is not None else None
-    found = settle(said, map(hashed, shown), committed, left=left)
-    if found == "equivocated":
-        raise Equivocated(Equivocation(producer, edge.name, chunk))
-    if found != "received":
+    came = [hashed(frame) for frame in shown]
+    said = next((one for one in words if one.frames == digest_of(came)), None)
+    if said is None:
         return None
-    root = of.root(producer, edge.source, chunk)
-    if committed is None and root is not None and not left:
+    if said.signer == of.request.customer:
+        return shown
+    committed = await _committed(of, edge, chunk, said, node)
+    if settle(said, came, committed) == "equivocated":
+        raise Equivocated(Equivocation(said.signer, edge.name, chunk))
+    root = of.root(said.signer, edge.source, chunk)
+    if committed is None and root is not None:
         raise Unopened(
             Sample(
-                provider=producer,
+                provider=said.signer,
                 request=root.request,
                 task=root.task,
                 chunk=root.chunk,
@@ -386,9 +396,17 @@ async def _received(
                 verifiers=(),
             )
         )
-    if committed is None and not of.last and not left:
-        raise NotFound(edge.source, f"what {producer[:8]} committed to in chunk {chunk} is not known yet")
+    if committed is None and not of.last:
+        raise NotFound(edge.source, f"what {said.signer[:8]} committed to in chunk {chunk} is not known yet")
     return shown
+
+
+def _is_signed(said: Sent) -> bool:
+    try:
+        said.check()
+    except BadInput:
+        return False
+    return True
 
 
 async def _shown(of: _Case, want: Want, node: Node, max_bytes: int) -> list[Frame[Array]]:
@@ -398,15 +416,6 @@ async def _shown(of: _Case, want: Want, node: Node, max_bytes: int) -> list[Fram
         return [frame async for _, frame in pull(node, provider, of.at(provider), want, max_bytes=max_bytes)]
     except (NotFound, NotAllowed, BadInput):
         return []
-
-
-def _left(of: _Case, edge: Edge, chunk: int) -> bool:
-    """Whether the edge's producer was replaced before it could sign the chunk: in its middle, or when it was closed."""
-    for task, _, _, first in of.takeover.replaced if of.takeover is not None else ():
-        if task == edge.source:
-            entered = of.request.plan.assignment(of.sample.task).provider != of.sample.provider  # and got a replay
-            return chunk in (first - 1, first) or (entered and chunk < first)
-    return False
 
 
 async def _committed(of: _Case, edge: Edge, chunk: int, said: Sent, node: Node) -> dict[int, Tensors] | None:

@@ -67,6 +67,8 @@ class Handover:
         self._open_chunk = open_chunk
         self._changed = changed
         self._publish = publish
+        self.missed: set[str] = set()
+        """Whom this node itself found to be gone."""
         self._turn = asyncio.Lock()
         self._dialling: set[asyncio.Task[None]] = set()
 
@@ -141,6 +143,8 @@ class Handover:
     async def accept(self, takeover: Takeover) -> None:
         """Go over to a checked takeover: from now on its assignment counts."""
         self.takeover = takeover
+        if self._me not in (*self.assigned.values(), self._plan.customer):
+            self._mailbox.replaced()
         await self._changed(takeover)
         ends = ends_after(self._manifest, self._plan, takeover)
         routes = {edge: Route(producer, (consumer,)) for edge, (producer, consumer) in ends.items()}
@@ -166,6 +170,7 @@ class Handover:
 
     async def _replace(self, peer: str) -> None:
         _log.info("job %s: %s is gone, its standby enters", self._request[:8], peer[:8])
+        self.missed.add(peer)
         await self._issue({peer})
 
     async def _issue(self, gone: set[str], known: Sequence[Takeover] = ()) -> None:

@@ -67,6 +67,9 @@ class Owner(Protocol):
 
     def lost(self, link: Link, error: NodewireError) -> None: ...
 
+    def stood_still(self) -> None:
+        """This process did not run for a while in which peers may have given it up."""
+
 
 class Link(asyncio.BufferedProtocol):
     """Made by a Node. `peer` is the other's public key once `ready` is done; `error` says why a link ended."""
@@ -372,6 +375,7 @@ class Link(asyncio.BufferedProtocol):
         silence_s = patience.silence_s if self._jobs else patience.idle_silence_s
         if now - self._due > patience.silence_s / 2:
             self._heard = now  # it was this process that stood still; what the peer sent is yet to be read
+            self._owner.stood_still()
         if now - self._heard > silence_s:
             self.abort(LinkLost(self.peer, f"silent for {silence_s:g} s"))
             return

@@ -61,6 +61,9 @@ class Exchange(sending.Exchange, Protocol):
 
     def forget(self, job: JobMailbox) -> None: ...
 
+    def replaced(self, job: JobMailbox) -> None:
+        """A takeover has left nothing of the job to this node."""
+
 
 class JobMailbox:
     """Implements nodewire.kind.Mailbox. Made by Node.open_job.
@@ -108,6 +111,7 @@ class JobMailbox:
         self._documents = asyncio.Event()
         self._moved = asyncio.Event()
         self._error: NodewireError | None = None
+        self._given_up = False
         self._sender = Sender(self, exchange, request, tape, handover=on_lost is not None)
         self._arrange(routes)
 
@@ -118,6 +122,11 @@ class JobMailbox:
         A link alone is not enough: a process that was started anew has one, but not the job.
         """
         return frozenset(self._awaited)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this node goes on with the job: nothing has ended it here."""
+        return self._error is None and not self._given_up
 
     @property
     def _attended(self) -> set[str]:
@@ -248,6 +257,14 @@ class JobMailbox:
                         self.linked(link, changed)
         self._moved.set()
         self._moved.clear()
+
+    def replaced(self) -> None:
+        """A takeover has nothing for this node: if it held the job, it still says so to who asks (`wire.presence`)."""
+        self._exchange.replaced(self)
+
+    def give_up(self) -> None:
+        """This node cannot go on; the job is not over for the others, nor for what is to be settled here."""
+        self._given_up = True
 
     def cancel(self, error: NodewireError | None = None) -> None:
         """End the job here and at every neighbour, whose `get` and `put` raise `error`."""

@@ -18,6 +18,7 @@ from nodewire.wire.frames import DataHeader, Document
 from nodewire.wire.identity import Identity
 from nodewire.wire.link import Link, Patience
 from nodewire.wire.mailbox import CANCEL, ERROR, GRACE_S, RESUME, JobMailbox, OnLost, Route, Tape
+from nodewire.wire.presence import Presence
 from nodewire.wire.pull import PULL, Holder, Pulls
 from nodewire.wire.transport import Arrival, Listener, TcpTls, Transport
 
@@ -57,6 +58,7 @@ class Node:
         self._on_control = on_control
         self._judges = frozenset(judges)
         self._pulls = Pulls(self, holder, self._judges)
+        self._presence = Presence(lambda request: self._jobs.get(request))
         self._patience = patience or Patience()
         self._transport = transport or TcpTls()
         self._unix_s = unix_s
@@ -162,6 +164,10 @@ class Node:
                 job.linked(link)
         return job
 
+    async def holds(self, public: str, addresses: Sequence[str], request: str, patience_s: float) -> bool:
+        """Whether the node `public` can be reached and says that it holds the job (`wire.presence`)."""
+        return await self._presence.ask(self.link(public, addresses), public, request, patience_s)
+
     async def close(self) -> None:
         """End all links and stop listening."""
         self._closed = True
@@ -203,6 +209,9 @@ class Node:
     def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return self._run(work)
 
+    def replaced(self, job: JobMailbox) -> None:
+        self._presence.replaced(job)
+
     def rearranged(self, job: JobMailbox, left: set[str]) -> None:
         for peer in left:
             if (link := self._links.get(peer)) is not None:
@@ -243,6 +252,8 @@ class Node:
             mailbox.credited(link, edge, limit)
 
     def control(self, link: Link, document: Document) -> None:
+        if self._presence.heard(link, document):
+            return
         name = document.get("job")
         job = self._jobs.get(name) if isinstance(name, str) else None
         if job is not None and link.peer in job.members:
@@ -251,6 +262,9 @@ class Node:
             self._run(self._pulls.asked(link.peer, document))
         elif document["t"] not in (ERROR, CANCEL, RESUME):
             self._on_control(link.peer, document)
+
+    def stood_still(self) -> None:
+        self._presence.stood_still()
 
     def lost(self, link: Link, error: NodewireError) -> None:
         if self._links.get(link.peer) is not link:

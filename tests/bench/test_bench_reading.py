@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
 from dataclasses import dataclass
 
 import pytest
 
-from bench import byzantine, chaos
+from bench import byzantine, chaos, soak
 from bench.books import Books, Verdict
 from bench.jobs import Generated
 from bench.report import Report, percentile, spread
@@ -184,3 +186,35 @@ def test_requests_belong_to_the_job_that_their_customer_ran_then():
     byzantine._attribute(books, jobs)
     assert [job.requests for job in jobs] == [{"a", "b"}, {"c"}, set()]
     assert books.jobs_until(19) == 2
+
+
+def sampled(number, **measures):
+    return soak.Sample(2.0 * number, 3 * number, {"provider-0": dict(measures), "provider-0/0": {"rss_kb": 5.0}})
+
+
+def test_a_soak_tells_what_grows_with_every_job_from_what_came_to_rest():
+    # memory rises until the warm-up is over, the books by 10 KB a job for ever
+    samples = [sampled(n, rss_kb=min(n, 8), books_kb=30.0 * n) for n in range(24)]
+    growth, jobs, seconds = soak.grown(samples)
+    assert growth["provider"]["rss_kb"] == (0.0, "provider-0")
+    assert growth["worker"]["rss_kb"] == (0.0, "provider-0/0")
+    assert growth["provider"]["books_kb"][0] / jobs == pytest.approx(10)
+    assert seconds == pytest.approx(2 / 3 * jobs)
+    assert soak.Bound(5, job=2, epoch=3).of(10, 4) == 5 + 20 + 12
+
+
+def test_a_worker_that_was_replaced_is_nothing_that_grew():
+    samples = [sampled(n, rss_kb=1) for n in range(12)]
+    del samples[-1].seen["provider-0/0"]
+    assert "worker" not in soak.grown(samples)[0]
+
+
+def test_a_soak_counts_what_a_database_holds_whatever_its_log_and_its_holes(tmp_path):
+    with contextlib.closing(sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)) as db:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("CREATE TABLE t (x)")
+        db.execute("INSERT INTO t VALUES (zeroblob(1000000))")
+        assert 1_000_000 < soak._used_bytes(tmp_path / "ledger.db") < 1_100_000
+        db.execute("DELETE FROM t")
+        assert soak._used_bytes(tmp_path / "ledger.db") < 50_000
+        assert soak._used_bytes(tmp_path / "ledger.db-wal") == 0

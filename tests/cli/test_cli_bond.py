@@ -3,12 +3,15 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.pool import Pool
+from nodewire.protocol import committee as committees
+from nodewire.protocol import verdict
 from nodewire.protocol.committee import Committee
 from tests.pay import bond_market as bm
 
@@ -78,9 +81,42 @@ def test_without_json_a_bond_is_told_in_words(folder):
     assert done.stdout.startswith("unbonding  150.000 sat of 150.000 sat")
 
 
-def test_a_claim_names_what_it_claims(folder):
-    error = run("bond", "claim", "--config", "role.toml", cwd=folder, ok=False)["error"]
-    assert error["code"] == "bad-input"
+def test_a_bond_is_never_lowered(folder):
+    run("keys", "new", "low.nsec", cwd=folder)
+    (folder / "low.toml").write_text((folder / "role.toml").read_text().replace("key.nsec", "low.nsec"))
+    run("bond", "lock", "60sat", "--days", "10", "--config", "low.toml", cwd=folder)
+    error = run("bond", "lock", "50sat", "--config", "low.toml", cwd=folder, ok=False)["error"]
+    assert error["code"] == "not-allowed"
+    assert "60000 msat are locked, and a bond is only raised: `nodewire bond release`" in error["reason"]
+
+
+def test_an_oracles_file_serves_where_any_roles_does(folder):
+    url = (folder / "role.toml").read_text().split('url = "')[1].split('"')[0]
+    run("wallet", "open", url, "--out", "oracle.token", "--balance", "3sat", cwd=folder)
+    (folder / "oracle.toml").write_text(
+        'seat = "committee/oracle-1"\ncommittee = "committee/committee.json"\nstate = "oracle"\n'
+        'relays = ["ws://127.0.0.1:1"]\nblossom = ["http://127.0.0.1:1"]\n'
+        f'[bonds]\nurl = "{url}"\ntoken_file = "oracle.token"\n'
+    )
+    config = ["--config", "oracle.toml"]
+    assert run("wallet", "balance", *config, cwd=folder) == {"balance_msat": 3_000}
+    assert run("bond", "claim", "--fees", *config, cwd=folder)["claims"] == [
+        {"what": "fees", "amount_msat": 0, "state": "nothing due", "payment_hash": None}
+    ]
+    assert run("bond", "show", *config, cwd=folder, ok=False)["error"]["code"] == "not-found"
+
+
+def test_a_doctor_says_what_a_bond_lacks_and_who_does_not_answer(folder):
+    serve = f'[[serve]]\nmanifest = "38840:{"0" * 64}:x"\ntasks = ["stage.0"]\nprice_msat = 1\n'
+    text = (folder / "role.toml").read_text().replace("key.nsec", "new.nsec")
+    (folder / "poor.toml").write_text(text + "[bond]\namount_msat = 5_000_000\n" + serve)
+    found = run("doctor", "--config", "poor.toml", cwd=folder, ok=False)
+    rows = {row["what"]: row for row in found["checks"]}
+    assert not rows["bond"]["ok"]
+    assert "5,050.000 sat are to be locked, fees included" in rows["bond"]["said"]
+    assert "pay into it, or lower [bond] amount_msat" in rows["bond"]["said"]
+    assert not rows["blob store http://127.0.0.1:1"]["ok"]
+    assert "ws://127.0.0.1:1" in rows["relay ws://127.0.0.1:1"]["said"]
 
 
 @pytest.fixture
@@ -106,6 +142,16 @@ async def test_a_verifier_claims_by_the_certificates_id(folder, relay):
         for event in (request, certificate, paid := bm.certificate(mine, [oracle])):
             await pool.publish(event)
     (folder / "online.toml").write_text((folder / "role.toml").read_text().replace("ws://127.0.0.1:1", relay))
+    async with Pool([relay], keys=me) as pool:
+        await pool.publish(committees.build(me, committee, created_at=1_700_000_000))
+        recent = verdict.build(me, verdict.parse(paid), created_at=int(time.time()))  # older ones are others' business
+        await pool.publish(recent)
+    online = (folder / "online.toml").read_text().replace(f"38841:{'0' * 64}:main", f"38841:{me.public}:main")
+    (folder / "online.toml").write_text(online)
+    claimable = run("bond", "claim", "--config", "online.toml", cwd=folder)["claimable"]
+    assert [(one["certificate"], one["outcome"], one["is_presented"]) for one in claimable] == [
+        (recent.id, "pass", False)
+    ]
     claimed = run("bond", "claim", certificate.id, "--config", "online.toml", cwd=folder)["claims"]
     assert [(one["outcome"], one["state"], one["refused"]) for one in claimed] == [
         ("fail", "nothing due", "it never had a bond here")

@@ -56,6 +56,15 @@ def test_with_json_an_error_is_a_document_with_advice(tmp_path):
     assert said["advice"]
 
 
+@pytest.mark.parametrize("command", ["generate", "embed"])
+@pytest.mark.parametrize("option", ["--verify", "--wait"])
+def test_a_run_without_any_market_is_not_verified_silently(tmp_path, command, option):
+    done = run(command, "hi", "--local", "nowhere", option, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("bad-input")
+    assert option in done.stderr
+
+
 def test_a_report_that_cannot_be_written_is_refused_before_anything_is_bought(tmp_path):
     done = run("generate", "hi", "--report", "nowhere/report.json", "--config", "nope.toml", "-m", "x", cwd=tmp_path)
     assert done.returncode == 1
@@ -100,6 +109,21 @@ def test_an_unknown_field_is_named_with_its_line_and_section(tmp_path, after, sa
         (["generate", "x", "--model", "pycoder", "--config", "customer.toml"], "`nodewire models --config FILE`"),
         (["audit", "1234", "--config", "customer.toml"], "has 64 hex digits"),
         (["register", ".", "--target-vram", "12", "--relay", "ws://x", "--blossom", "http://x"], "12 of what?"),
+        (["generate", "x", "--model", MODEL, "--config", "oracle.toml"], "this is an oracle's file"),
+        (["provider", "--config", "oracle.toml"], "this is an oracle's file"),
+        (["oracle", "--config", "customer.toml"], "this is a customer's file: an oracle's has its seat"),
+        (["wallet", "settle", "--config", "provider.toml"], "this is a provider's file"),
+        (["wallet", "balance", "--config", "oracle.toml"], "this oracle has no account"),
+        (["bond", "lock", "100", "--config", "provider.toml"], "100 of what? Add a unit: 100sat"),
+        (["bond", "claim", "12ab", "--config", "customer.toml"], "without one lists what can be claimed"),
+        (["generate", "x", "--model", MODEL, "--config", "customer.toml", "--budget", "50"], "50 of what?"),
+        (["generate", "x", "--local", ".", "--verify"], "leave out --verify"),
+        (["embed", "x", "--local", ".", "--wait", "--budget", "5sat"], "leave out --budget and --wait"),
+        (["embed", "", "--model", MODEL, "--config", "customer.toml"], "nothing was bought"),
+        (["embed", "x", "  ", "--model", MODEL, "--config", "customer.toml"], "nothing was bought"),
+        (["generate", "", "--model", MODEL, "--config", "customer.toml"], "nothing was bought"),
+        (["policy", "check", "--rate", "8"], "8 would be 800%; write 8% or 0.08"),
+        (["policy", "check", "--rate", "108%"], "not from 0% to 100%"),
         (["models", "--config", "http.toml"], "'http://127.0.0.1:7777' is not a ws:// or wss:// URL"),
         (["models", "--config", "ws.toml"], "'ws://127.0.0.1:7777' is not an http(s) URL"),
     ],
@@ -108,6 +132,9 @@ def test_what_was_confused_is_said_before_anybody_is_asked(tmp_path, monkeypatch
     role = ROLE.format("0" * 64)
     (tmp_path / "customer.toml").write_text(role)
     (tmp_path / "provider.toml").write_text(role + SERVE.format("0" * 64))
+    (tmp_path / "oracle.toml").write_text(
+        'seat = "."\ncommittee = "committee.json"\nstate = "state"\nrelays = ["ws://x"]\nblossom = ["http://x"]\n'
+    )
     (tmp_path / "http.toml").write_text(role.replace('["ws:', '["http:'))
     (tmp_path / "ws.toml").write_text(role.replace('["http:', '["ws:'))
     monkeypatch.chdir(tmp_path)
@@ -168,14 +195,12 @@ def test_a_ready_provider_says_who_what_and_how_to_look(tmp_path):
     assert "Ctrl-C stops it" in how and f"wallet balance --config {tmp_path}" in how
 
 
-@pytest.mark.parametrize(
-    ("text", "msat"), [("100000sat", 10**8), ("5 msat", 5), ("0.5sat", 500), ("7", 7_000), ("0.001 SAT", 1)]
-)
+@pytest.mark.parametrize(("text", "msat"), [("100000sat", 10**8), ("5 msat", 5), ("0.5sat", 500), ("0.001 SAT", 1)])
 def test_amounts_are_written_in_sat_or_msat(text, msat):
     assert parse_msat(text) == msat
 
 
-@pytest.mark.parametrize("text", ["", "5eur", "0.5msat", "-1", "nan", "inf", "1e99", "1e999999999"])
+@pytest.mark.parametrize("text", ["", "5eur", "0.5msat", "-1", "nan", "inf", "1e99", "1e999999999", "7", "0.5"])
 def test_what_is_no_amount_is_refused(text):
     with pytest.raises(BadInput):
         parse_msat(text)

@@ -174,7 +174,7 @@ class PublicRecord:
     async def snapshot(self, sha256: str) -> Snapshot:
         return Snapshot(committee=self.committee.digest(), epoch=0, nodes=(), events=())
 
-    async def fetch(self, filters: Sequence[Filter], timeout_s: float = 1.0) -> list[Event]:
+    async def fetch(self, filters: Sequence[Filter], timeout_s: float = 1.0, *, max_events: int = 0) -> list[Event]:
         return [event for event in self.events if any(one.matches(event) for one in filters)]
 
     async def fetch_all(self, filters: Sequence[Filter], timeout_s: float = 1.0) -> list[Event]:
@@ -183,6 +183,9 @@ class PublicRecord:
     async def publish(self, event: Event, timeout_s: float = 1.0) -> None:
         self.events.append(event)
         self.published.append(event)
+
+    async def commitments(self, body: Body) -> tuple[Committed, ...]:
+        return (await self.contents(body)).commitments
 
     async def contents(self, body: Body) -> Contents:
         return Contents(self.certifies[body.digest()], ())

@@ -167,3 +167,39 @@ async def test_a_call_whose_provider_is_dead_is_made_again_by_others(market):
             # Another beacon may have drawn the other holder at once; if it drew the dead one, a second job was needed.
             first_plan = await planned_first(market, customer.last)
             assert ("requests" in customer.last) == (victim in first_plan.providers())
+
+
+async def test_a_driver_that_has_a_live_stage_replaced_gains_nothing_and_the_stage_is_paid_what_it_did(market):
+    """A takeover with the driver's signature, told to everybody; the customer finds the stage where it was."""
+    now = await market.until(lambda s: True)
+    epoch = await market.until(lambda s: all(market.is_free(n)(s) for n in STALLS), after=now.body.epoch + 1)
+    names = {public: name for name, public in market.public.items()}
+    async with market.customer("handed-over") as customer:
+        await customer.session.market.epoch(timeout_s=10, after=epoch.body.epoch - 1)
+        ids: list[int] = []
+        async with asyncio.timeout(60):
+            async for piece in customer.generate(market.decoder["address"], PROMPT, max_tokens=350):
+                ids += piece.ids
+                if len(ids) == 100:
+                    bought, node = customer.purchases[-1], customer.session.node
+                    plan, id_ = bought.plan, bought.request.id
+                    driver, stage = (plan.assignment(task).provider for task in ("driver", "stage.0"))
+                    friend = plan.assignment("stage.0").standby
+                    said = takeover.Takeover.issue(
+                        market.keys(names[driver]), request=id_, plan=plan, gone={stage}, chunk=1
+                    )
+                    for member in plan.members():
+                        link = await node.link(member, bought._draw.ads[member].wire)
+                        link.send_control({**said.control(), "job": id_})
+                    await bought._handover.heard(driver, said.control())
+        done = customer.last
+        assert ids == whole_tokens(market, PROMPT, 350)
+        first, second = (one.plan for one in customer.purchases if one.is_underway)
+        assert done["requests"][0] == id_
+        # Nobody else serves the stage's tasks here, so it is back; the two that the takeover favoured are not.
+        assert second.assignment("driver").provider != driver and friend not in second.providers()
+        assert second.assignment("stage.0").provider == stage
+    assert earned(market, friend, id_) == 0
+    # The prompt and the first 64 tokens, of which it was told that they were over.
+    of_stage_msat = sum(a.price_msat for a in first.tasks if a.provider == stage)
+    assert earned(market, stage, id_) == 2 * of_stage_msat

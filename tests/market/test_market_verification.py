@@ -98,6 +98,23 @@ async def test_calls_of_a_stateless_model_are_judged_too(market):
     }
 
 
+@pytest.mark.parametrize("what", ["generation", "call"])
+async def test_who_works_for_a_customer_that_drives_itself_is_judged_by_the_customers_word(market, what):
+    """Commitments and certificates have nothing of the driver's: what it sent is what it signed."""
+    async with market.customer("driving") as customer:
+        terms = customer.terms.model_copy(update={"verify": "sampled", "driver": "local"})
+        if what == "call":
+            await customer.embed(market.encoder["address"], ["a cat", "a kitten"], terms=terms, wait=True)
+        else:
+            async for _ in customer.generate(market.decoder["address"], PROMPT, max_tokens=3, terms=terms, wait=True):
+                pass
+        done = customer.last
+    bought = {task["task"] for task in done["tasks"] if task["provider"] != "local"}
+    assert {(one["task"], one["outcome"]) for one in done["verdicts"]} == {(task, "pass") for task in bought}
+    assert len(bought) == len(done["tasks"]) - 1
+    assert (done["uncertified"], done["refunded_msat"]) == ([], 0)
+
+
 async def test_a_call_that_a_cheater_had_a_hand_in_is_made_again(market):
     """gil, whose bond makes everybody prefer it, adds 5 % of noise to what graph.1 puts out."""
     market.spawn_dishonest("gil", "scaled", "graph.1")

@@ -103,7 +103,7 @@ def test_verdicts_count_alike_though_oracles_saw_different_ones_and_one_lies_and
     sky.show(certified(1), honest[:2])  # f+1 know it
     sky.show(certified(2), honest[:1])  # too few do
     sky.show(certified(3, BAD, "withheld"), honest)
-    sky.show(certified(4, BAD, "unsure"))
+    sky.show(certified(4, BAD, "unsure"))  # for lack of evidence
     sky.show(certified(5, BAD, "fail"))
     sky.show(certified(6, voters=SEATS[:2]))  # no quorum
     run(sky, 2)

@@ -151,9 +151,31 @@ def test_a_verifier_whose_result_is_in_doubt_is_settled_by_the_oracles():
     assert set(court.recomputed) == set(court.honest)
 
 
-def test_a_provider_in_doubt_by_the_oracles_own_results_convicts_nobody():
-    found = tried(court_of(), provider=GREY)
-    assert (found.outcome, found.culprit, found.verifiers) == ("unsure", "", ())
+@pytest.mark.parametrize(
+    ("verifier", "verifiers"),
+    [(HONEST, ((VERIFIER.public, True),)), (CHEATING, ((VERIFIER.public, False),)), (None, ())],
+    ids=["who did its part", "who lied", "without"],
+)
+def test_a_provider_in_doubt_convicts_nobody_and_its_verifier_is_paid_for_its_part(verifier, verifiers):
+    court = court_of()
+    found = tried(court, provider=GREY, verifier=verifier, until=12)
+    assert (found.outcome, found.culprit, found.verifiers) == ("unsure", "", verifiers)
+    assert found.is_in_doubt == bool(verifiers)
+    assert not any(court.convicted.values())
+
+
+def test_oracles_without_a_worker_join_those_that_found_work_in_doubt():
+    document, seats = committee()
+    court = Courtroom(document, seats, without_worker=frozenset(s.keys.public for s in seats[:2]))
+    assert tried(court, provider=GREY, until=12).verifiers == ((VERIFIER.public, True),)
+
+
+def test_who_is_in_doubt_joins_others_that_are_not():
+    court = court_of()
+    clear = set(sorted(court.states)[:2])
+    court.computes = lambda oracle: leaves(GREY) if oracle in clear else leaves()
+    found = tried(court, provider=GREY, until=12)
+    assert (found.outcome, found.verifiers) == ("pass", ((VERIFIER.public, True),))
 
 
 @pytest.mark.parametrize("garbage", [None, opened(PROVIDER, CHEATING), opened(PROVIDER, request=digest("other"))])

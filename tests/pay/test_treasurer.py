@@ -491,10 +491,11 @@ async def test_the_same_zap_request_has_the_same_invoice_and_is_counted_once(wor
     assert world.treasurer.shares.receipt(first.payment_hash).tag("bolt11") == first.bolt11
 
 
-async def test_a_verifier_is_paid_once_out_of_the_requests_pot(world):
+@pytest.mark.parametrize("outcome", ["pass", "unsure"])
+async def test_a_verifier_is_paid_once_out_of_the_requests_pot(world, outcome):
     for chunk in range(2):
         await world.share(chunk)
-    case = world.present(bm.verdict_of()).case
+    case = world.present(bm.verdict_of(outcome=outcome)).case
     assert world.claim(VERIFIERS[0], case, PRICE_MSAT).is_paid
     assert world.claim(VERIFIERS[0], case, PRICE_MSAT).is_paid
     assert world.treasurer.pot(REQUEST.id)[1] == 2 * SHARE_MSAT * 9 // 10 - PRICE_MSAT

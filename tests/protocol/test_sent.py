@@ -144,14 +144,6 @@ def test_what_a_consumer_is_judged_on(word, shown, committed, found):
     assert settle(word, shown, committed) == found
 
 
-@pytest.mark.parametrize(
-    ("word", "shown", "found"),
-    [(None, OTHERS, "received"), (None, [], "committed"), (said(OTHERS), OTHERS, "equivocated")],
-)
-def test_what_came_from_who_was_replaced_before_it_could_sign_only_its_consumer_can_say(word, shown, found):
-    assert settle(word, shown, COMMITTED, left=True) == found
-
-
 def test_a_strangers_statement_is_signed_by_the_stranger():
     forged = said(keys=Keys(b"\x0b" * 32)).model_copy(update={"signer": PRODUCER.public})
     with pytest.raises(BadSignature):

@@ -119,3 +119,14 @@ def test_more_than_fit_are_the_latest():
     many = [judged(epoch, n) for epoch in (4, 5) for n in range(MAX_JUDGED)]
     assert {one.epoch for one in due(many, 17, 15)} == {5}
     assert len(due(many, 17, 15)) == MAX_JUDGED
+
+
+def test_work_in_doubt_takes_back_eight_passes_and_leaves_nobody_below_who_is_new():
+    passes = [judged(5, n) for n in range(10)]
+    once = snapshot(17, [*passes, judged(5, 99, outcome="unsure")])
+    assert account(once, ONE) == (2, 0)
+    again = snapshot(18, [judged(6, n, outcome="unsure") for n in range(3)], once)
+    assert account(again, ONE) == (0, 0)
+    assert account(snapshot(19, [judged(7)], again), ONE) == (1, 0)  # there is no debt
+    mixed = snapshot(17, [judged(5, outcome="withheld"), judged(5, 1, outcome="unsure")], providers=())
+    assert account(mixed, ONE) == (0, 1)

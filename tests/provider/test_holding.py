@@ -122,3 +122,22 @@ async def test_the_newest_jobs_are_kept(spool):
     with pytest.raises(NotFound):
         await holding.show(ORACLE, want("ticket", request="00" * 32))
     assert await holding.show(ORACLE, want("ticket", request=f"{MAX_KEPT:064x}"))
+
+
+async def test_what_was_computed_again_in_anothers_place_its_consumer_sees(holding):
+    """And nobody else, of no other job, and nothing else."""
+    asked = want("frames", edges=("hidden.0",))
+    with pytest.raises(NotAllowed):
+        await holding.show(STRANGER.public, asked)
+    holding.feeds[REQUEST] = {"hidden.0": STRANGER.public, "tokens": "customer"}.get
+    assert len(list(await holding.show(STRANGER.public, asked))) == 64
+    for peer, other in (
+        (PROVIDER.public, asked),
+        (STRANGER.public, want("frames", edges=("hidden.0", "tokens"))),
+        (STRANGER.public, want("frames")),
+        (STRANGER.public, want("opening")),
+        (STRANGER.public, want("ticket")),
+        (STRANGER.public, want("sent", edges=("hidden.0",))),
+    ):
+        with pytest.raises(NotAllowed):
+            await holding.show(peer, other)

@@ -2,13 +2,12 @@
 
 import asyncio
 import dataclasses
-from types import SimpleNamespace
+import struct
 
 import pytest
 
-from nodewire.errors import BadFrame, BadHash, BadInput, BadSignature, NotAllowed, TimedOut
+from nodewire.errors import BadFrame, BadHash, BadInput, BadSignature, Busy, NotAllowed, TimedOut
 from nodewire.nostr.keys import Keys
-from nodewire.protocol.chunk import leaf_of
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request
 from nodewire.protocol.plan import Assignment
@@ -16,7 +15,7 @@ from nodewire.protocol.sent import Sent, digest_of, hashed
 from nodewire.protocol.takeover import Takeover
 from nodewire.provider import statements as module
 from nodewire.provider.statements import Statements
-from nodewire.verify.recompute import _left
+from nodewire.wire import signing
 from nodewire.wire.spool import Spool
 from tests.protocol import documents
 from tests.provider.test_provider_job import folder, generate, make_market  # noqa: F401  (a fixture)
@@ -48,6 +47,11 @@ async def ended(market, *, paid=True):
     return {public: None if task.cancelled() else task.exception() for public, task in running.items()}
 
 
+def asked_every(monkeypatch, seconds):
+    monkeypatch.setattr(module, "ASK_S", seconds)
+    monkeypatch.setattr(signing, "ASK_S", seconds)
+
+
 def told(market, kind):
     return [(sender, peer, document) for sender, peer, document in market.hub.controls if document["t"] == kind]
 
@@ -67,6 +71,7 @@ async def test_every_chunk_of_every_edge_between_nodes_is_signed_and_the_stateme
             one.check()
         assert [f.due.chunk for f in market.due(run)] == [0, 1, 2, 3]
         assert not run._statements._came
+        assert not run._statements._signing._out
     assert len(market.committed) == 4 * len(order)
 
 
@@ -100,9 +105,9 @@ async def test_a_producer_that_signs_something_else_than_it_sent_ends_the_job_at
 
 async def test_a_producer_that_signs_nothing_is_not_waited_for_without_end(market, monkeypatch):
     monkeypatch.setattr(module, "PATIENCE_S", 0.3)
-    monkeypatch.setattr(module, "ASK_S", 0.1)
+    asked_every(monkeypatch, 0.1)
     driver, stage = list(market.runs.values())[:2]
-    driver._statements.sign = lambda chunk, attempt: {}
+    driver._statements.sign = lambda chunk, attempt, edge: {}
     errors = await ended(market)
     assert isinstance(errors[stage._me], TimedOut)
     assert not [root for root in market.committed if root.task in stage.tasks]
@@ -111,7 +116,7 @@ async def test_a_producer_that_signs_nothing_is_not_waited_for_without_end(marke
 
 
 async def test_a_statement_that_was_lost_is_asked_for(market, monkeypatch):
-    monkeypatch.setattr(module, "ASK_S", 0.05)
+    asked_every(monkeypatch, 0.05)
     deliver, lost = market.hub.on_control, []
 
     async def losing(sender, peer, document):
@@ -147,7 +152,7 @@ def request(standby=None) -> Request:
         Assignment(task=name, provider=keys.public, standby=standby.public if standby else None, price_msat=1000)
         for name, keys in zip(("driver", "stage.0", "stage.1"), documents.PROVIDERS, strict=True)
     )
-    plan = documents.plan(tasks=tasks)
+    plan = documents.plan(tasks=tasks, first_result_ms=10)
     return Request(REQUEST, plan.customer, 1, 8843, plan, "", HASH, (), 100_000, (), HASH)
 
 
@@ -235,105 +240,284 @@ async def test_what_a_call_lacks_was_told_before_the_job_was_open_here_and_is_as
     assert [one.chunk for one in spool.sent(REQUEST)] == [5]
 
 
-async def test_who_was_replaced_is_not_waited_for(mine, monkeypatch):
+async def test_what_who_was_replaced_had_not_signed_its_standby_signs(mine, spool, monkeypatch):
+    """It died after chunk 1 was closed, before it signed it, and in the middle of chunk 2."""
     monkeypatch.setattr(module, "PATIENCE_S", 60)
-    mine.write(REQUEST, "hidden.0", 0, frame(0))
-    waiting = asyncio.create_task(mine.complete(0, silence))
-    await asyncio.sleep(0.01)
-    assert not waiting.done()
-    mine.took_over(takeover(first=1))
-    await asyncio.wait_for(waiting, 1)
-
-
-@pytest.mark.parametrize("by_two", [False, True])
-async def test_what_who_was_replaced_did_not_sign_when_it_could_is_not_committed_to_nor_what_follows(
-    mine, spool, by_two
-):
-    """It withholds its word on chunk 0, lets chunk 1 be closed, and leaves: who judges would not believe what came."""
-    for seq in (0, 1, 65):
-        mine.write(REQUEST, "hidden.0", 0, frame(seq))
-    mine.heard(statement([frame(1)], chunk=1))
-    mine.took_over(takeover(first=2))
-    if by_two:
-        mine._came["hidden.0", 0].senders.add(STANDBY.public)
-    for chunk in (0, 1, 2):
-        with pytest.raises(TimedOut, match=r"hidden\.0.*chunk 0"):
-            await mine.complete(chunk, silence)
-    assert not [one for one in spool.sent(REQUEST) if one.chunk != 1]
-
-
-async def test_nor_what_it_signed_otherwise(mine):
-    for seq in (0, 1, 65):
-        mine.write(REQUEST, "hidden.0", 0, frame(seq))
-    mine.heard(statement([frame(0, 2)]))
-    mine.took_over(takeover(first=2))
-    with pytest.raises(BadHash):
-        await mine.complete(0, silence)
-
-
-async def test_its_last_two_chunks_it_may_have_died_before_it_could_sign(mine, spool):
     for seq in (0, 1, 65):
         mine.write(REQUEST, "hidden.0", 0, frame(seq))
     mine.heard(statement([frame(0)]))
+    assert await mine.complete(0, silence) == 0
+    waiting = asyncio.create_task(mine.complete(1, silence))
+    await asyncio.sleep(0.01)
     mine.took_over(takeover(first=2))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    mine.heard(statement([frame(1)], STANDBY, chunk=1, attempt=1))
+    assert await asyncio.wait_for(waiting, 1) == 1  # the attempt by which it is to be judged
     mine.write(REQUEST, "hidden.0", 1, frame(66))  # chunk 2 goes on with the standby
-    for chunk in (0, 1, 2):
-        await mine.complete(chunk, silence)
-    assert [one.chunk for one in spool.sent(REQUEST)] == [0]
+    mine.heard(statement([frame(65), frame(66)], STANDBY, chunk=2, attempt=1))
+    assert await mine.complete(2, silence) == 1
+    assert [(one.chunk, one.signer) for one in spool.sent(REQUEST)] == [
+        (0, DRIVER.public), (1, STANDBY.public), (2, STANDBY.public)
+    ]  # fmt: skip
 
 
-@pytest.mark.parametrize("entered", [False, True])
-@pytest.mark.parametrize("first", range(5))
-@pytest.mark.parametrize("chunk", range(5))
-def test_what_is_committed_to_unsigned_is_what_judges_believe(spool, chunk, first, entered):
-    """hidden.0's producer was replaced, and perhaps this node entered too; what came is what then can have come."""
-    me, tasks = (STANDBY, {"driver": DRIVER, "stage.0": STAGE}) if entered else (STAGE, {"driver": DRIVER})
-    other = Keys(b"\x0d" * 32)
-    plan = request(STANDBY).plan
-    by = {"driver": other.public, "stage.0": STANDBY.public, "stage.1": STANDBY.public}
-    assignments = tuple(a.model_copy(update={"standby": by[a.task]}) for a in plan.tasks)
-    job = dataclasses.replace(request(STANDBY), plan=plan.model_copy(update={"tasks": assignments}))
-    replaced = tuple((task, left.public, by[task], first) for task, left in tasks.items())
+async def test_and_what_it_signed_with_its_last_breath_counts(mine, spool):
+    for seq in (0, 1):
+        mine.write(REQUEST, "hidden.0", 0, frame(seq))
+    mine.heard(statement([frame(1)], chunk=1))
+    mine.took_over(takeover(first=2))
+    mine.heard(statement([frame(0)]))
+    assert await mine.complete(1, silence) == 1
+    assert {one.signer for one in spool.sent(REQUEST)} == {DRIVER.public}
+
+
+@pytest.mark.parametrize("first", range(4))
+@pytest.mark.parametrize("chunk", range(3))
+async def test_what_neither_signs_is_not_committed_to_nor_what_follows(mine, spool, first, chunk):
+    for seq in (0, 1, 65):
+        mine.write(REQUEST, "hidden.0", 0, frame(seq))
+    mine.took_over(takeover(first=first))
+    for one, number in (([frame(0)], 0), ([frame(1)], 1), ([frame(65)], 2)):
+        if number != chunk:
+            mine.heard(statement(one, STANDBY, chunk=number, attempt=1))
+    for number in range(chunk):
+        await mine.complete(number, silence)
+    for number in range(chunk, 3):
+        with pytest.raises(TimedOut, match=f"chunk {chunk}"):
+            await mine.complete(number, silence)
+
+
+async def test_what_both_signed_otherwise_than_it_came_is_an_error(mine, spool):
+    """Whatever came before it died, the standby's honest word on it is another: this node's own work would fail."""
+    for seq in (0, 1):
+        mine.write(REQUEST, "hidden.0", 0, frame(seq))
+    mine.took_over(takeover(first=2))
+    mine.heard(statement([frame(0, 2)]))
+    with pytest.raises(TimedOut):
+        await mine.complete(0, silence)
+    mine.heard(statement([frame(0, 2)], STANDBY, attempt=1))
+    with pytest.raises(BadHash):
+        await mine.complete(0, silence)
+    assert not list(spool.sent(REQUEST))
+
+
+async def test_a_standby_is_waited_for_as_long_as_it_may_compute_again(mine, monkeypatch):
+    mine.write(REQUEST, "hidden.0", 0, frame(0))
+    mine._plan = mine._plan.model_copy(update={"first_result_ms": 400})
+    waiting = asyncio.create_task(mine.complete(0, silence))
+    await asyncio.sleep(0.05)
+    mine.took_over(takeover(first=1))
+    await asyncio.sleep(0.2)
+    assert not waiting.done()  # its patience alone would be over
+    mine.heard(statement([frame(0)], STANDBY, attempt=1))
+    assert await waiting == 1
+
+
+def enters(spool, *lost, first=2):
+    """The standby, which enters for those tasks."""
+    left = {"driver": DRIVER, "stage.0": STAGE, "stage.1": LAST}
+    replaced = tuple((task, left[task].public, STANDBY.public, first) for task in lost)
     call = Takeover.sign(documents.CUSTOMER, request=REQUEST, attempt=1, previous=REQUEST, replaced=replaced)
-    mine = Statements(me, job, MANIFEST, spool, call)
-    sample = SimpleNamespace(task="stage.0", provider=me.public)
-    edge = next(one for one in MANIFEST.edges if one.name == "hidden.0")
-    believed = _left(SimpleNamespace(takeover=call, request=job, sample=sample), edge, chunk)  # type: ignore[arg-type]
-
-    who = other if entered or chunk > first else DRIVER
-    for senders in ({who.public}, {who.public, other.public} if chunk == first else {who.public}):
-        mine._came["hidden.0", chunk] = module._Came(set(senders), [hashed(frame(0))])
-        if not mine._lacking(chunk):
-            assert believed
+    return Statements(STANDBY, request(STANDBY), MANIFEST, spool, call)
 
 
-async def test_who_entered_itself_is_believed_in_what_it_was_given_again(spool):
-    mine = Statements(STANDBY, request(STANDBY), MANIFEST, spool)
-    replaced = tuple((task, left.public, STANDBY.public, 3) for task, left in (("stage.0", STAGE), ("stage.1", LAST)))
-    both = Takeover.sign(documents.CUSTOMER, request=REQUEST, attempt=1, previous=REQUEST, replaced=replaced)
-    mine.took_over(both)
-    assert not mine._was_due("hidden.1", 0)
+def put_out(statements, seq, edge="hidden.0", value=1):
+    statements.produced(0 if seq == 0 else 1 + (seq - 1) // 64, edge, hashed(frame(seq, value, edge)))
 
 
-async def test_of_frames_by_two_producers_a_statement_is_not_waited_for_and_kept_only_if_it_is_right(mine, spool):
-    for chunk, signed in ((1, [frame(1), frame(2)]), (2, [frame(65, 9), frame(66, 9)])):
-        mine.write(REQUEST, "hidden.0", 0, frame(64 * chunk - 63))
-        mine.took_over(takeover(first=1)) if chunk == 1 else None
-        mine._came["hidden.0", chunk].senders.add(DRIVER.public)
-        mine.write(REQUEST, "hidden.0", 1, frame(64 * chunk - 62))
-        mine.heard(statement(signed, STANDBY, chunk=chunk, attempt=1))
-    await mine.complete(2, silence)
-    assert [one.chunk for one in spool.sent(REQUEST)] == [1]
+def test_a_standby_signs_each_chunk_that_it_has_computed_again(spool):
+    entered = enters(spool, "driver")
+    put_out(entered, 0)
+    assert entered.whole("hidden.0") == []
+    for seq in range(1, 65):
+        put_out(entered, seq)
+    assert entered.whole("hidden.0") == [0]
+    (said,) = entered.sign(0, 1, "hidden.0")[STAGE.public]
+    assert said == statement([frame(0)], STANDBY, attempt=1)
+    put_out(entered, 65)
+    assert entered.whole("hidden.0") == [1]
+    entered.sign(1, 1, "hidden.0")
+    put_out(entered, 129)
+    assert entered.whole("hidden.0") == []  # chunk 2 is its own: that is signed when it is closed
+    assert entered.whole("nowhere") == []
+    assert [one.chunk for one in entered.again(STAGE.public, "hidden.0", 0)] == [0, 1]
+
+
+async def test_it_signs_the_last_chunk_of_a_job_too_when_it_has_all_that_this_was_computed_from(spool):
+    """No later one shows that it is over; that the frames before it are signed does."""
+    entered, asked = enters(spool, "driver"), []
+
+    async def tell(peer, document):
+        asked.append((peer, document["edge"], document["first"]))
+
+    for seq in (0, 1, 2):
+        put_out(entered, seq)
+        entered.write(REQUEST, "return", 0, frame(seq, edge="return"))
+    assert entered.whole("hidden.0") == [0]
+    entered.sign(0, 1, "hidden.0")
+    await entered.ask_for("hidden.0", tell)
+    assert asked == [(LAST.public, "return", 0)]
+    entered.heard(statement([frame(1, edge="return")], LAST, task="stage.1", edge="return", chunk=1))
+    assert entered.whole("hidden.0") == []
+    again = enters(spool, "driver")
+    for seq in (0, 1, 2):
+        put_out(again, seq)
+        again.write(REQUEST, "return", 0, frame(seq, edge="return"))
+    again.sign(0, 1, "hidden.0")
+    both = [frame(seq, edge="return") for seq in (1, 2)]
+    again.heard(statement(both, LAST, task="stage.1", edge="return", chunk=1))
+    assert again.whole("hidden.0") == [1]
+
+
+async def test_two_neighbours_die_and_the_standby_of_both_needs_no_word_of_its_own(spool):
+    entered = enters(spool, "driver", "stage.0")
+    for seq in range(66):
+        put_out(entered, seq)
+        put_out(entered, seq, "hidden.1")
+    assert entered.whole("hidden.0") == []
+    assert entered.whole("hidden.1") == [0, 1]
+    assert await entered.complete(1, silence) == 1
+    assert not entered._signing.unsigned("hidden.0", 1)
+
+
+async def test_two_neighbours_die_and_two_enter(spool):
+    """What the one computes again it signs to the other, which was given all of it again."""
+    after = Keys(b"\x0d" * 32)
+    job = request(STANDBY)
+    tasks = tuple(
+        a.model_copy(update={"standby": after.public if a.task == "stage.0" else STANDBY.public})
+        for a in job.plan.tasks
+    )
+    job = dataclasses.replace(job, plan=job.plan.model_copy(update={"tasks": tasks}))
+    replaced = (("driver", DRIVER.public, STANDBY.public, 2), ("stage.0", STAGE.public, after.public, 2))
+    call = Takeover.sign(documents.CUSTOMER, request=REQUEST, attempt=1, previous=REQUEST, replaced=replaced)
+    entered = Statements(after, job, MANIFEST, spool, call)
+    for chunk, seq in ((0, 0), (1, 1), (2, 65)):
+        entered.write(REQUEST, "hidden.0", 1, frame(seq))
+        entered.heard(statement([frame(seq)], STANDBY, chunk=chunk, attempt=1))
+    assert await entered.complete(2, silence) == 1
+    assert [one.chunk for one in spool.sent(REQUEST)] == [0, 1, 2]
+
+
+def near(seq, by=0.0):
+    row = struct.pack("<8f", *(1.0 + i + (1.0 + i) * by for i in range(8)))
+    return Frame("hidden.0", seq, (Array("float32", (1, 1, 8), row),), {"pos": seq})
+
+
+@pytest.mark.parametrize(
+    ("signed", "shown", "error"),
+    [
+        (near(65, 1e-6), near(65, 1e-6), None),
+        (near(65, 0.1), near(65, 0.1), BadHash),
+        (near(65, 1e-6), near(65), BadHash),
+        (near(65, 1e-6), None, TimedOut),
+        (*(dataclasses.replace(near(65, 1e-6), meta={"pos": 7}),) * 2, BadHash),
+    ],
+    ids=["other hardware", "other work", "not what it signed", "not shown", "another meta"],
+)
+async def test_a_standby_on_other_hardware_shows_what_it_signed_and_that_is_judged(
+    spool, monkeypatch, signed, shown, error
+):
+    """In the chunk of the death both sent a part. It is compared: who died may have sent anything, and signed none."""
+    monkeypatch.setattr(module, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(module, "ASK_S", 0.03)
+
+    async def again(peer, edge, chunk, max_bytes):
+        assert (peer, edge.name, chunk, max_bytes) == (STANDBY.public, "hidden.0", 2, 64)
+        if shown is None:
+            raise Busy("pull", "full")
+        for one in (shown, near(66)):
+            yield one
+
+    mine = Statements(STAGE, request(STANDBY), MANIFEST, spool, again=again)
+    for seq in range(66):
+        mine.write(REQUEST, "hidden.0", 0, near(seq))
+    for chunk in (0, 1):
+        mine.heard(statement([near(seq) for seq in (range(1, 65) if chunk else [0])], chunk=chunk))
+    await mine.complete(1, silence)
+    mine.took_over(takeover(first=2))
+    mine.write(REQUEST, "hidden.0", 1, near(66))
+    mine.heard(statement([signed, near(66)], STANDBY, chunk=2, attempt=1))
+    if error is not None:
+        with pytest.raises(error):
+            await mine.complete(2, silence)
+        return
+    assert await mine.complete(2, silence) == 1
+    kept = [frame for _, frame in spool.read(REQUEST, "hidden.0", 64)]
+    assert [hashed(one) for one in kept] == [hashed(one) for one in (near(64), signed, near(66))]
+    assert [one.signer for one in spool.sent(REQUEST)] == [DRIVER.public, DRIVER.public, STANDBY.public]
+
+
+@pytest.mark.parametrize("sent", [1, 2], ids=["honest", "garbage"])
+async def test_who_stands_by_for_its_own_producer_says_itself_what_it_was_sent(spool, sent):
+    """Nobody else can: it computes that again, and compares."""
+    mine = Statements(STAGE, request(STAGE), MANIFEST, spool)
+    for seq in (0, 1, 65):
+        mine.write(REQUEST, "hidden.0", 0, frame(seq, sent if seq else 1))
+    mine.heard(statement([frame(0)]))
+    replaced = (("driver", DRIVER.public, STAGE.public, 2),)
+    mine.took_over(Takeover.sign(documents.CUSTOMER, request=REQUEST, attempt=1, previous=REQUEST, replaced=replaced))
+    assert await mine.complete(0, silence) == 1
+    waiting = asyncio.create_task(mine.complete(1, silence))
+    await asyncio.sleep(0)
+    for seq in (0, 1, 65, 66):
+        put_out(mine, seq)
+    if sent == 2:
+        with pytest.raises(BadHash):
+            await waiting
+        return
+    assert await waiting == 1
+    assert await mine.complete(2, silence) == 1
+    assert [(one.chunk, one.signer) for one in spool.sent(REQUEST)] == [(0, DRIVER.public), (1, STAGE.public)]
 
 
 async def test_the_standbys_own_chunks_are_owed_by_it(mine):
     mine.took_over(takeover(first=1))
-    for seq in (0, 1):  # replayed: nobody signs chunk 0, which the dead one committed to
+    for seq in (0, 1):
         mine.write(REQUEST, "hidden.0", 1, frame(seq))
+    mine.heard(statement([frame(0)]))
+    with pytest.raises(NotAllowed):
+        mine.heard(statement([frame(1)], chunk=1))
     with pytest.raises(TimedOut):
         await mine.complete(1, silence)
     mine.heard(statement([frame(1)], STANDBY, chunk=1, attempt=1))
     await mine.complete(1, silence)
+
+
+async def test_what_is_settled_is_not_taken_again(mine, monkeypatch):
+    monkeypatch.setattr(module, "MAX_WAITING", 1)
+    mine.write(REQUEST, "hidden.0", 0, frame(0))
+    mine.heard(statement([frame(0)]))
+    await mine.complete(0, silence)
+    mine.took_over(takeover(first=2))
+    mine.heard(statement([frame(0)], STANDBY, attempt=1))
+    mine.heard(statement([frame(1)], STANDBY, chunk=1, attempt=1))
+
+
+async def test_of_a_task_that_the_customer_runs_it_signs(spool, monkeypatch):
+    monkeypatch.setattr(module, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(module, "ASK_S", 0.03)
+    job = request()
+    local = job.plan.tasks[0].model_copy(update={"provider": "local", "price_msat": 0})
+    job = dataclasses.replace(job, plan=job.plan.model_copy(update={"tasks": (local, *job.plan.tasks[1:])}))
+    mine, asked = Statements(STAGE, job, MANIFEST, spool), set()
+
+    async def tell(peer, document):
+        asked.add(peer)
+
+    mine.write(REQUEST, "hidden.0", 0, frame(0))
+    with pytest.raises(TimedOut):
+        await mine.complete(0, tell)
+    assert asked == {job.plan.customer}
+    with pytest.raises(NotAllowed):
+        mine.heard(statement([frame(0)]))
+    mine.heard(statement([frame(0)], documents.CUSTOMER))
+    await mine.complete(0, tell)
+    # what leads to the customer it needs no word of
+    last = Statements(LAST, job, MANIFEST, spool)
+    put_out(last, 0, "return")
+    assert last.sign(0, 0) == {}
 
 
 @pytest.mark.parametrize(
@@ -380,8 +564,8 @@ async def test_a_job_that_failed_waits_for_nobody(mine):
 def test_who_enters_later_is_told_what_was_signed_before(spool):
     mine = Statements(DRIVER, request(STANDBY), MANIFEST, spool)
     for chunk in range(3):
-        mine.produced(chunk, leaf_of(MANIFEST.digest(), frame(chunk)), {"pos": chunk})
-        mine.produced(chunk, leaf_of(MANIFEST.digest(), frame(chunk, edge="tokens")), {})
+        mine.produced(chunk, "hidden.0", hashed(frame(chunk)))
+        mine.produced(chunk, "tokens", hashed(frame(chunk, edge="tokens")))
         (said,) = mine.sign(chunk, 0)[STAGE.public]
         assert said == statement([frame(chunk)], chunk=chunk)
     assert [one.chunk for one in mine.again(STAGE.public, "hidden.0", 1)] == [1, 2]

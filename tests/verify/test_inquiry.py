@@ -1,4 +1,4 @@
-"""What an inquiry reads of a job before it computes: all that was certified, and its newest takeover."""
+"""What an inquiry reads of a job before it computes: all that was certified, and its takeovers."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ async def test_strangers_do_not_crowd_out_the_takeover_that_holds(record, monkey
         return await fetch_all(filters, **how)
 
     record.fetch_all = noting
-    assert (await looked_into(record, monkeypatch))["takeover"] == takeovers.parse(true)
+    assert (await looked_into(record, monkeypatch))["takeovers"] == [takeovers.parse(true)]
     assert all(one.authors for one in asked)
 
 

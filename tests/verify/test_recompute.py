@@ -145,7 +145,7 @@ async def computed(
             sample=sample,
             request=request(ticket),
             manifest=MANIFEST,
-            takeover=None,
+            takeovers=(),
             final=certificates or certified(),
             node=node,
             addresses={**addresses, **dict.fromkeys(unknown, ())},

@@ -56,10 +56,11 @@ class Echo:
     """A worker whose task puts out what it takes in: what it computed shows on what."""
 
     async def open(self, task, session, params):
-        self.pos = []
+        self.pos, self.given = [], []
 
     async def receive(self, task, session, one):
         self.pos.append(one.meta["pos"])
+        self.given.append(one)
         return [replace(one, edge="hidden.1")]
 
     async def close(self, task, session):
@@ -76,7 +77,7 @@ class Job:
     """What who (node, what) says instead of showing something."""
     cuts: dict = field(default_factory=dict)
     """What who (node, what, task) shows instead of what it keeps."""
-    takeover: Takeover | None = None
+    takeovers: tuple[Takeover, ...] = ()
     request: Request = JOB
     manifest: Manifest = MANIFEST
     sample = SAMPLE
@@ -114,12 +115,12 @@ class Job:
             self.spools[PROVIDER.public].keep_sent(said.model_copy(update=changes))
 
     async def computed(self, last=False):
-        """The frames of chunk 1 that the task was given, as an oracle computes it."""
+        """The frames of the sampled chunk that the task was given, as an oracle computes it."""
         found = await recompute(
             sample=self.sample,
             request=self.request,
             manifest=self.manifest,
-            takeover=self.takeover,
+            takeovers=self.takeovers,
             final=self.final(),
             node=self,
             addresses=dict.fromkeys(self.holdings, ("x",)),
@@ -276,18 +277,59 @@ async def test_the_meta_is_the_one_that_was_signed(job):
     assert job.worker.pos == [0, 8, 9]
 
 
-@pytest.mark.parametrize(("first", "found"), [(2, OTHER), (1, OTHER), (3, HONEST), (0, HONEST)])
-async def test_who_was_replaced_before_it_could_sign_cannot_make_others_fail(job, first, found):
-    """In its last chunk, and in the one that was under way."""
-    replaced = (("driver", UPSTREAM.public, STANDBY.public, first),)
-    job.takeover = Takeover.sign(documents.CUSTOMER, request=REQUEST, attempt=1, previous=REQUEST, replaced=replaced)
-    if first < 2:
-        job.upstream(FIRST, STANDBY)
-        job.upstream(HONEST, STANDBY)
-    else:
-        job.upstream(HONEST)
+def replaced(first, attempt=1):
+    entry = (("driver", UPSTREAM.public, STANDBY.public, first),)
+    return Takeover.sign(documents.CUSTOMER, request=REQUEST, attempt=attempt, previous=REQUEST, replaced=entry)
+
+
+@pytest.mark.parametrize("first", [2, 3])
+async def test_what_who_was_replaced_did_not_sign_its_standby_did(job, first):
+    """It died before it had signed the chunk; its standby committed to nothing of it, for it is not paid for it."""
+    job.sample, job.takeovers = SAMPLE.model_copy(update={"attempt": 1}), (replaced(first),)
+    job.received(HONEST, HONEST, by=STANDBY)
+    with pytest.raises(NotFound, match="not known yet"):
+        await job.computed()
+    assert await job.computed(last=True) == hashes(HONEST)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+async def test_from_its_own_chunks_on_the_standby_alone_signs(job, first):
+    job.sample, job.takeovers = SAMPLE.model_copy(update={"attempt": 1}), (replaced(first),)
+    job.upstream(FIRST, STANDBY)
+    job.upstream(HONEST, STANDBY)
+    job.spools[PROVIDER.public].remove(REQUEST)
+    job.received(FIRST, FIRST, by=UPSTREAM if first else STANDBY)
+    job.received(OTHER, OTHER)  # by who was replaced
+    assert await job.computed() == hashes(HONEST)
+    job.received(OTHER, OTHER, by=STANDBY)
+    with pytest.raises(Equivocated) as caught:
+        await job.computed()
+    assert caught.value.equivocation.culprit == STANDBY.public
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+@pytest.mark.parametrize("first", range(4))
+async def test_nobody_is_believed_without_a_signature(job, first, attempt):
+    """About a takeover, too: what came then was signed by the standby, or is not committed to."""
+    job.sample, job.takeovers = SAMPLE.model_copy(update={"attempt": attempt}), (replaced(first),)
+    for signer in (UPSTREAM, STANDBY):
+        job.upstream(FIRST, signer)
+        job.upstream(HONEST, signer)
     job.received(OTHER)
-    assert await job.computed() == hashes(found)
+    assert await job.computed(last=True) == hashes(HONEST)
+
+
+async def test_what_was_committed_to_before_a_takeover_is_judged_without_it(job):
+    """Its producer had closed the chunk for this node, and died before the others heard it: the standby's it is now."""
+    job.sample, job.takeovers = SAMPLE.model_copy(update={"attempt": 1}), (replaced(0),)
+    job.upstream([frame(0, 2)], STANDBY)
+    job.upstream(HONEST, STANDBY)
+    job.received(HONEST, HONEST, by=STANDBY)
+    for attempt, before in ((1, [frame(0, 2)]), (0, FIRST)):
+        mine = ChunkRoot(request=REQUEST, task="stage.0", chunk=0, attempt=attempt, root=HASH)
+        job.certified = [*(one for one in job.certified if one[0] != PROVIDER.public), (PROVIDER.public, mine)]
+        assert await job.computed(last=True) == hashes(HONEST)
+        assert job.worker.given[0].tensors == before[0].tensors
 
 
 async def test_who_signs_something_else_to_itself_is_judged_on_what_it_committed_to(tmp_path, job):

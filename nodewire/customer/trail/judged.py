@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from nodewire.customer.trail.line import Line, missing, ok, wrong
+from nodewire.customer.trail.line import Line, missing, not_yet, ok, wrong
 from nodewire.customer.trail.record import Market, Record
+from nodewire.customer.verified import VERDICT_EPOCHS
 from nodewire.errors import NodewireError, NotFound
 from nodewire.nostr.event import Event
 from nodewire.pay import settlement
@@ -93,7 +94,7 @@ def _is_about(one: Committed, request: str) -> bool:
 
 
 def _verdicts(record: Record, committee: Committee, judged: Judged) -> Iterator[Line]:
-    held, broken = _certified(record.verdicts, committee)
+    held, broken, ids = _certified(record.verdicts, committee)
     for key, sample in judged.samples.items():
         what = f"{sample.task} of chunk {sample.chunk}, attempt {sample.attempt} by {sample.provider[:8]}"
         found = {one.verdict.digest(): one for one in held.pop(key, ())}
@@ -101,7 +102,11 @@ def _verdicts(record: Record, committee: Committee, judged: Judged) -> Iterator[
             if key in broken:
                 yield wrong("verdict", what, f"its certificate does not hold: {broken.pop(key)}")
             else:
-                yield missing("verdict", what, "no certificate judges it (yet)")
+                last = judged.epochs[key] + VERDICT_EPOCHS
+                if again_s := record.seconds_to(last):
+                    yield not_yet("verdict", what, f"it is judged by epoch {last}", again_s)
+                else:
+                    yield missing("verdict", what, "no certificate judges it, and its time is over")
             continue
         if len(found) > 1:
             yield wrong("verdict", what, "two different verdicts are certified")
@@ -113,20 +118,22 @@ def _verdicts(record: Record, committee: Committee, judged: Judged) -> Iterator[
             continue
         judged.verdicts[key] = said
         convicts = f", convicts {', '.join(one[:8] for one in said.convicted)}" if said.convicted else ""
-        yield ok("verdict", what, f"{said.outcome}{convicts}; {len(one.votes)} oracles voted")
+        name = f"; certificate {ids[said.digest()]}" if said.outcome != "pass" or said.convicted else ""
+        yield ok("verdict", what, f"{said.outcome}{convicts}; {len(one.votes)} oracles voted{name}")
     unread = judged.unread | record.finality.unread.keys()
     unread |= {one.epoch for one in record.finality.committed.values()} - record.finality.certificates.keys()
     for key, certificates in held.items():
         said = certificates[0].verdict
         if said.claimed:
-            yield _unfounded(key, certificates, record, judged)
+            yield _unfounded(key, certificates, ids, record, judged)
             continue
         what = f"{said.task} of chunk {said.chunk}, attempt {said.attempt} by {said.provider[:8]}"
         if (drawn := _fed(said, record, judged)) is not None and len(
             {one.verdict.digest() for one in certificates}
         ) == 1:
             judged.verdicts[key] = said
-            yield ok("verdict", what, f"{said.outcome}: {drawn.task} of chunk {drawn.chunk} was drawn, which it feeds")
+            fed = f"{said.outcome}: {drawn.task} of chunk {drawn.chunk} was drawn, which it feeds"
+            yield ok("verdict", what, f"{fed}; certificate {ids[said.digest()]}")
         elif said.epoch in unread:
             yield missing("verdict", what, "whether it was drawn is unknown")
         else:
@@ -148,7 +155,9 @@ def _fed(said: Verdict, record: Record, judged: Judged) -> Sample | None:
     )
 
 
-def _unfounded(key: str, certificates: list[Certificate], record: Record, judged: Judged) -> Line:
+def _unfounded(
+    key: str, certificates: list[Certificate], ids: Mapping[str, str], record: Record, judged: Judged
+) -> Line:
     """Of a claim that, as the committee says, nothing certified stands behind."""
     said = certificates[0].verdict
     what = f"the claim of {said.provider[:8]} for chunk {said.chunk}, attempt {said.attempt}"
@@ -160,11 +169,16 @@ def _unfounded(key: str, certificates: list[Certificate], record: Record, judged
     if held is not None and held.epoch <= said.epoch:
         return wrong("verdict", what, f"its roots were certified in epoch {held.epoch}")
     judged.verdicts[key] = said
-    return ok("verdict", what, f"withheld: nothing that was certified up to epoch {said.epoch} stands behind it")
+    reason = f"withheld: nothing that was certified up to epoch {said.epoch} stands behind it"
+    return ok("verdict", what, f"{reason}; certificate {ids[said.digest()]}")
 
 
-def _certified(events: Iterable[Event], committee: Committee) -> tuple[dict[str, list[Certificate]], dict[str, str]]:
-    """The certificates that hold, and why others do not, by the sample's key."""
+def _certified(
+    events: Iterable[Event], committee: Committee
+) -> tuple[dict[str, list[Certificate]], dict[str, str], dict[str, str]]:
+    """The certificates that hold, and why others do not, by the sample's key; and their event ids by the verdict's
+    digest."""
+    ids: dict[str, str] = {}
     held: dict[str, list[Certificate]] = {}
     broken: dict[str, str] = {}
     for event in events:
@@ -176,7 +190,8 @@ def _certified(events: Iterable[Event], committee: Committee) -> tuple[dict[str,
             broken[key] = str(error)
             continue
         held.setdefault(one.verdict.key, []).append(one)
-    return held, broken
+        ids.setdefault(one.verdict.digest(), event.id)
+    return held, broken, ids
 
 
 def _contradiction(said: Verdict, sample: Sample, epoch: int) -> str:
@@ -214,7 +229,9 @@ async def _bond(
         finding = settlement.find(said, record.request, committee)
         settled = judged.cases[key] = await holder.case(key)
     except NotFound:
-        return [missing("bond", what, "nobody has presented the verdict to the bonds' holder")]
+        if again_s := record.seconds_to(said.epoch + VERDICT_EPOCHS + 1):
+            return [not_yet("bond", what, "oracles present the verdict to the bonds' holder", again_s)]
+        return [missing("bond", what, "nobody has presented the verdict to the bonds' holder: `nodewire bond claim`")]
     except NodewireError as error:
         return [missing("bond", what, str(error))]
     if fault := _misjudged(finding, settled):

@@ -17,6 +17,8 @@ class Line:
     what: str
     state: State
     reason: str = ""
+    again_s: int = 0
+    """In how many seconds it is worth to look again at what is not there yet."""
 
 
 def ok(step: str, what: str, reason: str = "") -> Line:
@@ -25,6 +27,11 @@ def ok(step: str, what: str, reason: str = "") -> Line:
 
 def missing(step: str, what: str, reason: str) -> Line:
     return Line(step, what, "missing", reason)
+
+
+def not_yet(step: str, what: str, reason: str, again_s: int) -> Line:
+    """`reason` says what may still come, and until when."""
+    return Line(step, what, "missing", f"not yet: {reason}, look again in about {again_s} s", again_s)
 
 
 def wrong(step: str, what: str, reason: str) -> Line:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from nodewire.customer.closings import COMMIT_EPOCHS
-from nodewire.customer.trail.line import Line, missing, ok, wrong
+from nodewire.customer.trail.line import Line, missing, not_yet, ok, wrong
 from nodewire.customer.trail.record import Record
 from nodewire.errors import BadInput, NodewireError
 from nodewire.nostr.event import Event
@@ -82,7 +82,11 @@ def _receipts(record: Record) -> Iterator[Line]:
         if fault := _misreceipted(one, record):
             yield wrong("receipt", what, fault)
         elif id_ not in closings:
-            yield missing("receipt", what, "the customer has not said yet what became final")
+            reason = "the customer says what became final when its process runs again, or at the end with --wait"
+            if again_s := record.seconds_to(waited):
+                yield not_yet("receipt", what, reason, again_s)
+            else:
+                yield missing("receipt", what, reason)
         elif fault := _misclosed(one, closings[id_], record, waited):
             yield wrong("receipt", what, fault)
         elif never := closings[id_].uncertified:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -59,6 +60,13 @@ class Record:
     verdicts: list[Event] = field(default_factory=list)
     partials: dict[int, list[beacon.BeaconPartial]] = field(default_factory=dict)
     """By epoch."""
+    now_s: float = field(default_factory=time.time)
+    """When it was read."""
+
+    def seconds_to(self, epoch: int) -> int:
+        """Until all that certificates of `epoch` and those before say can be read; 0 if that is over."""
+        round_ms = self.committee.epoch_ms  # the next one, in which its votes are cast
+        return max(0, -(-(self.committee.close_ms(epoch) + round_ms - int(self.now_s * 1000)) // 1000))
 
     def takeover_at(self, attempt: int) -> Takeover | None:
         """The newest takeover of at most this attempt."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodewire.customer.trail.line import Line, missing, ok, wrong
+from nodewire.customer.closings import COMMIT_EPOCHS
+from nodewire.customer.trail.line import Line, missing, not_yet, ok, wrong
 from nodewire.customer.trail.record import Record
+from nodewire.protocol.feedback import Feedback
 
 
 def lines(record: Record) -> Iterator[Line]:
@@ -29,7 +31,9 @@ def _certificates(record: Record) -> Iterator[Line]:
     for epoch in sorted({one.epoch for one in finality.committed.values()}):
         certified = finality.certificates.get(epoch)
         what = f"epoch {epoch}"
-        if certified is None:
+        if certified is None and (again_s := record.seconds_to(epoch)):
+            yield not_yet("certificate", what, "its oracles have still to vote", again_s)
+        elif certified is None:
             yield missing("certificate", what, "no relay has a quorum certificate of it")
         elif epoch in finality.unread:
             yield missing("certificate", what, f"what it certifies cannot be read: {finality.unread[epoch]}")
@@ -50,4 +54,17 @@ def _commitments(record: Record) -> Iterator[Line]:
         elif found:
             yield wrong("commitment", what, "the certified roots are not those that payment was claimed with")
         else:
-            yield missing("commitment", what, "no certificate holds it")
+            yield _uncertified(record, said, what)
+
+
+def _uncertified(record: Record, said: Feedback, what: str) -> Line:
+    """What is claimed and not certified is nobody's fault before its time is over."""
+    assert said.due is not None
+    committee, plan = record.committee, record.request.plan
+    last = plan.deadline_epoch(said.due.chunk, committee.epoch_ms)
+    usual = min(last, committee.epoch_at(said.created_at * 1000) + COMMIT_EPOCHS)
+    if again_s := record.seconds_to(usual):
+        return not_yet("commitment", what, f"it is certified by epoch {usual}", again_s)
+    if again_s := record.seconds_to(last):
+        return not_yet("commitment", what, f"it is late, and in time until epoch {last}", again_s)
+    return missing("commitment", what, "no certificate holds it, and its time is over")

@@ -85,7 +85,10 @@ async def test_one_address_does_not_displace_others_from_the_payment_endpoint(mo
 
 async def test_silent_connections_keep_nobody_from_a_relay_and_end_soon(tmp_path):
     limits = Limits(idle_connections=4, idle_s=0.5)
-    async with serve(Config(db=tmp_path / "relay.db", port=0, limits=limits)) as relay, aiohttp.ClientSession() as honest:
+    async with (
+        serve(Config(db=tmp_path / "relay.db", port=0, limits=limits)) as relay,
+        aiohttp.ClientSession() as honest,
+    ):
         port = int(relay.url.rpartition(":")[2])
         async with honest.ws_connect(relay.url) as talking:
             held = [await asyncio.open_connection(HOST, port) for _ in range(20)]

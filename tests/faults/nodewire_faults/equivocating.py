@@ -27,7 +27,7 @@ def send_otherwise(tasks: Sequence[str]) -> None:
         if target != CUSTOMER and (not tasks or task in tasks):
             edges.add((self.request.id, frame.edge))
             if self._statements is not None:
-                self._statements._out[frame.edge, chunk][-1] = hashed(turned(frame))
+                self._statements._signing._out[frame.edge, chunk][-1] = hashed(turned(frame))
 
     def turned_parcel(self: Any, outgoing: Any, attempt: int, frame: Frame[Array]) -> Any:
         lies = (self._request, frame.edge) in edges

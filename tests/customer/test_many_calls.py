@@ -1,0 +1,16 @@
+"""A customer that buys all day remembers of its purchases only the newest."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from nodewire import Customer
+from nodewire.customer.again import MAX_AGAIN
+from nodewire.customer.bought import MAX_REPAIRS
+
+
+def test_a_customer_keeps_as_many_purchases_as_one_call_may_begin():
+    customer = Customer(SimpleNamespace(max_chunk_msat=1, max_total_msat=1))
+    customer.purchases.extend(range(1_000))
+    most = (MAX_AGAIN + 1) * (MAX_REPAIRS + 1)
+    assert list(customer.purchases) == list(range(1_000 - most, 1_000))

@@ -1,0 +1,250 @@
+"""What earlier jobs left unpaid is paid beside the next purchase: once, in a stated time, and it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import time
+from contextlib import asynccontextmanager
+
+import pytest
+
+from nodewire.customer import debts, settler
+from nodewire.customer.settler import Settler
+from nodewire.errors import LinkLost, NotFound
+from nodewire.pay import invoices, lnurl
+from nodewire.pay.debts import Key
+from nodewire.pay.invoices import hash_of
+from nodewire.pay.ledger import Ledger
+from nodewire.pay.payer import Payer
+from nodewire.pay.wallet import Payment
+from nodewire.pay.zaps import description_hash
+from nodewire.protocol import ad, feedback
+from tests.customer.public_record import CUSTOMER, PRICE_MSAT, PROVIDERS, PublicRecord
+
+NETWORK = "bcrt"
+
+
+class Wallet:
+    """Pays every invoice once, for a fee of 7 msat, and counts."""
+
+    def __init__(self):
+        self.paid: dict[str, Payment] = {}
+        self.preimages: dict[str, str] = {}
+
+    async def pay(self, bolt11, *, max_fee_msat, timeout_s=60.0):
+        await asyncio.sleep(0)
+        invoice = invoices.decode(bolt11)
+        preimage = self.preimages[invoice.payment_hash]
+        return self.paid.setdefault(bolt11, Payment(invoice.payment_hash, preimage, invoice.amount_msat, 7))
+
+    async def lookup(self, payment_hash):
+        raise NotFound("payment", "unknown")
+
+    @property
+    def spent_msat(self):
+        return sum(one.amount_msat + one.fee_msat for one in self.paid.values())
+
+
+class Relays(PublicRecord):
+    """As a pool, with a subscription in which nothing comes."""
+
+    @asynccontextmanager
+    async def subscribe(self, filters):
+        async def nothing():
+            await asyncio.get_running_loop().create_future()
+            yield
+
+        yield nothing()
+
+
+@pytest.fixture
+def wallet(monkeypatch):
+    """The customer's; every provider's endpoint makes invoices that it can pay."""
+    wallet = Wallet()
+
+    def over_lnurl(url, *, nostr_pubkey, network, allow_private=False, timeout_s=10.0):
+        async def fetch(request, amount_msat):
+            if "hole" in url:
+                await asyncio.sleep(3_600)
+            if "down" in url:
+                raise LinkLost(url, "refused")
+            await asyncio.sleep(0.01)
+            preimage = hashlib.sha256(f"{request.id}/{len(wallet.preimages)}".encode()).hexdigest()
+            wallet.preimages[hash_of(preimage)] = preimage
+            return invoices.issue(
+                b"\x09" * 32,
+                network=network,
+                amount_msat=amount_msat,
+                payment_hash=hash_of(preimage),
+                created_at_s=int(time.time()),
+                expiry_s=600,
+                description_hash=description_hash(request.to_json()),
+            )
+
+        return fetch
+
+    monkeypatch.setattr(lnurl, "over_lnurl", over_lnurl)
+    return wallet
+
+
+@pytest.fixture
+def book(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.db")
+    yield ledger
+    ledger.close()
+
+
+@pytest.fixture
+def relays():
+    record = Relays()
+    for i, keys in enumerate(PROVIDERS):
+        offer = ad.ManifestOffer(
+            manifest="ab" * 32, slots=1, tasks=(ad.TaskOffer(task="t", price_msat=1, us_per_position=1),)
+        )
+        one = ad.Ad(name=f"p{i}", manifests=(offer,), lnurl=f"https://p{i}.example/pay")
+        record.events.append(ad.build(keys, one, created_at=record.began_s))
+    return record
+
+
+@contextlib.asynccontextmanager
+async def settling(relays, payer):
+    one = Settler(relays, payer, CUSTOMER.public, relays=("ws://r",), network=NETWORK, private_endpoints=False)
+    running = asyncio.create_task(one.run())
+    try:
+        yield one
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+def owe(book, record, number, chunk, where="p"):
+    key = Key(record.request.id, PROVIDERS[number].public, chunk)
+    book.plan(key, PRICE_MSAT, lnurl=lnurl.encode(f"https://{where}{number}.example/pay"))
+
+
+async def test_debts_of_the_ledger_and_claims_of_chunks_that_came_are_paid_when_a_purchase_begins(
+    relays, book, wallet, caplog
+):
+    """Provider 0 was not paid for chunk 1; 1 and 2 claimed it when the customer's process was ending."""
+    relays.pay(book, 0, 0)
+    owe(book, relays, 0, 1)
+    relays.claimed(1, 1)
+    relays.claimed(2, 1)
+    payer = Payer(CUSTOMER, wallet, book)
+    payer.end(relays.request.id)
+    async with settling(relays, payer) as one:
+        await asyncio.sleep(0.05)
+        assert wallet.paid == {}  # who only looks, as `wallet settle` before its question, pays nothing
+        one.begin()
+        await one.caught_up()
+        old = one.take_old()
+        assert old == {
+            "chunks": 3,
+            "paid_msat": 3 * PRICE_MSAT,
+            "fees_msat": 21,
+            "unpaid_chunks": 0,
+            "unpaid_msat": 0,
+        }
+        assert wallet.spent_msat == old["paid_msat"] + old["fees_msat"]
+        assert one.take_old()["paid_msat"] == 0
+    said = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert said == ["debts of earlier jobs: 3.000 sat paid for 3 chunks"]
+    async with settling(relays, payer) as again:  # the next purchase finds nothing
+        again.begin()
+        await again.caught_up()
+    assert len(wallet.paid) == 3
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
+
+
+async def test_two_processes_of_one_customer_pay_a_debt_once(relays, book, wallet, tmp_path):
+    owe(book, relays, 0, 0)
+    relays.claimed(1, 0)
+    other = Ledger(tmp_path / "ledger.db")
+    async with (
+        settling(relays, Payer(CUSTOMER, wallet, book)) as one,
+        settling(relays, Payer(CUSTOMER, wallet, other)) as two,
+    ):
+        one.begin()
+        two.begin()
+        await asyncio.gather(one.caught_up(), two.caught_up())
+    other.close()
+    assert sorted(p.amount_msat for p in wallet.paid.values()) == [PRICE_MSAT, PRICE_MSAT]
+    assert book.unpaid() == []
+
+
+async def test_who_cannot_be_reached_holds_up_nobody_and_nothing_longer_than_a_round(
+    relays, book, wallet, monkeypatch, caplog
+):
+    monkeypatch.setattr(settler, "ROUND_S", 0.3)
+    owe(book, relays, 0, 0, "hole")
+    owe(book, relays, 1, 0, "down")
+    owe(book, relays, 2, 0)
+    async with settling(relays, Payer(CUSTOMER, wallet, book)) as one:
+        one.begin()
+        began = time.monotonic()
+        await one.caught_up()
+        assert time.monotonic() - began < 1
+        owed = {PROVIDERS[number].public for number in range(3)}
+        assert await one.still_owed(owed) == {PROVIDERS[0].public, PROVIDERS[1].public}
+        assert await one.still_owed(owed) == owed  # it still refuses: then it is avoided
+        assert one.take_old()["unpaid_msat"] == 2 * PRICE_MSAT
+    assert "2.000 sat still owed for 2 chunks (`nodewire wallet settle` tells why)" in caplog.text
+
+
+async def test_a_job_under_way_is_left_to_its_own_payments(relays, book, wallet):
+    owe(book, relays, 0, 0)
+    relays.claimed(1, 0)
+    async with settling(relays, Payer(CUSTOMER, wallet, book)) as one:
+        one.requests(relays.request.id)
+        one.begin()
+        await one.caught_up()
+        assert wallet.paid == {}
+
+
+@pytest.mark.parametrize(
+    ("number", "claim", "booked", "ended", "evident"),
+    [
+        (1, {"chunk": 0}, [0], True, True),
+        (1, {"chunk": 1}, [0], True, False),  # it never came
+        (1, {"chunk": 2}, [0], False, True),  # the process died: so far work goes ahead
+        (1, {"chunk": 3}, [0], False, False),
+        (1, {"chunk": 0}, [], False, False),  # the ledger knows nothing of the job
+        (1, {"chunk": 0, "units": 3, "amount_msat": 3_000}, [0], True, False),  # others were paid for one
+        (1, {"chunk": 0, "amount_msat": 999}, [0], True, False),
+        (1, {"chunk": 0, "attempt": 1}, [0], True, False),
+    ],
+)
+def test_a_claim_is_paid_unasked_if_plan_and_ledger_say_that_it_is_owed(
+    relays, book, number, claim, booked, ended, evident
+):
+    for chunk in booked:
+        relays.pay(book, 0, chunk)
+    said = feedback.parse(relays.claimed(number, claim.pop("chunk"), **claim))
+    found = debts.is_evident(said, relays.request, book.debts_of(relays.request.id), ended=ended)
+    assert found is evident
+
+
+async def test_claims_that_only_a_person_can_judge_are_told_and_not_paid(relays, book, wallet, caplog):
+    relays.claimed(1, 0)
+    async with settling(relays, Payer(CUSTOMER, wallet, book)) as one:
+        one.begin()
+        await one.caught_up()
+        assert wallet.paid == {}
+    assert "1.000 sat still owed for 1 chunks" in caplog.text
+
+
+async def test_claims_cannot_exceed_their_jobs_budget(relays, book, wallet):
+    """Each of them alone is within it."""
+    for chunk in range(40):
+        for number in range(3):
+            relays.claimed(number, chunk)
+    payer = Payer(CUSTOMER, wallet, book)
+    owed = await debts.on_relays(relays, payer, CUSTOMER.public)
+    assert len(owed) == 120
+    done = await debts.settle(payer, owed, relays=("ws://r",), network=NETWORK, private_endpoints=False)
+    refused = [one.error.code for one in done if one.error is not None]
+    assert set(refused) == {"over-budget"}
+    plan = relays.request.plan
+    assert sum(one.paid is not None for one in done) * PRICE_MSAT <= plan.terms.max_total_msat + 42 * 450
