@@ -54,7 +54,6 @@ class Assigned(Schema):
 class Round(Schema):
     """A provider stands once in a request: shards that another has to take over stand in a further one."""
 
-    TAG: ClassVar[str] = "nodewire/training-round/1"
     MAX_BYTES: ClassVar[int] = 57_344
     ERROR: ClassVar[type[BadInput]] = BadEvent
 

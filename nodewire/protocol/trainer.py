@@ -25,7 +25,6 @@ _GFLOP_PER_PFLOP = 1_000_000
 class Trainer(Schema):
     """Work is counted in gflop (10**9 floating-point operations), as a recipe's formula says, rounded up."""
 
-    TAG: ClassVar[str] = "nodewire/trainer/1"
     MAX_BYTES: ClassVar[int] = 16_384
     ERROR: ClassVar[type[BadInput]] = BadEvent
 

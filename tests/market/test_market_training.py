@@ -146,6 +146,7 @@ momentum = 0.9
 method = "int8"
 """
 )
+pytestmark = pytest.mark.timeout(300)
 LONG = TOML.replace("steps = 20", "steps = 600").replace("rounds = 3", "rounds = 4")
 
 

@@ -34,6 +34,7 @@ MAX_WAITING = 1_024
 MAX_SEEN = 8_192
 MAX_REFUSING = 64
 WAITING_S = 30.0
+SLOT_S = 2.0
 
 
 class Training:
@@ -60,7 +61,9 @@ class Training:
         self._ad = ad
         self._admission = admission
         self._kept = kept
-        self._free = list(workers)
+        self._free: asyncio.Queue[Worker] = asyncio.Queue()
+        for worker in workers:
+            self._free.put_nowait(worker)
         self._folder = folder
         self._patience_s = patience_s
         self._requests: dict[str, tuple[float, Event, RoundRequest]] = {}
@@ -151,25 +154,23 @@ class Training:
                 log.warning("round %s is not gone on with: %s", shard.event.id[:8], error)
                 self._kept.over(shard.event.id)
                 continue
-            worker = self._free.pop() if self._free and not shard.delivered else None
-            if worker is None and not shard.delivered:
+            if not shard.delivered and self._free.empty():  # fewer slots than before
                 self._kept.over(shard.event.id)
                 continue
-            self._spawn(self._run(job, worker))
+            self._spawn(self._run(job, None if shard.delivered else self._free.get_nowait()))
 
     async def _serve(self, event: Event, request: RoundRequest, ticket: RoundTicket) -> None:
         try:
             job = self._admission.check(request, ticket)
             if not self._admission.has_deposit(job.assigned):
                 await self._until_paid_before(job)
-            if not self._free:
-                raise Busy("concurrency", "all workers are training")
+            worker = await self._slot()
         except NodewireError as error:
             log.info("round %s refused: %s", request.id[:8], error)
             await self._tell(request.id, request.customer, request.kind, error)
             return
         self._kept.begun(event, ticket)
-        await self._run(job, self._free.pop())
+        await self._run(job, worker)
 
     async def _run(self, job: Admitted, worker: Worker | None) -> None:
         """Do a shard's work with a worker, or without one only wait for its balance."""
@@ -214,8 +215,19 @@ class Training:
             await run.refuse(error)
             raise
         finally:
-            self._free.append(worker)
+            self._free.put_nowait(worker)
         self._kept.delivered(run.job.request.id)
+
+    async def _slot(self) -> Worker:
+        """A worker that is free, or will be in a moment: it has delivered, and the next round is here already.
+
+        Raises:
+            Busy: none is.
+        """
+        try:
+            return await asyncio.wait_for(self._free.get(), SLOT_S)
+        except TimeoutError as error:
+            raise Busy("concurrency", "all workers are training") from error
 
     async def _until_paid_before(self, job: Admitted) -> None:
         """Return when the round before is paid for, which stands for a deposit.
