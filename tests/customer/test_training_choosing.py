@@ -30,7 +30,7 @@ def ad(**changes) -> Trainer:
     return Trainer(**{**fields, **changes})
 
 
-def dealt(market, needs=None, busy=(), before=None, excluded=None):
+def dealt(market, needs=None, busy=(), before=None, excluded=None, failures=()):
     needs = needs or {0: NEED, 1: NEED}
     return deal(
         needs,
@@ -38,6 +38,7 @@ def dealt(market, needs=None, busy=(), before=None, excluded=None):
         busy=Counter(busy),
         before=before or {},
         excluded={index: frozenset((excluded or {}).get(index, ())) for index in needs},
+        failures=Counter(failures),
     )
 
 
@@ -46,6 +47,12 @@ def test_the_cheapest_gets_what_it_has_room_for_and_the_faster_of_equals_comes_f
     needs = dict.fromkeys(range(5), NEED)
     assert dealt(market, needs) == {0: "fast", 1: "fast", 2: "slow", 3: "slow", 4: "dear"}
     assert dealt(market, busy=("fast", "fast", "slow")) == {0: "slow", 1: "dear"}
+
+
+def test_who_has_failed_comes_after_everybody_else():
+    market = {"dear": ad(least_msat=20), "cheap": ad()}
+    assert dealt(market, failures=("cheap",)) == {0: "dear", 1: "dear"}
+    assert dealt(market, failures=("cheap", "cheap", "dear")) == {0: "dear", 1: "dear"}
 
 
 def test_a_shard_stays_where_it_was_unless_that_provider_failed_it_or_is_gone():

@@ -27,7 +27,7 @@ class Need:
     gflop: int
 
 
-def need(recipe: Recipe, kind: int, *, blob_bytes: int, gflop: int) -> Need:
+def need_of(recipe: Recipe, kind: int, *, blob_bytes: int, gflop: int) -> Need:
     """Of a shard of `blob_bytes`, or weights of as many."""
     memory = max(recipe.memory_bytes() + recipe.upload_bytes() + blob_bytes, recipe.hardware.memory_bytes)
     return Need(kind, recipe.family.name, memory, blob_bytes, gflop)
@@ -56,10 +56,11 @@ def deal(
     busy: Counter[str],
     before: Mapping[int, str],
     excluded: Mapping[int, frozenset[str]],
+    failures: Counter[str],
 ) -> dict[int, str]:
     """A provider for every shard: the one that had it before, or the cheapest that has room, the faster of equals.
 
-    `busy` counts the shards that each has already.
+    Who has failed more often comes later, whatever it costs. `busy` counts the shards that each has already.
 
     Raises:
         NoProvider: nobody is left for a shard.
@@ -68,15 +69,20 @@ def deal(
     taken = Counter(busy)
     kept = [index for index in needs if before.get(index) in market]
     for index in [*kept, *(index for index in needs if index not in kept)]:
+        need = needs[index]
         fits = [
             public
             for public, ad in market.items()
-            if public not in excluded[index] and taken[public] < ad.concurrency and _takes(ad, needs[index])
+            if public not in excluded[index] and taken[public] < ad.concurrency and _takes(ad, need)
         ]
         if not fits:
             raise NoProvider(f"shard {index}", "nobody on the market trains it, or all who do are busy or have failed")
         same = before.get(index)
-        dealt[index] = same if same in fits else min(fits, key=lambda public: _rank(public, market, needs[index]))
+        dealt[index] = (
+            same
+            if same in fits
+            else min(fits, key=lambda public: (failures[public], *_rank(public, market[public], need)))
+        )
         taken[dealt[index]] += 1
     return dealt
 
@@ -105,6 +111,5 @@ def _takes(ad: Trainer, wanted: Need) -> bool:
     )
 
 
-def _rank(public: str, market: Mapping[str, Trainer], wanted: Need) -> tuple[int, int, str]:
-    ad = market[public]
+def _rank(public: str, ad: Trainer, wanted: Need) -> tuple[int, int, str]:
     return ad.price_msat(wanted.gflop), -ad.gflops, public

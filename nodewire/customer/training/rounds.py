@@ -197,7 +197,7 @@ class Rounds:
         assert state.theta is not None
         gflop = rounds.work_gflop(self._recipe, self._recipe.steps)
         needs = {
-            index: choosing.need(
+            index: choosing.need_of(
                 self._recipe, self._kind, blob_bytes=max(state.shards[index].bytes, state.theta.bytes), gflop=gflop
             )
             for index in indices
@@ -232,6 +232,7 @@ class Rounds:
                     busy=Counter(work.provider for work in works.values() if work.status in ("asked", "working")),
                     before={index: works[index].provider for index in needs if works[index].provider},
                     excluded={index: works[index].excluded for index in needs},
+                    failures=Counter(provider for provider, _ in self._state.failures),
                 )
             except NoProvider:
                 if time.monotonic() > until_s:
