@@ -75,6 +75,8 @@ class Market:
 
     def __init__(self, folder: Path, relay_url: str, blossom: str, simnet: str) -> None:
         self.folder, self.relay, self.blossom, self.simnet = folder, relay_url, blossom, simnet
+        self.ports: dict[str, int] = {}
+        """Of providers' endpoints: one that is restarted has the address that its ad says."""
         self.data = folder / "data"
         self.data.mkdir()
         (self.data / "digits.safetensors").write_bytes(state.pack(dataset()))
@@ -135,7 +137,8 @@ async def provider(
             await pool.publish(event)
 
         till = Till(keys, wallet, ledger, publish)
-        sock = _listening_socket("127.0.0.1", 0)
+        sock = _listening_socket("127.0.0.1", market.ports.get(name, 0))
+        market.ports[name] = sock.getsockname()[1]
         endpoint = lnurl_server.Endpoint(
             "nodewire", f"http://127.0.0.1:{sock.getsockname()[1]}", keys.public, till.quote
         )

@@ -83,29 +83,34 @@ async def test_a_customer_that_dies_after_everything_that_happens_goes_on_and_pa
                 break
             except Killed:
                 deaths += 1
-    assert deaths == events > 20
+    assert events >= deaths > 15  # two things may happen at once
     assert weights == expected()
     assert [await market.balance_msat(name) for name in ("ada", "bea")] == [2 * LEAST_MSAT] * 2
 
 
 async def test_a_provider_that_dies_after_everything_that_it_says_goes_on_and_is_paid_once(market):
     died = asyncio.Event()
-    deaths = 0
+    said: set[tuple[object, ...]] = set()
+
+    def dies(event):
+        """At the first time that it says something."""
+        what = event.kind, event.tag("e"), event.tag("status")
+        if what not in said:
+            said.add(what)
+            died.set()
 
     async def ada():
-        nonlocal deaths
         while True:
             died.clear()
-            async with provider(market, "ada", published=lambda event: died.set()):
+            async with provider(market, "ada", published=dies):
                 await died.wait()
-            deaths += 1
 
     async with provider(market, "bea"):
         keeps_dying = asyncio.create_task(ada())
         done, weights = await train(market, "dora", TWO_ROUNDS)
         keeps_dying.cancel()
     assert weights == expected()
-    assert deaths >= 3
+    assert len(said) >= 4  # the deposit, a round begun, two results
     assert done.failures == ()
     assert [await market.balance_msat(name) for name in ("ada", "bea")] == [2 * LEAST_MSAT] * 2
 
@@ -135,8 +140,8 @@ async def test_who_cheats_keeps_its_deposit_and_gets_no_more(market, cheat):
     assert weights == expected()
     assert len(done.failures) == 1
     assert await market.balance_msat("ada") == DEPOSIT_MSAT
-    assert await market.balance_msat("bea") == 2 * LEAST_MSAT
-    assert await market.balance_msat("cyd") == 4 * LEAST_MSAT
+    assert await market.balance_msat("bea") == 3 * LEAST_MSAT  # it made ada's shard, too, when it was free
+    assert await market.balance_msat("cyd") == 2 * LEAST_MSAT  # and cyd in the second round: ada is not asked again
 
 
 async def test_a_budget_that_is_too_small_ends_before_the_round_that_would_exceed_it(market):

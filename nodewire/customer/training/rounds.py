@@ -308,17 +308,26 @@ class Rounds:
         """Pay a deposit or a balance, however often it takes: what is owed stays owed."""
         row = self._state.debts[request, provider].row
         amount_msat = row.deposit_msat if part == DEPOSIT else row.balance_msat
-        pause_s = _AGAIN_S
+        url, pause_s = row.lnurl, _AGAIN_S
         while True:
             try:
-                debt = await self._session.pay(Key(request, provider, part), amount_msat, row.lnurl)
+                debt = await self._session.pay(Key(request, provider, part), amount_msat, url)
             except NodewireError as error:
                 log.warning("%d msat to %s are not paid yet: %s", amount_msat, provider[:8], error)
                 await asyncio.sleep(pause_s)
                 pause_s = min(60.0, 2 * pause_s)
+                url = await self._endpoint(provider, url)
                 continue
             self._take(Paid(request, provider, part, amount_msat, debt.fee_msat))
             return
+
+    async def _endpoint(self, provider: str, known: str) -> str:
+        """Where a provider is paid now: it may have been restarted elsewhere."""
+        try:
+            ad = (await choosing.trainers(self._session.pool)).get(provider)
+        except NodewireError:
+            return known
+        return ad.lnurl if ad is not None and ad.lnurl else known
 
     async def _listen(self, subscription: Subscription) -> None:
         async for event in subscription:
