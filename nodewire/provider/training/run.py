@@ -92,6 +92,7 @@ class ShardRun:
         """
         job, session = self.job, self.job.request.id
         ticket, round_ = job.ticket, job.request.round
+        self._said_s = time.monotonic()
         theta, shard = await asyncio.gather(self._blobs.get(round_.theta), self._blobs.get(job.assigned.data))
         params = {
             "recipe": job.recipe.pack(),
