@@ -7,6 +7,7 @@ the last. A "trainer" session is one shard of one round:
     theta*, shard*        what it begins with
     train                 trains one segment -> trained {step, loss, state, samples, end}; loss in millionths
     update                -> update*, when the last segment is done
+    reveal {segment}      -> snapshot*: what the segment ended with, kept or computed again
 
 A "coordinator" session is one training; its `program` is the recipe, its only weights file the customer's folder:
 
@@ -14,11 +15,14 @@ A "coordinator" session is one training; its `program` is the recipe, its only w
     restore {what}*       theta or momenta as they were after some round
     result {index, steps}*                       -> received {fine, reason} after the last
     judge {round}         -> judged {index, accepted, reason}*, one for each result of the round
+    draw {round, index, seed, commitment}        -> drawn {snapshots}: what its provider has to show
+    shown {segment}*, audit {round, index, request, provider, states} -> audited {accepted, reason}, of a round before
     step                  theta and momenta of the next round, from the results that were accepted -> stepped {loss}
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,15 +36,19 @@ from nodewire.kind import Actor, Limits, Params
 from nodewire.protocol.delivery import MICRO
 from nodewire.protocol.frame import Frame, Meta
 from nodewire.protocol.recipe import Recipe
-from nodewire.train import compress, data, outer, reading, state, validate
+from nodewire.train import compress, data, outer, reading, segments, state, validate
 from nodewire.train.data import Shard
 from nodewire.train.families import initial
-from nodewire.train.inner import Stretch, Trainer, Update
+from nodewire.train.inner import Snapshot, Stretch, Trainer, Update
 from nodewire.train.state import State
 from nodewire.train.sums import distance, norm
 
 PIECE_BYTES = 1 << 20
 MAX_SESSIONS = 4
+KEPT_BYTES = 64 * 2**20
+"""Of a round's snapshots; what is not kept is computed again from the one before."""
+KEPT_ROUNDS = 2
+"""For which a coordinator keeps what is needed to audit them."""
 DOUBTED = ("norm: out",)
 """Rejections that an honest result may meet, where rounds get shorter as a model converges: they are audited."""
 _HEADER_BYTES = 1 << 20
@@ -90,7 +98,13 @@ class _ShardSession:
         self._theta: State | None = None
         self._shard: Shard | None = None
         self._running: Iterator[Stretch] | None = None
+        self._trainer = Trainer(recipe)
         self._update: Update | None = None
+        self._kept: dict[int, Snapshot] = {}
+        """Snapshots by steps: all, or as many as KEPT_BYTES hold."""
+        segments_ = segments.count(recipe, self._steps)
+        size = recipe.state_bytes() * 3
+        self._every = max(1, -(-segments_ * size // KEPT_BYTES))
 
     def receive(self, frame: Tensors) -> list[Tensors]:
         match frame.edge:
@@ -109,18 +123,21 @@ class _ShardSession:
                     raise BadFrame("update", "there is none yet")
                 packed, _ = compress.pack(self._update.delta, self._recipe.compression, None)
                 return list(_pieces("update", packed))
+            case "reveal":
+                return list(_pieces("snapshot", segments.show(self._snapshot(_number(frame, "segment")))))
         raise BadFrame("edge", f"{frame.edge[:40]!r} is unknown")
 
     def _train(self, seq: int) -> Tensors:
         if self._running is None:
             if self._theta is None or self._shard is None:
                 raise BadFrame("train", "theta and shard come first")
-            trainer = Trainer(self._recipe)
-            self._running = trainer.stretches(self._theta, self._shard, self._round, self._index, self._steps)
+            self._running = self._trainer.stretches(self._theta, self._shard, self._round, self._index, self._steps)
         done = next(self._running, None)
         if done is None:
             raise BadFrame("train", "the round is over")
         self._update = done.update
+        if float(self._recipe.audit.fraction) and (seq + 1) % self._every == 0:
+            self._kept[done.step] = self._trainer.now(done.step)
         said: Meta = {
             "step": done.step,
             "loss": _micro(done.loss),
@@ -129,6 +146,17 @@ class _ShardSession:
             "end": done.update is not None,
         }
         return Frame("trained", seq, (), said)
+
+    def _snapshot(self, segment: int) -> Snapshot:
+        """After a segment: the kept one, or from the one before it (or the round's beginning) on."""
+        step = min((segment + 1) * self._recipe.audit.segment, self._steps)
+        if self._theta is None or self._shard is None or segment < 0:
+            raise BadFrame("reveal", "theta and shard come first")
+        begun = self._trainer.beginning(self._theta)
+        near = max((kept for kept in self._kept.values() if kept.step <= step), key=lambda s: s.step, default=begun)
+        if near.step == step:
+            return near
+        return self._trainer.segment(near, self._shard, self._round, self._index, step - near.step)
 
 
 class CoordinatorActor:
@@ -145,6 +173,9 @@ class CoordinatorActor:
         self._results: dict[int, _Result] = {}
         self._held: list[float] = []
         """Held-out losses of the weights before each round so far."""
+        self._past: dict[int, tuple[State, dict[int, _Result]]] = {}
+        """By round, what it began with and what was accepted, for audits."""
+        self._shown: dict[int, bytes] = {}
         self._norms: list[float] = []
         """Of the results that were accepted in the round before."""
 
@@ -169,6 +200,16 @@ class CoordinatorActor:
                 return self._judge(_number(frame, "round"))
             case "step":
                 return [self._step(frame.seq)]
+            case "draw":
+                return [self._draw(frame)]
+            case "shown":
+                segment = _number(frame, "segment")
+                most = 3 * self._recipe.state_bytes() + _HEADER_BYTES
+                if (whole := self._incoming.setdefault(f"shown.{segment}", _Incoming(most)).take(frame)) is not None:
+                    self._shown[segment] = whole
+                return []
+            case "audit":
+                return [self._audit(frame)]
         raise BadFrame("edge", f"{frame.edge[:40]!r} is unknown")
 
     def close(self, session: str) -> None:
@@ -255,12 +296,64 @@ class CoordinatorActor:
         return validate.Judgement("accept" if fine else "reject", reason, judgement.figures)
 
     def _step(self, seq: int) -> Tensors:
+        before = self._theta
         results = [(r.steps * self._recipe.batch, r.delta) for _, r in sorted(self._results.items())]
         self._theta, self._momenta = outer.step(self._recipe.outer, self._theta, self._momenta, results)
+        self._past[seq] = before, dict(self._results)
+        self._past.pop(seq - KEPT_ROUNDS, None)
         self._norms = [result.norm for result in self._results.values() if result.norm]
         self._results.clear()
         self._held.append(self._loss(self._theta))
         return Frame("stepped", seq, (), {"loss": _micro(self._held[-1])})
+
+    def _draw(self, frame: Tensors) -> Tensors:
+        """Which snapshots a provider has to show: those at both ends of the segments that are drawn."""
+        round_, index = _number(frame, "round"), _number(frame, "index")
+        seed, commitment = frame.meta["seed"], bytes.fromhex(str(frame.meta["commitment"]))
+        result = self._result_of(round_, index)
+        if not isinstance(seed, bytes) or result is None:
+            return Frame("drawn", 0, (), {"snapshots": ""})
+        count = segments.count(self._recipe, result.steps)
+        result.drawn = segments.drawn(seed, commitment, count, float(self._recipe.audit.fraction))
+        ends = sorted({end for segment in result.drawn for end in (segment - 1, segment) if end >= 0})
+        return Frame("drawn", 0, (), {"snapshots": ",".join(map(str, ends))})
+
+    def _audit(self, frame: Tensors) -> Tensors:
+        """Compute the drawn segments again from what was shown, and compare."""
+        round_, index = _number(frame, "round"), _number(frame, "index")
+        result, theta = self._result_of(round_, index), self._past.get(round_, (self._theta, {}))[0]
+        states, shown = frame.meta["states"], self._shown
+        self._shown = {}
+        if result is None or not isinstance(states, bytes):
+            raise BadInput("audit", "of a result that is not here")
+        claim = segments.Claim(
+            author=str(frame.meta["provider"]),
+            request=str(frame.meta["request"]),
+            round=round_,
+            index=index,
+            states=tuple(states[at : at + 32] for at in range(0, len(states), 32)),
+            update=hashlib.sha256(result.packed).digest(),
+        )
+        judgement = validate.Judgement()
+        shard = self._shards[index]
+        for segment in result.drawn:
+            try:
+                off = segments.recomputed(
+                    self._trainer, claim, theta, shard, result.steps, segment, shown.get, result.packed
+                )
+            except NodewireError as error:
+                judgement = validate.malformed(error)
+            else:
+                judgement = validate.by_audit(self._recipe, off)
+            if judgement.outcome != "accept":
+                break
+        accepted = judgement.outcome == "accept"
+        return Frame("audited", 0, (), {"accepted": accepted, "reason": judgement.reason[:200]})
+
+    def _result_of(self, round_: int, index: int) -> _Result | None:
+        """What was accepted in a round, this or one before; None if this worker has not seen it."""
+        past = self._past.get(round_)
+        return past[1].get(index) if past is not None else self._results.get(index)
 
     def _loss(self, theta: State) -> float:
         return self._trainer.loss(theta, self._measured)
@@ -274,6 +367,8 @@ class _Result:
     delta: State
     packed: bytes
     norm: float = 0.0
+    drawn: tuple[int, ...] = ()
+    """Segments that are computed again."""
 
 
 class _Incoming:

@@ -296,13 +296,14 @@ class Recipe(Schema):
         """A provider's peak above an empty worker: 4 x (parameters + trained x (4 + moments) + batch x activations).
 
         Four more copies of what is trained are theta as it came, its gradient, the beginning and the result; moments
-        are 1 for sgd with momentum, 2 for adamw and muon. bf16 has 2 more bytes a parameter; 8 MiB are for samples.
-        The shard and the packed result come on top.
+        are 1 for sgd with momentum, 2 for adamw and muon. bf16 adds half of parameters and activations; 8 MiB are for
+        samples. The shard and the packed result come on top.
         """
         moments = {"sgd": int(float(self.inner.momentum) > 0), "adamw": 2, "muon": 2}[self.inner.optimizer]
         numbers = self.parameters() + self.trained() * (4 + moments)
-        cast = 2 * self.parameters() if self.precision == "bf16" else 0
-        return 4 * (numbers + self.batch * self.family.activations_per_sample(self.data.window)) + cast + 8 * 2**20
+        activations = self.batch * self.family.activations_per_sample(self.data.window)
+        cast = 2 * (self.parameters() + activations) if self.precision == "bf16" else 0
+        return 4 * (numbers + activations) + cast + 8 * 2**20
 
     def state_bytes(self) -> int:
         """Tensor bytes of theta or of one uncompressed pseudo-gradient: 4 per trained number."""

@@ -63,7 +63,7 @@ def checked(recipe: Recipe, tensors: Tensors) -> Tensors:
         raise BadData("data", f"{rows} long, but a sample takes {needed}" if rows else "empty")
     for name, tensor in tensors.items():
         if tensor.dtype == torch.float32:
-            if not bool(torch.isfinite(tensor).all()):
+            if not state.is_finite(tensor):
                 raise BadData(name, "a number is not finite")
         else:
             most = recipe.family.vocabulary if isinstance(recipe.family, Decoder | Encoder) else recipe.family.classes

@@ -119,7 +119,7 @@ class Trainer:
                     update = None
                 else:
                     delta = self._flat.values - before
-                    if not (bool(torch.isfinite(losses).all()) and bool(torch.isfinite(delta).all())):
+                    if not (state.is_finite(losses) and state.is_finite(delta)):
                         raise BadRecipe("inner", f"round {round} on shard {index} does not stay finite")
                     views = self._flat.views(delta)
                     update = Update(views, steps * self.recipe.batch, tuple(losses.tolist()), tuple(states))
@@ -128,6 +128,10 @@ class Trainer:
     def snapshot(self, theta: State, shard: Shard, round: int, index: int, step: int) -> Snapshot:
         """The snapshot after `step` steps of a round: what a provider reveals when a segment is audited."""
         return self.segment(self.beginning(theta), shard, round, index, step)
+
+    def now(self, step: int) -> Snapshot:
+        """The snapshot of a paused round (`stretches`) after `step` steps, copied."""
+        return self._snapshot(step, copied=True)
 
     def beginning(self, theta: State) -> Snapshot:
         """The snapshot before a round's first step: known to everybody."""

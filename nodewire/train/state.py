@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from math import prod
+from math import isfinite, prod
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +133,11 @@ def read(path: Path, shapes: Shapes) -> State:
         state[name] = torch.empty(shape, dtype=torch.float32)
         read_into(found, state[name])
     return state
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether all numbers of a float tensor are; unlike torch.isfinite it takes no memory."""
+    return not tensor.numel() or all(isfinite(float(bound)) for bound in tensor.aminmax())
 
 
 def digest(tensors: Mapping[str, Tensor]) -> bytes:

@@ -187,6 +187,13 @@ def test_what_is_no_safetensors_is_refused(start):
         state.unpack(start, {"x": (torch.float32, (-1, 16))})
 
 
+def test_what_is_finite():
+    assert state.is_finite(torch.zeros(0)) and state.is_finite(torch.tensor([3e38, -3e38]))
+    assert not any(
+        state.is_finite(torch.tensor([[0.0, bad], [1.0, 2.0]])) for bad in (torch.nan, torch.inf, -torch.inf)
+    )
+
+
 def test_a_state_comes_back_bit_for_bit():
     tensors = {"b": torch.tensor([[1e-45, -0.0], [3.4e38, 1.0]]), "a": torch.zeros(0), "c": torch.tensor(2.0)}
     types = {name: (torch.float32, tuple(tensor.shape)) for name, tensor in tensors.items()}

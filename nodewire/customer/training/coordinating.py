@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from nodewire.customer.training.machine import Sealed
 from nodewire.errors import BadHash, NodewireError, WorkerFailed
 from nodewire.kind import Worker
+from nodewire.protocol.audit import Shown
+from nodewire.protocol.delivery import Delivered, Delivery
 from nodewire.protocol.frame import Array, Frame, Meta
 from nodewire.protocol.manifest import BlobRef
 from nodewire.store import sealed
@@ -31,6 +33,7 @@ class Coordinator:
         self._worker = worker
         self._blobs = blobs
         self._folder = folder
+        self._auditing = asyncio.Lock()
 
     async def open(self, recipe: bytes, data: Path, shards: int) -> None:
         """Read the customer's data and split them; weights are as before the first round."""
@@ -75,6 +78,34 @@ class Coordinator:
         """Of every result of the round by its shard: whether it is accepted, and if not, why."""
         said = await self._worker.receive(TASK, _SESSION, Frame("judge", 0, (), {"round": round_}))
         return {int(one.meta["index"] or 0): (bool(one.meta["accepted"]), str(one.meta["reason"])) for one in said}
+
+    async def draw(self, round_: int, index: int, seed: bytes, commitment: str) -> list[int]:
+        """Which snapshots a provider has to show; none if there is nothing to audit."""
+        meta: Meta = {"round": round_, "index": index, "seed": seed, "commitment": commitment}
+        (said,) = await self._worker.receive(TASK, _SESSION, Frame("draw", 0, (), meta))
+        return [int(one) for one in str(said.meta["snapshots"]).split(",") if one]
+
+    async def audit(
+        self, delivered: Delivery, round_: int, index: int, opened: Delivered, shown: Mapping[int, tuple[Path, Shown]]
+    ) -> tuple[bool, str]:
+        """Compute what was drawn again from the snapshots in these files: whether it agrees, and if not, why."""
+        async with self._auditing:
+            try:
+                for segment, (path, what) in shown.items():
+                    await self._put("shown", sealed.unseal(path, what.key), {"segment": segment}, what.sha256)
+            except WorkerFailed:
+                raise
+            except NodewireError as error:
+                return False, f"{error.code}: {error}"[:200]
+            meta: Meta = {
+                "round": round_,
+                "index": index,
+                "request": delivered.request,
+                "provider": delivered.provider,
+                "states": b"".join(map(bytes.fromhex, opened.states)),
+            }
+            (said,) = await self._worker.receive(TASK, _SESSION, Frame("audit", 0, (), meta))
+        return bool(said.meta["accepted"]), str(said.meta["reason"])
 
     async def step(self, round_: int) -> int:
         """The outer step from the results that were accepted; the held-out loss after it, in millionths."""

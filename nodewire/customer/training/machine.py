@@ -102,9 +102,20 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
+    """`audit`: what is accepted is paid only when a part of it was computed again."""
+
     request: str
     provider: str
     accepted: bool
+    reason: str
+    audit: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    request: str
+    provider: str
+    passed: bool
     reason: str
 
 
@@ -137,7 +148,7 @@ class Stepped:
     theta: Sealed
 
 
-Event = Opened | Published | DepositAsked | Begun | Delivered | Received | Judged | Paid | Lost | Stepped
+Event = Opened | Published | DepositAsked | Begun | Delivered | Received | Judged | Audited | Paid | Lost | Stepped
 
 
 # What is to be done.
@@ -185,6 +196,14 @@ class Judge:
 
 
 @dataclass(frozen=True, slots=True)
+class Audit:
+    """Have the provider show some of its work, and compute it again."""
+
+    request: str
+    provider: str
+
+
+@dataclass(frozen=True, slots=True)
 class Pay:
     request: str
     provider: str
@@ -196,7 +215,7 @@ class Step:
     round: int
 
 
-Action = Publish | Call | Await | Fetch | Judge | Pay | Step
+Action = Publish | Call | Await | Fetch | Judge | Audit | Pay | Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,11 +233,14 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Debt:
-    """What is paid, or will be. `owed`: it is to be paid now."""
+    """What is paid, or will be. `owed`: it is to be paid now; `held`: when its audit has passed."""
 
     row: Row
+    round: int
     deposit: Literal["none", "owed", "paid"] = "none"
-    balance: Literal["none", "owed", "paid"] = "none"
+    balance: Literal["none", "held", "owed", "paid"] = "none"
+    result: str = ""
+    """The accepted result event's JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +268,9 @@ class State:
 
     @property
     def is_over(self) -> bool:
-        return self.is_trained and not any("owed" in (debt.deposit, debt.balance) for debt in self.debts.values())
+        return self.is_trained and not any(
+            {"owed", "held"} & {debt.deposit, debt.balance} for debt in self.debts.values()
+        )
 
     @property
     def committed_msat(self) -> int:
@@ -293,6 +317,8 @@ def apply(event: Event, state: State) -> State:
             debt = state.debts[request, provider]
             debt = replace(debt, deposit="paid") if part == DEPOSIT else replace(debt, balance="paid")
             return replace(state, debts={**state.debts, (request, provider): debt})
+        case Audited():
+            return _audited(event, state)
     work = state.work(event.request, event.provider)
     return state if work is None else _worked(event, work, state)
 
@@ -309,13 +335,35 @@ def _published(event: Published, state: State) -> State:
         else work
         for work in state.works
     )
-    debts = {(event.request, row.provider): Debt(row) for row in event.rows}
+    debts = {(event.request, row.provider): Debt(row, event.round) for row in event.rows}
     return replace(
         state,
         works=works,
         requests={**state.requests, event.request: event.event},
         debts={**state.debts, **debts},
     )
+
+
+def _audited(event: Audited, state: State) -> State:
+    key, debt = (event.request, event.provider), state.debts[event.request, event.provider]
+    if debt.balance != "held":
+        return state
+    is_owed = event.passed and debt.row.balance_msat > 0
+    debt = replace(debt, balance="owed" if is_owed else "none")
+    state = replace(state, debts={**state.debts, key: debt})
+    if event.passed:
+        return state
+    works = tuple(
+        Work(work.index, excluded=work.excluded | {event.provider})
+        if (work.request, work.provider) == key and work.status == "accepted"
+        else replace(work, provider="")
+        if work.provider == event.provider and work.status == "idle"
+        else work
+        for work in state.works
+    )
+    kept = {known: request for known, request in state.paid_last.items() if known != event.provider}
+    failures = (*state.failures, (event.provider, event.reason))
+    return replace(state, works=works, paid_last=kept, failures=failures)
 
 
 def _worked(event: DepositAsked | Begun | Delivered | Received | Judged | Lost, work: Work, state: State) -> State:
@@ -334,12 +382,14 @@ def _worked(event: DepositAsked | Begun | Delivered | Received | Judged | Lost, 
             state = replace(state, took_ms=(*state.took_ms, took_ms))
         case Received(), "delivered":
             work = replace(work, status="received")
-        case Judged(_, provider, True, _), "received":
-            work = replace(work, status="accepted")
-            if debt.row.balance_msat:
+        case Judged(_, provider, True, _, audit), "received":
+            if audit:
+                debt = replace(debt, balance="held", result=work.result)
+            elif debt.row.balance_msat:
                 debt = replace(debt, balance="owed")
+            work = replace(work, status="accepted")
             state = replace(state, paid_last={**state.paid_last, provider: work.request})
-        case (Judged(_, provider, False, reason), "received") | (
+        case (Judged(_, provider, False, reason, _), "received") | (
             Lost(_, provider, reason),
             "asked" | "working" | "delivered",
         ):
@@ -376,6 +426,8 @@ def pending(state: State) -> list[Action]:
     for (request, provider), debt in state.debts.items():
         if debt.deposit == "owed":
             actions.append(Pay(request, provider, DEPOSIT))
+        if debt.balance == "held":
+            actions.append(Audit(request, provider))
         if debt.balance == "owed":
             actions.append(Pay(request, provider, BALANCE))
     return actions

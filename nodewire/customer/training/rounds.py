@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,8 @@ from nodewire.customer.training.coordinating import Coordinator
 from nodewire.customer.training.journal import Journal
 from nodewire.customer.training.machine import (
     Action,
+    Audit,
+    Audited,
     Await,
     Begun,
     Call,
@@ -41,8 +44,9 @@ from nodewire.nostr import nip44, nip59
 from nodewire.nostr.nip01 import Filter
 from nodewire.nostr.subscription import Subscription
 from nodewire.pay.debts import Key
-from nodewire.protocol import delivery, feedback, kinds
+from nodewire.protocol import audit, delivery, feedback, kinds
 from nodewire.protocol import round as rounds
+from nodewire.protocol.audit import Showing
 from nodewire.protocol.delivery import Delivered as Opening
 from nodewire.protocol.delivery import Progress
 from nodewire.protocol.recipe import Recipe
@@ -56,6 +60,8 @@ ANSWER_S = 20.0
 """Within which a provider must answer a request."""
 FIND_S = 30.0
 """For how long providers are looked for."""
+AUDIT_S = 60.0
+"""Within which a provider must show what is audited."""
 _TICKET_S = 1.0
 _AGAIN_S = 2.0
 _HEADER_BYTES = 512
@@ -92,6 +98,8 @@ class Rounds:
         self._state = State()
         self._changed = asyncio.Event()
         self._running: dict[Action, asyncio.Task[None]] = {}
+        self._showing: dict[tuple[str, str], asyncio.Future[Showing]] = {}
+        """By request and provider, what audits wait for."""
         self._asked_s: dict[str, float] = {}
         """By request, when it went out (monotonic)."""
 
@@ -109,7 +117,7 @@ class Rounds:
         else:
             await self._resume()
         mine = {"p": frozenset({self._session.keys.public})}
-        results = frozenset({kinds.FEEDBACK, kinds.result_of(self._kind)})
+        results = frozenset({kinds.FEEDBACK, kinds.result_of(self._kind), kinds.result_of(kinds.VERIFICATION)})
         since = int(self._journal.fact("since", str(int(time.time()) - 5)))
         following = Filter(kinds=results, tags=mine, since=since)
         try:
@@ -185,6 +193,8 @@ class Rounds:
                 await self._fetch(request, provider)
             case Judge(round_, waiting):
                 await self._judge(round_, waiting)
+            case Audit(request, provider):
+                await self._audit(request, provider)
             case Pay(request, provider, part):
                 await self._pay(request, provider, part)
             case Step(round_):
@@ -276,7 +286,36 @@ class Rounds:
         judged = await self._coordinator.judge(round_)
         for request, provider in waiting:
             accepted, reason = judged[self._state.debts[request, provider].row.index]
-            self._take(Judged(request, provider, accepted, reason))
+            audit_ = accepted and float(self._recipe.audit.fraction) > 0
+            self._take(Judged(request, provider, accepted, reason, audit_))
+
+    async def _audit(self, request: str, provider: str) -> None:
+        """Draw segments, now that the work is committed to; ask for their ends, and compute them again."""
+        debt = self._state.debts[request, provider]
+        delivered = delivery.parse(events.parse(debt.result))
+        opened, index = self._opened(delivered), debt.row.index
+        wanted = await self._coordinator.draw(debt.round, index, secrets.token_bytes(32), delivered.commitment)
+        if not wanted:  # a customer that died has forgotten what it would need
+            self._take(Audited(request, provider, True, ""))
+            return
+        answer: asyncio.Future[Showing] = asyncio.get_running_loop().create_future()
+        self._showing[request, provider] = answer
+        keys, now_s = self._session.keys, int(time.time())
+        try:
+            await self._session.pool.publish(
+                audit.ask(keys, self._kind, request, provider, wanted, created_at=now_s), timeout_s=10.0
+            )
+            async with asyncio.timeout(AUDIT_S):
+                shown = {one.segment: one for one in (await answer).shown}
+            files = {n: (await self._session.blobs.get(shown[n].blob), shown[n]) for n in wanted if n in shown}
+        except TimeoutError:
+            self._take(Audited(request, provider, False, "withheld: it shows nothing"))
+            return
+        except NodewireError as error:
+            self._take(Audited(request, provider, False, f"{error.code}: {error}"[:200]))
+            return
+        passed, reason = await self._coordinator.audit(delivered, debt.round, index, opened, files)
+        self._take(Audited(request, provider, passed, reason))
 
     async def _fetched(self, request: str, provider: str, result: str) -> tuple[bool, str]:
         """Fetch and open what was delivered, and give it to the coordinator; if it is no result, why."""
@@ -340,6 +379,11 @@ class Rounds:
         """A provider's word about a shard; of strangers, or of what is over, nothing is taken."""
         request = event.tag("e") or ""
         if (request, event.pubkey) not in self._state.debts:
+            return
+        if event.kind == kinds.result_of(kinds.VERIFICATION):
+            waiting = self._showing.get((request, event.pubkey))
+            if waiting is not None and not waiting.done():
+                waiting.set_result(Showing.parse(self._decrypted(event.content, event.pubkey)))
             return
         if event.kind != kinds.FEEDBACK:
             delivery.parse(event)

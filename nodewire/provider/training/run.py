@@ -17,9 +17,10 @@ from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
-from nodewire.protocol import delivery, feedback
+from nodewire.protocol import audit, delivery, feedback
+from nodewire.protocol.audit import Asked, Showing, Shown
 from nodewire.protocol.delivery import Delivered, Progress
-from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.frame import Array, Frame, Meta
 from nodewire.protocol.manifest import BlobRef
 from nodewire.protocol.round import BALANCE, DEPOSIT
 from nodewire.provider.training.admission import Admitted
@@ -60,6 +61,9 @@ class ShardRun:
         self._settled = asyncio.Condition()
         self._conversation = nip44.conversation_key(keys, job.request.customer)
         self._said_s = 0.0
+        self._worker: Worker | None = None
+        """The one that has the session open."""
+        self._revealing = asyncio.Lock()
 
     async def paid(self) -> None:
         """Something of the request has been paid: the ledger knows what."""
@@ -90,9 +94,41 @@ class ShardRun:
         Raises:
             NodewireError: a blob is not to be had or not what was cited, or the worker failed.
         """
+        self._said_s = time.monotonic()
+        await self._open(worker)
+        losses, states, samples = await self._steps(worker)
+        await self._deliver(worker, losses, states, samples)
+
+    async def close(self) -> None:
+        """Forget the shard."""
+        if self._worker is not None:
+            await self._worker.close(TASK, self.job.request.id)
+
+    async def reveal(self, asked: Asked, worker: Worker) -> None:
+        """Show the customer snapshots; `worker` computes them again if this run has none (any more)."""
+        async with self._revealing:
+            if self._worker is None:
+                await self._open(worker)
+            assert self._worker is not None
+            shown = []
+            for segment in dict.fromkeys(asked.snapshots):
+                meta: Meta = {"segment": segment}
+                frames = await self._worker.receive(TASK, asked.request, Frame("reveal", 0, (), meta))
+                pieces = [bytes(frame.tensors[0].data) for frame in frames]
+                key = sealed.new_key()
+                blob = await self._upload(sealed.seal(pieces, key))
+                sha256 = hashlib.sha256(b"".join(pieces)).hexdigest()
+                shown.append(Shown(segment=segment, blob=blob, key=key, sha256=sha256))
+            text = nip44.encrypt(Showing(shown=tuple(shown)).to_json(), self._conversation)
+            request = self.job.request
+            await self._publish(
+                audit.show(self._keys, request.kind, request.id, request.customer, text, created_at=int(time.time()))
+            )
+
+    async def _open(self, worker: Worker) -> None:
+        """A session with theta and shard."""
         job, session = self.job, self.job.request.id
         ticket, round_ = job.ticket, job.request.round
-        self._said_s = time.monotonic()
         theta, shard = await asyncio.gather(self._blobs.get(round_.theta), self._blobs.get(job.assigned.data))
         params = {
             "recipe": job.recipe.pack(),
@@ -101,13 +137,9 @@ class ShardRun:
             "steps": job.assigned.steps,
         }
         await worker.open(TASK, session, params)
-        try:
-            await self._feed(worker, "theta", theta, ticket.theta_key, ticket.theta_sha256)
-            await self._feed(worker, "shard", shard, ticket.shard_key, ticket.shard_sha256)
-            losses, states, samples = await self._steps(worker)
-            await self._deliver(worker, losses, states, samples)
-        finally:
-            await worker.close(TASK, session)
+        self._worker = worker
+        await self._feed(worker, "theta", theta, ticket.theta_key, ticket.theta_sha256)
+        await self._feed(worker, "shard", shard, ticket.shard_key, ticket.shard_sha256)
 
     async def balance(self) -> None:
         """Return when the balance is paid.

@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from nodewire.errors import Busy, NodewireError, PaymentRequired
+from nodewire.errors import Busy, NodewireError, NotFound, PaymentRequired
 from nodewire.kind import Worker
 from nodewire.nostr import nip59
 from nodewire.nostr.event import Event
@@ -18,8 +18,9 @@ from nodewire.nostr.nip01 import Filter
 from nodewire.nostr.pool import Pool
 from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
-from nodewire.protocol import feedback, kinds, trainer
+from nodewire.protocol import audit, feedback, kinds, trainer
 from nodewire.protocol import round as rounds
+from nodewire.protocol.audit import Asked
 from nodewire.protocol.round import RoundRequest, RoundTicket
 from nodewire.protocol.trainer import Trainer
 from nodewire.provider.training.admission import Admitted, TrainingAdmission
@@ -61,6 +62,7 @@ class Training:
         self._ad = ad
         self._admission = admission
         self._kept = kept
+        self._workers = tuple(workers)
         self._free: asyncio.Queue[Worker] = asyncio.Queue()
         for worker in workers:
             self._free.put_nowait(worker)
@@ -87,7 +89,9 @@ class Training:
         self._go_on()
         mine = {"p": frozenset({self._keys.public})}
         wanted = [
-            Filter(kinds=frozenset(self._ad.kinds), tags=mine, since=int(time.time() - WAITING_S)),
+            Filter(
+                kinds=frozenset({*self._ad.kinds, kinds.VERIFICATION}), tags=mine, since=int(time.time() - WAITING_S)
+            ),
             Filter(kinds=frozenset({nip59.EPHEMERAL_GIFT_WRAP}), tags=mine),
         ]
         async for event in self._pool.subscribe(wanted):
@@ -95,6 +99,8 @@ class Training:
             try:
                 if event.kind == nip59.EPHEMERAL_GIFT_WRAP:
                     self._ticketed(event)
+                elif event.kind == kinds.VERIFICATION:
+                    self._audited(event)
                 else:
                     self._requested(event)
             except NodewireError as error:
@@ -132,6 +138,23 @@ class Training:
             return
         self._tickets.setdefault((ticket.request, rumor.pubkey), (time.monotonic(), ticket))
         self._begin_if_complete(ticket.request)
+
+    def _audited(self, event: Event) -> None:
+        """A customer wants to see some of the work that it has not paid for yet; a few times."""
+        if event.id in self._seen or event.tag("k") not in {str(kind) for kind in self._ad.kinds}:
+            return  # of inference, or answered
+        self._seen[event.id] = None
+        asked = audit.parse(event)
+        run = self._runs.get(asked.request)
+        if run is None or run.job.request.customer != asked.customer:
+            raise NotFound("e", "nothing of that customer waits for its balance here")
+        self._spawn(self._reveal(run, asked))
+
+    async def _reveal(self, run: ShardRun, asked: Asked) -> None:
+        try:
+            await run.reveal(asked, self._workers[0])
+        except NodewireError as error:
+            log.warning("round %s: snapshots are not shown: %s", asked.request[:8], error)
 
     def _begin_if_complete(self, id_: str) -> None:
         """A shard begins when its request and its ticket are here, from the same key."""
@@ -204,6 +227,7 @@ class Training:
             )
         finally:
             del self._runs[request.id]
+            await run.close()
         self._kept.over(request.id)
 
     async def _work(self, run: ShardRun, worker: Worker) -> None:
@@ -230,20 +254,23 @@ class Training:
             raise Busy("concurrency", "all workers are training") from error
 
     async def _until_paid_before(self, job: Admitted) -> None:
-        """Return when the round before is paid for, which stands for a deposit.
+        """Return when rounds before the one before are paid for: its balance stands for a deposit.
 
         Raises:
-            PaymentRequired: it is not, within the patience.
+            PaymentRequired: they are not, within the patience.
         """
 
         def is_paid() -> bool:
-            return self._admission.before(job).state in ("settled", "receipted")
+            """All but the round before itself, which may be under audit: so two rounds are at stake at most."""
+            before = self._admission.before(job)
+            open_msat = before.amount_msat if before.state in ("due", "invoiced") else 0
+            return self._ledger.owed_msat(before.customer) <= open_msat
 
         try:
             async with asyncio.timeout(self._patience_s), self._settled:
                 await self._settled.wait_for(is_paid)
         except TimeoutError as error:
-            raise PaymentRequired("previous", "the round before is not paid") from error
+            raise PaymentRequired("previous", "rounds before it are not paid") from error
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
