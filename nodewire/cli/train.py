@@ -93,8 +93,10 @@ def _show(state: State, event: Event | Progress, provider: str) -> None:
         case machine.Published(round_, _, _, rows):
             names = ", ".join(row.provider[:8] for row in rows)
             notes.print(f"[dim]round {round_ + 1} of {state.rounds}: asked {names}[/]")
-        case machine.Judged(_, _, accepted, reason):
+        case machine.Judged(_, _, accepted, reason, _):
             notes.print(f"{who} [green]accepted[/]" if accepted else f"{who} [red]rejected[/] {one_line(reason)}")
+        case machine.Audited(_, _, False, reason):
+            notes.print(f"{who} [red]failed its audit[/] {one_line(reason)}; it is not paid")
         case machine.Lost(_, _, reason):
             notes.print(f"{who} [yellow]lost[/] {one_line(reason)}")
         case machine.Stepped(round_, loss, _):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import pytest
 import torch
 
-from nodewire.errors import NoProvider, OverBudget
+from nodewire.errors import NoProvider, NotFound, OverBudget
 from nodewire.nostr.nip01 import Filter
 from nodewire.nostr.pool import Pool
 from nodewire.protocol.delivery import Progress
@@ -142,6 +143,56 @@ async def test_who_cheats_keeps_its_deposit_and_gets_no_more(market, cheat):
     assert await market.balance_msat("ada") == DEPOSIT_MSAT
     assert await market.balance_msat("bea") == 3 * LEAST_MSAT  # it made ada's shard, too, when it was free
     assert await market.balance_msat("cyd") == 2 * LEAST_MSAT  # and cyd in the second round: ada is not asked again
+
+
+def lies(edge, frames):
+    """A provider that commits to states that it did not go through."""
+    if edge != "train":
+        return frames
+    return [replace(one, meta={**one.meta, "state": "ab" * 32}) for one in frames]
+
+
+def withholds(edge, frames):
+    if edge == "reveal":
+        raise NotFound("snapshot", "gone")
+    return frames
+
+
+@pytest.mark.parametrize("cheat", [lies, withholds])
+async def test_whose_work_does_not_stand_an_audit_gets_no_balance(market, monkeypatch, cheat):
+    monkeypatch.setattr("nodewire.customer.training.rounds.AUDIT_S", 0.5)
+    async with (
+        provider(market, "ada", alter=cheat) as ada,
+        provider(market, "bea"),
+        provider(market, "cyd", least_msat=2 * LEAST_MSAT),
+    ):
+        done, weights = await train(market, "dora", RECIPE)
+    assert weights == expected(RECIPE)
+    assert {who for who, _ in done.failures} == {ada.public}
+    assert any("bad-hash" in reason or "withheld" in reason for _, reason in done.failures)
+    assert await market.balance_msat("ada") == DEPOSIT_MSAT
+
+
+async def test_a_provider_that_was_restarted_shows_what_it_computes_again(market):
+    """It has delivered, and lost what it kept of the work."""
+    async with provider(market, "bea"):
+        died = asyncio.Event()
+        async with provider(market, "ada", published=lambda event: event.kind == 6840 and died.set()):
+            training = asyncio.create_task(train(market, "dora", TWO_ROUNDS))
+            await died.wait()
+        async with provider(market, "ada"):
+            done, weights = await training
+    assert weights == expected()
+    assert done.failures == ()
+    assert await market.balance_msat("ada") == 2 * LEAST_MSAT
+
+
+async def test_every_result_is_audited(market):
+    async with provider(market, "ada"), provider(market, "bea"):
+        await train(market, "dora", TWO_ROUNDS)
+        async with Pool([market.relay]) as pool:
+            events = await pool.fetch([Filter(kinds=frozenset({8844, 6844}))])
+    assert sorted(event.kind for event in events) == [6844] * 4 + [8844] * 4
 
 
 async def test_a_budget_that_is_too_small_ends_before_the_round_that_would_exceed_it(market):

@@ -348,22 +348,23 @@ def _audited(event: Audited, state: State) -> State:
     key, debt = (event.request, event.provider), state.debts[event.request, event.provider]
     if debt.balance != "held":
         return state
-    is_owed = event.passed and debt.row.balance_msat > 0
-    debt = replace(debt, balance="owed" if is_owed else "none")
-    state = replace(state, debts={**state.debts, key: debt})
     if event.passed:
-        return state
+        debt = replace(debt, balance="owed" if debt.row.balance_msat else "none")
+        return replace(state, debts={**state.debts, key: debt})
+    # Nothing more of who did other work than it has committed to, and nothing that waits for an audit is paid.
+    debts = {
+        (request, provider): replace(one, balance="none")
+        if one.balance == "held" and provider == event.provider
+        else one
+        for (request, provider), one in state.debts.items()
+    }
     works = tuple(
-        Work(work.index, excluded=work.excluded | {event.provider})
-        if (work.request, work.provider) == key and work.status == "accepted"
-        else replace(work, provider="")
-        if work.provider == event.provider and work.status == "idle"
-        else work
+        Work(work.index, excluded=work.excluded | {event.provider}) if work.provider == event.provider else work
         for work in state.works
     )
     kept = {known: request for known, request in state.paid_last.items() if known != event.provider}
     failures = (*state.failures, (event.provider, event.reason))
-    return replace(state, works=works, paid_last=kept, failures=failures)
+    return replace(state, debts=debts, works=works, paid_last=kept, failures=failures)
 
 
 def _worked(event: DepositAsked | Begun | Delivered | Received | Judged | Lost, work: Work, state: State) -> State:

@@ -213,7 +213,10 @@ class Rounds:
             for index in indices
         }
         market, dealt = await self._find(needs)
-        groups = choosing.grouped(dealt, state.paid_last)
+        # Who has a shard of this round already gets a deposit for another: what it is owed for the first is paid later.
+        taken = {work.provider for work in self._state.works if work.status != "idle"}
+        last = {known: request for known, request in self._state.paid_last.items() if known not in taken}
+        groups = choosing.grouped(dealt, last)
         price_msat = sum(self._requests.price(provider, market, None)[0] for provider in dealt.values())
         if state.committed_msat + price_msat > self._budget_msat:
             raise OverBudget(
