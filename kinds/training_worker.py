@@ -45,7 +45,7 @@ from nodewire.train.sums import distance, norm
 
 PIECE_BYTES = 1 << 20
 MAX_SESSIONS = 4
-KEPT_BYTES = 64 * 2**20
+KEPT_BYTES = 16 * 2**20
 """Of a round's snapshots; what is not kept is computed again from the one before."""
 KEPT_ROUNDS = 2
 """For which a coordinator keeps what is needed to audit them."""
@@ -76,8 +76,11 @@ class TrainerActor:
         self._sessions: dict[str, _ShardSession] = {}
 
     def open(self, session: str, params: Params) -> None:
-        if len(self._sessions) >= MAX_SESSIONS:
-            raise Busy("sessions", f"{MAX_SESSIONS} are open")
+        if len(self._sessions) >= MAX_SESSIONS:  # who has trained waits for its pay, and may be opened again
+            done = next((name for name, one in self._sessions.items() if one.is_done), None)
+            if done is None:
+                raise Busy("sessions", f"{MAX_SESSIONS} are open")
+            del self._sessions[done]
         self._sessions[session] = _ShardSession(params)
 
     def receive(self, session: str, frame: Tensors) -> list[Tensors]:
@@ -105,6 +108,10 @@ class _ShardSession:
         segments_ = segments.count(recipe, self._steps)
         size = recipe.state_bytes() * 3
         self._every = max(1, -(-segments_ * size // KEPT_BYTES))
+
+    @property
+    def is_done(self) -> bool:
+        return self._update is not None
 
     def receive(self, frame: Tensors) -> list[Tensors]:
         match frame.edge:

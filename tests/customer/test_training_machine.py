@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from nodewire.customer.training import machine, watching
 from nodewire.customer.training.journal import Journal
 from nodewire.customer.training.machine import (
+    Audit,
+    Audited,
     Await,
     Begun,
     Call,
@@ -87,6 +89,36 @@ def test_who_is_rejected_or_lost_is_replaced_and_not_paid():
     assert state.committed_msat == 100
 
 
+def audited(*providers: str, number: int) -> list[machine.Event]:
+    """A whole round of these providers, whose work waits for its audits."""
+    request = f"r{number}"
+    rows = tuple(row(index, provider) for index, provider in enumerate(providers))
+    events: list[machine.Event] = [Published(number, request, "{}", rows)]
+    for provider in providers:
+        events += [*delivered(request, provider), Judged(request, provider, True, "", True)]
+    return [*events, Stepped(number, 1, BLOB)]
+
+
+def test_a_balance_waits_for_its_audit_and_rounds_for_those_of_the_round_before_the_last():
+    opened = machine.apply(Opened(4, (BLOB, BLOB), BLOB), State())
+    state = after(*audited("ada", "bea", number=0), *audited("ada", "bea", number=1), state=opened)
+    audits = [Audit(request, provider) for request in ("r0", "r1") for provider in ("ada", "bea")]
+    assert machine.pending(state) == audits
+    state = after(Audited("r0", "ada", True, ""), Audited("r0", "bea", True, ""), state=state)
+    assert machine.pending(state)[0] == Publish(2, (0, 1))
+    assert Pay("r0", "ada", BALANCE) in machine.pending(state)
+
+
+def test_who_fails_an_audit_loses_all_that_waits_for_one_and_what_it_is_at():
+    opened = machine.apply(Opened(4, (BLOB, BLOB), BLOB), State())
+    state = after(*audited("ada", "bea", number=0), state=opened)
+    state = after(Published(1, "r1", "{}", (row(0, "ada"), row(1, "bea"))), *delivered("r1", "ada"), state=state)
+    state = after(Audited("r0", "ada", False, "other work"), state=state)
+    assert machine.pending(state) == [Publish(1, (0,)), Call("r1", "bea"), Audit("r0", "bea")]
+    assert state.works[0].excluded == {"ada"}
+    assert machine.apply(Audited("r0", "ada", True, ""), state) is state
+
+
 def test_a_word_that_comes_late_or_twice_changes_nothing():
     state = after(ASKED, *delivered("r0", "ada"), Lost("r0", "bea", "late"))
     for event in (
@@ -130,7 +162,9 @@ def walk(seed: int, rounds: int, shards: int) -> tuple[list[machine.Event], Stat
             case Fetch(request, provider):
                 event = draw.choice((Received(request, provider), Lost(request, provider, "bad-hash")))
             case Judge(_, waiting):
-                event = Judged(*draw.choice(waiting), draw.random() < 0.7, "")
+                event = Judged(*draw.choice(waiting), draw.random() < 0.7, "", draw.random() < 0.5)
+            case Audit(request, provider):
+                event = Audited(request, provider, draw.random() < 0.8, "")
             case Pay(request, provider, part):
                 event = Paid(request, provider, part, 1, 0)
             case Step(round_):
@@ -144,11 +178,14 @@ def walk(seed: int, rounds: int, shards: int) -> tuple[list[machine.Event], Stat
 @settings(max_examples=40)
 def test_whatever_providers_do_a_training_ends_and_pays_whom_it_accepted(seed, rounds, shards):
     events, state = walk(seed, rounds, shards)
+    failed = {e.provider for e in events if isinstance(e, Audited) and not e.passed}
     accepted = {(e.request, e.provider) for e in events if isinstance(e, Judged) and e.accepted}
     paid = [(e.request, e.provider, e.part) for e in events if isinstance(e, Paid)]
-    assert len(accepted) == rounds * shards
+    assert len(accepted) >= rounds * shards
     assert len(paid) == len(set(paid))
-    assert {(request, provider) for request, provider, part in paid if part == BALANCE} == accepted
+    balances = {(request, provider) for request, provider, part in paid if part == BALANCE}
+    assert balances <= accepted
+    assert {provider for _, provider in accepted - balances} <= failed
     assert len(state.losses) == rounds
     assert machine.pending(state) == []
 

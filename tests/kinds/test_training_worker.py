@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from kinds import training_worker
-from nodewire.errors import BadFrame, BadTask, NotFound, TooLarge
+from nodewire.errors import BadFrame, BadTask, Busy, NotFound, TooLarge
 from nodewire.kind import Limits
+from nodewire.protocol.delivery import Delivered
 from nodewire.protocol.frame import Frame
-from nodewire.train import bare, compress, state
+from nodewire.train import bare, compress, segments, state
 from tests.kinds.digits import RECIPE, dataset
 
 torch.set_num_threads(1)
@@ -76,6 +77,45 @@ def test_a_coordinator_goes_on_from_where_another_stood(coordinator, tmp_path):
     altered = {name: tensor + 1 for name, tensor in bare.run(RECIPE, dataset(), 2, rounds=1)[0].items()}
     sent(coordinator, "restore", state.pack(altered), "job", what="theta")
     assert joined(coordinator.receive("job", Frame("theta", 0))) == state.pack(altered) != theta
+
+
+def test_a_provider_shows_what_it_went_through_or_computes_it_again(coordinator, monkeypatch):
+    theta = joined(coordinator.receive("job", Frame("theta", 0)))
+    shard = joined(coordinator.receive("job", Frame("shard", 0, (), {"index": 0})))
+    shown = []
+    for most in (training_worker.KEPT_BYTES, 1):
+        monkeypatch.setattr(training_worker, "KEPT_BYTES", most)
+        trainer = training_worker.load("trainer", b"", [], LIMITS)
+        trainer.open("s", {"recipe": RECIPE.pack(), "round": 0, "index": 0, "steps": RECIPE.steps})
+        sent(trainer, "theta", theta)
+        sent(trainer, "shard", shard)
+        for seq in range(2):
+            trainer.receive("s", Frame("train", seq))
+        shown.append([joined(trainer.receive("s", Frame("reveal", 0, (), {"segment": n}))) for n in (0, 1)])
+    assert shown[0] == shown[1]
+    assert shown[0][0] != shown[0][1]
+
+
+def test_a_session_that_is_done_makes_room(coordinator):
+    trainer = training_worker.load("trainer", b"", [], LIMITS)
+    params = {"recipe": RECIPE.pack(), "round": 0, "index": 0, "steps": 1}
+    for n in range(training_worker.MAX_SESSIONS):
+        trainer.open(str(n), params)
+    with pytest.raises(Busy):
+        trainer.open("more", params)
+    sent(trainer, "theta", joined(coordinator.receive("job", Frame("theta", 0))), "2")
+    sent(trainer, "shard", joined(coordinator.receive("job", Frame("shard", 0, (), {"index": 0}))), "2")
+    trainer.receive("2", Frame("train", 0))
+    trainer.open("more", params)
+    with pytest.raises(NotFound):
+        trainer.receive("2", Frame("reveal", 0, (), {"segment": 0}))
+
+
+def test_a_claim_is_the_commitment_that_its_provider_has_published():
+    states = ("ab" * 32, "cd" * 32)
+    said = Delivered(key="01" * 32, sha256="ef" * 32, bytes=9, samples=1, losses=(), states=states)
+    claim = segments.Claim("aa" * 32, "bb" * 32, 3, 1, tuple(map(bytes.fromhex, states)), bytes.fromhex("ef" * 32))
+    assert claim.root().hex() == said.commitment("aa" * 32, "bb" * 32, 3, 1)
 
 
 def test_a_round_without_work_is_rejected_and_the_other_accepted(coordinator):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
-from nodewire.errors import BadHash, NodewireError, PaymentRequired, WorkerFailed
+from nodewire.errors import BadHash, NodewireError, NotAllowed, NotFound, PaymentRequired, WorkerFailed
 from nodewire.kind import Worker
 from nodewire.nostr import nip44
 from nodewire.nostr.event import Event
@@ -29,6 +29,8 @@ from nodewire.store.blobs import Blobs
 
 log = logging.getLogger("nodewire.provider")
 TASK = "trainer"
+MAX_AUDITS = 3
+"""Of one shard's round: a customer that died may ask once more."""
 PROGRESS_S = 2.0
 """Between two words to the customer about how far it is."""
 _NEVER_S = 2**53 - 1
@@ -64,6 +66,7 @@ class ShardRun:
         self._worker: Worker | None = None
         """The one that has the session open."""
         self._revealing = asyncio.Lock()
+        self._audits = 0
 
     async def paid(self) -> None:
         """Something of the request has been paid: the ledger knows what."""
@@ -102,19 +105,20 @@ class ShardRun:
     async def close(self) -> None:
         """Forget the shard."""
         if self._worker is not None:
-            await self._worker.close(TASK, self.job.request.id)
+            try:
+                await self._worker.close(TASK, self.job.request.id)
+            except NodewireError as error:
+                log.info("job %s: its worker ended before: %s", self.job.request.id[:8], error)
 
     async def reveal(self, asked: Asked, worker: Worker) -> None:
         """Show the customer snapshots; `worker` computes them again if this run has none (any more)."""
+        self._audits += 1
+        if self._audits > MAX_AUDITS:
+            raise NotAllowed("snapshots", f"asked for more than {MAX_AUDITS} times")
         async with self._revealing:
-            if self._worker is None:
-                await self._open(worker)
-            assert self._worker is not None
             shown = []
             for segment in dict.fromkeys(asked.snapshots):
-                meta: Meta = {"segment": segment}
-                frames = await self._worker.receive(TASK, asked.request, Frame("reveal", 0, (), meta))
-                pieces = [bytes(frame.tensors[0].data) for frame in frames]
+                pieces = await self._snapshot(segment, worker)
                 key = sealed.new_key()
                 blob = await self._upload(sealed.seal(pieces, key))
                 sha256 = hashlib.sha256(b"".join(pieces)).hexdigest()
@@ -124,6 +128,19 @@ class ShardRun:
             await self._publish(
                 audit.show(self._keys, request.kind, request.id, request.customer, text, created_at=int(time.time()))
             )
+
+    async def _snapshot(self, segment: int, worker: Worker) -> list[bytes]:
+        meta: Meta = {"segment": segment}
+        frame: Frame[Array] = Frame("reveal", 0, (), meta)
+        if self._worker is not None:
+            try:
+                frames = await self._worker.receive(TASK, self.job.request.id, frame)
+                return [bytes(one.tensors[0].data) for one in frames]
+            except (NotFound, WorkerFailed):  # it had to make room, or died
+                pass
+        await self._open(worker)
+        frames = await worker.receive(TASK, self.job.request.id, frame)
+        return [bytes(one.tensors[0].data) for one in frames]
 
     async def _open(self, worker: Worker) -> None:
         """A session with theta and shard."""
