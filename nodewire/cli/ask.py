@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 Config = Annotated[Path | None, typer.Option("--config", "-c", help="The customer's TOML file.")]
 Model = Annotated[str, typer.Option("--model", "-m", help="Address of the manifest (38840:<author>:<name>).")]
-Local = Annotated[Path | None, typer.Option(help="Run this Hugging Face model folder here, without any market.")]
+Local = Annotated[
+    Path | None,
+    typer.Option(help="Run this Hugging Face model folder here, without any market, and so without its options."),
+]
 Report = Annotated[Path | None, typer.Option(help="Write what happened and what it cost to this JSON file.")]
 Budget = Annotated[str, typer.Option(help="Most that the job may cost, such as 50sat (default: the configuration's).")]
 

@@ -55,7 +55,7 @@ def audit(
         early = [line["again_s"] for line in found["lines"] if line["again_s"]]
         missing = sum(line["state"] == "missing" for line in found["lines"]) - len(early)
         wait = f"; {len(early)} lines are not there yet, all of them in about {max(early)} s" if early else ""
-        console.print(f"{verdict}[/]{wait}" + (f"; {missing} lines cannot be shown" if missing else ""))
+        console.print(f"{verdict}[/]{wait}" + (f"; {missing} lines cannot be shown" if missing else ""), soft_wrap=True)
     if not found["ok"]:
         sys.exit(1)
 

@@ -196,8 +196,8 @@ async def _bond(role: ProviderConfig) -> str:
     if balance_msat < needed_msat:
         raise PaymentFailed(
             "bond",
-            f"{needed_msat} msat are to be locked, fees included, and the wallet has {balance_msat} msat: pay into it,"
-            " or lower [bond] amount_msat",
+            f"{sats(needed_msat)} are to be locked, fees included, and the wallet has {sats(balance_msat)}: pay into"
+            " it, or lower [bond] amount_msat",
         )
     held = f"{sats(held_msat)} locked" if state == "locked" else "not locked yet"
     return f"{held}, {sats(role.bond.amount_msat)} wanted; the wallet suffices"

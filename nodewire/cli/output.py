@@ -36,7 +36,7 @@ _ADVICE = {
 _MODEL = re.compile(r"38840:[0-9a-f]{64}:")
 _AIOHTTP = re.compile(r"Cannot connect to host (\S+) ssl:\S+ \[(.*)\]")
 """aiohttp says "ssl:default" of plain http, too."""
-_AMOUNT = re.compile(r"(?<![\w.])(\d+)(?: msat)?(?![\w.:]| times)")
+_AMOUNT = re.compile(r"(?<![\w.])(\d+)(?: msat\b|(?! msat)(?![\w.:]| times))")
 
 
 def fail(error: NodewireError, *, as_json: bool = False) -> NoReturn:

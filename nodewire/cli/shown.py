@@ -38,7 +38,9 @@ class Watched(Customer):
     async def _planned(self, bought: Purchase) -> None:
         """Learn who the job's providers would be, and say so before it is requested."""
         if self._shown and self._show:
-            notes.print("\nanother plan: the one before was refused, broke off, or did not stand", soft_wrap=True)
+            notes.print(
+                "\nanother plan, for the one before was refused or broke off, or its work failed:", soft_wrap=True
+            )
         self._shown = True
         plan = bought.plan
         members = {*plan.providers(), *(a.standby for a in plan.tasks if a.standby)}

@@ -110,5 +110,5 @@ def together(jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "zaps": sum(job["zaps"] for job in jobs),
         "receipts": [receipt for job in jobs for receipt in job["receipts"]],
         "takeovers": [handed for job in jobs for handed in job["takeovers"]],
-        "first_token_ms": jobs[0]["first_token_ms"],
+        "first_token_ms": next((job["first_token_ms"] for job in jobs if job["first_token_ms"]), 0.0),
     }

@@ -181,7 +181,7 @@ class _Reading:
                     continue
                 self._waits = UNREAD_EPOCHS
                 return  # and read again, before those after it: what it holds was committed to first
-            mine = [one for one in held.commitments if _is_about(one.commitment, self._request.id)]
+            mine = [one for one in held.commitments if one.is_about(self._request.id)]
             self._take(epoch, mine, snapshot)
             progress(self.found)
 
@@ -198,7 +198,7 @@ class _Reading:
         drawn = draw(self._committee, epoch.beacon, mine, {request.id: request}, snapshot, seen=self._places)
         found.samples += drawn
         for one in sorted(mine, key=lambda one: one.id):
-            for root in one.commitment.chunks if one.commitment is not None else ():
+            for root in one.chunks:
                 if root.request != request.id:
                     continue
                 key = sample_key(one.provider, *root.key)
@@ -263,7 +263,3 @@ def _take(event: Event, request: Request, found: Verified, committee: Committee,
         found.verdicts.setdefault(certificate.verdict.key, certificate.verdict)
         found.certificates.setdefault(certificate.verdict.key, event)
         came.set()
-
-
-def _is_about(commitment: object, request: str) -> bool:
-    return any(root.request == request for root in getattr(commitment, "chunks", ()))

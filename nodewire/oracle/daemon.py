@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from nodewire.errors import BadConfig, LinkLost, NodewireError
+from nodewire.errors import BadConfig, BadInput, LinkLost, NodewireError
 from nodewire.kind import Clock
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
@@ -40,13 +40,17 @@ from nodewire.oracle.state import (
     Tick,
     start,
 )
-from nodewire.protocol import beacon, beat, certificate, commitment, inventory
+from nodewire.protocol import beacon, beat, certificate, commitment, inventory, verdict
 from nodewire.protocol import committee as _committee
 from nodewire.protocol import tags as _tags
 from nodewire.protocol.commitment import Commitment
 from nodewire.protocol.committee import VALID_EPOCHS, Committee
+from nodewire.protocol.verdict import Verdict
 
 _log = logging.getLogger(__name__)
+MAX_ASKING = 16_384
+"""Certified verdicts of which it is not known yet whether they may be listed: a dozen epochs' full draws."""
+
 _FETCH_TOGETHER_S = 0.02
 _IDS_PER_FETCH = 256
 _BLOBS_TOGETHER = 4
@@ -73,6 +77,10 @@ class Blobs(Protocol):
     async def get(self, blob: str, max_bytes: int) -> Path: ...
 
 
+async def _always(said: Verdict) -> bool:
+    return True
+
+
 class Oracle:
     """One oracle at work. `await run()` until cancelled.
 
@@ -80,6 +88,7 @@ class Oracle:
         seat: the oracle's secrets (`setup.load_seat`).
         journal: its record of what it has said; must outlive restarts.
         keep: gets each event that may be certified: whoever reads it here later asks no relay.
+        counts: whether what a certified verdict says of a provider may be listed (`oracle.shares`).
     """
 
     def __init__(
@@ -91,6 +100,7 @@ class Oracle:
         journal: Journal,
         clock: Clock,
         keep: Callable[[Event], None] = lambda event: None,
+        counts: Callable[[Verdict], Awaitable[bool]] = _always,
     ) -> None:
         oracle = committee.oracle(seat.keys.public)
         if oracle is None:
@@ -98,7 +108,8 @@ class Oracle:
         self._keys, self._share, self._index = seat.keys, seat.share, oracle.share_index
         self._committee, self._digest = committee, committee.digest()
         self._relays, self._blobs, self._journal, self._clock = relays, blobs, journal, clock
-        self._keep = keep
+        self._keep, self._counts = keep, counts
+        self._asking: set[str] = set()
         self._fetching_commitments = asyncio.Semaphore(_BLOBS_TOGETHER)
         self._putting = asyncio.Semaphore(_PUTS_TOGETHER)
         self._state = self._begun(0)
@@ -152,8 +163,31 @@ class Oracle:
             Filter(kinds={inventory.KIND}, authors=oracles, tags=ours, since=since),
         ]
         async for event in self._relays.subscribe(filters):
-            self._feed(Received(event))
+            if event.kind == certificate.KIND and (event.tag("n") or "").startswith(verdict.topic("")):
+                self._verdict_came(event)
+            else:
+                self._feed(Received(event))
         raise LinkLost("relays", "every relay has ended the subscription")
+
+    def _verdict_came(self, event: Event) -> None:
+        """Have a certified verdict listed, if it may be; that is looked into once, whoever publishes it how often."""
+        try:
+            one = verdict.parse(event)
+            if one.verdict.key in self._state.judged or one.verdict.key in self._asking:
+                return
+            one.check(self._committee)
+        except BadInput:
+            return
+        if len(self._asking) < MAX_ASKING:
+            self._asking.add(one.verdict.key)
+            self._spawn(self._count(event, one.verdict))
+
+    async def _count(self, event: Event, said: Verdict) -> None:
+        try:
+            if await self._counts(said):
+                self._feed(Received(event))
+        finally:
+            self._asking.discard(said.key)
 
     async def _tick(self) -> None:
         while True:

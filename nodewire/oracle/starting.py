@@ -15,7 +15,9 @@ from nodewire.oracle.court import Court
 from nodewire.oracle.daemon import Oracle
 from nodewire.oracle.docket import Docket
 from nodewire.oracle.journal import Journal
+from nodewire.oracle.library import Library
 from nodewire.oracle.setup import load_committee, load_seat
+from nodewire.oracle.shares import Shares
 from nodewire.oracle.workbench import Workbench
 from nodewire.pay.presented import Presented
 from nodewire.pay.presenting import Presenter
@@ -41,12 +43,17 @@ async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
     stack.callback(journal.close)
     clock = SystemClock()
     market = Market(pool, blobs, committee)
-    oracle = Oracle(seat, committee, pool, blobs, journal, clock, market.keep)
+    wallet = wallet_of(config.bonds) if config.bonds is not None else None
+    if wallet is not None:
+        stack.push_async_callback(wallet.close)
+    holder = SimBondHolder(wallet) if wallet is not None else None
+    shares = Shares(committee, pool, holder)
+    oracle = Oracle(seat, committee, pool, blobs, journal, clock, market.keep, shares.counts)
     following = asyncio.create_task(market.follow())
     stack.callback(following.cancel)
     node = Node(seat.keys)
     stack.push_async_callback(node.close)
-    docket = Docket(market, pool)
+    docket, library = Docket(market, pool), Library(market, pool)
     workbench = None
     if config.worker is not None:
         workbench = Workbench(market, config.worker.limits, config.state / "blobs")
@@ -59,16 +66,14 @@ async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
     court = Court(seat.keys, committee, pool, market, docket, inquiry, journal, clock, oracle.expel)
 
     presenter = None
-    if config.bonds is not None:
-        wallet = wallet_of(config.bonds)
-        stack.push_async_callback(wallet.close)
+    if config.bonds is not None and holder is not None:
         presented = Presented(config.state / "presented.db", committee.digest())
         stack.callback(presented.close)
         presenter = Presenter(
             seat.keys,
             committee,
             pool,
-            SimBondHolder(wallet),
+            holder,
             presented,
             collects=config.bonds.token_file is not None,
         )
@@ -77,6 +82,7 @@ async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
         async with asyncio.TaskGroup() as group:
             group.create_task(oracle.run())
             group.create_task(court.run())
+            group.create_task(library.run())
             if presenter is not None:
                 group.create_task(presenter.run())
 

@@ -15,6 +15,9 @@ from nodewire.nostr.event import verify as verify_event
 from nodewire.nostr.keys import Keys
 from nodewire.pay.bonds import State
 from nodewire.protocol import bond as statements
+from nodewire.protocol.committee import Committee
+from nodewire.protocol.fingerprint import MILLION
+from nodewire.protocol.job import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +124,22 @@ class BondHolder(Protocol):
     async def treasury(self, request: str) -> tuple[int, int]:
         """What came in for a request, less fees, and what is left of it, in msat."""
 
+    async def share_msat(self, request: str, customer: str, chunk: int) -> int:
+        """What the customer (pubkey) has zapped for one chunk of the job, the committee's fee included."""
+
     async def close(self) -> None: ...
+
+
+async def is_share_paid(holder: BondHolder, request: Request, chunk: int, committee: Committee) -> bool:
+    """Whether the customer has zapped the verification share that `committee` asks for the chunk.
+
+    Never for what costs nothing, of which nobody can be paid a part; always where the committee asks for none. The
+    plan's own share says nothing here: who plans for oneself could write 0.
+    """
+    if not committee.verify_share_ppm:
+        return True
+    due_msat = -(-request.plan.chunk_msat * committee.verify_share_ppm // MILLION)
+    return due_msat > 0 and await holder.share_msat(request.id, request.customer, chunk) >= due_msat
 
 
 async def ensure_bond(holder: BondHolder, keys: Keys, amount_msat: int, until_s: int) -> Event:

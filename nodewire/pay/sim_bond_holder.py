@@ -65,6 +65,10 @@ class SimBondHolder:
         said = await self._wallet.ask("GET", f"/v1/treasury/{request}")
         return int(said["received_msat"]), int(said["left_msat"])
 
+    async def share_msat(self, request: str, customer: str, chunk: int) -> int:
+        said = await self._wallet.ask("GET", f"/v1/treasury/{request}/shares/{customer}/{chunk}")
+        return int(said["came_msat"])
+
     async def close(self) -> None:
         return
 

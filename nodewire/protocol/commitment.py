@@ -82,6 +82,15 @@ class Committed:
     blob: str | None
     commitment: Commitment | None
 
+    @property
+    def chunks(self) -> tuple[ChunkRoot, ...]:
+        """None as long as its blob is not there."""
+        return self.commitment.chunks if self.commitment is not None else ()
+
+    def is_about(self, request: str) -> bool:
+        """Whether it commits to something of this job."""
+        return any(root.request == request for root in self.chunks)
+
     def attach(self, data: bytes) -> Committed:
         """With its blob. Raises BadHash, or as `Commitment.unpack`."""
         if hashlib.sha256(data).hexdigest() != self.blob:

@@ -142,7 +142,8 @@ class Validation(Schema):
     gain: Annotated[Real, between(-1e4, 1e4)] = "-0.05"
     """Audited unless the held-out loss falls by more than this when the result alone is applied."""
     own: Annotated[Real, between(-1e4, 1e4)] = "0.0"
-    """Audited unless the loss on the round's own batches falls by this much more than the held-out loss."""
+    """Audited unless it is ahead of the others' aggregate by more than this on the round's own batches, less the same
+    on held-out data."""
     samples: int = Field(default=256, ge=1, le=2**16)
     """Samples that a loss is measured on."""
 

@@ -179,7 +179,10 @@ class JobRun:
                 self._replayed = max(self._replayed, self._entered[task])
                 self._joining.put_nowait(task)
         if not self.tasks:
-            self._mailbox.cancel(NotAllowed("job", f"taken over by attempt {takeover.attempt}"))
+            # As its customer reads it, who may not have heard yet: wait for a takeover, or begin the job anew.
+            self._mailbox.cancel(
+                LinkLost(takeover.signer, f"says that this node is gone, in attempt {takeover.attempt}")
+            )
 
     async def run(self) -> None:
         """Serve until the job has ended and everything due is paid; publishes feedback and the result.

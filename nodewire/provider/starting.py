@@ -17,6 +17,7 @@ from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.pool import Pool
 from nodewire.pay import lnurl_server
+from nodewire.pay.bond_holder import is_share_paid
 from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
 from nodewire.pay.presented import Presented
@@ -152,6 +153,7 @@ async def _open_inference(
         commit=committing.commit,
         keep=holding.verified,
         publish=publish_here,
+        is_paid=lambda request, chunk: is_share_paid(holder, request, chunk, market.committee),
     )
     manifests = {s.digest: s.manifest for s in served.values()}
     admission = Admission(keys.public, market, pool, ledger, manifests, config.pow_bits)

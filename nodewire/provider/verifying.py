@@ -1,7 +1,8 @@
 """The provider as a verifier: it computes chunks again that a beacon drew it for, and commits to what it gets.
 
     an oracle publishes samples (8844)  ->  derived from the epoch's certificate and beacon: nothing of it is believed
-    this node is drawn                  ->  inputs pulled, task computed in the own worker, root committed (8854)
+    this node is drawn                  ->  the holder asked whether the verification share was paid
+    it was                              ->  inputs pulled, task computed in the own worker, root committed (8854)
     a certificate holds the root        ->  report (6844); oracles pull the opening and compare: only that counts
 
 It never sees what it is compared with: it has nothing to copy. The first verifier of a sample begins at once, the
@@ -46,6 +47,9 @@ MAX_READING = 256
 READ_EPOCHS = 2
 """For how long what a draw follows from is waited for."""
 
+SHARE_EPOCHS = 1
+"""So many epochs after the draw a verification share is waited for: it is owed when the chunk is paid, before that."""
+
 _KEPT_REQUESTS = 1_024
 
 
@@ -75,9 +79,10 @@ class Verifying:
         commit: Callable[[Sequence[ChunkRoot], int], Awaitable[None]],
         keep: Callable[[Opening], None],
         publish: Callable[[Event], Awaitable[None]],
+        is_paid: Callable[[Request, int], Awaitable[bool]],
     ) -> None:
         """`commit` takes roots into the next commitment, and the last epoch that may certify them; `keep` an opening,
-        to be shown to oracles."""
+        to be shown to oracles; `is_paid` says whether a chunk's verification share has come in (`pay.bond_holder`)."""
         self._keys = keys
         self._market = market
         self._committee = market.committee
@@ -87,6 +92,7 @@ class Verifying:
         self._commit = commit
         self._keep = keep
         self._publish = publish
+        self._is_paid = is_paid
         self._requests: dict[str, Request] = {}
         self._inquiry = Inquiry(market, relays, self, node, job_kinds, self._loaded)
         self._known: dict[str, int] = {}
@@ -237,6 +243,7 @@ class Verifying:
         request = await self.request(sample.request)
         if self._keys.public in (request.customer, *request.plan.members()):
             raise NotAllowed("sample", "of a job that this node has a part in")
+        await self._wait_for_share(sample, epoch, request)
         try:
             computed = await self._compute(sample, epoch, request)
         except (NotFound, BadInput):
@@ -254,6 +261,23 @@ class Verifying:
         certified = await self._certified(sample, epoch, self._keys.public, VERIFIED_EPOCHS)
         if certified is not None:
             await self._report(sample, epoch, "computed", root.root, certified)
+
+    async def _wait_for_share(self, sample: Sample, epoch: int, request: Request) -> None:
+        """Nobody computes for a customer who does not pay for it: the oracles judge such work without verifiers.
+
+        Raises:
+            NotAllowed: the share of the chunk has not come in in time.
+        """
+        while True:
+            try:
+                if await self._is_paid(request, sample.chunk):
+                    return
+            except (NodewireError, OSError) as error:  # a holder that is away has the share all the same
+                log.info("share of sample %s: %s", sample.key[:8], error)
+                return
+            if self._epoch() > epoch + SHARE_EPOCHS:
+                raise NotAllowed("share", "the customer has not paid it")
+            await asyncio.sleep(self._committee.epoch_ms / 4000)
 
     async def _compute(self, sample: Sample, epoch: int, request: Request) -> Opening:
         served = self._served.get(request.plan.manifest)

@@ -1,4 +1,4 @@
-"""What a round's work is committed to by, and any part of it computed again. NIPS.md, "Audits".
+"""What a round's work is committed to by, and any part of it computed again. NIPS.md, "Commitments and audits".
 
     leaf i     = merkle.leaf(digest of the snapshot after segment i)           i = 0 .. segments - 1
     last leaf  = merkle.leaf(SHA-256 of the packed update)
@@ -14,10 +14,12 @@ as a share of the segment's own way.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from nodewire.errors import BadData, BadHash, BadInput, BadUpdate, Withheld
 from nodewire.protocol import canonical, merkle
@@ -27,6 +29,13 @@ from nodewire.train.data import Shard
 from nodewire.train.inner import Snapshot, Trainer
 from nodewire.train.state import State
 from nodewire.train.sums import distance, norm
+
+LINEAR = frozenset({"momentum", "first"})
+"""The moments that are sums of gradients, and move theta."""
+CHARGED = 1e-4
+"""The least that a segment adds to such a moment, as a share of what it replaces; honest ones are .04 and more."""
+STRAYED = 4.0
+"""The farthest that a round goes from its beginning, in lengths of its update (with topk, of a part of it: 16)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,21 +163,56 @@ def recomputed(
 
     start = theirs(segment - 1) if segment else beginning
     mine = trainer.segment(start, shard, claim.round, claim.index, min(every, steps - start.step))
-    exact = mine.digest() == claim.states[segment]
-    off = 0.0 if exact else apart(start, mine, theirs(segment))
+    end = mine if mine.digest() == claim.states[segment] else theirs(segment)
+    off = max(charged(trainer.recipe, start, mine), strayed(trainer.recipe, theta, start, packed))
+    if end is not mine:
+        off = max(off, apart(trainer.recipe, start, mine, end))
     if segment == len(claim.states) - 1:
-        end = mine if exact else theirs(segment)
         off = max(off, packing_off(trainer.recipe, theta, end, packed))
     return off
 
 
-def apart(start: Snapshot, mine: Snapshot, theirs: Snapshot) -> float:
-    """How far two ends of a segment are apart: the largest share, of theta's way and of each moment's length."""
+def apart(recipe: Recipe, start: Snapshot, mine: Snapshot, theirs: Snapshot) -> float:
+    """How far two ends of a segment are apart: the largest share, of theta's way and of what each moment took in."""
     shares = [_share(distance(mine.theta, theirs.theta), distance(start.theta, mine.theta))]
     for name, moment in mine.moments.items():
-        one, other = {name: moment}, {name: theirs.moments[name]}
-        shares.append(_share(distance(one, other), norm(one)))
+        taken = norm({name: _taken(recipe, name, start, mine)})
+        shares.append(_share(distance({name: moment}, {name: theirs.moments[name]}), taken))
     return max(shares)
+
+
+def charged(recipe: Recipe, start: Snapshot, mine: Snapshot) -> float:
+    """Infinite if the moments that were shown are so large that a segment's gradients vanish beside them, or else 0.
+
+    Otherwise a single wrong snapshot would do for a round: moments that drive theta anywhere, whatever the gradients.
+    """
+    for name in LINEAR & start.moments.keys():
+        held, taken = norm({name: start.moments[name]}), norm({name: _taken(recipe, name, start, mine)})
+        kept = _decay(recipe, name) ** (mine.step - start.step)
+        if not taken >= CHARGED * (1 - kept) * held:
+            return math.inf
+    return 0.0
+
+
+def strayed(recipe: Recipe, theta: State, start: Snapshot, packed: bytes) -> float:
+    """Infinite if a snapshot that was shown is much farther from the round's beginning than its end is, or else 0.
+
+    Otherwise two wrong snapshots would do: away to where gradients are nothing, and back.
+    """
+    sent = norm(compress.unpack(packed, recipe.shapes(), recipe.compression))
+    most = STRAYED * sent * (4 if recipe.compression.method == "topk" else 1)
+    return 0.0 if distance(start.theta, theta) <= most else math.inf
+
+
+def _taken(recipe: Recipe, name: str, start: Snapshot, end: Snapshot) -> Tensor:
+    """What a moment took in of a segment's gradients: its end without what was left of its start."""
+    return end.moments[name] - _decay(recipe, name) ** (end.step - start.step) * start.moments[name]
+
+
+def _decay(recipe: Recipe, name: str) -> float:
+    """The share of a moment that a step leaves of it."""
+    inner = recipe.inner
+    return {"momentum": float(inner.momentum), "first": float(inner.betas[0]), "second": float(inner.betas[1])}[name]
 
 
 def packing_off(recipe: Recipe, theta: State, end: Snapshot, packed: bytes) -> float:
@@ -212,4 +256,5 @@ def _named(snapshot: Snapshot) -> State:
 
 def _share(off: float, way: float) -> float:
     """off / way, where no way at all is only matched by none."""
-    return off / way if way else (0.0 if off == 0 else float("inf"))
+    share = off / way if way else (0.0 if off == 0 else math.inf)
+    return math.inf if math.isnan(share) else share

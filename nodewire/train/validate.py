@@ -10,7 +10,9 @@ does not reject: it asks for an audit before the pay (`segments`), which is righ
               decay: the moving average of held-out losses falls at the rate            reject
     cosine    the largest one with another's update, or one of the round before          audit: one of them is a copy
     gain      how far the held-out loss falls when the update alone is applied
-    own       how much further the loss falls on the very batches of the round than on held-out data
+    own       how much lower the loss is with the update than with the others' aggregate: on the very batches that the
+              round gave this shard, less the same on held-out data. Who trained on something else is no better there
+              than others are. (The difference of two gains on two sets alone says which set is easier.)
               audit, both: not above the bound, or under THIN of the round's median
 """
 
@@ -37,14 +39,14 @@ Outcome = Literal["accept", "audit", "reject"]
 Loss = Callable[[State], float]
 """The mean loss of a theta on fixed samples."""
 
-THIN = 0.6
+THIN = 0.75
 """Share of the median of the round's gains below which a result is audited."""
 STEPS_POWER = 0.75
 """Lengths and gains grow with about this power of a round's steps (lengths: .61 after a half, .37 after a quarter), so
 who was given fewer steps than the recipe's is compared with what it would have by all of them."""
 BF16_SLACK = 5.0
 """The tolerance counts so many times for bf16: Adam's first step goes by the signs of gradients, and which sign one has
-that is nearly zero is chance there (.036 of the way between instruction sets, where cheats are .1 and more apart)."""
+that is nearly zero is chance there (.038 of the way between instruction sets; cheats are .35 and more)."""
 FEW = 3
 """Norms below which a median says nothing about who is wrong."""
 
@@ -92,6 +94,7 @@ def judge(
 
     Args:
         theta: what the round began with.
+        submissions: at most one for a shard.
         held: the loss on samples of the held-out set.
         history: held-out losses of thetas of the rounds before and of this one, for the policy `decay`.
         norms: of results that were accepted before, as their judgements' figures have them in `norm`.
@@ -114,18 +117,18 @@ def judge(
         note(one.index, by_norm(rules, lengths[one.index], known))
     for index, cosine in cosines({one.index: one.delta for one in submissions}, earlier).items():
         note(index, by_cosine(rules, cosine))
-    losses = {one.index: held(_applied(theta, one.delta)) for one in submissions}
-    before, others = held(theta), _others(submissions) if rules.policy == "progress" else {}
+    others = _Others([one for one in submissions if found[one.index].outcome != "reject"])
+    before, gains, margins = held(theta), {}, {}
     for one in submissions:
-        if one.index in others:
-            note(one.index, progress(rules, losses[one.index], held(_applied(theta, others[one.index]))))
+        mine = _applied(theta, one.delta)
+        theirs = _applied(theta, rest) if (rest := others.without(one)) else theta
+        loss, reference = held(mine), held(theirs) if rest else before
+        if rules.policy == "progress" and rest:
+            note(one.index, progress(rules, loss, reference))
         if rules.policy == "decay":
-            note(one.index, decay(rules, history, losses[one.index]))
-    gains = {index: (before - loss) / shares[index] for index, loss in losses.items()}
-    owns = {
-        one.index: (one.own(theta) - one.own(_applied(theta, one.delta))) / shares[one.index] for one in submissions
-    }
-    margins = {index: own - gains[index] for index, own in owns.items()}
+            note(one.index, decay(rules, history, loss))
+        gains[one.index] = (before - loss) / shares[one.index]
+        margins[one.index] = ((one.own(theirs) - one.own(mine)) - (reference - loss)) / shares[one.index]
     for index in found:
         note(index, by_gain(rules, gains[index], list(gains.values())))
         note(index, by_own(rules, margins[index], list(margins.values())))
@@ -160,16 +163,22 @@ def by_gain(rules: Validation, gain: float, gains: Sequence[float]) -> Judgement
     """Does the held-out loss fall (or not rise further than the rules allow), and about as far as with others'?"""
     if not gain > float(rules.gain):
         return Judgement("audit", "gain: the loss rises", {"gain": gain})
-    thin = gain < THIN * median(gains)
+    thin = _is_thin(gain, gains)
     return Judgement("audit" if thin else "accept", "gain: less than others" if thin else "", {"gain": gain})
 
 
 def by_own(rules: Validation, margin: float, margins: Sequence[float]) -> Judgement:
-    """Does the loss fall further on what the round gave the shard than elsewhere, and about as far as others' do?"""
+    """Is it ahead of the others on what the round gave its shard, and about as far as they are on theirs?"""
     if not margin > float(rules.own):
         return Judgement("audit", "own: trained on something else", {"own": margin})
-    thin = margin < THIN * median(margins)
+    thin = _is_thin(margin, margins)
     return Judgement("audit" if thin else "accept", "own: less than others" if thin else "", {"own": margin})
+
+
+def _is_thin(gain: float, gains: Sequence[float]) -> bool:
+    """Where most gain nothing, less than most says nothing."""
+    usual = median(gains)
+    return usual > 0 and gain < THIN * usual
 
 
 def progress(rules: Validation, loss: float, others: float) -> Judgement:
@@ -218,23 +227,24 @@ def cosines(deltas: Mapping[int, State], earlier: Sequence[State] = ()) -> dict[
     return {index: float(row.max()) for index, row in zip(deltas, gram, strict=True)}
 
 
-def _others(submissions: Sequence[Submission]) -> dict[int, State]:
-    """By shard, the weighted mean of everybody else's updates."""
-    if len(submissions) < 2:
-        return {}
-    total = sum(one.weight for one in submissions)
-    sums: dict[str, Tensor] = {}
-    for one in submissions:
-        for name, tensor in one.delta.items():
-            part = tensor.double() * one.weight
-            sums[name] = sums[name] + part if name in sums else part
-    return {
-        one.index: {
-            name: ((sums[name] - tensor.double() * one.weight) / (total - one.weight)).float()
-            for name, tensor in one.delta.items()
-        }
-        for one in submissions
-    }
+class _Others:
+    """The weighted means of all updates but one."""
+
+    def __init__(self, submissions: Sequence[Submission]) -> None:
+        self._weights = {one.index: one.weight for one in submissions}
+        self._sums: dict[str, Tensor] = {}
+        for one in submissions:
+            for name, tensor in one.delta.items():
+                part = tensor.double() * one.weight
+                self._sums[name] = self._sums[name] + part if name in self._sums else part
+
+    def without(self, one: Submission) -> State | None:
+        """None if nobody is left."""
+        mine = self._weights.get(one.index, 0)
+        left = sum(self._weights.values()) - mine
+        if not left:
+            return None
+        return {name: ((self._sums[name] - one.delta[name].double() * mine) / left).float() for name in one.delta}
 
 
 def _applied(theta: State, delta: State) -> State:

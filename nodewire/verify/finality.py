@@ -113,7 +113,7 @@ async def final_roots(
         if held.lacking:
             found.unread[epoch] = f"{len(held.lacking)} commitments are not to be had, such as {held.lacking[0]}"
         for one in sorted(held.commitments, key=lambda one: one.id):
-            for root in one.commitment.chunks if one.commitment is not None else ():
+            for root in one.chunks:
                 late = epoch > plan.deadline_epoch(root.chunk, market.committee.epoch_ms)
                 if root.request == request and one.provider in members and not late:
                     final = Certified(one.provider, root, one.id, epoch, certified.digest)

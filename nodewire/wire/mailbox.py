@@ -112,6 +112,7 @@ class JobMailbox:
         self._moved = asyncio.Event()
         self._error: NodewireError | None = None
         self._given_up = False
+        self._replaced = False
         self._sender = Sender(self, exchange, request, tape, handover=on_lost is not None)
         self._arrange(routes)
 
@@ -259,8 +260,12 @@ class JobMailbox:
         self._moved.clear()
 
     def replaced(self) -> None:
-        """A takeover has nothing for this node: if it held the job, it still says so to who asks (`wire.presence`)."""
+        """A takeover has nothing for this node: the job ends here, and for nobody else.
+
+        If this node held it, it still says so to who asks (`wire.presence`).
+        """
         self._exchange.replaced(self)
+        self._replaced = True
 
     def give_up(self) -> None:
         """This node cannot go on; the job is not over for the others, nor for what is to be settled here."""
@@ -270,7 +275,7 @@ class JobMailbox:
         """End the job here and at every neighbour, whose `get` and `put` raise `error`."""
         error = error or NotAllowed("job", f"cancelled by {self._exchange.public}")
         document = {"t": CANCEL, "job": self.request, "attempt": self.attempt, "error": error.as_dict()}
-        for peer in self.neighbours:
+        for peer in self.neighbours if not self._replaced else ():  # which may not have heard of the takeover yet
             link = self._exchange.open_link(peer)
             if link is not None:
                 link.send_control(document)

@@ -81,10 +81,9 @@ def purchase(frames: list[Frame[Array]], mode: str = "generate") -> Purchase:
 
     bought.manifest = SimpleNamespace(mode=mode, chunk=64, edges=[EDGE])  # type: ignore[assignment]
     bought.timing = Timing()
-    bought._draw = SimpleNamespace(plan=plan())  # type: ignore[assignment]
-    bought._payments = payments(mode)
+    running = SimpleNamespace(plan=plan(), payments=payments(mode), next=following)
+    bought._running = running  # type: ignore[assignment]
     bought._last_chunk, bought._done, bought._accept = -1, False, lambda frame: None
-    bought._next = following  # type: ignore[method-assign]
     return bought
 
 

@@ -152,6 +152,7 @@ def test_what_was_confused_is_said_before_anybody_is_asked(tmp_path, monkeypatch
         (OverBudget("chunk_msat", "84000 msat a chunk, at most 5 allowed"), "84.000 sat a chunk, at most 0.005 sat al"),
         (PaymentFailed("balance", "7 msat, 1500 needed"), "balance: 0.007 sat, 1.500 sat needed"),
         (BadInput("amount", "8 msat is not 2 times the plan's price"), "amount: 0.008 sat is not 2 times"),
+        (PaymentFailed("wallet", "has 5000 msat: pay into it"), "wallet: has 5.000 sat: pay"),
         (BadInput("max_tokens", "not an integer from 1 to 512"), "from 1 to 512"),
         (
             LinkLost("http://127.0.0.1:9", "Cannot connect to host 127.0.0.1:9 ssl:default [Connect call failed]"),

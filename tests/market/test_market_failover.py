@@ -189,9 +189,9 @@ async def test_a_driver_that_has_a_live_stage_replaced_gains_nothing_and_the_sta
                         market.keys(names[driver]), request=id_, plan=plan, gone={stage}, chunk=1
                     )
                     for member in plan.members():
-                        link = await node.link(member, bought._draw.ads[member].wire)
+                        link = await node.link(member, bought.running.drawn.ads[member].wire)
                         link.send_control({**said.control(), "job": id_})
-                    await bought._handover.heard(driver, said.control())
+                    await bought.running.handover.heard(driver, said.control())
         done = customer.last
         assert ids == whole_tokens(market, PROMPT, 350)
         first, second = (one.plan for one in customer.purchases if one.is_underway)

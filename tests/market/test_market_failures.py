@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from running_market import NODEWIRE, STALLS
 
-from nodewire.errors import LinkLost, OverBudget, TimedOut, WorkerFailed
+from nodewire.errors import LinkLost, OverBudget, PaymentFailed, TimedOut, WorkerFailed
 from nodewire.llm.sampling import parse_params
 from nodewire.llm.whole import Whole
 from nodewire.nostr.nip01 import Filter
+from nodewire.pay.sim_wallet import SimWallet
 from nodewire.protocol import kinds
 
 PROMPT = "the cat sat on the mat"
@@ -207,4 +208,31 @@ async def test_a_debt_that_only_the_provider_remembers_is_found_and_settled(mark
         theirs = market.ledger(name)
         assert theirs.overpaid_msat(public) == 0
         assert not theirs.in_debt(public, time.time() + 3_600)
+        theirs.close()
+
+
+async def test_what_a_wallet_that_ran_dry_left_unpaid_is_paid_beside_the_next_purchase(market):
+    """And what is said to be spent, then and before, is what left the wallet."""
+    config = await market.customer_config("broke", sats=30)  # two chunks, and the third is one provider's
+    async with market.customer("broke") as broke:
+        with pytest.raises(PaymentFailed):
+            async for _ in broke.generate(market.decoder["address"], PROMPT, max_tokens=350):
+                pass
+        assert broke.session.payer.unpaid()
+        owed_msat = sum(debt.amount_msat for debt in broke.session.payer.unpaid())
+        public = broke.session.keys.public
+    wallet, token = await SimWallet.open_account(market.simnet, "broke", 1_000_000)
+    (config.parent / "wallet.token").write_text(token)
+    async with market.customer("broke") as broke:
+        await broke.embed(market.encoder["address"], ["a cat"])
+        done = broke.last
+        assert broke.session.payer.unpaid() == []
+    assert done["earlier"]["paid_msat"] >= owed_msat
+    left_msat = await wallet.balance_msat()
+    await wallet.close()
+    earlier = done["earlier"]
+    assert 1_000_000 - left_msat == done["spent_msat"] + earlier["paid_msat"] + earlier["fees_msat"]
+    for name in STALLS:
+        theirs = market.ledger(name)
+        assert theirs.overpaid_msat(public) == 0
         theirs.close()

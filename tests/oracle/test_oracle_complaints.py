@@ -128,6 +128,17 @@ async def test_what_cannot_be_read_is_read_again_and_not_held_against_anyone(rec
     assert await looked(record, complaints, after=3) == []  # it was certified
 
 
+async def test_what_relays_have_lost_of_a_commitment_convicts_nobody(record):
+    """The certificate holds its id, and oracles its bytes: whoever had it deleted, the claim is founded."""
+    complaints = record.complaints()
+    complaints.came(record.complained(record.claim()))
+    for epoch in range(record.epoch + 1, record.last + 1):
+        lost = [record.committed(ACCUSED, (0,), epoch)] if epoch == record.last else []
+        record.certify(epoch, lost)
+        record.events = [event for event in record.events if event not in lost]
+    assert await looked(record, complaints) == []
+
+
 async def test_false_complaints_are_refused_or_come_to_nothing(record):
     complaints = record.complaints()
     honest = record.claim()

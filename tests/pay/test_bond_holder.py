@@ -16,10 +16,11 @@ from nodewire.errors import BadInput, BadQuorum, NotAllowed, NotFound, PaymentFa
 from nodewire.nostr import nip98
 from nodewire.nostr.keys import Keys
 from nodewire.pay import lnurl
-from nodewire.pay.bond_holder import ensure_bond
+from nodewire.pay.bond_holder import ensure_bond, is_share_paid
 from nodewire.pay.sim_bond_holder import SimBondHolder
 from nodewire.pay.sim_wallet import SimWallet
 from nodewire.protocol import bond as statements
+from nodewire.protocol.job import parse as parse_job
 
 UNTIL_S = int(time.time()) + 100_000
 
@@ -106,6 +107,10 @@ async def test_from_zap_to_verdict_to_payout(holder, wallet, provider):
         invoice = await fetch(bm.zap(chunk, request=job), SHARE_MSAT)
         await wallet.pay(invoice.bolt11, max_fee_msat=0)
     assert await holder.treasury(job.id) == (2 * SHARE_MSAT * 9 // 10, 2 * SHARE_MSAT * 9 // 10)
+    assert [await holder.share_msat(job.id, CUSTOMER.public, chunk) for chunk in (1, 2)] == [SHARE_MSAT, 0]
+    assert await holder.share_msat(job.id, provider.public, 1) == 0
+    named = parse_job(job)
+    assert [await is_share_paid(holder, named, chunk, COMMITTEE) for chunk in (1, 2)] == [True, False]
     before_msat = await wallet.balance_msat()
 
     certificate = bm.certificate(bm.failed(job, culprit=provider))
@@ -187,7 +192,15 @@ async def test_a_request_that_is_not_signed_for_it_is_refused(url, wallet, provi
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/bonds/xyz", "/v1/cases/" + "0" * 63, "/v1/treasury/x", "/v1/fees/x", "/v1/treasury/receipts/x"]
+    "path",
+    [
+        "/v1/bonds/xyz",
+        "/v1/cases/" + "0" * 63,
+        "/v1/treasury/x",
+        "/v1/fees/x",
+        "/v1/treasury/receipts/x",
+        f"/v1/treasury/{REQUEST.id}/shares/{CUSTOMER.public}/-1",
+    ],
 )
 async def test_what_is_no_id_is_named(url, path):
     async with aiohttp.ClientSession() as session, session.get(url + path) as response:

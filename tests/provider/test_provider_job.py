@@ -38,6 +38,8 @@ PROMPT = "the cat sat on the m"
 class Market:
     manifest: object
     hub: Hub
+    plan: Plan
+    actors: dict
     runs: dict = field(default_factory=dict)
     events: list = field(default_factory=list)
     committed: list = field(default_factory=list)
@@ -90,7 +92,7 @@ def market(folder, tmp_path):
     return make_market(folder, tmp_path)
 
 
-def make_market(folder, tmp_path, policy="none"):
+def make_market(folder, tmp_path, policy="none", driver="provider"):
     """A job's nodes; with the policy "sampled" they keep frames and sign what they send, each in a spool of its own."""
     registration = split_decoder(folder, 1_000_000, tmp_path, slots=1, name="tiny")
     manifest, actors = registration.manifest, load(registration)
@@ -107,15 +109,17 @@ def make_market(folder, tmp_path, policy="none"):
         terms=Terms(max_chunk_msat=10**6, max_total_msat=10**9),
         tasks=tuple(
             Assignment(task=t.name, provider=k.public, standby=None, price_msat=100)
+            if driver != "local" or t != manifest.driver
+            else Assignment(task=t.name, provider="local", standby=None, price_msat=0)
             for t, k in zip(manifest.tasks, providers, strict=True)
         ),
-        chunk_msat=100 * len(providers),
+        chunk_msat=100 * (len(providers) - (driver == "local")),
         first_result_ms=1000,
         next_result_ms=1000,
         verification=Verification(policy=policy, rate_ppm=0, share_ppm=0),
     )
     request = Request(REQUEST, CUSTOMER.public, 1, 8843, plan, "", HASH, (), 10**9, (), HASH)
-    market = Market(manifest, Hub(ends(manifest, plan)))
+    market = Market(manifest, Hub(ends(manifest, plan)), plan, actors)
     params = KIND.check(manifest, {"max_tokens": 150})
 
     async def publish(event):
@@ -124,7 +128,7 @@ def make_market(folder, tmp_path, policy="none"):
     async def commit(roots):
         market.committed += roots
 
-    for keys in providers:
+    for keys in providers[driver == "local" :]:
         mailbox, statements = market.hub.box(keys.public), None
         if policy == "sampled":
             spool = Spool(tmp_path / keys.public[:8], 10**8)

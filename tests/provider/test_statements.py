@@ -8,6 +8,7 @@ import pytest
 
 from nodewire.errors import BadFrame, BadHash, BadInput, BadSignature, Busy, NotAllowed, TimedOut
 from nodewire.nostr.keys import Keys
+from nodewire.protocol.chunk import claim
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request
 from nodewire.protocol.plan import Assignment
@@ -73,6 +74,23 @@ async def test_every_chunk_of_every_edge_between_nodes_is_signed_and_the_stateme
         assert not run._statements._came
         assert not run._statements._signing._out
     assert len(market.committed) == 4 * len(order)
+
+
+async def test_what_is_settled_by_a_takeover_is_committed_to_and_claimed_at_its_attempt(market):
+    stage = list(market.runs.values())[1]
+    complete = stage._statements.complete
+
+    async def settled(chunk, tell):
+        return await complete(chunk, tell) + (chunk > 1)
+
+    stage._statements.complete = settled
+    assert set((await ended(market)).values()) == {None}
+    roots = sorted((root for root in market.committed if root.task in stage.tasks), key=lambda root: root.chunk)
+    assert [root.attempt for root in roots] == [0, 0, 1, 1]
+    dues = [said.due for said in market.due(stage)]
+    assert [(due.chunk, due.attempt, due.root) for due in dues] == [
+        (root.chunk, root.attempt, claim([root])) for root in roots
+    ]
 
 
 async def test_in_a_job_that_nobody_judges_nothing_is_signed(folder, tmp_path):  # noqa: F811

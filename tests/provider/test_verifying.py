@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from nodewire.errors import LinkLost, NotFound
+from nodewire.errors import LinkLost, NotAllowed, NotFound
 from nodewire.plan.epoch import Epoch
 from nodewire.plan.sample import draw
 from nodewire.protocol import verification
@@ -36,6 +36,9 @@ class Record(PublicRecord):
     def epochs_after(self, number):
         epoch = Epoch(self.body, BEACON, self.events[0], ())
         return [epoch] if self.known and number < self.number else []
+
+    async def commitments(self, body):
+        return (await self.contents(body)).commitments
 
     async def snapshot(self, sha256):
         nodes = [node(ME)]
@@ -75,7 +78,7 @@ async def following(record, monkeypatch, works=None):
     monkeypatch.setattr(Verifying, "_verify", verify)
     verifying = Verifying(
         keys=ME, market=record, relays=record, node=None, job_kinds={}, served={}, workers={},
-        commit=None, keep=None, publish=None,
+        commit=None, keep=None, publish=None, is_paid=None,
     )  # fmt: skip
     running = asyncio.create_task(verifying.run())
     try:
@@ -205,3 +208,50 @@ def _brief(sleep):
         await sleep(min(delay_s, 0.01))
 
     return briefly
+
+
+class Payments:
+    """What the holder says, one answer after the other; the last for ever."""
+
+    def __init__(self, *answers):
+        self.answers, self.asked = list(answers), 0
+
+    async def __call__(self, request, chunk):
+        self.asked += 1
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("answers", "computes"),
+    [((True,), True), ((False, False, True), True), ((LinkLost("holder", "away"),), True), ((False,), False)],
+    ids=["paid", "paid a little later", "nobody to ask", "never paid"],
+)
+async def test_nobody_computes_for_a_customer_who_does_not_pay_for_it(record, monkeypatch, answers, computes):
+    computed, payments = [], Payments(*answers)
+
+    async def compute(self, sample, epoch, request):
+        computed.append(sample.chunk)
+        raise NotFound("inputs", "enough is known")
+
+    reported = []
+
+    async def report(self, *what):
+        reported.append(what)
+
+    monkeypatch.setattr(Verifying, "_compute", compute)
+    monkeypatch.setattr(Verifying, "_report", report)
+    monkeypatch.setattr(module.asyncio, "sleep", _brief(asyncio.sleep))
+    verifying = Verifying(
+        keys=ME, market=record, relays=record, node=None, job_kinds={}, served={}, workers={},
+        commit=None, keep=None, publish=None, is_paid=payments,
+    )  # fmt: skip
+    passed = iter(range(record.number, record.number + 99))
+    monkeypatch.setattr(Verifying, "_epoch", lambda self: next(passed) if payments.asked > 3 else record.number)
+    (sample, *_) = await record.drawn()
+    verifying._requests[sample.request] = record.request
+    with pytest.raises(NotFound if computes else NotAllowed):
+        await verifying._verify(sample, record.number)
+    assert bool(computed) == bool(reported) == computes

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
@@ -55,8 +56,11 @@ class Scene:
     round: int
     before: list[State]
     """The updates of the round before, by shard."""
-    done: list[tuple[State, list[Snapshot]]] = field(default_factory=list)
-    """This round as it should be, by shard: update and snapshots."""
+
+    @cached_property
+    def done(self) -> list[tuple[State, list[Snapshot]]]:
+        """This round as it should be, by shard: update and snapshots."""
+        return [worked(self, i) for i in range(len(self.shards))]
 
     @property
     def length(self) -> float:
@@ -72,9 +76,7 @@ def scene(recipe: Recipe, dataset: data.Tensors, rounds: int) -> Scene:
         done = [trainer.train(theta, shard, round, i) for i, shard in enumerate(shards)]
         updates = [update.delta for update in done]
         theta, momenta = outer.step(recipe.outer, theta, momenta, [(update.samples, update.delta) for update in done])
-    found = Scene(recipe, trainer, shards, held_out, theta, rounds, updates)
-    found.done = [worked(found, i) for i in range(len(shards))]
-    return found
+    return Scene(recipe, trainer, shards, held_out, theta, rounds, updates)
 
 
 def worked(of: Scene, index: int, shard: Shard | None = None) -> tuple[State, list[Snapshot]]:

@@ -23,8 +23,8 @@ SEED = hashlib.sha256(b"closed").digest()
 class Round:
     """One honest round of the small classifier: 10 steps in segments of 4."""
 
-    def __init__(self, **compression):
-        self.recipe = recipe("mlp", compression=compression)
+    def __init__(self, compression=None, **inner):
+        self.recipe = recipe("mlp", compression=compression, **inner)
         self.shard = data.split(made(self.recipe)[0], 2, self.recipe).shards[0]
         self.trainer, self.theta = Trainer(self.recipe), initial(self.recipe)
         self.snapshots, now = [], self.trainer.beginning(self.theta)
@@ -168,25 +168,59 @@ def test_theta_and_moments_that_are_off_are_off_by_their_share(done):
     """Half the segment's way, and momentum doubled, each while the other is right."""
     start, end = done.snapshots[0], done.snapshots[1]
     short = replace(end, theta={name: (tensor + start.theta[name]) / 2 for name, tensor in end.theta.items()})
-    assert segments.apart(start, end, short) == pytest.approx(0.5, rel=1e-4)
+    assert segments.apart(done.recipe, start, end, short) == pytest.approx(0.5, rel=1e-4)
     fast = replace(end, moments={name: 2 * moment for name, moment in end.moments.items()})
-    assert segments.apart(start, end, fast) == pytest.approx(1.0)
+    assert segments.apart(done.recipe, start, end, fast) > 1.0
     for claimed in (short, fast):
         snapshots = [start, claimed, done.snapshots[2]]
         claim = done.claimed(snapshots)
         assert done.off(1, claim=claim, reveal=lambda i, s=snapshots: segments.show(s[i])) > 0.49
 
 
-def test_where_nothing_moves_nothing_may_be_off():
+def test_where_nothing_moves_nothing_may_be_off(done):
     still = Snapshot(1, {"x": torch.zeros(2)}, {})
     moved = Snapshot(1, {"x": torch.ones(2)}, {})
-    assert segments.apart(still, still, still) == 0.0
-    assert segments.apart(still, still, moved) == float("inf")
+    assert segments.apart(done.recipe, still, still, still) == 0.0
+    assert segments.apart(done.recipe, still, still, moved) == float("inf")
+
+
+@pytest.mark.parametrize("factor", [1e6, 1e12])
+def test_moments_beside_which_gradients_are_nothing_are_refused(factor):
+    """One wrong snapshot, whose moments drive theta as they please: all that follows is right, and no work."""
+    done = Round(optimizer="adamw", lr="0.01")
+    first = done.snapshots[0]
+    power = {"first": factor, "second": factor**2}
+    loaded = replace(first, moments={name: power[name] * moment for name, moment in first.moments.items()})
+    after = done.trainer.segment(loaded, done.shard, 3, 0, 4)
+    snapshots = [loaded, after, after]
+    claim = done.claimed(snapshots)
+    assert done.off(1, claim=claim, reveal=lambda i: segments.show(snapshots[i])) == float("inf")
+
+
+def test_a_step_that_was_left_out_shows_in_the_moments_beside_larger_ones():
+    """Moments a hundredfold too large hide gradients from |m|, not from what a segment adds to it."""
+    done = Round(optimizer="adamw", lr="0.01")
+    power = {"first": 100.0, "second": 10_000.0}
+    loaded = replace(done.snapshots[0], moments={n: power[n] * m for n, m in done.snapshots[0].moments.items()})
+    decay = {"first": 0.9**4, "second": 0.95**4}
+    mine = done.trainer.segment(loaded, done.shard, 3, 0, 4)
+    idle = replace(mine, moments={name: decay[name] * moment for name, moment in loaded.moments.items()})
+    assert segments.apart(done.recipe, loaded, mine, idle) == pytest.approx(1.0, abs=0.01)
+
+
+def test_a_snapshot_far_off_the_way_is_refused(done):
+    """Two wrong snapshots: to where every unit is dead, and back."""
+    first = done.snapshots[0]
+    away = replace(first, theta={name: tensor - 50 * tensor.abs() for name, tensor in first.theta.items()})
+    after = done.trainer.segment(away, done.shard, 3, 0, 4)
+    snapshots = [away, after, done.snapshots[2]]
+    claim = done.claimed(snapshots)
+    assert done.off(1, claim=claim, reveal=lambda i: segments.show(snapshots[i])) == float("inf")
 
 
 @pytest.mark.parametrize("method", ["f32", "int8", "int4", "topk"])
 def test_the_packing_is_checked_with_the_last_segment(method):
-    done = Round(method=method)
+    done = Round({"method": method})
     assert done.off(2) == 0.0
     done.packed, _ = compress.pack({n: 1.5 * t for n, t in done.delta.items()}, done.recipe.compression)
     assert done.off(2, claim=done.claimed(done.snapshots)) == pytest.approx(0.5, rel=0.01)

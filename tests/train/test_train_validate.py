@@ -31,8 +31,14 @@ def towards(*goal: float):
     return lambda theta: float((theta["x"] - torch.tensor(goal)).square().sum()) / 2
 
 
-def submissions(*deltas, steps=STEPS, own=(1.2, 1.2)):
-    return [Submission(i, steps, 10, delta, towards(*own)) for i, delta in enumerate(deltas)]
+def submission(index, delta, steps=STEPS):
+    """A result; its own loss falls in the direction in which it went, and to the goal of all."""
+    goal = (1.5 * delta["x"] + torch.tensor([1.0, 1.0])).tolist()
+    return Submission(index, steps, steps * 10, delta, towards(*goal))
+
+
+def submissions(*deltas):
+    return [submission(i, delta) for i, delta in enumerate(deltas)]
 
 
 def outcomes(found):
@@ -41,9 +47,9 @@ def outcomes(found):
 
 def test_who_works_alike_is_accepted():
     theta = at(0.0, 0.0)
-    found = validate.judge(ruled(), theta, submissions(at(0.5, 0.3), at(0.3, 0.5), at(0.1, 0.7)), towards(1, 1))
+    found = validate.judge(ruled(), theta, submissions(at(0.5, 0.3), at(0.3, 0.5)), towards(1, 1))
     assert found[0] == Judgement("accept", "", found[0].figures)
-    assert outcomes(found) == ["accept"] * 3
+    assert outcomes(found) == ["accept"] * 2
     assert set(found[0].figures) == {"norm", "relative_norm", "cosine", "gain", "own"}
     assert found[0].figures["gain"] == pytest.approx(1 - (0.25 + 0.49) / 2)
 
@@ -65,10 +71,9 @@ def test_of_two_lengths_it_is_not_known_which_is_wrong():
 
 def test_who_was_given_fewer_steps_may_do_less():
     theta, whole = at(0.0, 0.0), [at(0.5, 0.4), at(0.4, 0.5), at(0.5, 0.5)]
-    short = Submission(3, 1, 1, at(0.02, 0.12), towards(1.2, 1.2))
-    assert (
-        validate.judge(ruled(cosine="1.0"), theta, [*submissions(*whole), short], towards(1, 1))[3].outcome == "accept"
-    )
+    short = submission(3, at(0.02, 0.12), steps=1)
+    found = validate.judge(ruled(cosine="1.0"), theta, [*submissions(*whole), short], towards(1, 1))[3].figures
+    assert found["relative_norm"] == pytest.approx(1.06, abs=0.05) and found["gain"] == pytest.approx(0.74, abs=0.05)
     idle = replace(short, steps=STEPS)
     assert validate.judge(ruled(), theta, [*submissions(*whole), idle], towards(1, 1))[3].reason.startswith("norm")
 
@@ -102,7 +107,31 @@ def test_a_loss_that_is_no_number_is_audited():
     assert validate.by_own(RULES, float("nan"), [1.0]).outcome == "audit"
 
 
-def test_who_gains_elsewhere_as_much_as_on_its_shard_is_audited():
+def test_own_is_how_far_it_is_ahead_of_the_others_there_and_not_on_held_out_data():
+    deltas, theta = [at(0.5, 0.3), at(0.3, 0.5), at(0.1, 0.7)], at(0.0, 0.0)
+    results = submissions(*deltas)
+    others = at(0.2, 0.6)
+    held = towards(1, 1)
+    ahead = (results[0].own(others) - results[0].own(deltas[0])) - (held(others) - held(deltas[0]))
+    assert validate.judge(ruled(), theta, results, held)[0].figures["own"] == pytest.approx(ahead)
+    alone = validate.judge(ruled(), theta, results[:1], held)[0].figures["own"]
+    assert alone == pytest.approx((results[0].own(theta) - results[0].own(deltas[0])) - (held(theta) - held(deltas[0])))
+
+
+def test_others_are_weighed_and_who_is_rejected_is_none():
+    a, b, bad = submissions(at(0.5, 0.3), at(0.3, 0.5), at(90.0, 0.0))
+    theta, held = at(0.0, 0.0), towards(1, 1)
+    found = validate.judge(ruled(), theta, [a, b, bad], held, norms=[0.6, 0.6])
+    assert found[2].outcome == "reject"
+    ahead = (a.own(b.delta) - a.own(a.delta)) - (held(b.delta) - held(a.delta))
+    assert found[0].figures["own"] == pytest.approx(ahead)
+    heavy = replace(b, weight=300)
+    assert validate.judge(ruled(), theta, [a, heavy, replace(a, index=3, delta=at(0.4, 0.1))], held)[0].figures[
+        "own"
+    ] != pytest.approx(ahead)
+
+
+def test_who_is_not_ahead_on_its_own_batches_is_audited():
     usual = [0.04, 0.03, 0.05]
     assert validate.by_own(RULES, 0.03, [*usual, 0.03]).outcome == "accept"
     assert validate.by_own(RULES, 0.01, [*usual, 0.01]).reason == "own: less than others"

@@ -3,7 +3,7 @@
 import pytest
 from wire_net import QUICK, job_id
 
-from nodewire.errors import LinkLost
+from nodewire.errors import LinkLost, NotAllowed
 from nodewire.wire import Route, frames
 
 JOB = job_id("job")
@@ -77,3 +77,15 @@ async def test_only_who_was_asked_answers(net, job):
     for _ in range(3):
         liar.send(frames.control({"t": "present", "job": JOB, "held": True}))
         assert not await asked(net, customer, stage)
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+async def test_who_was_replaced_does_not_end_the_job_for_neighbours_that_have_not_heard_of_it(net, job, replaced):
+    stage, customer, mailbox = job
+    theirs = customer.open_job(JOB, {"e": Route(stage.public, (customer.public,))}, on_lost=lambda peer, error: None)
+    await net.link(stage, customer)
+    if replaced:
+        mailbox.replaced()
+    mailbox.cancel(NotAllowed("job", "taken over"))
+    assert await asked(net, customer, stage) is replaced  # what was said before the answer has been read by now
+    assert theirs.is_held is replaced

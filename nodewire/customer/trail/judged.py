@@ -16,7 +16,6 @@ from nodewire.pay.bond_holder import HeldBond, Settled
 from nodewire.pay.settlement import Finding
 from nodewire.plan.sample import draw, place
 from nodewire.protocol import beacon, verdict
-from nodewire.protocol.commitment import Commitment, Committed
 from nodewire.protocol.committee import Committee
 from nodewire.protocol.verdict import Certificate, Verdict
 from nodewire.protocol.verification import Sample
@@ -79,7 +78,7 @@ async def _draws(record: Record, market: Market, judged: Judged) -> list[Line]:
             continue
         if certified.lacking:  # whether more was drawn is unknown
             judged.unread.add(epoch)
-        mine = [one for one in certified.commitments if _is_about(one, record.request.id)]
+        mine = [one for one in certified.commitments if one.is_about(record.request.id)]
         drawn = draw(market.committee, value, mine, {record.request.id: record.request}, snapshot, seen=seen)
         seen |= places
         for sample in drawn:
@@ -87,10 +86,6 @@ async def _draws(record: Record, market: Market, judged: Judged) -> list[Line]:
             judged.epochs[sample.key] = epoch
         found.append(ok("draw", what, f"beacon {value[:16]} drew {len(drawn)} of {len(held)} roots"))
     return found
-
-
-def _is_about(one: Committed, request: str) -> bool:
-    return isinstance(one.commitment, Commitment) and any(root.request == request for root in one.commitment.chunks)
 
 
 def _verdicts(record: Record, committee: Committee, judged: Judged) -> Iterator[Line]:
@@ -230,7 +225,14 @@ async def _bond(
         settled = judged.cases[key] = await holder.case(key)
     except NotFound:
         if again_s := record.seconds_to(said.epoch + VERDICT_EPOCHS + 1):
-            return [not_yet("bond", what, "oracles present the verdict to the bonds' holder", again_s)]
+            return [
+                not_yet(
+                    "bond",
+                    what,
+                    "an oracle presents the verdict, or whom it owes anything, to the bonds' holder",
+                    again_s,
+                )
+            ]
         return [missing("bond", what, "nobody has presented the verdict to the bonds' holder: `nodewire bond claim`")]
     except NodewireError as error:
         return [missing("bond", what, str(error))]

@@ -82,7 +82,7 @@ def _receipts(record: Record) -> Iterator[Line]:
         if fault := _misreceipted(one, record):
             yield wrong("receipt", what, fault)
         elif id_ not in closings:
-            reason = "the customer says what became final when its process runs again, or at the end with --wait"
+            reason = "the customer says what became final when its process runs again, or at once with --wait"
             if again_s := record.seconds_to(waited):
                 yield not_yet("receipt", what, reason, again_s)
             else:

@@ -12,6 +12,7 @@ POST /v1/claims                {case, bolt11}                            P   -> 
 POST /v1/fees                  {bolt11}                                  P   an oracle's part of the fees
 GET  /v1/fees/ORACLE           {due_msat}
 GET  /v1/treasury/REQUEST      {received_msat, left_msat}
+GET  /v1/treasury/REQUEST/shares/CUSTOMER/CHUNK    {came_msat}: what the customer zapped for the chunk, fee included
 GET  /v1/treasury/receipts/PAYMENT_HASH    the zap receipt (9735)
 GET  /.well-known/lnurlp/treasury and its callback: LNURL-pay, for zaps that name a job and a chunk
 
@@ -66,6 +67,7 @@ def routes(treasurer: Treasurer, simnet: Simnet, base_url: str) -> list[web.Rout
         web.get("/v1/fees/{oracle}", own.fee),
         web.get("/v1/treasury/receipts/{payment_hash}", own.receipt),
         web.get("/v1/treasury/{request}", own.pot),
+        web.get("/v1/treasury/{request}/shares/{customer}/{chunk}", own.share),
         *lnurl_server.routes(endpoint),
     ]
 
@@ -131,6 +133,13 @@ class _Routes:
     async def pot(self, request: web.Request) -> web.Response:
         received_msat, left_msat = self._treasurer.pot(hex32(dict(request.match_info), "request"))
         return answer({"received_msat": received_msat, "left_msat": left_msat})
+
+    async def share(self, request: web.Request) -> web.Response:
+        named = dict(request.match_info)
+        if not named["chunk"].isdecimal() or len(named["chunk"]) > 16:
+            raise BadInput("chunk", "not a number")
+        job, customer = hex32(named, "request"), hex32(named, "customer")
+        return answer({"came_msat": self._treasurer.share_msat(job, customer, int(named["chunk"]))})
 
     async def receipt(self, request: web.Request) -> web.Response:
         return answer(self._treasurer.shares.receipt(hex32(dict(request.match_info), "payment_hash")).as_dict())

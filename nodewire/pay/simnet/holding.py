@@ -133,6 +133,10 @@ class Holding:
             count += 1
         return count
 
+    def share_msat(self, request: str, customer: str, chunk: int) -> int:
+        """What the customer has zapped for one chunk of the job, fee included."""
+        return self._share(request, customer, chunk).amount_msat
+
     def insured_msat(self, case: Judged) -> int:
         """What the pool still gives for the chunk of the task that a verdict is about."""
         share = self._share(case.request, case.customer, case.chunk)

@@ -320,6 +320,11 @@ class Treasurer:
         pot = self._simnet.book.pots.get(request)
         return (pot.received_msat, pot.left_msat) if pot is not None else (0, 0)
 
+    def share_msat(self, request: str, customer: str, chunk: int) -> int:
+        """What the customer has zapped for one chunk of the job, fee included."""
+        self.sweep()
+        return self._simnet.book.share_msat(request, customer, chunk)
+
     @property
     def pool_msat(self) -> int:
         return self._simnet.book.pool_msat

@@ -11,6 +11,7 @@ from nodewire.customer.background import Background
 from nodewire.customer.generation import Generation
 from nodewire.customer.payments import most_units
 from nodewire.customer.purchase import Purchase
+from nodewire.customer.running import Running
 from nodewire.customer.timing import Timing
 from nodewire.errors import BadInput, LinkLost, NotAllowed
 from nodewire.protocol import takeover as takeovers
@@ -79,19 +80,21 @@ class Market:
         self.customer, self.stage = Node(ME), Node(HONEST)
         where = await self.stage.listen("127.0.0.1")
         self.payments, self.payer = job()
-        self.bought = bought = object.__new__(Purchase)
-        bought.timing, bought._background = Timing(), Background()
-        bought._asked_after, bought._lost_s, bought._deadline = set(), 0.0, None
-        bought._payments, bought._answers = self.payments, None
-        bought._request = SimpleNamespace(id=REQUEST)
-        bought._session = SimpleNamespace(node=self.customer)
-        bought._handover = SimpleNamespace(missed=set(), gone={HONEST.public})
-        ads = {HONEST.public: SimpleNamespace(wire=(where,))}
-        bought._draw = SimpleNamespace(ads=ads, plan=self.payments._plan)
+        self.running = running = object.__new__(Running)
+        running._timing, running.background = Timing(), Background()
+        running._asked_after, running._lost_s, running._deadline, running._patient_until = set(), 0.0, None, 0.0
+        running._local = running._claims = None
+        running.payments, running.answers = self.payments, SimpleNamespace(blamed=set())
+        running.request, running.plan = SimpleNamespace(id=REQUEST), self.payments._plan
+        running._session = SimpleNamespace(node=self.customer)
+        running.handover = SimpleNamespace(missed=set(), gone={HONEST.public})
+        running.drawn = SimpleNamespace(ads={HONEST.public: SimpleNamespace(wire=(where,))})
+        self.bought = object.__new__(Purchase)
+        self.bought._running = running
         return self
 
     async def __aexit__(self, *_):
-        await self.bought._background.end()
+        await self.running.background.end()
         await self.customer.close()
         await self.stage.close()
 
@@ -108,9 +111,9 @@ async def test_a_job_whose_driver_has_a_live_stage_replaced_is_over_and_goes_on_
             mailbox.replaced()
             mailbox.cancel(NotAllowed("job", "taken over"))
             mailbox.close()
-        await market.bought._took_over(takeover(first=1))
-        await asyncio.wait_for(market.bought._background.failed.wait(), 3)
-        assert isinstance(market.bought._background.failure, LinkLost)
+        await market.running._took_over(takeover(first=1))
+        await asyncio.wait_for(market.running.background.failed.wait(), 3)
+        assert isinstance(market.running.background.failure, LinkLost)
         assert market.bought.blamed >= {DRIVER.public, FRIEND.public}
         assert market.bought.wronged == {HONEST.public}
 
@@ -127,18 +130,32 @@ async def test_a_takeover_from_one_that_is_gone_costs_nobody_anything(how):
             case "stood still":
                 market.holds()
                 market.stage.stood_still()
-        await market.bought._took_over(takeover(first=1))
-        await asyncio.wait_for(asyncio.gather(*market.bought._background._tasks), 4)
-        assert market.bought._background.failure is None
+        await market.running._took_over(takeover(first=1))
+        await asyncio.wait_for(asyncio.gather(*market.running.background._tasks), 4)
+        assert market.running.background.failure is None
         assert not market.payments._doubted and not market.bought.wronged
+
+
+async def test_a_takeover_that_comes_while_nobody_waits_for_output_ends_nothing():
+    """The reader of the tokens takes its time over one of them."""
+    async with Market() as market:
+
+        async def arrived():
+            return "a frame"
+
+        market.running._arrived = arrived
+        assert await market.running.next(1.0) == "a frame"
+        market.running._noticed_loss()
+        await market.running._took_over(takeover(first=1))
+        assert await market.running.next(0.0) == "a frame"  # the standby has its time all the same
 
 
 async def test_whom_the_customer_itself_has_missed_it_does_not_ask():
     async with Market() as market:
         market.holds()
-        market.bought._handover.missed.add(HONEST.public)
-        await market.bought._took_over(takeover(first=1))
-        assert not market.bought._background._tasks and not market.payments._doubted
+        market.running.handover.missed.add(HONEST.public)
+        await market.running._took_over(takeover(first=1))
+        assert not market.running.background._tasks and not market.payments._doubted
 
 
 def test_a_stage_that_was_replaced_comes_back_once_and_only_if_there_is_no_other():

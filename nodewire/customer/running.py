@@ -1,0 +1,250 @@
+"""One request that is under way at its customer: the job's mailbox, and all that runs beside it until the end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from nodewire.customer import controls
+from nodewire.customer.answers import Answers
+from nodewire.customer.background import Background
+from nodewire.customer.claims import Claims
+from nodewire.customer.payments import JobPayments, most_units
+from nodewire.customer.planning import Draw
+from nodewire.customer.session import LocalMailbox, Session, signing_of
+from nodewire.customer.shares import Shares
+from nodewire.customer.ticketing import Tickets
+from nodewire.customer.timing import Handed, Timing
+from nodewire.errors import LinkLost, NotAllowed, TimedOut
+from nodewire.kind import JobKind, Params
+from nodewire.nostr.event import Event
+from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.manifest import Manifest
+from nodewire.protocol.plan import LOCAL
+from nodewire.protocol.takeover import Takeover
+from nodewire.wire.membership import Membership
+
+GRACE_S = 10.0
+"""How long a job waits for a provider that is lost to be replaced."""
+PRESENCE_S = 2.0
+"""Within which a provider that a driver has replaced must be reached and say that it is there, to be believed."""
+
+
+class Running:
+    """`await start()` publishes the request; `await end()` in any case, also if that fails."""
+
+    def __init__(
+        self,
+        session: Session,
+        kind: JobKind,
+        manifest: Manifest,
+        params: Params,
+        inputs: Sequence[Frame[Array]],
+        tickets: Tickets,
+        drawn: Draw,
+        request: Event,
+        timing: Timing,
+    ) -> None:
+        self.drawn, self.request, self.plan = drawn, request, drawn.plan
+        self.background = Background()
+        self.payments = JobPayments(
+            request.id,
+            self.plan,
+            manifest,
+            drawn.ads,
+            session.payer,
+            session.relays,
+            session.network,
+            most_units=most_units(manifest, inputs),
+            private_endpoints=session.private_endpoints,
+        )
+        self.shares = Shares(
+            request.id,
+            self.plan,
+            session.payer,
+            session.holder,
+            relays=session.relays,
+            network=session.network,
+            private_endpoints=session.private_endpoints,
+        )
+        self._claims = Claims(self.payments, self.here, self.background)
+        self.answers = Answers(
+            session.keys,
+            request.id,
+            self.plan,
+            self.here,
+            self._claims,
+            self.background,
+            network=session.network,
+            grace_s=GRACE_S if manifest.mode == "generate" else 0.0,
+        )
+        self._member = Membership(
+            session.keys,
+            request.id,
+            self.plan,
+            manifest,
+            session.node,
+            {public: ad.wire for public, ad in drawn.ads.items()},
+            grace_s=GRACE_S,
+            tape=session.spool,
+            noticed=self._noticed_loss,
+        )
+        self._mailbox = self._member.mailbox
+        self.handover = self._member.handover(
+            open_chunk=self.payments.open_chunk, changed=self._took_over, publish=self.publish
+        )
+        local = any(a.provider == LOCAL for a in self.plan.tasks)
+        self._local = LocalMailbox(self._mailbox, manifest, self.plan) if local else None
+        self._session, self._kind, self._manifest, self._params = session, kind, manifest, params
+        self._inputs, self._tickets, self._timing = inputs, tickets, timing
+        self.sharing: asyncio.Task[None] | None = None
+        """What pays the verification shares as chunks come."""
+        self._lost_s = 0.0
+        self._asked_after: set[str] = set()
+        self._deadline: asyncio.Timeout | None = None
+        """Of the output that is waited for now, if one is."""
+        self._patient_until = 0.0
+        """No output is late before that (the loop's time)."""
+        self.is_open = True
+
+    async def start(self) -> None:
+        """Publish the request, send the tickets and the inputs. Raises as `Pool.publish` and `JobMailbox.put`."""
+        session, spawn = self._session, self.background.spawn
+        session.settler.requests(self.request.id)
+        neighbours = set(self._mailbox.neighbours)
+        if self._local is not None:
+            neighbours |= set(self.plan.providers())  # the driver tells everybody when a chunk ends
+        for provider in sorted(neighbours):
+            spawn(self._member.link(provider))
+        spawn(self.answers.follow(session.pool))
+        signing = signing_of(session.keys, self.request.id, self._manifest, self.plan, self.handover)
+        spawn(controls.follow(self.request.id, self._mailbox, self.handover, self.payments, signing, self.background))
+        self.sharing = asyncio.create_task(self.shares.follow(self.payments))
+        spawn(self._member.follow_losses(self.handover))
+        await self.publish(self.request)
+        for provider in self.plan.members():
+            spawn(self._tickets.send(self.request.id, provider, self.answers.heard, session.pool))
+        for frame in self._inputs:
+            await self._mailbox.put(frame)
+        if self._local is not None:
+            spawn(
+                session.serve_locally(
+                    self._kind,
+                    self.request.id,
+                    self._manifest,
+                    self.plan,
+                    self._params,
+                    self._local,
+                    self.payments.closed,
+                    self.handover,
+                    signing,
+                )
+            )
+
+    async def next(self, deadline_s: float) -> Frame[Array]:
+        """The next frame for the customer itself; those for tasks that run here are handed to them.
+
+        A handover gets the time of a first output: the standby computes what came before once more.
+
+        Raises:
+            TimedOut: none came in time.
+            NodewireError: what ended the job.
+        """
+        try:
+            until = max(asyncio.get_running_loop().time() + deadline_s, self._patient_until)
+            async with asyncio.timeout_at(until) as self._deadline:
+                frame = await self._arrived()
+                while self._local is not None and self._local.take(frame):
+                    frame = await self._arrived()
+                return frame
+        except TimeoutError as error:
+            # Providers wait for payments that cannot be made: then that is the reason, not their silence.
+            late = TimedOut("output", f"none came within {deadline_s:.0f} s")
+            raise next(iter(self._claims.unpaid.values()), late) from error
+        finally:
+            self._deadline = None
+
+    def here(self) -> set[str]:
+        """The providers that work on the job now."""
+        return set(self.handover.assigned.values()) - {LOCAL}
+
+    def blamed(self) -> set[str]:
+        """Providers that left, or for whose fault the job ended."""
+        failure = self.background.failure
+        named = {failure.field} & set(self.plan.members()) if failure is not None else set()
+        return self.handover.gone | self.payments.disowned | self.answers.blamed | named
+
+    def spent_msat(self) -> int:
+        """Paid so far, to providers and for verification."""
+        shares = sum(debt.amount_msat for debt in self.shares.paid.values())
+        return shares + sum(one.due.amount_msat for one in self.payments.paid.values())
+
+    async def publish(self, event: Event) -> None:
+        await self._session.pool.publish(event, timeout_s=10.0)
+
+    def cancel(self) -> None:
+        """Give the job up, and have all its providers know."""
+        self._mailbox.cancel(NotAllowed("job", "cancelled by the customer"))
+        ads = self.drawn.ads
+        self._session.withdraw(self.request.id, {p: ads[p].wire for p in self.here() | self.payments.wronged})
+
+    async def end(self) -> None:
+        """Stop all that runs. What providers still claim is the session's settler's from now on."""
+        if self.sharing is not None:
+            self.sharing.cancel()
+            await asyncio.gather(self.sharing, return_exceptions=True)
+        await self.background.end()
+        if self.is_open:
+            self.is_open = False
+            self._mailbox.close()
+            self._session.settler.over(self.request.id, self.payments)
+            self._session.spool.remove(self.request.id)
+
+    async def _arrived(self) -> Frame[Array]:
+        """The next frame of the job, or what ended it."""
+        getting = asyncio.ensure_future(self._mailbox.get())
+        failing = asyncio.ensure_future(self.background.failed.wait())
+        try:
+            done, _ = await asyncio.wait((getting, failing), return_when=asyncio.FIRST_COMPLETED)
+            if getting in done:
+                return getting.result()
+            assert self.background.failure is not None
+            raise self.background.failure
+        finally:
+            for task in (getting, failing):
+                task.cancel()
+
+    def _noticed_loss(self) -> None:
+        self._lost_s = time.time()
+        self._give_time()
+
+    async def _took_over(self, takeover: Takeover) -> None:
+        now_s = time.time()
+        lost_s = self._lost_s if now_s - self._lost_s < GRACE_S else now_s
+        self._timing.takeovers.append(Handed(takeover.attempt, lost_s, now_s))
+        self._give_time()
+        left = {left for _, left, _, _ in takeover.replaced}
+        doubted = left - self._asked_after - self.handover.missed  # whom this node missed itself it need not ask
+        self._asked_after |= doubted
+        await self.payments.took_over(takeover, doubted)
+        for provider in sorted(doubted):
+            self.background.spawn(self._ask_after(provider, takeover))
+
+    async def _ask_after(self, provider: str, takeover: Takeover) -> None:
+        """See whether a provider that others say is gone is there all the same. The work goes on meanwhile.
+
+        Raises:
+            LinkLost: it is. Nobody can know who lies, or what between them is broken: the job is over.
+        """
+        wire = self.drawn.ads[provider].wire
+        there = await self._session.node.holds(provider, wire, self.request.id, PRESENCE_S)
+        await self.payments.found(provider, there=there)
+        if there:
+            raise LinkLost(takeover.signer, f"had {provider[:8]} replaced, which is there and holds the job")
+
+    def _give_time(self) -> None:
+        """Wait as long as for a first output: for the one that is waited for, or the next that will be."""
+        self._patient_until = asyncio.get_running_loop().time() + self.plan.first_result_ms / 1000
+        if self._deadline is not None and not self._deadline.expired():
+            self._deadline.reschedule(self._patient_until)

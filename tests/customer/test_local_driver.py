@@ -1,0 +1,142 @@
+"""A customer that drives itself, over queues for wires: it signs what it sends, and its stages commit to all of it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from types import SimpleNamespace
+
+import pytest
+
+from kinds.k8843 import KIND
+from nodewire.customer import controls
+from nodewire.customer.background import Background
+from nodewire.customer.session import LocalMailbox, Session, signing_of
+from nodewire.provider import statements
+from nodewire.wire import signing
+from tests.kinds.inprocess import Direct
+from tests.provider.test_provider_job import CUSTOMER, REQUEST, folder, generate, make_market  # noqa: F401
+
+PARAMS = {"max_tokens": 150}
+
+
+class Driving:
+    """What a purchase has around the customer's own driver; `heard` are the documents that its neighbours send."""
+
+    def __init__(self, market):
+        self.market, self.heard = market, asyncio.Queue()
+        self.assigned = {a.task: a.provider for a in market.plan.tasks}
+        self.takeover, self.driver = None, CUSTOMER.public
+        self.closes = []
+        self.signing = signing_of(CUSTOMER, REQUEST, market.manifest, market.plan, self)
+        deliver = market.hub.on_control
+
+        async def on_control(sender, peer, document):
+            if peer == CUSTOMER.public:
+                self.heard.put_nowait((sender, document))
+            else:
+                await deliver(sender, peer, document)
+
+        market.hub.on_control = on_control
+
+    def others(self):
+        return list(self.market.runs)
+
+    async def closed(self, chunk, units):
+        self.closes.append(chunk)
+
+    async def controls(self):
+        while True:
+            yield await self.heard.get()
+
+    async def run(self):
+        """The whole generation; how every provider's run ended, None or its error."""
+        market, background = self.market, Background()
+        running = {public: asyncio.create_task(run.run()) for public, run in market.runs.items()}
+        beside = [asyncio.create_task(market.pay_everything())]
+        box = LocalMailbox(market.box, market.manifest, market.plan)
+        members = SimpleNamespace(controls=self.controls, control=market.box.control)
+        background.spawn(controls.follow(REQUEST, members, self, self, self.signing, background))
+
+        async def hand():
+            while True:
+                frame = await market.hub.queues[CUSTOMER.public].get()
+                if not box.take(frame):
+                    await outputs.put(frame)
+
+        outputs = asyncio.Queue()
+        beside.append(asyncio.create_task(hand()))
+        session = SimpleNamespace(keys=CUSTOMER)
+
+        async def worker(*_):
+            return Direct(market.actors)
+
+        session._worker = worker
+        params = KIND.check(market.manifest, PARAMS)
+        serving = Session.serve_locally(
+            session, KIND, REQUEST, market.manifest, market.plan, params, box, self.closed, self, self.signing
+        )
+        beside.append(asyncio.create_task(serving))
+        market.box.get = outputs.get
+        with suppress(TimeoutError):
+            async with asyncio.timeout(20):
+                await generate(market)
+                await asyncio.wait(running.values(), return_when=asyncio.FIRST_EXCEPTION)
+        for task in (*running.values(), *beside):
+            task.cancel()
+        await asyncio.gather(*running.values(), *beside, return_exceptions=True)
+        await background.end()
+        assert background.failure is None
+        return {public: None if task.cancelled() else task.exception() for public, task in running.items()}
+
+
+@pytest.fixture
+def market(folder, tmp_path):  # noqa: F811
+    return make_market(folder, tmp_path, "sampled", driver="local")
+
+
+async def test_its_first_stage_has_its_word_for_every_chunk_and_commits_to_it(market):
+    driving = Driving(market)
+    assert set((await driving.run()).values()) == {None}
+    assert driving.closes == [0, 1, 2, 3]
+    first = next(iter(market.runs.values()))
+    kept = list(first._statements._spool.sent(REQUEST))
+    assert [(one.chunk, one.signer, one.task) for one in kept] == [(n, CUSTOMER.public, "driver") for n in range(4)]
+    for one in kept:
+        one.check()
+    assert {root.chunk for root in market.committed if root.task == "stage.0"} == {0, 1, 2, 3}
+    assert not [one for one in market.hub.controls if one[1] == CUSTOMER.public and one[2]["t"] == "sent"]
+
+
+async def test_what_was_lost_on_the_way_it_says_again(market, monkeypatch):
+    for module in (statements, signing):
+        monkeypatch.setattr(module, "ASK_S", 0.05)
+    driving, lost = Driving(market), []
+    deliver = market.hub.on_control
+
+    async def losing(sender, peer, document):
+        if sender == CUSTOMER.public and document["t"] == "sent" and len(lost) < 2:
+            lost.append(document)
+        else:
+            await deliver(sender, peer, document)
+
+    market.hub.on_control = losing
+    assert set((await driving.run()).values()) == {None}
+    assert len(lost) == 2
+    assert [one for one in market.hub.controls if one[2]["t"] == "unsent" and one[1] == CUSTOMER.public]
+
+
+async def test_a_customer_that_signs_nothing_has_nothing_committed_to_nor_asked_for(market, monkeypatch):
+    monkeypatch.setattr(statements, "PATIENCE_S", 0.3)
+    driving = Driving(market)
+    driving.signing.sign = lambda chunk, attempt: {}
+    errors = await driving.run()
+    first = next(iter(market.runs))
+    assert errors[first].code == "timed-out"
+    assert not [root for root in market.committed if root.task == "stage.0"]
+
+
+def test_where_nobody_judges_or_nothing_runs_here_there_is_nothing_to_sign(folder, tmp_path):  # noqa: F811
+    for policy, driver in (("none", "local"), ("sampled", "provider")):
+        market = make_market(folder, tmp_path, policy, driver)
+        assert signing_of(CUSTOMER, REQUEST, market.manifest, market.plan, SimpleNamespace()) is None

@@ -1,0 +1,101 @@
+"""A request that is under way starts whole and leaves nothing behind, whatever comes of it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+import pytest
+
+from nodewire.customer.running import Running
+from nodewire.customer.ticketing import Tickets
+from nodewire.customer.timing import Timing
+from nodewire.errors import LinkLost, RelayRefused
+from nodewire.nostr.event import sign
+from nodewire.protocol.frame import Array, Frame
+from nodewire.wire.node import Node
+from nodewire.wire.spool import Spool
+from tests.protocol import documents
+
+
+class Pool:
+    """Relays that take what comes, or nothing, and tell nothing."""
+
+    def __init__(self, refuses=False):
+        self.published, self.refuses = [], refuses
+
+    async def publish(self, event, timeout_s):
+        if self.refuses:
+            raise RelayRefused("event", "no")
+        self.published.append(event)
+
+    @asynccontextmanager
+    async def subscribe(self, filters):
+        async def never():
+            await asyncio.Event().wait()
+            yield None
+
+        yield never()
+
+
+class Settler:
+    def __init__(self):
+        self.under_way, self.ended = [], []
+
+    def requests(self, request):
+        self.under_way.append(request)
+
+    def over(self, request, payments):
+        self.ended.append(request)
+
+
+@pytest.fixture
+async def running(tmp_path):
+    """A function that makes one on these relays, and ends it."""
+    node, spool, before = Node(documents.CUSTOMER), Spool(tmp_path, 1_000_000), asyncio.all_tasks()
+    made = []
+
+    def make(pool):
+        plan, manifest = documents.plan(), documents.manifest()
+        session = SimpleNamespace(
+            keys=documents.CUSTOMER, pool=pool, payer=None, holder=None, relays=("ws://r",), network="bcrt", node=node,
+            spool=spool, settler=Settler(), private_endpoints=False, withdraw=lambda *_: None,
+        )  # fmt: skip
+        ads = {public: SimpleNamespace(wire=("127.0.0.1:1",), lnurl="") for public in plan.members()}
+        edge = next(e for e in manifest.edges if e.source == "customer")
+        inputs = [Frame(edge.name, 0, (Array("uint8", (1,), b"x"),), {"chunk": 0})]
+        request = sign(documents.CUSTOMER, 8843, created_at=1)
+        drawn = SimpleNamespace(plan=plan, ads=ads, holders={})
+        tickets = Tickets(documents.CUSTOMER, {}, inputs)
+        one = Running(session, SimpleNamespace(), manifest, {}, inputs, tickets, drawn, request, Timing())
+        made.append(one)
+        return one
+
+    yield make
+    for one in made:
+        await one.end()
+        await one.end()  # twice is as good as once
+        assert one._session.settler.ended == [one.request.id]
+    await node.close()
+    spool.close()
+    assert asyncio.all_tasks() <= before | {asyncio.current_task()}
+
+
+async def test_a_request_whose_providers_nobody_reaches_is_published_and_leaves_nothing(running):
+    pool = Pool()
+    one = running(pool)
+    assert one.here() == set(one.plan.providers()) - {"local"}
+    with pytest.raises(LinkLost):
+        async with asyncio.timeout(10):
+            await one.start()
+    assert pool.published[0] is one.request
+    assert one._session.settler.under_way == [one.request.id]
+    assert one.spent_msat() == 0 and one.is_open
+    one.cancel()
+
+
+async def test_a_request_that_no_relay_takes_leaves_nothing_either(running):
+    one = running(Pool(refuses=True))
+    with pytest.raises(RelayRefused):
+        await one.start()

@@ -1,0 +1,54 @@
+"""An oracle reads a manifest while it is there: whatever its author puts in its place later, jobs are judged by it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from nodewire.errors import NotFound
+from nodewire.market import Market
+from nodewire.oracle.library import Library
+from nodewire.protocol import publish
+from nodewire.protocol.snapshot import Held
+from tests.oracle.courtroom import MANIFEST
+from tests.oracle.test_oracle_court import Pool
+from tests.oracle.test_oracle_daemon import Shelf
+from tests.protocol.documents import CUSTOMER
+from tests.protocol_committee.actors import committee, digest
+
+COMMITTEE, _ = committee()
+FIRST = publish.build(CUSTOMER, MANIFEST, created_at=1, blob_sha256=digest("blob"), servers=())
+OTHER = MANIFEST.model_copy(update={"license": "another"})
+REPLACED = publish.build(CUSTOMER, OTHER, created_at=2, blob_sha256=digest("blob"), servers=())
+
+
+class Addressable(Pool):
+    """Keeps the newest event of an address, as relays do."""
+
+    async def publish(self, event):
+        self.stored.clear()
+        await super().publish(event)
+
+
+def offered(bond_msat):
+    held = Held(manifest=MANIFEST.digest(), free=1, tasks=())
+    return SimpleNamespace(nodes=[SimpleNamespace(held=[held], bond_msat=bond_msat)])
+
+
+@pytest.mark.parametrize("bonded", [True, False])
+async def test_what_bonded_nodes_offer_is_known_whatever_its_author_puts_in_its_place(tmp_path, bonded):
+    relay = Addressable()
+    market = Market(relay, Shelf(tmp_path), COMMITTEE)
+    library = Library(market, relay)
+    await relay.publish(FIRST)
+    await library.read(offered(COMMITTEE.bond_unit_msat if bonded else 0))
+    await relay.publish(REPLACED)
+    await library.read(offered(COMMITTEE.bond_unit_msat))
+    address = publish.address(FIRST)
+    assert address == publish.address(REPLACED)
+    if bonded:
+        assert await market.manifest(address, MANIFEST.digest()) == MANIFEST
+    else:
+        with pytest.raises(NotFound):
+            await market.manifest(address, MANIFEST.digest())
