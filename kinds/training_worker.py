@@ -51,6 +51,10 @@ KEPT_ROUNDS = 2
 """For which a coordinator keeps what is needed to audit them."""
 DOUBTED = ("norm: out",)
 """Rejections that an honest result may meet, where rounds get shorter as a model converges: they are audited."""
+DOUBT = 4
+"""How many times the recipe's share is drawn of a result that is doubted."""
+MAX_DRAWN = 64
+"""Segments of one result; both ends of each are shown."""
 _HEADER_BYTES = 1 << 20
 """More than the header of any model's safetensors has."""
 _MOST_MICRO = 2**53 - 1
@@ -264,11 +268,16 @@ class CoordinatorActor:
             self._loss,
             history=self._held,
             norms=self._norms,
+            earlier=[result.delta for result in self._past.get(round_ - 1, ({}, {}))[1].values()],
         )
         said: list[Tensors] = []
         for index, judgement in judgements.items():
             if judgement.outcome == "audit" or judgement.reason.startswith(DOUBTED):
-                judgement = self._audited(round_, index, judgement)
+                if float(self._recipe.audit.fraction):  # its provider will have to show more of it
+                    self._results[index].doubted = True
+                    judgement = validate.Judgement(figures=judgement.figures)
+                else:
+                    judgement = self._audited(round_, index, judgement)
             accepted = judgement.outcome == "accept"
             if not accepted:
                 del self._results[index]
@@ -321,7 +330,9 @@ class CoordinatorActor:
         if not isinstance(seed, bytes) or result is None:
             return Frame("drawn", 0, (), {"snapshots": ""})
         count = segments.count(self._recipe, result.steps)
-        result.drawn = segments.drawn(seed, commitment, count, float(self._recipe.audit.fraction))
+        fraction = float(self._recipe.audit.fraction) * (DOUBT if result.doubted else 1)
+        fraction = min(1.0, fraction, MAX_DRAWN / count)
+        result.drawn = segments.drawn(seed, commitment, count, fraction)
         ends = sorted({end for segment in result.drawn for end in (segment - 1, segment) if end >= 0})
         return Frame("drawn", 0, (), {"snapshots": ",".join(map(str, ends))})
 
@@ -374,6 +385,8 @@ class _Result:
     delta: State
     packed: bytes
     norm: float = 0.0
+    doubted: bool = False
+    """Looking at it leaves doubt: more of it is drawn."""
     drawn: tuple[int, ...] = ()
     """Segments that are computed again."""
 

@@ -13,9 +13,10 @@ from typing import Any, ClassVar, Literal, Self
 import orjson
 from pydantic import Field, model_validator
 
-from nodewire.errors import BadEvent, BadInput, BadTag
+from nodewire.errors import BadEvent, BadInput, BadTag, Unsupported
 from nodewire.nostr.event import Event
 from nodewire.protocol import canonical, kinds, tags
+from nodewire.protocol.families import Decoder, Encoder
 from nodewire.protocol.job import MAX_RELAYS
 from nodewire.protocol.manifest import BlobRef
 from nodewire.protocol.recipe import Recipe
@@ -132,6 +133,19 @@ class RoundTicket(Schema):
 def work_gflop(recipe: Recipe, steps: int) -> int:
     """The work of so many of a recipe's steps, in gflop, rounded up: what a round's price goes by."""
     return -(-(recipe.flops_per_round() // recipe.steps) * steps // 10**9)
+
+
+def check_supported(recipe: Recipe) -> None:
+    """Whether rounds of this recipe can be bought so far.
+
+    Raises:
+        Unsupported: it starts from blobs (as every adapter does), or carries what packing lost into the next round.
+    """
+    family = recipe.family
+    if isinstance(family, Decoder | Encoder) and (family.start is not None or family.tokenizer is not None):
+        raise Unsupported("family", "models that start from files are not trained on the market yet")
+    if float(recipe.compression.error_feedback):
+        raise Unsupported("compression.error_feedback", "providers do not keep it between rounds yet")
 
 
 def job_of(customer: str, salt: str) -> str:

@@ -10,6 +10,7 @@ from nodewire.errors import BadFrame, BadTask, Busy, NotFound, TooLarge
 from nodewire.kind import Limits
 from nodewire.protocol.delivery import Delivered
 from nodewire.protocol.frame import Frame
+from nodewire.protocol.recipe import Audit
 from nodewire.train import bare, compress, segments, state
 from tests.kinds.digits import RECIPE, dataset
 
@@ -127,10 +128,25 @@ def test_a_round_without_work_is_rejected_and_the_other_accepted(coordinator):
     sent(coordinator, "result", compress.pack(zeros, RECIPE.compression)[0], "job", index=1, steps=RECIPE.steps)
     judged = coordinator.receive("job", Frame("judge", 0, (), {"round": 0}))
     assert [one.meta["accepted"] for one in judged] == [True, False], judged
-    # A copy of the first one, too, for which the shard is trained here.
-    sent(coordinator, "result", update, "job", index=1, steps=RECIPE.steps)
-    judged = coordinator.receive("job", Frame("judge", 0, (), {"round": 0}))
-    assert [one.meta["accepted"] for one in judged] == [True, False], judged
+
+
+def test_a_copy_is_computed_again_where_nothing_is_audited_and_else_more_of_it_is_drawn(tmp_path):
+    (tmp_path / "digits.safetensors").write_bytes(state.pack(dataset()))
+    for fraction, accepted, drawn in (("0.0", False, ""), ("0.25", True, "0,1")):
+        recipe = RECIPE.model_copy(update={"audit": Audit(fraction=fraction)})
+        actor = training_worker.load("coordinator", recipe.pack(), [tmp_path], LIMITS)
+        actor.open("job", {"shards": 2})
+        trainer = training_worker.load("trainer", b"", [], LIMITS)
+        theta = joined(actor.receive("job", Frame("theta", 0)))
+        shard = joined(actor.receive("job", Frame("shard", 0, (), {"index": 0})))
+        _, update = trained(trainer, theta, shard, 0, 0)
+        for index in (0, 1):
+            sent(actor, "result", update, "job", index=index, steps=RECIPE.steps)
+        judged = actor.receive("job", Frame("judge", 0, (), {"round": 0}))
+        assert [one.meta["accepted"] for one in judged] == [True, accepted], judged
+        if accepted:
+            meta = {"round": 0, "index": 1, "seed": b"\x01" * 32, "commitment": "ab" * 32}
+            assert actor.receive("job", Frame("draw", 0, (), meta))[0].meta["snapshots"] == drawn
 
 
 @pytest.mark.parametrize("change", [lambda d: d[:-1], lambda d: d + b"x", lambda d: b"", lambda d: b"\xff" * len(d)])

@@ -17,6 +17,7 @@ from nodewire.errors import (
     OverMemory,
     PaymentRequired,
     TooLarge,
+    Unsupported,
 )
 from nodewire.nostr import event as events
 from nodewire.nostr.event import Event
@@ -27,7 +28,7 @@ from nodewire.pay.ledger import Ledger, Quote
 from nodewire.protocol import feedback
 from nodewire.protocol import round as rounds
 from nodewire.protocol.manifest import BlobRef
-from nodewire.protocol.recipe import Outer, Recipe
+from nodewire.protocol.recipe import Compression, Outer, Recipe
 from nodewire.protocol.round import BALANCE, DEPOSIT, Assigned, Round, RoundTicket
 from nodewire.protocol.trainer import Trainer
 from nodewire.provider.training.admission import TrainingAdmission
@@ -144,6 +145,12 @@ def test_a_diloco_recipe_is_of_the_other_kind(ledger):
     assert admit(ledger, *request(recipe, kind=8841)).kind.request == 8841
     with pytest.raises(BadRecipe, match="outer"):
         admit(ledger, *request(recipe, kind=8840))
+
+
+def test_what_is_not_kept_between_rounds_is_not_promised(ledger):
+    packed = Compression(method="int4", error_feedback="1.0")
+    with pytest.raises(Unsupported, match="error_feedback"):
+        admit(ledger, *request(RECIPE.model_copy(update={"compression": packed})))
 
 
 def test_who_owes_or_was_served_is_refused(ledger):

@@ -17,6 +17,7 @@ from nodewire.customer.training.session import open_session
 from nodewire.errors import BadInput, NodewireError, NotAllowed
 from nodewire.kind import TrainingKind, installed_training
 from nodewire.protocol.recipe import Recipe
+from nodewire.protocol.round import check_supported
 from nodewire.worker.client import WorkerProcess
 from nodewire.worker.lasting import LastingWorker
 
@@ -46,9 +47,10 @@ async def train(
     A training that was broken off (the same recipe, data folder and number of shards) goes on where it stood.
 
     Raises:
-        BadData, BadRecipe: what was given cannot be trained.
+        Unsupported, BadData, BadRecipe: what was given cannot be trained.
         NoProvider, OverBudget: it cannot be bought, or not to its end.
     """
+    check_supported(recipe)
     kind = _kind_of(recipe)
     async with AsyncExitStack() as stack:
         session = await open_session(stack, config)

@@ -73,6 +73,7 @@ class TrainingAdmission:
 
         Raises:
             BadInput, BadRecipe: the ticket is not the sealed one, or its recipe is malformed or another kind's.
+            Unsupported: what no provider of this version trains.
             NotAllowed: a family that is not trained here, or more steps than the recipe has.
             OverMemory, TooLarge: it does not fit this provider.
             PaymentRequired: less than the ad's price, or than its deposit of a first round.
@@ -81,6 +82,7 @@ class TrainingAdmission:
         assigned = rounds.check_ticket(ticket, request, recipe.digest(), self._public)
         kind = self._kinds[request.kind]
         kind.check(recipe)
+        rounds.check_supported(recipe)
         trainer = self._trainer
         if recipe.family.name not in trainer.families:
             raise NotAllowed("family", f"{recipe.family.name} is not trained here")
