@@ -159,6 +159,23 @@ class Serve(Section):
     us_per_position: Count = 1_000
 
 
+class TrainConfig(Section):
+    """Rounds of training that a provider takes, and what they cost. Memory and device are the worker's."""
+
+    kinds: tuple[Literal[8840, 8841], ...] = Field(default=(8840, 8841), min_length=1)
+    families: tuple[Name, ...] = Field(default=("linear", "mlp", "cnn", "decoder"), min_length=1, max_length=16)
+    msat_per_pflop: Msat
+    least_msat: Msat = 1_000
+    gflops: int = Field(default=10, ge=1, le=2**40)
+    """The speed that the ad claims, gflop a second."""
+    concurrency: int = Field(default=1, ge=1, le=64)
+    """Rounds at a time, each in a worker of its own."""
+    deposit_ppm: int = Field(default=200_000, ge=0, le=1_000_000)
+    """The part of a price that a customer pays first, unless it paid for the round before."""
+    most: Size = 2 * 10**9
+    """The largest weights or shard that is fetched."""
+
+
 class ProviderConfig(Role):
     name: Name | Literal[""] = ""
     """The ad's name; made of the key if empty."""
@@ -169,7 +186,8 @@ class ProviderConfig(Role):
     wallet: WalletConfig
     worker: WorkerConfig = WorkerConfig()
     bond: BondConfig = BondConfig()
-    serve: tuple[Serve, ...] = Field(min_length=1, max_length=64)
+    serve: tuple[Serve, ...] = Field(default=(), max_length=64)
+    train: TrainConfig | None = None
     spool: Size = 10 * 10**9
     """Bytes on disk for the frames of jobs that are under way or have just ended."""
     pow_bits: int = Field(default=8, ge=0, le=40)
@@ -182,6 +200,8 @@ class ProviderConfig(Role):
         served = [(s.manifest, task) for s in self.serve for task in s.tasks]
         if len(served) != len(set(served)):
             raise ValueError("serve: a task is named twice")
+        if not self.serve and self.train is None:
+            raise ValueError("serve: nothing is sold here: neither [[serve]] nor [train] stands in the file")
         return self
 
 
@@ -238,11 +258,11 @@ AnyRole = CustomerConfig | ProviderConfig | OracleConfig
 
 
 def load_role(path: Path) -> AnyRole:
-    """What the file says that it is: an oracle's has a seat, a provider's what it serves. Raises BadConfig."""
+    """What the file says that it is: an oracle's has a seat, a provider's what it sells. Raises BadConfig."""
     data = _parsed(path, _text(path))
     if "seat" in data:
         return OracleConfig.load(path)
-    return ProviderConfig.load(path) if "serve" in data else CustomerConfig.load(path)
+    return ProviderConfig.load(path) if {"serve", "train"} & data.keys() else CustomerConfig.load(path)
 
 
 def _text(path: Path) -> str:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
+from nodewire.protocol.recipe import Recipe
 
 Params = Mapping[str, Any]
 """A session's parameters (max_tokens, stop ...): plain msgpack data, checked by the kind."""
@@ -143,6 +144,29 @@ class JobKind(Protocol):
 
         For one who verifies what came later: what the task makes of them is of no interest.
         """
+
+
+class TrainingKind(Protocol):
+    """One kind of training round: what the entry point `nodewire.training` names.
+
+    `worker_entry` loads two engines, each without a program: "trainer", whose sessions are shards of rounds, and
+    "coordinator", whose sessions are whole trainings at their customer.
+    """
+
+    request: int
+    worker_entry: str
+
+    def check(self, recipe: Recipe) -> None:
+        """Raises BadRecipe: rounds of this recipe are of another kind."""
+
+
+def installed_training() -> dict[int, TrainingKind]:
+    """The kinds of training rounds of all installed packages, by request number."""
+    found: dict[int, TrainingKind] = {}
+    for entry in entry_points(group="nodewire.training"):
+        kind: TrainingKind = entry.load()
+        found[kind.request] = kind
+    return found
 
 
 def installed() -> dict[int, JobKind]:

@@ -171,16 +171,20 @@ def up(
 
 def provider_ready(ready: Mapping[str, Any], config: Path) -> str:
     """Who and where, what at what price, how to look at it and to stop it."""
-    where = f"others reach it at {', '.join(ready['wire'])}, wallets at {ready['lnurl']}"
+    where = f"wallets reach it at {ready['lnurl']}"
+    if "wire" in ready:
+        where = f"others reach it at {', '.join(ready['wire'])}, {where}"
     if "relay" in ready:
         where += f"; its relay is {ready['relay']}, its blob store {ready['blossom']}"
     serves = "; ".join(
         f"{model}: {', '.join(f'{task} at {sats(msat)}' for task, msat in prices.items())} a chunk"
-        for model, prices in ready["prices_msat"].items()
+        for model, prices in ready.get("prices_msat", {}).items()
     )
+    trains = f"trains {', '.join(ready['trains'])}" if "trains" in ready else ""
+    sells = "; ".join(part for part in (f"serves {serves}" if serves else "", trains) if part)
     return (
         f"[bold green]provider[/] ready  [bold]{escape(ready['name'])}[/] {ready['public'][:8]}, {escape(where)}\n"
-        f"serves {escape(serves)}\n"
+        f"{escape(sells)}\n"
         f"[dim]Ctrl-C stops it; `nodewire wallet balance --config {escape(str(config))}` shows what it earned[/]"
     )
 

@@ -31,7 +31,10 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """`id`, `provider` and `created_at` are the event's; `due` stands in `payment-required` only."""
+    """`id`, `provider` and `created_at` are the event's; `due` stands in `payment-required` only.
+
+    `kind` is the request's; `ciphertext`, where there is one, is NIP-44 for the customer (of training: `delivery`).
+    """
 
     id: str
     provider: str
@@ -41,6 +44,8 @@ class Feedback:
     text: str = ""
     due: Due | None = None
     created_at: int = 0
+    kind: int = kinds.INFERENCE
+    ciphertext: str = ""
 
 
 def build(
@@ -52,13 +57,15 @@ def build(
     created_at: int,
     text: str = "",
     due: Due | None = None,
+    kind: int = kinds.INFERENCE,
+    ciphertext: str = "",
 ) -> Event:
-    """The feedback event; `text` is public, so nothing of the job's content goes there."""
-    said = [["e", request], ["p", customer], ["k", str(kinds.INFERENCE)], ["status", status, text[:200]]]
+    """The feedback event on a request of `kind`; `text` is public, so nothing of the job's content goes there."""
+    said = [["e", request], ["p", customer], ["k", str(kind)], ["status", status, text[:200]]]
     if due is not None:
         said.append(["amount", str(due.amount_msat)])
         said.append(["chunk", str(due.chunk), str(due.attempt), str(due.units), due.root])
-    return _event.sign(keys, kinds.FEEDBACK, created_at=created_at, tags=said)
+    return _event.sign(keys, kinds.FEEDBACK, created_at=created_at, content=ciphertext, tags=said)
 
 
 def parse(event: Event) -> Feedback:
@@ -83,6 +90,8 @@ def parse(event: Event) -> Feedback:
         text=status_tag[2][:200] if len(status_tag) > 2 else "",
         due=due,
         created_at=event.created_at,
+        kind=tags.number("k", event.tag("k") or str(kinds.INFERENCE), most=65_535),
+        ciphertext=event.content,
     )
 
 

@@ -1,4 +1,4 @@
-"""The provider: follows its relays, admits jobs, runs them, takes its zaps."""
+"""The provider's half for inference: follows its relays, admits jobs, runs them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from nodewire.nostr.pool import Pool
 from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
 from nodewire.pay.presenting import Presenter
-from nodewire.pay.till import Till
 from nodewire.protocol import feedback, kinds
 from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request, Ticket
 from nodewire.protocol.manifest import Edge, Manifest
+from nodewire.protocol.round import is_ticket as is_round_ticket
 from nodewire.protocol.takeover import LOST, Takeover, assigned
 from nodewire.provider.admission import Admission, feedback_for
 from nodewire.provider.announcing import Announcer
@@ -64,7 +64,7 @@ two are in reserve. Roots that are published later keep their jobs longer (`comm
 
 
 class Provider:
-    """One operator's daemon. Made with everything open; `run` serves until it is cancelled."""
+    """Made with everything open; `run` serves until it is cancelled. `settled` is told what its wallet was paid."""
 
     def __init__(
         self,
@@ -73,7 +73,6 @@ class Provider:
         pool: Pool,
         market: Market,
         node: Node,
-        till: Till,
         ledger: Ledger,
         served: Mapping[str, Served],
         workers: Mapping[str, Worker],
@@ -93,7 +92,6 @@ class Provider:
         self._pool = pool
         self._market = market
         self._node = node
-        self._till = till
         self._ledger = ledger
         self._served = served
         self._workers = workers
@@ -121,7 +119,6 @@ class Provider:
         """Serve until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._market.run())
-            group.create_task(self._till.run(self._settled))
             group.create_task(self._follow())
             group.create_task(self._announcer.run())
             group.create_task(self._committing.run())
@@ -168,6 +165,8 @@ class Provider:
         rumor = nip59.unwrap(event, self._keys)
         if rumor.kind != kinds.TICKET:
             raise BadInput("kind", f"{rumor.kind} is not a ticket")
+        if is_round_ticket(rumor.content):
+            return
         ticket = Ticket.parse(rumor.content)
         if ticket.request in self._jobs:
             return
@@ -387,7 +386,7 @@ class Provider:
                 log.error("jobs are kept on: %s", error)
             await asyncio.sleep(self._market.committee.epoch_ms / 1000)
 
-    def _settled(self, due: Due) -> None:
+    def settled(self, due: Due) -> None:
         """The wallet says that a chunk is paid: its job may go on."""
         run = self._jobs.get(due.key.job)
         if run is not None:

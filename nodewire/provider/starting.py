@@ -12,11 +12,13 @@ from typing import Any
 from nodewire.config import ProviderConfig
 from nodewire.errors import BadConfig
 from nodewire.kind import installed
-from nodewire.market import open_market
+from nodewire.market import Market, open_market
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
+from nodewire.nostr.pool import Pool
 from nodewire.pay import lnurl_server
 from nodewire.pay.bond_holder import is_share_paid
+from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
 from nodewire.pay.presented import Presented
 from nodewire.pay.presenting import Presenter
@@ -34,6 +36,8 @@ from nodewire.provider.grants import Grants
 from nodewire.provider.holding import Holding, recall_from
 from nodewire.provider.kept import KeptWork
 from nodewire.provider.serving import specialize
+from nodewire.provider.training.starting import open_training
+from nodewire.provider.training.training import Training
 from nodewire.provider.verifying import Verifying
 from nodewire.provider.withdrawals import Withdrawals
 from nodewire.wire.node import Node
@@ -44,23 +48,61 @@ from nodewire.worker.lasting import maker
 async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]:
     """Start a provider; returns its ready line with `wait`, which ends only by an error."""
     keys, pool, market = await open_market(stack, config)
-    job_kinds = installed()
-    make_worker = maker(stack, config.worker.limits, config.blobs)
-    served, workers = await specialize(market, config.serve, job_kinds, make_worker)
-
     ledger = Ledger(config.ledger)
     stack.callback(ledger.close)
     wallet = SimWallet.from_file(config.wallet.url, config.wallet.token_file)
     stack.push_async_callback(wallet.close)
 
-    async def publish_here(event: Event) -> None:
-        await pool.publish(event, timeout_s=10.0)
-
     async def publish(event: Event, relays: tuple[str, ...]) -> None:
-        await publish_here(event)
+        await pool.publish(event, timeout_s=10.0)
 
     till = Till(keys, wallet, ledger, publish)
     lnurl = await _serve_lnurl(stack, config, keys, till)
+    ready: dict[str, Any] = {"ready": "provider", "npub": keys.npub, "public": keys.public, "lnurl": lnurl}
+    halves: list[Provider | Training] = []
+    if config.serve:
+        provider, said = await _open_inference(stack, config, keys, pool, market, ledger, wallet, lnurl)
+        halves.append(provider)
+        ready |= said
+    if config.train is not None:
+        training = await open_training(
+            stack, config, config.train, keys=keys, pool=pool, blobs=market.blobs, ledger=ledger, lnurl=lnurl
+        )
+        halves.append(training)
+        ready |= {"trains": list(config.train.families), "name": ready.get("name", training.name)}
+
+    def settled(due: Due) -> None:
+        for half in halves:
+            half.settled(due)
+
+    async def run() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(till.run(settled))
+            for half in halves:
+                group.create_task(half.run())
+
+    running = asyncio.create_task(run())
+    stack.callback(running.cancel)
+    return {**ready, "wait": running}
+
+
+async def _open_inference(
+    stack: AsyncExitStack,
+    config: ProviderConfig,
+    keys: Keys,
+    pool: Pool,
+    market: Market,
+    ledger: Ledger,
+    wallet: SimWallet,
+    lnurl: str,
+) -> tuple[Provider, dict[str, Any]]:
+    """What serves the tasks in [[serve]], and what its ready line says of them."""
+    job_kinds = installed()
+    make_worker = maker(stack, config.worker.limits, config.blobs)
+    served, workers = await specialize(market, config.serve, job_kinds, make_worker)
+
+    async def publish_here(event: Event) -> None:
+        await pool.publish(event, timeout_s=10.0)
 
     withdrawals = Withdrawals()
     provider: Provider | None = None
@@ -120,7 +162,6 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
         pool=pool,
         market=market,
         node=node,
-        till=till,
         ledger=ledger,
         served=served,
         workers=workers,
@@ -135,18 +176,11 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
         verifying=verifying,
         presenter=presenter,
     )
-    running = asyncio.create_task(provider.run())
-    stack.callback(running.cancel)
-    return {
-        "ready": "provider",
+    return provider, {
         "name": ad.name,
-        "npub": keys.npub,
-        "public": keys.public,
         "wire": list(wire),
-        "lnurl": lnurl,
         "serves": {s.manifest.name: list(s.tasks) for s in served.values()},
         "prices_msat": {s.manifest.name: dict(s.prices_msat) for s in served.values()},
-        "wait": running,
     }
 
 

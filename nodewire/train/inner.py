@@ -50,6 +50,16 @@ class Update:
     states: tuple[bytes, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A segment that is done: the round's steps so far, the last one's loss, the snapshot's digest; at the end, all."""
+
+    step: int
+    loss: float
+    state: bytes
+    update: Update | None
+
+
 class Trainer:
     """One recipe's model, gradients and optimizer, allocated once and used for any number of rounds and shards.
 
@@ -82,29 +92,46 @@ class Trainer:
             BadInput: steps that are none, or more than the recipe's.
             BadRecipe: the loss or theta is not finite any more.
         """
+        for done in self.stretches(theta, shard, round, index, steps):
+            if on_step is not None:
+                on_step(done.step, done.loss)
+        assert done.update is not None
+        return done.update
+
+    def stretches(
+        self, theta: State, shard: Shard, round: int, index: int, steps: int | None = None
+    ) -> Iterator[Stretch]:
+        """`train`, segment by segment; the model is this round's until the last. Raises as `train`."""
         steps = self.recipe.steps if steps is None else steps
         if not 1 <= steps <= self.recipe.steps:
             raise BadInput("steps", f"{steps}, not from 1 to the recipe's {self.recipe.steps}")
-        with _deterministic():
-            self._flat.load(theta)
-            self._optimizer.load(None)
-            before = self._flat.values.detach().clone()
-            losses, states = torch.empty(steps), []
-            every = self.recipe.audit.segment
-            for first in range(0, steps, every):
-                last = min(first + every, steps)
+        self._flat.load(theta)
+        self._optimizer.load(None)
+        before = self._flat.values.detach().clone()
+        losses, states = torch.empty(steps), []
+        every = self.recipe.audit.segment
+        for first in range(0, steps, every):
+            last = min(first + every, steps)
+            with _deterministic():
                 self._advance(shard, round, index, first, last, losses)
                 states.append(self._snapshot(last).digest())
-                if on_step is not None:
-                    on_step(last, float(losses[last - 1]))
-            delta = self._flat.values - before
-            if not (state.is_finite(losses) and state.is_finite(delta)):
-                raise BadRecipe("inner", f"round {round} on shard {index} does not stay finite")
-        return Update(self._flat.views(delta), steps * self.recipe.batch, tuple(losses.tolist()), tuple(states))
+                if last < steps:
+                    update = None
+                else:
+                    delta = self._flat.values - before
+                    if not (state.is_finite(losses) and state.is_finite(delta)):
+                        raise BadRecipe("inner", f"round {round} on shard {index} does not stay finite")
+                    views = self._flat.views(delta)
+                    update = Update(views, steps * self.recipe.batch, tuple(losses.tolist()), tuple(states))
+            yield Stretch(last, float(losses[last - 1]), states[-1], update)
 
     def snapshot(self, theta: State, shard: Shard, round: int, index: int, step: int) -> Snapshot:
         """The snapshot after `step` steps of a round: what a provider reveals when a segment is audited."""
         return self.segment(self.beginning(theta), shard, round, index, step)
+
+    def now(self, step: int) -> Snapshot:
+        """The snapshot of a paused round (`stretches`) after `step` steps, copied."""
+        return self._snapshot(step, copied=True)
 
     def beginning(self, theta: State) -> Snapshot:
         """The snapshot before a round's first step: known to everybody."""

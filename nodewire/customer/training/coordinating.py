@@ -1,0 +1,153 @@
+"""The customer's own worker, from outside: it splits data, holds the weights, judges results and makes outer steps.
+
+Nothing here knows what the bytes are; they come and go in pieces, and leave this machine sealed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from nodewire.customer.training.machine import Sealed
+from nodewire.errors import BadHash, NodewireError, WorkerFailed
+from nodewire.kind import Worker
+from nodewire.protocol.audit import Shown
+from nodewire.protocol.delivery import Delivered, Delivery
+from nodewire.protocol.frame import Array, Frame, Meta
+from nodewire.protocol.manifest import BlobRef
+from nodewire.store import sealed
+from nodewire.store.blobs import Blobs
+
+TASK = "coordinator"
+_SESSION = "training"
+
+
+class Coordinator:
+    """One training's worker. Every method raises what the worker does: BadData, WorkerFailed ..."""
+
+    def __init__(self, worker: Worker, blobs: Blobs, folder: Path) -> None:
+        """`folder`: of the training; what must not be lost and is nobody else's stands there."""
+        self._worker = worker
+        self._blobs = blobs
+        self._folder = folder
+        self._auditing = asyncio.Lock()
+
+    async def open(self, recipe: bytes, data: Path, shards: int) -> None:
+        """Read the customer's data and split them; weights are as before the first round."""
+        program = self._folder / "recipe"
+        program.write_bytes(recipe)
+        await self._worker.load(TASK, TASK, program, [data])
+        await self._worker.open(TASK, _SESSION, {"shards": shards})
+
+    async def shard(self, index: int) -> Sealed:
+        """A shard, sealed and uploaded."""
+        return await self._seal(await self._pieces("shard", {"index": index}))
+
+    async def theta(self) -> Sealed:
+        """The weights as they are, sealed and uploaded."""
+        return await self._seal(await self._pieces("theta", {}))
+
+    async def weights(self) -> bytes:
+        """The weights as they are: a safetensors file."""
+        return b"".join(await self._pieces("theta", {}))
+
+    async def restore(self, theta: Sealed, round_: int) -> None:
+        """Go on with what was the weights, and the outer optimizer's momenta, before `round_`."""
+        path = await self._blobs.get(BlobRef(sha256=theta.sha256, bytes=theta.bytes))
+        await self._put("restore", sealed.unseal(path, theta.key), {"what": "theta"}, theta.plain_sha256)
+        momenta = self._momenta(round_)
+        if momenta.exists():
+            await self._put("restore", [momenta.read_bytes()], {"what": "momenta"}, None)
+
+    async def result(self, index: int, steps: int, path: Path, key: str, sha256: str) -> tuple[bool, str]:
+        """Take the packed update in a sealed file: whether it is one of this recipe, and if not, why."""
+        try:
+            said = await self._put("result", sealed.unseal(path, key), {"index": index, "steps": steps}, sha256)
+        except WorkerFailed:
+            raise
+        except NodewireError as error:  # of whoever made the result
+            return False, f"{error.code}: {error}"[:200]
+        if not said or said[0].edge != "received":
+            raise WorkerFailed("result", "no answer")
+        return bool(said[0].meta["fine"]), str(said[0].meta["reason"])
+
+    async def judge(self, round_: int) -> dict[int, tuple[bool, str]]:
+        """Of every result of the round by its shard: whether it is accepted, and if not, why."""
+        said = await self._worker.receive(TASK, _SESSION, Frame("judge", 0, (), {"round": round_}))
+        return {int(one.meta["index"] or 0): (bool(one.meta["accepted"]), str(one.meta["reason"])) for one in said}
+
+    async def draw(self, round_: int, index: int, seed: bytes, commitment: str) -> list[int]:
+        """Which snapshots a provider has to show; none if there is nothing to audit."""
+        meta: Meta = {"round": round_, "index": index, "seed": seed, "commitment": commitment}
+        (said,) = await self._worker.receive(TASK, _SESSION, Frame("draw", 0, (), meta))
+        return [int(one) for one in str(said.meta["snapshots"]).split(",") if one]
+
+    async def audit(
+        self, delivered: Delivery, round_: int, index: int, opened: Delivered, shown: Mapping[int, tuple[Path, Shown]]
+    ) -> tuple[bool, str]:
+        """Compute what was drawn again from the snapshots in these files: whether it agrees, and if not, why."""
+        async with self._auditing:
+            try:
+                for segment, (path, what) in shown.items():
+                    await self._put("shown", sealed.unseal(path, what.key), {"segment": segment}, what.sha256)
+            except WorkerFailed:
+                raise
+            except NodewireError as error:
+                return False, f"{error.code}: {error}"[:200]
+            meta: Meta = {
+                "round": round_,
+                "index": index,
+                "request": delivered.request,
+                "provider": delivered.provider,
+                "states": b"".join(map(bytes.fromhex, opened.states)),
+            }
+            (said,) = await self._worker.receive(TASK, _SESSION, Frame("audit", 0, (), meta))
+        return bool(said.meta["accepted"]), str(said.meta["reason"])
+
+    async def step(self, round_: int) -> int:
+        """The outer step from the results that were accepted; the held-out loss after it, in millionths."""
+        (said,) = await self._worker.receive(TASK, _SESSION, Frame("step", round_))
+        loss = said.meta["loss"]
+        if not isinstance(loss, int):
+            raise WorkerFailed("step", "an answer that is none")
+        momenta = b"".join(await self._pieces("momenta", {}))
+        # Those of the round before stay until the journal says that this step was made.
+        self._momenta(round_ + 1).write_bytes(momenta)
+        self._momenta(round_ - 1).unlink(missing_ok=True)
+        return loss
+
+    def _momenta(self, round_: int) -> Path:
+        return self._folder / f"momenta-{round_}.safetensors"
+
+    async def _pieces(self, edge: str, meta: Meta) -> Sequence[bytes]:
+        frames = await self._worker.receive(TASK, _SESSION, Frame(edge, 0, (), meta))
+        return [bytes(frame.tensors[0].data) for frame in frames]
+
+    async def _put(self, edge: str, pieces: Iterable[bytes], meta: Meta, sha256: str | None) -> list[Frame[Array]]:
+        """Bytes into the worker; what it answers to the last. Raises BadHash before that one goes."""
+        digest, iterator, seq = hashlib.sha256(), iter(pieces), 0
+        piece: bytes | None = await asyncio.to_thread(next, iterator)
+        answer: list[Frame[Array]] = []
+        while piece is not None:
+            following = await asyncio.to_thread(next, iterator, None)
+            digest.update(piece)
+            if following is None and sha256 is not None and digest.hexdigest() != sha256:
+                raise BadHash(edge, "not what its hash says")
+            frame = Frame(edge, seq, (Array("uint8", (len(piece),), piece),), {**meta, "end": following is None})
+            answer = await self._worker.receive(TASK, _SESSION, frame)
+            piece, seq = following, seq + 1
+        return answer
+
+    async def _seal(self, pieces: Sequence[bytes]) -> Sealed:
+        key, digest = sealed.new_key(), hashlib.sha256()
+        with tempfile.NamedTemporaryFile(dir=self._folder) as file:
+            for piece in pieces:
+                digest.update(piece)
+            for segment in sealed.seal(pieces, key):
+                file.write(segment)
+            file.flush()
+            ref = await self._blobs.put(Path(file.name))
+        return Sealed(ref.sha256, ref.bytes, key, digest.hexdigest())

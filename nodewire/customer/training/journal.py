@@ -1,0 +1,69 @@
+"""What happened in a training, in SQLite, in order: a customer that died goes on from here."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from nodewire.customer.training import machine
+from nodewire.customer.training.machine import Event, Opened, Published, Row, Sealed, Stepped
+from nodewire.errors import BadConfig
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS events (seq INTEGER PRIMARY KEY, type TEXT NOT NULL, data TEXT NOT NULL) STRICT;
+"""
+_TYPES: dict[str, type[Any]] = {cls.__name__: cls for cls in machine.Event.__args__}
+
+
+class Journal:
+    """The journal at `path`; it holds the keys of all blobs, so it is for its owner's eyes.
+
+    Raises:
+        BadConfig: the file cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            path.touch(mode=0o600)
+            self._db = sqlite3.connect(path, isolation_level=None, timeout=10.0)
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.executescript(_SCHEMA)
+        except (sqlite3.Error, OSError) as error:
+            raise BadConfig(str(path), str(error)) from error
+
+    def close(self) -> None:
+        self._db.close()
+
+    def fact(self, name: str, value: str) -> str:
+        """What stands under `name`; `value` from now on, if nothing does."""
+        self._db.execute("INSERT INTO facts VALUES (?, ?) ON CONFLICT DO NOTHING", (name, value))
+        (kept,) = self._db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        return str(kept)
+
+    def append(self, event: Event) -> None:
+        """On disk when this returns."""
+        data = orjson.dumps(asdict(event)).decode()
+        self._db.execute("INSERT INTO events (type, data) VALUES (?, ?)", (type(event).__name__, data))
+
+    def events(self) -> list[Event]:
+        """All of them, oldest first."""
+        rows = self._db.execute("SELECT type, data FROM events ORDER BY seq")
+        return [_event(type_, orjson.loads(data)) for type_, data in rows]
+
+
+def _event(type_: str, data: dict[str, Any]) -> Event:
+    cls = _TYPES[type_]
+    if cls is Published:
+        data["rows"] = tuple(Row(**row) for row in data["rows"])
+    if cls is Opened:
+        data["shards"] = tuple(Sealed(**shard) for shard in data["shards"])
+    if cls in (Opened, Stepped):
+        data["theta"] = Sealed(**data["theta"])
+    event: Event = cls(**data)
+    return event

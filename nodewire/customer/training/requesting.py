@@ -1,0 +1,108 @@
+"""A round's request and its tickets: who gets which shard, sealed and signed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from nodewire.customer.training.machine import Published, Row, Sealed
+from nodewire.nostr import event as events
+from nodewire.nostr import nip13
+from nodewire.nostr.keys import Keys
+from nodewire.protocol import round as rounds
+from nodewire.protocol.manifest import BlobRef
+from nodewire.protocol.recipe import Recipe
+from nodewire.protocol.round import Assigned, Round, RoundTicket, work_gflop
+from nodewire.protocol.trainer import Trainer
+
+_UNKNOWN = "0" * 64
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What one request says: the shards in ascending order, each with its provider; the request before for all."""
+
+    round: int
+    dealt: Sequence[tuple[int, str]]
+    previous: str | None
+
+
+class Requests:
+    """All requests of one training. `salt` is the job's secret."""
+
+    def __init__(self, keys: Keys, recipe: Recipe, kind: int, salt: str, relays: tuple[str, ...]) -> None:
+        self._keys = keys
+        self._recipe = recipe
+        self._kind = kind
+        self._salt = salt
+        self._relays = relays
+        self.job = rounds.job_of(keys.public, salt)
+
+    def price(self, provider: str, market: Mapping[str, Trainer], previous: str | None) -> tuple[int, int]:
+        """Price and deposit of one shard's round at a provider."""
+        ad = market[provider]
+        price_msat = ad.price_msat(work_gflop(self._recipe, self._recipe.steps))
+        return price_msat, ad.deposit_msat(price_msat) if previous is None else 0
+
+    async def make(self, ask: Ask, market: Mapping[str, Trainer], theta: Sealed, shards: Sequence[Sealed]) -> Published:
+        """The signed request, with the tickets that open it."""
+        recipe, assigned, tickets = self._recipe, [], []
+        for index, provider in ask.dealt:
+            shard = shards[index]
+            ticket = RoundTicket(
+                request=_UNKNOWN,
+                index=index,
+                salt=self._salt,
+                recipe=recipe.document(),
+                theta_key=theta.key,
+                theta_sha256=theta.plain_sha256,
+                shard_key=shard.key,
+                shard_sha256=shard.plain_sha256,
+            )
+            price_msat, deposit_msat = self.price(provider, market, ask.previous)
+            assigned.append(
+                Assigned(
+                    index=index,
+                    provider=provider,
+                    data=BlobRef(sha256=shard.sha256, bytes=shard.bytes),
+                    steps=recipe.steps,
+                    gflop=work_gflop(recipe, recipe.steps),
+                    price_msat=price_msat,
+                    deposit_msat=deposit_msat,
+                    ticket=ticket.seal(),
+                )
+            )
+            tickets.append(ticket)
+        round_ = Round(
+            job=self.job,
+            round=ask.round,
+            seal=rounds.seal_of(recipe.digest(), self._salt),
+            theta=BlobRef(sha256=theta.sha256, bytes=theta.bytes),
+            shards=tuple(assigned),
+            previous=ask.previous,
+            deadline_s=recipe.deadline,
+        )
+        tags, content = rounds.tags_and_content(round_, relays=self._relays)
+        now_s = int(time.time())
+        bits = max(market[provider].pow_bits for _, provider in ask.dealt)
+        if bits:
+            mined = await asyncio.to_thread(
+                nip13.mine, self._keys.public, self._kind, bits, created_at=now_s, content=content, tags=tags
+            )
+            tags = [list(tag) for tag in mined]
+        event = events.sign(self._keys, self._kind, created_at=now_s, content=content, tags=tags)
+        rows = tuple(
+            Row(
+                index=one.index,
+                provider=one.provider,
+                steps=one.steps,
+                deposit_msat=one.deposit_msat,
+                balance_msat=one.balance_msat,
+                lnurl=market[one.provider].lnurl,
+                ticket=ticket.model_copy(update={"request": event.id}).to_json(),
+            )
+            for one, ticket in zip(assigned, tickets, strict=True)
+        )
+        return Published(ask.round, event.id, event.to_json(), rows)

@@ -1,0 +1,110 @@
+"""`nodewire.customer.training.train`: from recipe, data and budget to a trained model."""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from nodewire.config import CustomerConfig
+from nodewire.customer.training.coordinating import Coordinator
+from nodewire.customer.training.journal import Journal
+from nodewire.customer.training.machine import State
+from nodewire.customer.training.requesting import Requests
+from nodewire.customer.training.rounds import OnChange, Rounds
+from nodewire.customer.training.session import open_session
+from nodewire.errors import BadInput, NodewireError, NotAllowed
+from nodewire.kind import TrainingKind, installed_training
+from nodewire.protocol.recipe import Recipe
+from nodewire.protocol.round import check_supported
+from nodewire.worker.client import WorkerProcess
+from nodewire.worker.lasting import LastingWorker
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """`weights` are a safetensors file; money is what left the wallet for this training, over all runs."""
+
+    job: str
+    weights: bytes
+    state: State
+    paid_msat: int
+    fees_msat: int
+
+
+async def train(
+    config: CustomerConfig,
+    recipe: Recipe,
+    data: Path,
+    *,
+    shards: int,
+    budget_msat: int,
+    on_change: OnChange | None = None,
+) -> Trained:
+    """Buy all of a recipe's rounds on `shards` shards of the data in a folder.
+
+    A training that was broken off (the same recipe, data folder and number of shards) goes on where it stood.
+
+    Raises:
+        Unsupported, BadData, BadRecipe: what was given cannot be trained.
+        NoProvider, OverBudget: it cannot be bought, or not to its end.
+    """
+    check_supported(recipe)
+    kind = _kind_of(recipe)
+    async with AsyncExitStack() as stack:
+        session = await open_session(stack, config)
+        folder = _folder(config, recipe, data, shards)
+        journal = Journal(folder / "journal.db")
+        stack.callback(journal.close)
+        requests = Requests(
+            session.keys, recipe, kind.request, journal.fact("salt", secrets.token_hex(32)), config.relays
+        )
+
+        async def start() -> WorkerProcess:
+            return await WorkerProcess.start(kind.worker_entry, config.worker.limits, readable=[folder, data])
+
+        worker = LastingWorker(start)
+        stack.push_async_callback(worker.stop)
+        coordinator = Coordinator(worker, session.blobs, folder)
+        await coordinator.open(recipe.pack(), data, shards)
+        rounds = Rounds(
+            session,
+            recipe,
+            kind.request,
+            journal,
+            coordinator,
+            requests,
+            shards=shards,
+            budget_msat=budget_msat,
+            on_change=on_change,
+        )
+        state = await rounds.run()
+        spent = [session.ledger.spent(job=request) for request in state.requests]
+        return Trained(
+            requests.job,
+            await coordinator.weights(),
+            state,
+            sum(one.paid_msat for one in spent),
+            sum(one.fees_msat for one in spent),
+        )
+
+
+def _kind_of(recipe: Recipe) -> TrainingKind:
+    for kind in installed_training().values():
+        try:
+            kind.check(recipe)
+        except NodewireError:
+            continue
+        return kind
+    raise NotAllowed("recipe", "no installed package serves its kind of round")
+
+
+def _folder(config: CustomerConfig, recipe: Recipe, data: Path, shards: int) -> Path:
+    """Where a training keeps its journal: one per recipe, data folder and number of shards."""
+    if not data.is_dir():
+        raise BadInput("--data", f"{data} is no folder")
+    name = f"{recipe.name}-{recipe.digest()[:16]}-{shards}"
+    folder = config.state / "training" / name
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder

@@ -1,0 +1,79 @@
+"""Audits of training: a customer asks for snapshots (8844), their provider shows them (6844). NIPS.md, "Training"."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from nodewire.errors import BadEvent, BadInput, BadTag
+from nodewire.nostr import event as _event
+from nodewire.nostr.event import Event
+from nodewire.nostr.keys import Keys
+from nodewire.protocol import kinds, tags
+from nodewire.protocol.delivery import MAX_STATES
+from nodewire.protocol.manifest import BlobRef
+from nodewire.protocol.schema import Hex32, Schema
+
+MAX_SNAPSHOTS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A customer wants to see these snapshots (by segment) of what a provider has delivered for `request`."""
+
+    request: str
+    customer: str
+    provider: str
+    snapshots: tuple[int, ...]
+
+
+class Shown(Schema):
+    """One snapshot's ciphertext."""
+
+    segment: int = Field(ge=0, lt=MAX_STATES)
+    blob: BlobRef
+    key: Hex32
+    sha256: Hex32
+    """Of the plaintext."""
+
+
+class Showing(Schema):
+    """What the answer tells the customer alone."""
+
+    MAX_BYTES: ClassVar[int] = 40_960
+    ERROR: ClassVar[type[BadInput]] = BadEvent
+
+    v: Literal[1] = 1
+    shown: tuple[Shown, ...] = Field(min_length=1, max_length=MAX_SNAPSHOTS)
+
+
+def ask(keys: Keys, kind: int, request: str, provider: str, snapshots: Sequence[int], *, created_at: int) -> Event:
+    """The event of a customer that audits a round of `kind`."""
+    said = [["e", request], ["p", provider], ["k", str(kind)], ["snapshots", *map(str, snapshots)]]
+    return _event.sign(keys, kinds.VERIFICATION, created_at=created_at, tags=said)
+
+
+def parse(event: Event) -> Asked:
+    """What a verified event asks for.
+
+    Raises:
+        BadEvent, BadTag: with the field at fault; also if it is of another job than training.
+    """
+    tags.check_kind(event, kinds.VERIFICATION)
+    if tags.number("k", tags.text(event, "k")) not in kinds.TRAINING:
+        raise BadTag("k", "not a round of training")
+    wanted = next((tag[1:] for tag in event.tags if tag[0] == "snapshots"), ())
+    if not 0 < len(wanted) <= MAX_SNAPSHOTS:
+        raise BadTag("snapshots", f"{len(wanted)}, from 1 to {MAX_SNAPSHOTS}")
+    snapshots = tuple(tags.number("snapshots", one, most=MAX_STATES - 1) for one in wanted)
+    return Asked(tags.hex32(event, "e"), event.pubkey, tags.hex32(event, "p"), snapshots)
+
+
+def show(keys: Keys, kind: int, request: str, customer: str, ciphertext: str, *, created_at: int) -> Event:
+    """The answer; `ciphertext` is NIP-44 of a Showing."""
+    said = [["e", request], ["p", customer], ["k", str(kind)], ["encrypted"]]
+    result = kinds.result_of(kinds.VERIFICATION)
+    return _event.sign(keys, result, created_at=created_at, content=ciphertext, tags=said)

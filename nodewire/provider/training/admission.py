@@ -1,0 +1,124 @@
+"""Whether a provider takes a shard of a round: form and debts first, then recipe, price and deposit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from nodewire.errors import NotAllowed, NotFound, OverMemory, PaymentRequired, TooLarge
+from nodewire.kind import TrainingKind
+from nodewire.nostr import nip13
+from nodewire.nostr.event import Event
+from nodewire.pay.debts import Key
+from nodewire.pay.dues import Due
+from nodewire.pay.ledger import Ledger
+from nodewire.protocol import round as rounds
+from nodewire.protocol.recipe import Recipe
+from nodewire.protocol.round import BALANCE, Assigned, RoundRequest, RoundTicket, work_gflop
+from nodewire.protocol.trainer import Trainer
+from nodewire.store.sealed import sealed_bytes
+
+HEADER_BYTES = 256
+"""What a tensor's entry in a safetensors header has at most, its name included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """One shard of one round that this provider takes."""
+
+    request: RoundRequest
+    ticket: RoundTicket
+    recipe: Recipe
+    assigned: Assigned
+    kind: TrainingKind
+
+    def key(self, part: int) -> Key:
+        """The payment of the deposit or the balance."""
+        return Key(self.request.id, self.assigned.provider, part)
+
+
+class TrainingAdmission:
+    """Checks requests against this provider's ad, and who owes it."""
+
+    def __init__(self, public: str, trainer: Trainer, job_kinds: Mapping[int, TrainingKind], ledger: Ledger) -> None:
+        self._public = public
+        self._trainer = trainer
+        self._kinds = job_kinds
+        self._ledger = ledger
+
+    def glance(self, event: Event, now_s: float) -> RoundRequest:
+        """What needs no ticket.
+
+        Raises:
+            BadEvent, BadTag, BadVersion, TooLarge: the request is malformed.
+            NotAllowed: too little work, another's round, a kind or time that is not served, or one that was served.
+            PaymentRequired: the customer let an earlier balance pass its time.
+        """
+        nip13.check(event, self._trainer.pow_bits)
+        request = rounds.parse(event)
+        if request.round.of(self._public) is None:
+            raise NotAllowed("p", "this provider has no shard of it")
+        if request.kind not in self._trainer.kinds or request.kind not in self._kinds:
+            raise NotAllowed("kind", f"{request.kind} is not served here")
+        if now_s > request.created_at + request.round.deadline_s:
+            raise NotAllowed("deadline_s", "it is over")
+        if self._ledger.in_debt(request.customer, now_s):
+            raise PaymentRequired("customer", "an earlier round is unpaid")
+        if self._ledger.has_job(request.id):
+            raise NotAllowed("id", "this request has been served")
+        return request
+
+    def check(self, request: RoundRequest, ticket: RoundTicket) -> Admitted:
+        """The shard, if ticket, recipe and price are good; its deposit is for `deposit_is_waived` to judge.
+
+        Raises:
+            BadInput, BadRecipe: the ticket is not the sealed one, or its recipe is malformed or another kind's.
+            Unsupported: what no provider of this version trains.
+            NotAllowed: a family that is not trained here, or more steps than the recipe has.
+            OverMemory, TooLarge: it does not fit this provider.
+            PaymentRequired: less than the ad's price, or than its deposit of a first round.
+        """
+        recipe = Recipe.from_document(ticket.recipe)
+        assigned = rounds.check_ticket(ticket, request, recipe.digest(), self._public)
+        kind = self._kinds[request.kind]
+        kind.check(recipe)
+        rounds.check_supported(recipe)
+        trainer = self._trainer
+        if recipe.family.name not in trainer.families:
+            raise NotAllowed("family", f"{recipe.family.name} is not trained here")
+        if assigned.steps > recipe.steps or request.round.round >= recipe.rounds:
+            raise NotAllowed("steps", "more steps or rounds than the recipe has")
+        needed = recipe.memory_bytes() + assigned.data.bytes + recipe.upload_bytes()
+        if max(needed, recipe.hardware.memory_bytes) > trainer.memory_bytes:
+            raise OverMemory("memory_bytes", f"{needed} bytes, a round may take {trainer.memory_bytes} here")
+        most_theta = sealed_bytes(recipe.state_bytes() + HEADER_BYTES * (len(recipe.shapes()) + 1))
+        if request.round.theta.bytes > min(most_theta, trainer.most_bytes):
+            raise TooLarge("theta", f"{request.round.theta.bytes} bytes, at most {most_theta} for this model")
+        if assigned.data.bytes > trainer.most_bytes:
+            raise TooLarge("data", f"{assigned.data.bytes} bytes, at most {trainer.most_bytes}")
+        if assigned.gflop < work_gflop(recipe, assigned.steps):
+            raise PaymentRequired("gflop", f"{assigned.gflop}, the recipe's steps are more work")
+        if assigned.price_msat < trainer.price_msat(assigned.gflop):
+            raise PaymentRequired("price_msat", f"{assigned.price_msat}, at least {trainer.price_msat(assigned.gflop)}")
+        if request.round.previous is None and not self.has_deposit(assigned):
+            raise PaymentRequired("deposit_msat", f"{assigned.deposit_msat} is less than this provider's deposit")
+        return Admitted(request, ticket, recipe, assigned, kind)
+
+    def has_deposit(self, assigned: Assigned) -> bool:
+        """Whether the request pays this provider's deposit before the work."""
+        return assigned.deposit_msat >= self._trainer.deposit_msat(assigned.price_msat)
+
+    def before(self, job: Admitted) -> Due:
+        """What the customer owed for the round before, whose payment stands for a deposit.
+
+        Raises:
+            PaymentRequired: it owed nothing.
+        """
+        previous = job.request.round.previous
+        try:
+            due = self._ledger.due(Key(previous or "", self._public, BALANCE))
+        except NotFound as error:
+            raise PaymentRequired("deposit_msat", "no round before this one was served here") from error
+        if due.customer != job.request.customer:
+            raise PaymentRequired("deposit_msat", "the round before was another customer's")
+        return due

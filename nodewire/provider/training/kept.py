@@ -1,0 +1,57 @@
+"""The shards that a provider has taken, in SQLite: one that died begins them again, and asks for nothing twice."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+
+from nodewire.errors import BadConfig
+from nodewire.nostr import event as events
+from nodewire.nostr.event import Event
+from nodewire.protocol.round import RoundTicket
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS shards (
+    request TEXT PRIMARY KEY, event TEXT NOT NULL, ticket TEXT NOT NULL, delivered INTEGER NOT NULL DEFAULT 0
+) STRICT;
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptShard:
+    event: Event
+    ticket: RoundTicket
+    delivered: bool
+
+
+class KeptShards:
+    """What is under way or not paid yet. Raises BadConfig: the file cannot be used."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            path.touch(mode=0o600)  # tickets hold keys
+            self._db = sqlite3.connect(path, isolation_level=None, timeout=10.0)
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.executescript(_SCHEMA)
+        except (sqlite3.Error, OSError) as error:
+            raise BadConfig(str(path), str(error)) from error
+
+    def close(self) -> None:
+        self._db.close()
+
+    def begun(self, event: Event, ticket: RoundTicket) -> None:
+        sql = "INSERT INTO shards (request, event, ticket) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+        self._db.execute(sql, (event.id, event.to_json(), ticket.to_json()))
+
+    def delivered(self, request: str) -> None:
+        self._db.execute("UPDATE shards SET delivered = 1 WHERE request = ?", (request,))
+
+    def over(self, request: str) -> None:
+        self._db.execute("DELETE FROM shards WHERE request = ?", (request,))
+
+    def all(self) -> list[KeptShard]:
+        """Oldest first."""
+        rows = self._db.execute("SELECT event, ticket, delivered FROM shards ORDER BY rowid")
+        return [KeptShard(events.parse(event), RoundTicket.parse(ticket), bool(done)) for event, ticket, done in rows]

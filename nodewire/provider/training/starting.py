@@ -1,0 +1,88 @@
+"""Opens the training half of a provider: its ad, and a warm worker for every slot."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+from nodewire.config import ProviderConfig, TrainConfig
+from nodewire.errors import BadConfig
+from nodewire.kind import installed_training
+from nodewire.nostr.keys import Keys
+from nodewire.nostr.pool import Pool
+from nodewire.pay.ledger import Ledger
+from nodewire.protocol.trainer import Trainer
+from nodewire.provider.training.admission import TrainingAdmission
+from nodewire.provider.training.kept import KeptShards
+from nodewire.provider.training.run import TASK
+from nodewire.provider.training.training import Training
+from nodewire.store.blobs import Blobs
+from nodewire.worker.lasting import maker
+
+
+async def open_training(
+    stack: AsyncExitStack,
+    config: ProviderConfig,
+    train: TrainConfig,
+    *,
+    keys: Keys,
+    pool: Pool,
+    blobs: Blobs,
+    ledger: Ledger,
+    lnurl: str,
+) -> Training:
+    """What serves the rounds that `train` describes; its workers are ready when this returns.
+
+    Raises:
+        BadConfig: no installed package serves a kind of round that the configuration names.
+        WorkerFailed, OverMemory: a worker cannot be started.
+    """
+    job_kinds = installed_training()
+    entries = {job_kinds[kind].worker_entry for kind in train.kinds if kind in job_kinds}
+    if len(entries) != 1:
+        raise BadConfig("train.kinds", f"no installed package serves {', '.join(map(str, train.kinds))} in one worker")
+    (entry,) = entries
+    folder = config.state / "training"
+    folder.mkdir(exist_ok=True)
+    program = folder / "empty"
+    program.touch()
+    make = maker(stack, config.worker.limits, folder)
+    workers = [make(entry) for _ in range(train.concurrency)]
+    await asyncio.gather(*(worker.load(TASK, TASK, program, []) for worker in workers))
+    kept = KeptShards(folder / "shards.db")
+    stack.callback(kept.close)
+    ad = _describe(config, train, keys.public, lnurl)
+    return Training(
+        keys=keys,
+        pool=pool,
+        blobs=blobs,
+        ledger=ledger,
+        ad=ad,
+        admission=TrainingAdmission(keys.public, ad, job_kinds, ledger),
+        kept=kept,
+        workers=workers,
+        folder=folder,
+        patience_s=config.patience_s,
+    )
+
+
+def _describe(config: ProviderConfig, train: TrainConfig, public: str, lnurl: str) -> Trainer:
+    charges = bool(train.msat_per_pflop or train.least_msat)
+    return Trainer(
+        # An ad's address is kind and name: it must not replace the one for inference.
+        name=f"{config.name or f'nodewire-{public[:8]}'}.train"[-64:],
+        kinds=train.kinds,
+        families=train.families,
+        msat_per_pflop=train.msat_per_pflop,
+        least_msat=train.least_msat,
+        gflops=train.gflops,
+        memory_bytes=config.worker.memory,
+        most_bytes=train.most,
+        concurrency=train.concurrency,
+        deposit_ppm=train.deposit_ppm,
+        lnurl=lnurl if charges else "",
+        pow_bits=config.pow_bits,
+        hardware=config.hardware,
+        region=config.region,
+        relays=config.relays,
+    )

@@ -1,0 +1,305 @@
+"""The training half of a provider: announces itself, follows its relays, runs the shards that it admits."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+from nodewire.errors import Busy, NodewireError, NotFound, PaymentRequired
+from nodewire.kind import Worker
+from nodewire.nostr import nip59
+from nodewire.nostr.event import Event
+from nodewire.nostr.keys import Keys
+from nodewire.nostr.nip01 import Filter
+from nodewire.nostr.pool import Pool
+from nodewire.pay.dues import Due
+from nodewire.pay.ledger import Ledger
+from nodewire.protocol import audit, feedback, kinds, trainer
+from nodewire.protocol import round as rounds
+from nodewire.protocol.audit import Asked
+from nodewire.protocol.round import RoundRequest, RoundTicket
+from nodewire.protocol.trainer import Trainer
+from nodewire.provider.training.admission import Admitted, TrainingAdmission
+from nodewire.provider.training.kept import KeptShards
+from nodewire.provider.training.run import ShardRun
+from nodewire.store.blobs import Blobs
+
+log = logging.getLogger("nodewire.provider")
+
+MAX_WAITING = 1_024
+"""Requests without ticket, and tickets without request; the newest are kept."""
+MAX_SEEN = 8_192
+MAX_REFUSING = 64
+WAITING_S = 30.0
+SLOT_S = 2.0
+
+
+class Training:
+    """Made with everything open; `run` serves until it is cancelled. `workers` have the trainer loaded, one a slot."""
+
+    def __init__(
+        self,
+        *,
+        keys: Keys,
+        pool: Pool,
+        blobs: Blobs,
+        ledger: Ledger,
+        ad: Trainer,
+        admission: TrainingAdmission,
+        kept: KeptShards,
+        workers: Sequence[Worker],
+        folder: Path,
+        patience_s: float,
+    ) -> None:
+        self._keys = keys
+        self._pool = pool
+        self._blobs = blobs
+        self._ledger = ledger
+        self._ad = ad
+        self._admission = admission
+        self._kept = kept
+        self._workers = tuple(workers)
+        self._free: asyncio.Queue[Worker] = asyncio.Queue()
+        for worker in workers:
+            self._free.put_nowait(worker)
+        self._folder = folder
+        self._patience_s = patience_s
+        self._requests: dict[str, tuple[float, Event, RoundRequest]] = {}
+        self._tickets: dict[tuple[str, str], tuple[float, RoundTicket]] = {}
+        """By request and author: anybody can read a request and send a ticket for it, which opens nothing."""
+        self._runs: dict[str, ShardRun] = {}
+        self._seen: dict[str, None] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._refusing = 0
+        self._settled = asyncio.Condition()
+
+    @property
+    def name(self) -> str:
+        """The ad's."""
+        return self._ad.name
+
+    async def run(self) -> None:
+        """Announce, then serve until cancelled."""
+        event = trainer.build(self._keys, self._ad, created_at=int(time.time()))
+        await self._pool.publish(event, timeout_s=30.0)
+        self._go_on()
+        mine = {"p": frozenset({self._keys.public})}
+        wanted = [
+            Filter(
+                kinds=frozenset({*self._ad.kinds, kinds.VERIFICATION}), tags=mine, since=int(time.time() - WAITING_S)
+            ),
+            Filter(kinds=frozenset({nip59.EPHEMERAL_GIFT_WRAP}), tags=mine),
+        ]
+        async for event in self._pool.subscribe(wanted):
+            self._forget_old()
+            try:
+                if event.kind == nip59.EPHEMERAL_GIFT_WRAP:
+                    self._ticketed(event)
+                elif event.kind == kinds.VERIFICATION:
+                    self._audited(event)
+                else:
+                    self._requested(event)
+            except NodewireError as error:
+                log.info("%s %s refused: %s", event.kind, event.id[:8], error)
+
+    def settled(self, due: Due) -> None:
+        """This provider's wallet says that something is paid."""
+        if (run := self._runs.get(due.key.job)) is not None:
+            self._spawn(run.paid())
+        self._spawn(self._notify())
+
+    async def _notify(self) -> None:
+        async with self._settled:
+            self._settled.notify_all()
+
+    def _requested(self, event: Event) -> None:
+        if event.id in self._seen:
+            return
+        self._seen[event.id] = None
+        try:
+            request = self._admission.glance(event, time.time())
+        except NodewireError as error:
+            if self._keys.public in event.values("p") and self._refusing < MAX_REFUSING:
+                self._spawn(self._refuse(event, error))
+            raise
+        self._requests[request.id] = time.monotonic(), event, request
+        self._begin_if_complete(request.id)
+
+    def _ticketed(self, event: Event) -> None:
+        rumor = nip59.unwrap(event, self._keys)
+        if rumor.kind != kinds.TICKET or not rounds.is_ticket(rumor.content):
+            return
+        ticket = RoundTicket.parse(rumor.content)
+        if ticket.request in self._runs:
+            return
+        self._tickets.setdefault((ticket.request, rumor.pubkey), (time.monotonic(), ticket))
+        self._begin_if_complete(ticket.request)
+
+    def _audited(self, event: Event) -> None:
+        """A customer wants to see some of the work that it has not paid for yet; a few times."""
+        if event.id in self._seen or event.tag("k") not in {str(kind) for kind in self._ad.kinds}:
+            return  # of inference, or answered
+        self._seen[event.id] = None
+        asked = audit.parse(event)
+        run = self._runs.get(asked.request)
+        if run is None or run.job.request.customer != asked.customer:
+            raise NotFound("e", "nothing of that customer waits for its balance here")
+        self._spawn(self._reveal(run, asked))
+
+    async def _reveal(self, run: ShardRun, asked: Asked) -> None:
+        try:
+            await run.reveal(asked, self._workers[0])
+        except NodewireError as error:
+            log.warning("round %s: snapshots are not shown: %s", asked.request[:8], error)
+
+    def _begin_if_complete(self, id_: str) -> None:
+        """A shard begins when its request and its ticket are here, from the same key."""
+        if id_ not in self._requests:
+            return
+        _, event, request = self._requests[id_]
+        if (id_, request.customer) not in self._tickets:
+            return
+        del self._requests[id_]
+        _, ticket = self._tickets.pop((id_, request.customer))
+        self._spawn(self._serve(event, request, ticket))
+
+    def _go_on(self) -> None:
+        """Begin again what was under way when this provider died."""
+        for shard in self._kept.all():
+            self._seen[shard.event.id] = None
+            try:
+                job = self._admission.check(rounds.parse(shard.event), shard.ticket)
+            except NodewireError as error:
+                log.warning("round %s is not gone on with: %s", shard.event.id[:8], error)
+                self._kept.over(shard.event.id)
+                continue
+            if not shard.delivered and self._free.empty():  # fewer slots than before
+                self._kept.over(shard.event.id)
+                continue
+            self._spawn(self._run(job, None if shard.delivered else self._free.get_nowait()))
+
+    async def _serve(self, event: Event, request: RoundRequest, ticket: RoundTicket) -> None:
+        try:
+            job = self._admission.check(request, ticket)
+            if not self._admission.has_deposit(job.assigned):
+                await self._until_paid_before(job)
+            worker = await self._slot()
+        except NodewireError as error:
+            log.info("round %s refused: %s", request.id[:8], error)
+            await self._tell(request.id, request.customer, request.kind, error)
+            return
+        self._kept.begun(event, ticket)
+        await self._run(job, worker)
+
+    async def _run(self, job: Admitted, worker: Worker | None) -> None:
+        """Do a shard's work with a worker, or without one only wait for its balance."""
+        request = job.request
+        run = ShardRun(
+            job,
+            keys=self._keys,
+            blobs=self._blobs,
+            ledger=self._ledger,
+            publish=self._publish,
+            folder=self._folder,
+            patience_s=self._patience_s,
+        )
+        self._runs[request.id] = run
+        try:
+            if worker is not None:
+                await self._work(run, worker)
+            await run.balance()
+        except NodewireError as error:
+            log.warning("round %s ended: %s", request.id[:8], error)
+        except Exception:
+            log.exception("round %s ended by a fault of this software", request.id[:8])
+        else:
+            log.info(
+                "round %d of %s served: shard %d, %d steps, %.3f sat earned",
+                request.round.round,
+                request.round.job[:8],
+                job.assigned.index,
+                job.assigned.steps,
+                job.assigned.price_msat / 1000,
+            )
+        finally:
+            del self._runs[request.id]
+            await run.close()
+        self._kept.over(request.id)
+
+    async def _work(self, run: ShardRun, worker: Worker) -> None:
+        """A slot is for the deposit and the work; who waits for its balance trains another shard meanwhile."""
+        try:
+            await run.deposit()
+            await run.train(worker)
+        except NodewireError as error:
+            await run.refuse(error)
+            raise
+        finally:
+            self._free.put_nowait(worker)
+        self._kept.delivered(run.job.request.id)
+
+    async def _slot(self) -> Worker:
+        """A worker that is free, or will be in a moment: it has delivered, and the next round is here already.
+
+        Raises:
+            Busy: none is.
+        """
+        try:
+            return await asyncio.wait_for(self._free.get(), SLOT_S)
+        except TimeoutError as error:
+            raise Busy("concurrency", "all workers are training") from error
+
+    async def _until_paid_before(self, job: Admitted) -> None:
+        """Return when rounds before the one before are paid for: its balance stands for a deposit.
+
+        Raises:
+            PaymentRequired: they are not, within the patience.
+        """
+
+        def is_paid() -> bool:
+            """All but the round before itself, which may be under audit: so two rounds are at stake at most."""
+            before = self._admission.before(job)
+            open_msat = before.amount_msat if before.state in ("due", "invoiced") else 0
+            return self._ledger.owed_msat(before.customer) <= open_msat
+
+        try:
+            async with asyncio.timeout(self._patience_s), self._settled:
+                await self._settled.wait_for(is_paid)
+        except TimeoutError as error:
+            raise PaymentRequired("previous", "rounds before it are not paid") from error
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _refuse(self, event: Event, error: NodewireError) -> None:
+        self._refusing += 1
+        try:
+            await self._tell(event.id, event.pubkey, event.kind, error)
+        finally:
+            self._refusing -= 1
+
+    async def _tell(self, request: str, customer: str, kind: int, error: NodewireError) -> None:
+        status: feedback.Status = "busy" if error.code == "busy" else "error"
+        said = feedback.build(
+            self._keys, request, customer, status, created_at=int(time.time()), text=error.code, kind=kind
+        )
+        try:
+            await self._publish(said)
+        except NodewireError as failure:
+            log.warning("feedback: %s", failure)
+
+    async def _publish(self, event: Event) -> None:
+        await self._pool.publish(event, timeout_s=10.0)
+
+    def _forget_old(self) -> None:
+        horizon = time.monotonic() - WAITING_S
+        self._requests = {key: one for key, one in list(self._requests.items())[-MAX_WAITING:] if one[0] >= horizon}
+        self._tickets = {key: one for key, one in list(self._tickets.items())[-MAX_WAITING:] if one[0] >= horizon}
+        while len(self._seen) > MAX_SEEN:
+            del self._seen[next(iter(self._seen))]

@@ -1,0 +1,223 @@
+"""A training's state machine: a round ends when every shard was accepted; what a crash interrupts is pending again."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nodewire.customer.training import machine, watching
+from nodewire.customer.training.journal import Journal
+from nodewire.customer.training.machine import (
+    Audit,
+    Audited,
+    Await,
+    Begun,
+    Call,
+    Delivered,
+    DepositAsked,
+    Fetch,
+    Judge,
+    Judged,
+    Lost,
+    Opened,
+    Paid,
+    Pay,
+    Publish,
+    Published,
+    Received,
+    Row,
+    Sealed,
+    State,
+    Step,
+    Stepped,
+)
+from nodewire.errors import NotAllowed
+from nodewire.protocol.round import BALANCE, DEPOSIT
+
+BLOB = Sealed("ab" * 32, 100, "cd" * 32, "ef" * 32)
+OPENED = Opened(2, (BLOB, BLOB), BLOB)
+
+
+def row(index: int, provider: str, deposit_msat: int = 25) -> Row:
+    return Row(index, provider, 20, deposit_msat, 100 - deposit_msat, "http://pay", "{}")
+
+
+def after(*events: machine.Event, state: State | None = None) -> State:
+    state = state or machine.apply(OPENED, State())
+    for event in events:
+        state = machine.apply(event, state)
+    return state
+
+
+ASKED = Published(0, "r0", "{}", (row(0, "ada"), row(1, "bea")))
+
+
+def delivered(request: str, provider: str) -> list[machine.Event]:
+    return [Begun(request, provider), Delivered(request, provider, "{}", 900), Received(request, provider)]
+
+
+def test_what_is_pending_follows_a_shard_through_its_round():
+    state = after()
+    assert machine.pending(state) == [Publish(0, (0, 1))]
+    state = after(ASKED, state=state)
+    assert machine.pending(state) == [Call("r0", "ada"), Call("r0", "bea")]
+    state = after(DepositAsked("r0", "ada"), Begun("r0", "bea"), state=state)
+    assert machine.pending(state) == [Await("r0", "ada"), Await("r0", "bea"), Pay("r0", "ada", DEPOSIT)]
+    state = after(Paid("r0", "ada", DEPOSIT, 25, 1), Delivered("r0", "ada", "{}", 900), state=state)
+    assert machine.pending(state) == [Fetch("r0", "ada"), Await("r0", "bea")]
+    state = after(Received("r0", "ada"), *delivered("r0", "bea"), state=state)
+    assert machine.pending(state) == [Judge(0, (("r0", "ada"), ("r0", "bea")))]
+    state = after(Judged("r0", "ada", True, ""), Judged("r0", "bea", True, ""), state=state)
+    assert machine.pending(state) == [Step(0), Pay("r0", "ada", BALANCE), Pay("r0", "bea", BALANCE)]
+    state = after(Stepped(0, 1_000_000, BLOB), state=state)
+    assert machine.pending(state) == [Publish(1, (0, 1)), Pay("r0", "ada", BALANCE), Pay("r0", "bea", BALANCE)]
+    assert state.paid_last == {"ada": "r0", "bea": "r0"}
+
+
+def test_who_is_rejected_or_lost_is_replaced_and_not_paid():
+    state = after(ASKED, *delivered("r0", "ada"), Lost("r0", "bea", "no answer"))
+    assert machine.pending(state) == [Publish(0, (1,))]
+    assert state.works[1].excluded == {"bea"}
+    state = after(Published(0, "r1", "{}", (row(1, "cyd"),)), *delivered("r1", "cyd"), state=state)
+    state = after(Judged("r0", "ada", False, "gain"), Judged("r1", "cyd", True, ""), state=state)
+    assert machine.pending(state) == [Publish(0, (0,)), Pay("r1", "cyd", BALANCE)]
+    assert state.failures == (("bea", "no answer"), ("ada", "gain"))
+    assert state.debts["r0", "ada"].balance == "none"
+    assert state.committed_msat == 100
+
+
+def audited(*providers: str, number: int) -> list[machine.Event]:
+    """A whole round of these providers, whose work waits for its audits."""
+    request = f"r{number}"
+    rows = tuple(row(index, provider) for index, provider in enumerate(providers))
+    events: list[machine.Event] = [Published(number, request, "{}", rows)]
+    for provider in providers:
+        events += [*delivered(request, provider), Judged(request, provider, True, "", True)]
+    return [*events, Stepped(number, 1, BLOB)]
+
+
+def test_a_balance_waits_for_its_audit_and_rounds_for_those_of_the_round_before_the_last():
+    opened = machine.apply(Opened(4, (BLOB, BLOB), BLOB), State())
+    state = after(*audited("ada", "bea", number=0), *audited("ada", "bea", number=1), state=opened)
+    audits = [Audit(request, provider) for request in ("r0", "r1") for provider in ("ada", "bea")]
+    assert machine.pending(state) == audits
+    state = after(Audited("r0", "ada", True, ""), Audited("r0", "bea", True, ""), state=state)
+    assert machine.pending(state)[0] == Publish(2, (0, 1))
+    assert Pay("r0", "ada", BALANCE) in machine.pending(state)
+
+
+def test_who_fails_an_audit_loses_all_that_waits_for_one_and_what_it_is_at():
+    opened = machine.apply(Opened(4, (BLOB, BLOB), BLOB), State())
+    state = after(*audited("ada", "bea", number=0), state=opened)
+    state = after(Published(1, "r1", "{}", (row(0, "ada"), row(1, "bea"))), *delivered("r1", "ada"), state=state)
+    state = after(Audited("r0", "ada", False, "other work"), state=state)
+    assert machine.pending(state) == [Publish(1, (0,)), Call("r1", "bea"), Audit("r0", "bea")]
+    assert state.works[0].excluded == {"ada"}
+    assert machine.apply(Audited("r0", "ada", True, ""), state) is state
+
+
+def test_a_word_that_comes_late_or_twice_changes_nothing():
+    state = after(ASKED, *delivered("r0", "ada"), Lost("r0", "bea", "late"))
+    for event in (
+        ASKED,
+        OPENED,
+        Begun("r0", "ada"),
+        DepositAsked("r0", "ada"),
+        Delivered("r0", "ada", "{}", 5),
+        Begun("r0", "bea"),
+        Delivered("r0", "bea", "{}", 5),
+        Judged("r0", "bea", True, ""),
+        Stepped(7, 1, BLOB),
+        Begun("unknown", "ada"),
+    ):
+        assert machine.apply(event, state) is state, event
+
+
+def test_a_round_is_not_over_before_every_shard_was_accepted():
+    with pytest.raises(NotAllowed):
+        after(ASKED, *delivered("r0", "ada"), Judged("r0", "ada", True, ""), Stepped(0, 1, BLOB))
+
+
+def walk(seed: int, rounds: int, shards: int) -> tuple[list[machine.Event], State]:
+    """A training in which providers refuse, die, and cheat at random, until it is over."""
+    draw = random.Random(seed)
+    events: list[machine.Event] = [Opened(rounds, (BLOB,) * shards, BLOB)]
+    state, number = machine.apply(events[0], State()), 0
+    while not state.is_over:
+        action = draw.choice(machine.pending(state))
+        match action:
+            case Publish(round_, indices):
+                number += 1
+                rows = tuple(row(i, f"p{draw.randrange(10**6)}", draw.choice((0, 25))) for i in indices)
+                event: machine.Event = Published(round_, f"r{number}", "{}", rows)
+            case Call(request, provider):
+                event = draw.choice(
+                    (DepositAsked(request, provider), Begun(request, provider), Lost(request, provider, "busy"))
+                )
+            case Await(request, provider):
+                event = draw.choice((Delivered(request, provider, "{}", 5), Lost(request, provider, "late")))
+            case Fetch(request, provider):
+                event = draw.choice((Received(request, provider), Lost(request, provider, "bad-hash")))
+            case Judge(_, waiting):
+                event = Judged(*draw.choice(waiting), draw.random() < 0.7, "", draw.random() < 0.5)
+            case Audit(request, provider):
+                event = Audited(request, provider, draw.random() < 0.8, "")
+            case Pay(request, provider, part):
+                event = Paid(request, provider, part, 1, 0)
+            case Step(round_):
+                event = Stepped(round_, 1, BLOB)
+        events.append(event)
+        state = machine.apply(event, state)
+    return events, state
+
+
+@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 5))
+@settings(max_examples=40)
+def test_whatever_providers_do_a_training_ends_and_pays_whom_it_accepted(seed, rounds, shards):
+    events, state = walk(seed, rounds, shards)
+    failed = {e.provider for e in events if isinstance(e, Audited) and not e.passed}
+    accepted = {(e.request, e.provider) for e in events if isinstance(e, Judged) and e.accepted}
+    paid = [(e.request, e.provider, e.part) for e in events if isinstance(e, Paid)]
+    assert len(accepted) >= rounds * shards
+    assert len(paid) == len(set(paid))
+    balances = {(request, provider) for request, provider, part in paid if part == BALANCE}
+    assert balances <= accepted
+    assert {provider for _, provider in accepted - balances} <= failed
+    assert len(state.losses) == rounds
+    assert machine.pending(state) == []
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=15)
+def test_the_journal_gives_the_state_back_at_every_moment(tmp_path_factory, seed):
+    events, _ = walk(seed, 2, 3)
+    journal = Journal(tmp_path_factory.mktemp("journal") / "journal.db")
+    state = State()
+    for event in events:
+        journal.append(event)
+        state = machine.apply(event, state)
+    assert journal.events() == events
+    again = State()
+    for event in journal.events():
+        again = machine.apply(event, again)
+    assert again == state
+    assert journal.fact("salt", "one") == journal.fact("salt", "other") == "one"
+    journal.close()
+
+
+@pytest.mark.parametrize(
+    ("took_ms", "expected_s"),
+    [
+        ((), 60),
+        ((100,), 60),
+        ((1_000, 1_000), 10),
+        ((8_000, 8_000, 8_000), 24),
+        ((8_000, 9_000, 7_000), 30),
+        ((50_000, 50_000), 60),
+    ],
+)
+def test_a_result_is_waited_for_as_long_as_results_take(took_ms, expected_s):
+    assert watching.patience_s(took_ms, 60) == expected_s

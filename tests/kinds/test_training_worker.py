@@ -1,0 +1,171 @@
+"""The training kinds' worker entry: what it makes of a shard is what the bare loop makes of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kinds import training_worker
+from nodewire.errors import BadFrame, BadTask, Busy, NotFound, TooLarge
+from nodewire.kind import Limits
+from nodewire.protocol.delivery import Delivered
+from nodewire.protocol.frame import Frame
+from nodewire.protocol.recipe import Audit
+from nodewire.train import bare, compress, segments, state
+from tests.kinds.digits import RECIPE, dataset
+
+torch.set_num_threads(1)
+LIMITS = Limits(10**9)
+
+
+def sent(actor, edge: str, data: bytes, session: str = "s", **meta):
+    answers = []
+    for frame in training_worker._pieces(edge, data):
+        answers = actor.receive(session, Frame(edge, frame.seq, frame.tensors, {**frame.meta, **meta}))
+    return answers
+
+
+def joined(frames) -> bytes:
+    return b"".join(frame.tensors[0].numpy().tobytes() for frame in frames)
+
+
+@pytest.fixture
+def coordinator(tmp_path):
+    (tmp_path / "digits.safetensors").write_bytes(state.pack(dataset()))
+    actor = training_worker.load("coordinator", RECIPE.pack(), [tmp_path], LIMITS)
+    actor.open("job", {"shards": 2})
+    return actor
+
+
+def trained(trainer, theta: bytes, shard: bytes, round_: int, index: int):
+    """A whole session: what `trained` said, segment by segment, and the packed update."""
+    params = {"recipe": RECIPE.pack(), "round": round_, "index": index, "steps": RECIPE.steps}
+    trainer.open("s", params)
+    sent(trainer, "theta", theta)
+    sent(trainer, "shard", shard)
+    said = []
+    while not said or not said[-1]["end"]:
+        (frame,) = trainer.receive("s", Frame("train", len(said)))
+        said.append(frame.meta)
+    update = joined(trainer.receive("s", Frame("update", 0)))
+    trainer.close("s")
+    return said, update
+
+
+def test_coordinator_and_trainers_make_what_the_bare_loop_makes(coordinator):
+    trainer = training_worker.load("trainer", b"", [], LIMITS)
+    losses = []
+    for round_ in range(RECIPE.rounds):
+        theta = joined(coordinator.receive("job", Frame("theta", round_)))
+        for index in (1, 0):
+            shard = joined(coordinator.receive("job", Frame("shard", 0, (), {"index": index})))
+            said, update = trained(trainer, theta, shard, round_, index)
+            assert [one["step"] for one in said] == [10, 20]
+            assert said[-1]["samples"] == RECIPE.steps * RECIPE.batch
+            (received,) = sent(coordinator, "result", update, "job", index=index, steps=RECIPE.steps)
+            assert received.meta["fine"], received.meta
+        judged = coordinator.receive("job", Frame("judge", 0, (), {"round": round_}))
+        assert [(one.meta["index"], one.meta["accepted"]) for one in judged] == [(0, True), (1, True)], judged
+        (stepped,) = coordinator.receive("job", Frame("step", round_))
+        losses.append(stepped.meta["loss"])
+    expected, curve = bare.run(RECIPE, dataset(), 2)
+    assert joined(coordinator.receive("job", Frame("theta", 9))) == state.pack(expected)
+    assert losses == [round(point.held_out * 1_000_000) for point in curve]
+
+
+def test_a_coordinator_goes_on_from_where_another_stood(coordinator, tmp_path):
+    theta = joined(coordinator.receive("job", Frame("theta", 0)))
+    altered = {name: tensor + 1 for name, tensor in bare.run(RECIPE, dataset(), 2, rounds=1)[0].items()}
+    sent(coordinator, "restore", state.pack(altered), "job", what="theta")
+    assert joined(coordinator.receive("job", Frame("theta", 0))) == state.pack(altered) != theta
+
+
+def test_a_provider_shows_what_it_went_through_or_computes_it_again(coordinator, monkeypatch):
+    theta = joined(coordinator.receive("job", Frame("theta", 0)))
+    shard = joined(coordinator.receive("job", Frame("shard", 0, (), {"index": 0})))
+    shown = []
+    for most in (training_worker.KEPT_BYTES, 1):
+        monkeypatch.setattr(training_worker, "KEPT_BYTES", most)
+        trainer = training_worker.load("trainer", b"", [], LIMITS)
+        trainer.open("s", {"recipe": RECIPE.pack(), "round": 0, "index": 0, "steps": RECIPE.steps})
+        sent(trainer, "theta", theta)
+        sent(trainer, "shard", shard)
+        for seq in range(2):
+            trainer.receive("s", Frame("train", seq))
+        shown.append([joined(trainer.receive("s", Frame("reveal", 0, (), {"segment": n}))) for n in (0, 1)])
+    assert shown[0] == shown[1]
+    assert shown[0][0] != shown[0][1]
+
+
+def test_a_session_that_is_done_makes_room(coordinator):
+    trainer = training_worker.load("trainer", b"", [], LIMITS)
+    params = {"recipe": RECIPE.pack(), "round": 0, "index": 0, "steps": 1}
+    for n in range(training_worker.MAX_SESSIONS):
+        trainer.open(str(n), params)
+    with pytest.raises(Busy):
+        trainer.open("more", params)
+    sent(trainer, "theta", joined(coordinator.receive("job", Frame("theta", 0))), "2")
+    sent(trainer, "shard", joined(coordinator.receive("job", Frame("shard", 0, (), {"index": 0}))), "2")
+    trainer.receive("2", Frame("train", 0))
+    trainer.open("more", params)
+    with pytest.raises(NotFound):
+        trainer.receive("2", Frame("reveal", 0, (), {"segment": 0}))
+
+
+def test_a_claim_is_the_commitment_that_its_provider_has_published():
+    states = ("ab" * 32, "cd" * 32)
+    said = Delivered(key="01" * 32, sha256="ef" * 32, bytes=9, samples=1, losses=(), states=states)
+    claim = segments.Claim("aa" * 32, "bb" * 32, 3, 1, tuple(map(bytes.fromhex, states)), bytes.fromhex("ef" * 32))
+    assert claim.root().hex() == said.commitment("aa" * 32, "bb" * 32, 3, 1)
+
+
+def test_a_round_without_work_is_rejected_and_the_other_accepted(coordinator):
+    trainer = training_worker.load("trainer", b"", [], LIMITS)
+    theta = joined(coordinator.receive("job", Frame("theta", 0)))
+    _, update = trained(trainer, theta, joined(coordinator.receive("job", Frame("shard", 0, (), {"index": 0}))), 0, 0)
+    zeros = {name: torch.zeros(shape) for name, shape in RECIPE.shapes().items()}
+    sent(coordinator, "result", update, "job", index=0, steps=RECIPE.steps)
+    sent(coordinator, "result", compress.pack(zeros, RECIPE.compression)[0], "job", index=1, steps=RECIPE.steps)
+    judged = coordinator.receive("job", Frame("judge", 0, (), {"round": 0}))
+    assert [one.meta["accepted"] for one in judged] == [True, False], judged
+
+
+def test_a_copy_is_computed_again_where_nothing_is_audited_and_else_more_of_it_is_drawn(tmp_path):
+    (tmp_path / "digits.safetensors").write_bytes(state.pack(dataset()))
+    for fraction, accepted, drawn in (("0.0", False, ""), ("0.25", True, "0,1")):
+        recipe = RECIPE.model_copy(update={"audit": Audit(fraction=fraction)})
+        actor = training_worker.load("coordinator", recipe.pack(), [tmp_path], LIMITS)
+        actor.open("job", {"shards": 2})
+        trainer = training_worker.load("trainer", b"", [], LIMITS)
+        theta = joined(actor.receive("job", Frame("theta", 0)))
+        shard = joined(actor.receive("job", Frame("shard", 0, (), {"index": 0})))
+        _, update = trained(trainer, theta, shard, 0, 0)
+        for index in (0, 1):
+            sent(actor, "result", update, "job", index=index, steps=RECIPE.steps)
+        judged = actor.receive("job", Frame("judge", 0, (), {"round": 0}))
+        assert [one.meta["accepted"] for one in judged] == [True, accepted], judged
+        if accepted:
+            meta = {"round": 0, "index": 1, "seed": b"\x01" * 32, "commitment": "ab" * 32}
+            assert actor.receive("job", Frame("draw", 0, (), meta))[0].meta["snapshots"] == drawn
+
+
+@pytest.mark.parametrize("change", [lambda d: d[:-1], lambda d: d + b"x", lambda d: b"", lambda d: b"\xff" * len(d)])
+def test_a_malformed_result_is_said_and_not_raised(coordinator, change):
+    zeros = state.pack({name: torch.zeros(shape) for name, shape in RECIPE.shapes().items()})
+    (received,) = sent(coordinator, "result", change(zeros), "job", index=0, steps=20)
+    assert not received.meta["fine"]
+    assert received.meta["reason"]
+
+
+def test_what_comes_out_of_turn_is_a_typed_error(coordinator):
+    trainer = training_worker.load("trainer", b"", [], LIMITS)
+    with pytest.raises(NotFound):
+        trainer.receive("none", Frame("train", 0))
+    trainer.open("s", {"recipe": RECIPE.pack(), "round": 0, "index": 0, "steps": 20})
+    for edge in ("train", "update", "theta", "nonsense"):
+        with pytest.raises(BadFrame):
+            trainer.receive("s", Frame(edge, 0))
+    with pytest.raises(TooLarge):
+        sent(trainer, "theta", bytes(4 * 10**6))
+    with pytest.raises(BadTask):
+        training_worker.load("graph", b"", [], LIMITS)

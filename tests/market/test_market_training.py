@@ -1,0 +1,180 @@
+"""A model trained by strangers over a relay: byte for byte what the bare loop makes, and paid for exactly."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from running_market import NODEWIRE, RunningMarket, _toml
+
+from nodewire.nostr.nip01 import Filter
+from nodewire.protocol.recipe import Recipe
+from nodewire.train import bare, state
+from tests.kinds.digits import RECIPE, TOML, dataset
+
+LEAST_MSAT, DEPOSIT_PPM = 7_001, 250_000
+SATS = 5_000
+
+
+class TrainingMarket(RunningMarket):
+    """A relay, a Lightning network, a committee that nobody runs, and providers that only train."""
+
+    def start(self) -> None:
+        self.spawn("relay", "relay", "--port", "0", "--db", self._path("relay.db"), "--blobs", self._path("blobs"))
+        self.spawn("simnet", "simnet", "--port", "0", "--db", self._path("simnet.db"), "--faucet")
+        ready = self.ready("relay")
+        self.relay, self.blossom, self.simnet = ready["url"], ready["blossom"], self.ready("simnet")["url"]
+        where = ["--relay", self.relay, "--blossom", self.blossom]
+        self.committee = self.command("committee", "create", self._path("committee"), "--oracles", "4", *where)[
+            "address"
+        ]
+        for name in ("ada", "bea"):
+            self.start_trainer(name, wait=False)
+        for name in ("ada", "bea"):
+            self.public[name] = self.ready(name)["public"]
+
+    def start_trainer(self, name: str, *, wait: bool = True, **changes: object) -> None:
+        if not self.config_of(name).exists():
+            asyncio.run(self._open_wallet(name, 0))
+            self._write_trainer(name, **changes)
+        self.spawn(name, "provider", "--config", str(self.config_of(name)))
+        if wait:
+            self.public[name] = self.ready(name)["public"]
+
+    def _write_trainer(self, name: str, **changes: object) -> None:
+        role = {
+            "key": "key.nsec",
+            "state": "state",
+            "relays": [self.relay],
+            "blossom": [self.blossom],
+            "committee": self.committee,
+            "patience_s": 20,
+            "pow_bits": 4,
+        }
+        train = {"msat_per_pflop": 1, "least_msat": LEAST_MSAT, "deposit_ppm": DEPOSIT_PPM, "gflops": 10, **changes}
+        worker = '[worker]\nmemory = "300MB"'
+        self._write(name, [*_toml(role), *self._wallet(), worker, "[train]", *_toml(train)])
+
+    def data(self) -> Path:
+        folder = self.folder / "data"
+        folder.mkdir(exist_ok=True)
+        (folder / "digits.safetensors").write_bytes(state.pack(dataset()))
+        return folder
+
+    def train(self, name: str, recipe: str = TOML, **more: str) -> dict[str, object]:
+        """`nodewire train`, to its end, by a customer of that name: what it prints."""
+        return self.command(*self.train_command(name, recipe, **more))
+
+    def train_command(self, name: str, recipe: str, shards: int = 2, **more: str) -> list[str]:
+        if not self.config_of(name).exists():
+            asyncio.run(self.customer_config(name, sats=SATS))
+        text = self.config_of(name).read_text().replace('memory = "60MB"', 'memory = "300MB"')
+        self.config_of(name).write_text(text)
+        (self.folder / f"{name}.toml").write_text(recipe)
+        options = {"data": str(self.data()), "budget": "1000sat", "shards": str(shards), **more}
+        command = ["train", self._path(f"{name}.toml"), "--config", str(self.config_of(name))]
+        command += ["--out", self._path(f"{name}.safetensors")]
+        command += [part for key, value in options.items() for part in (f"--{key}", value)]
+        return command
+
+    def weights(self, name: str) -> bytes:
+        return (self.folder / f"{name}.safetensors").read_bytes()
+
+    def training(self, name: str, recipe: str, **more: str) -> subprocess.Popen[str]:
+        """`nodewire train`, under way: what happens comes line by line on its stderr."""
+        command = [*NODEWIRE, *self.train_command(name, recipe, **more)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1)
+
+
+@pytest.fixture(scope="module")
+def trainers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainingMarket]:
+    running = TrainingMarket(tmp_path_factory.mktemp("training"))
+    try:
+        running.start()
+        yield running
+    finally:
+        running.stop()
+
+
+def balances_msat(market: TrainingMarket, *names: str) -> dict[str, int]:
+    return asyncio.run(market.balances_msat(*names))
+
+
+def test_two_strangers_train_what_the_bare_loop_trains_and_are_paid_exactly(trainers):
+    before = balances_msat(trainers, "ada", "bea")
+    done = trainers.train("dora")
+    expected, curve = bare.run(RECIPE, dataset(), 2)
+    assert trainers.weights("dora") == state.pack(expected)
+    assert done["losses"] == [round(point.held_out, 6) for point in curve]
+    assert done["failures"] == []
+    earned = {name: msat - before[name] for name, msat in balances_msat(trainers, "ada", "bea").items()}
+    assert earned == {"ada": 3 * LEAST_MSAT, "bea": 3 * LEAST_MSAT}
+    left = balances_msat(trainers, "dora")["dora"]
+    assert done["paid_msat"] == sum(earned.values())
+    assert left == SATS * 1_000 - done["paid_msat"] - done["fees_msat"]
+
+
+def test_what_went_over_the_relay_says_nothing_of_what_was_trained(trainers):
+    trainers.train("emil")
+    events = asyncio.run(trainers.events(Filter()))
+    assert {8840, 6840, 7000, 9735, 31990} <= {event.kind for event in events}
+    dumps = [event.to_json().encode() for event in events]
+    dumps += [path.read_bytes() for path in trainers.folder.glob("relay.db*")]
+    dumps += [path.read_bytes() for path in (trainers.folder / "blobs").rglob("*") if path.is_file()]
+    x = dataset()["x"]
+    secrets = [b"cross_entropy", b"layers.0", b"digits", b"momentum", RECIPE.digest().encode(), b'"losses"']
+    secrets += [x[i].numpy().tobytes()[:64] for i in range(20)]
+    weights = trainers.weights("emil")
+    secrets += [weights[at : at + 32] for at in range(1_000, 8_000, 1_000)]
+    for secret in secrets:
+        assert not [secret for dump in dumps if secret in dump]
+    assert any(b"payment-required" in dump for dump in dumps)  # it would have been found
+
+
+pytestmark = pytest.mark.timeout(300)
+LONG = TOML.replace("steps = 20", "steps = 600").replace("rounds = 3", "rounds = 4")
+
+
+def until(process: subprocess.Popen[str], pattern: str) -> list[str]:
+    """The lines that a process has written when one matches."""
+    lines = []
+    assert process.stderr
+    for line in process.stderr:
+        lines.append(line)
+        if re.search(pattern, line):
+            return lines
+    raise AssertionError(f"ended without {pattern!r}: {lines}")
+
+
+def test_a_customer_that_died_goes_on_and_pays_nothing_twice(trainers):
+    expected, _ = bare.run(Recipe.from_toml(LONG), dataset(), 2)
+    before = balances_msat(trainers, "ada", "bea")
+    process = trainers.training("gina", LONG)
+    until(process, "round 3 of 4: asked")
+    process.kill()
+    process.wait()
+    done = trainers.train("gina", LONG)
+    assert trainers.weights("gina") == state.pack(expected)
+    earned = {name: msat - before[name] for name, msat in balances_msat(trainers, "ada", "bea").items()}
+    assert earned == {"ada": 4 * LEAST_MSAT, "bea": 4 * LEAST_MSAT}
+    assert done["paid_msat"] == 8 * LEAST_MSAT
+    assert len(done["requests"]) == 4
+
+
+def test_a_provider_that_died_goes_on_with_its_shard(trainers):
+    expected, _ = bare.run(Recipe.from_toml(LONG), dataset(), 2)
+    before = balances_msat(trainers, "ada", "bea")
+    process = trainers.training("hugo", LONG)
+    until(process, "round 2 of 4: asked")
+    trainers.processes["ada"].kill()
+    trainers.processes["ada"].wait()
+    trainers.start_trainer("ada")
+    said, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, said + errors
+    assert trainers.weights("hugo") == state.pack(expected)
+    earned = {name: msat - before[name] for name, msat in balances_msat(trainers, "ada", "bea").items()}
+    assert sum(earned.values()) in (8 * LEAST_MSAT, 8 * LEAST_MSAT + LEAST_MSAT // 4 + 1)

@@ -1,0 +1,248 @@
+"""A training market in one process: real relay, wallets and daemons' halves; only the workers are no processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import relay
+from kinds import training_worker
+from kinds.k8840 import KIND as FEDAVG
+from kinds.k8841 import KIND as DILOCO
+from nodewire.config import CustomerConfig, WalletConfig
+from nodewire.customer.training.coordinating import Coordinator
+from nodewire.customer.training.journal import Journal
+from nodewire.customer.training.machine import State
+from nodewire.customer.training.requesting import Requests
+from nodewire.customer.training.rounds import OnChange, Rounds
+from nodewire.customer.training.session import TrainingSession
+from nodewire.kind import Limits
+from nodewire.nostr.event import Event
+from nodewire.nostr.keys import Keys
+from nodewire.nostr.pool import Pool
+from nodewire.pay import lnurl_server
+from nodewire.pay.ledger import Ledger
+from nodewire.pay.payer import Payer
+from nodewire.pay.sim_wallet import SimWallet
+from nodewire.pay.simnet import http
+from nodewire.pay.simnet.service import Fees, Simnet
+from nodewire.pay.till import Till
+from nodewire.protocol.recipe import Recipe
+from nodewire.protocol.trainer import Trainer
+from nodewire.provider.starting import _listening_socket
+from nodewire.provider.training.admission import TrainingAdmission
+from nodewire.provider.training.kept import KeptShards
+from nodewire.provider.training.training import Training
+from nodewire.store.blobs import Blobs
+from nodewire.train import state
+from tests.kinds.digits import dataset
+from tests.kinds.inprocess import to_arrays, to_torch
+
+LEAST_MSAT, DEPOSIT_PPM = 7_001, 250_000
+DEPOSIT_MSAT = 1_751
+OPENING_MSAT = 10_000_000
+
+
+class Local:
+    """A worker where it stands. `receive` gives way to others, as a call to a process does."""
+
+    def __init__(self, alter: Callable[[str, Any], Any] | None = None) -> None:
+        """`alter` makes a cheat: it gets every answer's edge and frames."""
+        self.actors: dict[str, Any] = {}
+        self._alter = alter
+
+    async def load(self, task, engine, program, weights):
+        self.actors[task] = training_worker.load(engine, program.read_bytes(), weights, Limits(10**9))
+        return {}
+
+    async def open(self, task, session, params):
+        self.actors[task].open(session, params)
+
+    async def receive(self, task, session, frame):
+        await asyncio.sleep(0)
+        frames = [to_arrays(one) for one in self.actors[task].receive(session, to_torch(frame))]
+        return self._alter(frame.edge, frames) if self._alter else frames
+
+    async def close(self, task, session):
+        self.actors[task].close(session)
+
+
+class Market:
+    """Where everybody meets."""
+
+    def __init__(self, folder: Path, relay_url: str, blossom: str, simnet: str) -> None:
+        self.folder, self.relay, self.blossom, self.simnet = folder, relay_url, blossom, simnet
+        self.ports: dict[str, int] = {}
+        """Of providers' endpoints: one that is restarted has the address that its ad says."""
+        self.data = folder / "data"
+        self.data.mkdir()
+        (self.data / "digits.safetensors").write_bytes(state.pack(dataset()))
+
+    async def wallet(self, name: str, msat: int = 0) -> SimWallet:
+        """The wallet of that name, opened at the first call."""
+        token = self.folder / f"{name}.token"
+        if not token.exists():
+            wallet, text = await SimWallet.open_account(self.simnet, name, msat)
+            token.write_text(text)
+            return wallet
+        return SimWallet.from_file(self.simnet, token)
+
+    async def balance_msat(self, name: str) -> int:
+        wallet = await self.wallet(name)
+        try:
+            return await wallet.balance_msat()
+        finally:
+            await wallet.close()
+
+
+@asynccontextmanager
+async def opened(folder: Path) -> AsyncIterator[Market]:
+    config = relay.Config(port=0, db=folder / "relay.db", blobs=folder / "blobs", synchronous="NORMAL")
+    async with relay.serve(config) as running:
+        runner, simnet = await http.start(Simnet(folder / "simnet.db", Fees(10, 1_000), 10**9), "127.0.0.1", 0)
+        try:
+            yield Market(folder, running.url, running.http_url, simnet)
+        finally:
+            await runner.cleanup()
+
+
+@asynccontextmanager
+async def provider(
+    market: Market,
+    name: str,
+    *,
+    alter: Callable[[str, Any], Any] | None = None,
+    published: Callable[[Event], None] | None = None,
+    **changes: Any,
+) -> AsyncIterator[Keys]:
+    """A trainer that runs until the block is left; entered again, it is the same one, restarted.
+
+    `published` is told of everything that it has published; what it raises kills the provider.
+    """
+    folder = market.folder / name
+    folder.mkdir(exist_ok=True)
+    keys = Keys.from_file(folder / "key")
+    async with AsyncExitStack() as stack:
+        pool = await stack.enter_async_context(Pool([market.relay], keys=keys))
+        blobs = await stack.enter_async_context(Blobs([market.blossom], folder / "blobs", keys=keys))
+        ledger = Ledger(folder / "ledger.db")
+        stack.callback(ledger.close)
+        wallet = await market.wallet(name)
+        stack.push_async_callback(wallet.close)
+
+        async def publish(event: Event, relays: tuple[str, ...]) -> None:
+            await pool.publish(event)
+
+        till = Till(keys, wallet, ledger, publish)
+        sock = _listening_socket("127.0.0.1", market.ports.get(name, 0))
+        market.ports[name] = sock.getsockname()[1]
+        endpoint = lnurl_server.Endpoint(
+            "nodewire", f"http://127.0.0.1:{sock.getsockname()[1]}", keys.public, till.quote
+        )
+        await stack.enter_async_context(lnurl_server.serving(endpoint, sock))
+        fields = {
+            "name": name,
+            "kinds": (8840, 8841),
+            "families": ("mlp",),
+            "msat_per_pflop": 1,
+            "least_msat": LEAST_MSAT,
+            "gflops": 10,
+            "memory_bytes": 10**9,
+            "most_bytes": 10**8,
+            "concurrency": 1,
+            "deposit_ppm": DEPOSIT_PPM,
+            "lnurl": endpoint.pay_url,
+        }
+        ad = Trainer(**{**fields, **changes})
+        workers = [Local(alter) for _ in range(ad.concurrency)]
+        empty = folder / "empty"
+        empty.touch()
+        for worker in workers:
+            await worker.load("trainer", "trainer", empty, [])
+        kept = KeptShards(folder / "shards.db")
+        stack.callback(kept.close)
+        training = Training(
+            keys=keys,
+            pool=pool,
+            blobs=blobs,
+            ledger=ledger,
+            ad=ad,
+            admission=TrainingAdmission(keys.public, ad, {8840: FEDAVG, 8841: DILOCO}, ledger),
+            kept=kept,
+            workers=workers,
+            folder=folder,
+            patience_s=20.0,
+        )
+        if published is not None:
+            training._publish = _watched(training._publish, published)
+        running = [asyncio.create_task(till.run(training.settled)), asyncio.create_task(training.run())]
+        try:
+            yield keys
+        finally:
+            for task in [*running, *training._tasks]:
+                task.cancel()
+            await asyncio.gather(*running, *training._tasks, return_exceptions=True)
+
+
+def _watched(publish, published):
+    async def watched(event: Event) -> None:
+        await publish(event)
+        published(event)
+
+    return watched
+
+
+async def train(
+    market: Market,
+    name: str,
+    recipe: Recipe,
+    *,
+    shards: int = 2,
+    budget_msat: int = 10**6,
+    on_change: OnChange | None = None,
+) -> tuple[State, bytes]:
+    """As a customer of that name, to the end; called again after a crash, it goes on."""
+    folder = market.folder / name
+    folder.mkdir(exist_ok=True)
+    async with AsyncExitStack() as stack:
+        keys = Keys.from_file(folder / "key")
+        pool = await stack.enter_async_context(Pool([market.relay], keys=keys))
+        blobs = await stack.enter_async_context(Blobs([market.blossom], folder / "blobs", keys=keys))
+        ledger = Ledger(folder / "ledger.db")
+        stack.callback(ledger.close)
+        wallet = await market.wallet(name, OPENING_MSAT)
+        stack.push_async_callback(wallet.close)
+        config = CustomerConfig(
+            key=folder / "key",
+            relays=(market.relay,),
+            blossom=(market.blossom,),
+            committee=f"38841:{'0' * 64}:none",
+            state=folder,
+            wallet=WalletConfig(url=market.simnet, token_file=market.folder / f"{name}.token"),
+            private_endpoints=True,
+        )
+        payer = Payer(keys, wallet, ledger)
+        await payer.recover()
+        session = TrainingSession(keys, pool, blobs, payer, ledger, config)
+        journal = Journal(folder / "journal.db")
+        stack.callback(journal.close)
+        kind = FEDAVG.request if recipe.outer.method == "average" else DILOCO.request
+        requests = Requests(keys, recipe, kind, journal.fact("salt", "5a" * 32), config.relays)
+        coordinator = Coordinator(Local(), blobs, folder)
+        await coordinator.open(recipe.pack(), market.data, shards)
+        rounds = Rounds(
+            session,
+            recipe,
+            kind,
+            journal,
+            coordinator,
+            requests,
+            shards=shards,
+            budget_msat=budget_msat,
+            on_change=on_change,
+        )
+        done = await rounds.run()
+        return done, await coordinator.weights()

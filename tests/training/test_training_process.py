@@ -1,0 +1,76 @@
+"""Coordinator and trainer in a real capped worker: one round, judged, audited and stepped behind the sandbox."""
+
+from __future__ import annotations
+
+import hashlib
+
+from nodewire.customer.training.coordinating import Coordinator
+from nodewire.kind import Limits
+from nodewire.protocol.audit import Shown
+from nodewire.protocol.delivery import Delivered, Delivery
+from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.manifest import BlobRef
+from nodewire.store import sealed
+from nodewire.store.blobs import Blobs
+from nodewire.train import bare, state
+from nodewire.worker.client import WorkerProcess
+from tests.kinds.digits import RECIPE, dataset
+
+ONE_ROUND = RECIPE.model_copy(update={"rounds": 1})
+HASH = "ab" * 32
+
+
+async def put(worker, edge, data: bytes):
+    await worker.receive("trainer", "s", Frame(edge, 0, (Array("uint8", (len(data),), data),), {"end": True}))
+
+
+async def joined(worker, edge, **meta) -> bytes:
+    frames = await worker.receive("trainer", "s", Frame(edge, 0, (), meta))
+    return b"".join(bytes(frame.tensors[0].data) for frame in frames)
+
+
+async def test_a_round_is_trained_judged_audited_and_stepped_in_a_worker(tmp_path):
+    data, folder = tmp_path / "data", tmp_path / "training"
+    data.mkdir()
+    folder.mkdir()
+    (data / "digits.safetensors").write_bytes(state.pack(dataset()))
+    (folder / "empty").touch()
+    worker = await WorkerProcess.start(
+        "kinds.training_worker", Limits(200 * 10**6), readable=[data, folder], arena_bytes=16 * 2**20
+    )
+    async with Blobs([], tmp_path / "blobs") as blobs:
+        coordinator = Coordinator(worker, blobs, folder)
+        await coordinator.open(ONE_ROUND.pack(), data, 1)
+        theta, shard = await coordinator.theta(), await coordinator.shard(0)
+        await worker.load("trainer", "trainer", folder / "empty", [])
+        params = {"recipe": ONE_ROUND.pack(), "round": 0, "index": 0, "steps": ONE_ROUND.steps}
+        await worker.open("trainer", "s", params)
+        for edge, blob in (("theta", theta), ("shard", shard)):
+            await put(worker, edge, b"".join(sealed.unseal(blobs.path(blob.sha256), blob.key)))
+        states = []
+        for seq in range(2):
+            (said,) = await worker.receive("trainer", "s", Frame("train", seq))
+            states.append(said.meta["state"])
+        update = await joined(worker, "update")
+
+        async def kept(plain: bytes, key: str) -> BlobRef:
+            return await blobs.put(b"".join(sealed.seal([plain], key)))
+
+        key, digest = sealed.new_key(), hashlib.sha256(update).hexdigest()
+        opened = Delivered(key=key, sha256=digest, bytes=len(update), samples=640, losses=(), states=tuple(states))
+        blob = await kept(update, key)
+        delivered = Delivery(HASH, HASH, HASH, HASH, 0, opened.commitment(HASH, HASH, 0, 0), blob, 0, "")
+        assert await coordinator.result(0, ONE_ROUND.steps, blobs.path(blob.sha256), key, digest) == (True, "")
+        assert await coordinator.judge(0) == {0: (True, "")}
+        shown = {}
+        for segment in await coordinator.draw(0, 0, b"\x01" * 32, delivered.commitment):
+            plain = await joined(worker, "reveal", segment=segment)
+            ref = await kept(plain, key)
+            said = Shown(segment=segment, blob=ref, key=key, sha256=hashlib.sha256(plain).hexdigest())
+            shown[segment] = blobs.path(ref.sha256), said
+        assert shown
+        await coordinator.step(0)
+        assert await coordinator.audit(delivered, 0, 0, opened, shown) == (True, "")
+        expected, _ = bare.run(ONE_ROUND, dataset(), 1)
+        assert await coordinator.weights() == state.pack(expected)
+    await worker.stop()
