@@ -162,7 +162,7 @@ class Market4:
         await self.relay.publish(event)
 
     async def committed(self, provider, opening, kind):
-        """Commit, epoch by epoch as a provider does whose commitment no certificate holds, until such an event comes."""
+        """Commit, epoch by epoch as a provider does that no certificate holds, until such an event comes."""
         for _ in range(5):
             await self.commit(provider, opening)
             with contextlib.suppress(TimeoutError):
