@@ -64,7 +64,6 @@ def provider(tmp_path) -> Provider:
         pool=pool,  # type: ignore[arg-type]
         market=trading,
         node=None,  # type: ignore[arg-type]
-        till=None,  # type: ignore[arg-type]
         ledger=ledger,
         served={manifest.digest(): served},  # type: ignore[dict-item]
         workers={},
