@@ -21,7 +21,6 @@ from nodewire.protocol.schema import Count, Hex32, Schema
 
 MAX_STATES = 384
 MAX_LOSSES = 256
-MICRO = 1_000_000
 Loss = int
 """In millionths."""
 

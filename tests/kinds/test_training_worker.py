@@ -12,6 +12,8 @@ from nodewire.protocol.delivery import Delivered
 from nodewire.protocol.frame import Frame
 from nodewire.protocol.recipe import Audit
 from nodewire.train import bare, compress, segments, state
+from nodewire.train.actors import pieces
+from nodewire.train.actors import trainer as trainer_actor
 from tests.kinds.digits import RECIPE, dataset
 
 torch.set_num_threads(1)
@@ -20,7 +22,7 @@ LIMITS = Limits(10**9)
 
 def sent(actor, edge: str, data: bytes, session: str = "s", **meta):
     answers = []
-    for frame in training_worker._pieces(edge, data):
+    for frame in pieces.pieces(edge, data):
         answers = actor.receive(session, Frame(edge, frame.seq, frame.tensors, {**frame.meta, **meta}))
     return answers
 
@@ -84,8 +86,8 @@ def test_a_provider_shows_what_it_went_through_or_computes_it_again(coordinator,
     theta = joined(coordinator.receive("job", Frame("theta", 0)))
     shard = joined(coordinator.receive("job", Frame("shard", 0, (), {"index": 0})))
     shown = []
-    for most in (training_worker.KEPT_BYTES, 1):
-        monkeypatch.setattr(training_worker, "KEPT_BYTES", most)
+    for most in (trainer_actor.KEPT_BYTES, 1):
+        monkeypatch.setattr(trainer_actor, "KEPT_BYTES", most)
         trainer = training_worker.load("trainer", b"", [], LIMITS)
         trainer.open("s", {"recipe": RECIPE.pack(), "round": 0, "index": 0, "steps": RECIPE.steps})
         sent(trainer, "theta", theta)
@@ -100,7 +102,7 @@ def test_a_provider_shows_what_it_went_through_or_computes_it_again(coordinator,
 def test_a_session_that_is_done_makes_room(coordinator):
     trainer = training_worker.load("trainer", b"", [], LIMITS)
     params = {"recipe": RECIPE.pack(), "round": 0, "index": 0, "steps": 1}
-    for n in range(training_worker.MAX_SESSIONS):
+    for n in range(trainer_actor.MAX_SESSIONS):
         trainer.open(str(n), params)
     with pytest.raises(Busy):
         trainer.open("more", params)

@@ -14,10 +14,11 @@ from kinds.k8840 import KIND as FEDAVG
 from kinds.k8841 import KIND as DILOCO
 from nodewire.config import CustomerConfig, WalletConfig
 from nodewire.customer.training.coordinating import Coordinator
+from nodewire.customer.training.course import Course, OnChange
 from nodewire.customer.training.journal import Journal
 from nodewire.customer.training.machine import State
 from nodewire.customer.training.requesting import Requests
-from nodewire.customer.training.rounds import OnChange, Rounds
+from nodewire.customer.training.rounds import Rounds
 from nodewire.customer.training.session import TrainingSession
 from nodewire.kind import Limits
 from nodewire.nostr.event import Event
@@ -233,7 +234,7 @@ async def train(
         requests = Requests(keys, recipe, kind, journal.fact("salt", "5a" * 32), config.relays)
         coordinator = Coordinator(Local(), blobs, folder)
         await coordinator.open(recipe.pack(), market.data, shards)
-        rounds = Rounds(
+        course = Course(
             session,
             recipe,
             kind,
@@ -244,5 +245,5 @@ async def train(
             budget_msat=budget_msat,
             on_change=on_change,
         )
-        done = await rounds.run()
+        done = await Rounds(course).run()
         return done, await coordinator.weights()

@@ -160,7 +160,7 @@ def withholds(edge, frames):
 
 @pytest.mark.parametrize("cheat", [lies, withholds])
 async def test_whose_work_does_not_stand_an_audit_gets_no_balance(market, monkeypatch, cheat):
-    monkeypatch.setattr("nodewire.customer.training.rounds.AUDIT_S", 0.5)
+    monkeypatch.setattr("nodewire.customer.training.auditing.AUDIT_S", 0.5)
     async with (
         provider(market, "ada", alter=cheat) as ada,
         provider(market, "bea"),
@@ -205,7 +205,7 @@ async def test_a_budget_that_is_too_small_ends_before_the_round_that_would_excee
 
 
 async def test_without_trainers_nothing_is_spent(market, monkeypatch):
-    monkeypatch.setattr("nodewire.customer.training.rounds.FIND_S", 0.1)
+    monkeypatch.setattr("nodewire.customer.training.asking.FIND_S", 0.1)
     with pytest.raises(NoProvider):
         await train(market, "dora", TWO_ROUNDS)
     assert await market.balance_msat("dora") == OPENING_MSAT

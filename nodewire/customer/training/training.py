@@ -9,10 +9,11 @@ from pathlib import Path
 
 from nodewire.config import CustomerConfig
 from nodewire.customer.training.coordinating import Coordinator
+from nodewire.customer.training.course import Course, OnChange
 from nodewire.customer.training.journal import Journal
 from nodewire.customer.training.machine import State
 from nodewire.customer.training.requesting import Requests
-from nodewire.customer.training.rounds import OnChange, Rounds
+from nodewire.customer.training.rounds import Rounds
 from nodewire.customer.training.session import open_session
 from nodewire.errors import BadInput, NodewireError, NotAllowed
 from nodewire.kind import TrainingKind, installed_training
@@ -68,7 +69,7 @@ async def train(
         stack.push_async_callback(worker.stop)
         coordinator = Coordinator(worker, session.blobs, folder)
         await coordinator.open(recipe.pack(), data, shards)
-        rounds = Rounds(
+        course = Course(
             session,
             recipe,
             kind.request,
@@ -79,7 +80,7 @@ async def train(
             budget_msat=budget_msat,
             on_change=on_change,
         )
-        state = await rounds.run()
+        state = await Rounds(course).run()
         spent = [session.ledger.spent(job=request) for request in state.requests]
         return Trained(
             requests.job,

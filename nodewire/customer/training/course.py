@@ -1,0 +1,62 @@
+"""A training under way: where it stands, and what those who act on it work with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from nodewire.customer.training import machine
+from nodewire.customer.training.coordinating import Coordinator
+from nodewire.customer.training.journal import Journal
+from nodewire.customer.training.machine import Event, State
+from nodewire.customer.training.requesting import Requests
+from nodewire.customer.training.session import TrainingSession
+from nodewire.protocol.audit import Showing
+from nodewire.protocol.delivery import Progress
+from nodewire.protocol.recipe import Recipe
+
+OnChange = Callable[[State, "Event | Progress", str], None]
+"""Told of every event and every progress, with the provider that it is of ("" if none)."""
+
+
+class Course:
+    """`take` is the only way on; what is still to be done is what `machine.pending` says of `state`."""
+
+    def __init__(
+        self,
+        session: TrainingSession,
+        recipe: Recipe,
+        kind: int,
+        journal: Journal,
+        coordinator: Coordinator,
+        requests: Requests,
+        *,
+        shards: int,
+        budget_msat: int,
+        on_change: OnChange | None = None,
+    ) -> None:
+        self.session = session
+        self.recipe = recipe
+        self.kind = kind
+        self.journal = journal
+        self.coordinator = coordinator
+        self.requests = requests
+        self.shards = shards
+        self.budget_msat = budget_msat
+        self.on_change = on_change or (lambda state, event, provider: None)
+        self.state = State()
+        self.changed = asyncio.Event()
+        self.showing: dict[tuple[str, str], asyncio.Future[Showing]] = {}
+        """By request and provider, what audits wait for."""
+        self.asked_s: dict[str, float] = {}
+        """By request, when it went out (monotonic)."""
+
+    def take(self, event: Event) -> None:
+        """Something happened: it is written down, and what is pending is looked at again."""
+        after = machine.apply(event, self.state)
+        if after is self.state:
+            return
+        self.journal.append(event)
+        self.state = after
+        self.changed.set()
+        self.on_change(after, event, getattr(event, "provider", ""))

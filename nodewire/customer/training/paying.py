@@ -1,0 +1,44 @@
+"""Paying deposits and balances."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from nodewire.customer.training import choosing
+from nodewire.customer.training.course import Course
+from nodewire.customer.training.machine import Paid
+from nodewire.errors import NodewireError
+from nodewire.pay.debts import Key
+from nodewire.protocol.round import DEPOSIT
+
+log = logging.getLogger("nodewire.customer")
+
+_AGAIN_S = 2.0
+
+
+async def pay(course: Course, request: str, provider: str, part: int) -> None:
+    """Pay a deposit or a balance, however often it takes: what is owed stays owed."""
+    row = course.state.debts[request, provider].row
+    amount_msat = row.deposit_msat if part == DEPOSIT else row.balance_msat
+    url, pause_s = row.lnurl, _AGAIN_S
+    while True:
+        try:
+            debt = await course.session.pay(Key(request, provider, part), amount_msat, url)
+        except NodewireError as error:
+            log.warning("%d msat to %s are not paid yet: %s", amount_msat, provider[:8], error)
+            await asyncio.sleep(pause_s)
+            pause_s = min(60.0, 2 * pause_s)
+            url = await _endpoint(course, provider, url)
+            continue
+        course.take(Paid(request, provider, part, amount_msat, debt.fee_msat))
+        return
+
+
+async def _endpoint(course: Course, provider: str, known: str) -> str:
+    """Where a provider is paid now: it may have been restarted elsewhere."""
+    try:
+        ad = (await choosing.trainers(course.session.pool)).get(provider)
+    except NodewireError:
+        return known
+    return ad.lnurl if ad is not None and ad.lnurl else known

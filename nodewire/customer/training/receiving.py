@@ -1,0 +1,101 @@
+"""What providers say of their shards, and what they deliver: heard, fetched, opened, and seen to be what it should."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from nodewire.customer.training.course import Course
+from nodewire.customer.training.machine import Begun, Delivered, DepositAsked, Lost, Received
+from nodewire.errors import BadHash, BadInput, NodewireError, TooLarge
+from nodewire.nostr import event as events
+from nodewire.nostr import nip44
+from nodewire.nostr.subscription import Subscription
+from nodewire.protocol import delivery, feedback, kinds
+from nodewire.protocol.audit import Showing
+from nodewire.protocol.delivery import Delivered as Opening
+from nodewire.protocol.delivery import Progress
+from nodewire.protocol.round import DEPOSIT
+from nodewire.store.sealed import sealed_bytes
+
+log = logging.getLogger("nodewire.customer")
+
+_HEADER_BYTES = 512
+
+
+async def fetch(course: Course, request: str, provider: str) -> None:
+    work = course.state.work(request, provider)
+    if work is None:
+        return
+    fine, reason = await fetched(course, request, provider, work.result)
+    course.take(Received(request, provider) if fine else Lost(request, provider, reason))
+
+
+async def fetched(course: Course, request: str, provider: str, result: str) -> tuple[bool, str]:
+    """Fetch and open what was delivered, and give it to the coordinator; if it is no result, why."""
+    row = course.state.debts[request, provider].row
+    try:
+        delivered = delivery.parse(events.parse(result))
+        opening = opened(course, delivered)
+        if opening.commitment(provider, request, course.state.round, row.index) != delivered.commitment:
+            raise BadHash("x", "not what the result commits to")
+        if len(opening.states) != -(-row.steps // course.recipe.audit.segment):
+            raise BadInput("states", f"{len(opening.states)} for {row.steps} steps")
+        most = sealed_bytes(course.recipe.upload_bytes() + _HEADER_BYTES * (len(course.recipe.shapes()) + 1))
+        if delivered.blob.bytes > most:
+            raise TooLarge("result", f"{delivered.blob.bytes} bytes, at most {most}")
+        if delivered.amount_msat != row.balance_msat:
+            raise BadInput("amount", f"{delivered.amount_msat} msat, agreed on {row.balance_msat}")
+        path = await course.session.blobs.get(delivered.blob)
+    except NodewireError as error:
+        return False, f"{error.code}: {error}"[:200]
+    return await course.coordinator.result(row.index, row.steps, path, opening.key, opening.sha256)
+
+
+def opened(course: Course, delivered: delivery.Delivery) -> Opening:
+    return Opening.parse(_decrypted(course, delivered.ciphertext, delivered.provider))
+
+
+def _decrypted(course: Course, ciphertext: str, provider: str) -> str:
+    return nip44.decrypt(ciphertext, nip44.conversation_key(course.session.keys, provider))
+
+
+async def listen(course: Course, subscription: Subscription) -> None:
+    async for event in subscription:
+        try:
+            _heard(course, event)
+        except NodewireError as error:
+            log.info("%d by %s ignored: %s", event.kind, event.pubkey[:8], error)
+
+
+def _heard(course: Course, event: events.Event) -> None:
+    """A provider's word about a shard; of strangers, or of what is over, nothing is taken."""
+    request = event.tag("e") or ""
+    if (request, event.pubkey) not in course.state.debts:
+        return
+    if event.kind == kinds.result_of(kinds.VERIFICATION):
+        waiting = course.showing.get((request, event.pubkey))
+        if waiting is not None and not waiting.done():
+            waiting.set_result(Showing.parse(_decrypted(course, event.content, event.pubkey)))
+        return
+    if event.kind != kinds.FEEDBACK:
+        delivery.parse(event)
+        took_s = time.monotonic() - course.asked_s.get(request, time.monotonic())
+        course.take(Delivered(request, event.pubkey, event.to_json(), round(took_s * 1000)))
+        return
+    said = feedback.parse(event)
+    match said.status:
+        case "payment-required":
+            row = course.state.debts[request, event.pubkey].row
+            if said.due is None or (said.due.chunk, said.due.amount_msat) != (DEPOSIT, row.deposit_msat):
+                raise BadInput("payment-required", "not the deposit that was agreed on")
+            course.take(DepositAsked(request, event.pubkey))
+        case "processing":
+            course.take(Begun(request, event.pubkey))
+        case "error" | "busy":
+            course.take(Lost(request, event.pubkey, said.text or said.status))
+        case "partial":
+            progress = Progress.parse(_decrypted(course, said.ciphertext, event.pubkey))
+            course.on_change(course.state, progress, event.pubkey)
+        case "success":
+            return

@@ -1,0 +1,259 @@
+"""The "coordinator" of kinds 8840 and 8841, in the customer's own worker: a session is one training. Its `program` is
+the recipe, its only weights file the customer's folder.
+
+    shard {index}         -> shard*              theta, momenta  -> theta*, momenta*
+    restore {what}*       theta or momenta as they were after some round
+    result {index, steps}*                       -> received {fine, reason} after the last
+    judge {round}         -> judged {index, accepted, reason}*, one for each result of the round
+    draw {round, index, seed, commitment}        -> drawn {snapshots}: what its provider has to show
+    shown {segment}*, audit {round, index, request, provider, states} -> audited {accepted, reason}, of a round before
+    step                  theta and momenta of the next round, from the results that were accepted -> stepped {loss}
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from nodewire.errors import BadFrame, BadInput, NodewireError
+from nodewire.kind import Params
+from nodewire.protocol.frame import Frame, Meta
+from nodewire.protocol.recipe import Recipe
+from nodewire.train import compress, data, outer, reading, segments, state, validate
+from nodewire.train.actors.pieces import HEADER_BYTES, Incoming, Tensors, micro, number, pieces
+from nodewire.train.data import Shard
+from nodewire.train.families import initial
+from nodewire.train.inner import Trainer
+from nodewire.train.state import State
+from nodewire.train.sums import distance, norm
+
+KEPT_ROUNDS = 2
+"""For which a coordinator keeps what is needed to audit them."""
+DOUBTED = ("norm: out",)
+"""Rejections that an honest result may meet, where rounds get shorter as a model converges: they are audited."""
+DOUBT = 4
+"""How many times the recipe's share is drawn of a result that is doubted."""
+MAX_DRAWN = 64
+"""Segments of one result; both ends of each are shown."""
+
+
+class CoordinatorActor:
+    """One training at its customer; `session` is ignored, for there is one."""
+
+    def __init__(self, recipe: Recipe, folder: Path) -> None:
+        self._recipe = recipe
+        self._dataset = reading.read(recipe, folder)
+        self._trainer = Trainer(recipe)
+        self._theta: State = initial(recipe)
+        self._momenta: State = outer.start(recipe.outer, self._theta)
+        self._shards: list[Shard] = []
+        self._incoming: dict[str, Incoming] = {}
+        self._results: dict[int, _Result] = {}
+        self._held: list[float] = []
+        """Held-out losses of the weights before each round so far."""
+        self._past: dict[int, tuple[State, dict[int, _Result]]] = {}
+        """By round, what it began with and what was accepted, for audits."""
+        self._shown: dict[int, bytes] = {}
+        self._norms: list[float] = []
+        """Of the results that were accepted in the round before."""
+
+    def open(self, session: str, params: Params) -> None:
+        self._shards, held_out = data.split(self._dataset, int(params["shards"]), self._recipe)
+        self._measured = data.samples(held_out, self._recipe, self._recipe.validation.samples)
+        self._held = [self._loss(self._theta)]
+
+    def receive(self, session: str, frame: Tensors) -> list[Tensors]:
+        match frame.edge:
+            case "shard":
+                return list(pieces("shard", self._shards[number(frame, "index")].packed))
+            case "theta":
+                return list(pieces("theta", state.pack(self._theta)))
+            case "momenta":
+                return list(pieces("momenta", state.pack(self._momenta)))
+            case "restore":
+                return self._restore(frame)
+            case "result":
+                return self._result(frame)
+            case "judge":
+                return self._judge(number(frame, "round"))
+            case "step":
+                return [self._step(frame.seq)]
+            case "draw":
+                return [self._draw(frame)]
+            case "shown":
+                segment = number(frame, "segment")
+                most = 3 * self._recipe.state_bytes() + HEADER_BYTES
+                if (whole := self._incoming.setdefault(f"shown.{segment}", Incoming(most)).take(frame)) is not None:
+                    self._shown[segment] = whole
+                return []
+            case "audit":
+                return [self._audit(frame)]
+        raise BadFrame("edge", f"{frame.edge[:40]!r} is unknown")
+
+    def close(self, session: str) -> None:
+        self._results.clear()
+
+    def _restore(self, frame: Tensors) -> list[Tensors]:
+        what = str(frame.meta["what"])
+        expected = {name: tensor.shape for name, tensor in (self._theta if what == "theta" else self._momenta).items()}
+        most = 3 * self._recipe.state_bytes() + HEADER_BYTES
+        whole = self._incoming.setdefault(what, Incoming(most)).take(frame)
+        if whole is not None:
+            del self._incoming[what]
+            tensors = state.unpack(whole, state.types({name: tuple(shape) for name, shape in expected.items()}))
+            if what == "theta":
+                self._theta = tensors
+                self._held = [self._loss(tensors)]
+            else:
+                self._momenta = tensors
+        return []
+
+    def _result(self, frame: Tensors) -> list[Tensors]:
+        """Take a packed update; once it is whole, whether it is one at all. A malformed one is said, not raised."""
+        index, steps = number(frame, "index"), number(frame, "steps")
+        most = compress.most_bytes(self._recipe.shapes(), self._recipe.compression)
+        key = f"result.{index}"
+        try:
+            whole = self._incoming.setdefault(key, Incoming(most)).take(frame)
+            if whole is None:
+                return []
+            del self._incoming[key]
+            delta = compress.unpack(whole, self._recipe.shapes(), self._recipe.compression)
+        except NodewireError as error:
+            self._incoming.pop(key, None)
+            said: Meta = {"fine": False, "reason": f"{error.code}: {error}"[:200]}
+            return [Frame("received", frame.seq, (), said)]
+        self._results[index] = _Result(steps, delta, whole)
+        return [Frame("received", frame.seq, (), {"fine": True, "reason": ""})]
+
+    def _judge(self, round_: int) -> list[Tensors]:
+        """The judgements on all results of the round; what was rejected is forgotten."""
+        judgements = validate.judge(
+            self._recipe,
+            self._theta,
+            [self._submission(round_, index) for index in sorted(self._results)],
+            self._loss,
+            history=self._held,
+            norms=self._norms,
+            earlier=[result.delta for result in self._past.get(round_ - 1, ({}, {}))[1].values()],
+        )
+        said: list[Tensors] = []
+        for index, judgement in judgements.items():
+            if judgement.outcome == "audit" or judgement.reason.startswith(DOUBTED):
+                if float(self._recipe.audit.fraction):  # its provider will have to show more of it
+                    self._results[index].doubted = True
+                    judgement = validate.Judgement(figures=judgement.figures)
+                else:
+                    judgement = self._audited(round_, index, judgement)
+            accepted = judgement.outcome == "accept"
+            if not accepted:
+                del self._results[index]
+            elif "norm" in judgement.figures:
+                self._results[index].norm = judgement.figures["norm"]
+            meta: Meta = {"index": index, "accepted": accepted, "reason": judgement.reason[:200]}
+            said.append(Frame("judged", len(said), (), meta))
+        return said
+
+    def _submission(self, round_: int, index: int) -> validate.Submission:
+        result, shard = self._results[index], self._shards[index]
+        own = validate.own_samples(self._recipe, shard, round_, index, result.steps)
+        return validate.Submission(
+            index,
+            result.steps,
+            result.steps * self._recipe.batch,
+            result.delta,
+            lambda theta: self._trainer.loss(theta, own),
+        )
+
+    def _audited(self, round_: int, index: int, judgement: validate.Judgement) -> validate.Judgement:
+        """Where looking at a result leaves doubt: the shard's round is trained here, and what comes out is compared."""
+        result = self._results[index]
+        update = self._trainer.train(self._theta, self._shards[index], round_, index, result.steps)
+        packed, _ = compress.pack(update.delta, self._recipe.compression, None)
+        if packed == result.packed:
+            return validate.Judgement("accept", figures=judgement.figures)
+        mine = compress.unpack(packed, self._recipe.shapes(), self._recipe.compression)
+        off, way = distance(mine, result.delta), norm(mine)
+        fine = off <= float(self._recipe.audit.tolerance) * way
+        reason = "" if fine else f"{judgement.reason}; audit: other work"
+        return validate.Judgement("accept" if fine else "reject", reason, judgement.figures)
+
+    def _step(self, seq: int) -> Tensors:
+        before = self._theta
+        results = [(r.steps * self._recipe.batch, r.delta) for _, r in sorted(self._results.items())]
+        self._theta, self._momenta = outer.step(self._recipe.outer, self._theta, self._momenta, results)
+        self._past[seq] = before, dict(self._results)
+        self._past.pop(seq - KEPT_ROUNDS, None)
+        self._norms = [result.norm for result in self._results.values() if result.norm]
+        self._results.clear()
+        self._held.append(self._loss(self._theta))
+        return Frame("stepped", seq, (), {"loss": micro(self._held[-1])})
+
+    def _draw(self, frame: Tensors) -> Tensors:
+        """Which snapshots a provider has to show: those at both ends of the segments that are drawn."""
+        round_, index = number(frame, "round"), number(frame, "index")
+        seed, commitment = frame.meta["seed"], bytes.fromhex(str(frame.meta["commitment"]))
+        result = self._result_of(round_, index)
+        if not isinstance(seed, bytes) or result is None:
+            return Frame("drawn", 0, (), {"snapshots": ""})
+        count = segments.count(self._recipe, result.steps)
+        fraction = float(self._recipe.audit.fraction) * (DOUBT if result.doubted else 1)
+        fraction = min(1.0, fraction, MAX_DRAWN / count)
+        result.drawn = segments.drawn(seed, commitment, count, fraction)
+        ends = sorted({end for segment in result.drawn for end in (segment - 1, segment) if end >= 0})
+        return Frame("drawn", 0, (), {"snapshots": ",".join(map(str, ends))})
+
+    def _audit(self, frame: Tensors) -> Tensors:
+        """Compute the drawn segments again from what was shown, and compare."""
+        round_, index = number(frame, "round"), number(frame, "index")
+        result, theta = self._result_of(round_, index), self._past.get(round_, (self._theta, {}))[0]
+        states, shown = frame.meta["states"], self._shown
+        self._shown = {}
+        if result is None or not isinstance(states, bytes):
+            raise BadInput("audit", "of a result that is not here")
+        claim = segments.Claim(
+            author=str(frame.meta["provider"]),
+            request=str(frame.meta["request"]),
+            round=round_,
+            index=index,
+            states=tuple(states[at : at + 32] for at in range(0, len(states), 32)),
+            update=hashlib.sha256(result.packed).digest(),
+        )
+        judgement = validate.Judgement()
+        shard = self._shards[index]
+        for segment in result.drawn:
+            try:
+                off = segments.recomputed(
+                    self._trainer, claim, theta, shard, result.steps, segment, shown.get, result.packed
+                )
+            except NodewireError as error:
+                judgement = validate.malformed(error)
+            else:
+                judgement = validate.by_audit(self._recipe, off)
+            if judgement.outcome != "accept":
+                break
+        accepted = judgement.outcome == "accept"
+        return Frame("audited", 0, (), {"accepted": accepted, "reason": judgement.reason[:200]})
+
+    def _result_of(self, round_: int, index: int) -> _Result | None:
+        """What was accepted in a round, this or one before; None if this worker has not seen it."""
+        past = self._past.get(round_)
+        return past[1].get(index) if past is not None else self._results.get(index)
+
+    def _loss(self, theta: State) -> float:
+        return self._trainer.loss(theta, self._measured)
+
+
+@dataclass(slots=True)
+class _Result:
+    """An update that came; `norm` once it was judged."""
+
+    steps: int
+    delta: State
+    packed: bytes
+    norm: float = 0.0
+    doubted: bool = False
+    """Looking at it leaves doubt: more of it is drawn."""
+    drawn: tuple[int, ...] = ()
+    """Segments that are computed again."""

@@ -1,0 +1,123 @@
+"""The "trainer" of kinds 8840 and 8841, in a provider's worker: a session is one shard of one round.
+
+theta*, shard*        what it begins with
+train                 trains one segment -> trained {step, loss, state, samples, end}; loss in millionths
+update                -> update*, when the last segment is done
+reveal {segment}      -> snapshot*: what the segment ended with, kept or computed again
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nodewire.errors import BadFrame, Busy, NotFound
+from nodewire.kind import Limits, Params
+from nodewire.protocol.frame import Frame, Meta
+from nodewire.protocol.recipe import Recipe
+from nodewire.train import compress, data, segments, state
+from nodewire.train.actors.pieces import HEADER_BYTES, Incoming, Tensors, micro, number, pieces
+from nodewire.train.data import Shard
+from nodewire.train.inner import Snapshot, Stretch, Trainer, Update
+from nodewire.train.state import State
+
+MAX_SESSIONS = 4
+KEPT_BYTES = 16 * 2**20
+"""Of a round's snapshots; what is not kept is computed again from the one before."""
+
+
+class TrainerActor:
+    """Sessions are shards of rounds."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._sessions: dict[str, _ShardSession] = {}
+
+    def open(self, session: str, params: Params) -> None:
+        if len(self._sessions) >= MAX_SESSIONS:  # who has trained waits for its pay, and may be opened again
+            done = next((name for name, one in self._sessions.items() if one.is_done), None)
+            if done is None:
+                raise Busy("sessions", f"{MAX_SESSIONS} are open")
+            del self._sessions[done]
+        self._sessions[session] = _ShardSession(params)
+
+    def receive(self, session: str, frame: Tensors) -> list[Tensors]:
+        if session not in self._sessions:
+            raise NotFound("session", "not open")
+        return self._sessions[session].receive(frame)
+
+    def close(self, session: str) -> None:
+        self._sessions.pop(session, None)
+
+
+class _ShardSession:
+    def __init__(self, params: Params) -> None:
+        self._recipe = recipe = Recipe.unpack(params["recipe"])
+        self._round, self._index, self._steps = int(params["round"]), int(params["index"]), int(params["steps"])
+        self._theta_in = Incoming(recipe.state_bytes() + HEADER_BYTES)
+        self._shard_in = Incoming(data.MAX_SHARD_BYTES)
+        self._theta: State | None = None
+        self._shard: Shard | None = None
+        self._running: Iterator[Stretch] | None = None
+        self._trainer = Trainer(recipe)
+        self._update: Update | None = None
+        self._kept: dict[int, Snapshot] = {}
+        """Snapshots by steps: all, or as many as KEPT_BYTES hold."""
+        segments_ = segments.count(recipe, self._steps)
+        size = recipe.state_bytes() * 3
+        self._every = max(1, -(-segments_ * size // KEPT_BYTES))
+
+    @property
+    def is_done(self) -> bool:
+        return self._update is not None
+
+    def receive(self, frame: Tensors) -> list[Tensors]:
+        match frame.edge:
+            case "theta":
+                if (whole := self._theta_in.take(frame)) is not None:
+                    self._theta = state.unpack(whole, state.types(self._recipe.shapes()), field="theta")
+                return []
+            case "shard":
+                if (whole := self._shard_in.take(frame)) is not None:
+                    self._shard = Shard.unpack(whole, self._recipe)
+                return []
+            case "train":
+                return [self._train(frame.seq)]
+            case "update":
+                if self._update is None:
+                    raise BadFrame("update", "there is none yet")
+                packed, _ = compress.pack(self._update.delta, self._recipe.compression, None)
+                return list(pieces("update", packed))
+            case "reveal":
+                return list(pieces("snapshot", segments.show(self._snapshot(number(frame, "segment")))))
+        raise BadFrame("edge", f"{frame.edge[:40]!r} is unknown")
+
+    def _train(self, seq: int) -> Tensors:
+        if self._running is None:
+            if self._theta is None or self._shard is None:
+                raise BadFrame("train", "theta and shard come first")
+            self._running = self._trainer.stretches(self._theta, self._shard, self._round, self._index, self._steps)
+        done = next(self._running, None)
+        if done is None:
+            raise BadFrame("train", "the round is over")
+        self._update = done.update
+        if float(self._recipe.audit.fraction) and (seq + 1) % self._every == 0:
+            self._kept[done.step] = self._trainer.now(done.step)
+        said: Meta = {
+            "step": done.step,
+            "loss": micro(done.loss),
+            "state": done.state.hex(),
+            "samples": done.update.samples if done.update else 0,
+            "end": done.update is not None,
+        }
+        return Frame("trained", seq, (), said)
+
+    def _snapshot(self, segment: int) -> Snapshot:
+        """After a segment: the kept one, or from the one before it (or the round's beginning) on."""
+        step = min((segment + 1) * self._recipe.audit.segment, self._steps)
+        if self._theta is None or self._shard is None or segment < 0:
+            raise BadFrame("reveal", "theta and shard come first")
+        begun = self._trainer.beginning(self._theta)
+        near = max((kept for kept in self._kept.values() if kept.step <= step), key=lambda s: s.step, default=begun)
+        if near.step == step:
+            return near
+        return self._trainer.segment(near, self._shard, self._round, self._index, step - near.step)
