@@ -106,7 +106,13 @@ def open_encoder(directory: Path) -> Opened:
 def save(
     folder: Path, recipe: Recipe, theta: State, start: State | None = None, tokenizer: bytes | None = None
 ) -> None:
-    """Write what was trained to `folder`: weights as float32, configuration, tokenizer, and the recipe.
+    """Write what was trained to `folder`: the `files`. Raises BadInput: a recipe's start or tokenizer was not given."""
+    for name, data in files(recipe, theta, start, tokenizer).items():
+        (folder / name).write_bytes(data)
+
+
+def files(recipe: Recipe, theta: State, start: State | None = None, tokenizer: bytes | None = None) -> dict[str, bytes]:
+    """What was trained, by file name: weights as float32, configuration, tokenizer, and the recipe.
 
     Args:
         start: what the recipe's model started from; needed with an adapter only.
@@ -115,17 +121,18 @@ def save(
     Raises:
         BadInput: a recipe's start or tokenizer was not given.
     """
-    family = recipe.family
+    family, made = recipe.family, {}
     if isinstance(family, Decoder) and family.tokens == "byte":
         tokenizer = vocabulary.of_bytes()
     if isinstance(family, Decoder | Encoder):
         if tokenizer is None:
             raise BadInput("tokenizer", "missing")
-        (folder / TOKENIZER).write_bytes(tokenizer)
+        made[TOKENIZER] = tokenizer
         config = _llama(family) if isinstance(family, Decoder) else _bert(family)
-        (folder / CONFIG).write_text(json.dumps(config, indent=1) + "\n")
-    (folder / RECIPE).write_text(recipe.to_json() + "\n")
-    (folder / WEIGHTS).write_bytes(state.pack(merged(recipe, theta, start)))
+        made[CONFIG] = (json.dumps(config, indent=1) + "\n").encode()
+    made[RECIPE] = (recipe.to_json() + "\n").encode()
+    made[WEIGHTS] = state.pack(merged(recipe, theta, start))
+    return made
 
 
 def merged(recipe: Recipe, theta: State, start: State | None = None) -> State:

@@ -204,8 +204,10 @@ async def train(
     shards: int = 2,
     budget_msat: int = 10**6,
     on_change: OnChange | None = None,
+    data: Path | None = None,
+    start: Path | None = None,
 ) -> tuple[State, bytes]:
-    """As a customer of that name, to the end; called again after a crash, it goes on."""
+    """As a customer of that name, to the end; called again after a crash, it goes on. `start`: what a recipe cites."""
     folder = market.folder / name
     folder.mkdir(exist_ok=True)
     async with AsyncExitStack() as stack:
@@ -233,7 +235,7 @@ async def train(
         kind = FEDAVG.request if recipe.outer.method == "average" else DILOCO.request
         requests = Requests(keys, recipe, kind, journal.fact("salt", "5a" * 32), config.relays)
         coordinator = Coordinator(Local(), blobs, folder)
-        await coordinator.open(recipe.pack(), market.data, shards)
+        await coordinator.open(recipe.pack(), data or market.data, shards, start)
         course = Course(
             session,
             recipe,

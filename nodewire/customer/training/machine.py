@@ -58,6 +58,8 @@ class Opened:
     rounds: int
     shards: tuple[Sealed, ...]
     theta: Sealed
+    start: Sealed | None = None
+    """Frozen weights, where the recipe has an adapter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +250,7 @@ class State:
     rounds: int = 0
     round: int = 0
     theta: Sealed | None = None
+    start: Sealed | None = None
     shards: tuple[Sealed, ...] = ()
     works: tuple[Work, ...] = ()
     requests: dict[str, str] = field(default_factory=dict)
@@ -293,12 +296,11 @@ def apply(event: Event, state: State) -> State:
         NotAllowed: it cannot have happened in this state.
     """
     match event:
-        case Opened(rounds, shards, theta):
+        case Opened(rounds, shards, theta, start):
             if state.rounds:
                 return state
-            return replace(
-                state, rounds=rounds, shards=shards, theta=theta, works=tuple(Work(i) for i in range(len(shards)))
-            )
+            works = tuple(Work(i) for i in range(len(shards)))
+            return replace(state, rounds=rounds, shards=shards, theta=theta, start=start, works=works)
         case Published():
             return _published(event, state)
         case Stepped(round_, loss, theta):
