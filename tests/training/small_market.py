@@ -13,6 +13,7 @@ from kinds import training_worker
 from kinds.k8840 import KIND as FEDAVG
 from kinds.k8841 import KIND as DILOCO
 from nodewire.config import CustomerConfig, WalletConfig
+from nodewire.customer.training import starting
 from nodewire.customer.training.coordinating import Coordinator
 from nodewire.customer.training.course import Course, OnChange
 from nodewire.customer.training.journal import Journal
@@ -206,8 +207,10 @@ async def train(
     on_change: OnChange | None = None,
     data: Path | None = None,
     start: Path | None = None,
+    model: Path | None = None,
 ) -> tuple[State, bytes]:
-    """As a customer of that name, to the end; called again after a crash, it goes on. `start`: what a recipe cites."""
+    """As a customer of that name, to the end; called again after a crash, it goes on. `start` is what a recipe cites,
+    `model` where what was trained is written."""
     folder = market.folder / name
     folder.mkdir(exist_ok=True)
     async with AsyncExitStack() as stack:
@@ -248,4 +251,6 @@ async def train(
             on_change=on_change,
         )
         done = await Rounds(course).run()
+        if model is not None:
+            starting.write(model, await coordinator.model())
         return done, await coordinator.weights()

@@ -70,11 +70,11 @@ async def train(
             session.keys, recipe, kind.request, journal.fact("salt", secrets.token_hex(32)), config.relays
         )
 
-        async def start() -> WorkerProcess:
+        async def begun() -> WorkerProcess:
             readable = [folder, data, *(starting.readable(start) if start else ())]
             return await WorkerProcess.start(kind.worker_entry, config.worker.limits, readable=readable)
 
-        worker = LastingWorker(start)
+        worker = LastingWorker(begun)
         stack.push_async_callback(worker.stop)
         coordinator = Coordinator(worker, session.blobs, folder)
         await coordinator.open(recipe.pack(), data, shards, start)
