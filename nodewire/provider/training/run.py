@@ -153,14 +153,22 @@ class ShardRun:
             "round": round_.round,
             "index": job.assigned.index,
             "steps": job.assigned.steps,
+            "start": job.start_name,
         }
         await worker.open(TASK, session, params)
         self._worker = worker
         for path in frozen:
-            assert job.start_sha256 is not None and ticket.start_key is not None
-            await self._feed(worker, "start", path, ticket.start_key, job.start_sha256)
+            await self._freeze(worker, path)
         await self._feed(worker, "theta", theta, ticket.theta_key, ticket.theta_sha256)
         await self._feed(worker, "shard", shard, ticket.shard_key, ticket.shard_sha256)
+
+    async def _freeze(self, worker: Worker, path: Path) -> None:
+        """The frozen weights into the worker, unless it has them from a round before."""
+        job = self.job
+        assert job.start_sha256 is not None and job.ticket.start_key is not None
+        (said,) = await worker.receive(TASK, job.request.id, Frame("frozen", 0))
+        if not said.meta["here"]:
+            await self._feed(worker, "start", path, job.ticket.start_key, job.start_sha256)
 
     async def balance(self) -> None:
         """Return when the balance is paid.
