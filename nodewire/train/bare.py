@@ -85,10 +85,10 @@ def run(
             size += len(packed)
         counted = set(participation[round])
         results = [
-            (part, outer.lateness_weight(samples, round - part.round), delta)
+            (part, weight, delta)
             for one in (trained.pop(round - 1, []), trained[round])
             for part, samples, delta in one
-            if part in counted
+            if part in counted and (weight := outer.lateness_weight(samples, round - part.round))
         ]
         results.sort(key=lambda result: _key(result[0]))
         theta, momenta = outer.step(recipe.outer, theta, momenta, [(weight, delta) for _, weight, delta in results])
