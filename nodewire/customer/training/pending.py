@@ -7,6 +7,7 @@ from nodewire.customer.training.machine import (
     Audit,
     Await,
     Call,
+    Close,
     Fetch,
     Judge,
     Pay,
@@ -40,10 +41,13 @@ def pending(state: State) -> list[Action]:
                 actions.append(Judge(state.round, waiting))
         if state.works and all(work.status == "accepted" for work in state.works):
             actions.append(Step(state.round))
+    whole = bool(state.works) and all(work.status == "accepted" for work in state.works)
+    unclosed = {debt.round for debt in state.debts.values() if debt.balance == "held" and not debt.close}
+    actions += [Close(round_) for round_ in sorted(unclosed) if round_ < state.round or whole]
     for (request, provider), debt in state.debts.items():
         if debt.deposit == "owed":
             actions.append(Pay(request, provider, DEPOSIT))
-        if debt.balance == "held":
+        if debt.balance == "held" and debt.close:
             actions.append(Audit(request, provider))
         if debt.balance == "owed":
             actions.append(Pay(request, provider, BALANCE))

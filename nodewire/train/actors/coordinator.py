@@ -2,11 +2,12 @@
 the recipe, its only weights file the customer's folder.
 
     shard {index}         -> shard*              theta, momenta  -> theta*, momenta*
-    restore {what}*       theta or momenta as they were after some round
+    restore {what, round}*                       theta or momenta as they were before some round
     result {index, steps}*                       -> received {fine, reason} after the last
-    judge {round}         -> judged {index, accepted, reason}*, one for each result of the round
-    draw {round, index, seed, commitment}        -> drawn {snapshots}: what its provider has to show
-    shown {segment}*, audit {round, index, request, provider, states} -> audited {accepted, reason}, of a round before
+    judge {round}         -> judged {index, accepted, reason, doubted}*, one for each result of the round
+    holds {round, index, update}                 -> held {holds}: whether it can be audited without being recalled
+    recall.theta, recall.update {round, index, steps}*   what an audit needs of a round that was forgotten
+    shown {segment}*, audit {round, index, update, request, provider, states, drawn} -> audited {accepted, reason}
     step                  theta and momenta of the next round, from the results that were accepted -> stepped {loss}
 """
 
@@ -32,10 +33,6 @@ KEPT_ROUNDS = 2
 """For which a coordinator keeps what is needed to audit them."""
 DOUBTED = ("norm: out",)
 """Rejections that an honest result may meet, where rounds get shorter as a model converges: they are audited."""
-DOUBT = 4
-"""How many times the recipe's share is drawn of a result that is doubted."""
-MAX_DRAWN = 64
-"""Segments of one result; both ends of each are shown."""
 
 
 class CoordinatorActor:
@@ -47,6 +44,7 @@ class CoordinatorActor:
         self._trainer = Trainer(recipe)
         self._theta: State = initial(recipe)
         self._momenta: State = outer.start(recipe.outer, self._theta)
+        self._round = 0
         self._shards: list[Shard] = []
         self._incoming: dict[str, Incoming] = {}
         self._results: dict[int, _Result] = {}
@@ -54,6 +52,8 @@ class CoordinatorActor:
         """Held-out losses of the weights before each round so far."""
         self._past: dict[int, tuple[State, dict[int, _Result]]] = {}
         """By round, what it began with and what was accepted, for audits."""
+        self._recalled: tuple[int, State, dict[int, _Result]] | None = None
+        """A round that is longer ago, or was before this worker: what it began with, and one result."""
         self._shown: dict[int, bytes] = {}
         self._norms: list[float] = []
         """Of the results that were accepted in the round before."""
@@ -79,8 +79,11 @@ class CoordinatorActor:
                 return self._judge(number(frame, "round"))
             case "step":
                 return [self._step(frame.seq)]
-            case "draw":
-                return [self._draw(frame)]
+            case "holds":
+                held = self._result_of(frame) is not None
+                return [Frame("held", 0, (), {"holds": held})]
+            case "recall.theta" | "recall.update":
+                return self._recall(frame)
             case "shown":
                 segment = number(frame, "segment")
                 most = 3 * self._recipe.state_bytes() + HEADER_BYTES
@@ -104,6 +107,7 @@ class CoordinatorActor:
             tensors = state.unpack(whole, state.types({name: tuple(shape) for name, shape in expected.items()}))
             if what == "theta":
                 self._theta = tensors
+                self._round = number(frame, "round")
                 self._held = [self._loss(tensors)]
             else:
                 self._momenta = tensors
@@ -140,9 +144,10 @@ class CoordinatorActor:
         )
         said: list[Tensors] = []
         for index, judgement in judgements.items():
+            doubted = False
             if judgement.outcome == "audit" or judgement.reason.startswith(DOUBTED):
                 if float(self._recipe.audit.fraction):  # its provider will have to show more of it
-                    self._results[index].doubted = True
+                    doubted = True
                     judgement = validate.Judgement(figures=judgement.figures)
                 else:
                     judgement = self._audited(round_, index, judgement)
@@ -151,7 +156,7 @@ class CoordinatorActor:
                 del self._results[index]
             elif "norm" in judgement.figures:
                 self._results[index].norm = judgement.figures["norm"]
-            meta: Meta = {"index": index, "accepted": accepted, "reason": judgement.reason[:200]}
+            meta: Meta = {"index": index, "accepted": accepted, "reason": judgement.reason[:200], "doubted": doubted}
             said.append(Frame("judged", len(said), (), meta))
         return said
 
@@ -180,7 +185,7 @@ class CoordinatorActor:
         return validate.Judgement("accept" if fine else "reject", reason, judgement.figures)
 
     def _step(self, seq: int) -> Tensors:
-        before = self._theta
+        before, self._round = self._theta, seq + 1
         results = [(r.steps * self._recipe.batch, r.delta) for _, r in sorted(self._results.items())]
         self._theta, self._momenta = outer.step(self._recipe.outer, self._theta, self._momenta, results)
         self._past[seq] = before, dict(self._results)
@@ -190,28 +195,30 @@ class CoordinatorActor:
         self._held.append(self._loss(self._theta))
         return Frame("stepped", seq, (), {"loss": micro(self._held[-1])})
 
-    def _draw(self, frame: Tensors) -> Tensors:
-        """Which snapshots a provider has to show: those at both ends of the segments that are drawn."""
-        round_, index = number(frame, "round"), number(frame, "index")
-        seed, commitment = frame.meta["seed"], bytes.fromhex(str(frame.meta["commitment"]))
-        result = self._result_of(round_, index)
-        if not isinstance(seed, bytes) or result is None:
-            return Frame("drawn", 0, (), {"snapshots": ""})
-        count = segments.count(self._recipe, result.steps)
-        fraction = float(self._recipe.audit.fraction) * (DOUBT if result.doubted else 1)
-        fraction = min(1.0, fraction, MAX_DRAWN / count)
-        result.drawn = segments.drawn(seed, commitment, count, fraction)
-        ends = sorted({end for segment in result.drawn for end in (segment - 1, segment) if end >= 0})
-        return Frame("drawn", 0, (), {"snapshots": ",".join(map(str, ends))})
+    def _recall(self, frame: Tensors) -> list[Tensors]:
+        round_, most = number(frame, "round"), 3 * self._recipe.state_bytes() + HEADER_BYTES
+        whole = self._incoming.setdefault(frame.edge, Incoming(most)).take(frame)
+        if whole is None:
+            return []
+        shapes = self._recipe.shapes()
+        if frame.edge == "recall.theta":
+            self._recalled = round_, state.unpack(whole, state.types(shapes), field="theta"), {}
+        elif self._recalled is None or self._recalled[0] != round_:
+            raise BadFrame(frame.edge, "its round's theta comes first")
+        else:
+            delta = compress.unpack(whole, shapes, self._recipe.compression)
+            self._recalled[2][number(frame, "index")] = _Result(number(frame, "steps"), delta, whole)
+        return []
 
     def _audit(self, frame: Tensors) -> Tensors:
         """Compute the drawn segments again from what was shown, and compare."""
         round_, index = number(frame, "round"), number(frame, "index")
-        result, theta = self._result_of(round_, index), self._past.get(round_, (self._theta, {}))[0]
+        found = self._result_of(frame)
         states, shown = frame.meta["states"], self._shown
         self._shown = {}
-        if result is None or not isinstance(states, bytes):
+        if found is None or not isinstance(states, bytes):
             raise BadInput("audit", "of a result that is not here")
+        theta, result = found
         claim = segments.Claim(
             author=str(frame.meta["provider"]),
             request=str(frame.meta["request"]),
@@ -222,7 +229,7 @@ class CoordinatorActor:
         )
         judgement = validate.Judgement()
         shard = self._shards[index]
-        for segment in result.drawn:
+        for segment in map(int, str(frame.meta["drawn"]).split(",")):
             try:
                 off = segments.recomputed(
                     self._trainer, claim, theta, shard, result.steps, segment, shown.get, result.packed
@@ -233,13 +240,21 @@ class CoordinatorActor:
                 judgement = validate.by_audit(self._recipe, off)
             if judgement.outcome != "accept":
                 break
+        self._recalled = None
         accepted = judgement.outcome == "accept"
         return Frame("audited", 0, (), {"accepted": accepted, "reason": judgement.reason[:200]})
 
-    def _result_of(self, round_: int, index: int) -> _Result | None:
-        """What was accepted in a round, this or one before; None if this worker has not seen it."""
-        past = self._past.get(round_)
-        return past[1].get(index) if past is not None else self._results.get(index)
+    def _result_of(self, frame: Tensors) -> tuple[State, _Result] | None:
+        """What a round began with and one result of it; None if this worker has forgotten it, or has another."""
+        round_, index, update = number(frame, "round"), number(frame, "index"), frame.meta["update"]
+        kept = [(self._round, self._theta, self._results), *((n, *past) for n, past in self._past.items())]
+        if self._recalled is not None:
+            kept.append(self._recalled)
+        for known, theta, results in kept:
+            found = results.get(index) if known == round_ else None
+            if found is not None and hashlib.sha256(found.packed).hexdigest() == update:
+                return theta, found
+        return None
 
     def _loss(self, theta: State) -> float:
         return self._trainer.loss(theta, self._measured)
@@ -253,7 +268,3 @@ class _Result:
     delta: State
     packed: bytes
     norm: float = 0.0
-    doubted: bool = False
-    """Looking at it leaves doubt: more of it is drawn."""
-    drawn: tuple[int, ...] = ()
-    """Segments that are computed again."""
