@@ -185,6 +185,8 @@ def walk(seed: int, rounds: int, shards: int) -> tuple[list[machine.Event], Stat
                 event = draw.choice((Received(request, provider), Lost(request, provider, "bad-hash")))
             case Judge(_, waiting):
                 event = Judged(*draw.choice(waiting), draw.random() < 0.7, "", draw.random() < 0.5)
+            case Close(round_):
+                event = Closed(round_, f"c{len(events)}", "{}", state.unclosed(round_))
             case Audit(request, provider):
                 event = Audited(request, provider, draw.random() < 0.8, "")
             case Pay(request, provider, part):

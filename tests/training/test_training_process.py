@@ -72,7 +72,7 @@ async def test_a_round_is_trained_judged_audited_and_stepped_in_a_worker(tmp_pat
             shown[segment] = blobs.path(ref.sha256), said
         assert shown
         await coordinator.step(0)
-        past = Past(0, 0, ONE_ROUND.steps, blobs.path(blob.sha256), opened, lambda: theta)
+        past = Past(0, 0, ONE_ROUND.steps, blobs.path(blob.sha256), opened, theta)
         assert await coordinator.audit(delivered, past, drawn, shown) == (True, "")
         expected, _ = bare.run(ONE_ROUND, dataset(), 1)
         assert await coordinator.weights() == state.pack(expected)

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nodewire.customer.training import receiving
-from nodewire.customer.training.coordinating import Past
+from nodewire.customer.training.coordinating import Late, Past
 from nodewire.customer.training.course import Course
-from nodewire.customer.training.machine import Audited, Judged, Opened, Sealed, Stepped
-from nodewire.errors import NodewireError, NotFound, Withheld
+from nodewire.customer.training.machine import Audited, Judged
+from nodewire.errors import NodewireError, Withheld
 from nodewire.nostr import event as events
 from nodewire.nostr.event import Event
 from nodewire.protocol import audit as audits
@@ -28,12 +28,23 @@ ASK_AGAIN_S = 20.0
 
 
 async def judge(course: Course, round_: int, waiting: Sequence[tuple[str, str]]) -> None:
+    if round_ < course.state.round:
+        for request, provider in waiting:
+            await _judge_late(course, Late(request, round_), provider)
+        return
     judged = await course.coordinator.judge(round_)
     is_audited = float(course.recipe.audit.fraction) > 0
     for request, provider in waiting:
         said = judged[course.state.debts[request, provider].row.index]
         audit_ = said.accepted and is_audited
         course.take(Judged(request, provider, said.accepted, said.reason, audit_, audit_ and said.doubted))
+
+
+async def _judge_late(course: Course, late: Late, provider: str) -> None:
+    index = course.state.debts[late.request, provider].row.index
+    said = await course.coordinator.judge_late(late, index, course.state.thetas[late.round])
+    audit_ = said.accepted and float(course.recipe.audit.fraction) > 0
+    course.take(Judged(late.request, provider, said.accepted, said.reason, audit_, audit_ and said.doubted))
 
 
 async def audit(course: Course, request: str, provider: str) -> None:
@@ -60,7 +71,7 @@ async def audit(course: Course, request: str, provider: str) -> None:
     except NodewireError as error:
         passed, reason = False, f"{error.code}: {error}"[:200]
     else:
-        past = Past(debt.round, index, debt.row.steps, update, opened, lambda: theta_before(course, debt.round))
+        past = Past(debt.round, index, debt.row.steps, update, opened, course.state.thetas[debt.round])
         passed, reason = await course.coordinator.audit(delivered, past, drawn, files)
     course.take(Audited(request, provider, passed, reason, ask.to_json(), answer.to_json() if answer else ""))
 
@@ -97,14 +108,3 @@ async def _files(course: Course, showing: Showing, wanted: Sequence[int]) -> dic
     """The snapshots' ciphertexts, as far as they are shown. Raises NodewireError: one is not to be had."""
     shown = {one.segment: one for one in showing.shown}
     return {n: (await course.session.blobs.get(shown[n].blob), shown[n]) for n in wanted if n in shown}
-
-
-def theta_before(course: Course, round_: int) -> Sealed:
-    """The weights that a round began with, of which the journal has the key."""
-    for event in course.journal.events():
-        match event:
-            case Opened(_, _, theta) if round_ == 0:
-                return theta
-            case Stepped(before, _, theta) if before == round_ - 1:
-                return theta
-    raise NotFound("round", f"{round_} has not begun")

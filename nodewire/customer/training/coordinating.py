@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from nodewire.customer.training.machine import Sealed
+from nodewire.customer.training.machine import Counted, Sealed
 from nodewire.errors import BadHash, NodewireError, WorkerFailed
 from nodewire.kind import Worker
 from nodewire.protocol.audit import Shown
@@ -37,14 +37,22 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """A result that was accepted, and what its round began with: the update's sealed file, and how to find theta."""
+    """A result that was accepted, and what its round began with: the update's sealed file, and theta."""
 
     round: int
     index: int
     steps: int
     update: Path
     opened: Delivered
-    theta: Callable[[], Sealed]
+    theta: Sealed
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """Whose request a late result answers, and in which round it was trained."""
+
+    request: str
+    round: int
 
 
 class Coordinator:
@@ -56,6 +64,7 @@ class Coordinator:
         self._blobs = blobs
         self._folder = folder
         self._auditing = asyncio.Lock()
+        self._judging = asyncio.Lock()
 
     async def open(self, recipe: bytes, data: Path, shards: int) -> None:
         """Read the customer's data and split them; weights are as before the first round."""
@@ -86,10 +95,15 @@ class Coordinator:
         if momenta.exists():
             await self._put("restore", [momenta.read_bytes()], {"what": "momenta"}, None)
 
-    async def result(self, index: int, steps: int, path: Path, key: str, sha256: str) -> tuple[bool, str]:
+    async def result(
+        self, index: int, steps: int, path: Path, key: str, sha256: str, late: Late | None = None
+    ) -> tuple[bool, str]:
         """Take the packed update in a sealed file: whether it is one of this recipe, and if not, why."""
+        meta: Meta = {"index": index, "steps": steps}
+        if late is not None:
+            meta = {**meta, "request": late.request, "round": late.round}
         try:
-            said = await self._put("result", sealed.unseal(path, key), {"index": index, "steps": steps}, sha256)
+            said = await self._put("result" if late is None else "late", sealed.unseal(path, key), meta, sha256)
         except WorkerFailed:
             raise
         except NodewireError as error:  # of whoever made the result
@@ -107,6 +121,15 @@ class Coordinator:
             )
             for one in said
         }
+
+    async def judge_late(self, late: Late, index: int, theta: Sealed) -> Verdict:
+        """Whether a late result is accepted, by the weights that its own round began with."""
+        path = await self._blobs.get(BlobRef(sha256=theta.sha256, bytes=theta.bytes))
+        async with self._judging:
+            await self._put("late.theta", sealed.unseal(path, theta.key), {"round": late.round}, theta.plain_sha256)
+            meta: Meta = {"request": late.request, "index": index}
+            (said,) = await self._worker.receive(TASK, _SESSION, Frame("late.judge", 0, (), meta))
+        return Verdict(bool(said.meta["accepted"]), str(said.meta["reason"]), bool(said.meta["doubted"]))
 
     async def audit(
         self, delivered: Delivery, past: Past, drawn: Sequence[int], shown: Mapping[int, tuple[Path, Shown]]
@@ -136,15 +159,18 @@ class Coordinator:
 
     async def _recall(self, past: Past) -> None:
         """Give the worker again what it has forgotten: of one result, until the next is recalled."""
-        theta = past.theta()
+        theta = past.theta
         path = await self._blobs.get(BlobRef(sha256=theta.sha256, bytes=theta.bytes))
         meta: Meta = {"round": past.round, "index": past.index, "steps": past.steps}
         await self._put("recall.theta", sealed.unseal(path, theta.key), meta, theta.plain_sha256)
         await self._put("recall.update", sealed.unseal(past.update, past.opened.key), meta, past.opened.sha256)
 
-    async def step(self, round_: int) -> int:
-        """The outer step from the results that were accepted; the held-out loss after it, in millionths."""
-        (said,) = await self._worker.receive(TASK, _SESSION, Frame("step", round_))
+    async def step(self, round_: int, counted: Sequence[Counted] | None = None) -> int:
+        """The outer step of these results, or all of the round; the held-out loss after it, in millionths."""
+        meta: Meta = {}
+        if counted is not None:
+            meta = {"counted": ",".join(f"{c.index}:{c.request if c.round < round_ else ''}" for c in counted)}
+        (said,) = await self._worker.receive(TASK, _SESSION, Frame("step", round_, (), meta))
         loss = said.meta["loss"]
         if not isinstance(loss, int):
             raise WorkerFailed("step", "an answer that is none")

@@ -10,6 +10,7 @@ from nodewire.customer.training.machine import (
     Close,
     Fetch,
     Judge,
+    Linger,
     Pay,
     Publish,
     State,
@@ -25,7 +26,7 @@ def pending(state: State) -> list[Action]:
         idle = tuple(work.index for work in state.works if work.status == "idle")
         # A coordinator keeps what audits need for two rounds: those of the round before the last come first.
         late = any(debt.balance == "held" and debt.round < state.round - 1 for debt in state.debts.values())
-        if idle and not late:
+        if idle and not late and not state.is_quorate:
             actions.append(Publish(state.round, idle))
         for work in state.works:
             match work.status:
@@ -35,14 +36,22 @@ def pending(state: State) -> list[Action]:
                     actions.append(Await(work.request, work.provider))
                 case "delivered":
                     actions.append(Fetch(work.request, work.provider))
-        if all(work.status in ("received", "accepted") for work in state.works):
-            waiting = tuple((work.request, work.provider) for work in state.works if work.status == "received")
-            if waiting:
-                actions.append(Judge(state.round, waiting))
-        if state.works and all(work.status == "accepted" for work in state.works):
-            actions.append(Step(state.round))
-    whole = bool(state.works) and all(work.status == "accepted" for work in state.works)
+        waited = [work for work in state.works if work.status != "missed"]
+        if state.is_quorate and all(work.status in ("received", "accepted") for work in waited):
+            waiting = tuple((work.request, work.provider) for work in waited if work.status == "received")
+            actions.append(Judge(state.round, waiting) if waiting else Step(state.round))
+        elif state.is_quorate and not state.is_enough:
+            actions.append(Linger(state.round))
+    for work in state.late:
+        match work.status:
+            case "asked" | "working":
+                actions.append(Await(work.request, work.provider, late=True))
+            case "delivered":
+                actions.append(Fetch(work.request, work.provider))
+            case "received" if (round_ := state.debts[work.request, work.provider].round) < state.round:
+                actions.append(Judge(round_, ((work.request, work.provider),)))
     unclosed = {debt.round for debt in state.debts.values() if debt.balance == "held" and not debt.close}
+    whole = Step(state.round) in actions
     actions += [Close(round_) for round_ in sorted(unclosed) if round_ < state.round or whole]
     for (request, provider), debt in state.debts.items():
         if debt.deposit == "owed":
