@@ -19,6 +19,7 @@ from nodewire.cli.output import one_line, plain, sats
 from nodewire.cli.training_quote import duration, size
 from nodewire.customer.training import machine
 from nodewire.customer.training.history import History
+from nodewire.customer.training.transitions import apply
 from nodewire.protocol.delivery import Progress
 
 if TYPE_CHECKING:
@@ -72,7 +73,11 @@ class TrainingView:
 
     def begin(self, course: Course) -> None:
         """Learn what earlier runs did."""
-        self.history = History.of(course.journal.events())
+        for event in course.journal.events():
+            self.state = apply(event, self.state)
+            self.history.take(event)
+            self._note(event)
+        self._stepped_s.clear()  # that was at another time
 
     @contextmanager
     def shown(self, wanted: bool) -> Iterator[None]:
@@ -235,14 +240,14 @@ class TrainingView:
         table = Table(
             "shard", "trainer", "state", "steps", "its loss", "last verdict", box=None, header_style="bold dim"
         )
-        works = self.state.works
+        state, works = self.state, self.state.works
         for work in works[:_MOST_ROWS]:
             said = self._progress.get(work.provider) if work.status == "working" else None
             verdict = self._verdicts.get(work.index, _Verdict("", ""))
             table.add_row(
                 str(work.index),
                 self._name(work.provider) if work.provider else "-",
-                Text(work.status, style=_STATE_STYLES.get(work.status, "dim")),
+                Text("done" if state.is_trained else work.status, style=_STATE_STYLES.get(work.status, "dim")),
                 f"{said.step}/{self._recipe.steps}" if said else "",
                 f"{said.loss / 1_000_000:.4f}" if said else "",
                 Text(plain(verdict.text.replace("\n", " ")), style=verdict.style),

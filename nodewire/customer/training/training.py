@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nodewire.config import CustomerConfig
-from nodewire.customer.training import machine
 from nodewire.customer.training.coordinating import Coordinator
 from nodewire.customer.training.course import Course, OnChange
 from nodewire.customer.training.history import History
@@ -18,6 +17,7 @@ from nodewire.customer.training.machine import State
 from nodewire.customer.training.requesting import Requests
 from nodewire.customer.training.rounds import Rounds
 from nodewire.customer.training.session import open_session
+from nodewire.customer.training.transitions import apply
 from nodewire.errors import BadInput, NodewireError, NotAllowed
 from nodewire.kind import TrainingKind, installed_training
 from nodewire.protocol.recipe import Recipe
@@ -132,7 +132,7 @@ def begun(config: CustomerConfig, recipe: Recipe, shards: int) -> State | None:
     try:
         state = State()
         for event in journal.events():
-            state = machine.apply(event, state)
+            state = apply(event, state)
         return state if state.rounds else None
     finally:
         journal.close()
