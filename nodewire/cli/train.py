@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import uvloop
 
+from nodewire.cli.models import publish_folder, size_of
 from nodewire.cli.output import CUSTOMERS, Json, console, notes, one_line, print_json, sats
 from nodewire.cli.roles import load_customer, naming
 from nodewire.cli.training_recipe import read_recipe
@@ -37,7 +39,18 @@ def train(
         Path | None, typer.Option(help="Folder for the results (default: the recipe's name), or a .safetensors file.")
     ] = None,
     shards: Annotated[int, typer.Option(help="Parts of the data that are trained on at the same time.", min=1)] = 2,
+    start: Annotated[
+        Path | None,
+        typer.Option(help="What the recipe starts from: a folder with weights (safetensors) and tokenizer.json."),
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="A folder for the trained model as Hugging Face lays it out, adapters merged.")
+    ] = None,
     quote: Annotated[bool, typer.Option("--quote", help="Say what it would take and cost, and ask nobody.")] = False,
+    register: Annotated[
+        bool, typer.Option("--register", help="Put the trained model on the market, with the customer's key.")
+    ] = False,
+    target_vram: Annotated[str, typer.Option(help="With --register: most memory that one piece may need.")] = "1GB",
     json: Json = False,
 ) -> None:
     """Train a model on strangers' machines, round by round. What was broken off goes on where it stood."""
@@ -48,11 +61,19 @@ def train(
         return
     if budget_msat is None:
         raise BadInput("--budget", "most that the training may cost, such as 50000sat; --quote says what it would")
-    from nodewire.cli.training_results import place, write
+    from nodewire.cli.training_results import model_of, place, write
 
     place(out := out or Path(read.name))
-    done = uvloop.run(_train(customer, read, data.resolve(), shards, budget_msat, show=not json))
+    model = model or model_of(out)
+    if register:
+        _can_register(model, target_vram)
+    ask = _Ask(
+        customer, read, data.resolve(), shards, budget_msat, start and start.resolve(), model and model.resolve()
+    )
+    done = uvloop.run(_train(ask, show=not json))
     said = write(out, read, done)
+    if register and model is not None:
+        said["registered"] = _registered(model, read.name, target_vram, customer, show=not json)
     if json:
         print_json(said)
         return
@@ -62,6 +83,8 @@ def train(
         f"{sats(said['paid_msat'])} and {sats(said['fees_msat'])} in fees; results in {one_line(str(out))}",
         soft_wrap=True,
     )
+    if "registered" in said:
+        console.print(f"[bold green]registered[/] {said['registered']['address']}", soft_wrap=True)
 
 
 def trainers(
@@ -97,6 +120,22 @@ def trainers(
 def add_to(app: typer.Typer) -> None:
     app.command(rich_help_panel=CUSTOMERS)(train)
     app.command(rich_help_panel=CUSTOMERS)(trainers)
+
+
+def _can_register(model: Path | None, target_vram: str) -> None:
+    """Known before anything is paid."""
+    if model is None:
+        raise BadInput(
+            "--register", "--out is a file for the weights alone: name a folder, or a --model folder beside it"
+        )
+    size_of(target_vram)
+
+
+def _registered(model: Path, name: str, target_vram: str, customer: CustomerConfig, *, show: bool) -> dict[str, Any]:
+    """Put a trained model on the customer's own relays and blob servers."""
+    where = customer.key, list(customer.relays), list(customer.blossom)
+    _, done = publish_folder(model, size_of(target_vram), name, 4, *where, show=show)
+    return done
 
 
 def _quote(
@@ -156,29 +195,42 @@ async def _market(role: AnyRole) -> dict[str, Trainer]:
         return await choosing.trainers(pool)
 
 
-async def _train(
-    customer: CustomerConfig, recipe: Recipe, data: Path, shards: int, budget_msat: int, *, show: bool
-) -> Trained:
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """What is wanted of the market. `start` and `model` as `nodewire.customer.training.training.train` has them."""
+
+    customer: CustomerConfig
+    recipe: Recipe
+    data: Path
+    shards: int
+    budget_msat: int
+    start: Path | None
+    model: Path | None
+
+
+async def _train(ask: _Ask, *, show: bool) -> Trained:
     """Quote, then buy; whoever interrupts it is told where it stands."""
     from nodewire.cli.training_quote import show_quote
     from nodewire.cli.training_view import TrainingView
     from nodewire.customer.training.training import train as buy
 
-    with naming(customer.relays):
-        quote = await _quoted(customer, recipe, data, shards, wait_s=FIND_S)
+    with naming(ask.customer.relays):
+        quote = await _quoted(ask.customer, ask.recipe, ask.data, ask.shards, wait_s=FIND_S)
         if show:
-            show_quote(quote, notes, budget_msat=budget_msat)
-        quote.check(budget_msat)
+            show_quote(quote, notes, budget_msat=ask.budget_msat)
+        quote.check(ask.budget_msat)
         names = {offer.public: offer.name for offer in quote.offers}
-        view = TrainingView(recipe, budget_msat, notes, names=names, seconds=quote.seconds)
+        view = TrainingView(ask.recipe, ask.budget_msat, notes, names=names, seconds=quote.seconds)
         try:
             with view.shown(show):
                 return await buy(
-                    customer,
-                    recipe,
-                    data,
-                    shards=shards,
-                    budget_msat=budget_msat,
+                    ask.customer,
+                    ask.recipe,
+                    ask.data,
+                    shards=ask.shards,
+                    budget_msat=ask.budget_msat,
+                    start=ask.start,
+                    model=ask.model,
                     on_begin=view.begin,
                     on_change=view.take,
                 )

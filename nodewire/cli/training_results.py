@@ -1,4 +1,4 @@
-"""What a training leaves behind: a folder with the weights, the recipe, the curve and a summary."""
+"""What a training leaves behind: a folder with the weights, the model ready to be served, the curve and a summary."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from nodewire.customer.training.training import Trained
     from nodewire.protocol.recipe import Recipe
 
-WEIGHTS, CURVE, SUMMARY, RECIPE = "weights.safetensors", "curve.svg", "summary.json", "recipe.json"
+WEIGHTS, CURVE, SUMMARY, MODEL = "weights.safetensors", "curve.svg", "summary.json", "model"
 
 
 def place(out: Path) -> Path:
@@ -34,6 +34,11 @@ def place(out: Path) -> Path:
     if not os.access(folder, os.W_OK):
         raise BadInput("--out", f"{folder} cannot be written to")
     return out
+
+
+def model_of(out: Path) -> Path | None:
+    """Where the whole model goes, as it is registered; nowhere if `out` is a file for the weights alone."""
+    return None if _is_file(out) else out / MODEL
 
 
 def summary(recipe: Recipe, done: Trained) -> dict[str, Any]:
@@ -73,7 +78,6 @@ def write(out: Path, recipe: Recipe, done: Trained) -> dict[str, Any]:
         return {**summary(recipe, done), "weights": str(out)}
     said = {**summary(recipe, done), "out": str(out), "weights": str(out / WEIGHTS)}
     _replace(out / WEIGHTS, done.weights)
-    _replace(out / RECIPE, (recipe.to_json() + "\n").encode())
     if done.history.points:
         from nodewire.cli.training_plot import plot
 

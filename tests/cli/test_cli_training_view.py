@@ -124,7 +124,6 @@ async def test_results_are_weights_a_curve_and_a_summary(market, tmp_path):
     said = write(place(out), TWO_ROUNDS, done)
     assert sorted(path.name for path in out.iterdir()) == [
         "curve.svg",
-        "recipe.json",
         "summary.json",
         "weights.safetensors",
     ]

@@ -35,9 +35,10 @@ async def publish(course: Course, round_: int, indices: tuple[int, ...]) -> None
     state = course.state
     assert state.theta is not None
     gflop = rounds.work_gflop(course.recipe, course.recipe.steps)
+    weights = max(state.theta.bytes, state.start.bytes if state.start else 0)
     needs = {
         index: choosing.need_of(
-            course.recipe, course.kind, blob_bytes=max(state.shards[index].bytes, state.theta.bytes), gflop=gflop
+            course.recipe, course.kind, shard_bytes=state.shards[index].bytes, weights_bytes=weights, gflop=gflop
         )
         for index in indices
     }
@@ -54,7 +55,7 @@ async def publish(course: Course, round_: int, indices: tuple[int, ...]) -> None
     made = []
     for previous, some in groups:
         ask = Ask(round_, [(index, dealt[index]) for index in some], previous)
-        made.append(await course.requests.make(ask, market, state.theta, state.shards))
+        made.append(await course.requests.make(ask, market, state.theta, state.shards, state.start))
     for published in made:
         course.asked_s[published.request] = time.monotonic()
         course.take(published)

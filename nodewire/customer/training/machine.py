@@ -55,6 +55,8 @@ class Opened:
     rounds: int
     shards: tuple[Sealed, ...]
     theta: Sealed
+    start: Sealed | None = None
+    """Frozen weights, where the recipe has an adapter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +247,7 @@ class State:
     rounds: int = 0
     round: int = 0
     theta: Sealed | None = None
+    start: Sealed | None = None
     shards: tuple[Sealed, ...] = ()
     works: tuple[Work, ...] = ()
     requests: dict[str, str] = field(default_factory=dict)

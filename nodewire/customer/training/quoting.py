@@ -63,7 +63,7 @@ class Quote:
     data_bytes: int
     data_rows: int
     up_first_bytes: int
-    """All shards, once."""
+    """All shards, and what stays frozen under an adapter; once."""
     up_round_bytes: int
     down_round_bytes: int
     audit_round_bytes: int
@@ -131,7 +131,9 @@ def quote(
     theta_bytes = sealed_bytes(recipe.state_bytes() + header)
     audit_bytes = _audited(recipe) * sealed_bytes((1 + _moments(recipe)) * recipe.state_bytes() + 2 * header)
     gflop = work_gflop(recipe, recipe.steps)
-    need = choosing.need_of(recipe, kind, blob_bytes=max(shard_bytes, theta_bytes), gflop=gflop)
+    frozen_bytes = _frozen_bytes(recipe)
+    weights_bytes = max(theta_bytes, frozen_bytes)
+    need = choosing.need_of(recipe, kind, shard_bytes=shard_bytes, weights_bytes=weights_bytes, gflop=gflop)
     dealt = _dealt(need, shards, market)
     offers = tuple(
         sorted(
@@ -161,7 +163,7 @@ def quote(
         gflop=gflop,
         data_bytes=data.bytes,
         data_rows=data.rows,
-        up_first_bytes=servers * shards * shard_bytes,
+        up_first_bytes=servers * (shards * shard_bytes + frozen_bytes),
         up_round_bytes=servers * theta_bytes,
         down_round_bytes=shards * (sealed_bytes(recipe.upload_bytes() + header) + audit_bytes),
         audit_round_bytes=shards * audit_bytes,
@@ -208,6 +210,15 @@ def _offer(public: str, ad: Trainer, need: Need, shards: int) -> Offer:
         seconds=need.gflop / ad.gflops,
         shards=shards,
         refusal=why_not(ad, need),
+    )
+
+
+def _frozen_bytes(recipe: Recipe) -> int:
+    """Of what an adapter stands beside, sealed; 0 without one."""
+    if recipe.adapter is None:
+        return 0
+    return sealed_bytes(
+        4 * (recipe.parameters() - recipe.trained()) + _HEADER_BYTES * (len(recipe.family.shapes()) + 1)
     )
 
 

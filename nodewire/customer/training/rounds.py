@@ -79,7 +79,8 @@ class Rounds:
         """Split the data, seal the shards and the first weights."""
         course = self._course
         sealed = [await course.coordinator.shard(index) for index in range(course.shards)]
-        course.take(Opened(course.recipe.rounds, tuple(sealed), await course.coordinator.theta()))
+        frozen = await course.coordinator.start() if course.recipe.adapter is not None else None
+        course.take(Opened(course.recipe.rounds, tuple(sealed), await course.coordinator.theta(), frozen))
 
     async def _resume(self) -> None:
         """Bring the coordinator to where the journal ends, and ask again what may not have been heard."""

@@ -32,12 +32,11 @@ def apply(event: Event, state: State) -> State:
         NotAllowed: it cannot have happened in this state.
     """
     match event:
-        case Opened(rounds, shards, theta):
+        case Opened(rounds, shards, theta, start):
             if state.rounds:
                 return state
-            return replace(
-                state, rounds=rounds, shards=shards, theta=theta, works=tuple(Work(i) for i in range(len(shards)))
-            )
+            works = tuple(Work(i) for i in range(len(shards)))
+            return replace(state, rounds=rounds, shards=shards, theta=theta, start=start, works=works)
         case Published():
             return _published(event, state)
         case Stepped(round_, loss, theta):
