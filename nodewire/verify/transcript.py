@@ -192,6 +192,7 @@ def _ticket(reading: Reading, one: OpenedShard) -> None:
         theta_sha256=one.theta_sha256,
         shard_key=one.shard_key,
         shard_sha256=one.shard_sha256,
+        start_key=one.start_key,
     )
     if ticket.seal() != assigned.ticket:
         reading.wrong("request", "not the ticket that was sealed", request.round.round, one.provider)
