@@ -24,13 +24,16 @@ def family(
         print_json({"family": document})
         return
     print("[family]")
-    for name, value in document.items():
-        if value is not None:
-            print(f"{name} = {_toml(value)}")
+    print("\n".join(toml_lines(document)))
 
 
 def add_to(app: typer.Typer) -> None:
     app.command(rich_help_panel=CUSTOMERS)(family)
+
+
+def toml_lines(document: dict[str, Any]) -> list[str]:
+    """A document's fields, a line each; what is null has no line."""
+    return [f"{name} = {_toml(value)}" for name, value in document.items() if value is not None]
 
 
 def _toml(value: Any) -> str:
@@ -41,7 +44,7 @@ def _toml(value: Any) -> str:
         case int():
             return str(value)
         case dict():
-            return "{ " + ", ".join(f"{name} = {_toml(one)}" for name, one in value.items()) + " }"
+            return "{ " + ", ".join(toml_lines(value)) + " }"
         case list() | tuple():
             return "[" + ", ".join(map(_toml, value)) + "]"
     return f'"{value}"'
