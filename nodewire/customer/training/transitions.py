@@ -37,7 +37,7 @@ def apply(event: Event, state: State) -> State:
         NotAllowed: it cannot have happened in this state.
     """
     match event:
-        case Opened(rounds, shards, theta, needed, late):
+        case Opened(rounds, shards, theta, needed, late, start):
             if state.rounds:
                 return state
             return replace(
@@ -45,6 +45,7 @@ def apply(event: Event, state: State) -> State:
                 rounds=rounds,
                 shards=shards,
                 theta=theta,
+                start=start,
                 thetas=(theta,),
                 needed=needed or len(shards),
                 late_counts=late,
