@@ -222,6 +222,17 @@ def test_a_late_result_does_not_count_beside_the_one_that_replaced_it():
     assert {who for (_, who), debt in state.debts.items() if debt.balance == "owed"} == {"ada", "bea"}
 
 
+def test_who_was_given_up_and_delivers_before_another_has_its_shard_is_taken_back():
+    state = apply(Opened(2, (BLOB,), BLOB), State())
+    state = after(Published(0, "r0", "{}", (row(0, "ada"),)), Begun("r0", "ada"), state=state)
+    state = after(Missed("r0", "ada", "slow"), Delivered("r0", "ada", "{}", 900), state=state)
+    assert state.late == ()
+    assert pending(state) == [Fetch("r0", "ada")]
+    assert pending(after(Lost("r0", "ada", "bad-hash"), state=state)) == [Publish(0, (0,))]
+    state = after(Received("r0", "ada"), Judged("r0", "ada", True, ""), state=state)
+    assert pending(state)[0] == Step(0)
+
+
 def test_what_is_late_and_never_comes_is_not_owed_and_a_training_does_not_end_before_that_is_known():
     state = after(Judged("r0", "ada", False, "norm"), state=late_one(1, late=True))
     assert state.late == () and state.debts["r0", "ada"].balance == "none"

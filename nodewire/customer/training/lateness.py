@@ -43,7 +43,19 @@ def after(event: Worked, work: Work, state: State) -> State:
     """The state after something of a late shard. A deposit is not paid any more: nothing is begun for what is late."""
     key = work.request, work.provider
     debt, out = state.debts[key], False
+    present = state.works[work.index]
     match event, work.status:
+        case Delivered(_, _, result, took_ms), "asked" | "working" if (
+            debt.round == state.round and present.status == "idle"
+        ):  # nobody has taken it over yet
+            work = replace(work, status="delivered", result=result, excluded=present.excluded)
+            state = measured(state, debt.row, took_ms)
+            return replace(
+                state,
+                works=tuple(work if one is present else one for one in state.works),
+                late=tuple(one for one in state.late if (one.request, one.provider) != key),
+                debts={**state.debts, key: replace(debt, result=result)},
+            )
         case Begun(), "asked":
             work = replace(work, status="working")
         case Delivered(_, _, result, took_ms), "asked" | "working":
