@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from kinds import training_worker
 from kinds.k8840 import KIND as FEDAVG
 from kinds.k8841 import KIND as DILOCO
 from nodewire.config import CustomerConfig, WalletConfig
+from nodewire.customer.training import starting
 from nodewire.customer.training.coordinating import Coordinator
 from nodewire.customer.training.course import Course, OnChange
 from nodewire.customer.training.journal import Journal
@@ -50,10 +51,13 @@ OPENING_MSAT = 10_000_000
 class Local:
     """A worker where it stands. `receive` gives way to others, as a call to a process does."""
 
-    def __init__(self, alter: Callable[[str, Any], Any] | None = None) -> None:
-        """`alter` makes a cheat: it gets every answer's edge and frames."""
+    def __init__(
+        self, alter: Callable[[str, Any], Any] | None = None, hold: Callable[[str], Awaitable[None]] | None = None
+    ) -> None:
+        """`alter` makes a cheat: it gets every answer's edge and frames. `hold` makes a slow one: it gets the edge."""
         self.actors: dict[str, Any] = {}
         self._alter = alter
+        self._hold = hold
 
     async def load(self, task, engine, program, weights):
         self.actors[task] = training_worker.load(engine, program.read_bytes(), weights, Limits(10**9))
@@ -63,7 +67,7 @@ class Local:
         self.actors[task].open(session, params)
 
     async def receive(self, task, session, frame):
-        await asyncio.sleep(0)
+        await (self._hold(frame.edge) if self._hold else asyncio.sleep(0))
         frames = [to_arrays(one) for one in self.actors[task].receive(session, to_torch(frame))]
         return self._alter(frame.edge, frames) if self._alter else frames
 
@@ -116,6 +120,7 @@ async def provider(
     name: str,
     *,
     alter: Callable[[str, Any], Any] | None = None,
+    hold: Callable[[str], Awaitable[None]] | None = None,
     published: Callable[[Event], None] | None = None,
     **changes: Any,
 ) -> AsyncIterator[Keys]:
@@ -158,7 +163,7 @@ async def provider(
             "lnurl": endpoint.pay_url,
         }
         ad = Trainer(**{**fields, **changes})
-        workers = [Local(alter) for _ in range(ad.concurrency)]
+        workers = [Local(alter, hold) for _ in range(ad.concurrency)]
         empty = folder / "empty"
         empty.touch()
         for worker in workers:
@@ -204,8 +209,12 @@ async def train(
     shards: int = 2,
     budget_msat: int = 10**6,
     on_change: OnChange | None = None,
+    data: Path | None = None,
+    start: Path | None = None,
+    model: Path | None = None,
 ) -> tuple[State, bytes]:
-    """As a customer of that name, to the end; called again after a crash, it goes on."""
+    """As a customer of that name, to the end; called again after a crash, it goes on. `start` is what a recipe cites,
+    `model` where what was trained is written."""
     folder = market.folder / name
     folder.mkdir(exist_ok=True)
     async with AsyncExitStack() as stack:
@@ -233,7 +242,7 @@ async def train(
         kind = FEDAVG.request if recipe.outer.method == "average" else DILOCO.request
         requests = Requests(keys, recipe, kind, journal.fact("salt", "5a" * 32), config.relays)
         coordinator = Coordinator(Local(), blobs, folder)
-        await coordinator.open(recipe.pack(), market.data, shards)
+        await coordinator.open(recipe.pack(), data or market.data, shards, start)
         course = Course(
             session,
             recipe,
@@ -246,4 +255,6 @@ async def train(
             on_change=on_change,
         )
         done = await Rounds(course).run()
+        if model is not None:
+            starting.write(model, await coordinator.model())
         return done, await coordinator.weights()

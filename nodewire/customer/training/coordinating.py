@@ -9,9 +9,10 @@ import asyncio
 import hashlib
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from nodewire.customer.training.machine import Sealed
+from nodewire.customer.training.machine import Counted, Sealed
 from nodewire.errors import BadHash, NodewireError, WorkerFailed
 from nodewire.kind import Worker
 from nodewire.protocol.audit import Shown
@@ -25,6 +26,14 @@ TASK = "coordinator"
 _SESSION = "training"
 
 
+@dataclass(frozen=True, slots=True)
+class Late:
+    """Whose request a late result answers, and in which round it was trained."""
+
+    request: str
+    round: int
+
+
 class Coordinator:
     """One training's worker. Every method raises what the worker does: BadData, WorkerFailed ..."""
 
@@ -34,12 +43,14 @@ class Coordinator:
         self._blobs = blobs
         self._folder = folder
         self._auditing = asyncio.Lock()
+        self._judging = asyncio.Lock()
 
-    async def open(self, recipe: bytes, data: Path, shards: int) -> None:
-        """Read the customer's data and split them; weights are as before the first round."""
+    async def open(self, recipe: bytes, data: Path, shards: int, start: Path | None = None) -> None:
+        """Read the customer's data and split them, and `start`, the files that the recipe cites; weights are as before
+        the first round."""
         program = self._folder / "recipe"
         program.write_bytes(recipe)
-        await self._worker.load(TASK, TASK, program, [data])
+        await self._worker.load(TASK, TASK, program, [data, *([start] if start else [])])
         await self._worker.open(TASK, _SESSION, {"shards": shards})
 
     async def shard(self, index: int) -> Sealed:
@@ -49,6 +60,18 @@ class Coordinator:
     async def theta(self) -> Sealed:
         """The weights as they are, sealed and uploaded."""
         return await self._seal(await self._pieces("theta", {}))
+
+    async def start(self) -> Sealed:
+        """What stays frozen, sealed and uploaded."""
+        return await self._seal(await self._pieces("start", {}))
+
+    async def model(self) -> dict[str, bytes]:
+        """What was trained so far as the files of a Hugging Face folder, by name; adapters are merged into it."""
+        frames = await self._worker.receive(TASK, _SESSION, Frame("model", 0))
+        parts: dict[str, list[bytes]] = {}
+        for frame in frames:
+            parts.setdefault(str(frame.meta["name"]), []).append(bytes(frame.tensors[0].data))
+        return {name: b"".join(pieces) for name, pieces in parts.items()}
 
     async def weights(self) -> bytes:
         """The weights as they are: a safetensors file."""
@@ -62,10 +85,15 @@ class Coordinator:
         if momenta.exists():
             await self._put("restore", [momenta.read_bytes()], {"what": "momenta"}, None)
 
-    async def result(self, index: int, steps: int, path: Path, key: str, sha256: str) -> tuple[bool, str]:
+    async def result(
+        self, index: int, steps: int, path: Path, key: str, sha256: str, late: Late | None = None
+    ) -> tuple[bool, str]:
         """Take the packed update in a sealed file: whether it is one of this recipe, and if not, why."""
+        meta: Meta = {"index": index, "steps": steps}
+        if late is not None:
+            meta = {**meta, "request": late.request, "round": late.round}
         try:
-            said = await self._put("result", sealed.unseal(path, key), {"index": index, "steps": steps}, sha256)
+            said = await self._put("result" if late is None else "late", sealed.unseal(path, key), meta, sha256)
         except WorkerFailed:
             raise
         except NodewireError as error:  # of whoever made the result
@@ -78,6 +106,15 @@ class Coordinator:
         """Of every result of the round by its shard: whether it is accepted, and if not, why."""
         said = await self._worker.receive(TASK, _SESSION, Frame("judge", 0, (), {"round": round_}))
         return {int(one.meta["index"] or 0): (bool(one.meta["accepted"]), str(one.meta["reason"])) for one in said}
+
+    async def judge_late(self, late: Late, index: int, theta: Sealed) -> tuple[bool, str]:
+        """Whether a late result is accepted, by the weights that its own round began with."""
+        path = await self._blobs.get(BlobRef(sha256=theta.sha256, bytes=theta.bytes))
+        async with self._judging:
+            await self._put("late.theta", sealed.unseal(path, theta.key), {"round": late.round}, theta.plain_sha256)
+            meta: Meta = {"request": late.request, "index": index}
+            (said,) = await self._worker.receive(TASK, _SESSION, Frame("late.judge", 0, (), meta))
+        return bool(said.meta["accepted"]), str(said.meta["reason"])
 
     async def draw(self, round_: int, index: int, seed: bytes, commitment: str) -> list[int]:
         """Which snapshots a provider has to show; none if there is nothing to audit."""
@@ -107,9 +144,12 @@ class Coordinator:
             (said,) = await self._worker.receive(TASK, _SESSION, Frame("audit", 0, (), meta))
         return bool(said.meta["accepted"]), str(said.meta["reason"])
 
-    async def step(self, round_: int) -> int:
-        """The outer step from the results that were accepted; the held-out loss after it, in millionths."""
-        (said,) = await self._worker.receive(TASK, _SESSION, Frame("step", round_))
+    async def step(self, round_: int, counted: Sequence[Counted] | None = None) -> int:
+        """The outer step of these results, or all of the round; the held-out loss after it, in millionths."""
+        meta: Meta = {}
+        if counted is not None:
+            meta = {"counted": ",".join(f"{c.index}:{c.request if c.round < round_ else ''}" for c in counted)}
+        (said,) = await self._worker.receive(TASK, _SESSION, Frame("step", round_, (), meta))
         loss = said.meta["loss"]
         if not isinstance(loss, int):
             raise WorkerFailed("step", "an answer that is none")

@@ -33,6 +33,8 @@ MAX_AUDITS = 3
 """Of one shard's round: a customer that died may ask once more."""
 PROGRESS_S = 2.0
 """Between two words to the customer about how far it is."""
+ALIVE_S = 10.0
+"""After so long without one it says that it is still at it."""
 _NEVER_S = 2**53 - 1
 """A deposit that nobody pays is no debt: nothing was done for it."""
 
@@ -95,12 +97,17 @@ class ShardRun:
         """Train and deliver; when this returns the balance is due.
 
         Raises:
+            NotAllowed: the deadline has passed; what is delivered after it is not paid.
             NodewireError: a blob is not to be had or not what was cited, or the worker failed.
         """
         self._said_s = time.monotonic()
-        await self._open(worker)
-        losses, states, samples = await self._steps(worker)
-        await self._deliver(worker, losses, states, samples)
+        living = asyncio.create_task(self._live())
+        try:
+            await self._open(worker)
+            losses, states, samples = await self._steps(worker)
+            await self._deliver(worker, losses, states, samples)
+        finally:
+            living.cancel()
 
     async def close(self) -> None:
         """Forget the shard."""
@@ -146,7 +153,8 @@ class ShardRun:
         """A session with theta and shard."""
         job, session = self.job, self.job.request.id
         ticket, round_ = job.ticket, job.request.round
-        theta, shard = await asyncio.gather(self._blobs.get(round_.theta), self._blobs.get(job.assigned.data))
+        cited = (round_.theta, job.assigned.data, *([round_.start] if round_.start else []))
+        theta, shard, *frozen = await asyncio.gather(*map(self._blobs.get, cited))
         params = {
             "recipe": job.recipe.pack(),
             "round": round_.round,
@@ -155,6 +163,9 @@ class ShardRun:
         }
         await worker.open(TASK, session, params)
         self._worker = worker
+        for path in frozen:
+            assert job.start_sha256 is not None and ticket.start_key is not None
+            await self._feed(worker, "start", path, ticket.start_key, job.start_sha256)
         await self._feed(worker, "theta", theta, ticket.theta_key, ticket.theta_sha256)
         await self._feed(worker, "shard", shard, ticket.shard_key, ticket.shard_sha256)
 
@@ -199,11 +210,29 @@ class ShardRun:
             await worker.receive(TASK, self.job.request.id, frame)
             piece, seq = following, seq + 1
 
+    async def _live(self) -> None:
+        """Say now and then that the work goes on, where segments are long: a late one that is silent is given up."""
+        while True:
+            await asyncio.sleep(max(0.0, self._said_s + ALIVE_S - time.monotonic()))
+            if time.monotonic() < self._said_s + ALIVE_S:
+                continue
+            self._said_s = time.monotonic()
+            try:
+                await self._say("processing")
+            except NodewireError as error:
+                log.info("job %s: processing: %s", self.job.request.id[:8], error)
+
+    def _check_time(self) -> None:
+        request = self.job.request
+        if time.time() > request.created_at + request.round.deadline_s:
+            raise NotAllowed("deadline_s", "it is over")
+
     async def _steps(self, worker: Worker) -> tuple[list[int], list[str], int]:
         """Train, segment by segment: losses in millionths, the states' hashes, samples seen."""
         losses: list[int] = []
         states: list[str] = []
         for seq in range(delivery.MAX_STATES):
+            self._check_time()
             (said,) = await worker.receive(TASK, self.job.request.id, Frame("train", seq))
             step, loss, state = said.meta["step"], said.meta["loss"], said.meta["state"]
             if not isinstance(step, int) or not isinstance(loss, int) or not isinstance(state, str):
@@ -225,6 +254,7 @@ class ShardRun:
             sha256.update(piece)
         key = sealed.new_key()
         blob = await self._upload(sealed.seal(pieces, key))
+        self._check_time()
         made = Delivered(
             key=key,
             sha256=sha256.hexdigest(),
