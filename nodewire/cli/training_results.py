@@ -82,8 +82,14 @@ def write(out: Path, recipe: Recipe, done: Trained) -> dict[str, Any]:
         from nodewire.cli.training_plot import plot
 
         plot(done.history.points, recipe.name, out / CURVE)
-    _replace(out / SUMMARY, orjson.dumps(said, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    note(out, said)
     return said
+
+
+def note(out: Path, said: dict[str, Any]) -> None:
+    """Write the summary, where there is a folder for it."""
+    if not _is_file(out):
+        _replace(out / SUMMARY, orjson.dumps(said, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 
 def _is_file(out: Path) -> bool:
