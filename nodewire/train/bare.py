@@ -6,7 +6,7 @@ code. It is also what the market's overhead is measured against.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from nodewire.protocol.recipe import Recipe
@@ -28,6 +28,24 @@ class Point:
     upload_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A result that counts in an outer step: of which shard, trained in which round, of how many steps."""
+
+    index: int
+    round: int
+    steps: int
+
+
+Participation = Mapping[int, Sequence[Part]]
+"""By round, what its outer step is made of; of a round before, what counts as late."""
+
+
+def everybody(recipe: Recipe, k: int, rounds: int) -> Participation:
+    """All shards in every round, in time, with all of the recipe's steps."""
+    return {round: [Part(index, round, recipe.steps) for index in range(k)] for round in range(rounds)}
+
+
 def run(
     recipe: Recipe,
     dataset: Tensors,
@@ -35,6 +53,7 @@ def run(
     *,
     start: State | None = None,
     rounds: int | None = None,
+    participation: Participation | None = None,
     taken_over: Container[tuple[int, int]] = (),
     on_round: Callable[[Point], None] | None = None,
 ) -> tuple[State, list[Point]]:
@@ -43,6 +62,7 @@ def run(
     Args:
         start: the tensors that the recipe's model starts from, if it names any.
         rounds: fewer than the recipe's, to stop early.
+        participation: what counted in each round, if it was not all shards with all steps.
         taken_over: round and shard where another provider takes over, who has nothing of what the one before carried.
     """
     shards, held_out = data.split(dataset, k, recipe)
@@ -50,22 +70,46 @@ def run(
     trainer = Trainer(recipe, start)
     theta = initial(recipe, start)
     momenta = outer.start(recipe.outer, theta)
-    kept: list[Carried | None] = [None] * k
+    kept: dict[int, Carried | None] = {}
+    """What those carry whose result counted in the round before, in time."""
     curve = []
-    for round in range(recipe.rounds if rounds is None else rounds):
-        results, losses, size = [], [], 0
-        for index, shard in enumerate(shards):
-            begun = None if (round, index) in taken_over else kept[index]
-            update = trainer.train(carried.beginning(theta, begun), shard, round, index)
-            delta = (
-                carried.moved(theta, trainer.now(recipe.steps).theta) if recipe.compression.carries else update.delta
-            )
-            packed, kept[index] = carried.send(recipe, round, delta, begun)
-            results.append((update.samples, carried.received(recipe, round, packed)))
+    many = recipe.rounds if rounds is None else rounds
+    participation = everybody(recipe, k, many) if participation is None else participation
+    trained: dict[int, list[tuple[Part, int, State]]] = {}
+    for round in range(many):
+        # What was trained in this round, whenever it counts: by shard, and nothing twice.
+        mine = sorted({p for r in (round, round + 1) for p in participation.get(r, ()) if p.round == round}, key=_key)
+        losses, size, trained[round] = [], 0, []
+        after: dict[int, Carried | None] = {}
+        for part in mine:
+            begun = None if (round, part.index) in taken_over else kept.get(part.index)
+            update = trainer.train(carried.beginning(theta, begun), shards[part.index], round, part.index, part.steps)
+            delta = update.delta
+            if recipe.compression.carries:
+                delta = carried.moved(theta, trainer.now(part.steps).theta)
+            packed, after[part.index] = carried.send(recipe, round, delta, begun)
+            delta = carried.received(recipe, round, packed)
+            trained[round].append((part, update.samples, delta))
             losses.append(sum(update.losses) / len(update.losses))
             size += len(packed)
-        theta, momenta = fragments.step(recipe, round, theta, momenta, results)
-        curve.append(Point(round, sum(losses) / k, trainer.loss(theta, measured), size))
+        counted = set(participation[round])
+        kept = {part.index: after[part.index] for part in mine if part in counted}
+        results = [
+            (part, outer.lateness_weight(samples, round - part.round), delta)
+            for one in (trained.pop(round - 1, []), trained[round])
+            for part, samples, delta in one
+            if part in counted
+        ]
+        results.sort(key=lambda result: _key(result[0]))
+        theta, momenta = fragments.step(
+            recipe, round, theta, momenta, [(weight, delta) for _, weight, delta in results]
+        )
+        curve.append(Point(round, sum(losses) / len(losses), trainer.loss(theta, measured), size))
         if on_round is not None:
             on_round(curve[-1])
     return theta, curve
+
+
+def _key(part: Part) -> tuple[int, int]:
+    """The order of an outer step's results: by shard, of one shard the late one first."""
+    return part.index, part.round

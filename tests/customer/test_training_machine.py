@@ -34,6 +34,8 @@ from nodewire.customer.training.machine import (
     Step,
     Stepped,
 )
+from nodewire.customer.training.pending import pending
+from nodewire.customer.training.transitions import apply
 from nodewire.errors import NotAllowed
 from nodewire.protocol.round import BALANCE, DEPOSIT
 
@@ -46,9 +48,9 @@ def row(index: int, provider: str, deposit_msat: int = 25) -> Row:
 
 
 def after(*events: machine.Event, state: State | None = None) -> State:
-    state = state or machine.apply(OPENED, State())
+    state = state or apply(OPENED, State())
     for event in events:
-        state = machine.apply(event, state)
+        state = apply(event, state)
     return state
 
 
@@ -61,29 +63,29 @@ def delivered(request: str, provider: str) -> list[machine.Event]:
 
 def test_what_is_pending_follows_a_shard_through_its_round():
     state = after()
-    assert machine.pending(state) == [Publish(0, (0, 1))]
+    assert pending(state) == [Publish(0, (0, 1))]
     state = after(ASKED, state=state)
-    assert machine.pending(state) == [Call("r0", "ada"), Call("r0", "bea")]
+    assert pending(state) == [Call("r0", "ada"), Call("r0", "bea")]
     state = after(DepositAsked("r0", "ada"), Begun("r0", "bea"), state=state)
-    assert machine.pending(state) == [Await("r0", "ada"), Await("r0", "bea"), Pay("r0", "ada", DEPOSIT)]
+    assert pending(state) == [Await("r0", "ada"), Await("r0", "bea"), Pay("r0", "ada", DEPOSIT)]
     state = after(Paid("r0", "ada", DEPOSIT, 25, 1), Delivered("r0", "ada", "{}", 900), state=state)
-    assert machine.pending(state) == [Fetch("r0", "ada"), Await("r0", "bea")]
+    assert pending(state) == [Fetch("r0", "ada"), Await("r0", "bea")]
     state = after(Received("r0", "ada"), *delivered("r0", "bea"), state=state)
-    assert machine.pending(state) == [Judge(0, (("r0", "ada"), ("r0", "bea")))]
+    assert pending(state) == [Judge(0, (("r0", "ada"), ("r0", "bea")))]
     state = after(Judged("r0", "ada", True, ""), Judged("r0", "bea", True, ""), state=state)
-    assert machine.pending(state) == [Step(0), Pay("r0", "ada", BALANCE), Pay("r0", "bea", BALANCE)]
+    assert pending(state) == [Step(0), Pay("r0", "ada", BALANCE), Pay("r0", "bea", BALANCE)]
     state = after(Stepped(0, 1_000_000, BLOB), state=state)
-    assert machine.pending(state) == [Publish(1, (0, 1)), Pay("r0", "ada", BALANCE), Pay("r0", "bea", BALANCE)]
+    assert pending(state) == [Publish(1, (0, 1)), Pay("r0", "ada", BALANCE), Pay("r0", "bea", BALANCE)]
     assert state.paid_last == {"ada": "r0", "bea": "r0"}
 
 
 def test_who_is_rejected_or_lost_is_replaced_and_not_paid():
     state = after(ASKED, *delivered("r0", "ada"), Lost("r0", "bea", "no answer"))
-    assert machine.pending(state) == [Publish(0, (1,))]
+    assert pending(state) == [Publish(0, (1,))]
     assert state.works[1].excluded == {"bea"}
     state = after(Published(0, "r1", "{}", (row(1, "cyd"),)), *delivered("r1", "cyd"), state=state)
     state = after(Judged("r0", "ada", False, "gain"), Judged("r1", "cyd", True, ""), state=state)
-    assert machine.pending(state) == [Publish(0, (0,)), Pay("r1", "cyd", BALANCE)]
+    assert pending(state) == [Publish(0, (0,)), Pay("r1", "cyd", BALANCE)]
     assert state.failures == (("bea", "no answer"), ("ada", "gain"))
     assert state.debts["r0", "ada"].balance == "none"
     assert state.committed_msat == 100
@@ -100,23 +102,23 @@ def audited(*providers: str, number: int) -> list[machine.Event]:
 
 
 def test_a_balance_waits_for_its_audit_and_rounds_for_those_of_the_round_before_the_last():
-    opened = machine.apply(Opened(4, (BLOB, BLOB), BLOB), State())
+    opened = apply(Opened(4, (BLOB, BLOB), BLOB), State())
     state = after(*audited("ada", "bea", number=0), *audited("ada", "bea", number=1), state=opened)
     audits = [Audit(request, provider) for request in ("r0", "r1") for provider in ("ada", "bea")]
-    assert machine.pending(state) == audits
+    assert pending(state) == audits
     state = after(Audited("r0", "ada", True, ""), Audited("r0", "bea", True, ""), state=state)
-    assert machine.pending(state)[0] == Publish(2, (0, 1))
-    assert Pay("r0", "ada", BALANCE) in machine.pending(state)
+    assert pending(state)[0] == Publish(2, (0, 1))
+    assert Pay("r0", "ada", BALANCE) in pending(state)
 
 
 def test_who_fails_an_audit_loses_all_that_waits_for_one_and_what_it_is_at():
-    opened = machine.apply(Opened(4, (BLOB, BLOB), BLOB), State())
+    opened = apply(Opened(4, (BLOB, BLOB), BLOB), State())
     state = after(*audited("ada", "bea", number=0), state=opened)
     state = after(Published(1, "r1", "{}", (row(0, "ada"), row(1, "bea"))), *delivered("r1", "ada"), state=state)
     state = after(Audited("r0", "ada", False, "other work"), state=state)
-    assert machine.pending(state) == [Publish(1, (0,)), Call("r1", "bea"), Audit("r0", "bea")]
+    assert pending(state) == [Publish(1, (0,)), Call("r1", "bea"), Audit("r0", "bea")]
     assert state.works[0].excluded == {"ada"}
-    assert machine.apply(Audited("r0", "ada", True, ""), state) is state
+    assert apply(Audited("r0", "ada", True, ""), state) is state
 
 
 def test_a_word_that_comes_late_or_twice_changes_nothing():
@@ -133,7 +135,7 @@ def test_a_word_that_comes_late_or_twice_changes_nothing():
         Stepped(7, 1, BLOB),
         Begun("unknown", "ada"),
     ):
-        assert machine.apply(event, state) is state, event
+        assert apply(event, state) is state, event
 
 
 def test_a_round_is_not_over_before_every_shard_was_accepted():
@@ -145,9 +147,9 @@ def walk(seed: int, rounds: int, shards: int) -> tuple[list[machine.Event], Stat
     """A training in which providers refuse, die, and cheat at random, until it is over."""
     draw = random.Random(seed)
     events: list[machine.Event] = [Opened(rounds, (BLOB,) * shards, BLOB)]
-    state, number = machine.apply(events[0], State()), 0
+    state, number = apply(events[0], State()), 0
     while not state.is_over:
-        action = draw.choice(machine.pending(state))
+        action = draw.choice(pending(state))
         match action:
             case Publish(round_, indices):
                 number += 1
@@ -170,7 +172,7 @@ def walk(seed: int, rounds: int, shards: int) -> tuple[list[machine.Event], Stat
             case Step(round_):
                 event = Stepped(round_, 1, BLOB)
         events.append(event)
-        state = machine.apply(event, state)
+        state = apply(event, state)
     return events, state
 
 
@@ -187,7 +189,7 @@ def test_whatever_providers_do_a_training_ends_and_pays_whom_it_accepted(seed, r
     assert balances <= accepted
     assert {provider for _, provider in accepted - balances} <= failed
     assert len(state.losses) == rounds
-    assert machine.pending(state) == []
+    assert pending(state) == []
 
 
 @given(st.integers(0, 2**32))
@@ -198,11 +200,11 @@ def test_the_journal_gives_the_state_back_at_every_moment(tmp_path_factory, seed
     state = State()
     for event in events:
         journal.append(event)
-        state = machine.apply(event, state)
+        state = apply(event, state)
     assert journal.events() == events
     again = State()
     for event in journal.events():
-        again = machine.apply(event, again)
+        again = apply(event, again)
     assert again == state
     assert journal.fact("salt", "one") == journal.fact("salt", "other") == "one"
     journal.close()

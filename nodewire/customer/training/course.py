@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from nodewire.customer.training import machine
 from nodewire.customer.training.coordinating import Coordinator
 from nodewire.customer.training.journal import Journal
 from nodewire.customer.training.machine import Event, State
 from nodewire.customer.training.requesting import Requests
 from nodewire.customer.training.session import TrainingSession
+from nodewire.customer.training.transitions import apply
 from nodewire.protocol.audit import Showing
 from nodewire.protocol.delivery import Progress
 from nodewire.protocol.recipe import Recipe
@@ -20,7 +20,7 @@ OnChange = Callable[[State, "Event | Progress", str], None]
 
 
 class Course:
-    """`take` is the only way on; what is still to be done is what `machine.pending` says of `state`."""
+    """`take` is the only way on; what is still to be done is what `pending` says of `state`."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Course:
 
     def take(self, event: Event) -> None:
         """Something happened: it is written down, and what is pending is looked at again."""
-        after = machine.apply(event, self.state)
+        after = apply(event, self.state)
         if after is self.state:
             return
         self.journal.append(event)

@@ -1,7 +1,7 @@
-"""A training as its customer sees it: a pure state machine, no I/O, no clock.
+"""A training as its customer sees it: a pure state machine, no I/O, no clock. Its events, actions and state.
 
-`apply` takes note of what happened, `pending` says what is to be done now. Nothing else drives a training, so one that
-died goes on where its journal ends: the events are applied again, and what is pending is begun.
+`transitions.apply` takes note of what happened, `pending` says what is to be done now. Nothing else drives a
+training, so one that died goes on where its journal ends: the events are applied again, and what is pending is begun.
 
 A shard in a round:
 
@@ -15,11 +15,8 @@ judged beside those that were accepted. When all are accepted comes the outer st
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
-
-from nodewire.errors import NotAllowed
-from nodewire.protocol.round import BALANCE, DEPOSIT
 
 Status = Literal["idle", "asked", "working", "delivered", "received", "accepted"]
 
@@ -284,153 +281,3 @@ class State:
 
     def work(self, request: str, provider: str) -> Work | None:
         return next((w for w in self.works if (w.request, w.provider) == (request, provider)), None)
-
-
-def apply(event: Event, state: State) -> State:
-    """The state after `event`; the same state if it changes nothing any more.
-
-    Raises:
-        NotAllowed: it cannot have happened in this state.
-    """
-    match event:
-        case Opened(rounds, shards, theta):
-            if state.rounds:
-                return state
-            return replace(
-                state, rounds=rounds, shards=shards, theta=theta, works=tuple(Work(i) for i in range(len(shards)))
-            )
-        case Published():
-            return _published(event, state)
-        case Stepped(round_, loss, theta):
-            if round_ != state.round:
-                return state
-            if any(work.status != "accepted" for work in state.works):
-                raise NotAllowed("Stepped", "before every shard was accepted")
-            return replace(
-                state,
-                round=round_ + 1,
-                theta=theta,
-                losses=(*state.losses, loss),
-                works=tuple(Work(work.index, provider=work.provider) for work in state.works),
-            )
-        case Paid(request, provider, part, _, _):
-            debt = state.debts[request, provider]
-            debt = replace(debt, deposit="paid") if part == DEPOSIT else replace(debt, balance="paid")
-            return replace(state, debts={**state.debts, (request, provider): debt})
-        case Audited():
-            return _audited(event, state)
-    work = state.work(event.request, event.provider)
-    return state if work is None else _worked(event, work, state)
-
-
-def _published(event: Published, state: State) -> State:
-    if event.round != state.round or event.request in state.requests:
-        return state
-    rows = {row.index: row for row in event.rows}
-    if any(work.status != "idle" for work in state.works if work.index in rows):
-        raise NotAllowed("Published", "a shard is under way")
-    works = tuple(
-        replace(work, status="asked", provider=rows[work.index].provider, request=event.request)
-        if work.index in rows
-        else work
-        for work in state.works
-    )
-    debts = {(event.request, row.provider): Debt(row, event.round) for row in event.rows}
-    return replace(
-        state,
-        works=works,
-        requests={**state.requests, event.request: event.event},
-        debts={**state.debts, **debts},
-    )
-
-
-def _audited(event: Audited, state: State) -> State:
-    key, debt = (event.request, event.provider), state.debts[event.request, event.provider]
-    if debt.balance != "held":
-        return state
-    if event.passed:
-        debt = replace(debt, balance="owed" if debt.row.balance_msat else "none")
-        return replace(state, debts={**state.debts, key: debt})
-    # Nothing more of who did other work than it has committed to, and nothing that waits for an audit is paid.
-    debts = {
-        (request, provider): replace(one, balance="none")
-        if one.balance == "held" and provider == event.provider
-        else one
-        for (request, provider), one in state.debts.items()
-    }
-    works = tuple(
-        Work(work.index, excluded=work.excluded | {event.provider}) if work.provider == event.provider else work
-        for work in state.works
-    )
-    kept = {known: request for known, request in state.paid_last.items() if known != event.provider}
-    failures = (*state.failures, (event.provider, event.reason))
-    return replace(state, debts=debts, works=works, paid_last=kept, failures=failures)
-
-
-def _worked(event: DepositAsked | Begun | Delivered | Received | Judged | Lost, work: Work, state: State) -> State:
-    """The state after something of a shard that is under way."""
-    key = work.request, work.provider
-    debt = state.debts[key]
-    match event, work.status:
-        case DepositAsked(), "asked":
-            if debt.row.deposit_msat and debt.deposit == "none":
-                debt = replace(debt, deposit="owed")
-            work = replace(work, status="working")
-        case Begun(), "asked":
-            work = replace(work, status="working")
-        case Delivered(_, _, result, took_ms), "asked" | "working":
-            work = replace(work, status="delivered", result=result)
-            state = replace(state, took_ms=(*state.took_ms, took_ms))
-        case Received(), "delivered":
-            work = replace(work, status="received")
-        case Judged(_, provider, True, _, audit), "received":
-            if audit:
-                debt = replace(debt, balance="held", result=work.result)
-            elif debt.row.balance_msat:
-                debt = replace(debt, balance="owed")
-            work = replace(work, status="accepted")
-            state = replace(state, paid_last={**state.paid_last, provider: work.request})
-        case (Judged(_, provider, False, reason, _), "received") | (
-            Lost(_, provider, reason),
-            "asked" | "working" | "delivered",
-        ):
-            work = Work(work.index, excluded=work.excluded | {provider})
-            kept = {known: request for known, request in state.paid_last.items() if known != provider}
-            state = replace(state, paid_last=kept, failures=(*state.failures, (provider, reason)))
-        case _:
-            return state
-    works = tuple(work if old.index == work.index else old for old in state.works)
-    return replace(state, works=works, debts={**state.debts, key: debt})
-
-
-def pending(state: State) -> list[Action]:
-    """All that is to be done now, the present round first; what has been begun is still among it until it is done."""
-    actions: list[Action] = []
-    if not state.is_trained:
-        idle = tuple(work.index for work in state.works if work.status == "idle")
-        # A coordinator keeps what audits need for two rounds: those of the round before the last come first.
-        late = any(debt.balance == "held" and debt.round < state.round - 1 for debt in state.debts.values())
-        if idle and not late:
-            actions.append(Publish(state.round, idle))
-        for work in state.works:
-            match work.status:
-                case "asked":
-                    actions.append(Call(work.request, work.provider))
-                case "working":
-                    actions.append(Await(work.request, work.provider))
-                case "delivered":
-                    actions.append(Fetch(work.request, work.provider))
-        if all(work.status in ("received", "accepted") for work in state.works):
-            waiting = tuple((work.request, work.provider) for work in state.works if work.status == "received")
-            if waiting:
-                actions.append(Judge(state.round, waiting))
-        if state.works and all(work.status == "accepted" for work in state.works):
-            actions.append(Step(state.round))
-    for (request, provider), debt in state.debts.items():
-        if debt.deposit == "owed":
-            actions.append(Pay(request, provider, DEPOSIT))
-        if debt.balance == "held":
-            actions.append(Audit(request, provider))
-        if debt.balance == "owed":
-            actions.append(Pay(request, provider, BALANCE))
-    return actions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from nodewire.customer.training import asking, auditing, machine, paying, receiving
+from nodewire.customer.training import asking, auditing, paying, receiving
 from nodewire.customer.training.course import Course
 from nodewire.customer.training.machine import (
     Action,
@@ -21,6 +21,8 @@ from nodewire.customer.training.machine import (
     Step,
     Stepped,
 )
+from nodewire.customer.training.pending import pending
+from nodewire.customer.training.transitions import apply
 from nodewire.errors import first_of
 from nodewire.nostr import event as events
 from nodewire.nostr.nip01 import Filter
@@ -43,7 +45,7 @@ class Rounds:
         """
         course = self._course
         for event in course.journal.events():
-            course.state = machine.apply(event, course.state)
+            course.state = apply(event, course.state)
         if not course.state.rounds:
             await self._open()
         else:
@@ -93,7 +95,7 @@ class Rounds:
 
     def _begin(self, group: asyncio.TaskGroup) -> None:
         """Begin what is pending, end what is not any more."""
-        wanted = machine.pending(self._course.state)
+        wanted = pending(self._course.state)
         for action in list(self._running):
             task = self._running[action]
             if action not in wanted and isinstance(action, Call | Await):
