@@ -122,6 +122,9 @@ class RoundTicket(Schema):
     """Of the plaintext, as `shard_sha256`."""
     shard_key: Hex32
     shard_sha256: Hex32
+    carried: Hex32 | None = None
+    """What this provider said, when it delivered this shard in the round before, that it carries on from there; it
+    begins with that. None: with nothing, as in the first round and for whoever takes a shard over."""
 
     def seal(self) -> str:
         """What the request says of the ticket, before it has an id: all but the id."""
@@ -139,13 +142,13 @@ def check_supported(recipe: Recipe) -> None:
     """Whether rounds of this recipe can be bought so far.
 
     Raises:
-        Unsupported: it starts from blobs (as every adapter does), or carries what packing lost into the next round.
+        Unsupported: it starts from blobs (as every adapter does), or providers carry something that nobody audits.
     """
     family = recipe.family
     if isinstance(family, Decoder | Encoder) and (family.start is not None or family.tokenizer is not None):
         raise Unsupported("family", "models that start from files are not trained on the market yet")
-    if float(recipe.compression.error_feedback):
-        raise Unsupported("compression.error_feedback", "providers do not keep it between rounds yet")
+    if recipe.compression.carries and not float(recipe.audit.fraction):
+        raise Unsupported("audit.fraction", "what providers carry from round to round is only known by audits")
 
 
 def job_of(customer: str, salt: str) -> str:

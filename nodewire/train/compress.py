@@ -112,7 +112,7 @@ def most_lost(data: bytes, shapes: Shapes, compression: Compression) -> State:
         return {name: torch.zeros_like(tensor) for name, tensor in sent.items()}
     sizes = [tensor.numel() for tensor in sent.values()]
     parts = state.unpack(data, _types(shapes, compression), field="update")
-    row = _most_lost(parts, compression).view(-1)[: sum(sizes)]
+    row = _most_lost(parts, compression).reshape(-1)[: sum(sizes)]
     tensors = zip(torch.split(row, sizes), sent.items(), strict=True)
     return {name: bound.clone().view(tensor.shape) for bound, (name, tensor) in tensors}
 

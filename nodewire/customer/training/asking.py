@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 
-from nodewire.customer.training import choosing, watching
+from nodewire.customer.training import carrying, choosing, watching
 from nodewire.customer.training.choosing import Need
 from nodewire.customer.training.course import Course
 from nodewire.customer.training.machine import Lost
@@ -53,7 +53,8 @@ async def publish(course: Course, round_: int, indices: tuple[int, ...]) -> None
         )
     made = []
     for previous, some in groups:
-        ask = Ask(round_, [(index, dealt[index]) for index in some], previous)
+        carried = {index: kept for index in some if (kept := carrying.left(course, index, dealt[index])) is not None}
+        ask = Ask(round_, [(index, dealt[index]) for index in some], previous, carried)
         made.append(await course.requests.make(ask, market, state.theta, state.shards))
     for published in made:
         course.asked_s[published.request] = time.monotonic()

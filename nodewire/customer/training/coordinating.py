@@ -62,10 +62,27 @@ class Coordinator:
         if momenta.exists():
             await self._put("restore", [momenta.read_bytes()], {"what": "momenta"}, None)
 
-    async def result(self, index: int, steps: int, path: Path, key: str, sha256: str) -> tuple[bool, str]:
-        """Take the packed update in a sealed file: whether it is one of this recipe, and if not, why."""
+    async def result(
+        self,
+        index: int,
+        steps: int,
+        path: Path,
+        key: str,
+        sha256: str,
+        *,
+        round_: int,
+        begun: str | None = None,
+        carried: str | None = None,
+    ) -> tuple[bool, str]:
+        """Take the packed update in a sealed file: whether it is one of this recipe, and if not, why.
+
+        Args:
+            begun: the digest of what its provider has carried into the round.
+            carried: and of what it carries on.
+        """
+        meta: Meta = {"index": index, "steps": steps, "round": round_, "begun": begun or "", "carried": carried or ""}
         try:
-            said = await self._put("result", sealed.unseal(path, key), {"index": index, "steps": steps}, sha256)
+            said = await self._put("result", sealed.unseal(path, key), meta, sha256)
         except WorkerFailed:
             raise
         except NodewireError as error:  # of whoever made the result

@@ -226,6 +226,8 @@ class Work:
     result: str = ""
     """The result event's JSON."""
     excluded: frozenset[str] = frozenset()
+    afresh: bool = False
+    """Its provider has lost what it carried, and is asked to begin this round with nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from nodewire.protocol import delivery, feedback, kinds
 from nodewire.protocol.audit import Showing
 from nodewire.protocol.delivery import Delivered as Opening
 from nodewire.protocol.delivery import Progress
-from nodewire.protocol.round import DEPOSIT
+from nodewire.protocol.round import DEPOSIT, RoundTicket
 from nodewire.store.sealed import sealed_bytes
 
 log = logging.getLogger("nodewire.customer")
@@ -41,6 +41,8 @@ async def fetched(course: Course, request: str, provider: str, result: str) -> t
             raise BadHash("x", "not what the result commits to")
         if len(opening.states) != -(-row.steps // course.recipe.audit.segment):
             raise BadInput("states", f"{len(opening.states)} for {row.steps} steps")
+        if (opening.carried is None) == course.recipe.compression.carries:
+            raise BadInput("carried", "to be said where the recipe carries something, and only there")
         most = sealed_bytes(course.recipe.upload_bytes() + _HEADER_BYTES * (len(course.recipe.shapes()) + 1))
         if delivered.blob.bytes > most:
             raise TooLarge("result", f"{delivered.blob.bytes} bytes, at most {most}")
@@ -49,7 +51,16 @@ async def fetched(course: Course, request: str, provider: str, result: str) -> t
         path = await course.session.blobs.get(delivered.blob)
     except NodewireError as error:
         return False, f"{error.code}: {error}"[:200]
-    return await course.coordinator.result(row.index, row.steps, path, opening.key, opening.sha256)
+    return await course.coordinator.result(
+        row.index,
+        row.steps,
+        path,
+        opening.key,
+        opening.sha256,
+        round_=course.state.round,
+        begun=RoundTicket.parse(row.ticket).carried,
+        carried=opening.carried,
+    )
 
 
 def opened(course: Course, delivered: delivery.Delivery) -> Opening:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nodewire.customer.training.machine import Published, Row, Sealed
 from nodewire.nostr import event as events
@@ -27,6 +27,8 @@ class Ask:
     round: int
     dealt: Sequence[tuple[int, str]]
     previous: str | None
+    carried: Mapping[int, str] = field(default_factory=dict)
+    """By shard, what its provider carries on from the round before."""
 
 
 class Requests:
@@ -60,6 +62,7 @@ class Requests:
                 theta_sha256=theta.plain_sha256,
                 shard_key=shard.key,
                 shard_sha256=shard.plain_sha256,
+                carried=ask.carried.get(index),
             )
             price_msat, deposit_msat = self.price(provider, market, ask.previous)
             assigned.append(

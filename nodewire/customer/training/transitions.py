@@ -21,7 +21,7 @@ from nodewire.customer.training.machine import (
     Stepped,
     Work,
 )
-from nodewire.errors import NotAllowed
+from nodewire.errors import NotAllowed, NotCarried
 from nodewire.protocol.round import DEPOSIT
 
 
@@ -129,6 +129,8 @@ def _worked(event: DepositAsked | Begun | Delivered | Received | Judged | Lost, 
                 debt = replace(debt, balance="owed")
             work = replace(work, status="accepted")
             state = replace(state, paid_last={**state.paid_last, provider: work.request})
+        case Lost(_, provider, NotCarried.code), "asked" | "working" if not work.afresh:
+            work = Work(work.index, provider=provider, excluded=work.excluded, afresh=True)
         case (Judged(_, provider, False, reason, _), "received") | (
             Lost(_, provider, reason),
             "asked" | "working" | "delivered",

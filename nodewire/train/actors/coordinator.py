@@ -3,7 +3,8 @@ the recipe, its only weights file the customer's folder.
 
     shard {index}         -> shard*              theta, momenta  -> theta*, momenta*
     restore {what}*       theta or momenta as they were after some round
-    result {index, steps}*                       -> received {fine, reason} after the last
+    result {round, index, steps, begun, carried}* -> received {fine, reason} after the last; the digests of what was
+                                                 carried into the round and from it, where the recipe carries something
     judge {round}         -> judged {index, accepted, reason}*, one for each result of the round
     draw {round, index, seed, commitment}        -> drawn {snapshots}: what its provider has to show
     shown {segment}*, audit {round, index, request, provider, states} -> audited {accepted, reason}, of a round before
@@ -16,12 +17,13 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodewire.errors import BadFrame, BadInput, NodewireError
+from nodewire.errors import BadFrame, BadInput, NodewireError, Withheld
 from nodewire.kind import Params
 from nodewire.protocol.frame import Frame, Meta
 from nodewire.protocol.recipe import Recipe
-from nodewire.train import compress, data, outer, reading, segments, state, validate
+from nodewire.train import carried, compress, data, fragments, outer, reading, segments, state, validate
 from nodewire.train.actors.pieces import HEADER_BYTES, Incoming, Tensors, micro, number, pieces
+from nodewire.train.carried import Carried
 from nodewire.train.data import Shard
 from nodewire.train.families import initial
 from nodewire.train.inner import Trainer
@@ -111,7 +113,7 @@ class CoordinatorActor:
 
     def _result(self, frame: Tensors) -> list[Tensors]:
         """Take a packed update; once it is whole, whether it is one at all. A malformed one is said, not raised."""
-        index, steps = number(frame, "index"), number(frame, "steps")
+        index, steps, round_ = number(frame, "index"), number(frame, "steps"), number(frame, "round")
         most = compress.most_bytes(self._recipe.shapes(), self._recipe.compression)
         key = f"result.{index}"
         try:
@@ -119,12 +121,16 @@ class CoordinatorActor:
             if whole is None:
                 return []
             del self._incoming[key]
-            delta = compress.unpack(whole, self._recipe.shapes(), self._recipe.compression)
+            delta = carried.received(self._recipe, round_, whole)
         except NodewireError as error:
             self._incoming.pop(key, None)
             said: Meta = {"fine": False, "reason": f"{error.code}: {error}"[:200]}
             return [Frame("received", frame.seq, (), said)]
-        self._results[index] = _Result(steps, delta, whole)
+        result = _Result(steps, delta, whole, begun=_digest(frame, "begun"), carried=_digest(frame, "carried"))
+        before = self._result_of(round_ - 1, index)
+        if result.begun is not None and before is not None and before.carried == result.begun:
+            result.before = before.packed
+        self._results[index] = result
         return [Frame("received", frame.seq, (), {"fine": True, "reason": ""})]
 
     def _judge(self, round_: int) -> list[Tensors]:
@@ -135,7 +141,7 @@ class CoordinatorActor:
             [self._submission(round_, index) for index in sorted(self._results)],
             self._loss,
             history=self._held,
-            norms=self._norms,
+            norms=self._norms if self._recipe.compression.fragments == 1 else (),
             earlier=[result.delta for result in self._past.get(round_ - 1, ({}, {}))[1].values()],
         )
         said: list[Tensors] = []
@@ -170,7 +176,7 @@ class CoordinatorActor:
         """Where looking at a result leaves doubt: the shard's round is trained here, and what comes out is compared."""
         result = self._results[index]
         update = self._trainer.train(self._theta, self._shards[index], round_, index, result.steps)
-        packed, _ = compress.pack(update.delta, self._recipe.compression, None)
+        packed, _ = compress.pack(update.delta, self._recipe.compression)
         if packed == result.packed:
             return validate.Judgement("accept", figures=judgement.figures)
         mine = compress.unpack(packed, self._recipe.shapes(), self._recipe.compression)
@@ -182,7 +188,7 @@ class CoordinatorActor:
     def _step(self, seq: int) -> Tensors:
         before = self._theta
         results = [(r.steps * self._recipe.batch, r.delta) for _, r in sorted(self._results.items())]
-        self._theta, self._momenta = outer.step(self._recipe.outer, self._theta, self._momenta, results)
+        self._theta, self._momenta = fragments.step(self._recipe, seq, self._theta, self._momenta, results)
         self._past[seq] = before, dict(self._results)
         self._past.pop(seq - KEPT_ROUNDS, None)
         self._norms = [result.norm for result in self._results.values() if result.norm]
@@ -201,7 +207,11 @@ class CoordinatorActor:
         fraction = float(self._recipe.audit.fraction) * (DOUBT if result.doubted else 1)
         fraction = min(1.0, fraction, MAX_DRAWN / count)
         result.drawn = segments.drawn(seed, commitment, count, fraction)
+        if self._recipe.compression.carries:  # packing, and what the next round begins with, are looked at in every one
+            result.drawn = tuple(sorted({*result.drawn, count - 1}))
         ends = sorted({end for segment in result.drawn for end in (segment - 1, segment) if end >= 0})
+        if result.begun is not None:
+            ends.append(count)
         return Frame("drawn", 0, (), {"snapshots": ",".join(map(str, ends))})
 
     def _audit(self, frame: Tensors) -> Tensors:
@@ -219,13 +229,15 @@ class CoordinatorActor:
             index=index,
             states=tuple(states[at : at + 32] for at in range(0, len(states), 32)),
             update=hashlib.sha256(result.packed).digest(),
+            carried=result.carried,
         )
         judgement = validate.Judgement()
         shard = self._shards[index]
         for segment in result.drawn:
             try:
+                begun = self._begun(result, shown.get(len(claim.states)))
                 off = segments.recomputed(
-                    self._trainer, claim, theta, shard, result.steps, segment, shown.get, result.packed
+                    self._trainer, claim, theta, shard, result.steps, segment, shown.get, result.packed, begun
                 )
             except NodewireError as error:
                 judgement = validate.malformed(error)
@@ -235,6 +247,17 @@ class CoordinatorActor:
                 break
         accepted = judgement.outcome == "accept"
         return Frame("audited", 0, (), {"accepted": accepted, "reason": judgement.reason[:200]})
+
+    def _begun(self, result: _Result, shown: bytes | None) -> Carried | None:
+        """What a result's provider has carried into its round, as it shows it. Raises BadHash, BadUpdate, Withheld."""
+        if result.begun is None:
+            return None
+        if shown is None:
+            raise Withheld("carried", "it is not shown")
+        begun = carried.shown(shown, self._recipe, result.begun)
+        if result.before is not None:
+            carried.check_residual(begun, result.before, self._recipe)
+        return begun
 
     def _result_of(self, round_: int, index: int) -> _Result | None:
         """What was accepted in a round, this or one before; None if this worker has not seen it."""
@@ -257,3 +280,14 @@ class _Result:
     """Looking at it leaves doubt: more of it is drawn."""
     drawn: tuple[int, ...] = ()
     """Segments that are computed again."""
+    begun: bytes | None = None
+    """The digest of what was carried into the round; None: nothing."""
+    carried: bytes | None = None
+    """And from it; None where the recipe carries nothing."""
+    before: bytes | None = None
+    """The packed update of the round before, after which `begun` was left."""
+
+
+def _digest(frame: Tensors, name: str) -> bytes | None:
+    value = frame.meta.get(name)
+    return bytes.fromhex(value) if isinstance(value, str) and value else None
