@@ -1,5 +1,5 @@
-"""The worker entry of kinds 8840 and 8841: a shard's training at its provider, a whole training's arithmetic at its
-customer. Imported by workers only. Tensors of a model or a shard come and go as safetensors bytes, in pieces.
+"""The worker entry of kinds 8840 to 8842: a shard's training, or an outer step, at its provider; a whole training's
+arithmetic at its customer. Imported by workers only. Tensors of a model or a shard come and go as safetensors bytes, in pieces.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from nodewire.errors import BadTask
 from nodewire.kind import Actor, Limits
 from nodewire.protocol.recipe import Recipe
 from nodewire.train.actors.coordinator import CoordinatorActor
+from nodewire.train.actors.outer import OuterActor
 from nodewire.train.actors.trainer import TrainerActor
 
 
 def load(engine: str, program: bytes, weights: Sequence[Path], limits: Limits) -> Actor:
-    """The trainer or the coordinator. Raises BadTask, BadRecipe, BadData."""
+    """The trainer, the outer step or the coordinator. Raises BadTask, BadRecipe, BadData."""
     if engine == "trainer":
         return TrainerActor(limits)
+    if engine == "outer":
+        return OuterActor(limits)
     if engine == "coordinator":
         (folder,) = weights
         return CoordinatorActor(Recipe.unpack(program), folder)
-    raise BadTask("engine", f"{engine[:40]!r} is not trainer or coordinator")
+    raise BadTask("engine", f"{engine[:40]!r} is not trainer, outer or coordinator")

@@ -149,8 +149,8 @@ class JobKind(Protocol):
 class TrainingKind(Protocol):
     """One kind of training round: what the entry point `nodewire.training` names.
 
-    `worker_entry` loads two engines, each without a program: "trainer", whose sessions are shards of rounds, and
-    "coordinator", whose sessions are whole trainings at their customer.
+    `worker_entry` loads the engines "trainer", whose sessions are shards of rounds, "outer", whose sessions are outer
+    steps, and "coordinator", whose sessions are whole trainings at their customer.
     """
 
     request: int

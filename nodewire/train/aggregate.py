@@ -64,9 +64,12 @@ def median(results: Results) -> dict[str, Tensor]:
     return _each(results, halfway)
 
 
-def clip(results: Results, multiple: float) -> dict[str, Tensor]:
-    """The weighted mean of deltas that are cut down to `multiple` times the median of their norms."""
-    norms = [norm(delta) for _, delta in results]
+def clip(results: Results, multiple: float, whole: Results | None = None) -> dict[str, Tensor]:
+    """The weighted mean of deltas that are cut down to `multiple` times the median of their norms.
+
+    `whole`: the deltas that `results` are pieces of; their norms count.
+    """
+    norms = [norm(delta) for _, delta in whole or results]
     most = multiple * middle(norms)
     shrunk = [min(1.0, most / length) if length else 1.0 for length in norms]
 
@@ -77,21 +80,23 @@ def clip(results: Results, multiple: float) -> dict[str, Tensor]:
     return _each(results, clipped)
 
 
-def krum(results: Results, liars: int) -> dict[str, Tensor]:
+def krum(results: Results, liars: int, whole: Results | None = None) -> dict[str, Tensor]:
     """The one delta whose squared distances to its n - liars - 2 nearest add up to the least; the first of equals.
+
+    `whole`: the deltas that `results` are pieces of; their distances count.
 
     Raises:
         BadInput: fewer results than 2 liars + 3, for which Krum promises nothing.
     """
     if len(results) < 2 * liars + 3:
         raise BadInput("aggregate", f"{len(results)} results, Krum needs {2 * liars + 3} against {liars}")
-    deltas = [delta for _, delta in results]
+    deltas = [delta for _, delta in whole or results]
     apart = [[0.0] * len(deltas) for _ in deltas]
     for i, one in enumerate(deltas):
         for j in range(i):
             apart[i][j] = apart[j][i] = distance(one, deltas[j]) ** 2
     scores = [sum(sorted(row[:i] + row[i + 1 :])[: len(deltas) - liars - 2]) for i, row in enumerate(apart)]
-    return {name: tensor.double() for name, tensor in deltas[scores.index(min(scores))].items()}
+    return {name: tensor.double() for name, tensor in results[scores.index(min(scores))][1].items()}
 
 
 def _weighted(rows: Iterable[tuple[Tensor, int | Tensor]], share: int | Tensor) -> Tensor:

@@ -39,12 +39,20 @@ def lateness_weight(weight: int, late: int) -> int:
     return weight >> late if late <= MAX_LATENESS else 0
 
 
-def step(rule: Outer, theta: State, momenta: State, results: Results) -> tuple[State, State]:
+def prefixes(rule: Outer) -> tuple[str, ...]:
+    """What stands before theta's names in the names of momenta; one for every number that a rule keeps of each."""
+    return _PREFIXES[rule.method]
+
+
+def step(
+    rule: Outer, theta: State, momenta: State, results: Results, *, whole: Results | None = None
+) -> tuple[State, State]:
     """Theta and momenta after a round.
 
     Args:
         momenta: of `start`, or of the step before.
         results: (weight, delta) by ascending shard index; weights are samples seen, 1 to 2^29 - 1.
+        whole: the whole results, if theta, momenta and `results` are pieces of the round's.
 
     Raises:
         BadUpdate: no results, a weight out of range, a delta of other names or shapes than theta, a sum beyond float32.
@@ -53,7 +61,7 @@ def step(rule: Outer, theta: State, momenta: State, results: Results) -> tuple[S
     _check(theta, momenta, rule, results)
     lr, mu, (b1, b2), eps = float(rule.lr), float(rule.momentum), map(float, rule.betas), float(rule.eps)
     after, kept = {}, {}
-    for name, g in _aggregate(rule, results).items():
+    for name, g in _aggregate(rule, results, results if whole is None else whole).items():
         match rule.method:
             case "average":
                 way = g
@@ -73,7 +81,7 @@ def step(rule: Outer, theta: State, momenta: State, results: Results) -> tuple[S
     return {name: after[name] for name in theta}, {name: kept[name] for name in momenta}
 
 
-def _aggregate(rule: Outer, results: Results) -> dict[str, Tensor]:
+def _aggregate(rule: Outer, results: Results, whole: Results) -> dict[str, Tensor]:
     match rule.aggregate:
         case "mean":
             return aggregate.mean(results)
@@ -82,9 +90,9 @@ def _aggregate(rule: Outer, results: Results) -> dict[str, Tensor]:
         case "median":
             return aggregate.median(results)
         case "clip":
-            return aggregate.clip(results, float(rule.bound))
+            return aggregate.clip(results, float(rule.bound), whole)
         case "krum":
-            return aggregate.krum(results, rule.tolerated)
+            return aggregate.krum(results, rule.tolerated, whole)
 
 
 def _check(theta: State, momenta: State, rule: Outer, results: Results) -> None:

@@ -1,0 +1,19 @@
+"""Kind 8842: a round's outer step as a job of its own, for a customer that would rather buy it than make it."""
+
+from __future__ import annotations
+
+from nodewire.errors import BadRecipe
+from nodewire.protocol import kinds
+from nodewire.protocol.recipe import Recipe
+
+
+class OuterStep:
+    request = kinds.OUTER
+    worker_entry = "kinds.training_worker"
+
+    def check(self, recipe: Recipe) -> None:
+        """Raises BadRecipe, whatever the recipe: rounds are of the other two kinds, and a step of either's is served."""
+        raise BadRecipe("kind", f"{self.request} is an outer step, no round")
+
+
+KIND = OuterStep()
