@@ -95,10 +95,10 @@ def run(
         counted = set(participation[round])
         kept = {part.index: after[part.index] for part in mine if part in counted}
         results = [
-            (part, outer.lateness_weight(samples, round - part.round), delta)
+            (part, weight, delta)
             for one in (trained.pop(round - 1, []), trained[round])
             for part, samples, delta in one
-            if part in counted
+            if part in counted and (weight := outer.lateness_weight(samples, round - part.round))
         ]
         results.sort(key=lambda result: _key(result[0]))
         theta, momenta = fragments.step(

@@ -63,7 +63,7 @@ def unpack(data: bytes, expected: Types, *, field: str = "tensors") -> dict[str,
     if len(data) < 8 + length:
         raise BadData(field, "ends before its header does")
     try:
-        entries = json.loads(data[8 : 8 + length])
+        entries = json.loads(data[8 : 8 + length].decode())  # of bytes json would take UTF-16 and UTF-32, too
         entries.pop("__metadata__", None)
         spans = {name: _span(name, entry, expected, field) for name, entry in entries.items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -103,7 +103,7 @@ def _span(name: str, entry: dict[str, Any], expected: Types, field: str) -> tupl
         raise ValueError("a number out of range")
     fits = len(shape) == len(wanted) and all(w in (-1, n) for n, w in zip(shape, wanted, strict=True))
     if code != _CODES[dtype] or not fits:
-        raise BadData(f"{field}.{name}", f"{str(code)[:8]} {shape}, not {_CODES[dtype]} {list(wanted)}")
+        raise BadData(f"{field}.{name}", f"{str(code)[:8]} {str(shape)[:80]}, not {_CODES[dtype]} {list(wanted)}")
     if stop - start != prod(shape) * dtype.itemsize:
         raise ValueError("shape and offsets disagree")
     return start, stop, tuple(shape)

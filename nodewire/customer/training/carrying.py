@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from nodewire.customer.training import receiving
 from nodewire.customer.training.course import Course
 from nodewire.nostr import event as events
@@ -10,8 +12,13 @@ from nodewire.protocol import delivery
 NOTHING = "0" * 64
 
 
-def left(course: Course, index: int, provider: str) -> str | None:
-    """What a provider carries on of a shard: what it said of its result of the round before, if that was accepted."""
+def left(course: Course, dealt: Mapping[int, str], indices: Sequence[int]) -> dict[int, str]:
+    """What the providers of some shards carry on from the round before, as far as they carry anything."""
+    return {index: kept for index in indices if (kept := _left(course, index, dealt[index])) is not None}
+
+
+def _left(course: Course, index: int, provider: str) -> str | None:
+    """What a provider said of its result of the round before, if that was accepted, and in time."""
     state = course.state
     if not course.recipe.compression.carries or state.works[index].afresh:
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
+from nodewire.customer.training.coordinating import Late
 from nodewire.customer.training.course import Course
 from nodewire.customer.training.machine import Begun, Delivered, DepositAsked, Lost, Received
 from nodewire.errors import BadHash, BadInput, NodewireError, TooLarge
@@ -15,12 +16,14 @@ from nodewire.protocol import delivery, feedback, kinds
 from nodewire.protocol.audit import Showing
 from nodewire.protocol.delivery import Delivered as Opening
 from nodewire.protocol.delivery import Progress
-from nodewire.protocol.round import DEPOSIT, RoundTicket
+from nodewire.protocol.round import DEPOSIT
 from nodewire.store.sealed import sealed_bytes
 
 log = logging.getLogger("nodewire.customer")
 
 _HEADER_BYTES = 512
+_LEAST_TOLD_MS = 500
+"""What is known of two events of the same second."""
 
 
 async def fetch(course: Course, request: str, provider: str) -> None:
@@ -37,7 +40,8 @@ async def fetched(course: Course, request: str, provider: str, result: str) -> t
     try:
         delivered = delivery.parse(events.parse(result))
         opening = opened(course, delivered)
-        if opening.commitment(provider, request, course.state.round, row.index) != delivered.commitment:
+        round_ = course.state.debts[request, provider].round
+        if opening.commitment(provider, request, round_, row.index) != delivered.commitment:
             raise BadHash("x", "not what the result commits to")
         if len(opening.states) != -(-row.steps // course.recipe.audit.segment):
             raise BadInput("states", f"{len(opening.states)} for {row.steps} steps")
@@ -51,16 +55,8 @@ async def fetched(course: Course, request: str, provider: str, result: str) -> t
         path = await course.session.blobs.get(delivered.blob)
     except NodewireError as error:
         return False, f"{error.code}: {error}"[:200]
-    return await course.coordinator.result(
-        row.index,
-        row.steps,
-        path,
-        opening.key,
-        opening.sha256,
-        round_=course.state.round,
-        begun=RoundTicket.parse(row.ticket).carried,
-        carried=opening.carried,
-    )
+    late = Late(request, round_) if course.state.is_late(request, provider) else None
+    return await course.coordinator.result(round_, row.index, row.steps, path, opening.key, opening.sha256, late)
 
 
 def opened(course: Course, delivered: delivery.Delivery) -> Opening:
@@ -79,11 +75,21 @@ async def listen(course: Course, subscription: Subscription) -> None:
             log.info("%d by %s ignored: %s", event.kind, event.pubkey[:8], error)
 
 
+def _took_ms(course: Course, request: str, event: events.Event) -> int:
+    """Since the request; by what the events say, in whole seconds, if that was before a crash of this customer."""
+    asked_s = course.asked_s.get(request)
+    if asked_s is not None:
+        return max(1, round((time.monotonic() - asked_s) * 1000))
+    created_s = events.parse(course.state.requests[request]).created_at
+    return max(_LEAST_TOLD_MS, 1000 * (min(event.created_at, int(time.time())) - created_s))
+
+
 def _heard(course: Course, event: events.Event) -> None:
     """A provider's word about a shard; of strangers, or of what is over, nothing is taken."""
     request = event.tag("e") or ""
     if (request, event.pubkey) not in course.state.debts:
         return
+    course.heard_s[request, event.pubkey] = time.monotonic()
     if event.kind == kinds.result_of(kinds.VERIFICATION):
         waiting = course.showing.get((request, event.pubkey))
         if waiting is not None and not waiting.done():
@@ -91,8 +97,7 @@ def _heard(course: Course, event: events.Event) -> None:
         return
     if event.kind != kinds.FEEDBACK:
         delivery.parse(event)
-        took_s = time.monotonic() - course.asked_s.get(request, time.monotonic())
-        course.take(Delivered(request, event.pubkey, event.to_json(), round(took_s * 1000)))
+        course.take(Delivered(request, event.pubkey, event.to_json(), _took_ms(course, request, event)))
         return
     said = feedback.parse(event)
     match said.status:

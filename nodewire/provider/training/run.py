@@ -35,6 +35,8 @@ MAX_AUDITS = 3
 """Of one shard's round: a customer that died may ask once more."""
 PROGRESS_S = 2.0
 """Between two words to the customer about how far it is."""
+ALIVE_S = 10.0
+"""After so long without one it says that it is still at it."""
 _NEVER_S = 2**53 - 1
 """A deposit that nobody pays is no debt: nothing was done for it."""
 
@@ -101,16 +103,21 @@ class ShardRun:
         """Train and deliver; when this returns the balance is due.
 
         Raises:
+            NotAllowed: the deadline has passed; what is delivered after it is not paid.
             NodewireError: a blob is not to be had or not what was cited, or the worker failed.
         """
         self._said_s = time.monotonic()
         request = self.job.request.id
-        made = self._made.find(request)
-        if made is None:  # or else this provider died while it delivered
-            await self._open(worker)
-            losses, states, samples = await self._steps(worker)
-            made = await self._make(worker, losses, states, samples)
-        await self._deliver(*made)
+        living = asyncio.create_task(self._live())
+        try:
+            made = self._made.find(request)
+            if made is None:  # or else this provider died while it delivered
+                await self._open(worker)
+                losses, states, samples = await self._steps(worker)
+                made = await self._make(worker, losses, states, samples)
+            await self._deliver(*made)
+        finally:
+            living.cancel()
         self._made.over(request)
 
     async def close(self) -> None:
@@ -214,11 +221,29 @@ class ShardRun:
             await worker.receive(TASK, self.job.request.id, frame)
             piece, seq = following, seq + 1
 
+    async def _live(self) -> None:
+        """Say now and then that the work goes on, where segments are long: a late one that is silent is given up."""
+        while True:
+            await asyncio.sleep(max(0.0, self._said_s + ALIVE_S - time.monotonic()))
+            if time.monotonic() < self._said_s + ALIVE_S:
+                continue
+            self._said_s = time.monotonic()
+            try:
+                await self._say("processing")
+            except NodewireError as error:
+                log.info("job %s: processing: %s", self.job.request.id[:8], error)
+
+    def _check_time(self) -> None:
+        request = self.job.request
+        if time.time() > request.created_at + request.round.deadline_s:
+            raise NotAllowed("deadline_s", "it is over")
+
     async def _steps(self, worker: Worker) -> tuple[list[int], list[str], int]:
         """Train, segment by segment: losses in millionths, the states' hashes, samples seen."""
         losses: list[int] = []
         states: list[str] = []
         for seq in range(delivery.MAX_STATES):
+            self._check_time()
             (said,) = await worker.receive(TASK, self.job.request.id, Frame("train", seq))
             step, loss, state = said.meta["step"], said.meta["loss"], said.meta["state"]
             if not isinstance(step, int) or not isinstance(loss, int) or not isinstance(state, str):
@@ -259,6 +284,7 @@ class ShardRun:
         """Upload the sealed update, and publish what the customer needs to open it."""
         job, request = self.job, self.job.request
         blob = await self._blobs.put(path)
+        self._check_time()
         amount_msat = job.assigned.balance_msat
         if amount_msat:
             due_by_s = int(max(time.time(), request.created_at + request.round.deadline_s) + self._patience_s)
