@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from nodewire.errors import BadData, BadHash, BadInput, BadUpdate, Withheld
-from nodewire.protocol import canonical, merkle
+from nodewire.protocol import canonical, closing, merkle
 from nodewire.protocol.recipe import Recipe
-from nodewire.train import carried, draw, state
+from nodewire.train import carried, state
 from nodewire.train.carried import Carried
 from nodewire.train.data import Shard
 from nodewire.train.inner import Snapshot, Trainer
@@ -102,9 +102,7 @@ def drawn(seed: bytes, committed: bytes, segments: int, fraction: float, least: 
     Args:
         seed: the id of the event that closes the round, 32 bytes, unknown when `committed` was published.
     """
-    many = min(segments, max(least, int(segments * fraction)))
-    order = draw.order(segments, "segments", seed.hex(), committed.hex())
-    return tuple(sorted(int(i) for i in order[:many]))
+    return closing.draw(seed.hex(), committed.hex(), segments, fraction, least)
 
 
 def show(snapshot: Snapshot) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +17,8 @@ from nodewire.customer.training.machine import (
     Await,
     Begun,
     Call,
+    Close,
+    Closed,
     Delivered,
     DepositAsked,
     Fetch,
@@ -98,7 +101,24 @@ def audited(*providers: str, number: int) -> list[machine.Event]:
     events: list[machine.Event] = [Published(number, request, "{}", rows)]
     for provider in providers:
         events += [*delivered(request, provider), Judged(request, provider, True, "", True)]
-    return [*events, Stepped(number, 1, BLOB)]
+    closed = Closed(number, f"c{number}", "{}", tuple((request, provider) for provider in providers))
+    return [*events, closed, Stepped(number, 1, BLOB)]
+
+
+def test_a_round_is_closed_once_before_anything_of_it_is_audited():
+    opened = apply(Opened(4, (BLOB, BLOB), BLOB), State())
+    *events, closed, stepped = audited("ada", "bea", number=0)
+    state = after(*events[:-1], state=opened)
+    assert pending(state) == [Judge(0, (("r0", "bea"),))]
+    state = after(events[-1], state=state)
+    assert pending(state) == [Step(0), Close(0)]
+    assert Close(0) in pending(after(stepped, state=state))
+    state = after(closed, state=state)
+    assert pending(state) == [Step(0), Audit("r0", "ada"), Audit("r0", "bea")]
+    assert apply(replace(closed, close="c9"), state) is state
+    state = after(Audited("r0", "ada", True, ""), state=state)
+    assert list(state.closes) == ["c0"]
+    assert after(Audited("r0", "bea", True, ""), state=state).closes == {}
 
 
 def test_a_balance_waits_for_its_audit_and_rounds_for_those_of_the_round_before_the_last():
@@ -165,6 +185,8 @@ def walk(seed: int, rounds: int, shards: int) -> tuple[list[machine.Event], Stat
                 event = draw.choice((Received(request, provider), Lost(request, provider, "bad-hash")))
             case Judge(_, waiting):
                 event = Judged(*draw.choice(waiting), draw.random() < 0.7, "", draw.random() < 0.5)
+            case Close(round_):
+                event = Closed(round_, f"c{len(events)}", "{}", state.unclosed(round_))
             case Audit(request, provider):
                 event = Audited(request, provider, draw.random() < 0.8, "")
             case Pay(request, provider, part):

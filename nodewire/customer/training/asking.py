@@ -57,7 +57,7 @@ async def publish(course: Course, round_: int) -> None:
         made = []
         for previous, some in choosing.grouped(dealt, last):
             ask = Ask(
-                round_, [(index, dealt[index]) for index in some], steps, previous, carrying.left(course, dealt, some)
+                round_, [(index, dealt[index]) for index in some], steps, previous, carrying.left(state, dealt, some)
             )
             made.append(await course.requests.make(ask, market, state.theta, state.shards))
         if not set(dealt) <= set(_idle(course, round_)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 
@@ -31,7 +32,11 @@ async def fetch(course: Course, request: str, provider: str) -> None:
     if work is None:
         return
     fine, reason = await fetched(course, request, provider, work.result)
-    course.take(Received(request, provider) if fine else Lost(request, provider, reason))
+    if not fine:
+        course.take(Lost(request, provider, reason))
+        return
+    carried = opened(course, delivery.parse(events.parse(work.result))).carried
+    course.take(Received(request, provider, carried or ""))
 
 
 async def fetched(course: Course, request: str, provider: str, result: str) -> tuple[bool, str]:
@@ -63,6 +68,10 @@ def opened(course: Course, delivered: delivery.Delivery) -> Opening:
     return Opening.parse(_decrypted(course, delivered.ciphertext, delivered.provider))
 
 
+def shown(course: Course, answer: events.Event) -> Showing:
+    return Showing.parse(_decrypted(course, answer.content, answer.pubkey))
+
+
 def _decrypted(course: Course, ciphertext: str, provider: str) -> str:
     return nip44.decrypt(ciphertext, nip44.conversation_key(course.session.keys, provider))
 
@@ -91,9 +100,11 @@ def _heard(course: Course, event: events.Event) -> None:
         return
     course.heard_s[request, event.pubkey] = time.monotonic()
     if event.kind == kinds.result_of(kinds.VERIFICATION):
-        waiting = course.showing.get((request, event.pubkey))
-        if waiting is not None and not waiting.done():
-            waiting.set_result(Showing.parse(_decrypted(course, event.content, event.pubkey)))
+        key = request, event.pubkey
+        if course.state.debts[key].balance == "held":  # also what was said before this customer died
+            answer = course.answers.setdefault(key, asyncio.get_running_loop().create_future())
+            if not answer.done():
+                answer.set_result(event)
         return
     if event.kind != kinds.FEEDBACK:
         delivery.parse(event)
