@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from nodewire.errors import BadData, BadHash, BadUpdate
+from nodewire.errors import BadData, BadHash, BadUpdate, Withheld
 from nodewire.protocol.recipe import Recipe
 from nodewire.train import compress, fragments, state
 from nodewire.train.compress import LARGEST
@@ -23,6 +23,8 @@ from nodewire.train.state import State
 
 NOTHING = bytes(32)
 """What is committed to where nothing is carried."""
+EMPTY = state.pack({})
+"""What is shown for nothing: a file without tensors, for messages have bytes."""
 _DRIFT, _RESIDUAL = "drift.", "residual."
 
 
@@ -79,12 +81,16 @@ def shown(data: bytes | None, recipe: Recipe, committed: bytes) -> Carried | Non
     """What a provider says that it began a round with, if that is what it had committed to.
 
     Raises:
+        Withheld: nothing is shown.
         BadHash: it is not.
         TooLarge, BadUpdate: it is none of this recipe.
     """
-    if digest(data or b"") != committed:
+    if data is None:
+        raise Withheld("carried", "it is not shown")
+    data = b"" if data == EMPTY else data
+    if digest(data) != committed:
         raise BadHash("carried", "not what was committed to in the round before")
-    return unpack(data or b"", recipe)
+    return unpack(data, recipe)
 
 
 def check_residual(carried: Carried | None, before: bytes, recipe: Recipe) -> None:

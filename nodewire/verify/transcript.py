@@ -30,8 +30,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`step`: signature, recipe, request, result, close, draw, answer, round, carried, weight, theta, weights, payment; computed
-    again: update, theta, weights, loss, segment."""
+    """`step`: signature, recipe, request, result, close, draw, answer, round, carried, weight, theta, weights, payment;
+    computed again: update, theta, weights, loss, segment."""
 
     step: str
     reason: str

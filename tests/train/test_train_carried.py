@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from nodewire.errors import BadHash, BadRecipe, BadUpdate, TooLarge
+from nodewire.errors import BadHash, BadRecipe, BadUpdate, TooLarge, Withheld
 from nodewire.protocol.recipe import Compression, Recipe
 from nodewire.train import bare, carried, compress, data, fragments, outer, segments
 from nodewire.train.carried import NOTHING, Carried
@@ -175,8 +175,10 @@ def test_what_is_carried_comes_back_from_bytes_and_is_found_by_its_digest(done):
     assert len(whole) <= carried.most_bytes(done.recipe)
     back = carried.shown(whole, done.recipe, carried.digest(whole))
     assert carried.packed(back) == whole
-    assert carried.shown(None, done.recipe, NOTHING) is None
-    for other in (b"", None, whole[:-1] + bytes([whole[-1] ^ 1]), carried.packed(done.rounds[0][4])):
+    assert carried.shown(carried.EMPTY, done.recipe, NOTHING) is None
+    with pytest.raises(Withheld):
+        carried.shown(None, done.recipe, NOTHING)
+    for other in (b"", carried.EMPTY, whole[:-1] + bytes([whole[-1] ^ 1]), carried.packed(done.rounds[0][4])):
         with pytest.raises(BadHash, match="carried"):
             carried.shown(other, done.recipe, carried.digest(whole))
 

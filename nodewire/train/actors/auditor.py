@@ -6,8 +6,8 @@ the recipe, its weights file, if there is one, the folder with the data that was
     shard {index}*               a shard from elsewhere; one is kept
     update {index, round, steps, weight, request, provider}*   -> updated {fine, reason}: a result that the round counts
     shown {at, segment}*, segments {at, states, drawn, begun, carried}   -> audited {segment, reason}: of update number
-                                 `at`, the first segment that is other work, or -1; what is drawn from what was shown, or
-                                 the whole. The digests are of what was carried into the round (shown, too) and from it
+                                 `at`, the first segment that is other work, or -1; what is drawn from what was shown,
+                                 or the whole. Digests are of what was carried into the round (shown, too) and from it
     step                         -> stepped {sha256, loss}: theta after the round; a loss of -1 is unknown
 """
 
@@ -112,7 +112,7 @@ class AuditorActor:
             return _audited(0, f"{len(leaves)} states for {update.steps} steps")
         theta = self._theta if update.round == self._round else self._before
         try:
-            begun = carried.shown(self._shown.get((at, len(leaves))), self._recipe, digest(frame, "begun") or NOTHING)
+            begun = self._begun(frame, self._shown.get((at, len(leaves))))
         except NodewireError as error:
             return _audited(0, f"{error.code}: {error}")
         drawn = [int(one) for one in str(frame.meta["drawn"]).split(",") if one]
@@ -142,6 +142,12 @@ class AuditorActor:
             if judged.outcome != "accept":
                 return _audited(segment, judged.reason)
         return _audited(-1, "")
+
+    def _begun(self, frame: Tensors, shown: bytes | None) -> Carried | None:
+        committed = digest(frame, "begun") or NOTHING
+        if not self._recipe.compression.carries or (shown is None and committed == NOTHING):
+            return None
+        return carried.shown(shown, self._recipe, committed)
 
     def _whole(
         self, update: _Update, theta: State, leaves: tuple[bytes, ...], shard: Shard, begun: Carried | None

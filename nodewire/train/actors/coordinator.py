@@ -306,7 +306,9 @@ class CoordinatorActor:
         return Frame("audited", 0, (), {"accepted": accepted, "reason": judgement.reason[:200]})
 
     def _begun(self, frame: Tensors, shown: bytes | None) -> Carried | None:
-        """What a provider has carried into its round, as it shows it. Raises BadHash, BadUpdate, TooLarge."""
+        """What a provider has carried into its round, as it shows it. Raises Withheld, BadHash, BadUpdate, TooLarge."""
+        if not self._recipe.compression.carries:
+            return None
         committed = digest(frame, "begun") or NOTHING
         begun = carried.shown(shown, self._recipe, committed)
         before = self._past.get(number(frame, "round") - 1)

@@ -102,7 +102,7 @@ class _ShardSession:
             case "reveal":
                 segment = number(frame, "segment")
                 if segment == segments.count(self._recipe, self._steps):
-                    return list(pieces("snapshot", self._brought))
+                    return list(pieces("snapshot", self._brought or carried.EMPTY))
                 return list(pieces("snapshot", segments.show(self._snapshot(segment))))
         raise BadFrame("edge", f"{frame.edge[:40]!r} is unknown")
 
