@@ -27,8 +27,8 @@ def load(engine: str, program: bytes, weights: Sequence[Path], limits: Limits) -
     if engine == "outer":
         return OuterActor(limits)
     if engine == "coordinator":
-        (folder,) = weights
-        return CoordinatorActor(Recipe.unpack(program), folder)
+        folder, *begun = weights
+        return CoordinatorActor(Recipe.unpack(program), folder, *begun[:1])
     if engine == "auditor":
-        return AuditorActor(Recipe.unpack(program), weights[0] if weights else None)
+        return AuditorActor(Recipe.unpack(program), weights)
     raise BadTask("engine", f"{engine[:40]!r} is not trainer, outer, coordinator or auditor")

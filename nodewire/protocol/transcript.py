@@ -63,6 +63,7 @@ class OpenedShard(Schema):
     theta_sha256: Hex32
     shard_key: Hex32
     shard_sha256: Hex32
+    start_key: Hex32 | None = None
     carried: Hex32 | None = None
 
 

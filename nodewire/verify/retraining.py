@@ -34,12 +34,21 @@ class Retraining:
     """Walks through a reading's rounds; faults are added to it. `worker` is started, and nothing is loaded."""
 
     def __init__(
-        self, reading: Reading, worker: Worker, blobs: Blobs, *, data: Path | None, segments: Segments
+        self,
+        reading: Reading,
+        worker: Worker,
+        blobs: Blobs,
+        *,
+        data: Path | None = None,
+        start: Path | None = None,
+        segments: Segments = "drawn",
     ) -> None:
+        """`data` and `start` are the customer's files, if they are at hand."""
         self._reading = reading
         self._worker = worker
         self._blobs = blobs
         self._data = data
+        self._start = start
         self._segments = segments
         self._shard: int | None = None
         self.computed = 0
@@ -49,12 +58,14 @@ class Retraining:
         """`program` is a file with the packed recipe.
 
         Raises:
-            BadData, BadTask: the data in the folder are not of this recipe.
+            BadInput: the files at hand are not of this recipe, or it has an adapter and `start` is missing.
             WorkerFailed: computing broke off; nothing is said of the transcript.
         """
         transcript = self._reading.transcript
-        await self._worker.load(TASK, TASK, program, [self._data] if self._data is not None else [])
-        await self._worker.open(TASK, _SESSION, {"shards": transcript.shards})
+        files = [path for path in (self._data, self._start) if path is not None]
+        await self._worker.load(TASK, TASK, program, files)
+        given = {"data": self._data is not None, "start": self._start is not None}
+        await self._worker.open(TASK, _SESSION, {"shards": transcript.shards, **given})
         for made in transcript.rounds:
             if made.round == 0 and not await self._begin(made):
                 return
@@ -78,11 +89,8 @@ class Retraining:
         except NodewireError as error:
             reading.wrong("theta", f"what it began with: {error}", 0)
             return False
-        recipe = reading.recipe
-        assert recipe is not None
-        begins = getattr(recipe.family, "start", None) is None
         reading.held["theta"] = reading.held.get("theta", 0) + 1
-        if begins and not said.meta["initial"]:
+        if not said.meta["initial"]:
             reading.wrong("theta", "it did not begin with what the recipe draws", 0)
         return True
 

@@ -200,6 +200,7 @@ def _ticket(reading: Reading, one: OpenedShard) -> None:
         theta_sha256=one.theta_sha256,
         shard_key=one.shard_key,
         shard_sha256=one.shard_sha256,
+        start_key=one.start_key,
         carried=one.carried,
     )
     if ticket.seal() != assigned.ticket:

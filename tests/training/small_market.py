@@ -13,6 +13,7 @@ from kinds import training_worker
 from kinds.k8840 import KIND as FEDAVG
 from kinds.k8841 import KIND as DILOCO
 from nodewire.config import CustomerConfig, WalletConfig
+from nodewire.customer.training import starting
 from nodewire.customer.training.coordinating import Coordinator
 from nodewire.customer.training.course import Course, OnChange
 from nodewire.customer.training.journal import Journal
@@ -20,6 +21,7 @@ from nodewire.customer.training.machine import State
 from nodewire.customer.training.requesting import Requests
 from nodewire.customer.training.rounds import Rounds
 from nodewire.customer.training.session import TrainingSession
+from nodewire.customer.training.transcribing import transcribe
 from nodewire.kind import Limits
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
@@ -33,6 +35,7 @@ from nodewire.pay.simnet.service import Fees, Simnet
 from nodewire.pay.till import Till
 from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.trainer import Trainer
+from nodewire.protocol.transcript import Transcript
 from nodewire.provider.starting import _listening_socket
 from nodewire.provider.training.admission import TrainingAdmission
 from nodewire.provider.training.kept import KeptShards
@@ -81,6 +84,8 @@ class Market:
         self.folder, self.relay, self.blossom, self.simnet = folder, relay_url, blossom, simnet
         self.ports: dict[str, int] = {}
         """Of providers' endpoints: one that is restarted has the address that its ad says."""
+        self.transcript: Transcript
+        """Of the training that ended last."""
         self.data = folder / "data"
         self.data.mkdir()
         (self.data / "digits.safetensors").write_bytes(state.pack(dataset()))
@@ -208,8 +213,12 @@ async def train(
     shards: int = 2,
     budget_msat: int = 10**6,
     on_change: OnChange | None = None,
+    data: Path | None = None,
+    start: Path | None = None,
+    model: Path | None = None,
 ) -> tuple[State, bytes]:
-    """As a customer of that name, to the end; called again after a crash, it goes on."""
+    """As a customer of that name, to the end; called again after a crash, it goes on. `start` is what a recipe cites,
+    `model` where what was trained is written."""
     folder = market.folder / name
     folder.mkdir(exist_ok=True)
     async with AsyncExitStack() as stack:
@@ -237,7 +246,7 @@ async def train(
         kind = FEDAVG.request if recipe.outer.method == "average" else DILOCO.request
         requests = Requests(keys, recipe, kind, journal.fact("salt", "5a" * 32), config.relays)
         coordinator = Coordinator(Local(), blobs, folder)
-        await coordinator.open(recipe.pack(), market.data, shards)
+        await coordinator.open(recipe.pack(), data or market.data, shards, start)
         course = Course(
             session,
             recipe,
@@ -250,4 +259,7 @@ async def train(
             on_change=on_change,
         )
         done = await Rounds(course).run()
+        market.transcript = await transcribe(course, journal.fact("salt", ""))
+        if model is not None:
+            starting.write(model, await coordinator.model())
         return done, await coordinator.weights()

@@ -100,6 +100,7 @@ def _opened(course: Course, requests: list[machine.Published], results: list[str
                     theta_sha256=ticket.theta_sha256,
                     shard_key=ticket.shard_key,
                     shard_sha256=ticket.shard_sha256,
+                    start_key=ticket.start_key,
                     carried=ticket.carried,
                 )
             )

@@ -198,20 +198,32 @@ class ShardRun:
         job, session = self.job, self.job.request.id
         ticket, round_ = job.ticket, job.request.round
         begun = self._carried.begun(job)
-        theta, shard = await asyncio.gather(self._blobs.get(round_.theta), self._blobs.get(job.assigned.data))
+        cited = (round_.theta, job.assigned.data, *([round_.start] if round_.start else []))
+        theta, shard, *frozen = await asyncio.gather(*map(self._blobs.get, cited))
         params = {
             "recipe": job.recipe.pack(),
             "round": round_.round,
             "index": job.assigned.index,
             "steps": job.assigned.steps,
+            "start": job.start_name,
         }
         await worker.open(TASK, session, params)
         self._worker = worker
+        for path in frozen:
+            await self._freeze(worker, path)
         await self._feed(worker, "theta", theta, ticket.theta_key, ticket.theta_sha256)
         await self._feed(worker, "shard", shard, ticket.shard_key, ticket.shard_sha256)
         if begun is not None and ticket.carried is not None:
             path, key = begun
             await self._feed(worker, "carried", path, key, ticket.carried)
+
+    async def _freeze(self, worker: Worker, path: Path) -> None:
+        """The frozen weights into the worker, unless it has them from a round before."""
+        job = self.job
+        assert job.start_sha256 is not None and job.ticket.start_key is not None
+        (said,) = await worker.receive(TASK, job.request.id, Frame("frozen", 0))
+        if not said.meta["here"]:
+            await self._feed(worker, "start", path, job.ticket.start_key, job.start_sha256)
 
     async def balance(self) -> None:
         """Return when the balance is paid.

@@ -1,5 +1,6 @@
 """The "auditor" of kinds 8840 and 8841: a training computed again from its transcript, round by round. Its `program` is
-the recipe, its weights file, if there is one, the folder with the data that was trained on.
+the recipe; its weights files are the folder with the data that was trained on, and what the recipe's model starts from,
+as far as they are at hand.
 
     begin*                       theta before the first round -> begun {initial}: whether the recipe begins with it
     own {index}                  -> owned {sha256}: of a shard of the data in the folder, which is used from now on
@@ -14,6 +15,7 @@ the recipe, its weights file, if there is one, the folder with the data that was
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +23,8 @@ from nodewire.errors import BadFrame, BadInput, NodewireError
 from nodewire.kind import Params
 from nodewire.protocol.frame import Frame
 from nodewire.protocol.recipe import Recipe
-from nodewire.train import carried, compress, data, fragments, outer, reading, segments, state, validate
+from nodewire.protocol.start import of as cited
+from nodewire.train import carried, compress, data, fragments, outer, reading, segments, start, state, validate
 from nodewire.train.actors.pieces import HEADER_BYTES, Incoming, Tensors, digest, micro, number
 from nodewire.train.carried import NOTHING, Carried
 from nodewire.train.data import Shard
@@ -35,10 +38,11 @@ from nodewire.train.sums import distance, norm
 class AuditorActor:
     """One training; `session` is ignored, for there is one. Theta of two rounds and one round's updates are kept."""
 
-    def __init__(self, recipe: Recipe, folder: Path | None) -> None:
+    def __init__(self, recipe: Recipe, files: Sequence[Path]) -> None:
         self._recipe = recipe
-        self._dataset = reading.read(recipe, folder) if folder is not None else None
-        self._trainer = Trainer(recipe)
+        self._files = tuple(files)
+        self._initial: State | None = None
+        self._trainer: Trainer
         self._theta: State = {}
         self._before: State = {}
         """What the round before began with: late results were trained from it."""
@@ -52,8 +56,17 @@ class AuditorActor:
         self._incoming: dict[str, Incoming] = {}
 
     def open(self, session: str, params: Params) -> None:
-        if self._dataset is not None:
-            self._mine, held_out = data.split(self._dataset, int(params["shards"]), self._recipe)
+        """`shards`; whether the files are those of the `data`, then what the recipe's model has its `start` from."""
+        recipe, files = self._recipe, iter(self._files)
+        folder = next(files) if params["data"] else None
+        start_at = next(files) if params["start"] else None
+        begun = start.read(recipe, start_at) if start_at is not None else start.Start()
+        self._trainer = Trainer(recipe, begun.tensors if recipe.adapter is not None else None)
+        if begun.tensors is not None or cited(recipe) is None:
+            self._initial = initial(recipe, begun.tensors)
+        if folder is not None:
+            dataset = reading.read(recipe, folder, begun.tokenizer)
+            self._mine, held_out = data.split(dataset, int(params["shards"]), recipe)
             self._measured = data.samples(held_out, self._recipe, self._recipe.validation.samples)
 
     def receive(self, session: str, frame: Tensors) -> list[Tensors]:
@@ -86,7 +99,7 @@ class AuditorActor:
             case "begin":
                 self._theta = state.unpack(whole, state.types(recipe.shapes()), field="theta")
                 self._momenta = outer.start(recipe.outer, self._theta)
-                return [Frame("begun", 0, (), {"initial": whole == state.pack(initial(recipe))})]
+                return [Frame("begun", 0, (), {"initial": self._initial is None or whole == state.pack(self._initial)})]
             case "shard":
                 self._shard = number(frame, "index"), Shard.unpack(whole, recipe)
                 return []

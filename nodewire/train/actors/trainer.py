@@ -1,5 +1,7 @@
 """The "trainer" of kinds 8840 and 8841, in a provider's worker: a session is one shard of one round.
 
+frozen                -> frozen {here}: whether what the recipe freezes is here from a session of the same `start`
+start*                if it is not: what stays frozen, where the recipe has an adapter; before the rest
 theta*, shard*        what it begins with
 carried*              and what it has carried from the round before, where it has
 train                 trains one segment -> trained {step, loss, state, samples, end}; loss in millionths
@@ -17,6 +19,7 @@ from nodewire.kind import Limits, Params
 from nodewire.protocol.frame import Frame, Meta
 from nodewire.protocol.recipe import Recipe
 from nodewire.train import carried, data, segments, state
+from nodewire.train.actors.frozen import Frozen, FrozenIn
 from nodewire.train.actors.pieces import HEADER_BYTES, Incoming, Tensors, micro, number, pieces
 from nodewire.train.carried import Carried
 from nodewire.train.data import Shard
@@ -34,6 +37,7 @@ class TrainerActor:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._sessions: dict[str, _ShardSession] = {}
+        self._frozen = Frozen()
 
     def open(self, session: str, params: Params) -> None:
         if len(self._sessions) >= MAX_SESSIONS:  # who has trained waits for its pay, and may be opened again
@@ -41,7 +45,7 @@ class TrainerActor:
             if done is None:
                 raise Busy("sessions", f"{MAX_SESSIONS} are open")
             del self._sessions[done]
-        self._sessions[session] = _ShardSession(params)
+        self._sessions[session] = _ShardSession(params, self._frozen)
 
     def receive(self, session: str, frame: Tensors) -> list[Tensors]:
         if session not in self._sessions:
@@ -53,7 +57,7 @@ class TrainerActor:
 
 
 class _ShardSession:
-    def __init__(self, params: Params) -> None:
+    def __init__(self, params: Params, frozen: Frozen) -> None:
         self._recipe = recipe = Recipe.unpack(params["recipe"])
         self._round, self._index, self._steps = int(params["round"]), int(params["index"]), int(params["steps"])
         self._theta_in = Incoming(recipe.state_bytes() + HEADER_BYTES)
@@ -66,7 +70,10 @@ class _ShardSession:
         self._delta: State | None = None
         self._shard: Shard | None = None
         self._running: Iterator[Stretch] | None = None
-        self._trainer = Trainer(recipe)
+        self._start, self._frozen = str(params.get("start", "")), frozen
+        self._frozen_in: FrozenIn | None = None
+        here = frozen.find(self._start, recipe)
+        self._trained_by = Trainer(recipe, here) if recipe.adapter is None or here is not None else None
         self._update: Update | None = None
         self._kept: dict[int, Snapshot] = {}
         """Snapshots by steps: all, or as many as KEPT_BYTES hold."""
@@ -75,11 +82,27 @@ class _ShardSession:
         self._every = max(1, -(-segments_ * size // KEPT_BYTES))
 
     @property
+    def _trainer(self) -> Trainer:
+        if self._trained_by is None:
+            raise BadFrame("start", "what the adapter stands beside comes first")
+        return self._trained_by
+
+    @property
     def is_done(self) -> bool:
         return self._update is not None
 
     def receive(self, frame: Tensors) -> list[Tensors]:
         match frame.edge:
+            case "frozen":
+                return [Frame("frozen", 0, (), {"here": self._trained_by is not None})]
+            case "start":
+                if self._frozen_in is None:
+                    self._frozen_in = FrozenIn(self._recipe)
+                if (frozen := self._frozen_in.take(frame)) is not None:
+                    self._frozen_in = None
+                    self._frozen.keep(self._start, self._recipe, frozen)
+                    self._trained_by = Trainer(self._recipe, frozen)
+                return []
             case "theta":
                 if (whole := self._theta_in.take(frame)) is not None:
                     self._theta = state.unpack(whole, state.types(self._recipe.shapes()), field="theta")
