@@ -173,5 +173,15 @@ async def test_frozen_weights_that_are_others_than_sealed_are_not_trained_on(mar
     assert not any(event.kind == 6840 for event in said)
 
 
+@pytest.mark.parametrize("name", ["bpe-decoder-lora", "encoder-tuned"])
+async def test_what_providers_carry_of_a_model_from_a_start_is_the_bare_loops(market, tmp_path, name):
+    packing = {"method": "int4", "error_feedback": "1.0", "fragments": 2}
+    given = models.given(name, tmp_path / "files", rounds=3, outer=DILOCO, compression=packing)
+    async with provider(market, "ada", families=FAMILIES), provider(market, "bea", families=FAMILIES):
+        done, weights = await train(market, "dora", given.recipe, data=given.data, start=given.start)
+    assert weights == expected(given)
+    assert done.failures == ()
+
+
 def expected_before(given: Given) -> bytes:
     return state.pack(bare.run(given.recipe, given.dataset, 2, start=given.tensors, rounds=0)[0])
