@@ -15,10 +15,10 @@ ARGS ?=
 
 say = @printf '\033[1;36m»\033[0m %s\n'
 
-.PHONY: help install demo test lint bench chaos byzantine honest soak clean
+.PHONY: help install demo test lint bench bench-train chaos byzantine honest soak clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(VENV)/.installed ## set up .venv: nodewire and what the demo needs
 
@@ -41,6 +41,9 @@ bench: $(VENV)/.installed ## run every bench; results in bench/results (ARGS="--
 	  $(VENV)/bin/python -m bench.$$name --json $(ARGS) > bench/results/$$name.json || failed="$$failed $$name"; \
 	done; \
 	[ -z "$$failed" ] || { echo "not ok:$$failed" >&2; exit 1; }
+
+bench-train: $(VENV)/.installed ## what training over the market costs beside one process (ARGS="--flower PYTHON")
+	@$(VENV)/bin/python -m bench.train $(ARGS)
 
 chaos: $(VENV)/.installed ## generations that lose a provider in mid-job (ARGS="--quick --seed 7")
 	@$(VENV)/bin/python -m bench.chaos $(ARGS)
