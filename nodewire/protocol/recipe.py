@@ -197,6 +197,12 @@ class Recipe(Schema):
     audit: Audit = Audit()
     deadline: int = Field(default=3_600, ge=1, le=30 * 86_400)
     """Seconds after which a round's result is not waited for."""
+    pace: Literal["equal", "speed"] = "equal"
+    """Steps of a round: all have the same, or each as many as it makes in the time that the fastest takes for all."""
+    quorum: Share = "1.0"
+    """Share of the shards whose results are enough for the outer step, once the rest lets itself be waited for."""
+    late: Literal["drop", "half"] = "drop"
+    """What a result counts that comes after its round's step, but before the next one's: nothing, or half."""
     profile: Profile = Profile()
     hardware: Hardware = Hardware()
 
@@ -273,6 +279,12 @@ class Recipe(Schema):
     def trained(self) -> int:
         """Numbers that are trained: the sum of the products of `shapes()`."""
         return count(self.shapes())
+
+    def needed(self, shards: int) -> int:
+        """Results that a round's outer step needs: the quorum, and no fewer than the aggregate can be made of."""
+        outer = self.outer
+        least = {"trimmed": 2 * outer.tolerated + 1, "krum": 2 * outer.tolerated + 3}.get(outer.aggregate, 1)
+        return min(shards, max(least, math.ceil(float(self.quorum) * shards)))
 
     def total_steps(self) -> int:
         """Where the schedule ends: `inner.total`, or rounds x steps."""

@@ -6,7 +6,7 @@ code. It is also what the market's overhead is measured against.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nodewire.protocol.recipe import Recipe
@@ -27,6 +27,24 @@ class Point:
     upload_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A result that counts in an outer step: of which shard, trained in which round, of how many steps."""
+
+    index: int
+    round: int
+    steps: int
+
+
+Participation = Mapping[int, Sequence[Part]]
+"""By round, what its outer step is made of; of a round before, what counts as late."""
+
+
+def everybody(recipe: Recipe, k: int, rounds: int) -> Participation:
+    """All shards in every round, in time, with all of the recipe's steps."""
+    return {round: [Part(index, round, recipe.steps) for index in range(k)] for round in range(rounds)}
+
+
 def run(
     recipe: Recipe,
     dataset: Tensors,
@@ -34,6 +52,7 @@ def run(
     *,
     start: State | None = None,
     rounds: int | None = None,
+    participation: Participation | None = None,
     on_round: Callable[[Point], None] | None = None,
 ) -> tuple[State, list[Point]]:
     """Train on `k` shards of a data set; theta after the last round and the curve.
@@ -41,6 +60,7 @@ def run(
     Args:
         start: the tensors that the recipe's model starts from, if it names any.
         rounds: fewer than the recipe's, to stop early.
+        participation: what counted in each round, if it was not all shards with all steps.
     """
     shards, held_out = data.split(dataset, k, recipe)
     measured = data.samples(held_out, recipe, recipe.validation.samples)
@@ -49,16 +69,35 @@ def run(
     momenta = outer.start(recipe.outer, theta)
     residuals: list[State | None] = [None] * k
     curve = []
-    for round in range(recipe.rounds if rounds is None else rounds):
-        results, losses, size = [], [], 0
-        for index, shard in enumerate(shards):
-            update = trainer.train(theta, shard, round, index)
-            packed, residuals[index] = compress.pack(update.delta, recipe.compression, residuals[index])
-            results.append((update.samples, compress.unpack(packed, recipe.shapes(), recipe.compression)))
+    many = recipe.rounds if rounds is None else rounds
+    participation = everybody(recipe, k, many) if participation is None else participation
+    trained: dict[int, list[tuple[Part, int, State]]] = {}
+    for round in range(many):
+        # What was trained in this round, whenever it counts: by shard, and nothing twice.
+        mine = sorted({p for r in (round, round + 1) for p in participation.get(r, ()) if p.round == round}, key=_key)
+        losses, size, trained[round] = [], 0, []
+        for part in mine:
+            update = trainer.train(theta, shards[part.index], round, part.index, part.steps)
+            packed, residuals[part.index] = compress.pack(update.delta, recipe.compression, residuals[part.index])
+            delta = compress.unpack(packed, recipe.shapes(), recipe.compression)
+            trained[round].append((part, update.samples, delta))
             losses.append(sum(update.losses) / len(update.losses))
             size += len(packed)
-        theta, momenta = outer.step(recipe.outer, theta, momenta, results)
-        curve.append(Point(round, sum(losses) / k, trainer.loss(theta, measured), size))
+        counted = set(participation[round])
+        results = [
+            (part, weight, delta)
+            for one in (trained.pop(round - 1, []), trained[round])
+            for part, samples, delta in one
+            if part in counted and (weight := outer.lateness_weight(samples, round - part.round))
+        ]
+        results.sort(key=lambda result: _key(result[0]))
+        theta, momenta = outer.step(recipe.outer, theta, momenta, [(weight, delta) for _, weight, delta in results])
+        curve.append(Point(round, sum(losses) / len(losses), trainer.loss(theta, measured), size))
         if on_round is not None:
             on_round(curve[-1])
     return theta, curve
+
+
+def _key(part: Part) -> tuple[int, int]:
+    """The order of an outer step's results: by shard, of one shard the late one first."""
+    return part.index, part.round

@@ -8,10 +8,10 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 
-from nodewire.customer.training import choosing, watching
+from nodewire.customer.training import choosing, pacing, watching
 from nodewire.customer.training.choosing import Need
 from nodewire.customer.training.course import Course
-from nodewire.customer.training.machine import Lost
+from nodewire.customer.training.machine import Lost, Missed, Sufficed
 from nodewire.customer.training.requesting import Ask
 from nodewire.errors import NodewireError, NoProvider, OverBudget
 from nodewire.nostr import event as events
@@ -28,59 +28,98 @@ FIND_S = 30.0
 """For how long providers are looked for."""
 _TICKET_S = 1.0
 _AGAIN_S = 2.0
+"""Between two looks at the ads."""
+_LOOK_S = 0.05
+"""Between two looks at who is free."""
 
 
-async def publish(course: Course, round_: int, indices: tuple[int, ...]) -> None:
-    """Find providers for shards, sign the requests and send them out."""
-    state = course.state
-    assert state.theta is not None
-    gflop = rounds.work_gflop(course.recipe, course.recipe.steps)
-    needs = {
-        index: choosing.need_of(
-            course.recipe, course.kind, blob_bytes=max(state.shards[index].bytes, state.theta.bytes), gflop=gflop
-        )
-        for index in indices
-    }
-    market, dealt = await _find(course, needs)
-    # Who has a shard of this round already gets a deposit for another: what it is owed for the first is paid later.
-    taken = {work.provider for work in course.state.works if work.status != "idle"}
-    last = {known: request for known, request in course.state.paid_last.items() if known not in taken}
-    groups = choosing.grouped(dealt, last)
-    price_msat = sum(course.requests.price(provider, market, None)[0] for provider in dealt.values())
-    if state.committed_msat + price_msat > course.budget_msat:
-        raise OverBudget(
-            "budget", f"{state.committed_msat + price_msat} msat with round {round_}, at most {course.budget_msat}"
-        )
-    made = []
-    for previous, some in groups:
-        ask = Ask(round_, [(index, dealt[index]) for index in some], previous)
-        made.append(await course.requests.make(ask, market, state.theta, state.shards))
-    for published in made:
-        course.asked_s[published.request] = time.monotonic()
-        course.take(published)
-    for published in made:
-        await course.session.pool.publish(events.parse(published.event))
+async def publish(course: Course, round_: int) -> None:
+    """Find providers for the shards that have none, sign the requests and send them out.
 
+    Where there are fewer free providers than shards, some of the shards; the others are still pending then.
 
-async def _find(course: Course, needs: Mapping[int, Need]) -> tuple[Mapping[str, Trainer], dict[int, str]]:
-    """The trainers' ads, and one of them for every shard; waited for, for a while. Raises NoProvider."""
-    until_s = time.monotonic() + FIND_S
-    while True:
-        market = await choosing.trainers(course.session.pool)
-        works = {work.index: work for work in course.state.works}
-        try:
-            return market, choosing.deal(
-                needs,
-                market,
-                busy=Counter(work.provider for work in works.values() if work.status in ("asked", "working")),
-                before={index: works[index].provider for index in needs if works[index].provider},
-                excluded={index: works[index].excluded for index in needs},
-                failures=Counter(provider for provider, _ in course.state.failures),
+    Raises:
+        NoProvider: nobody is found for a shard, and nobody is at one who could be free later.
+        OverBudget: it would cost more than there is.
+    """
+    while (found := await _find(course, round_)) is not None:
+        market, dealt, steps = found
+        state = course.state
+        assert state.theta is not None
+        price_msat = sum(course.requests.price(one, market, steps[one], None)[0] for one in dealt.values())
+        if state.committed_msat + price_msat > course.budget_msat:
+            raise OverBudget(
+                "budget", f"{state.committed_msat + price_msat} msat with round {round_}, at most {course.budget_msat}"
             )
-        except NoProvider:
-            if time.monotonic() > until_s:
-                raise
-        await asyncio.sleep(_AGAIN_S)
+        # Who has a shard of this round already gets a deposit for another: what it is owed for the first is paid later.
+        taken = {work.provider for work in state.works if work.status not in ("idle", "missed")}
+        last = {known: request for known, request in state.paid_last.items() if known not in taken}
+        made = []
+        for previous, some in choosing.grouped(dealt, last):
+            ask = Ask(round_, [(index, dealt[index]) for index in some], steps, previous)
+            made.append(await course.requests.make(ask, market, state.theta, state.shards))
+        if not set(dealt) <= set(_idle(course, round_)):
+            continue  # while a request was mined, enough results came
+        for published in made:
+            course.asked_s[published.request] = time.monotonic()
+            course.take(published)
+        for published in made:
+            await course.session.pool.publish(events.parse(published.event))
+        return
+
+
+async def _find(course: Course, round_: int) -> tuple[Mapping[str, Trainer], dict[int, str], Mapping[str, int]] | None:
+    """The trainers' ads, one of them for every shard that has none, and the steps that each makes in this round.
+
+    Waits for a while; for as long as somebody is at a shard who may be free then. None: it is not needed any more.
+    """
+    recipe, until_s, read_s = course.recipe, time.monotonic() + FIND_S, -_AGAIN_S
+    market: Mapping[str, Trainer] = {}
+    while idle := _idle(course, round_):
+        if time.monotonic() >= read_s + _AGAIN_S:
+            market, read_s = await choosing.trainers(course.session.pool), time.monotonic()
+            idle = _idle(course, round_)
+        state = course.state
+        under_way = [work for work in (*state.works, *state.late) if work.status in ("asked", "working", "delivered")]
+        each_us = pacing.step_us(market, state.step_us, recipe.flops_per_round() // recipe.steps)
+        failed = frozenset().union(*(work.excluded for work in state.works))
+        dealt = choosing.deal(
+            {index: _need(course, index) for index in idle},
+            market,
+            busy=Counter(work.provider for work in under_way if work.status != "delivered"),
+            before={work.index: work.provider for work in state.works if work.provider},
+            excluded=(failed - course.forgiven) | state.banned,
+            failures=Counter(provider for provider, _ in state.failures),
+            measured_us={one: each_us[one] for one in state.step_us if one in each_us},
+            each_us=each_us,
+        )
+        if dealt:
+            training = {work.provider for work in state.works if work.request} | set(dealt.values())
+            return market, dealt, pacing.steps(recipe, training, each_us)
+        if under_way:
+            until_s = time.monotonic() + FIND_S
+        elif time.monotonic() > until_s:
+            raise NoProvider(
+                f"shard {idle[0]}", "nobody on the market trains it, or all who do are busy or have failed"
+            )
+        await asyncio.sleep(_LOOK_S)
+    return None
+
+
+def _need(course: Course, index: int) -> Need:
+    state, recipe = course.state, course.recipe
+    assert state.theta is not None
+    blob_bytes = max(state.shards[index].bytes, state.theta.bytes)
+    gflop = rounds.work_gflop(recipe, recipe.steps)
+    return choosing.need_of(recipe, course.kind, blob_bytes=blob_bytes, gflop=gflop)
+
+
+def _idle(course: Course, round_: int) -> list[int]:
+    """The shards that somebody is to be found for."""
+    state = course.state
+    if state.round != round_ or state.is_quorate:
+        return []
+    return [work.index for work in state.works if work.status == "idle"]
 
 
 async def call(course: Course, request: str, provider: str) -> None:
@@ -100,12 +139,43 @@ async def call(course: Course, request: str, provider: str) -> None:
 
 
 async def wait(course: Course, request: str, provider: str) -> None:
-    """Wait as long as results take here, then give the provider up."""
-    begun_s = course.asked_s.setdefault(request, time.monotonic())
+    """Wait as long as results take here; what comes after that and by its deadline comes late."""
+    begun_s = course.asked_s.get(request, course.begun_s)
     while True:
         patience_s = watching.patience_s(course.state.took_ms, course.recipe.deadline)
         left_s = begun_s + patience_s - time.monotonic()
         if left_s <= 0:
             break
         await asyncio.sleep(min(1.0, left_s))  # what others take may shorten it meanwhile
-    course.take(Lost(request, provider, f"no result within {patience_s:.0f} s"))
+    course.take(Missed(request, provider, f"no result within {patience_s:.0f} s"))
+
+
+async def wait_late(course: Course, request: str, provider: str) -> None:
+    """Wait for a late result up to its deadline, as long as there is a sign of life; then it is lost."""
+    deadline_s = events.parse(course.state.requests[request]).created_at + course.recipe.deadline + watching.GRACE_S
+    key = request, provider
+    while True:
+        now_s = time.monotonic()
+        # Who was dead itself hears first what came meanwhile.
+        by_deadline_s = max(now_s + deadline_s - time.time(), course.begun_s + watching.GRACE_S)
+        heard_s = max(course.heard_s.get(key, 0.0), course.begun_s, course.asked_s.get(request, 0.0))
+        silent_s = heard_s + watching.SILENT_S
+        if by_deadline_s <= now_s:
+            course.take(Lost(request, provider, f"no result by its deadline of {course.recipe.deadline} s"))
+            return
+        if silent_s <= now_s:
+            course.take(Lost(request, provider, f"no word for {watching.SILENT_S:.0f} s"))
+            return
+        await asyncio.sleep(min(1.0, by_deadline_s - now_s, silent_s - now_s))
+
+
+async def linger(course: Course, round_: int) -> None:
+    """Enough results are there: wait for the others a little, if anybody is at one."""
+    requests = {work.request for work in course.state.works if work.request}
+    begun_s = min((course.asked_s.get(request, course.begun_s) for request in requests), default=course.begun_s)
+    while any(work.status in ("asked", "working", "delivered") for work in course.state.works):
+        left_s = begun_s + watching.linger_s(course.state.took_ms, course.recipe.deadline) - time.monotonic()
+        if left_s <= 0:
+            break
+        await asyncio.sleep(min(0.5, left_s))
+    course.take(Sufficed(round_))

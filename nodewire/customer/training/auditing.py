@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 
 from nodewire.customer.training import receiving
+from nodewire.customer.training.coordinating import Late
 from nodewire.customer.training.course import Course
 from nodewire.customer.training.machine import Audited, Judged
 from nodewire.errors import NodewireError
@@ -21,11 +22,22 @@ AUDIT_S = 60.0
 
 
 async def judge(course: Course, round_: int, waiting: Sequence[tuple[str, str]]) -> None:
+    if round_ < course.state.round:
+        for request, provider in waiting:
+            await _judge_late(course, Late(request, round_), provider)
+        return
     judged = await course.coordinator.judge(round_)
     for request, provider in waiting:
         accepted, reason = judged[course.state.debts[request, provider].row.index]
         audit_ = accepted and float(course.recipe.audit.fraction) > 0
         course.take(Judged(request, provider, accepted, reason, audit_))
+
+
+async def _judge_late(course: Course, late: Late, provider: str) -> None:
+    index = course.state.debts[late.request, provider].row.index
+    accepted, reason = await course.coordinator.judge_late(late, index, course.state.thetas[late.round])
+    audit_ = accepted and float(course.recipe.audit.fraction) > 0
+    course.take(Judged(late.request, provider, accepted, reason, audit_))
 
 
 async def audit(course: Course, request: str, provider: str) -> None:

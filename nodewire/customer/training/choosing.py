@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
-from nodewire.errors import NodewireError, NoProvider
+from nodewire.errors import NodewireError
 from nodewire.nostr.nip01 import Filter, newest_first
 from nodewire.nostr.pool import Pool
 from nodewire.protocol import kinds, trainer
@@ -14,6 +15,10 @@ from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.trainer import TOPIC, Trainer
 
 _FETCH_S = 10.0
+DEARER = 1.5
+SLOWER = 2.0
+"""So many times as dear as the best that is free, or as slow as that and as most, is who loses a shard without having
+failed it: shards that hop are fetched anew each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,35 +60,43 @@ def deal(
     *,
     busy: Counter[str],
     before: Mapping[int, str],
-    excluded: Mapping[int, frozenset[str]],
+    excluded: frozenset[str],
     failures: Counter[str],
+    measured_us: Mapping[str, float],
+    each_us: Mapping[str, float],
 ) -> dict[int, str]:
-    """A provider for every shard: the one that had it before, or the cheapest that has room, the faster of equals.
+    """A provider for every shard, as far as some have room: the one that had it before, or the cheapest, the faster of
+    equals.
 
-    Who has failed more often comes later, whatever it costs. `busy` counts the shards that each has already.
+    Who has failed more often comes later, whatever it costs. Who had a shard keeps it unless another is better by far.
 
-    Raises:
-        NoProvider: nobody is left for a shard.
+    Args:
+        busy: how many shards each is at already.
+        excluded: who has failed in this round, or may not train any more.
+        measured_us: of those who have delivered, what a step took; `each_us`: of all, as far as can be known.
     """
     dealt: dict[int, str] = {}
     taken = Counter(busy)
+    usual_us = median(measured_us.values()) if measured_us else 0.0
     kept = [index for index in needs if before.get(index) in market]
     for index in [*kept, *(index for index in needs if index not in kept)]:
         need = needs[index]
         fits = [
             public
             for public, ad in market.items()
-            if public not in excluded[index] and taken[public] < ad.concurrency and _takes(ad, need)
+            if public not in excluded and taken[public] < ad.concurrency and _takes(ad, need)
         ]
         if not fits:
-            raise NoProvider(f"shard {index}", "nobody on the market trains it, or all who do are busy or have failed")
+            continue
+        best = min(fits, key=lambda public: (failures[public], *_rank(public, market[public], need)))
         same = before.get(index)
-        dealt[index] = (
-            same
-            if same in fits
-            else min(fits, key=lambda public: (failures[public], *_rank(public, market[public], need)))
-        )
-        taken[dealt[index]] += 1
+        if same is not None and same in fits and failures[same] <= failures[best]:
+            dearer = market[same].price_msat(need.gflop) / max(1, market[best].price_msat(need.gflop))
+            is_slow = measured_us.get(same, 0.0) > SLOWER * usual_us and each_us[same] >= SLOWER * each_us[best]
+            if not (dearer >= DEARER or (is_slow and dearer >= 1)):
+                best = same
+        dealt[index] = best
+        taken[best] += 1
     return dealt
 
 

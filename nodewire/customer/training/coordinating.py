@@ -9,9 +9,10 @@ import asyncio
 import hashlib
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from nodewire.customer.training.machine import Sealed
+from nodewire.customer.training.machine import Counted, Sealed
 from nodewire.errors import BadHash, NodewireError, WorkerFailed
 from nodewire.kind import Worker
 from nodewire.protocol.audit import Shown
@@ -25,6 +26,14 @@ TASK = "coordinator"
 _SESSION = "training"
 
 
+@dataclass(frozen=True, slots=True)
+class Late:
+    """Whose request a late result answers, and in which round it was trained."""
+
+    request: str
+    round: int
+
+
 class Coordinator:
     """One training's worker. Every method raises what the worker does: BadData, WorkerFailed ..."""
 
@@ -34,6 +43,7 @@ class Coordinator:
         self._blobs = blobs
         self._folder = folder
         self._auditing = asyncio.Lock()
+        self._judging = asyncio.Lock()
 
     async def open(self, recipe: bytes, data: Path, shards: int) -> None:
         """Read the customer's data and split them; weights are as before the first round."""
@@ -62,10 +72,15 @@ class Coordinator:
         if momenta.exists():
             await self._put("restore", [momenta.read_bytes()], {"what": "momenta"}, None)
 
-    async def result(self, index: int, steps: int, path: Path, key: str, sha256: str) -> tuple[bool, str]:
+    async def result(
+        self, index: int, steps: int, path: Path, key: str, sha256: str, late: Late | None = None
+    ) -> tuple[bool, str]:
         """Take the packed update in a sealed file: whether it is one of this recipe, and if not, why."""
+        meta: Meta = {"index": index, "steps": steps}
+        if late is not None:
+            meta |= {"request": late.request, "round": late.round}
         try:
-            said = await self._put("result", sealed.unseal(path, key), {"index": index, "steps": steps}, sha256)
+            said = await self._put("result" if late is None else "late", sealed.unseal(path, key), meta, sha256)
         except WorkerFailed:
             raise
         except NodewireError as error:  # of whoever made the result
@@ -78,6 +93,15 @@ class Coordinator:
         """Of every result of the round by its shard: whether it is accepted, and if not, why."""
         said = await self._worker.receive(TASK, _SESSION, Frame("judge", 0, (), {"round": round_}))
         return {int(one.meta["index"] or 0): (bool(one.meta["accepted"]), str(one.meta["reason"])) for one in said}
+
+    async def judge_late(self, late: Late, index: int, theta: Sealed) -> tuple[bool, str]:
+        """Whether a late result is accepted, by the weights that its own round began with."""
+        path = await self._blobs.get(BlobRef(sha256=theta.sha256, bytes=theta.bytes))
+        async with self._judging:
+            await self._put("late.theta", sealed.unseal(path, theta.key), {"round": late.round}, theta.plain_sha256)
+            meta: Meta = {"request": late.request, "index": index}
+            (said,) = await self._worker.receive(TASK, _SESSION, Frame("late.judge", 0, (), meta))
+        return bool(said.meta["accepted"]), str(said.meta["reason"])
 
     async def draw(self, round_: int, index: int, seed: bytes, commitment: str) -> list[int]:
         """Which snapshots a provider has to show; none if there is nothing to audit."""
@@ -107,9 +131,10 @@ class Coordinator:
             (said,) = await self._worker.receive(TASK, _SESSION, Frame("audit", 0, (), meta))
         return bool(said.meta["accepted"]), str(said.meta["reason"])
 
-    async def step(self, round_: int) -> int:
-        """The outer step from the results that were accepted; the held-out loss after it, in millionths."""
-        (said,) = await self._worker.receive(TASK, _SESSION, Frame("step", round_))
+    async def step(self, round_: int, counted: Sequence[Counted]) -> int:
+        """The outer step of these results; the held-out loss after it, in millionths."""
+        which = ",".join(f"{one.index}:{one.request if one.round < round_ else ''}" for one in counted)
+        (said,) = await self._worker.receive(TASK, _SESSION, Frame("step", round_, (), {"counted": which}))
         loss = said.meta["loss"]
         if not isinstance(loss, int):
             raise WorkerFailed("step", "an answer that is none")

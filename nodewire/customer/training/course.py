@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from nodewire.customer.training.coordinating import Coordinator
@@ -49,7 +50,13 @@ class Course:
         self.showing: dict[tuple[str, str], asyncio.Future[Showing]] = {}
         """By request and provider, what audits wait for."""
         self.asked_s: dict[str, float] = {}
-        """By request, when it went out (monotonic)."""
+        """By request, when it went out (monotonic); not of those that went out before a crash."""
+        self.begun_s = time.monotonic()
+        """When this process took the training up."""
+        self.heard_s: dict[tuple[str, str], float] = {}
+        """By request and provider, when it was last heard of (monotonic)."""
+        self.forgiven: frozenset[str] = frozenset()
+        """Who failed in this round before this process took it up, and may be asked once more."""
 
     def take(self, event: Event) -> None:
         """Something happened: it is written down, and what is pending is looked at again."""
@@ -57,6 +64,8 @@ class Course:
         if after is self.state:
             return
         self.journal.append(event)
+        if len(after.failures) > len(self.state.failures):
+            self.forgiven -= {after.failures[-1][0]}
         self.state = after
         self.changed.set()
         self.on_change(after, event, getattr(event, "provider", ""))

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from nodewire.customer.training import machine
-from nodewire.customer.training.machine import Event, Opened, Published, Row, Sealed, Stepped
+from nodewire.customer.training.machine import Counted, Event, Opened, Published, Row, Sealed, Stepped
 from nodewire.errors import BadConfig
 
 _SCHEMA = """
@@ -65,5 +65,7 @@ def _event(type_: str, data: dict[str, Any]) -> Event:
         data["shards"] = tuple(Sealed(**shard) for shard in data["shards"])
     if cls in (Opened, Stepped):
         data["theta"] = Sealed(**data["theta"])
+    if cls is Stepped:
+        data["counted"] = tuple(Counted(**one) for one in data.get("counted", ()))
     event: Event = cls(**data)
     return event

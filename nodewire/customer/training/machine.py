@@ -11,6 +11,10 @@ A shard in a round:
 
 Results are judged beside each other, when all of a round are there; who is rejected or lost is replaced by another, and
 judged beside those that were accepted. When all are accepted comes the outer step, and all shards are idle again.
+
+A result that is not waited for any more, because its provider takes long, may still come as a late one: beside the
+rounds, up to the request's deadline. Its shard is dealt to another, or the round is stepped without it (`missed`) if
+enough others are there.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-Status = Literal["idle", "asked", "working", "delivered", "received", "accepted"]
+Status = Literal["idle", "asked", "working", "delivered", "received", "accepted", "missed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,10 @@ class Opened:
     rounds: int
     shards: tuple[Sealed, ...]
     theta: Sealed
+    needed: int = 0
+    """Results that are enough for an outer step; 0: all."""
+    late: bool = False
+    """Whether a result counts in the step after its own round's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +89,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """A provider's result event has come. `event` is its JSON, `took_ms` the time since the request."""
+    """A provider's result event has come. `event` is its JSON, `took_ms` the time since the request, 0 if not known."""
 
     request: str
     provider: str
@@ -137,15 +145,58 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
+class Missed:
+    """A result is not waited for any more; it is paid, and may count as late, if it comes by its deadline."""
+
+    request: str
+    provider: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sufficed:
+    """Enough results are there, and the others were waited for long enough: the round is stepped without them."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A result that an outer step was made of; `round` is its own, which for a late one is the round before."""
+
+    index: int
+    round: int
+    steps: int
+    request: str
+    provider: str
+
+
+@dataclass(frozen=True, slots=True)
 class Stepped:
     """The outer step of `round` is done: `theta` is for the next, `loss` is the held-out one in millionths."""
 
     round: int
     loss: int
     theta: Sealed
+    counted: tuple[Counted, ...] = ()
+    """In the order in which they were added up."""
 
 
-Event = Opened | Published | DepositAsked | Begun | Delivered | Received | Judged | Audited | Paid | Lost | Stepped
+Event = (
+    Opened
+    | Published
+    | DepositAsked
+    | Begun
+    | Delivered
+    | Received
+    | Judged
+    | Audited
+    | Paid
+    | Lost
+    | Missed
+    | Sufficed
+    | Stepped
+)
 
 
 # What is to be done.
@@ -169,10 +220,18 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Await:
-    """Wait for the result as long as makes sense."""
+    """Wait for the result as long as makes sense; for a late one up to its deadline."""
 
     request: str
     provider: str
+    late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Linger:
+    """Enough results of the round are there: wait a little for the others."""
+
+    round: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +244,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """All results of the round are there; those of `waiting` are to be judged beside the others."""
+    """All results of the round are there; those of `waiting` are to be judged beside the others. Or a late one's."""
 
     round: int
     waiting: tuple[tuple[str, str], ...]
@@ -212,7 +271,7 @@ class Step:
     round: int
 
 
-Action = Publish | Call | Await | Fetch | Judge | Audit | Pay | Step
+Action = Publish | Call | Await | Linger | Fetch | Judge | Audit | Pay | Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +304,8 @@ class State:
     rounds: int = 0
     round: int = 0
     theta: Sealed | None = None
+    thetas: tuple[Sealed, ...] = ()
+    """What each round so far began with, and the present one."""
     shards: tuple[Sealed, ...] = ()
     works: tuple[Work, ...] = ()
     requests: dict[str, str] = field(default_factory=dict)
@@ -258,6 +319,19 @@ class State:
     """After each round, on what is held out; in millionths."""
     failures: tuple[tuple[str, str], ...] = ()
     """Providers and why nothing came of a shard, oldest first."""
+    banned: frozenset[str] = frozenset()
+    """Who has failed an audit: it gets no further shard."""
+    needed: int = 0
+    """Results that are enough for an outer step."""
+    late_counts: bool = False
+    is_enough: bool = False
+    """Nothing is waited for in this round any more, as long as so many results as are needed stand."""
+    late: tuple[Work, ...] = ()
+    """Shards that are not waited for any more, and still may come; also those that will count in this round's step."""
+    counted: tuple[Counted, ...] = ()
+    """In the newest outer step."""
+    step_us: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """By provider, microseconds a step that its newest results took, request and delivery included."""
 
     @property
     def is_trained(self) -> bool:
@@ -265,19 +339,31 @@ class State:
 
     @property
     def is_over(self) -> bool:
-        return self.is_trained and not any(
-            {"owed", "held"} & {debt.deposit, debt.balance} for debt in self.debts.values()
+        return (
+            self.is_trained
+            and not self.late
+            and not any({"owed", "held"} & {debt.deposit, debt.balance} for debt in self.debts.values())
         )
 
     @property
     def committed_msat(self) -> int:
         """What was paid, is owed, or will be if what is under way turns out well."""
-        open_ = {(work.request, work.provider) for work in self.works if work.status != "idle"}
+        open_ = {(work.request, work.provider) for work in (*self.works, *self.late) if work.request}
         total = 0
         for key, debt in self.debts.items():
             total += debt.row.deposit_msat if debt.deposit != "none" or key in open_ else 0
             total += debt.row.balance_msat if debt.balance != "none" or key in open_ else 0
         return total
 
+    @property
+    def is_quorate(self) -> bool:
+        """Whether as many results of this round are there as its outer step needs."""
+        return 0 < self.needed <= sum(work.status in ("received", "accepted") for work in self.works)
+
     def work(self, request: str, provider: str) -> Work | None:
-        return next((w for w in self.works if (w.request, w.provider) == (request, provider)), None)
+        """A shard of this round, or a late one."""
+        works = (*self.works, *self.late)
+        return next((w for w in works if (w.request, w.provider) == (request, provider)), None)
+
+    def is_late(self, request: str, provider: str) -> bool:
+        return any((w.request, w.provider) == (request, provider) for w in self.late)

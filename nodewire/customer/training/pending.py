@@ -9,6 +9,7 @@ from nodewire.customer.training.machine import (
     Call,
     Fetch,
     Judge,
+    Linger,
     Pay,
     Publish,
     State,
@@ -24,7 +25,7 @@ def pending(state: State) -> list[Action]:
         idle = tuple(work.index for work in state.works if work.status == "idle")
         # A coordinator keeps what audits need for two rounds: those of the round before the last come first.
         late = any(debt.balance == "held" and debt.round < state.round - 1 for debt in state.debts.values())
-        if idle and not late:
+        if idle and not late and not state.is_quorate:
             actions.append(Publish(state.round, idle))
         for work in state.works:
             match work.status:
@@ -34,12 +35,20 @@ def pending(state: State) -> list[Action]:
                     actions.append(Await(work.request, work.provider))
                 case "delivered":
                     actions.append(Fetch(work.request, work.provider))
-        if all(work.status in ("received", "accepted") for work in state.works):
-            waiting = tuple((work.request, work.provider) for work in state.works if work.status == "received")
-            if waiting:
-                actions.append(Judge(state.round, waiting))
-        if state.works and all(work.status == "accepted" for work in state.works):
-            actions.append(Step(state.round))
+        waited = [work for work in state.works if work.status != "missed"]
+        if state.is_quorate and all(work.status in ("received", "accepted") for work in waited):
+            waiting = tuple((work.request, work.provider) for work in waited if work.status == "received")
+            actions.append(Judge(state.round, waiting) if waiting else Step(state.round))
+        elif state.is_quorate and not state.is_enough:
+            actions.append(Linger(state.round))
+    for work in state.late:
+        match work.status:
+            case "asked" | "working":
+                actions.append(Await(work.request, work.provider, late=True))
+            case "delivered":
+                actions.append(Fetch(work.request, work.provider))
+            case "received" if (round_ := state.debts[work.request, work.provider].round) < state.round:
+                actions.append(Judge(round_, ((work.request, work.provider),)))
     for (request, provider), debt in state.debts.items():
         if debt.deposit == "owed":
             actions.append(Pay(request, provider, DEPOSIT))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
+from nodewire.customer.training.coordinating import Late
 from nodewire.customer.training.course import Course
 from nodewire.customer.training.machine import Begun, Delivered, DepositAsked, Lost, Received
 from nodewire.errors import BadHash, BadInput, NodewireError, TooLarge
@@ -37,7 +38,8 @@ async def fetched(course: Course, request: str, provider: str, result: str) -> t
     try:
         delivered = delivery.parse(events.parse(result))
         opening = opened(course, delivered)
-        if opening.commitment(provider, request, course.state.round, row.index) != delivered.commitment:
+        round_ = course.state.debts[request, provider].round
+        if opening.commitment(provider, request, round_, row.index) != delivered.commitment:
             raise BadHash("x", "not what the result commits to")
         if len(opening.states) != -(-row.steps // course.recipe.audit.segment):
             raise BadInput("states", f"{len(opening.states)} for {row.steps} steps")
@@ -49,7 +51,8 @@ async def fetched(course: Course, request: str, provider: str, result: str) -> t
         path = await course.session.blobs.get(delivered.blob)
     except NodewireError as error:
         return False, f"{error.code}: {error}"[:200]
-    return await course.coordinator.result(row.index, row.steps, path, opening.key, opening.sha256)
+    late = Late(request, round_) if course.state.is_late(request, provider) else None
+    return await course.coordinator.result(row.index, row.steps, path, opening.key, opening.sha256, late)
 
 
 def opened(course: Course, delivered: delivery.Delivery) -> Opening:
@@ -73,6 +76,7 @@ def _heard(course: Course, event: events.Event) -> None:
     request = event.tag("e") or ""
     if (request, event.pubkey) not in course.state.debts:
         return
+    course.heard_s[request, event.pubkey] = time.monotonic()
     if event.kind == kinds.result_of(kinds.VERIFICATION):
         waiting = course.showing.get((request, event.pubkey))
         if waiting is not None and not waiting.done():
@@ -80,8 +84,9 @@ def _heard(course: Course, event: events.Event) -> None:
         return
     if event.kind != kinds.FEEDBACK:
         delivery.parse(event)
-        took_s = time.monotonic() - course.asked_s.get(request, time.monotonic())
-        course.take(Delivered(request, event.pubkey, event.to_json(), round(took_s * 1000)))
+        asked_s = course.asked_s.get(request)
+        took_ms = 0 if asked_s is None else max(1, round((time.monotonic() - asked_s) * 1000))
+        course.take(Delivered(request, event.pubkey, event.to_json(), took_ms))
         return
     said = feedback.parse(event)
     match said.status:

@@ -22,10 +22,12 @@ _UNKNOWN = "0" * 64
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What one request says: the shards in ascending order, each with its provider; the request before for all."""
+    """What one request says: the shards in ascending order, each with its provider; the steps that each provider makes;
+    the request before for all."""
 
     round: int
     dealt: Sequence[tuple[int, str]]
+    steps: Mapping[str, int]
     previous: str | None
 
 
@@ -40,10 +42,10 @@ class Requests:
         self._relays = relays
         self.job = rounds.job_of(keys.public, salt)
 
-    def price(self, provider: str, market: Mapping[str, Trainer], previous: str | None) -> tuple[int, int]:
-        """Price and deposit of one shard's round at a provider."""
+    def price(self, provider: str, market: Mapping[str, Trainer], steps: int, previous: str | None) -> tuple[int, int]:
+        """Price and deposit of so many steps of one shard's round at a provider."""
         ad = market[provider]
-        price_msat = ad.price_msat(work_gflop(self._recipe, self._recipe.steps))
+        price_msat = ad.price_msat(work_gflop(self._recipe, steps))
         return price_msat, ad.deposit_msat(price_msat) if previous is None else 0
 
     async def make(self, ask: Ask, market: Mapping[str, Trainer], theta: Sealed, shards: Sequence[Sealed]) -> Published:
@@ -61,14 +63,15 @@ class Requests:
                 shard_key=shard.key,
                 shard_sha256=shard.plain_sha256,
             )
-            price_msat, deposit_msat = self.price(provider, market, ask.previous)
+            steps = ask.steps[provider]
+            price_msat, deposit_msat = self.price(provider, market, steps, ask.previous)
             assigned.append(
                 Assigned(
                     index=index,
                     provider=provider,
                     data=BlobRef(sha256=shard.sha256, bytes=shard.bytes),
-                    steps=recipe.steps,
-                    gflop=work_gflop(recipe, recipe.steps),
+                    steps=steps,
+                    gflop=work_gflop(recipe, steps),
                     price_msat=price_msat,
                     deposit_msat=deposit_msat,
                     ticket=ticket.seal(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from nodewire.customer.training import asking, auditing, paying, receiving
+from nodewire.customer.training import asking, auditing, lateness, paying, receiving
 from nodewire.customer.training.course import Course
 from nodewire.customer.training.machine import (
     Action,
@@ -14,6 +14,7 @@ from nodewire.customer.training.machine import (
     Call,
     Fetch,
     Judge,
+    Linger,
     Opened,
     Pay,
     Publish,
@@ -79,26 +80,35 @@ class Rounds:
         """Split the data, seal the shards and the first weights."""
         course = self._course
         sealed = [await course.coordinator.shard(index) for index in range(course.shards)]
-        course.take(Opened(course.recipe.rounds, tuple(sealed), await course.coordinator.theta()))
+        theta = await course.coordinator.theta()
+        recipe, late = course.recipe, course.recipe.late == "half"
+        course.take(Opened(recipe.rounds, tuple(sealed), theta, recipe.needed(course.shards), late))
 
     async def _resume(self) -> None:
         """Bring the coordinator to where the journal ends, and ask again what may not have been heard."""
         course = self._course
         state = course.state
-        assert state.theta is not None
-        await course.coordinator.restore(state.theta, state.round)
+        course.forgiven = frozenset().union(*(work.excluded for work in state.works)) - state.banned
+        await self._restore()
         for work in state.works:
-            if work.status in ("received", "accepted"):
-                await receiving.fetched(course, work.request, work.provider, work.result)
             if work.status == "asked":
                 await course.session.pool.publish(events.parse(state.requests[work.request]))
+
+    async def _restore(self) -> None:
+        """Weights, momenta and results of the present round into the coordinator, and late results."""
+        course, state = self._course, self._course.state
+        assert state.theta is not None
+        await course.coordinator.restore(state.theta, state.round)
+        for work in (*state.works, *state.late):
+            if work.status in ("received", "accepted"):
+                await receiving.fetched(course, work.request, work.provider, work.result)
 
     def _begin(self, group: asyncio.TaskGroup) -> None:
         """Begin what is pending, end what is not any more."""
         wanted = pending(self._course.state)
         for action in list(self._running):
             task = self._running[action]
-            if action not in wanted and isinstance(action, Call | Await):
+            if action not in wanted and isinstance(action, Call | Await | Linger):
                 task.cancel()
             if task.done() or task.cancelling():
                 del self._running[action]
@@ -111,12 +121,14 @@ class Rounds:
     async def _do(self, action: Action) -> None:
         course = self._course
         match action:
-            case Publish(round_, indices):
-                await asking.publish(course, round_, indices)
+            case Publish(round_, _):
+                await asking.publish(course, round_)
             case Call(request, provider):
                 await asking.call(course, request, provider)
-            case Await(request, provider):
-                await asking.wait(course, request, provider)
+            case Await(request, provider, late):
+                await (asking.wait_late if late else asking.wait)(course, request, provider)
+            case Linger(round_):
+                await asking.linger(course, round_)
             case Fetch(request, provider):
                 await receiving.fetch(course, request, provider)
             case Judge(round_, waiting):
@@ -126,5 +138,14 @@ class Rounds:
             case Pay(request, provider, part):
                 await paying.pay(course, request, provider, part)
             case Step(round_):
-                loss = await course.coordinator.step(round_)
-                course.take(Stepped(round_, loss, await course.coordinator.theta()))
+                await self._step(round_)
+
+    async def _step(self, round_: int) -> None:
+        course = self._course
+        counted = lateness.counted(course.state)
+        loss = await course.coordinator.step(round_, counted)
+        theta = await course.coordinator.theta()
+        if set(counted) <= set(lateness.counted(course.state)):
+            course.take(Stepped(round_, loss, theta, counted))
+        else:  # one of them was found out meanwhile, by the audit of a round before
+            await self._restore()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from nodewire.customer.training import lateness
+from nodewire.customer.training.lateness import Worked
 from nodewire.customer.training.machine import (
     Audited,
     Begun,
@@ -13,14 +15,17 @@ from nodewire.customer.training.machine import (
     Event,
     Judged,
     Lost,
+    Missed,
     Opened,
     Paid,
     Published,
     Received,
     State,
     Stepped,
+    Sufficed,
     Work,
 )
+from nodewire.customer.training.measuring import measured
 from nodewire.errors import NotAllowed
 from nodewire.protocol.round import DEPOSIT
 
@@ -32,34 +37,57 @@ def apply(event: Event, state: State) -> State:
         NotAllowed: it cannot have happened in this state.
     """
     match event:
-        case Opened(rounds, shards, theta):
+        case Opened(rounds, shards, theta, needed, late):
             if state.rounds:
                 return state
             return replace(
-                state, rounds=rounds, shards=shards, theta=theta, works=tuple(Work(i) for i in range(len(shards)))
+                state,
+                rounds=rounds,
+                shards=shards,
+                theta=theta,
+                thetas=(theta,),
+                needed=needed or len(shards),
+                late_counts=late,
+                works=tuple(Work(i) for i in range(len(shards))),
             )
         case Published():
             return _published(event, state)
-        case Stepped(round_, loss, theta):
-            if round_ != state.round:
+        case Sufficed(round_):
+            if round_ != state.round or state.is_enough or not state.is_quorate:
                 return state
-            if any(work.status != "accepted" for work in state.works):
-                raise NotAllowed("Stepped", "before every shard was accepted")
-            return replace(
-                state,
-                round=round_ + 1,
-                theta=theta,
-                losses=(*state.losses, loss),
-                works=tuple(Work(work.index, provider=work.provider) for work in state.works),
-            )
+            return lateness.spared(replace(state, is_enough=True))
+        case Stepped():
+            return _stepped(event, state)
         case Paid(request, provider, part, _, _):
             debt = state.debts[request, provider]
             debt = replace(debt, deposit="paid") if part == DEPOSIT else replace(debt, balance="paid")
             return replace(state, debts={**state.debts, (request, provider): debt})
         case Audited():
-            return _audited(event, state)
+            return lateness.spared(_audited(event, state))
     work = state.work(event.request, event.provider)
-    return state if work is None else _worked(event, work, state)
+    if work is None:
+        return state
+    if state.is_late(event.request, event.provider):
+        return lateness.after(event, work, state)
+    return lateness.spared(_worked(event, work, state))
+
+
+def _stepped(event: Stepped, state: State) -> State:
+    if event.round != state.round:
+        return state
+    if not state.is_quorate or any(work.status not in ("accepted", "missed") for work in state.works):
+        raise NotAllowed("Stepped", "before enough shards were accepted")
+    return replace(
+        state,
+        round=event.round + 1,
+        theta=event.theta,
+        thetas=(*state.thetas, event.theta),
+        losses=(*state.losses, event.loss),
+        works=tuple(Work(work.index, provider=work.provider) for work in state.works),
+        is_enough=False,
+        late=tuple(work for work in state.late if work.status != "accepted"),
+        counted=event.counted,
+    )
 
 
 def _published(event: Published, state: State) -> State:
@@ -102,11 +130,12 @@ def _audited(event: Audited, state: State) -> State:
         for work in state.works
     )
     kept = {known: request for known, request in state.paid_last.items() if known != event.provider}
-    failures = (*state.failures, (event.provider, event.reason))
-    return replace(state, debts=debts, works=works, paid_last=kept, failures=failures)
+    failures, banned = (*state.failures, (event.provider, event.reason)), state.banned | {event.provider}
+    late = tuple(work for work in state.late if work.provider != event.provider)
+    return replace(state, debts=debts, works=works, late=late, paid_last=kept, failures=failures, banned=banned)
 
 
-def _worked(event: DepositAsked | Begun | Delivered | Received | Judged | Lost, work: Work, state: State) -> State:
+def _worked(event: Worked, work: Work, state: State) -> State:
     """The state after something of a shard that is under way."""
     key = work.request, work.provider
     debt = state.debts[key]
@@ -119,7 +148,7 @@ def _worked(event: DepositAsked | Begun | Delivered | Received | Judged | Lost, 
             work = replace(work, status="working")
         case Delivered(_, _, result, took_ms), "asked" | "working":
             work = replace(work, status="delivered", result=result)
-            state = replace(state, took_ms=(*state.took_ms, took_ms))
+            state = measured(state, debt.row, took_ms)
         case Received(), "delivered":
             work = replace(work, status="received")
         case Judged(_, provider, True, _, audit), "received":
@@ -136,6 +165,9 @@ def _worked(event: DepositAsked | Begun | Delivered | Received | Judged | Lost, 
             work = Work(work.index, excluded=work.excluded | {provider})
             kept = {known: request for known, request in state.paid_last.items() if known != provider}
             state = replace(state, paid_last=kept, failures=(*state.failures, (provider, reason)))
+        case Missed(_, provider, reason), "working":
+            state = replace(state, late=(*state.late, work), failures=(*state.failures, (provider, reason)))
+            work = Work(work.index, excluded=work.excluded | {provider})
         case _:
             return state
     works = tuple(work if old.index == work.index else old for old in state.works)

@@ -7,7 +7,10 @@ the recipe, its only weights file the customer's folder.
     judge {round}         -> judged {index, accepted, reason}*, one for each result of the round
     draw {round, index, seed, commitment}        -> drawn {snapshots}: what its provider has to show
     shown {segment}*, audit {round, index, request, provider, states} -> audited {accepted, reason}, of a round before
-    step                  theta and momenta of the next round, from the results that were accepted -> stepped {loss}
+    late {request, round, index, steps}*         -> received, as result: one of a round before
+    late.theta {round}*, late.judge {request, index}   -> judged {index, accepted, reason}, by the weights of its round
+    step {counted}        theta and momenta of the next round, from these results -> stepped {loss}; "index:" is one of
+                          the round, "index:request" a late one, parted by commas; without it, all of the round
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from nodewire.kind import Params
 from nodewire.protocol.frame import Frame, Meta
 from nodewire.protocol.recipe import Recipe
 from nodewire.train import compress, data, outer, reading, segments, state, validate
+from nodewire.train.actors.late import LateResults
 from nodewire.train.actors.pieces import HEADER_BYTES, Incoming, Tensors, micro, number, pieces
 from nodewire.train.data import Shard
 from nodewire.train.families import initial
@@ -50,6 +54,7 @@ class CoordinatorActor:
         self._shards: list[Shard] = []
         self._incoming: dict[str, Incoming] = {}
         self._results: dict[int, _Result] = {}
+        self._late = LateResults(recipe)
         self._held: list[float] = []
         """Held-out losses of the weights before each round so far."""
         self._past: dict[int, tuple[State, dict[int, _Result]]] = {}
@@ -75,10 +80,17 @@ class CoordinatorActor:
                 return self._restore(frame)
             case "result":
                 return self._result(frame)
+            case "late":
+                return self._late_result(frame)
+            case "late.theta":
+                self._late.take_theta(frame)
+                return []
+            case "late.judge":
+                return [self._judge_late(frame)]
             case "judge":
                 return self._judge(number(frame, "round"))
             case "step":
-                return [self._step(frame.seq)]
+                return [self._step(frame.seq, frame.meta.get("counted"))]
             case "draw":
                 return [self._draw(frame)]
             case "shown":
@@ -127,12 +139,43 @@ class CoordinatorActor:
         self._results[index] = _Result(steps, delta, whole)
         return [Frame("received", frame.seq, (), {"fine": True, "reason": ""})]
 
+    def _late_result(self, frame: Tensors) -> list[Tensors]:
+        """As `_result`, of a round before."""
+        said: Meta = {"fine": True, "reason": ""}
+        try:
+            if not self._late.take(frame):
+                return []
+        except NodewireError as error:
+            said = {"fine": False, "reason": f"{error.code}: {error}"[:200]}
+        return [Frame("received", frame.seq, (), said)]
+
+    def _judge_late(self, frame: Tensors) -> Tensors:
+        """The judgement on a late result, beside what was accepted of its round as far as that is still known."""
+        theta, late = self._late.to_judge(frame)
+        beside = {**self._past.get(late.round, ({}, {}))[1], late.index: _Result(late.steps, late.delta, late.packed)}
+        judged = validate.judge(
+            self._recipe,
+            theta,
+            [self._submission(late.round, index, beside[index]) for index in sorted(beside)],
+            self._loss,
+        )[late.index]
+        if judged.outcome == "audit" or judged.reason.startswith(DOUBTED):
+            if float(self._recipe.audit.fraction):
+                judged = validate.Judgement()
+            else:
+                judged = self._audited(late.round, late.index, judged, theta, beside[late.index])
+        accepted = judged.outcome == "accept"
+        if not accepted:
+            self._late.drop(frame)
+        meta: Meta = {"index": late.index, "accepted": accepted, "reason": judged.reason[:200]}
+        return Frame("judged", 0, (), meta)
+
     def _judge(self, round_: int) -> list[Tensors]:
         """The judgements on all results of the round; what was rejected is forgotten."""
         judgements = validate.judge(
             self._recipe,
             self._theta,
-            [self._submission(round_, index) for index in sorted(self._results)],
+            [self._submission(round_, index, self._results[index]) for index in sorted(self._results)],
             self._loss,
             history=self._held,
             norms=self._norms,
@@ -145,7 +188,7 @@ class CoordinatorActor:
                     self._results[index].doubted = True
                     judgement = validate.Judgement(figures=judgement.figures)
                 else:
-                    judgement = self._audited(round_, index, judgement)
+                    judgement = self._audited(round_, index, judgement, self._theta, self._results[index])
             accepted = judgement.outcome == "accept"
             if not accepted:
                 del self._results[index]
@@ -155,8 +198,8 @@ class CoordinatorActor:
             said.append(Frame("judged", len(said), (), meta))
         return said
 
-    def _submission(self, round_: int, index: int) -> validate.Submission:
-        result, shard = self._results[index], self._shards[index]
+    def _submission(self, round_: int, index: int, result: _Result) -> validate.Submission:
+        shard = self._shards[index]
         own = validate.own_samples(self._recipe, shard, round_, index, result.steps)
         return validate.Submission(
             index,
@@ -166,10 +209,11 @@ class CoordinatorActor:
             lambda theta: self._trainer.loss(theta, own),
         )
 
-    def _audited(self, round_: int, index: int, judgement: validate.Judgement) -> validate.Judgement:
+    def _audited(
+        self, round_: int, index: int, judgement: validate.Judgement, theta: State, result: _Result
+    ) -> validate.Judgement:
         """Where looking at a result leaves doubt: the shard's round is trained here, and what comes out is compared."""
-        result = self._results[index]
-        update = self._trainer.train(self._theta, self._shards[index], round_, index, result.steps)
+        update = self._trainer.train(theta, self._shards[index], round_, index, result.steps)
         packed, _ = compress.pack(update.delta, self._recipe.compression, None)
         if packed == result.packed:
             return validate.Judgement("accept", figures=judgement.figures)
@@ -179,16 +223,27 @@ class CoordinatorActor:
         reason = "" if fine else f"{judgement.reason}; audit: other work"
         return validate.Judgement("accept" if fine else "reject", reason, judgement.figures)
 
-    def _step(self, seq: int) -> Tensors:
+    def _step(self, seq: int, counted: object) -> Tensors:
         before = self._theta
-        results = [(r.steps * self._recipe.batch, r.delta) for _, r in sorted(self._results.items())]
+        which = counted.split(",") if isinstance(counted, str) else [f"{index}:" for index in sorted(self._results)]
+        results = [(weight, delta) for weight, delta in (self._counted(one, seq) for one in which) if weight]
         self._theta, self._momenta = outer.step(self._recipe.outer, self._theta, self._momenta, results)
         self._past[seq] = before, dict(self._results)
         self._past.pop(seq - KEPT_ROUNDS, None)
         self._norms = [result.norm for result in self._results.values() if result.norm]
         self._results.clear()
+        self._late.forget(seq)
         self._held.append(self._loss(self._theta))
         return Frame("stepped", seq, (), {"loss": micro(self._held[-1])})
+
+    def _counted(self, which: str, round_: int) -> tuple[int, State]:
+        """Weight and delta of one result in the step of a round."""
+        index, _, request = which.partition(":")
+        if request:
+            late = self._late.counted(request, int(index), round_)
+            return outer.lateness_weight(late.steps * self._recipe.batch, 1), late.delta
+        result = self._results[int(index)]
+        return result.steps * self._recipe.batch, result.delta
 
     def _draw(self, frame: Tensors) -> Tensors:
         """Which snapshots a provider has to show: those at both ends of the segments that are drawn."""
