@@ -63,7 +63,7 @@ class PaidRun(Generic[Job]):
         folder: Path,
         patience_s: float,
     ) -> None:
-        self.job = job
+        self.job: Job = job
         self._keys = keys
         self._blobs = blobs
         self._ledger = ledger
