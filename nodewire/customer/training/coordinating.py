@@ -78,7 +78,7 @@ class Coordinator:
         """Take the packed update in a sealed file: whether it is one of this recipe, and if not, why."""
         meta: Meta = {"index": index, "steps": steps}
         if late is not None:
-            meta |= {"request": late.request, "round": late.round}
+            meta = {**meta, "request": late.request, "round": late.round}
         try:
             said = await self._put("result" if late is None else "late", sealed.unseal(path, key), meta, sha256)
         except WorkerFailed:
@@ -131,10 +131,12 @@ class Coordinator:
             (said,) = await self._worker.receive(TASK, _SESSION, Frame("audit", 0, (), meta))
         return bool(said.meta["accepted"]), str(said.meta["reason"])
 
-    async def step(self, round_: int, counted: Sequence[Counted]) -> int:
-        """The outer step of these results; the held-out loss after it, in millionths."""
-        which = ",".join(f"{one.index}:{one.request if one.round < round_ else ''}" for one in counted)
-        (said,) = await self._worker.receive(TASK, _SESSION, Frame("step", round_, (), {"counted": which}))
+    async def step(self, round_: int, counted: Sequence[Counted] | None = None) -> int:
+        """The outer step of these results, or all of the round; the held-out loss after it, in millionths."""
+        meta: Meta = {}
+        if counted is not None:
+            meta = {"counted": ",".join(f"{c.index}:{c.request if c.round < round_ else ''}" for c in counted)}
+        (said,) = await self._worker.receive(TASK, _SESSION, Frame("step", round_, (), meta))
         loss = said.meta["loss"]
         if not isinstance(loss, int):
             raise WorkerFailed("step", "an answer that is none")
