@@ -71,7 +71,7 @@ class Optimization(Schema):
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
         indices = [one.index for one in self.inputs]
-        if indices != sorted(set(indices)):
+        if indices != sorted(indices):  # of one shard a late result may stand before the round's
             raise ValueError("inputs: not in ascending order")
         if len({one.result for one in self.inputs}) != len(self.inputs):
             raise ValueError("inputs: a result stands twice")

@@ -109,7 +109,7 @@ def test_the_engine_makes_the_step_and_says_what_it_commits_to(method):
         if turn and momenta:  # zeros need not be said
             put(actor, "momenta", state.pack(momenta))
         for index, one in enumerate(packed):
-            put(actor, "update", one, index=index, weight=10 + index)
+            put(actor, "update", one, at=index, weight=10 + index)
         (said,) = actor.receive("s", Frame("step", 0, ()))
         results = [(10 + i, compress.unpack(p, recipe.shapes(), recipe.compression)) for i, p in enumerate(packed)]
         theta, momenta = outer.step(recipe.outer, theta, momenta, results)

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from nodewire.customer.training import machine
-from nodewire.customer.training.machine import Counted, Event, Opened, Published, Row, Sealed, Stepped
+from nodewire.customer.training.machine import Counted, Event, Opened, Published, Row, Sealed, Stepped, StepPublished
 from nodewire.errors import BadConfig
 
 _SCHEMA = """
@@ -65,7 +65,11 @@ def _event(type_: str, data: dict[str, Any]) -> Event:
         data["shards"] = tuple(Sealed(**shard) for shard in data["shards"])
     if cls in (Opened, Stepped):
         data["theta"] = Sealed(**data["theta"])
-    if cls is Stepped:
+    if cls is StepPublished:
+        data["row"] = Row(**data["row"])
+    if cls in (Stepped, StepPublished):
+        momenta = data.get("momenta")
+        data["momenta"] = Sealed(**momenta) if momenta else None
         data["counted"] = tuple(Counted(**one) for one in data.get("counted", ()))
     event: Event = cls(**data)
     return event

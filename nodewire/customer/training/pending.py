@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nodewire.customer.training import outer_machine
 from nodewire.customer.training.machine import (
     Action,
     Audit,
@@ -13,7 +14,6 @@ from nodewire.customer.training.machine import (
     Pay,
     Publish,
     State,
-    Step,
 )
 from nodewire.protocol.round import BALANCE, DEPOSIT
 
@@ -25,7 +25,8 @@ def pending(state: State) -> list[Action]:
         idle = tuple(work.index for work in state.works if work.status == "idle")
         # A coordinator keeps what audits need for two rounds: those of the round before the last come first.
         late = any(debt.balance == "held" and debt.round < state.round - 1 for debt in state.debts.values())
-        if idle and not late and not state.is_quorate:
+        # While a bought step is under way, the results that it is made of stay at hand.
+        if idle and not late and not state.is_quorate and state.outer.status == "idle":
             actions.append(Publish(state.round, idle))
         for work in state.works:
             match work.status:
@@ -38,9 +39,10 @@ def pending(state: State) -> list[Action]:
         waited = [work for work in state.works if work.status != "missed"]
         if state.is_quorate and all(work.status in ("received", "accepted") for work in waited):
             waiting = tuple((work.request, work.provider) for work in waited if work.status == "received")
-            actions.append(Judge(state.round, waiting) if waiting else Step(state.round))
+            actions.extend([Judge(state.round, waiting)] if waiting else outer_machine.steps(state))
         elif state.is_quorate and not state.is_enough:
             actions.append(Linger(state.round))
+        actions.extend(outer_machine.under_way(state))
     for work in state.late:
         match work.status:
             case "asked" | "working":

@@ -12,7 +12,7 @@ from nodewire.errors import BadHash, BadInput, NodewireError, TooLarge
 from nodewire.nostr import event as events
 from nodewire.nostr import nip44
 from nodewire.nostr.subscription import Subscription
-from nodewire.protocol import delivery, feedback, kinds
+from nodewire.protocol import delivery, feedback, kinds, outer
 from nodewire.protocol.audit import Showing
 from nodewire.protocol.delivery import Delivered as Opening
 from nodewire.protocol.delivery import Progress
@@ -56,10 +56,11 @@ async def fetched(course: Course, request: str, provider: str, result: str) -> t
 
 
 def opened(course: Course, delivered: delivery.Delivery) -> Opening:
-    return Opening.parse(_decrypted(course, delivered.ciphertext, delivered.provider))
+    return Opening.parse(decrypted(course, delivered.ciphertext, delivered.provider))
 
 
-def _decrypted(course: Course, ciphertext: str, provider: str) -> str:
+def decrypted(course: Course, ciphertext: str, provider: str) -> str:
+    """What a provider tells this customer alone."""
     return nip44.decrypt(ciphertext, nip44.conversation_key(course.session.keys, provider))
 
 
@@ -80,10 +81,10 @@ def _heard(course: Course, event: events.Event) -> None:
     if event.kind == kinds.result_of(kinds.VERIFICATION):
         waiting = course.showing.get((request, event.pubkey))
         if waiting is not None and not waiting.done():
-            waiting.set_result(Showing.parse(_decrypted(course, event.content, event.pubkey)))
+            waiting.set_result(Showing.parse(decrypted(course, event.content, event.pubkey)))
         return
     if event.kind != kinds.FEEDBACK:
-        delivery.parse(event)
+        (outer.parse_result if event.kind == kinds.result_of(kinds.OUTER) else delivery.parse)(event)
         asked_s = course.asked_s.get(request)
         took_ms = 0 if asked_s is None else max(1, round((time.monotonic() - asked_s) * 1000))
         course.take(Delivered(request, event.pubkey, event.to_json(), took_ms))
@@ -100,7 +101,7 @@ def _heard(course: Course, event: events.Event) -> None:
         case "error" | "busy":
             course.take(Lost(request, event.pubkey, said.text or said.status))
         case "partial":
-            progress = Progress.parse(_decrypted(course, said.ciphertext, event.pubkey))
+            progress = Progress.parse(decrypted(course, said.ciphertext, event.pubkey))
             course.on_change(course.state, progress, event.pubkey)
         case "success":
             return

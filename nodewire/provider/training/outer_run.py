@@ -40,8 +40,8 @@ class OuterRun(PaidRun[AdmittedOuter]):
             momenta = await self._blobs.get(step.momenta)
             await self._feed(worker, "momenta", momenta, ticket.momenta_key, ticket.momenta_sha256)
         paths = await asyncio.gather(*(self._blobs.get(one.update) for one in step.inputs))
-        for one, path, (key, sha256) in zip(step.inputs, paths, ticket.opens, strict=True):
-            said: Meta = {"index": one.index, "weight": one.weight}
+        for at, (one, path, (key, sha256)) in enumerate(zip(step.inputs, paths, ticket.opens, strict=True)):
+            said: Meta = {"at": at, "weight": one.weight}
             await self._feed(worker, "update", path, key, sha256, said)
         (stepped,) = await worker.receive(self.task, session, Frame("step", 0))
         root = stepped.meta["root"]

@@ -50,7 +50,7 @@ class _OuterSession:
         self._theta: State | None = None
         self._momenta: State | None = None
         self._updates: dict[int, tuple[int, State]] = {}
-        """Weight and delta by index."""
+        """Weight and delta by place."""
         self._after: dict[str, State] | None = None
 
     def receive(self, frame: Tensors) -> list[Tensors]:
@@ -83,13 +83,13 @@ class _OuterSession:
         return whole
 
     def _update(self, frame: Tensors) -> list[Tensors]:
-        index, weight = number(frame, "index"), number(frame, "weight")
-        if index not in self._updates and len(self._updates) >= MAX_INPUTS:
+        at, weight = number(frame, "at"), number(frame, "weight")
+        if at not in self._updates and len(self._updates) >= MAX_INPUTS:
             raise BadInput("update", f"more than {MAX_INPUTS}")
         shapes, how = self._recipe.shapes(), self._recipe.compression
         incoming = self._incoming.setdefault("update", Incoming(compress.most_bytes(shapes, how)))
         if (whole := incoming.take(frame)) is not None:
-            self._updates[index] = weight, compress.unpack(whole, shapes, how)
+            self._updates[at] = weight, compress.unpack(whole, shapes, how)
         return []
 
     def _step(self) -> Tensors:

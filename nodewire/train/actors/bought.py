@@ -1,0 +1,80 @@
+"""An outer step that a provider has made, in the customer's worker: read, and compared with what it must be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nodewire.errors import BadFrame, BadHash, BadInput, BadUpdate
+from nodewire.protocol.recipe import Recipe
+from nodewire.train import outer, state, stepped
+from nodewire.train.actors.pieces import HEADER_BYTES, Incoming, Tensors
+from nodewire.train.aggregate import Results
+from nodewire.train.state import State
+
+
+class BoughtStep:
+    """One training's; one step at a time."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        types = state.types(recipe.shapes())
+        rows = outer.prefixes(recipe.outer)
+        self._types = {
+            "theta": types,
+            "momenta": {prefix + name: kind for prefix in rows for name, kind in types.items()},
+        }
+        self._incoming: dict[str, Incoming] = {}
+        self._whole: dict[str, bytes] = {}
+
+    def take(self, frame: Tensors) -> None:
+        """Theta or momenta after the step, piece by piece."""
+        what = str(frame.meta.get("what"))
+        if what not in self._types:
+            raise BadFrame("bought", "neither theta nor momenta")
+        most = 2 * self._recipe.state_bytes() + HEADER_BYTES
+        if (whole := self._incoming.setdefault(what, Incoming(most)).take(frame)) is not None:
+            del self._incoming[what]
+            self._whole[what] = whole
+
+    def checked(
+        self,
+        before: tuple[State, State],
+        results: Results,
+        said: Mapping[str, Any],
+        loss: Callable[[State], float],
+        loss_before: float,
+    ) -> tuple[State, State, float]:
+        """Theta and momenta after the step, and the held-out loss.
+
+        Computed again are the pieces that `seed` draws; all of them where the loss did not fall, for a few wrong
+        numbers can do that, and so can an honest round.
+
+        Raises:
+            BadData, TooLarge, BadUpdate: malformed, or not finite.
+            BadHash: not what it was committed to.
+            BadUpdate: a piece is not what the step makes.
+        """
+        seed, committed = said.get("seed"), bytes.fromhex(str(said.get("root")))
+        if not isinstance(seed, bytes) or "theta" not in self._whole:
+            raise BadInput("check", "a seed and theta come first")
+        whole, self._whole = self._whole, {}
+        rule = self._recipe.outer
+        theta = state.unpack(whole["theta"], self._types["theta"], field="theta")
+        momenta: State = {}
+        if self._types["momenta"]:
+            momenta = state.unpack(whole.get("momenta", b""), self._types["momenta"], field="momenta")
+        bad = next((name for name, tensor in {**theta, **momenta}.items() if not state.is_finite(tensor)), None)
+        if bad is not None:
+            raise BadUpdate(bad, "a number is not finite")
+        if stepped.root(rule, theta, momenta) != committed:
+            raise BadHash("x", "not the step that was committed to")
+        pieces = stepped.count(theta)
+        drawn = stepped.drawn(seed, committed, pieces, float(self._recipe.audit.outer))
+        wrong = stepped.wrong(rule, before, results, (theta, momenta), drawn)
+        after = loss(theta)
+        if wrong is None and not after < loss_before and len(drawn) < pieces:
+            wrong = stepped.wrong(rule, before, results, (theta, momenta), range(pieces))
+        if wrong is not None:
+            raise BadUpdate("theta", f"piece {wrong} of {pieces} is not what the step makes")
+        return theta, momenta, after
