@@ -1,4 +1,4 @@
-"""Outer steps that are bought: what follows from what happens to one, and what is to be done. Pure, as the whole machine.
+"""Outer steps that are bought: what follows from what happens to one, and what is to be done. Pure, as the machine.
 
     idle ──StepPublished──▶ asked ──begun──▶ working ──delivered──▶ delivered ──Stepped──▶ idle, in the next round
       ▲                       │                 │                       │

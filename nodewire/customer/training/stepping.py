@@ -49,8 +49,8 @@ async def buy(course: Course, round_: int) -> None:
         course.take(StepHere(round_, "nobody on the market makes it"))
         return
     price_msat = ad[1].price_msat(outer.work_gflop(course.recipe, len(used)))
-    if state.committed_msat + price_msat > course.budget_msat:
-        course.take(StepHere(round_, f"{price_msat} msat are above the budget"))
+    if price_msat > _left_msat(course, counted):
+        course.take(StepHere(round_, f"{price_msat} msat are more than the rounds to come leave of the budget"))
         return
     momenta = state.outer.momenta
     if momenta is None and round_ and outer.momenta_rows(course.recipe):
@@ -80,6 +80,15 @@ def _used(course: Course, counted: Counted, weight: int) -> Used:
     opening = receiving.opened(course, delivered)
     made_of = Input(result=delivered.id, index=counted.index, weight=weight, update=delivered.blob)
     return Used(made_of, opening.key, opening.sha256)
+
+
+def _left_msat(course: Course, counted: tuple[Counted, ...]) -> int:
+    """What the budget has left if the rounds to come cost as much as this one: no training ends for want of a step that
+    could be made here."""
+    rows = [course.state.debts[one.request, one.provider].row for one in counted]
+    round_msat = sum(row.deposit_msat + row.balance_msat for row in rows)
+    to_come = course.state.rounds - course.state.round - 1
+    return course.budget_msat - course.state.committed_msat - to_come * round_msat
 
 
 async def _provider(course: Course, used: list[Used]) -> tuple[str, Trainer] | None:

@@ -248,10 +248,10 @@ class CoordinatorActor:
                 (self._theta, self._momenta), results, frame.meta, self._loss, self._held[-1]
             )
         except NodewireError as error:
-            said |= {"reason": f"{error.code}: {error}"[:200]}
+            said = {**said, "reason": f"{error.code}: {error}"[:200]}
         else:
             self._go_on(round_, theta, momenta, loss)
-            said |= {"fine": True, "loss": micro(loss)}
+            said = {**said, "fine": True, "loss": micro(loss)}
         return Frame("checked", 0, (), said)
 
     def _results_of(self, round_: int, counted: object) -> list[tuple[int, State]]:
