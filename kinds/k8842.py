@@ -12,7 +12,7 @@ class OuterStep:
     worker_entry = "kinds.training_worker"
 
     def check(self, recipe: Recipe) -> None:
-        """Raises BadRecipe: a recipe's rounds are of the other two kinds, whose steps are all served."""
+        """Raises BadRecipe, whatever the recipe: rounds are of the other two kinds, and steps of both are served."""
         raise BadRecipe("kind", f"{self.request} is an outer step, no round")
 
 

@@ -1,6 +1,5 @@
 """The worker entry of kinds 8840 to 8842: a shard's training, or an outer step, at its provider; a whole training's
-arithmetic at its customer. Imported by workers only. Tensors of a model or a shard come and go as safetensors bytes, in
-pieces.
+arithmetic at its customer. Imported by workers only. Tensors come and go as safetensors bytes, in pieces.
 """
 
 from __future__ import annotations

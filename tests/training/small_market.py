@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -51,10 +51,13 @@ OPENING_MSAT = 10_000_000
 class Local:
     """A worker where it stands. `receive` gives way to others, as a call to a process does."""
 
-    def __init__(self, alter: Callable[[str, Any], Any] | None = None) -> None:
-        """`alter` makes a cheat: it gets every answer's edge and frames."""
+    def __init__(
+        self, alter: Callable[[str, Any], Any] | None = None, hold: Callable[[str], Awaitable[None]] | None = None
+    ) -> None:
+        """`alter` makes a cheat: it gets every answer's edge and frames. `hold` makes a slow one: it gets the edge."""
         self.actors: dict[str, Any] = {}
         self._alter = alter
+        self._hold = hold
 
     async def load(self, task, engine, program, weights):
         self.actors[task] = training_worker.load(engine, program.read_bytes(), weights, Limits(10**9))
@@ -64,7 +67,7 @@ class Local:
         self.actors[task].open(session, params)
 
     async def receive(self, task, session, frame):
-        await asyncio.sleep(0)
+        await (self._hold(frame.edge) if self._hold else asyncio.sleep(0))
         frames = [to_arrays(one) for one in self.actors[task].receive(session, to_torch(frame))]
         return self._alter(frame.edge, frames) if self._alter else frames
 
@@ -117,6 +120,7 @@ async def provider(
     name: str,
     *,
     alter: Callable[[str, Any], Any] | None = None,
+    hold: Callable[[str], Awaitable[None]] | None = None,
     published: Callable[[Event], None] | None = None,
     **changes: Any,
 ) -> AsyncIterator[Keys]:
@@ -159,7 +163,7 @@ async def provider(
             "lnurl": endpoint.pay_url,
         }
         ad = Trainer(**{**fields, **changes})
-        workers = [Local(alter) for _ in range(ad.concurrency)]
+        workers = [Local(alter, hold) for _ in range(ad.concurrency)]
         empty = folder / "empty"
         empty.touch()
         for worker in workers:

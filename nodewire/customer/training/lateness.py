@@ -77,11 +77,11 @@ def after(event: Worked, work: Work, state: State) -> State:
 
 
 def _may_count(work: Work, state: State) -> bool:
-    """Only in the step after its own round's; and not if another's result of the same shard counted there."""
+    """Only in the step after its own round's; and not if another's result of the same shard counted there, or will."""
     round_ = state.debts[work.request, work.provider].round
     if not state.late_counts or state.is_trained or state.round != round_ + 1:
         return False
-    return (work.index, round_) not in {(one.index, one.round) for one in state.counted}
+    return (work.index, round_) not in {(one.index, one.round) for one in (*state.counted, *counted(state))}
 
 
 def counted(state: State) -> tuple[Counted, ...]:

@@ -89,7 +89,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """A provider's result event has come. `event` is its JSON, `took_ms` the time since the request, 0 if not known."""
+    """A provider's result event has come. `event` is its JSON, `took_ms` the time since the request."""
 
     request: str
     provider: str

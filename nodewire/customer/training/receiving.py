@@ -22,6 +22,8 @@ from nodewire.store.sealed import sealed_bytes
 log = logging.getLogger("nodewire.customer")
 
 _HEADER_BYTES = 512
+_LEAST_TOLD_MS = 500
+"""What is known of two events of the same second."""
 
 
 async def fetch(course: Course, request: str, provider: str) -> None:
@@ -72,6 +74,15 @@ async def listen(course: Course, subscription: Subscription) -> None:
             log.info("%d by %s ignored: %s", event.kind, event.pubkey[:8], error)
 
 
+def _took_ms(course: Course, request: str, event: events.Event) -> int:
+    """Since the request; by what the events say, in whole seconds, if that was before a crash of this customer."""
+    asked_s = course.asked_s.get(request)
+    if asked_s is not None:
+        return max(1, round((time.monotonic() - asked_s) * 1000))
+    created_s = events.parse(course.state.requests[request]).created_at
+    return max(_LEAST_TOLD_MS, 1000 * (min(event.created_at, int(time.time())) - created_s))
+
+
 def _heard(course: Course, event: events.Event) -> None:
     """A provider's word about a shard; of strangers, or of what is over, nothing is taken."""
     request = event.tag("e") or ""
@@ -85,9 +96,7 @@ def _heard(course: Course, event: events.Event) -> None:
         return
     if event.kind != kinds.FEEDBACK:
         (outer.parse_result if event.kind == kinds.result_of(kinds.OUTER) else delivery.parse)(event)
-        asked_s = course.asked_s.get(request)
-        took_ms = 0 if asked_s is None else max(1, round((time.monotonic() - asked_s) * 1000))
-        course.take(Delivered(request, event.pubkey, event.to_json(), took_ms))
+        course.take(Delivered(request, event.pubkey, event.to_json(), _took_ms(course, request, event)))
         return
     said = feedback.parse(event)
     match said.status:

@@ -25,6 +25,8 @@ MAX_AUDITS = 3
 """Of one shard's round: a customer that died may ask once more."""
 PROGRESS_S = 2.0
 """Between two words to the customer about how far it is."""
+ALIVE_S = 10.0
+"""After so long without one it says that it is still at it."""
 
 
 class ShardRun(PaidRun[Admitted]):
@@ -42,12 +44,17 @@ class ShardRun(PaidRun[Admitted]):
         """Train and deliver; when this returns the balance is due.
 
         Raises:
+            NotAllowed: the deadline has passed; what is delivered after it is not paid.
             NodewireError: a blob is not to be had or not what was cited, or the worker failed.
         """
         self._said_s = time.monotonic()
-        await self._open(worker)
-        losses, states, samples = await self._steps(worker)
-        await self._deliver(worker, losses, states, samples)
+        living = asyncio.create_task(self._live())
+        try:
+            await self._open(worker)
+            losses, states, samples = await self._steps(worker)
+            await self._deliver(worker, losses, states, samples)
+        finally:
+            living.cancel()
 
     async def reveal(self, asked: Asked, worker: Worker) -> None:
         """Show the customer snapshots; `worker` computes them again if this run has none (any more)."""
@@ -97,11 +104,29 @@ class ShardRun(PaidRun[Admitted]):
         await self._feed(worker, "theta", theta, ticket.theta_key, ticket.theta_sha256)
         await self._feed(worker, "shard", shard, ticket.shard_key, ticket.shard_sha256)
 
+    async def _live(self) -> None:
+        """Say now and then that the work goes on, where segments are long: a late one that is silent is given up."""
+        while True:
+            await asyncio.sleep(max(0.0, self._said_s + ALIVE_S - time.monotonic()))
+            if time.monotonic() < self._said_s + ALIVE_S:
+                continue
+            self._said_s = time.monotonic()
+            try:
+                await self._say("processing")
+            except NodewireError as error:
+                log.info("job %s: processing: %s", self.job.request.id[:8], error)
+
+    def _check_time(self) -> None:
+        request = self.job.request
+        if time.time() > request.created_at + request.round.deadline_s:
+            raise NotAllowed("deadline_s", "it is over")
+
     async def _steps(self, worker: Worker) -> tuple[list[int], list[str], int]:
         """Train, segment by segment: losses in millionths, the states' hashes, samples seen."""
         losses: list[int] = []
         states: list[str] = []
         for seq in range(delivery.MAX_STATES):
+            self._check_time()
             (said,) = await worker.receive(TASK, self.job.request.id, Frame("train", seq))
             step, loss, state = said.meta["step"], said.meta["loss"], said.meta["state"]
             if not isinstance(step, int) or not isinstance(loss, int) or not isinstance(state, str):
@@ -123,6 +148,7 @@ class ShardRun(PaidRun[Admitted]):
             sha256.update(piece)
         key = sealed.new_key()
         blob = await self._upload(sealed.seal(pieces, key))
+        self._check_time()
         made = Delivered(
             key=key,
             sha256=sha256.hexdigest(),
