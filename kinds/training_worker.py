@@ -26,6 +26,6 @@ def load(engine: str, program: bytes, weights: Sequence[Path], limits: Limits) -
     if engine == "outer":
         return OuterActor(limits)
     if engine == "coordinator":
-        (folder,) = weights
-        return CoordinatorActor(Recipe.unpack(program), folder)
+        folder, *begun = weights
+        return CoordinatorActor(Recipe.unpack(program), folder, *begun[:1])
     raise BadTask("engine", f"{engine[:40]!r} is not trainer, outer or coordinator")

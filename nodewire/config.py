@@ -163,7 +163,9 @@ class TrainConfig(Section):
     """Rounds of training that a provider takes, and what they cost. Memory and device are the worker's."""
 
     kinds: tuple[Literal[8840, 8841, 8842], ...] = Field(default=(8840, 8841), min_length=1)
-    families: tuple[Name, ...] = Field(default=("linear", "mlp", "cnn", "decoder"), min_length=1, max_length=16)
+    families: tuple[Name, ...] = Field(
+        default=("linear", "mlp", "cnn", "decoder", "encoder"), min_length=1, max_length=16
+    )
     msat_per_pflop: Msat
     least_msat: Msat = 1_000
     gflops: int = Field(default=10, ge=1, le=2**40)

@@ -26,6 +26,13 @@ def train(
     budget: Annotated[str, typer.Option(help="Most that the training may cost, such as 50000sat.")],
     out: Annotated[Path, typer.Option(help="Where the weights are written: a safetensors file.")],
     shards: Annotated[int, typer.Option(help="Parts of the data that are trained on at the same time.", min=1)] = 2,
+    start: Annotated[
+        Path | None,
+        typer.Option(help="What the recipe starts from: a folder with weights (safetensors) and tokenizer.json."),
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="A folder for the trained model as Hugging Face lays it out, adapters merged.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Train a model on strangers' machines, round by round. What was broken off goes on where it stood."""
@@ -50,6 +57,8 @@ def train(
                 shards=shards,
                 budget_msat=budget_msat,
                 on_change=None if json else _show,
+                start=start.resolve() if start else None,
+                model=model.resolve() if model else None,
             )
 
     done = uvloop.run(run())

@@ -44,7 +44,7 @@ def read(path: Path) -> EncoderDirectory:
         NotFound: a file is missing.
         BadInput: a file is not what it should be, or asks for a pooling other than mean or first token.
     """
-    config = _json(path, "config.json")
+    config = config_of(path)
     if not (path / "model.safetensors").is_file():
         raise NotFound("model.safetensors", f"not in {path.name}")
     modules = _json(path, "modules.json", []) or []
@@ -71,6 +71,14 @@ def read(path: Path) -> EncoderDirectory:
         name=re.sub(r"[^a-z0-9._-]+", "-", named.lower()).strip("-._")[:48] or "encoder",
         license=_license(path),
     )
+
+
+def config_of(path: Path) -> dict[str, Any]:
+    """The directory's config.json. Raises NotFound, BadInput: there is none that is an object."""
+    found = _json(path, "config.json")
+    if not isinstance(found, dict):
+        raise BadInput("config.json", "not an object")
+    return found
 
 
 def _pooling(path: Path, modules: list[Any]) -> Literal["mean", "cls"]:

@@ -50,13 +50,23 @@ def open_checkpoint(directory: Path) -> Checkpoint:
         _read(directory / "config.json", MAX_HEADER_BYTES),
         _read(generation, MAX_HEADER_BYTES) if generation.exists() else None,
     )
+    tensors = stored_tensors(directory)
+    return Checkpoint(config, tensors, _read(directory / "tokenizer.json", MAX_TOKENIZER_BYTES))
+
+
+def stored_tensors(directory: Path) -> dict[str, Stored]:
+    """The tensors of a directory's weights: model.safetensors, or the shards that its index names; headers are read.
+
+    Raises:
+        NotFound, BadTask, BadInput, TooLarge: a file is missing or malformed, or a tensor stands in two.
+    """
     tensors: dict[str, Stored] = {}
     for path in _weight_files(directory):
         for name, stored in read_header(path).items():
             if name in tensors:
                 raise BadTask(f"weights.{name[:80]}", "in two files")
             tensors[name] = stored
-    return Checkpoint(config, tensors, _read(directory / "tokenizer.json", MAX_TOKENIZER_BYTES))
+    return tensors
 
 
 def _weight_files(directory: Path) -> list[Path]:

@@ -15,8 +15,7 @@ from pydantic import Field, model_validator
 
 from nodewire.errors import BadEvent, BadInput, BadTag, Unsupported
 from nodewire.nostr.event import Event
-from nodewire.protocol import canonical, kinds, tags
-from nodewire.protocol.families import Decoder, Encoder
+from nodewire.protocol import canonical, kinds, start, tags
 from nodewire.protocol.job import MAX_RELAYS
 from nodewire.protocol.manifest import BlobRef
 from nodewire.protocol.recipe import Recipe
@@ -66,6 +65,8 @@ class Round(Schema):
     """`seal_of` the recipe and the salt: confirms no guess, and fixes one recipe for all."""
     theta: BlobRef
     """The ciphertext of the weights that the round begins with."""
+    start: BlobRef | None = None
+    """The ciphertext of the weights that stay as they are, where the recipe has an adapter; the same in all rounds."""
     shards: tuple[Assigned, ...] = Field(min_length=1, max_length=MAX_ASSIGNED)
     previous: Hex32 | None = None
     """The request of the round before this one, if there was any."""
@@ -122,6 +123,8 @@ class RoundTicket(Schema):
     """Of the plaintext, as `shard_sha256`."""
     shard_key: Hex32
     shard_sha256: Hex32
+    start_key: Hex32 | None = None
+    """With an adapter; what is sealed is the file that the recipe's `family.start` cites."""
 
     def seal(self) -> str:
         """What the request says of the ticket, before it has an id: all but the id."""
@@ -139,11 +142,10 @@ def check_supported(recipe: Recipe) -> None:
     """Whether rounds of this recipe can be bought so far.
 
     Raises:
-        Unsupported: it starts from blobs (as every adapter does), or carries what packing lost into the next round.
+        BadRecipe: a file that it cites cannot be of the size that it says.
+        Unsupported: it carries what packing lost into the next round.
     """
-    family = recipe.family
-    if isinstance(family, Decoder | Encoder) and (family.start is not None or family.tokenizer is not None):
-        raise Unsupported("family", "models that start from files are not trained on the market yet")
+    start.check(recipe)
     if float(recipe.compression.error_feedback):
         raise Unsupported("compression.error_feedback", "providers do not keep it between rounds yet")
 

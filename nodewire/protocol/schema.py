@@ -69,8 +69,8 @@ class Schema(BaseModel):
         """The model of decoded JSON or msgpack; `context` is handed to its fields' validators. Raises as `parse`."""
         if "v" in cls.model_fields and isinstance(document, dict):
             known = cls.model_fields["v"].default
-            if document.get("v") != known:
-                raise BadVersion("v", f"{document.get('v')!r}; this software speaks {known}")
+            if (said := document.get("v")) != known:
+                raise BadVersion.of(said, known)
         try:
             return cls.model_validate(_tuples(document), context=context)
         except RecursionError as error:

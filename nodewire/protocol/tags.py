@@ -71,7 +71,7 @@ def document(event: Event, fields: set[str]) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise BadEvent("content", "not an object")
     if document.get("v") != 1:
-        raise BadVersion("v", f"{str(document.get('v'))[:20]}; this software speaks 1")
+        raise BadVersion.of(document.get("v"), 1)
     if set(document) != fields:
         raise BadEvent("content", f"fields are not {', '.join(sorted(fields))}")
     return document

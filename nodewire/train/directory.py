@@ -11,15 +11,13 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from nodewire.errors import BadInput
 from nodewire.graph import encoder_directory
 from nodewire.llm.checkpoint import open_checkpoint
-from nodewire.llm.tensorfile import read_into
 from nodewire.protocol.families import Decoder, Encoder, RopeScaling, real
 from nodewire.protocol.manifest import BlobRef
 from nodewire.protocol.recipe import Recipe
+from nodewire.train import start as starts
 from nodewire.train import state, vocabulary
 from nodewire.train.state import State
 
@@ -27,12 +25,26 @@ WEIGHTS, CONFIG, TOKENIZER, RECIPE = "model.safetensors", "config.json", "tokeni
 
 
 class Opened(NamedTuple):
-    """A model to start from: `start` and `tokenizer` are the blobs that `family` cites."""
+    """A model to start from: `tensors` and `tokenizer` are what `family` cites."""
 
     family: Decoder | Encoder
     tensors: State
-    start: bytes
     tokenizer: bytes
+
+
+def family_of(directory: Path) -> Decoder | Encoder:
+    """The family that a recipe names to start from the model in a directory: a decoder or an encoder.
+
+    Raises:
+        NotFound, BadTask, BadInput, TooLarge: it does not hold a model that nodewire trains.
+    """
+    config = encoder_directory.config_of(directory)
+    if config.get("model_type") == "bert":
+        return open_encoder(directory).family
+    family = open_decoder(directory).family
+    if family.tokenizer == _cited(vocabulary.of_bytes()):  # its ids are bytes
+        family = family.model_copy(update={"tokens": "byte", "tokenizer": None})
+    return family
 
 
 def open_decoder(directory: Path) -> Opened:
@@ -61,11 +73,7 @@ def open_decoder(directory: Path) -> Opened:
         ends=config.eos_token_id,
         tokenizer=_cited(checkpoint.tokenizer),
     )
-    tensors = {}
-    for name, stored in checkpoint.pick(family.shapes()).items():
-        tensors[name] = torch.empty(stored.shape)
-        read_into(stored, tensors[name])
-    return _opened(family, tensors, checkpoint.tokenizer)
+    return _opened(family, state.of_stored(checkpoint.tensors, family.shapes()), checkpoint.tokenizer)
 
 
 def open_encoder(directory: Path) -> Opened:
@@ -106,7 +114,13 @@ def open_encoder(directory: Path) -> Opened:
 def save(
     folder: Path, recipe: Recipe, theta: State, start: State | None = None, tokenizer: bytes | None = None
 ) -> None:
-    """Write what was trained to `folder`: weights as float32, configuration, tokenizer, and the recipe.
+    """Write what was trained to `folder`: the `files`. Raises BadInput: a recipe's start or tokenizer was not given."""
+    for name, data in files(recipe, theta, start, tokenizer).items():
+        (folder / name).write_bytes(data)
+
+
+def files(recipe: Recipe, theta: State, start: State | None = None, tokenizer: bytes | None = None) -> dict[str, bytes]:
+    """What was trained, by file name: weights as float32, configuration, tokenizer, and the recipe.
 
     Args:
         start: what the recipe's model started from; needed with an adapter only.
@@ -115,17 +129,18 @@ def save(
     Raises:
         BadInput: a recipe's start or tokenizer was not given.
     """
-    family = recipe.family
+    family, made = recipe.family, {}
     if isinstance(family, Decoder) and family.tokens == "byte":
         tokenizer = vocabulary.of_bytes()
     if isinstance(family, Decoder | Encoder):
         if tokenizer is None:
             raise BadInput("tokenizer", "missing")
-        (folder / TOKENIZER).write_bytes(tokenizer)
+        made[TOKENIZER] = tokenizer
         config = _llama(family) if isinstance(family, Decoder) else _bert(family)
-        (folder / CONFIG).write_text(json.dumps(config, indent=1) + "\n")
-    (folder / RECIPE).write_text(recipe.to_json() + "\n")
-    (folder / WEIGHTS).write_bytes(state.pack(merged(recipe, theta, start)))
+        made[CONFIG] = (json.dumps(config, indent=1) + "\n").encode()
+    made[RECIPE] = (recipe.to_json() + "\n").encode()
+    made[WEIGHTS] = state.pack(merged(recipe, theta, start))
+    return made
 
 
 def merged(recipe: Recipe, theta: State, start: State | None = None) -> State:
@@ -195,8 +210,7 @@ def _bert(family: Encoder) -> dict[str, Any]:
 
 
 def _opened(family: Decoder | Encoder, tensors: State, tokenizer: bytes) -> Opened:
-    start = state.pack(tensors)
-    return Opened(family.model_copy(update={"start": _cited(start)}), tensors, start, tokenizer)
+    return Opened(family.model_copy(update={"start": starts.cited(tensors)}), tensors, tokenizer)
 
 
 def _cited(data: bytes) -> BlobRef:

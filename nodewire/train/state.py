@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nodewire.errors import BadData, BadTask, TooLarge
-from nodewire.llm.tensorfile import DTYPES, read_header, read_into
+from nodewire.llm.tensorfile import DTYPES, Stored, read_header, read_into
 from nodewire.protocol import canonical
 from nodewire.protocol.families import Shapes
 
@@ -46,7 +46,7 @@ def pack(tensors: Mapping[str, Tensor]) -> bytes:
         header[name] = {"dtype": _CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": span}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return b"".join([len(text).to_bytes(8, "little"), text, *(_bytes(tensor) for _, tensor in rows)])
+    return b"".join([len(text).to_bytes(8, "little"), text, *(view(tensor) for _, tensor in rows)])
 
 
 def unpack(data: bytes, expected: Types, *, field: str = "tensors") -> dict[str, Tensor]:
@@ -63,7 +63,7 @@ def unpack(data: bytes, expected: Types, *, field: str = "tensors") -> dict[str,
     if len(data) < 8 + length:
         raise BadData(field, "ends before its header does")
     try:
-        entries = json.loads(data[8 : 8 + length])
+        entries = json.loads(data[8 : 8 + length].decode())  # of bytes json would take UTF-16 and UTF-32, too
         entries.pop("__metadata__", None)
         spans = {name: _span(name, entry, expected, field) for name, entry in entries.items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -103,7 +103,7 @@ def _span(name: str, entry: dict[str, Any], expected: Types, field: str) -> tupl
         raise ValueError("a number out of range")
     fits = len(shape) == len(wanted) and all(w in (-1, n) for n, w in zip(shape, wanted, strict=True))
     if code != _CODES[dtype] or not fits:
-        raise BadData(f"{field}.{name}", f"{str(code)[:8]} {shape}, not {_CODES[dtype]} {list(wanted)}")
+        raise BadData(f"{field}.{name}", f"{str(code)[:8]} {str(shape)[:80]}, not {_CODES[dtype]} {list(wanted)}")
     if stop - start != prod(shape) * dtype.itemsize:
         raise ValueError("shape and offsets disagree")
     return start, stop, tuple(shape)
@@ -122,16 +122,23 @@ def read(path: Path, shapes: Shapes) -> State:
     Raises:
         TooLarge, BadTask: the file is malformed, or a tensor is missing, of another shape, or not finite.
     """
-    stored = read_header(path)
-    state: dict[str, Tensor] = {}
+    return of_stored(read_header(path), shapes)
+
+
+def of_stored(stored: Mapping[str, Stored], shapes: Shapes) -> State:
+    """`read`, of tensors whose headers were read; all are checked before memory is taken for one. Raises BadTask."""
+    found: dict[str, Stored] = {}
     for name, shape in shapes.items():
-        found = stored.get(name) or stored.get(f"bert.{name}")
-        if found is None:
+        one = stored.get(name) or stored.get(f"bert.{name}")
+        if one is None:
             raise BadTask(f"weights.{name}", "missing")
-        if found.shape != shape or found.dtype not in DTYPES:
-            raise BadTask(f"weights.{name}", f"{found.dtype[:20]} {list(found.shape)}, not {list(shape)}")
-        state[name] = torch.empty(shape, dtype=torch.float32)
-        read_into(found, state[name])
+        if one.shape != shape or one.dtype not in DTYPES:
+            raise BadTask(f"weights.{name}", f"{one.dtype[:20]} {list(one.shape)}, not {list(shape)}")
+        found[name] = one
+    state: dict[str, Tensor] = {}
+    for name, one in found.items():
+        state[name] = torch.empty(shapes[name], dtype=torch.float32)
+        read_into(one, state[name])
     return state
 
 
@@ -144,10 +151,10 @@ def digest(tensors: Mapping[str, Tensor]) -> bytes:
     """32 bytes for names, shapes and bits of tensors, in their order."""
     hashed = hashlib.sha256(canonical.encode([[name, list(t.shape)] for name, t in tensors.items()]))
     for tensor in tensors.values():
-        hashed.update(_bytes(tensor))
+        hashed.update(view(tensor))
     return canonical.tagged_hash("nodewire/state/1", hashed.digest())
 
 
-def _bytes(tensor: Tensor) -> memoryview:
+def view(tensor: Tensor) -> memoryview:
     """The tensor's bytes, not copied if it is contiguous (all supported machines are little-endian)."""
     return tensor.detach().contiguous().view(-1).numpy().data.cast("B")

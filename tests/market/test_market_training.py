@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 from running_market import NODEWIRE, RunningMarket, _toml
 
+from nodewire.cli.family import toml_lines
 from nodewire.nostr.nip01 import Filter
 from nodewire.protocol.recipe import Recipe
-from nodewire.train import bare, state
+from nodewire.train import bare, directory, start, state
 from tests.kinds.digits import RECIPE, TOML, dataset
+from tests.training import models
 
 LEAST_MSAT, DEPOSIT_PPM = 7_001, 250_000
 SATS = 5_000
@@ -116,6 +118,22 @@ def test_two_strangers_train_what_the_bare_loop_trains_and_are_paid_exactly(trai
     left = balances_msat(trainers, "dora")["dora"]
     assert done["paid_msat"] == sum(earned.values())
     assert left == SATS * 1_000 - done["paid_msat"] - done["fees_msat"]
+
+
+def test_an_adapter_is_trained_on_texts_and_what_comes_of_it_is_registered(trainers, tmp_path):
+    given = models.given("bpe-decoder-lora", tmp_path, compression={"method": "int8"})
+    recipe, out = "\n".join(toml_lines(given.recipe.document())), tmp_path / "trained"
+    more = {"data": str(given.data), "start": str(given.start), "model": str(out)}
+    done = trainers.train("ines", recipe, **more)
+    expected, _ = bare.run(given.recipe, given.dataset, 2, start=given.tensors)
+    assert trainers.weights("ines") == state.pack(expected)
+    assert done["failures"] == []
+    where = ["--relay", trainers.relay, "--blossom", trainers.blossom, "--key", str(tmp_path / "author.nsec")]
+    made = trainers.command("register", str(out), "--target-vram", "50MB", *where)
+    assert made["name"] == "trained"
+    document = trainers.command("family", str(out))["family"]
+    whole = directory.merged(given.recipe, expected, given.tensors)
+    assert document["start"] == start.cited(whole).document()
 
 
 def test_what_went_over_the_relay_says_nothing_of_what_was_trained(trainers):

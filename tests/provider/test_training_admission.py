@@ -25,7 +25,7 @@ from nodewire.nostr.keys import Keys
 from nodewire.pay.debts import Key
 from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger, Quote
-from nodewire.protocol import feedback
+from nodewire.protocol import feedback, start
 from nodewire.protocol import round as rounds
 from nodewire.protocol.manifest import BlobRef
 from nodewire.protocol.recipe import Compression, Outer, Recipe
@@ -33,7 +33,9 @@ from nodewire.protocol.round import BALANCE, DEPOSIT, Assigned, Round, RoundTick
 from nodewire.protocol.trainer import Trainer
 from nodewire.provider.training.admission import TrainingAdmission
 from nodewire.provider.training.run import ShardRun
+from nodewire.store.sealed import sealed_bytes
 from tests.kinds.digits import RECIPE
+from tests.train import recipes
 
 ME, CUSTOMER, STRANGER = (Keys(bytes([i]) * 32) for i in (1, 2, 3))
 SALT, HASH = "5a" * 32, "ab" * 32
@@ -63,6 +65,7 @@ def request(recipe: Recipe = RECIPE, kind: int = 8840, by: Keys = CUSTOMER, **ch
         theta_sha256=HASH,
         shard_key=HASH,
         shard_sha256=HASH,
+        start_key=changes.get("start_key"),
     )
     row = {
         "index": 0,
@@ -82,7 +85,7 @@ def request(recipe: Recipe = RECIPE, kind: int = 8840, by: Keys = CUSTOMER, **ch
         "deadline_s": 60,
     }
     row |= {name: value for name, value in changes.items() if name in row}
-    whole |= {name: value for name, value in changes.items() if name in whole or name == "previous"}
+    whole |= {name: value for name, value in changes.items() if name in whole or name in ("previous", "start")}
     tags, content = rounds.tags_and_content(Round(shards=(Assigned(**row),), **whole), relays=())
     event = events.sign(by, kind, created_at=int(changes.get("at", time.time())), tags=tags, content=content)
     return event, ticket.model_copy(update={"request": event.id})
@@ -151,6 +154,42 @@ def test_what_is_not_kept_between_rounds_is_not_promised(ledger):
     packed = Compression(method="int4", error_feedback="1.0")
     with pytest.raises(Unsupported, match="error_feedback"):
         admit(ledger, *request(RECIPE.model_copy(update={"compression": packed})))
+
+
+def adapted() -> tuple[Recipe, dict[str, object]]:
+    """A recipe with an adapter, and what a request for it says besides."""
+    plain = recipes.recipe("encoder")
+    ref = BlobRef(sha256=HASH, bytes=start.file_bytes(plain.family.shapes()))
+    document = recipes.recipe("encoder-lora").document()
+    document["family"] |= {"start": ref.document()}
+    sealed = BlobRef(sha256=SALT, bytes=sealed_bytes(ref.bytes))
+    theta = BlobRef(sha256=HASH, bytes=5_000)
+    return Recipe.from_document(document), {"start": sealed, "start_key": HASH, "theta": theta}
+
+
+def test_frozen_weights_are_taken_where_an_adapter_needs_them_and_nowhere_else(ledger):
+    ad = AD.model_copy(update={"families": ("encoder", "mlp")})
+    recipe, frozen = adapted()
+    job = admit(ledger, *request(recipe, **frozen), ad=ad)
+    assert job.start_sha256 == HASH
+    for wrong, error in (
+        ({"start": None}, BadInput),
+        ({"start_key": None}, BadInput),
+        ({"start": BlobRef(sha256=SALT, bytes=frozen["start"].bytes - 1)}, BadInput),
+        ({"start": BlobRef(sha256=SALT, bytes=2**40)}, BadInput),
+    ):
+        with pytest.raises(error, match="start"):
+            admit(ledger, *request(recipe, **frozen | wrong), ad=ad)
+    with pytest.raises(BadInput, match="freezes nothing"):
+        admit(ledger, *request(**frozen), ad=ad)
+    small = ad.model_copy(update={"most_bytes": frozen["start"].bytes - 1})
+    with pytest.raises(TooLarge, match="start"):
+        admit(ledger, *request(recipe, **frozen), ad=small)
+    # A size that the model's tensors do not have: nothing of it is fetched.
+    document = recipe.document()
+    document["family"] |= {"start": {"sha256": HASH, "bytes": 2**40}}
+    with pytest.raises(BadRecipe, match=r"family\.start"):
+        admit(ledger, *request(Recipe.from_document(document), **frozen), ad=ad)
 
 
 def test_who_owes_or_was_served_is_refused(ledger):

@@ -14,6 +14,7 @@ from kinds.k8840 import KIND as FEDAVG
 from kinds.k8841 import KIND as DILOCO
 from kinds.k8842 import KIND as OUTER
 from nodewire.config import CustomerConfig, WalletConfig
+from nodewire.customer.training import starting
 from nodewire.customer.training.coordinating import Coordinator
 from nodewire.customer.training.course import Course, OnChange
 from nodewire.customer.training.journal import Journal
@@ -211,8 +212,12 @@ async def train(
     budget_msat: int = 10**6,
     buys_steps: bool = False,
     on_change: OnChange | None = None,
+    data: Path | None = None,
+    start: Path | None = None,
+    model: Path | None = None,
 ) -> tuple[State, bytes]:
-    """As a customer of that name, to the end; called again after a crash, it goes on."""
+    """As a customer of that name, to the end; called again after a crash, it goes on. `start` is what a recipe cites,
+    `model` where what was trained is written."""
     folder = market.folder / name
     folder.mkdir(exist_ok=True)
     async with AsyncExitStack() as stack:
@@ -240,7 +245,7 @@ async def train(
         kind = FEDAVG.request if recipe.outer.method == "average" else DILOCO.request
         requests = Requests(keys, recipe, kind, journal.fact("salt", "5a" * 32), config.relays)
         coordinator = Coordinator(Local(), blobs, folder)
-        await coordinator.open(recipe.pack(), market.data, shards)
+        await coordinator.open(recipe.pack(), data or market.data, shards, start)
         course = Course(
             session,
             recipe,
@@ -254,4 +259,6 @@ async def train(
             on_change=on_change,
         )
         done = await Rounds(course).run()
+        if model is not None:
+            starting.write(model, await coordinator.model())
         return done, await coordinator.weights()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
+from nodewire.customer.training import starting
 from nodewire.customer.training.coordinating import Coordinator
 from nodewire.kind import Limits
 from nodewire.protocol.audit import Shown
@@ -12,9 +13,10 @@ from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import BlobRef
 from nodewire.store import sealed
 from nodewire.store.blobs import Blobs
-from nodewire.train import bare, state
+from nodewire.train import bare, directory, state
 from nodewire.worker.client import WorkerProcess
 from tests.kinds.digits import RECIPE, dataset
+from tests.training import models
 
 ONE_ROUND = RECIPE.model_copy(update={"rounds": 1})
 HASH = "ab" * 32
@@ -22,6 +24,47 @@ HASH = "ab" * 32
 
 async def put(worker, edge, data: bytes):
     await worker.receive("trainer", "s", Frame(edge, 0, (Array("uint8", (len(data),), data),), {"end": True}))
+
+
+async def test_texts_are_tokenized_and_an_adapter_trained_behind_the_sandbox(tmp_path):
+    given = models.given("encoder-lora", tmp_path / "files", rounds=1, steps=2)
+    folder, elsewhere = tmp_path / "training", tmp_path / "elsewhere"
+    folder.mkdir()
+    elsewhere.mkdir()
+    for name in ("model.safetensors", "tokenizer.json"):  # as a cache of downloads keeps them
+        (given.start / name).rename(elsewhere / name)
+        (given.start / name).symlink_to(elsewhere / name)
+    (folder / "empty").touch()
+    readable = [given.data, folder, *starting.readable(given.start)]
+    worker = await WorkerProcess.start(
+        "kinds.training_worker", Limits(200 * 10**6), readable=readable, arena_bytes=16 * 2**20
+    )
+    async with Blobs([], tmp_path / "blobs") as blobs:
+        coordinator = Coordinator(worker, blobs, folder)
+        await coordinator.open(given.recipe.pack(), given.data, 1, given.start)
+        begun = {
+            "start": await coordinator.start(),
+            "theta": await coordinator.theta(),
+            "shard": await coordinator.shard(0),
+        }
+        assert begun["start"].plain_sha256 == given.recipe.family.start.sha256
+        await worker.load("trainer", "trainer", folder / "empty", [])
+        await worker.open("trainer", "s", {"recipe": given.recipe.pack(), "round": 0, "index": 0, "steps": 2})
+        for edge, blob in begun.items():
+            await put(worker, edge, b"".join(sealed.unseal(blobs.path(blob.sha256), blob.key)))
+        (said,) = await worker.receive("trainer", "s", Frame("train", 0))
+        assert said.meta["end"]
+        update, key = await joined(worker, "update"), sealed.new_key()
+        ref = await blobs.put(b"".join(sealed.seal([update], key)))
+        digest = hashlib.sha256(update).hexdigest()
+        assert await coordinator.result(0, 2, blobs.path(ref.sha256), key, digest) == (True, "")
+        assert await coordinator.judge(0) == {0: (True, "")}
+        await coordinator.step(0)
+        expected, _ = bare.run(given.recipe, given.dataset, 1, start=given.tensors)
+        assert await coordinator.weights() == state.pack(expected)
+        files = await coordinator.model()
+    assert files == directory.files(given.recipe, expected, given.tensors, (elsewhere / "tokenizer.json").read_bytes())
+    await worker.stop()
 
 
 async def joined(worker, edge, **meta) -> bytes:

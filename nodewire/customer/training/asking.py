@@ -57,7 +57,7 @@ async def publish(course: Course, round_: int) -> None:
         made = []
         for previous, some in choosing.grouped(dealt, last):
             ask = Ask(round_, [(index, dealt[index]) for index in some], steps, previous)
-            made.append(await course.requests.make(ask, market, state.theta, state.shards))
+            made.append(await course.requests.make(ask, market, state.theta, state.shards, state.start))
         if not set(dealt) <= set(_idle(course, round_)):
             continue  # while a request was mined, enough results came
         for published in made:
@@ -109,9 +109,11 @@ async def _find(course: Course, round_: int) -> tuple[Mapping[str, Trainer], dic
 def _need(course: Course, index: int) -> Need:
     state, recipe = course.state, course.recipe
     assert state.theta is not None
-    blob_bytes = max(state.shards[index].bytes, state.theta.bytes)
+    weights = max(state.theta.bytes, state.start.bytes if state.start else 0)
     gflop = rounds.work_gflop(recipe, recipe.steps)
-    return choosing.need_of(recipe, course.kind, blob_bytes=blob_bytes, gflop=gflop)
+    return choosing.need_of(
+        recipe, course.kind, shard_bytes=state.shards[index].bytes, weights_bytes=weights, gflop=gflop
+    )
 
 
 def _idle(course: Course, round_: int) -> list[int]:

@@ -32,10 +32,10 @@ class Need:
     gflop: int
 
 
-def need_of(recipe: Recipe, kind: int, *, blob_bytes: int, gflop: int) -> Need:
-    """Of a shard of `blob_bytes`, or weights of as many."""
-    memory = max(recipe.memory_bytes() + recipe.upload_bytes() + blob_bytes, recipe.hardware.memory_bytes)
-    return Need(kind, recipe.family.name, memory, blob_bytes, gflop)
+def need_of(recipe: Recipe, kind: int, *, shard_bytes: int, weights_bytes: int, gflop: int) -> Need:
+    """Of a shard, and of the largest of the blobs with weights."""
+    memory = max(recipe.memory_bytes() + recipe.upload_bytes() + shard_bytes, recipe.hardware.memory_bytes)
+    return Need(kind, recipe.family.name, memory, max(shard_bytes, weights_bytes), gflop)
 
 
 async def trainers(pool: Pool) -> dict[str, Trainer]:

@@ -45,11 +45,12 @@ class Coordinator:
         self._auditing = asyncio.Lock()
         self._judging = asyncio.Lock()
 
-    async def open(self, recipe: bytes, data: Path, shards: int) -> None:
-        """Read the customer's data and split them; weights are as before the first round."""
+    async def open(self, recipe: bytes, data: Path, shards: int, start: Path | None = None) -> None:
+        """Read the customer's data and split them, and `start`, the files that the recipe cites; weights are as before
+        the first round."""
         program = self._folder / "recipe"
         program.write_bytes(recipe)
-        await self._worker.load(TASK, TASK, program, [data])
+        await self._worker.load(TASK, TASK, program, [data, *([start] if start else [])])
         await self._worker.open(TASK, _SESSION, {"shards": shards})
 
     async def shard(self, index: int) -> Sealed:
@@ -59,6 +60,18 @@ class Coordinator:
     async def theta(self) -> Sealed:
         """The weights as they are, sealed and uploaded."""
         return await self._seal(await self._pieces("theta", {}))
+
+    async def start(self) -> Sealed:
+        """What stays frozen, sealed and uploaded."""
+        return await self._seal(await self._pieces("start", {}))
+
+    async def model(self) -> dict[str, bytes]:
+        """What was trained so far as the files of a Hugging Face folder, by name; adapters are merged into it."""
+        frames = await self._worker.receive(TASK, _SESSION, Frame("model", 0))
+        parts: dict[str, list[bytes]] = {}
+        for frame in frames:
+            parts.setdefault(str(frame.meta["name"]), []).append(bytes(frame.tensors[0].data))
+        return {name: b"".join(pieces) for name, pieces in parts.items()}
 
     async def weights(self) -> bytes:
         """The weights as they are: a safetensors file."""

@@ -63,6 +63,7 @@ def _event(type_: str, data: dict[str, Any]) -> Event:
         data["rows"] = tuple(Row(**row) for row in data["rows"])
     if cls is Opened:
         data["shards"] = tuple(Sealed(**shard) for shard in data["shards"])
+        data["start"] = Sealed(**data["start"]) if data.get("start") else None
     if cls in (Opened, Stepped):
         data["theta"] = Sealed(**data["theta"])
     if cls is StepPublished:

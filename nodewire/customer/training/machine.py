@@ -63,6 +63,8 @@ class Opened:
     """Results that are enough for an outer step; 0: all."""
     late: bool = False
     """Whether a result counts in the step after its own round's."""
+    start: Sealed | None = None
+    """Frozen weights, where the recipe has an adapter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,6 +392,7 @@ class State:
     theta: Sealed | None = None
     thetas: tuple[Sealed, ...] = ()
     """What each round so far began with, and the present one."""
+    start: Sealed | None = None
     shards: tuple[Sealed, ...] = ()
     works: tuple[Work, ...] = ()
     requests: dict[str, str] = field(default_factory=dict)

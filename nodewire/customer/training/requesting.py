@@ -61,7 +61,14 @@ class Requests:
         price_msat = ad.price_msat(work_gflop(self._recipe, steps))
         return price_msat, ad.deposit_msat(price_msat) if previous is None else 0
 
-    async def make(self, ask: Ask, market: Mapping[str, Trainer], theta: Sealed, shards: Sequence[Sealed]) -> Published:
+    async def make(
+        self,
+        ask: Ask,
+        market: Mapping[str, Trainer],
+        theta: Sealed,
+        shards: Sequence[Sealed],
+        start: Sealed | None = None,
+    ) -> Published:
         """The signed request, with the tickets that open it."""
         recipe, assigned, tickets = self._recipe, [], []
         for index, provider in ask.dealt:
@@ -75,6 +82,7 @@ class Requests:
                 theta_sha256=theta.plain_sha256,
                 shard_key=shard.key,
                 shard_sha256=shard.plain_sha256,
+                start_key=start.key if start else None,
             )
             steps = ask.steps[provider]
             price_msat, deposit_msat = self.price(provider, market, steps, ask.previous)
@@ -96,6 +104,7 @@ class Requests:
             round=ask.round,
             seal=rounds.seal_of(recipe.digest(), self._salt),
             theta=BlobRef(sha256=theta.sha256, bytes=theta.bytes),
+            start=BlobRef(sha256=start.sha256, bytes=start.bytes) if start else None,
             shards=tuple(assigned),
             previous=ask.previous,
             deadline_s=recipe.deadline,

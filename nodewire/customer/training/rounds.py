@@ -85,9 +85,10 @@ class Rounds:
         """Split the data, seal the shards and the first weights."""
         course = self._course
         sealed = [await course.coordinator.shard(index) for index in range(course.shards)]
+        frozen = await course.coordinator.start() if course.recipe.adapter is not None else None
         theta = await course.coordinator.theta()
         recipe, late = course.recipe, course.recipe.late == "half"
-        course.take(Opened(recipe.rounds, tuple(sealed), theta, recipe.needed(course.shards), late))
+        course.take(Opened(recipe.rounds, tuple(sealed), theta, recipe.needed(course.shards), late, frozen))
 
     async def _resume(self) -> None:
         """Bring the coordinator to where the journal ends, and ask again what may not have been heard."""

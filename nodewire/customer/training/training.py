@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nodewire.config import CustomerConfig
+from nodewire.customer.training import starting
 from nodewire.customer.training.coordinating import Coordinator
 from nodewire.customer.training.course import Course, OnChange
 from nodewire.customer.training.journal import Journal
@@ -42,13 +43,20 @@ async def train(
     shards: int,
     budget_msat: int,
     on_change: OnChange | None = None,
+    start: Path | None = None,
+    model: Path | None = None,
 ) -> Trained:
     """Buy all of a recipe's rounds on `shards` shards of the data in a folder.
+
+    Args:
+        start: the folder (or safetensors file) with what the recipe cites: weights, and tokenizer.json.
+        model: a folder where what was trained is written as Hugging Face lays it out, adapters merged; may be missing.
 
     A training that was broken off (the same recipe, data folder and number of shards) goes on where it stood.
 
     Raises:
-        Unsupported, BadData, BadRecipe: what was given cannot be trained.
+        Unsupported, BadData, BadRecipe, BadTask: what was given cannot be trained.
+        NotFound, BadHash: what the recipe cites is not there, or is something else.
         NoProvider, OverBudget: it cannot be bought, or not to its end.
     """
     check_supported(recipe)
@@ -62,13 +70,14 @@ async def train(
             session.keys, recipe, kind.request, journal.fact("salt", secrets.token_hex(32)), config.relays
         )
 
-        async def start() -> WorkerProcess:
-            return await WorkerProcess.start(kind.worker_entry, config.worker.limits, readable=[folder, data])
+        async def begun() -> WorkerProcess:
+            readable = [folder, data, *(starting.readable(start) if start else ())]
+            return await WorkerProcess.start(kind.worker_entry, config.worker.limits, readable=readable)
 
-        worker = LastingWorker(start)
+        worker = LastingWorker(begun)
         stack.push_async_callback(worker.stop)
         coordinator = Coordinator(worker, session.blobs, folder)
-        await coordinator.open(recipe.pack(), data, shards)
+        await coordinator.open(recipe.pack(), data, shards, start)
         course = Course(
             session,
             recipe,
@@ -78,9 +87,12 @@ async def train(
             requests,
             shards=shards,
             budget_msat=budget_msat,
+            buys_steps=buys_steps,
             on_change=on_change,
         )
         state = await Rounds(course).run()
+        if model is not None:
+            starting.write(model, await coordinator.model())
         spent = [session.ledger.spent(job=request) for request in state.requests]
         return Trained(
             requests.job,

@@ -40,7 +40,7 @@ def apply(event: Event, state: State) -> State:
         NotAllowed: it cannot have happened in this state.
     """
     match event:
-        case Opened(rounds, shards, theta, needed, late):
+        case Opened(rounds, shards, theta, needed, late, start):
             if state.rounds:
                 return state
             return replace(
@@ -48,6 +48,7 @@ def apply(event: Event, state: State) -> State:
                 rounds=rounds,
                 shards=shards,
                 theta=theta,
+                start=start,
                 thetas=(theta,),
                 needed=needed or len(shards),
                 late_counts=late,

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nodewire.errors import NotAllowed, NotFound, OverMemory, PaymentRequired, TooLarge
+from nodewire.errors import BadInput, NotAllowed, NotFound, OverMemory, PaymentRequired, TooLarge
 from nodewire.kind import TrainingKind
 from nodewire.nostr import nip13
 from nodewire.nostr.event import Event
 from nodewire.pay.debts import Key
 from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
-from nodewire.protocol import kinds, outer
+from nodewire.protocol import kinds, outer, start
 from nodewire.protocol import round as rounds
 from nodewire.protocol.outer import OuterRequest, OuterTicket
 from nodewire.protocol.recipe import Recipe
@@ -35,6 +35,12 @@ class Admitted:
     recipe: Recipe
     assigned: Assigned
     kind: TrainingKind
+
+    @property
+    def start_sha256(self) -> str | None:
+        """Of the frozen weights, where there are any."""
+        frozen = start.frozen(self.recipe)
+        return frozen.sha256 if frozen else None
 
     def key(self, part: int) -> Key:
         """The payment of the deposit or the balance."""
@@ -98,6 +104,7 @@ class TrainingAdmission:
         most_theta = sealed_bytes(recipe.state_bytes() + HEADER_BYTES * (len(recipe.shapes()) + 1))
         if request.round.theta.bytes > min(most_theta, trainer.most_bytes):
             raise TooLarge("theta", f"{request.round.theta.bytes} bytes, at most {most_theta} for this model")
+        self._check_start(request, ticket, recipe)
         if assigned.data.bytes > trainer.most_bytes:
             raise TooLarge("data", f"{assigned.data.bytes} bytes, at most {trainer.most_bytes}")
         if assigned.gflop < work_gflop(recipe, assigned.steps):
@@ -111,6 +118,20 @@ class TrainingAdmission:
     def check_outer(self, request: OuterRequest, ticket: OuterTicket) -> AdmittedOuter:
         """The outer step, if this provider makes it. Raises as `outer_admission.check`."""
         return outer_admission.check(request, ticket, self._public, self._trainer)
+
+    def _check_start(self, request: RoundRequest, ticket: RoundTicket, recipe: Recipe) -> None:
+        """That the frozen weights are there where an adapter needs them, and of the size that the recipe says."""
+        frozen, cited = start.frozen(recipe), request.round.start
+        if frozen is None:
+            if cited is not None or ticket.start_key is not None:
+                raise BadInput("start", "the recipe freezes nothing")
+            return
+        if cited is None or ticket.start_key is None:
+            raise BadInput("start", "missing, though the recipe has an adapter")
+        if cited.bytes != sealed_bytes(frozen.bytes):
+            raise BadInput("start", f"{cited.bytes} bytes, not {sealed_bytes(frozen.bytes)}")
+        if cited.bytes > self._trainer.most_bytes:
+            raise TooLarge("start", f"{cited.bytes} bytes, at most {self._trainer.most_bytes}")
 
     def has_deposit(self, assigned: Assigned) -> bool:
         """Whether the request pays this provider's deposit before the work."""

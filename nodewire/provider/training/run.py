@@ -92,7 +92,8 @@ class ShardRun(PaidRun[Admitted]):
         """A session with theta and shard."""
         job, session = self.job, self.job.request.id
         ticket, round_ = job.ticket, job.request.round
-        theta, shard = await asyncio.gather(self._blobs.get(round_.theta), self._blobs.get(job.assigned.data))
+        cited = (round_.theta, job.assigned.data, *([round_.start] if round_.start else []))
+        theta, shard, *frozen = await asyncio.gather(*map(self._blobs.get, cited))
         params = {
             "recipe": job.recipe.pack(),
             "round": round_.round,
@@ -101,6 +102,9 @@ class ShardRun(PaidRun[Admitted]):
         }
         await worker.open(TASK, session, params)
         self._worker = worker
+        for path in frozen:
+            assert job.start_sha256 is not None and ticket.start_key is not None
+            await self._feed(worker, "start", path, ticket.start_key, job.start_sha256)
         await self._feed(worker, "theta", theta, ticket.theta_key, ticket.theta_sha256)
         await self._feed(worker, "shard", shard, ticket.shard_key, ticket.shard_sha256)
 

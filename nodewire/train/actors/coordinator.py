@@ -1,7 +1,8 @@
 """The "coordinator" of kinds 8840 and 8841, in the customer's own worker: a session is one training. Its `program` is
-the recipe, its only weights file the customer's folder.
+the recipe; its weights files are the customer's folder of data and, where the recipe cites files, what it starts from.
 
-    shard {index}         -> shard*              theta, momenta  -> theta*, momenta*
+    shard {index}         -> shard*              theta, momenta, start -> theta*, momenta*, start*
+    model                 -> model {name}*       the files of a Hugging Face folder with what was trained
     restore {what}*       theta or momenta as they were after some round
     result {index, steps}*                       -> received {fine, reason} after the last
     judge {round}         -> judged {index, accepted, reason}*, one for each result of the round
@@ -18,14 +19,14 @@ the recipe, its only weights file the customer's folder.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nodewire.errors import BadFrame, BadInput, NodewireError
 from nodewire.kind import Params
 from nodewire.protocol.frame import Frame, Meta
 from nodewire.protocol.recipe import Recipe
-from nodewire.train import compress, data, outer, reading, segments, state, validate
+from nodewire.train import compress, data, directory, outer, reading, segments, start, state, validate
 from nodewire.train.actors.bought import BoughtStep
 from nodewire.train.actors.late import LateResults
 from nodewire.train.actors.pieces import HEADER_BYTES, Incoming, Tensors, micro, number, pieces
@@ -48,11 +49,14 @@ MAX_DRAWN = 64
 class CoordinatorActor:
     """One training at its customer; `session` is ignored, for there is one."""
 
-    def __init__(self, recipe: Recipe, folder: Path) -> None:
+    def __init__(self, recipe: Recipe, folder: Path, start_at: Path | None = None) -> None:
         self._recipe = recipe
-        self._dataset = reading.read(recipe, folder)
-        self._trainer = Trainer(recipe)
-        self._theta: State = initial(recipe)
+        begun = start.read(recipe, start_at)
+        self._tokenizer = begun.tokenizer
+        self._frozen = begun.tensors if recipe.adapter is not None else None
+        self._dataset = reading.read(recipe, folder, begun.tokenizer)
+        self._trainer = Trainer(recipe, self._frozen)
+        self._theta: State = initial(recipe, begun.tensors)
         self._momenta: State = outer.start(recipe.outer, self._theta)
         self._shards: list[Shard] = []
         self._incoming: dict[str, Incoming] = {}
@@ -80,6 +84,17 @@ class CoordinatorActor:
                 return list(pieces("theta", state.pack(self._theta)))
             case "momenta":
                 return list(pieces("momenta", state.pack(self._momenta)))
+            case "start":
+                if self._frozen is None:
+                    raise BadFrame("start", "the recipe freezes nothing")
+                return list(pieces("start", state.pack(self._frozen)))
+            case "model":
+                files = directory.files(self._recipe, self._theta, self._frozen, self._tokenizer)
+                return [
+                    replace(piece, meta={**piece.meta, "name": name})
+                    for name, whole in files.items()
+                    for piece in pieces("model", whole)
+                ]
             case "restore":
                 return self._restore(frame)
             case "result":

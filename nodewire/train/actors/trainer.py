@@ -1,5 +1,6 @@
 """The "trainer" of kinds 8840 and 8841, in a provider's worker: a session is one shard of one round.
 
+start*                what stays frozen, where the recipe has an adapter; before the rest
 theta*, shard*        what it begins with
 train                 trains one segment -> trained {step, loss, state, samples, end}; loss in millionths
 update                -> update*, when the last segment is done
@@ -15,6 +16,7 @@ from nodewire.kind import Limits, Params
 from nodewire.protocol.frame import Frame, Meta
 from nodewire.protocol.recipe import Recipe
 from nodewire.train import compress, data, segments, state
+from nodewire.train.actors.frozen import FrozenIn
 from nodewire.train.actors.pieces import HEADER_BYTES, Incoming, Tensors, micro, number, pieces
 from nodewire.train.data import Shard
 from nodewire.train.inner import Snapshot, Stretch, Trainer, Update
@@ -58,7 +60,8 @@ class _ShardSession:
         self._theta: State | None = None
         self._shard: Shard | None = None
         self._running: Iterator[Stretch] | None = None
-        self._trainer = Trainer(recipe)
+        self._frozen_in = FrozenIn(recipe) if recipe.adapter is not None else None
+        self._trained_by = Trainer(recipe) if recipe.adapter is None else None
         self._update: Update | None = None
         self._kept: dict[int, Snapshot] = {}
         """Snapshots by steps: all, or as many as KEPT_BYTES hold."""
@@ -67,11 +70,23 @@ class _ShardSession:
         self._every = max(1, -(-segments_ * size // KEPT_BYTES))
 
     @property
+    def _trainer(self) -> Trainer:
+        if self._trained_by is None:
+            raise BadFrame("start", "what the adapter stands beside comes first")
+        return self._trained_by
+
+    @property
     def is_done(self) -> bool:
         return self._update is not None
 
     def receive(self, frame: Tensors) -> list[Tensors]:
         match frame.edge:
+            case "start":
+                if self._frozen_in is None:
+                    raise BadFrame("start", "the recipe freezes nothing")
+                if (frozen := self._frozen_in.take(frame)) is not None:
+                    self._trained_by = Trainer(self._recipe, frozen)
+                return []
             case "theta":
                 if (whole := self._theta_in.take(frame)) is not None:
                     self._theta = state.unpack(whole, state.types(self._recipe.shapes()), field="theta")

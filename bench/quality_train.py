@@ -1,0 +1,272 @@
+"""How good a model DiLoCo makes: `python -m bench.quality_train [--json] [--quick] [--seed N]`: `make quality-train`.
+
+A byte-level decoder (460,000 parameters) learns the text of Python's standard library, on k = 4 shards of interleaved
+blocks, every tenth block held out, in stateless rounds of H = 20 steps. Rounds are run by the bare loop
+(`nodewire.train.bare`): what the market delivers equals it byte for byte (tests/training), so these are its curves.
+
+Arms, each with three seeds (of the first weights, the deal of blocks, and the windows that steps read):
+
+- central: one machine, k times the batch, as many steps, one optimizer throughout: equal samples and operations, which
+  is what synchronous data-parallel training on k machines computes, with H times the exchanges.
+- f32: DiLoCo, whole pseudo-gradients. int4: the same in blocks of 4 bits. dropped: the same as f32, but each result is
+  lost with probability 1/2 (one of a round always comes).
+
+Losses are nats a byte on the held-out blocks: 256 windows a round for the curves, 2,048 for the final ones. The ratios
+of final losses are of equal seeds, the acceptance lines their medians.
+
+Every arm and seed is kept in a file as soon as it is done (`--kept`): a run that was broken off goes on. `--tune` tries
+the same few rates for both optimizers with the first seed. `--chart FILE.svg` draws the curves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import random
+import sysconfig
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench.report import Report, run, say
+
+K, STEPS, ROUNDS, QUICK_ROUNDS = 4, 20, 40, 4
+BATCH, WINDOW = 8, 64
+SEEDS = 3
+CURVE_SAMPLES, FINAL_SAMPLES = 256, 2_048
+DROPPED = 0.5
+ARMS = ("central", "f32", "int4", "dropped")
+LABELS = {
+    "central": "centralized, equal compute",
+    "f32": "DiLoCo, f32",
+    "int4": "DiLoCo, int4",
+    "dropped": "DiLoCo, half of the results lost",
+}
+RATES = {"central": "0.002", "diloco": "0.002"}
+"""Of the inner AdamW; what `--tune` found best for each."""
+TUNED = ("0.001", "0.002", "0.004", "0.008")
+WORST_RATIO, WORST_INT4, WORST_DROPPED, LEAST_SAVED = 1.03, 1.005, 1.03, 7.5
+
+
+def document(arm: str, seed: int, rounds: int, rate: str = "") -> dict[str, Any]:
+    """The recipe of an arm. Centralized it is one round of all steps, so that one optimizer makes them all."""
+    central = arm == "central"
+    return {
+        "v": 1,
+        "name": f"quality-{arm}",
+        "family": {
+            "name": "decoder", "tokens": "byte", "width": 128, "inner": 384, "layers": 2, "heads": 4, "kv_heads": 4,
+            "head_dim": 32, "positions": WINDOW,
+        },
+        "loss": "next_token",
+        "data": {"layout": "bytes", "window": WINDOW, "block": 4_096, "held_out": 10},
+        "inner": {
+            "optimizer": "adamw", "lr": rate or RATES["central" if central else "diloco"], "betas": ["0.9", "0.95"],
+            "weight_decay": "0.1", "clip": "1.0", "schedule": "cosine", "warmup": STEPS, "total": rounds * STEPS,
+            "floor": "0.1",
+        },
+        "outer": {} if central else {"method": "nesterov", "lr": "0.7", "momentum": "0.9"},
+        "steps": rounds * STEPS if central else STEPS,
+        "batch": BATCH * (K if central else 1),
+        "rounds": 1 if central else rounds,
+        "seed": seed,
+        "compression": {"method": "int4" if arm == "int4" else "f32"},
+        "validation": {"samples": CURVE_SAMPLES},
+        "audit": {"segment": STEPS},
+    }  # fmt: skip
+
+
+def text() -> bytes:
+    """Python's standard library: the modules that stand in its own folder, by name."""
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    return b"".join(file.read_bytes() for file in sorted(folder.glob("*.py")))
+
+
+def trained(
+    arm: str, seed: int, rounds: int, rate: str = "", on_round: Callable[[int, float], None] | None = None
+) -> Any:
+    """One arm with one seed: {"losses" by round, "final", "upload_bytes", "seconds"}. Uses one thread."""
+    import torch
+
+    from nodewire.protocol.recipe import Recipe
+    from nodewire.train import bare, data
+    from nodewire.train.inner import Trainer
+
+    torch.set_num_threads(1)
+    began = time.process_time()
+    recipe = Recipe.from_document(document(arm, seed, rounds, rate))
+    dataset = {"ids": torch.frombuffer(bytearray(text()), dtype=torch.uint8)}
+    losses: list[float] = []
+    upload = 0
+
+    def on_point(point: bare.Point) -> None:
+        nonlocal upload
+        losses.append(point.held_out)
+        upload += point.upload_bytes
+        if on_round is not None:
+            on_round(point.round, point.held_out)
+
+    if arm == "central":
+        theta = centralized(recipe, dataset, on_point)
+    elif arm == "dropped":
+        theta = with_losses(recipe, dataset, seed, on_point)
+    else:
+        theta, _ = bare.run(recipe, dataset, K, on_round=on_point)
+    held_out = data.split(dataset, K, recipe).held_out
+    final = Trainer(recipe).loss(theta, data.samples(held_out, recipe, FINAL_SAMPLES))
+    return {
+        "losses": [round(loss, 5) for loss in losses],
+        "final": round(final, 6),
+        "upload_bytes": upload,
+        "seconds": round(time.process_time() - began, 1),
+    }
+
+
+def centralized(recipe: Any, dataset: Any, on_point: Callable[[Any], None]) -> Any:
+    """All steps on all shards' data, the held-out loss measured as often as after a round."""
+    from nodewire.train import bare, data
+    from nodewire.train.families import initial
+    from nodewire.train.inner import Trainer
+
+    (shard,), held_out = data.split(dataset, 1, recipe)
+    measured = data.samples(held_out, recipe, recipe.validation.samples)
+    trainer, measuring = Trainer(recipe), Trainer(recipe)
+    theta = initial(recipe)
+    for number, done in enumerate(trainer.stretches(theta, shard, 0, 0)):
+        now = trainer.now(done.step).theta
+        on_point(bare.Point(number, done.loss, measuring.loss(now, measured), 0))
+    return now
+
+
+def with_losses(recipe: Any, dataset: Any, seed: int, on_point: Callable[[Any], None], lost: float = DROPPED) -> Any:
+    """The bare loop, but each result is lost with this probability. Rounds are stateless, so what is lost need not even
+    be computed."""
+    from nodewire.train import bare, compress, data, outer
+    from nodewire.train.families import initial
+    from nodewire.train.inner import Trainer
+
+    rng = random.Random(f"lost {seed}")
+    shards, held_out = data.split(dataset, K, recipe)
+    measured = data.samples(held_out, recipe, recipe.validation.samples)
+    trainer, theta = Trainer(recipe), initial(recipe)
+    momenta = outer.start(recipe.outer, theta)
+    for round_ in range(recipe.rounds):
+        come = [index for index in range(K) if rng.random() >= lost] or [rng.randrange(K)]
+        results, inner, size = [], 0.0, 0
+        for index in come:
+            update = trainer.train(theta, shards[index], round_, index)
+            packed, _ = compress.pack(update.delta, recipe.compression)
+            results.append((update.samples, compress.unpack(packed, recipe.shapes(), recipe.compression)))
+            inner += sum(update.losses) / len(update.losses) / len(come)
+            size += len(packed)
+        theta, momenta = outer.step(recipe.outer, theta, momenta, results)
+        on_point(bare.Point(round_, inner, trainer.loss(theta, measured), size))
+    return theta
+
+
+class Kept:
+    """Results by arm, seed and recipe in a JSON file, so that nothing is computed twice."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        self._text = hashlib.sha256(text()).hexdigest()
+
+    async def of(self, arm: str, seed: int, rounds: int, rate: str = "") -> Any:
+        said = json.dumps([document(arm, seed, rounds, rate), self._text, K, FINAL_SAMPLES, DROPPED])
+        key = f"{arm} seed {seed} {hashlib.sha256(said.encode()).hexdigest()[:16]}"
+        if key not in self._known:
+            found = await asyncio.to_thread(trained, arm, seed, rounds, rate)
+            self._known[key] = found
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            aside = self._path.with_suffix(".new")
+            aside.write_text(json.dumps(self._known, indent=1))
+            aside.rename(self._path)
+        return self._known[key]
+
+
+def chart(path: Path, arms: dict[str, Any], rounds: int) -> None:
+    """The curves as an SVG: a line for the median of an arm's seeds, a band for all."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "nodewire"
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7.5, 4.5), layout="constrained")
+    at = range(1, rounds + 1)
+    for arm in ARMS:
+        curves = [one["losses"] for one in arms[arm]["seeds"].values()]
+        columns = list(zip(*curves, strict=True))
+        final = arms[arm]["final_median"]
+        (line,) = axes.plot(
+            at, [median(column) for column in columns], label=f"{LABELS[arm]}: {final:.3f}", linewidth=1.4
+        )
+        axes.fill_between(at, list(map(min, columns)), list(map(max, columns)), alpha=0.15, color=line.get_color())
+    axes.set_xlabel(f"rounds of {STEPS} steps on {K} providers")
+    axes.set_ylabel("held-out loss, nats a byte")
+    low = min(loss for arm in ARMS for one in arms[arm]["seeds"].values() for loss in one["losses"])
+    axes.set_ylim(low - 0.05, low + 1.2)
+    axes.grid(alpha=0.3)
+    axes.legend(title="median of three seeds; band: all of them", frameon=False)
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+async def measure(report: Report, options: argparse.Namespace) -> None:
+    rounds = options.rounds or (QUICK_ROUNDS if report.quick else ROUNDS)
+    kept = Kept(options.kept)
+    if options.tune:
+        return await tune(report, kept, rounds)
+    seeds = [report.seed] if report.quick else [report.seed + i for i in range(SEEDS)]
+    for seed in seeds:
+        for arm in ARMS:
+            found = await kept.of(arm, seed, rounds)
+            report.arms.setdefault(arm, {"seeds": {}})["seeds"][str(seed)] = found
+            say(
+                f"{arm}, seed {seed}: {found['final']:.4f} after {found['seconds']} s, {found['upload_bytes']} bytes up"
+            )
+    finals = {arm: [one["final"] for one in report.arms[arm]["seeds"].values()] for arm in ARMS}
+    for arm in ARMS:
+        report.arms[arm]["final_median"] = round(median(finals[arm]), 5)
+
+    def ratio(arm: str, of: str) -> float:
+        return round(median(a / b for a, b in zip(finals[arm], finals[of], strict=True)), 5)
+
+    bytes_of = {arm: sum(one["upload_bytes"] for one in report.arms[arm]["seeds"].values()) for arm in ARMS}
+    if options.chart:
+        chart(options.chart, report.arms, rounds)
+    if report.quick:  # so few rounds say nothing about quality
+        report.line("loss_is_lower_than_of_guessing", max(map(max, finals.values())), "<", 5.545)
+    else:
+        report.line("rounds", rounds, ">=", 40)
+        report.line("diloco_over_central", ratio("f32", "central"), "<=", WORST_RATIO)
+        report.line("int4_over_f32", ratio("int4", "f32"), "<=", WORST_INT4)
+        report.line("dropped_over_f32", ratio("dropped", "f32"), "<=", WORST_DROPPED)
+    report.line("f32_bytes_over_int4", round(bytes_of["f32"] / bytes_of["int4"], 3), ">=", LEAST_SAVED)
+
+
+async def tune(report: Report, kept: Kept, rounds: int) -> None:
+    """The same rates for both: the best is what RATES should say."""
+    for arm, name in (("central", "central"), ("f32", "diloco")):
+        for rate in TUNED:
+            found = await kept.of(arm, report.seed, rounds, rate)
+            report.arms.setdefault(arm, {})[rate] = found["final"]
+            say(f"{arm}, rate {rate}: {found['final']:.4f} after {found['seconds']} s")
+        best = min(report.arms[arm], key=report.arms[arm].__getitem__)
+        report.line(f"best_rate_{name}", float(best), "==", float(RATES[name]))
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rounds", type=int, default=0, help=f"instead of {ROUNDS}")
+    parser.add_argument("--kept", type=Path, default=Path("bench/results/quality_train.kept.json"), help="done arms")
+    parser.add_argument("--chart", type=Path, default=None, help="an SVG of the curves")
+    parser.add_argument("--tune", action="store_true", help="compare rates instead")
+
+
+if __name__ == "__main__":
+    run("quality_train", __doc__, measure, add=_options)

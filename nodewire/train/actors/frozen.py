@@ -1,0 +1,71 @@
+"""Frozen weights that come to a trainer in pieces, straight to where they are used: no piece is kept beside them."""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+
+from nodewire.errors import BadData, BadFrame, BadRecipe
+from nodewire.protocol import start
+from nodewire.protocol.families import count
+from nodewire.protocol.recipe import Recipe
+from nodewire.train import state
+from nodewire.train.actors.pieces import Tensors
+from nodewire.train.state import State
+
+
+class FrozenIn:
+    """The file that an adapter's recipe starts from; its header follows from the recipe, and so does its size."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        """Takes the tensors' memory (`Recipe.parameters` counts it). Raises BadRecipe: it needs no such file."""
+        if start.frozen(recipe) is None:
+            raise BadRecipe("family.start", "nothing is frozen")
+        start.check(recipe)
+        shapes = recipe.family.shapes()
+        self._shapes = shapes
+        self._header = start.header(shapes)
+        self._numbers = torch.empty(count(shapes))
+        self._at = 0
+
+    def take(self, frame: Tensors) -> State | None:
+        """The tensors, in the family's order, when the last piece is here.
+
+        Raises:
+            BadFrame: no bytes.
+            BadData: another header, more or fewer bytes, or a number that is not finite.
+        """
+        if len(frame.tensors) != 1 or frame.tensors[0].dtype != torch.uint8:
+            raise BadFrame(frame.edge, "not one tensor of bytes")
+        (piece,) = frame.tensors
+        if not frame.seq:  # from the start, whatever was broken off
+            self._at = 0
+        body = self._numbers.view(torch.uint8)
+        if self._at + piece.numel() > len(self._header) + body.numel():
+            raise BadData(frame.edge, "more bytes than the model has")
+        if self._at < len(self._header):
+            head = piece[: len(self._header) - self._at]
+            if head.numpy().tobytes() != self._header[self._at : self._at + head.numel()]:
+                raise BadData(frame.edge, "not the tensors that the recipe's model has")
+            self._at += head.numel()
+            piece = piece[head.numel() :]
+        at = self._at - len(self._header)
+        body[at : at + piece.numel()] = piece
+        self._at += piece.numel()
+        if not frame.meta.get("end"):
+            return None
+        if self._at != len(self._header) + body.numel():
+            raise BadData(frame.edge, f"{self._at} bytes, the model has more")
+        if not state.is_finite(self._numbers):
+            raise BadData(frame.edge, "a number is not finite")
+        return self._views()
+
+    def _views(self) -> State:
+        found, at = {}, 0
+        for name in sorted(self._shapes):
+            shape = self._shapes[name]
+            size = prod(shape)
+            found[name] = self._numbers[at : at + size].view(shape)
+            at += size
+        return {name: found[name] for name in self._shapes}
