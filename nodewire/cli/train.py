@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
     from nodewire.protocol.delivery import Progress
 
 
+class OuterBy(StrEnum):
+    SELF = "self"
+    MARKET = "market"
+
+
 def train(
     recipe: Annotated[Path, typer.Argument(help="The recipe, a TOML file.")],
     data: Annotated[Path, typer.Option(help="The folder with what is trained on; it leaves this machine encrypted.")],
@@ -33,6 +39,9 @@ def train(
     model: Annotated[
         Path | None, typer.Option(help="A folder for the trained model as Hugging Face lays it out, adapters merged.")
     ] = None,
+    outer: Annotated[
+        OuterBy, typer.Option(help="Who makes a round's outer step: this machine, or a provider that is paid for it.")
+    ] = OuterBy.SELF,
     json: Json = False,
 ) -> None:
     """Train a model on strangers' machines, round by round. What was broken off goes on where it stood."""
@@ -56,6 +65,7 @@ def train(
                 data.resolve(),
                 shards=shards,
                 budget_msat=budget_msat,
+                buys_steps=outer is OuterBy.MARKET,
                 on_change=None if json else _show,
                 start=start.resolve() if start else None,
                 model=model.resolve() if model else None,
@@ -108,6 +118,10 @@ def _show(state: State, event: Event | Progress, provider: str) -> None:
             notes.print(f"{who} [red]failed its audit[/] {one_line(reason)}; it is not paid")
         case machine.Lost(_, _, reason):
             notes.print(f"{who} [yellow]lost[/] {one_line(reason)}")
+        case machine.StepPublished(round_, _, _, row, _, _):
+            notes.print(f"[dim]round {round_ + 1}: {row.provider[:8]} is asked for the outer step[/]")
+        case machine.StepHere(round_, reason):
+            notes.print(f"[dim]round {round_ + 1}: the outer step is made here: {one_line(reason)}[/]")
         case machine.Stepped(round_, loss, _):
             notes.print(f"[bold]round {round_ + 1}[/] held-out loss {loss / 1_000_000:.4f}")
         case Progress():

@@ -28,8 +28,6 @@ from nodewire.protocol.trainer import TOPIC
 
 MAX_INPUTS = 96
 """Results of one step: their keys must fit into one ticket. A customer of more makes its steps itself."""
-PIECE = 65_536
-"""Numbers that a commitment's leaf is of."""
 _HEAP_BYTES = 8 * 2**20
 _BLOCK = 2**18
 _MOMENTA = {"average": 0, "nesterov": 1, "fedadam": 2}

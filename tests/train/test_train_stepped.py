@@ -5,11 +5,11 @@ import torch
 
 from nodewire.kind import Limits
 from nodewire.protocol.frame import Frame
-from nodewire.protocol.outer import PIECE
 from nodewire.protocol.recipe import Compression, Outer, Recipe
 from nodewire.train import compress, outer, state, stepped
 from nodewire.train.actors.outer import OuterActor
 from nodewire.train.actors.pieces import pieces
+from nodewire.train.stepped import PIECE
 
 torch.set_num_threads(1)
 

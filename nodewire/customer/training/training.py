@@ -42,6 +42,7 @@ async def train(
     *,
     shards: int,
     budget_msat: int,
+    buys_steps: bool = False,
     on_change: OnChange | None = None,
     start: Path | None = None,
     model: Path | None = None,
@@ -49,6 +50,7 @@ async def train(
     """Buy all of a recipe's rounds on `shards` shards of the data in a folder.
 
     Args:
+        buys_steps: whether outer steps are bought, too (8842), as far as the budget has room for them.
         start: the folder (or safetensors file) with what the recipe cites: weights, and tokenizer.json.
         model: a folder where what was trained is written as Hugging Face lays it out, adapters merged; may be missing.
 
