@@ -16,6 +16,8 @@ from nodewire.customer.training.machine import (
     BuyStep,
     Call,
     CheckStep,
+    Close,
+    Closed,
     Delivered,
     DepositAsked,
     Judged,
@@ -98,6 +100,8 @@ def test_a_step_is_bought_once_all_results_are_accepted_and_paid_when_it_was_che
 
 def test_it_is_not_asked_for_while_an_audit_may_take_a_result_away():
     state = after(OPENED, StepsBy(True), ASKED, *accepted("ada", "r0", audit=True), *accepted("bea", "r0"))
+    assert pending(state) == [Close(0)]
+    state = apply(Closed(0, "c0", "{}", (("r0", "ada"),)), state)
     assert pending(state) == [Audit("r0", "ada")]
     assert BuyStep(0) in pending(apply(Audited("r0", "ada", True, ""), state))
     assert Publish(0, (0,)) in pending(apply(Audited("r0", "ada", False, "other work"), state))

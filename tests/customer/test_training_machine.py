@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +17,8 @@ from nodewire.customer.training.machine import (
     Await,
     Begun,
     Call,
+    Close,
+    Closed,
     Delivered,
     DepositAsked,
     Fetch,
@@ -101,7 +104,24 @@ def audited(*providers: str, number: int) -> list[machine.Event]:
     events: list[machine.Event] = [Published(number, request, "{}", rows)]
     for provider in providers:
         events += [*delivered(request, provider), Judged(request, provider, True, "", True)]
-    return [*events, Stepped(number, 1, BLOB)]
+    closed = Closed(number, f"c{number}", "{}", tuple((request, provider) for provider in providers))
+    return [*events, closed, Stepped(number, 1, BLOB)]
+
+
+def test_a_round_is_closed_once_before_anything_of_it_is_audited():
+    opened = apply(Opened(4, (BLOB, BLOB), BLOB), State())
+    *events, closed, stepped = audited("ada", "bea", number=0)
+    state = after(*events[:-1], state=opened)
+    assert pending(state) == [Judge(0, (("r0", "bea"),))]
+    state = after(events[-1], state=state)
+    assert pending(state) == [Step(0), Close(0)]
+    assert Close(0) in pending(after(stepped, state=state))
+    state = after(closed, state=state)
+    assert pending(state) == [Step(0), Audit("r0", "ada"), Audit("r0", "bea")]
+    assert apply(replace(closed, close="c9"), state) is state
+    state = after(Audited("r0", "ada", True, ""), state=state)
+    assert list(state.closes) == ["c0"]
+    assert after(Audited("r0", "bea", True, ""), state=state).closes == {}
 
 
 def test_a_balance_waits_for_its_audit_and_rounds_for_those_of_the_round_before_the_last():
@@ -202,6 +222,17 @@ def test_a_late_result_does_not_count_beside_the_one_that_replaced_it():
     assert {who for (_, who), debt in state.debts.items() if debt.balance == "owed"} == {"ada", "bea"}
 
 
+def test_who_was_given_up_and_delivers_before_another_has_its_shard_is_taken_back():
+    state = apply(Opened(2, (BLOB,), BLOB), State())
+    state = after(Published(0, "r0", "{}", (row(0, "ada"),)), Begun("r0", "ada"), state=state)
+    state = after(Missed("r0", "ada", "slow"), Delivered("r0", "ada", "{}", 900), state=state)
+    assert state.late == ()
+    assert pending(state) == [Fetch("r0", "ada")]
+    assert pending(after(Lost("r0", "ada", "bad-hash"), state=state)) == [Publish(0, (0,))]
+    state = after(Received("r0", "ada"), Judged("r0", "ada", True, ""), state=state)
+    assert pending(state)[0] == Step(0)
+
+
 def test_what_is_late_and_never_comes_is_not_owed_and_a_training_does_not_end_before_that_is_known():
     state = after(Judged("r0", "ada", False, "norm"), state=late_one(1, late=True))
     assert state.late == () and state.debts["r0", "ada"].balance == "none"
@@ -245,6 +276,8 @@ def walk(
                 event = draw.choice((Received(request, provider), Lost(request, provider, "bad-hash")))
             case Judge(_, waiting):
                 event = Judged(*draw.choice(waiting), draw.random() < 0.7, "", draw.random() < 0.5)
+            case Close(round_):
+                event = Closed(round_, f"c{len(events)}", "{}", state.unclosed(round_))
             case Audit(request, provider):
                 event = Audited(request, provider, draw.random() < 0.8, "")
             case Pay(request, provider, part):

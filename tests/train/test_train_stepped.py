@@ -104,7 +104,7 @@ def test_the_engine_makes_the_step_and_says_what_it_commits_to(method):
     for turn in range(2):
         deltas = [{n: torch.randn(t.shape, generator=generator) for n, t in theta.items()} for _ in range(2)]
         packed = [compress.pack(delta, recipe.compression, None)[0] for delta in deltas]
-        actor.open("s", {"recipe": recipe.pack()})
+        actor.open("s", {"recipe": recipe.pack(), "round": turn})
         put(actor, "theta", state.pack(theta))
         if turn and momenta:  # zeros need not be said
             put(actor, "momenta", state.pack(momenta))

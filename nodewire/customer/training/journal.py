@@ -10,7 +10,17 @@ from typing import Any
 import orjson
 
 from nodewire.customer.training import machine
-from nodewire.customer.training.machine import Counted, Event, Opened, Published, Row, Sealed, Stepped, StepPublished
+from nodewire.customer.training.machine import (
+    Closed,
+    Counted,
+    Event,
+    Opened,
+    Published,
+    Row,
+    Sealed,
+    Stepped,
+    StepPublished,
+)
 from nodewire.errors import BadConfig
 
 _SCHEMA = """
@@ -66,6 +76,8 @@ def _event(type_: str, data: dict[str, Any]) -> Event:
         data["start"] = Sealed(**data["start"]) if data.get("start") else None
     if cls in (Opened, Stepped):
         data["theta"] = Sealed(**data["theta"])
+    if cls is Closed:
+        data["results"] = tuple(tuple(key) for key in data["results"])
     if cls is StepPublished:
         data["row"] = Row(**data["row"])
     if cls in (Stepped, StepPublished):

@@ -8,6 +8,7 @@ from nodewire.customer.training.machine import (
     Audit,
     Await,
     Call,
+    Close,
     Fetch,
     Judge,
     Linger,
@@ -21,6 +22,7 @@ from nodewire.protocol.round import BALANCE, DEPOSIT
 def pending(state: State) -> list[Action]:
     """All that is to be done now, the present round first; what has been begun is still among it until it is done."""
     actions: list[Action] = []
+    whole = False
     if not state.is_trained:
         idle = tuple(work.index for work in state.works if work.status == "idle")
         # A coordinator keeps what audits need for two rounds: those of the round before the last come first.
@@ -39,6 +41,7 @@ def pending(state: State) -> list[Action]:
         waited = [work for work in state.works if work.status != "missed"]
         if state.is_quorate and all(work.status in ("received", "accepted") for work in waited):
             waiting = tuple((work.request, work.provider) for work in waited if work.status == "received")
+            whole = not waiting
             actions.extend([Judge(state.round, waiting)] if waiting else outer_machine.steps(state))
         elif state.is_quorate and not state.is_enough:
             actions.append(Linger(state.round))
@@ -51,10 +54,12 @@ def pending(state: State) -> list[Action]:
                 actions.append(Fetch(work.request, work.provider))
             case "received" if (round_ := state.debts[work.request, work.provider].round) < state.round:
                 actions.append(Judge(round_, ((work.request, work.provider),)))
+    unclosed = {debt.round for debt in state.debts.values() if debt.balance == "held" and not debt.close}
+    actions += [Close(round_) for round_ in sorted(unclosed) if round_ < state.round or whole]
     for (request, provider), debt in state.debts.items():
         if debt.deposit == "owed":
             actions.append(Pay(request, provider, DEPOSIT))
-        if debt.balance == "held":
+        if debt.balance == "held" and debt.close:
             actions.append(Audit(request, provider))
         if debt.balance == "owed":
             actions.append(Pay(request, provider, BALANCE))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from nodewire.customer.training import asking, auditing, paying, receiving, stepping
+from nodewire.customer.training import asking, auditing, closing, paying, receiving, stepping
 from nodewire.customer.training.course import Course
 from nodewire.customer.training.machine import (
     Action,
@@ -15,6 +15,7 @@ from nodewire.customer.training.machine import (
     BuyStep,
     Call,
     CheckStep,
+    Close,
     Fetch,
     Judge,
     Linger,
@@ -141,6 +142,8 @@ class Rounds:
                 await receiving.fetch(course, request, provider)
             case Judge(round_, waiting):
                 await auditing.judge(course, round_, waiting)
+            case Close(round_):
+                await closing.close(course, round_)
             case Audit(request, provider):
                 await auditing.audit(course, request, provider)
             case Pay(request, provider, part):

@@ -33,7 +33,7 @@ class OuterRun(PaidRun[AdmittedOuter]):
         """
         job, session = self.job, self.job.request.id
         step, ticket = job.assigned, job.ticket
-        await worker.open(self.task, session, {"recipe": job.recipe.pack()})
+        await worker.open(self.task, session, {"recipe": job.recipe.pack(), "round": step.round})
         self._worker = worker
         await self._feed(worker, "theta", await self._blobs.get(step.theta), ticket.theta_key, ticket.theta_sha256)
         if step.momenta is not None and ticket.momenta_key and ticket.momenta_sha256:

@@ -7,7 +7,7 @@ from typing import Any
 
 from nodewire.errors import BadFrame, BadHash, BadInput, BadUpdate
 from nodewire.protocol.recipe import Recipe
-from nodewire.train import outer, state, stepped
+from nodewire.train import fragments, outer, state, stepped
 from nodewire.train.actors.pieces import HEADER_BYTES, Incoming, Tensors
 from nodewire.train.aggregate import Results
 from nodewire.train.state import State
@@ -39,6 +39,7 @@ class BoughtStep:
 
     def checked(
         self,
+        round_: int,
         before: tuple[State, State],
         results: Results,
         said: Mapping[str, Any],
@@ -69,12 +70,19 @@ class BoughtStep:
             raise BadUpdate(bad, "a number is not finite")
         if stepped.root(rule, theta, momenta) != committed:
             raise BadHash("x", "not the step that was committed to")
-        pieces = stepped.count(theta)
+        # Of a round that steps a part of the model all else stays as it was.
+        fragment = fragments.of_round(self._recipe, round_)
+        made, was = (fragment.of(theta), fragment.of(momenta)), (fragment.of(before[0]), fragment.of(before[1]))
+        for part, whole_before, whole_after in ((made[0], before[0], theta), (made[1], before[1], momenta)):
+            if state.digest(fragment.into(part, whole_before)) != state.digest(whole_after):
+                raise BadUpdate("theta", "what the round does not step has changed")
+        parts = [(weight, fragment.of(delta)) for weight, delta in results]
+        pieces = stepped.count(made[0])
         drawn = stepped.drawn(seed, committed, pieces, float(self._recipe.audit.outer))
-        wrong = stepped.wrong(rule, before, results, (theta, momenta), drawn)
+        wrong = stepped.wrong(rule, was, parts, made, drawn)
         after = loss(theta)
         if wrong is None and not after < loss_before and len(drawn) < pieces:
-            wrong = stepped.wrong(rule, before, results, (theta, momenta), range(pieces))
+            wrong = stepped.wrong(rule, was, parts, made, range(pieces))
         if wrong is not None:
             raise BadUpdate("theta", f"piece {wrong} of {pieces} is not what the step makes")
         return theta, momenta, after

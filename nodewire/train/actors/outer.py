@@ -12,7 +12,7 @@ from nodewire.errors import BadFrame, BadInput, Busy, NotFound
 from nodewire.kind import Limits, Params
 from nodewire.protocol.frame import Frame
 from nodewire.protocol.recipe import Recipe
-from nodewire.train import compress, outer, state, stepped
+from nodewire.train import carried, compress, fragments, outer, state, stepped
 from nodewire.train.actors.pieces import HEADER_BYTES, Incoming, Tensors, number, pieces
 from nodewire.train.state import State
 
@@ -32,7 +32,7 @@ class OuterActor:
     def open(self, session: str, params: Params) -> None:
         if len(self._sessions) >= MAX_SESSIONS:
             raise Busy("sessions", f"{MAX_SESSIONS} are open")
-        self._sessions[session] = _OuterSession(Recipe.unpack(params["recipe"]))
+        self._sessions[session] = _OuterSession(Recipe.unpack(params["recipe"]), int(params["round"]))
 
     def receive(self, session: str, frame: Tensors) -> list[Tensors]:
         if session not in self._sessions:
@@ -44,8 +44,9 @@ class OuterActor:
 
 
 class _OuterSession:
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, round_: int) -> None:
         self._recipe = recipe
+        self._round = round_
         self._types = state.types(recipe.shapes())
         self._incoming: dict[str, Incoming] = {}
         self._theta: State | None = None
@@ -90,7 +91,7 @@ class _OuterSession:
         shapes, how = self._recipe.shapes(), self._recipe.compression
         incoming = self._incoming.setdefault("update", Incoming(compress.most_bytes(shapes, how)))
         if (whole := incoming.take(frame)) is not None:
-            self._updates[at] = weight, compress.unpack(whole, shapes, how)
+            self._updates[at] = weight, carried.received(self._recipe, self._round, whole)
         return []
 
     def _step(self) -> Tensors:
@@ -99,7 +100,7 @@ class _OuterSession:
         rule = self._recipe.outer
         momenta = outer.start(rule, self._theta) if self._momenta is None else self._momenta
         results = [result for _, result in sorted(self._updates.items(), key=lambda row: row[0])]
-        theta, momenta = outer.step(rule, self._theta, momenta, results)
+        theta, momenta = fragments.step(self._recipe, self._round, self._theta, momenta, results)
         self._updates.clear()
         self._after = {"theta": theta, "momenta": momenta} if momenta else {"theta": theta}
         return Frame("stepped", 0, (), {"root": stepped.root(rule, theta, momenta).hex()})
