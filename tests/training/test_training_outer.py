@@ -16,6 +16,7 @@ from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.recipe import Compression, Outer
 from nodewire.train import bare, outer, state, stepped
 from nodewire.train.actors.outer import _OuterSession
+from nodewire.verify.transcript import check
 from tests.kinds.digits import RECIPE, dataset
 from tests.training import small_market
 from tests.training.small_market import DEPOSIT_MSAT, LEAST_MSAT, OPENING_MSAT, provider, train
@@ -45,8 +46,9 @@ def expected(recipe=TWO_ROUNDS, shards=2) -> bytes:
         ({"outer": Outer(aggregate="clip", bound="1.0")}, 2),
         ({"outer": Outer(method="nesterov", lr="0.7", momentum="0.9"), "compression": Compression(method="int8")}, 2),
         ({"outer": Outer(method="fedadam", lr="0.01", aggregate="median")}, 3),
+        ({"outer": Outer(method="fedadam", lr="0.01"), "compression": Compression(fragments=2)}, 2),
     ],
-    ids=["average", "clip", "nesterov int8", "fedadam median"],
+    ids=["average", "clip", "nesterov int8", "fedadam median", "fedadam fragments"],
 )
 async def test_bought_steps_make_what_the_bare_loop_makes_and_are_paid(market, changes, shards):
     recipe = TWO_ROUNDS.model_copy(update=changes)
@@ -57,6 +59,7 @@ async def test_bought_steps_make_what_the_bare_loop_makes_and_are_paid(market, c
         done, weights = await train(market, "dora", recipe, shards=shards, buys_steps=True)
     assert weights == expected(recipe, shards)
     assert done.failures == ()
+    assert check(market.transcript).faults == []
     assert await market.balance_msat("oona") == 2 * LEAST_MSAT
     assert [await market.balance_msat(name) for name in ("ada", "bea")] == [2 * LEAST_MSAT] * 2
 
@@ -144,6 +147,22 @@ async def test_a_wrong_step_is_not_paid_and_another_makes_it(market, first_step,
 
 def another_root(edge, frames):
     return [Frame("stepped", 0, (), {"root": "ab" * 32})] if edge == "step" else frames
+
+
+def elsewhere(session, after):
+    """A number that a round of the first fragment does not step."""
+    after["theta"]["layers.1.bias"][-1] += 1
+    return after
+
+
+async def test_what_a_fragments_step_must_leave_alone_is_seen_to(market, first_step):
+    first_step(elsewhere)
+    recipe = NESTEROV.model_copy(update={"compression": Compression(fragments=2)})
+    async with provider(market, "ada"), provider(market, "bea"), provider(market, "oona", **STEPS):
+        done, weights = await train(market, "dora", recipe, buys_steps=True)
+    assert weights == expected(recipe)
+    assert ["does not step has changed" in reason for _, reason in done.failures] == [True]
+    assert await market.balance_msat("oona") == DEPOSIT_MSAT
 
 
 def garbage(edge, frames):

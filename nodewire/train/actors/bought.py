@@ -65,6 +65,8 @@ class BoughtStep:
         momenta: State = {}
         if self._types["momenta"]:
             momenta = state.unpack(whole.get("momenta", b""), self._types["momenta"], field="momenta")
+        if any(state.pack(what) != whole[name] for name, what in (("theta", theta), ("momenta", momenta)) if what):
+            raise BadUpdate("theta", "not packed as states are")  # and so of another hash than its numbers have
         bad = next((name for name, tensor in {**theta, **momenta}.items() if not state.is_finite(tensor)), None)
         if bad is not None:
             raise BadUpdate(bad, "a number is not finite")
