@@ -15,6 +15,7 @@ from rich.markup import escape
 
 from nodewire.cli.output import CUSTOMERS, DEVELOPERS, Json, console, notes, one_line, print_json, sats
 from nodewire.cli.roles import enter_market, naming
+from nodewire.cli.training_results import MODEL, SUMMARY
 from nodewire.config import AnyRole, load_role, parse_size
 from nodewire.errors import BadConfig, BadInput, NodewireError
 from nodewire.kind import Registration
@@ -28,7 +29,10 @@ _ENCODERS = ("BertModel", "BertForMaskedLM")
 
 def register(
     folder: Annotated[
-        Path, typer.Argument(help="A Hugging Face model folder: config.json, safetensors, tokenizer.json.")
+        Path,
+        typer.Argument(
+            help="A Hugging Face model folder: config.json, safetensors, tokenizer.json; or what `train` left."
+        ),
     ],
     target_vram: Annotated[str, typer.Option(help="Most memory that one piece may need, such as 6MB or 12GiB.")],
     relay: Relays,
@@ -39,11 +43,10 @@ def register(
     json: Json = False,
 ) -> None:
     """Cut a model into pieces, upload them, publish the manifest."""
-    target_bytes = _size(target_vram)
-    with tempfile.TemporaryDirectory() as scratch:
-        with notes.status(f"cutting {folder.name} into pieces of at most {target_vram}"):
-            made = _split(folder, target_bytes, Path(scratch), name or folder.resolve().name.lower(), slots)
-        done = asyncio.run(_publish(made, key, relay, blossom, show=not json))
+    folder = model_in(folder)
+    made, done = publish_folder(
+        folder, size_of(target_vram), name or _name(folder), slots, key, relay, blossom, show=not json
+    )
     if json:
         print_json(done)
         return
@@ -82,7 +85,7 @@ def add_to(app: typer.Typer) -> None:
     app.command(rich_help_panel=CUSTOMERS)(models)
 
 
-def _size(text: str) -> int:
+def size_of(text: str) -> int:
     """Raises BadInput for what is no size; a small number without a unit was hardly meant in bytes."""
     try:
         size = parse_size(text)
@@ -93,8 +96,42 @@ def _size(text: str) -> int:
     return size
 
 
+def publish_folder(
+    folder: Path,
+    target_bytes: int,
+    name: str,
+    slots: int,
+    key: Path,
+    relays: list[str],
+    servers: list[str],
+    *,
+    show: bool,
+) -> tuple[Registration, dict[str, Any]]:
+    """Cut the model in a folder, upload it and publish its manifest: what was made, and what `--json` says of it."""
+    with tempfile.TemporaryDirectory() as scratch:
+        with notes.status(f"cutting {folder.name} into pieces of at most {target_bytes / 1e6:,.1f} MB"):
+            made = _split(folder, target_bytes, Path(scratch), name, slots)
+        return made, asyncio.run(_publish(made, key, relays, servers, show=show))
+
+
+def model_in(folder: Path) -> Path:
+    """Where the model is: in the folder itself or, of a training's results, in its `model`."""
+    inner = folder / MODEL
+    return inner if (folder / SUMMARY).is_file() and inner.is_dir() else folder
+
+
+def _name(folder: Path) -> str:
+    """The folder's, or that of the results that it is a part of."""
+    own = folder.resolve()
+    return (own.parent if own.name == MODEL and (own.parent / SUMMARY).is_file() else own).name.lower()
+
+
 def _split(folder: Path, target_bytes: int, out: Path, name: str, slots: int) -> Registration:
     """Cut by the engine that the folder's architecture belongs to. torch is imported here, not before."""
+    if (folder / "recipe.json").is_file() and not (folder / "config.json").exists():  # as `train` leaves a classifier
+        from nodewire.graph.classifier import split_classifier
+
+        return split_classifier(folder, target_bytes, out, slots=slots, name=name)
     try:
         config = jsonlib.loads((folder / "config.json").read_text())
         architecture = config["architectures"][0]

@@ -1,30 +1,43 @@
-"""`nodewire train`: buy the training of a model from the market."""
+"""`nodewire train` and `nodewire trainers`: buy the training of a model from the market, and see who sells it."""
 
 from __future__ import annotations
 
+import asyncio
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import uvloop
 
+from nodewire.cli.models import publish_folder, size_of
 from nodewire.cli.output import CUSTOMERS, Json, console, notes, one_line, print_json, sats
 from nodewire.cli.roles import load_customer, naming
-from nodewire.config import parse_msat
-from nodewire.errors import BadConfig, BadInput
+from nodewire.cli.training_recipe import read_recipe
+from nodewire.config import AnyRole, CustomerConfig, load_role, parse_msat
+from nodewire.errors import BadInput, NodewireError, NoProvider
 
 if TYPE_CHECKING:
-    from nodewire.customer.training.machine import Event, State
+    from nodewire.customer.training.quoting import Quote
     from nodewire.customer.training.training import Trained
-    from nodewire.protocol.delivery import Progress
+    from nodewire.protocol.recipe import Recipe
+    from nodewire.protocol.trainer import Trainer
+
+FIND_S = 30.0
+"""For how long trainers are waited for before a training begins."""
+_AGAIN_S = 2.0
 
 
 def train(
     recipe: Annotated[Path, typer.Argument(help="The recipe, a TOML file.")],
     data: Annotated[Path, typer.Option(help="The folder with what is trained on; it leaves this machine encrypted.")],
     config: Annotated[Path, typer.Option("--config", "-c", help="The customer's TOML file.")],
-    budget: Annotated[str, typer.Option(help="Most that the training may cost, such as 50000sat.")],
-    out: Annotated[Path, typer.Option(help="Where the weights are written: a safetensors file.")],
+    budget: Annotated[str, typer.Option(help="Most that the training may cost, such as 50000sat.")] = "",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the results (default: the recipe's name), or a .safetensors file.")
+    ] = None,
     shards: Annotated[int, typer.Option(help="Parts of the data that are trained on at the same time.", min=1)] = 2,
     start: Annotated[
         Path | None,
@@ -33,82 +46,202 @@ def train(
     model: Annotated[
         Path | None, typer.Option(help="A folder for the trained model as Hugging Face lays it out, adapters merged.")
     ] = None,
+    quote: Annotated[bool, typer.Option("--quote", help="Say what it would take and cost, and ask nobody.")] = False,
+    register: Annotated[
+        bool, typer.Option("--register", help="Put the trained model on the market, with the customer's key.")
+    ] = False,
+    target_vram: Annotated[str, typer.Option(help="With --register: most memory that one piece may need.")] = "1GB",
+    closed: Annotated[
+        bool, typer.Option("--closed", help="Leave the keys out of the transcript: nobody can compute it again.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Train a model on strangers' machines, round by round. What was broken off goes on where it stood."""
-    from nodewire.protocol.recipe import Recipe
+    customer, budget_msat = load_customer(config), parse_msat(budget) if budget else None
+    read = read_recipe(recipe)
+    if quote:
+        _quote(customer, read, data, shards, budget_msat, as_json=json)
+        return
+    if budget_msat is None:
+        raise BadInput("--budget", "most that the training may cost, such as 50000sat; --quote says what it would")
+    from nodewire.cli.training_results import model_of, note, place, write
 
-    customer, budget_msat = load_customer(config), parse_msat(budget)
-    if not out.resolve().parent.is_dir():
-        raise BadInput("--out", f"the folder {out.parent} does not exist")
-    try:
-        read = Recipe.from_toml(recipe.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadConfig(str(recipe), "cannot be read as text") from error
-
-    async def run() -> Trained:
-        from nodewire.customer.training.training import train as buy
-
-        with naming(customer.relays):
-            return await buy(
-                customer,
-                read,
-                data.resolve(),
-                shards=shards,
-                budget_msat=budget_msat,
-                on_change=None if json else _show,
-                start=start.resolve() if start else None,
-                model=model.resolve() if model else None,
-            )
-
-    done = uvloop.run(run())
-    out.write_bytes(done.weights)
-    said = _summary(done, out)
+    place(out := out or Path(read.name))
+    model = model or model_of(out)
+    if register:
+        _can_register(model, target_vram)
+    ask = _Ask(
+        customer, read, data.resolve(), shards, budget_msat, start and start.resolve(), model and model.resolve()
+    )
+    done = uvloop.run(_train(ask, show=not json))
+    said = write(out, read, done, closed=closed)
+    if register and model is not None:
+        said["registered"] = _registered(model, read.name, target_vram, customer, show=not json)
+        note(out, said)
     if json:
         print_json(said)
         return
+    loss = f", held-out loss {said['losses'][-1]:.4f}" if said["losses"] else ""
     console.print(
-        f"[bold green]trained[/]  {said['rounds']} rounds, held-out loss {said['losses'][-1]:.4f}, "
-        f"{sats(said['paid_msat'])} and {sats(said['fees_msat'])} in fees; weights in {one_line(str(out))}"
+        f"[bold green]trained[/]  {said['rounds']} rounds{loss}, "
+        f"{sats(said['paid_msat'])} and {sats(said['fees_msat'])} in fees; results in {one_line(str(out))}",
+        soft_wrap=True,
     )
+    if "registered" in said:
+        console.print(f"[bold green]registered[/] {said['registered']['address']}", soft_wrap=True)
+
+
+def trainers(
+    config: Annotated[Path, typer.Option("--config", "-c", help="A role's TOML file: relays.")],
+    json: Json = False,
+) -> None:
+    """List who trains: which families, for how much, with how much memory."""
+    role = load_role(config)
+    with naming(role.relays):
+        market = asyncio.run(_market(role))
+    if json:
+        print_json({"trainers": [{"public": public, **ad.document()} for public, ad in sorted(market.items())]})
+        return
+    from rich.table import Table
+
+    if not market:
+        console.print("nobody on these relays trains")
+        return
+    table = Table("trainer", "families", "a Pflop", "a round at least", "deposit", "memory", "speed", box=None)
+    for public, ad in sorted(market.items(), key=lambda one: (one[1].msat_per_pflop, one[1].name)):
+        table.add_row(
+            f"{one_line(ad.name)} [dim]{public[:8]}[/]",
+            ", ".join(ad.families),
+            sats(ad.msat_per_pflop),
+            sats(ad.least_msat),
+            f"{ad.deposit_ppm / 10_000:g} %",
+            f"{ad.memory_bytes / 1e6:,.0f} MB",
+            f"{ad.gflops:,} Gflop/s, {ad.concurrency} at a time",
+        )
+    console.print(table)
 
 
 def add_to(app: typer.Typer) -> None:
     app.command(rich_help_panel=CUSTOMERS)(train)
+    app.command(rich_help_panel=CUSTOMERS)(trainers)
 
 
-def _summary(done: Trained, out: Path) -> dict[str, Any]:
-    state = done.state
-    return {
-        "job": done.job,
-        "rounds": state.rounds,
-        "losses": [loss / 1_000_000 for loss in state.losses],
-        "requests": list(state.requests),
-        "providers": sorted({provider for _, provider in state.debts}),
-        "failures": [{"provider": provider, "reason": reason} for provider, reason in state.failures],
-        "paid_msat": done.paid_msat,
-        "fees_msat": done.fees_msat,
-        "weights": str(out),
-    }
+def _can_register(model: Path | None, target_vram: str) -> None:
+    """Known before anything is paid."""
+    if model is None:
+        raise BadInput(
+            "--register", "--out is a file for the weights alone: name a folder, or a --model folder beside it"
+        )
+    size_of(target_vram)
 
 
-def _show(state: State, event: Event | Progress, provider: str) -> None:
-    """One line for what happened."""
-    from nodewire.customer.training import machine
-    from nodewire.protocol.delivery import Progress
+def _registered(model: Path, name: str, target_vram: str, customer: CustomerConfig, *, show: bool) -> dict[str, Any]:
+    """Put a trained model on the customer's own relays and blob servers."""
+    where = customer.key, list(customer.relays), list(customer.blossom)
+    _, done = publish_folder(model, size_of(target_vram), name, 4, *where, show=show)
+    return done
 
-    who = provider[:8]
-    match event:
-        case machine.Published(round_, _, _, rows):
-            names = ", ".join(row.provider[:8] for row in rows)
-            notes.print(f"[dim]round {round_ + 1} of {state.rounds}: asked {names}[/]")
-        case machine.Judged(_, _, accepted, reason, _):
-            notes.print(f"{who} [green]accepted[/]" if accepted else f"{who} [red]rejected[/] {one_line(reason)}")
-        case machine.Audited(_, _, False, reason):
-            notes.print(f"{who} [red]failed its audit[/] {one_line(reason)}; it is not paid")
-        case machine.Lost(_, _, reason):
-            notes.print(f"{who} [yellow]lost[/] {one_line(reason)}")
-        case machine.Stepped(round_, loss, _):
-            notes.print(f"[bold]round {round_ + 1}[/] held-out loss {loss / 1_000_000:.4f}")
-        case Progress():
-            notes.print(f"[dim]{who} step {event.step}, loss {event.loss / 1_000_000:.4f}[/]")
+
+def _quote(
+    customer: CustomerConfig, recipe: Recipe, data: Path, shards: int, budget_msat: int | None, *, as_json: bool
+) -> None:
+    from nodewire.cli.training_quote import show_quote
+
+    with naming(customer.relays):
+        made = asyncio.run(_quoted(customer, recipe, data, shards))
+    if not as_json:
+        show_quote(made, console, budget_msat=budget_msat)
+    try:
+        made.check(made.total_msat if budget_msat is None else budget_msat)
+    except NodewireError as error:
+        if not as_json:
+            raise
+        print_json({**made.document(), "error": error.as_dict()})
+        raise typer.Exit(1) from error
+    if as_json:
+        print_json(made.document())
+
+
+async def _quoted(customer: CustomerConfig, recipe: Recipe, data: Path, shards: int, *, wait_s: float = 0.0) -> Quote:
+    """What the training would take, by today's ads; they are waited for as long as too few are there."""
+    from nodewire.customer.training.dataset import look
+    from nodewire.customer.training.quoting import quote
+    from nodewire.customer.training.training import begun, kind_of
+
+    kind, found, until_s = kind_of(recipe), look(recipe, data), time.monotonic() + wait_s
+    state = begun(customer, recipe, shards)
+    while True:
+        made = quote(
+            recipe,
+            kind.request,
+            found,
+            shards,
+            await _market(customer),
+            servers=len(customer.blossom),
+            state=state,
+        )
+        try:
+            made.check(made.total_msat)
+        except NoProvider:
+            if time.monotonic() < until_s:
+                await asyncio.sleep(_AGAIN_S)
+                continue
+        return made
+
+
+async def _market(role: AnyRole) -> dict[str, Trainer]:
+    from nodewire.customer.training import choosing
+    from nodewire.nostr.keys import Keys
+    from nodewire.nostr.pool import Pool
+
+    async with AsyncExitStack() as stack:
+        pool = await stack.enter_async_context(Pool(role.relays, keys=Keys.from_file(role.key)))
+        return await choosing.trainers(pool)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """What is wanted of the market. `start` and `model` as `nodewire.customer.training.training.train` has them."""
+
+    customer: CustomerConfig
+    recipe: Recipe
+    data: Path
+    shards: int
+    budget_msat: int
+    start: Path | None
+    model: Path | None
+
+
+async def _train(ask: _Ask, *, show: bool) -> Trained:
+    """Quote, then buy; whoever interrupts it is told where it stands."""
+    from nodewire.cli.training_quote import show_quote
+    from nodewire.cli.training_view import TrainingView
+    from nodewire.customer.training.training import train as buy
+
+    with naming(ask.customer.relays):
+        quote = await _quoted(ask.customer, ask.recipe, ask.data, ask.shards, wait_s=FIND_S)
+        if show:
+            show_quote(quote, notes, budget_msat=ask.budget_msat)
+        quote.check(ask.budget_msat)
+        names = {offer.public: offer.name for offer in quote.offers}
+        view = TrainingView(ask.recipe, ask.budget_msat, notes, names=names, seconds=quote.seconds)
+        try:
+            with view.shown(show):
+                return await buy(
+                    ask.customer,
+                    ask.recipe,
+                    ask.data,
+                    shards=ask.shards,
+                    budget_msat=ask.budget_msat,
+                    start=ask.start,
+                    model=ask.model,
+                    on_begin=view.begin,
+                    on_change=view.take,
+                )
+        except (asyncio.CancelledError, NodewireError) as error:
+            stopped = isinstance(error, asyncio.CancelledError)
+            if show:
+                notes.print(view.stopped("stopped" if stopped else "broken off"), soft_wrap=True)
+            elif stopped:
+                print_json({"stopped": True, **view.so_far()})
+            raise

@@ -28,6 +28,8 @@ class Asked:
     customer: str
     provider: str
     snapshots: tuple[int, ...]
+    close: str
+    """The id of the close that they are drawn with."""
 
 
 class Shown(Schema):
@@ -50,9 +52,11 @@ class Showing(Schema):
     shown: tuple[Shown, ...] = Field(min_length=1, max_length=MAX_SNAPSHOTS)
 
 
-def ask(keys: Keys, kind: int, request: str, provider: str, snapshots: Sequence[int], *, created_at: int) -> Event:
-    """The event of a customer that audits a round of `kind`."""
-    said = [["e", request], ["p", provider], ["k", str(kind)], ["snapshots", *map(str, snapshots)]]
+def ask(
+    keys: Keys, kind: int, request: str, provider: str, close: str, snapshots: Sequence[int], *, created_at: int
+) -> Event:
+    """The event of a customer that audits a round of `kind`, as its `close` draws."""
+    said = [["e", request], ["p", provider], ["k", str(kind)], ["close", close], ["snapshots", *map(str, snapshots)]]
     return _event.sign(keys, kinds.VERIFICATION, created_at=created_at, tags=said)
 
 
@@ -69,7 +73,8 @@ def parse(event: Event) -> Asked:
     if not 0 < len(wanted) <= MAX_SNAPSHOTS:
         raise BadTag("snapshots", f"{len(wanted)}, from 1 to {MAX_SNAPSHOTS}")
     snapshots = tuple(tags.number("snapshots", one, most=MAX_STATES - 1) for one in wanted)
-    return Asked(tags.hex32(event, "e"), event.pubkey, tags.hex32(event, "p"), snapshots)
+    close = tags.hex32(event, "close")
+    return Asked(tags.hex32(event, "e"), event.pubkey, tags.hex32(event, "p"), snapshots, close)
 
 
 def show(keys: Keys, kind: int, request: str, customer: str, ciphertext: str, *, created_at: int) -> Event:

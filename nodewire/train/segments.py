@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from nodewire.errors import BadData, BadHash, BadInput, BadUpdate, Withheld
-from nodewire.protocol import canonical, merkle
+from nodewire.protocol import canonical, closing, merkle
 from nodewire.protocol.recipe import Recipe
-from nodewire.train import compress, draw, state
+from nodewire.train import compress, state
 from nodewire.train.data import Shard
 from nodewire.train.inner import Snapshot, Trainer
 from nodewire.train.state import State
@@ -94,9 +94,7 @@ def drawn(seed: bytes, committed: bytes, segments: int, fraction: float, least: 
     Args:
         seed: the id of the event that closes the round, 32 bytes, unknown when `committed` was published.
     """
-    many = min(segments, max(least, int(segments * fraction)))
-    order = draw.order(segments, "segments", seed.hex(), committed.hex())
-    return tuple(sorted(int(i) for i in order[:many]))
+    return closing.draw(seed.hex(), committed.hex(), segments, fraction, least)
 
 
 def show(snapshot: Snapshot) -> bytes:

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import json
+import os
+import pty
 import re
+import signal
+import struct
 import subprocess
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -196,3 +203,56 @@ def test_a_provider_that_died_goes_on_with_its_shard(trainers):
     assert trainers.weights("hugo") == state.pack(expected)
     earned = {name: msat - before[name] for name, msat in balances_msat(trainers, "ada", "bea").items()}
     assert sum(earned.values()) in (8 * LEAST_MSAT, 8 * LEAST_MSAT + LEAST_MSAT // 4 + 1)
+
+
+def on_a_terminal(command: list[str], stop_at: str | None = None) -> tuple[int, str]:
+    """The exit code of a command on a real terminal, and all that it drew; interrupted where `stop_at` is seen."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    environment = {**os.environ, "TERM": "xterm-256color"}
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    drawn = b""
+    while True:
+        try:
+            piece = os.read(ours, 65_536)
+        except OSError:  # the other end is closed
+            break
+        drawn += piece
+        if stop_at is not None and stop_at.encode() in drawn:
+            process.send_signal(signal.SIGINT)
+            stop_at = None
+    os.close(ours)
+    return process.wait(60), drawn.decode(errors="replace")
+
+
+def test_on_a_terminal_it_is_drawn_live_and_ctrl_c_says_how_to_go_on(trainers):
+    command = [*NODEWIRE, *trainers.train_command("iris", LONG.replace("seed = 7", "seed = 8"))]
+    code, drawn = on_a_terminal(command, stop_at="round 2 of 4")
+    assert code == 130, drawn[-2_000:]
+    assert "stopped" in drawn
+    assert "the same command goes on from there" in drawn
+    assert "Traceback" not in drawn
+    code, drawn = on_a_terminal(command)
+    assert code == 0, drawn[-2_000:]
+    assert re.search("[\u2801-\u28ff]", drawn)
+    assert all(trainers.public[name][:8] in drawn for name in ("ada", "bea"))
+    assert "audited ok" in drawn
+    expected, _ = bare.run(Recipe.from_toml(LONG.replace("seed = 7", "seed = 8")), dataset(), 2)
+    assert trainers.weights("iris") == state.pack(expected)
+
+
+def test_a_quote_costs_nothing_and_a_budget_below_it_begins_nothing(trainers):
+    before = balances_msat(trainers, "ada", "bea")
+    command = trainers.train_command("jon", TOML)
+    said = trainers.command(*command, "--quote")
+    assert said["total_msat"] == 6 * LEAST_MSAT
+    assert sum(offer["shards"] for offer in said["offers"]) == 2
+    refused = trainers.run(*trainers.train_command("jon", TOML, budget="20sat"))
+    assert refused.returncode == 1
+    error = json.loads(refused.stdout)["error"]
+    assert error["code"] == "over-budget"
+    assert "it would do for 1 rounds" in error["reason"]
+    assert balances_msat(trainers, "ada", "bea") == before
+    listed = trainers.command("trainers", "--config", str(trainers.config_of("jon")))["trainers"]
+    assert {one["public"] for one in listed} == {trainers.public[name] for name in ("ada", "bea")}

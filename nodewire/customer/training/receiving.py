@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 
@@ -61,6 +62,10 @@ def opened(course: Course, delivered: delivery.Delivery) -> Opening:
     return Opening.parse(_decrypted(course, delivered.ciphertext, delivered.provider))
 
 
+def shown(course: Course, answer: events.Event) -> Showing:
+    return Showing.parse(_decrypted(course, answer.content, answer.pubkey))
+
+
 def _decrypted(course: Course, ciphertext: str, provider: str) -> str:
     return nip44.decrypt(ciphertext, nip44.conversation_key(course.session.keys, provider))
 
@@ -89,9 +94,11 @@ def _heard(course: Course, event: events.Event) -> None:
         return
     course.heard_s[request, event.pubkey] = time.monotonic()
     if event.kind == kinds.result_of(kinds.VERIFICATION):
-        waiting = course.showing.get((request, event.pubkey))
-        if waiting is not None and not waiting.done():
-            waiting.set_result(Showing.parse(_decrypted(course, event.content, event.pubkey)))
+        key = request, event.pubkey
+        if course.state.debts[key].balance == "held":  # also what was said before this customer died
+            answer = course.answers.setdefault(key, asyncio.get_running_loop().create_future())
+            if not answer.done():
+                answer.set_result(event)
         return
     if event.kind != kinds.FEEDBACK:
         delivery.parse(event)

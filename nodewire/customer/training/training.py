@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +12,19 @@ from nodewire.config import CustomerConfig
 from nodewire.customer.training import starting
 from nodewire.customer.training.coordinating import Coordinator
 from nodewire.customer.training.course import Course, OnChange
+from nodewire.customer.training.history import History
 from nodewire.customer.training.journal import Journal
 from nodewire.customer.training.machine import State
 from nodewire.customer.training.requesting import Requests
 from nodewire.customer.training.rounds import Rounds
 from nodewire.customer.training.session import open_session
+from nodewire.customer.training.transcribing import transcribe
+from nodewire.customer.training.transitions import apply
 from nodewire.errors import BadInput, NodewireError, NotAllowed
 from nodewire.kind import TrainingKind, installed_training
 from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.round import check_supported
+from nodewire.protocol.transcript import Transcript
 from nodewire.worker.client import WorkerProcess
 from nodewire.worker.lasting import LastingWorker
 
@@ -33,6 +38,8 @@ class Trained:
     state: State
     paid_msat: int
     fees_msat: int
+    history: History
+    transcript: Transcript | None = None
 
 
 async def train(
@@ -42,6 +49,7 @@ async def train(
     *,
     shards: int,
     budget_msat: int,
+    on_begin: Callable[[Course], None] | None = None,
     on_change: OnChange | None = None,
     start: Path | None = None,
     model: Path | None = None,
@@ -49,10 +57,11 @@ async def train(
     """Buy all of a recipe's rounds on `shards` shards of the data in a folder.
 
     Args:
+        on_begin: told before anything happens, when earlier runs stand in the course's journal.
         start: the folder (or safetensors file) with what the recipe cites: weights, and tokenizer.json.
         model: a folder where what was trained is written as Hugging Face lays it out, adapters merged; may be missing.
 
-    A training that was broken off (the same recipe, data folder and number of shards) goes on where it stood.
+    A training that was broken off (the same recipe and number of shards) goes on where it stood.
 
     Raises:
         Unsupported, BadData, BadRecipe, BadTask: what was given cannot be trained.
@@ -60,10 +69,10 @@ async def train(
         NoProvider, OverBudget: it cannot be bought, or not to its end.
     """
     check_supported(recipe)
-    kind = _kind_of(recipe)
+    kind = kind_of(recipe)
     async with AsyncExitStack() as stack:
         session = await open_session(stack, config)
-        folder = _folder(config, recipe, data, shards)
+        folder = _made(folder_of(config, recipe, shards), data)
         journal = Journal(folder / "journal.db")
         stack.callback(journal.close)
         requests = Requests(
@@ -89,6 +98,8 @@ async def train(
             budget_msat=budget_msat,
             on_change=on_change,
         )
+        if on_begin is not None:
+            on_begin(course)
         state = await Rounds(course).run()
         if model is not None:
             starting.write(model, await coordinator.model())
@@ -99,10 +110,13 @@ async def train(
             state,
             sum(one.paid_msat for one in spent),
             sum(one.fees_msat for one in spent),
+            History.of(journal.events()),
+            await transcribe(course, journal.fact("salt", "")),
         )
 
 
-def _kind_of(recipe: Recipe) -> TrainingKind:
+def kind_of(recipe: Recipe) -> TrainingKind:
+    """Who serves the recipe's rounds. Raises NotAllowed: nothing that is installed."""
     for kind in installed_training().values():
         try:
             kind.check(recipe)
@@ -112,11 +126,28 @@ def _kind_of(recipe: Recipe) -> TrainingKind:
     raise NotAllowed("recipe", "no installed package serves its kind of round")
 
 
-def _folder(config: CustomerConfig, recipe: Recipe, data: Path, shards: int) -> Path:
-    """Where a training keeps its journal: one per recipe, data folder and number of shards."""
+def folder_of(config: CustomerConfig, recipe: Recipe, shards: int) -> Path:
+    """Where a training keeps its journal: one per recipe and number of shards."""
+    return config.state / "training" / f"{recipe.name}-{recipe.digest()[:16]}-{shards}"
+
+
+def _made(folder: Path, data: Path) -> Path:
     if not data.is_dir():
         raise BadInput("--data", f"{data} is no folder")
-    name = f"{recipe.name}-{recipe.digest()[:16]}-{shards}"
-    folder = config.state / "training" / name
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return folder
+
+
+def begun(config: CustomerConfig, recipe: Recipe, shards: int) -> State | None:
+    """Where an earlier run of the same training stands; None if there was none."""
+    path = folder_of(config, recipe, shards) / "journal.db"
+    if not path.exists():
+        return None
+    journal = Journal(path)
+    try:
+        state = State()
+        for event in journal.events():
+            state = apply(event, state)
+        return state if state.rounds else None
+    finally:
+        journal.close()

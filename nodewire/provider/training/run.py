@@ -17,8 +17,9 @@ from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
-from nodewire.protocol import audit, delivery, feedback
+from nodewire.protocol import audit, closing, delivery, feedback
 from nodewire.protocol.audit import Asked, Showing, Shown
+from nodewire.protocol.closing import Closed
 from nodewire.protocol.delivery import Delivered, Progress
 from nodewire.protocol.frame import Array, Frame, Meta
 from nodewire.protocol.manifest import BlobRef
@@ -69,6 +70,11 @@ class ShardRun:
         """The one that has the session open."""
         self._revealing = asyncio.Lock()
         self._audits = 0
+        self.committed: str | None = None
+        """What was delivered commits to; None if nothing was, or not since this provider was started."""
+        self._close: str | None = None
+        self._answer: Event | None = None
+        """To what was drawn: the same however often it is asked for."""
 
     async def paid(self) -> None:
         """Something of the request has been paid: the ledger knows what."""
@@ -117,24 +123,51 @@ class ShardRun:
             except NodewireError as error:
                 log.info("job %s: its worker ended before: %s", self.job.request.id[:8], error)
 
-    async def reveal(self, asked: Asked, worker: Worker) -> None:
-        """Show the customer snapshots; `worker` computes them again if this run has none (any more)."""
-        self._audits += 1
-        if self._audits > MAX_AUDITS:
-            raise NotAllowed("snapshots", f"asked for more than {MAX_AUDITS} times")
+    async def reveal(self, asked: Asked, closed: Closed, worker: Worker) -> None:
+        """Show the customer the snapshots that the round's close draws, and no others; asked again, the same answer.
+
+        `worker` computes them again if this run has none (any more).
+
+        Raises:
+            NotAllowed: a close of something else, or a second one; other snapshots than it draws; asked too often.
+        """
         async with self._revealing:
-            shown = []
-            for segment in dict.fromkeys(asked.snapshots):
-                pieces = await self._snapshot(segment, worker)
-                key = sealed.new_key()
-                blob = await self._upload(sealed.seal(pieces, key))
-                sha256 = hashlib.sha256(b"".join(pieces)).hexdigest()
-                shown.append(Shown(segment=segment, blob=blob, key=key, sha256=sha256))
-            text = nip44.encrypt(Showing(shown=tuple(shown)).to_json(), self._conversation)
-            request = self.job.request
-            await self._publish(
-                audit.show(self._keys, request.kind, request.id, request.customer, text, created_at=int(time.time()))
-            )
+            self._check_drawn(asked, closed)
+            if self._answer is None:
+                self._audits += 1
+                if self._audits > MAX_AUDITS:
+                    raise NotAllowed("snapshots", f"asked for more than {MAX_AUDITS} times")
+                self._answer = await self._shown(asked, worker)
+            await self._publish(self._answer)
+
+    def _check_drawn(self, asked: Asked, closed: Closed) -> None:
+        job, request = self.job, self.job.request
+        counted = closing.check_asked(
+            closed,
+            job=request.round.job,
+            customer=request.customer,
+            request=request.id,
+            provider=self._keys.public,
+            commitment=self.committed,
+        )
+        if self._close not in (None, closed.id):
+            raise NotAllowed("close", "there was another for the same result")
+        drawn = closing.drawn(closed, counted, job.recipe, job.assigned.steps)
+        if asked.snapshots != closing.ends(drawn):
+            raise NotAllowed("snapshots", "not those that the close draws")
+        self._close = closed.id
+
+    async def _shown(self, asked: Asked, worker: Worker) -> Event:
+        shown = []
+        for segment in asked.snapshots:
+            pieces = await self._snapshot(segment, worker)
+            key = sealed.new_key()
+            blob = await self._upload(sealed.seal(pieces, key))
+            sha256 = hashlib.sha256(b"".join(pieces)).hexdigest()
+            shown.append(Shown(segment=segment, blob=blob, key=key, sha256=sha256))
+        text = nip44.encrypt(Showing(shown=tuple(shown)).to_json(), self._conversation)
+        request = self.job.request
+        return audit.show(self._keys, request.kind, request.id, request.customer, text, created_at=int(time.time()))
 
     async def _snapshot(self, segment: int, worker: Worker) -> list[bytes]:
         meta: Meta = {"segment": segment}
@@ -160,14 +193,22 @@ class ShardRun:
             "round": round_.round,
             "index": job.assigned.index,
             "steps": job.assigned.steps,
+            "start": job.start_name,
         }
         await worker.open(TASK, session, params)
         self._worker = worker
         for path in frozen:
-            assert job.start_sha256 is not None and ticket.start_key is not None
-            await self._feed(worker, "start", path, ticket.start_key, job.start_sha256)
+            await self._freeze(worker, path)
         await self._feed(worker, "theta", theta, ticket.theta_key, ticket.theta_sha256)
         await self._feed(worker, "shard", shard, ticket.shard_key, ticket.shard_sha256)
+
+    async def _freeze(self, worker: Worker, path: Path) -> None:
+        """The frozen weights into the worker, unless it has them from a round before."""
+        job = self.job
+        assert job.start_sha256 is not None and job.ticket.start_key is not None
+        (said,) = await worker.receive(TASK, job.request.id, Frame("frozen", 0))
+        if not said.meta["here"]:
+            await self._feed(worker, "start", path, job.ticket.start_key, job.start_sha256)
 
     async def balance(self) -> None:
         """Return when the balance is paid.
@@ -267,17 +308,19 @@ class ShardRun:
         if amount_msat:
             due_by_s = int(max(time.time(), request.created_at + request.round.deadline_s) + self._patience_s)
             self._ledger.owe(Due(job.key(BALANCE), request.customer, amount_msat, due_by_s))
+        committed = made.commitment(self._keys.public, request.id, request.round.round, job.assigned.index)
         event = delivery.build(
             self._keys,
             request.kind,
             request.id,
             request.customer,
-            commitment=made.commitment(self._keys.public, request.id, request.round.round, job.assigned.index),
+            commitment=committed,
             blob=blob,
             amount_msat=amount_msat,
             ciphertext=nip44.encrypt(made.to_json(), self._conversation),
             created_at=int(time.time()),
         )
+        self.committed = committed
         await self._publish(event)
 
     async def _upload(self, pieces: Iterator[bytes]) -> BlobRef:

@@ -18,7 +18,7 @@ from nodewire.nostr.nip01 import Filter
 from nodewire.nostr.pool import Pool
 from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
-from nodewire.protocol import audit, feedback, kinds, trainer
+from nodewire.protocol import audit, closing, delivery, feedback, kinds, trainer
 from nodewire.protocol import round as rounds
 from nodewire.protocol.audit import Asked
 from nodewire.protocol.round import RoundRequest, RoundTicket
@@ -152,9 +152,23 @@ class Training:
 
     async def _reveal(self, run: ShardRun, asked: Asked) -> None:
         try:
-            await run.reveal(asked, self._workers[0])
+            closed = closing.parse(await self._event(asked.close))
+            counted = closed.close.of(asked.request, self._keys.public)
+            if run.committed is None and counted is not None:  # delivered before this provider died
+                mine = delivery.parse(await self._event(counted.result))
+                if (mine.provider, mine.request) == (self._keys.public, asked.request):
+                    run.committed = mine.commitment
+            await run.reveal(asked, closed, self._workers[0])
         except NodewireError as error:
             log.warning("round %s: snapshots are not shown: %s", asked.request[:8], error)
+            await self._tell(asked.request, asked.customer, run.job.request.kind, error)
+
+    async def _event(self, id_: str) -> Event:
+        """The event with that id. Raises NotFound: no relay has it."""
+        found = await self._pool.fetch([Filter(ids=frozenset({id_}))], timeout_s=10.0)
+        if not found:
+            raise NotFound("event", f"no relay has {id_[:16]}")
+        return found[0]
 
     def _begin_if_complete(self, id_: str) -> None:
         """A shard begins when its request and its ticket are here, from the same key."""

@@ -1,6 +1,7 @@
 """The "trainer" of kinds 8840 and 8841, in a provider's worker: a session is one shard of one round.
 
-start*                what stays frozen, where the recipe has an adapter; before the rest
+frozen                -> frozen {here}: whether what the recipe freezes is here from a session of the same `start`
+start*                if it is not: what stays frozen, where the recipe has an adapter; before the rest
 theta*, shard*        what it begins with
 train                 trains one segment -> trained {step, loss, state, samples, end}; loss in millionths
 update                -> update*, when the last segment is done
@@ -16,7 +17,7 @@ from nodewire.kind import Limits, Params
 from nodewire.protocol.frame import Frame, Meta
 from nodewire.protocol.recipe import Recipe
 from nodewire.train import compress, data, segments, state
-from nodewire.train.actors.frozen import FrozenIn
+from nodewire.train.actors.frozen import Frozen, FrozenIn
 from nodewire.train.actors.pieces import HEADER_BYTES, Incoming, Tensors, micro, number, pieces
 from nodewire.train.data import Shard
 from nodewire.train.inner import Snapshot, Stretch, Trainer, Update
@@ -33,6 +34,7 @@ class TrainerActor:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._sessions: dict[str, _ShardSession] = {}
+        self._frozen = Frozen()
 
     def open(self, session: str, params: Params) -> None:
         if len(self._sessions) >= MAX_SESSIONS:  # who has trained waits for its pay, and may be opened again
@@ -40,7 +42,7 @@ class TrainerActor:
             if done is None:
                 raise Busy("sessions", f"{MAX_SESSIONS} are open")
             del self._sessions[done]
-        self._sessions[session] = _ShardSession(params)
+        self._sessions[session] = _ShardSession(params, self._frozen)
 
     def receive(self, session: str, frame: Tensors) -> list[Tensors]:
         if session not in self._sessions:
@@ -52,7 +54,7 @@ class TrainerActor:
 
 
 class _ShardSession:
-    def __init__(self, params: Params) -> None:
+    def __init__(self, params: Params, frozen: Frozen) -> None:
         self._recipe = recipe = Recipe.unpack(params["recipe"])
         self._round, self._index, self._steps = int(params["round"]), int(params["index"]), int(params["steps"])
         self._theta_in = Incoming(recipe.state_bytes() + HEADER_BYTES)
@@ -60,8 +62,10 @@ class _ShardSession:
         self._theta: State | None = None
         self._shard: Shard | None = None
         self._running: Iterator[Stretch] | None = None
-        self._frozen_in = FrozenIn(recipe) if recipe.adapter is not None else None
-        self._trained_by = Trainer(recipe) if recipe.adapter is None else None
+        self._start, self._frozen = str(params.get("start", "")), frozen
+        self._frozen_in: FrozenIn | None = None
+        here = frozen.find(self._start, recipe)
+        self._trained_by = Trainer(recipe, here) if recipe.adapter is None or here is not None else None
         self._update: Update | None = None
         self._kept: dict[int, Snapshot] = {}
         """Snapshots by steps: all, or as many as KEPT_BYTES hold."""
@@ -81,10 +85,14 @@ class _ShardSession:
 
     def receive(self, frame: Tensors) -> list[Tensors]:
         match frame.edge:
+            case "frozen":
+                return [Frame("frozen", 0, (), {"here": self._trained_by is not None})]
             case "start":
                 if self._frozen_in is None:
-                    raise BadFrame("start", "the recipe freezes nothing")
+                    self._frozen_in = FrozenIn(self._recipe)
                 if (frozen := self._frozen_in.take(frame)) is not None:
+                    self._frozen_in = None
+                    self._frozen.keep(self._start, self._recipe, frozen)
                     self._trained_by = Trainer(self._recipe, frozen)
                 return []
             case "theta":

@@ -1,0 +1,58 @@
+"""What a training has cost round by round, told from its events: losses, bytes moved, money paid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Self
+
+from nodewire.customer.training.machine import Delivered, Event, Opened, Paid, Stepped
+from nodewire.nostr import event as events
+from nodewire.protocol import delivery
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """How things stood when a round's outer step was made; all but the loss are sums since the beginning."""
+
+    round: int
+    loss: float
+    """On what is held out."""
+    up_bytes: int
+    """Ciphertexts of shards and weights, each counted once, on however many servers it is put."""
+    down_bytes: int
+    """Ciphertexts of results; what audits have shown is not among them."""
+    paid_msat: int
+    fees_msat: int
+
+
+@dataclass(slots=True)
+class History:
+    """The sums so far, and a point for each round."""
+
+    up_bytes: int = 0
+    down_bytes: int = 0
+    paid_msat: int = 0
+    fees_msat: int = 0
+    points: list[Point] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, events_: Iterable[Event]) -> Self:
+        made = cls()
+        for event in events_:
+            made.take(event)
+        return made
+
+    def take(self, event: Event) -> None:
+        match event:
+            case Opened(_, shards, theta):
+                self.up_bytes += sum(shard.bytes for shard in shards) + theta.bytes
+            case Delivered():
+                self.down_bytes += delivery.parse(events.parse(event.event)).blob.bytes
+            case Paid():
+                self.paid_msat += event.amount_msat
+                self.fees_msat += event.fee_msat
+            case Stepped(round_, loss, theta):
+                now = self.up_bytes, self.down_bytes, self.paid_msat, self.fees_msat
+                self.points.append(Point(round_, loss / 1_000_000, *now))
+                self.up_bytes += theta.bytes

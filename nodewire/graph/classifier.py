@@ -1,0 +1,279 @@
+"""Registers a trained classifier or regressor: its recipe and weights become graph tasks that take rows of numbers.
+
+    x -> graph.0 -> .. -> graph.n -> scores
+
+There is nothing to trace: a family's layers are written down as the whitelist's operators. It has no convolutions and
+no pooling, so a convolution is the sum of products that it is, over the shifted images stacked up, and a maximum of
+2 x 2 is one over the axes that a reshape makes. A CNN's scores are near those of training, the others' are equal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from nodewire.errors import BadInput, NotFound, OverMemory, Unsupported
+from nodewire.graph.carve import edge_name
+from nodewire.graph.cut import UNBOUNDED, kinds
+from nodewire.graph.format import NAMES, Input, Node, Output, Program, Shape, Weight
+from nodewire.graph.register import DRIVER, Decomposition, _fixed_bytes, _memory_bytes, decompose
+from nodewire.graph.verify import Verified, verify
+from nodewire.graph.whitelist import Ref
+from nodewire.kind import Registration
+from nodewire.protocol.families import Cnn, Family, Linear, Mlp
+from nodewire.protocol.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task, Tensor
+from nodewire.protocol.recipe import Recipe
+
+WEIGHTS, RECIPE = "model.safetensors", "recipe.json"
+ROWS, X, SCORES = "rows", "x", "scores"
+MAX_BATCH = 1_024
+_USEFUL_ROWS = 32
+_ACTIVATIONS = {"relu": "aten.relu.default", "gelu": "aten.gelu.default", "tanh": "aten.tanh.default"}
+
+
+def split_classifier(
+    directory: Path,
+    target_bytes: int,
+    out: Path,
+    *,
+    max_batch: int = MAX_BATCH,
+    slots: int = 16,
+    name: str | None = None,
+) -> Registration:
+    """Split the classifier in `directory` (recipe.json, model.safetensors) into tasks of at most `target_bytes` each.
+
+    Raises:
+        NotFound, BadInput, BadRecipe: the directory does not hold one.
+        Unsupported: its family is another.
+        OverMemory: a layer alone needs more than the target; names it and the target that would do.
+    """
+    recipe, weights = _read(directory)
+    program, shapes = program_of(recipe.family, max_batch, slots)
+    done = _whole(program, target_bytes) or decompose(program, shapes, target_bytes, least_volume=1)
+    return _Writer(done, weights, target_bytes, out).write(name or recipe.name)
+
+
+def program_of(family: Family, max_batch: int, slots: int) -> tuple[Program, dict[str, Shape]]:
+    """A family's forward pass as one program, and the shape of each of its values.
+
+    Raises:
+        Unsupported: a family that is no classifier.
+    """
+    made = _Layers()
+    match family:
+        case Linear():
+            scores = made.linear(X, "", family.classes)
+        case Mlp():
+            x = X
+            for i, width in enumerate(family.hidden):
+                x = made.linear(x, f"layers.{i}.", width)
+                x = made.node(_ACTIVATIONS[family.activation], (Ref(x),), (ROWS, width))
+            scores = made.linear(x, f"layers.{len(family.hidden)}.", family.classes)
+        case Cnn():
+            scores = made.cnn(family)
+        case _:
+            raise Unsupported("family", f"{family.name} is no classifier; its folder has a config.json")
+    weights = tuple(Weight(name, torch.float32, shape) for name, shape in family.shapes().items())
+    program = Program(
+        dims={ROWS: max_batch},
+        volume=max_batch,
+        inputs=(Input(X, torch.float32, (ROWS, family.inputs)),),
+        weights=weights,
+        nodes=tuple(made.nodes),
+        outputs=(Output(SCORES, scores, torch.float32, (ROWS, family.classes), SCORES),),
+        slots=slots,
+    )
+    return program, made.shapes
+
+
+def _whole(program: Program, target_bytes: int) -> Decomposition | None:
+    """All of it as one task, if that fits with a useful number of rows; with any number if there is nothing to cut."""
+    found = kinds(program)
+    is_free = found.free >= {node.name for node in program.nodes}
+    inputs = tuple(replace(one, edge=edge_name(DRIVER, "graph.0")) for one in program.inputs)
+    rows = program.volume
+    while rows >= (1 if is_free else min(_USEFUL_ROWS, program.volume)):
+        made = verify(replace(program, inputs=inputs, dims={ROWS: rows}, volume=rows), UNBOUNDED)
+        needed = _memory_bytes(made, target_bytes)
+        if needed <= target_bytes:
+            return Decomposition({"graph.0": made}, {}, rows)
+        rows //= 2
+    if is_free:
+        raise OverMemory("graph.0", f"needs a target of {needed * 10 // 9} bytes, {target_bytes} given")
+    return None
+
+
+@dataclass(slots=True)
+class _Layers:
+    """Nodes as they are added, and the shapes of their values."""
+
+    nodes: list[Node] = field(default_factory=list)
+    shapes: dict[str, Shape] = field(default_factory=dict)
+
+    def node(self, op: str, args: tuple[Any, ...], shape: Shape) -> str:
+        name = f"n{len(self.nodes)}"
+        self.nodes.append(Node(name, op, args))
+        self.shapes[name] = shape
+        return name
+
+    def linear(self, x: str, module: str, out: int) -> str:
+        return self.node("aten.linear.default", (Ref(x), Ref(f"{module}weight"), Ref(f"{module}bias")), (ROWS, out))
+
+    def cnn(self, family: Cnn) -> str:
+        channels, height, width = family.channels, family.height, family.width
+        x = self._reshaped(X, channels, height, width)
+        for i, filters in enumerate(family.filters):
+            x = self._convolution(x, f"convolutions.{i}.", (channels, height, width), filters, family.kernel)
+            channels = filters
+            if family.pool:
+                x, height, width = self._pooled(x, channels, height, width), height // 2, width // 2
+        return self.linear(self._reshaped(x, channels * height * width), "head.", family.classes)
+
+    def _reshaped(self, x: str, *sizes: int) -> str:
+        return self.node("aten.reshape.default", (Ref(x), [Ref(ROWS), *sizes]), (ROWS, *sizes))
+
+    def _sliced(self, x: str, dim: int, first: int, last: int) -> str:
+        shape = self.shapes[x]
+        return self.node(
+            "aten.slice.Tensor", (Ref(x), dim, first, last), (*shape[:dim], last - first, *shape[dim + 1 :])
+        )
+
+    def _convolution(self, x: str, module: str, image: tuple[int, int, int], filters: int, kernel: int) -> str:
+        """Same-padded, with its ReLU: W [filters, channels kernel kernel] times the image's neighbourhoods."""
+        channels, height, width = image
+        edge = kernel // 2
+        padded = self.node(
+            "aten.constant_pad_nd.default",
+            (Ref(x), [edge] * 4),
+            (ROWS, channels, height + 2 * edge, width + 2 * edge),
+        )
+        shifted = [
+            Ref(self._sliced(self._sliced(padded, 2, down, down + height), 3, right, right + width))
+            for down in range(kernel)
+            for right in range(kernel)
+        ]
+        taps, pixels = kernel * kernel, height * width
+        stacked = self.node("aten.stack.default", (shifted, 2), (ROWS, channels, taps, height, width))
+        columns = self._reshaped(stacked, channels * taps, pixels)
+        matrix = self.node(
+            "aten.reshape.default", (Ref(f"{module}weight"), [filters, channels * taps]), (filters, channels * taps)
+        )
+        bias = self.node("aten.reshape.default", (Ref(f"{module}bias"), [filters, 1]), (filters, 1))
+        product = self.node("aten.matmul.default", (Ref(matrix), Ref(columns)), (ROWS, filters, pixels))
+        added = self.node("aten.add.Tensor", (Ref(product), Ref(bias)), (ROWS, filters, pixels))
+        positive = self.node("aten.relu.default", (Ref(added),), (ROWS, filters, pixels))
+        return self._reshaped(positive, filters, height, width)
+
+    def _pooled(self, x: str, channels: int, height: int, width: int) -> str:
+        """The maximum of every 2 x 2; an odd last row or column is left out."""
+        if height % 2:
+            x = self._sliced(x, 2, 0, height - 1)
+        if width % 2:
+            x = self._sliced(x, 3, 0, width - 1)
+        high, wide = height // 2, width // 2
+        fours = self._reshaped(x, channels, high, 2, wide, 2)
+        return self.node("aten.amax.default", (Ref(fours), [3, 5]), (ROWS, channels, high, wide))
+
+
+def _read(directory: Path) -> tuple[Recipe, Mapping[str, torch.Tensor]]:
+    try:
+        recipe = Recipe.parse((directory / RECIPE).read_text())
+        weights = load_file(directory / WEIGHTS)
+    except OSError as error:
+        raise NotFound(str(directory), f"holds no {RECIPE} and {WEIGHTS} of a trained classifier") from error
+    except (SafetensorError, UnicodeDecodeError) as error:
+        raise BadInput(WEIGHTS, "not a safetensors file beside its recipe") from error
+    for name, shape in recipe.family.shapes().items():
+        if name not in weights or tuple(weights[name].shape) != shape:
+            found = list(weights[name].shape) if name in weights else "missing"
+            raise BadInput(name, f"{found}, the recipe makes it {list(shape)}")
+    return recipe, weights
+
+
+class _Writer:
+    """Writes blobs named by their SHA-256, and the manifest that cites them."""
+
+    def __init__(self, done: Decomposition, weights: Mapping[str, torch.Tensor], target_bytes: int, out: Path) -> None:
+        self._tasks = {name: _from_customer(made) for name, made in done.tasks.items()}
+        self._weights, self._target, self._out, self._volume = weights, target_bytes, out, done.volume
+        self._blobs: dict[str, Path] = {}
+
+    def write(self, name: str) -> Registration:
+        self._out.mkdir(parents=True, exist_ok=True)
+        edges: list[Edge] = []
+        for task, made in self._tasks.items():
+            by_edge: dict[str, list[Input]] = {}
+            for declared in made.program.inputs:
+                by_edge.setdefault(declared.edge, []).append(declared)
+            for edge, declared_there in by_edge.items():
+                edges.append(_edge(edge, edge.removesuffix(f".to.{task}"), task, made.program, declared_there))
+            final = [out for out in made.program.outputs if out.edge == SCORES]
+            edges += [_edge(SCORES, task, CUSTOMER, made.program, final)] if final else []
+        tasks = [self._task(task, made) for task, made in self._tasks.items()]
+        manifest = Manifest(name=name, mode="run", tasks=tuple(tasks), edges=tuple(edges))
+        report = [f"{name}: {len(tasks)} tasks under {self._target} bytes, {self._volume} rows a call"]
+        report += [f"{task.name}: {task.memory_bytes} bytes in all" for task in tasks]
+        return Registration(manifest, self._blobs, tuple(report))
+
+    def _task(self, name: str, made: Verified) -> Task:
+        # What the program declares is what any loader will find, so what was cut is checked as it was written.
+        encoded = made.program.encode()
+        verify(Program.decode(encoded), self._target)
+        stored = {one.name: self._weights[one.name].float().contiguous() for one in made.program.weights}
+        return Task(
+            name=name,
+            engine="graph",
+            program=self._blob(encoded),
+            weights=(self._saved(stored),) if stored else (),
+            memory_bytes=_memory_bytes(made, self._target),
+            slots=made.program.slots,
+            flops=-(-made.flops // self._volume),
+            limit=f"target of {self._target} bytes",
+        )
+
+    def _saved(self, tensors: Mapping[str, torch.Tensor]) -> BlobRef:
+        path = self._out / "weights.partial"
+        save_file(dict(tensors), path)
+        return self._named(path)
+
+    def _blob(self, data: bytes) -> BlobRef:
+        path = self._out / "program.partial"
+        path.write_bytes(data)
+        return self._named(path)
+
+    def _named(self, path: Path) -> BlobRef:
+        with path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        size = path.stat().st_size
+        self._blobs[sha256] = path.rename(self._out / sha256)
+        return BlobRef(sha256=sha256, bytes=size)
+
+
+def _from_customer(made: Verified) -> Verified:
+    """The same task, whose rows come from the customer, since no driver stands before it."""
+    inputs = tuple(
+        replace(one, edge=CUSTOMER + one.edge.removeprefix(DRIVER)) if one.edge.startswith(f"{DRIVER}.to.") else one
+        for one in made.program.inputs
+    )
+    return replace(made, program=replace(made.program, inputs=inputs))
+
+
+def _edge(name: str, source: str, target: str, program: Program, tensors: list[Input] | list[Output]) -> Edge:
+    used = {d for t in tensors for d in t.shape if isinstance(d, str)}
+    return Edge(
+        name=name,
+        source=source,
+        target=target,
+        tensors=tuple(
+            Tensor.from_document({"name": t.name, "dtype": NAMES[t.dtype], "shape": t.shape}) for t in tensors
+        ),
+        dims={d: most for d, most in program.dims.items() if d in used},
+        bytes_per_position=sum(map(_fixed_bytes, tensors)),
+    )
