@@ -246,7 +246,7 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
         return round(median(a / b for a, b in zip(finals[arm], finals[of], strict=True)), 5)
 
     bytes_of = {arm: sum(one["upload_bytes"] for one in report.arms[arm]["seeds"].values()) for arm in ARMS}
-    if options.chart:
+    if options.chart and not report.quick:
         chart(options.chart, report.arms, rounds)
     if report.quick:  # so few rounds say nothing about quality
         report.line("loss_is_lower_than_of_guessing", max(map(max, finals.values())), "<", 5.545)

@@ -272,5 +272,5 @@ def _options(parser: argparse.ArgumentParser) -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--customer"]:
         print(json.dumps(buy(json.loads(sys.argv[2]))))
-    else:
-        run("scale_train", __doc__, measure, add=_options)
+        sys.exit()
+    run("scale_train", __doc__, measure, add=_options)
