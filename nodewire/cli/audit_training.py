@@ -68,7 +68,9 @@ def _show(found: dict[str, Any], *, opened: bool, configured: bool) -> None:
         where = [f"round {fault['round']}"] if fault["round"] is not None else []
         where += [one_line(fault["provider"])[:8]] if fault["provider"] else []
         where += [f"segment {fault['segment']}"] if fault["segment"] is not None else []
-        console.print(f"[red]✗[/] [bold]{fault['step']}[/] {', '.join(where)}: {one_line(fault['reason'])}", soft_wrap=True)
+        console.print(
+            f"[red]✗[/] [bold]{fault['step']}[/] {', '.join(where)}: {one_line(fault['reason'])}", soft_wrap=True
+        )
     if not faults and not found["recomputed"]:
         why = "it has no keys" if not opened else "name stores with --config" if not configured else ""
         notes.print(f"[yellow]nothing was computed again: {why}[/]")

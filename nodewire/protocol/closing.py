@@ -97,10 +97,15 @@ def parse(event: Event) -> Closed:
 
 
 def drawn(closed: Closed, counted: Counted, recipe: Recipe, steps: int) -> tuple[int, ...]:
-    """The segments of a result that are computed again, ascending."""
+    """The segments of a result that are computed again, ascending.
+
+    Where something is carried the last one always: with it goes what the next round begins with.
+    """
     count = -(-steps // recipe.audit.segment)
     fraction = float(recipe.audit.fraction) * (DOUBT if counted.doubted else 1)
-    return draw(closed.id, counted.commitment, count, min(1.0, fraction, MAX_DRAWN / count))
+    carries = recipe.compression.carries
+    found = draw(closed.id, counted.commitment, count, min(1.0, fraction, (MAX_DRAWN - 2 * carries) / count))
+    return tuple(sorted({*found, count - 1})) if carries else found
 
 
 def draw(seed: str, commitment: str, segments: int, fraction: float, least: int = 1) -> tuple[int, ...]:
@@ -118,6 +123,12 @@ def draw(seed: str, commitment: str, segments: int, fraction: float, least: int 
 def ends(segments: Iterable[int]) -> tuple[int, ...]:
     """The snapshots at both ends of segments, ascending; before the first there is none."""
     return tuple(sorted({end for segment in segments for end in (segment - 1, segment) if end >= 0}))
+
+
+def shown(segments: Iterable[int], recipe: Recipe, steps: int) -> tuple[int, ...]:
+    """All that is to be shown of drawn segments: their ends, and where something is carried also what was carried into
+    the round, under the number after the last."""
+    return (*ends(segments), *([-(-steps // recipe.audit.segment)] if recipe.compression.carries else []))
 
 
 def check_asked(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nodewire.errors import BadFrame, BadInput
 from nodewire.protocol.recipe import Recipe
-from nodewire.train import compress, state
+from nodewire.train import carried, compress, state
 from nodewire.train.actors.pieces import HEADER_BYTES, Incoming, Tensors, number
 from nodewire.train.state import State
 
@@ -53,7 +53,7 @@ class LateResults:
                 return False
             if len(self._results) >= MAX_HELD:
                 raise BadFrame("late", f"{MAX_HELD} are held")
-            delta = compress.unpack(whole, self._recipe.shapes(), self._recipe.compression)
+            delta = carried.received(self._recipe, number(frame, "round"), whole)
         except BaseException:
             self._incoming.pop(key, None)
             raise
