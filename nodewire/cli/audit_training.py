@@ -1,4 +1,4 @@
-"""`nodewire audit transcript.json`: whether a training's transcript holds, and with its keys whether it comes out again."""
+"""`nodewire audit transcript.json`: whether a training's transcript holds, and with its keys comes out again."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ def audit_training(
     reading, role = check(Transcript.parse(text)), load_role(config) if config is not None else None
     if data is not None and not data.is_dir():
         raise BadInput("--data", f"{data} is no folder")
+    data, start = (path.resolve() if path is not None else None for path in (data, start))
     computed = 0
     may = role is not None and reading.transcript.opened is not None and not reading.faults
     if may and role is not None:
@@ -68,7 +69,9 @@ def _show(found: dict[str, Any], *, opened: bool, configured: bool) -> None:
         where = [f"round {fault['round']}"] if fault["round"] is not None else []
         where += [one_line(fault["provider"])[:8]] if fault["provider"] else []
         where += [f"segment {fault['segment']}"] if fault["segment"] is not None else []
-        console.print(f"[red]✗[/] [bold]{fault['step']}[/] {', '.join(where)}: {one_line(fault['reason'])}", soft_wrap=True)
+        console.print(
+            f"[red]✗[/] [bold]{fault['step']}[/] {', '.join(where)}: {one_line(fault['reason'])}", soft_wrap=True
+        )
     if not faults and not found["recomputed"]:
         why = "it has no keys" if not opened else "name stores with --config" if not configured else ""
         notes.print(f"[yellow]nothing was computed again: {why}[/]")
@@ -97,7 +100,7 @@ async def _recomputed(
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         blobs = await stack.enter_async_context(Blobs(role.blossom, role.blobs, keys=Keys.generate()))
-        readable = [folder, *(path.resolve() for path in (data, start) if path is not None)]
+        readable = [folder, *(path for path in (data, start) if path is not None)]
         worker = await WorkerProcess.start(kind.worker_entry, limits, readable=readable)
         stack.push_async_callback(worker.stop)
         (folder / "recipe").write_bytes(recipe.pack())
@@ -105,8 +108,8 @@ async def _recomputed(
             reading,
             worker,
             blobs,
-            data=data.resolve() if data is not None else None,
-            start=start.resolve() if start is not None else None,
+            data=data,
+            start=start,
             segments=segments,  # type: ignore[arg-type]  # the option's choices are these
         )
         await one.run(folder / "recipe", (lambda n: notes.print(f"[dim]round {n + 1}[/]")) if show else None)

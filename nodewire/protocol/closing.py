@@ -97,10 +97,13 @@ def parse(event: Event) -> Closed:
 
 
 def drawn(closed: Closed, counted: Counted, recipe: Recipe, steps: int) -> tuple[int, ...]:
-    """The segments of a result that are computed again, ascending."""
-    count = -(-steps // recipe.audit.segment)
-    fraction = float(recipe.audit.fraction) * (DOUBT if counted.doubted else 1)
-    return draw(closed.id, counted.commitment, count, min(1.0, fraction, MAX_DRAWN / count))
+    """The segments of a result that are computed again, ascending; of one that is doubted the last is among them,
+    behind which it is seen whether the update is what came of the work."""
+    count, fraction = -(-steps // recipe.audit.segment), float(recipe.audit.fraction)
+    if not counted.doubted:
+        return draw(closed.id, counted.commitment, count, min(1.0, fraction, MAX_DRAWN / count))
+    found = draw(closed.id, counted.commitment, count, min(1.0, DOUBT * fraction, (MAX_DRAWN - 1) / count))
+    return tuple(sorted({*found, count - 1}))
 
 
 def draw(seed: str, commitment: str, segments: int, fraction: float, least: int = 1) -> tuple[int, ...]:
