@@ -114,9 +114,37 @@ def embed(
         _show_bill(done, config, streamed=False, sampled=verify)
 
 
+def run(
+    rows: Annotated[Path, typer.Argument(help="A safetensors file with x: rows of numbers.")],
+    config: Annotated[Path, typer.Option("--config", "-c", help="The customer's TOML file.")],
+    model: Model,
+    budget: Budget = "",
+    verify: Verify = False,
+    wait: Wait = False,
+    report: Report = None,
+    json: Json = False,
+) -> None:
+    """Have a classifier score rows of numbers on strangers' machines."""
+    _can_write(report)
+    config, customer = _needs(config, model)
+    verify, most_msat, x = verify or wait, _budget(budget), _rows(rows)
+    done = uvloop.run(_run(customer, model, x, most_msat, verify=verify, wait=wait, show=not json))
+    if report is not None:
+        report.write_bytes(orjson.dumps(done, option=orjson.OPT_INDENT_2))
+    if json:
+        print_json(done)
+        return
+    for number, scores in enumerate(done["scores"]):
+        best = max(range(len(scores)), key=scores.__getitem__)
+        shown = ", ".join(f"{score:+.3f}" for score in scores[:10])
+        console.print(f"[bold]{number}[/]  class {best}  [dim]{shown}{' …' if len(scores) > 10 else ''}[/]")
+    _show_bill(done, config, streamed=False, sampled=verify)
+
+
 def add_to(app: typer.Typer) -> None:
     app.command(rich_help_panel=CUSTOMERS)(generate)
     app.command(rich_help_panel=CUSTOMERS)(embed)
+    app.command(rich_help_panel=CUSTOMERS)(run)
 
 
 async def _generate(
@@ -151,6 +179,30 @@ async def _embed(
     async with _buying(config, show=show) as customer:
         vectors = await customer.embed(model, texts, terms=_terms(customer, most_msat, verify=verify), wait=wait)
         return {**customer.last, "names": customer.names, "vectors": vectors.tolist()}
+
+
+async def _run(
+    config: CustomerConfig, model: str, rows: Any, most_msat: int | None, *, verify: bool, wait: bool, show: bool
+) -> dict[str, Any]:
+    async with _buying(config, show=show) as customer:
+        scores = await customer.run(model, rows, terms=_terms(customer, most_msat, verify=verify), wait=wait)
+        return {**customer.last, "names": customer.names, "scores": scores.tolist()}
+
+
+def _rows(path: Path) -> Any:
+    """The x of a safetensors file, a numpy array. Raises BadConfig, BadInput."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        found = load_file(path)
+    except OSError as error:
+        raise BadConfig(str(path), f"cannot be read: {error.strerror or error}") from error
+    except SafetensorError as error:
+        raise BadInput(str(path), "not a safetensors file") from error
+    if "x" not in found:
+        raise BadInput(str(path), f"no tensor x in it, but {', '.join(sorted(found))[:80] or 'none'}")
+    return found["x"]
 
 
 @asynccontextmanager

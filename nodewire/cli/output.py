@@ -56,6 +56,10 @@ def _advice(error: NodewireError) -> str:
         return "`nodewire models --config FILE` lists what is on the market."
     if error.code == "timed-out" and error.field.startswith("relay"):
         return f"Is it running, and is its address right? {_DOCTOR}"
+    if error.code == "no-provider" and error.field.startswith(("trainers", "shard")):
+        return "`nodewire trainers --config FILE` shows who trains what; what is done already stays done."
+    if error.code == "over-budget" and error.field in ("budget", "--budget"):
+        return "Raise --budget, or buy fewer rounds or shards: `--quote` says what they cost. What is done stays done."
     return _ADVICE.get(error.code, "")
 
 

@@ -64,7 +64,7 @@ def train(
         return
     if budget_msat is None:
         raise BadInput("--budget", "most that the training may cost, such as 50000sat; --quote says what it would")
-    from nodewire.cli.training_results import model_of, place, write
+    from nodewire.cli.training_results import model_of, note, place, write
 
     place(out := out or Path(read.name))
     model = model or model_of(out)
@@ -77,6 +77,7 @@ def train(
     said = write(out, read, done, closed=closed)
     if register and model is not None:
         said["registered"] = _registered(model, read.name, target_vram, customer, show=not json)
+        note(out, said)
     if json:
         print_json(said)
         return

@@ -85,7 +85,7 @@ def write(out: Path, recipe: Recipe, done: Trained, *, closed: bool = False) -> 
         from nodewire.cli.training_plot import plot
 
         plot(done.history.points, recipe.name, out / CURVE)
-    _replace(out / SUMMARY, orjson.dumps(said, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    note(out, said)
     return said
 
 
@@ -95,6 +95,12 @@ def _transcribed(path: Path, done: Trained, *, closed: bool) -> dict[str, str]:
         return {}
     _replace(path, (done.transcript.closed() if closed else done.transcript).to_json().encode(), mode=0o600)
     return {"transcript": str(path)}
+
+
+def note(out: Path, said: dict[str, Any]) -> None:
+    """Write the summary, where there is a folder for it."""
+    if not _is_file(out):
+        _replace(out / SUMMARY, orjson.dumps(said, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 
 def _is_file(out: Path) -> bool:

@@ -29,7 +29,14 @@ if TYPE_CHECKING:
 _CURVE_LINES = 6
 _MOST_ROWS = 32
 """Shards that are shown; a terminal has not many more lines."""
-_STATE_STYLES = {"accepted": "green", "received": "cyan", "delivered": "cyan", "working": "yellow", "asked": "dim"}
+_STATE_STYLES = {
+    "accepted": "green",
+    "received": "cyan",
+    "delivered": "cyan",
+    "working": "yellow",
+    "asked": "dim",
+    "missed": "red",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +146,8 @@ class TrainingView:
                 )
             case machine.Lost(request, provider, reason):
                 self._rule(request, provider, f"lost: {reason}", "yellow")
+            case machine.Missed(request, provider, reason):
+                self._rule(request, provider, f"not waited for: {reason}", "yellow")
 
     def _rule(self, request: str, provider: str, text: str, style: str) -> None:
         debt = self.state.debts[request, provider]
@@ -155,6 +164,8 @@ class TrainingView:
                 self._print(f"{who} [red]failed its audit[/] {one_line(reason)}; it is not paid")
             case machine.Lost(_, _, reason):
                 self._print(f"{who} [yellow]lost[/] {one_line(reason)}")
+            case machine.Missed(_, _, reason):
+                self._print(f"{who} [yellow]not waited for[/] {one_line(reason)}")
             case _ if self._live is not None:
                 return
             case machine.Published(round_, _, _, rows):
@@ -222,7 +233,12 @@ class TrainingView:
         if work.status in ("delivered", "received", "accepted"):
             return 1.0
         said = self._progress.get(work.provider)
-        return min(1.0, said.step / self._recipe.steps) if work.status == "working" and said else 0.0
+        return min(1.0, said.step / self._steps(work)) if work.status == "working" and said else 0.0
+
+    def _steps(self, work: machine.Work) -> int:
+        """That its trainer was asked for."""
+        debt = self.state.debts.get((work.request, work.provider))
+        return debt.row.steps if debt else self._recipe.steps
 
     def _curve(self) -> RenderableType:
         losses = [loss / 1_000_000 for loss in self.state.losses]
@@ -248,7 +264,7 @@ class TrainingView:
                 str(work.index),
                 self._name(work.provider) if work.provider else "-",
                 Text("done" if state.is_trained else work.status, style=_STATE_STYLES.get(work.status, "dim")),
-                f"{said.step}/{self._recipe.steps}" if said else "",
+                f"{said.step}/{self._steps(work)}" if said else "",
                 f"{said.loss / 1_000_000:.4f}" if said else "",
                 Text(plain(verdict.text.replace("\n", " ")), style=verdict.style),
             )

@@ -22,6 +22,7 @@ from nodewire.customer.bought import MAX_REPAIRS, Bought, judgement
 from nodewire.customer.embedding import Embedding
 from nodewire.customer.generation import Generation, Piece
 from nodewire.customer.purchase import Purchase
+from nodewire.customer.scoring import Scoring
 from nodewire.customer.session import Session
 from nodewire.customer.starting import start
 from nodewire.customer.summary import summary, together
@@ -118,6 +119,20 @@ class Customer:
         made = Embedding(
             self.session, self._kind(manifest), model, manifest, texts, terms or self.terms, self.purchases.append
         )
+        return await self._called(made, wait=wait)
+
+    async def run(self, model: str, rows: np.ndarray, *, terms: Terms | None = None, wait: bool = False) -> np.ndarray:
+        """What a classifier or regressor makes of rows, float32 [n, inputs]: scores, float32 [n, classes].
+
+        `wait` as `embed` has it. Raises as `generate`.
+        """
+        manifest = await self._manifest(model, "run")
+        made = Scoring(
+            self.session, self._kind(manifest), model, manifest, rows, terms or self.terms, self.purchases.append
+        )
+        return await self._called(made, wait=wait)
+
+    async def _called(self, made: Embedding, *, wait: bool) -> np.ndarray:
         await made.buy()
         if wait:
             await made.verify()

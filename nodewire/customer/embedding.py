@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import orjson
@@ -31,7 +32,8 @@ class Embedding:
     kind: JobKind
     address: str
     manifest: Manifest
-    texts: Sequence[str]
+    texts: Sequence[Any] | np.ndarray
+    """One for each vector."""
     terms: Terms
     begun: Callable[[Purchase], None]
     """Told every purchase before it is made."""
@@ -42,18 +44,11 @@ class Embedding:
 
     async def buy(self) -> None:
         """Buy all vectors. Raises as `Customer.embed`."""
-        body = orjson.dumps(list(self.texts))
-        if not self.texts or len(body) > MAX_TEXTS_BYTES:
-            raise BadInput("texts", f"none, or more than {MAX_TEXTS_BYTES} bytes")
-        for n, text in enumerate(self.texts, start=1):
-            if not text.strip():
-                raise BadInput("texts", f"number {n} is empty")
-        edge = next(e for e in self.manifest.edges if e.source == "customer")
-        frame = Frame(edge.name, 0, (Array("uint8", (len(body),), body),), {"chunk": 0})
+        frames = self.frames()
         failures = 0
         while True:
             self.rows.clear()
-            made = Purchase(self.session, self.kind, self.address, self.manifest, self.terms, {}, [frame], self._accept)
+            made = Purchase(self.session, self.kind, self.address, self.manifest, self.terms, {}, frames, self._accept)
             bought = Bought(made)
             self.begun(made)
             try:
@@ -73,6 +68,17 @@ class Embedding:
                 failures += 1
         if (came := sum(map(len, self.rows))) != len(self.texts):
             raise BadFrame("vectors", f"{came} came for {len(self.texts)} texts")
+
+    def frames(self) -> list[Frame[Array]]:
+        """What the customer sends. Raises BadInput."""
+        body = orjson.dumps(list(self.texts))
+        if not self.texts or len(body) > MAX_TEXTS_BYTES:
+            raise BadInput("texts", f"none, or more than {MAX_TEXTS_BYTES} bytes")
+        for n, text in enumerate(self.texts, start=1):
+            if not text.strip():
+                raise BadInput("texts", f"number {n} is empty")
+        edge = next(e for e in self.manifest.edges if e.source == "customer")
+        return [Frame(edge.name, 0, (Array("uint8", (len(body),), body),), {"chunk": 0})]
 
     async def verify(self, progress: Callable[[Verified], None] = lambda found: None) -> None:
         """Wait for the verdicts, and buy anew what failed, until nothing fails. Raises as `buy`."""
@@ -102,7 +108,7 @@ class Embedding:
 
 
 def _matrix(frame: Frame[Array]) -> np.ndarray:
-    array = only(frame, "vectors")
+    array = only(frame, frame.edge)
     if array.dtype != "float32" or len(array.shape) != 2 or not all(array.shape):
         raise BadFrame("vectors", f"{array.dtype} {list(array.shape)}, not a float32 matrix")
     return np.frombuffer(array.data, np.float32).reshape(array.shape)

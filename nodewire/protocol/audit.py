@@ -35,7 +35,8 @@ class Asked:
 class Shown(Schema):
     """One snapshot's ciphertext."""
 
-    segment: int = Field(ge=0, lt=MAX_STATES)
+    segment: int = Field(ge=0, le=MAX_STATES)
+    """Of the snapshot at its end; the number after the last is what was carried into the round."""
     blob: BlobRef
     key: Hex32
     sha256: Hex32
@@ -72,7 +73,7 @@ def parse(event: Event) -> Asked:
     wanted = next((tag[1:] for tag in event.tags if tag[0] == "snapshots"), ())
     if not 0 < len(wanted) <= MAX_SNAPSHOTS:
         raise BadTag("snapshots", f"{len(wanted)}, from 1 to {MAX_SNAPSHOTS}")
-    snapshots = tuple(tags.number("snapshots", one, most=MAX_STATES - 1) for one in wanted)
+    snapshots = tuple(tags.number("snapshots", one, most=MAX_STATES) for one in wanted)
     close = tags.hex32(event, "close")
     return Asked(tags.hex32(event, "e"), event.pubkey, tags.hex32(event, "p"), snapshots, close)
 

@@ -97,13 +97,17 @@ def parse(event: Event) -> Closed:
 
 
 def drawn(closed: Closed, counted: Counted, recipe: Recipe, steps: int) -> tuple[int, ...]:
-    """The segments of a result that are computed again, ascending; of one that is doubted the last is among them,
-    behind which it is seen whether the update is what came of the work."""
-    count, fraction = -(-steps // recipe.audit.segment), float(recipe.audit.fraction)
-    if not counted.doubted:
-        return draw(closed.id, counted.commitment, count, min(1.0, fraction, MAX_DRAWN / count))
-    found = draw(closed.id, counted.commitment, count, min(1.0, DOUBT * fraction, (MAX_DRAWN - 1) / count))
-    return tuple(sorted({*found, count - 1}))
+    """The segments of a result that are computed again, ascending.
+
+    The last is always among them of a result that is doubted, since behind it is seen whether the update is what came
+    of the work, and where something is carried, since with it goes what the next round begins with.
+    """
+    count = -(-steps // recipe.audit.segment)
+    fraction = float(recipe.audit.fraction) * (DOUBT if counted.doubted else 1)
+    carries = recipe.compression.carries
+    most = MAX_DRAWN - (2 if carries else 1 if counted.doubted else 0)
+    found = draw(closed.id, counted.commitment, count, min(1.0, fraction, most / count))
+    return tuple(sorted({*found, count - 1})) if carries or counted.doubted else found
 
 
 def draw(seed: str, commitment: str, segments: int, fraction: float, least: int = 1) -> tuple[int, ...]:
@@ -121,6 +125,12 @@ def draw(seed: str, commitment: str, segments: int, fraction: float, least: int 
 def ends(segments: Iterable[int]) -> tuple[int, ...]:
     """The snapshots at both ends of segments, ascending; before the first there is none."""
     return tuple(sorted({end for segment in segments for end in (segment - 1, segment) if end >= 0}))
+
+
+def shown(segments: Iterable[int], recipe: Recipe, steps: int) -> tuple[int, ...]:
+    """All that is to be shown of drawn segments: their ends, and where something is carried also what was carried into
+    the round, under the number after the last."""
+    return (*ends(segments), *([-(-steps // recipe.audit.segment)] if recipe.compression.carries else []))
 
 
 def check_asked(

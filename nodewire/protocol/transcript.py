@@ -64,6 +64,7 @@ class OpenedShard(Schema):
     shard_key: Hex32
     shard_sha256: Hex32
     start_key: Hex32 | None = None
+    carried: Hex32 | None = None
 
 
 class Opened(Schema):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from nodewire.errors import BadHash, NodewireError, NotFound, WorkerFailed
+from nodewire.errors import BadData, BadHash, NodewireError, NotFound, WorkerFailed
 from nodewire.kind import Worker
 from nodewire.protocol.frame import Array, Frame, Meta
 from nodewire.protocol.manifest import BlobRef
@@ -147,19 +147,28 @@ class Retraining:
         try:
             await self._have_shard(one)
             drawn: tuple[int, ...] = ()
-            if self._segments == "drawn" and key in reading.shown:
+            shown = reading.shown[key].shown if key in reading.shown else ()
+            if self._segments == "drawn" and shown:
                 drawn = reading.drawn(*key)
-                for snapshot in reading.shown[key].shown:
-                    path = await self._blobs.get(snapshot.blob)
-                    pieces = sealed.unseal(path, snapshot.key)
-                    await self._put("shown", pieces, {"at": at, "segment": snapshot.segment}, snapshot.sha256)
+            else:  # of what was carried into the round nobody else can know
+                shown = tuple(one for one in shown if one.segment == len(reading.opened[key].states))
+            for snapshot in shown:
+                path = await self._blobs.get(snapshot.blob)
+                pieces = sealed.unseal(path, snapshot.key)
+                await self._put("shown", pieces, {"at": at, "segment": snapshot.segment}, snapshot.sha256)
         except WorkerFailed:
             raise
         except NodewireError as error:
             reading.wrong("segment", f"cannot be computed again: {error.code}: {error}", one.round, one.provider)
             return
         states = b"".join(map(bytes.fromhex, reading.opened[key].states))
-        meta: Meta = {"at": at, "states": states, "drawn": ",".join(map(str, drawn))}
+        meta: Meta = {
+            "at": at,
+            "states": states,
+            "drawn": ",".join(map(str, drawn)),
+            "begun": reading.shards[key].carried or "" if key in reading.shards else "",
+            "carried": reading.opened[key].carried or "",
+        }
         (said,) = await self._say(Frame("segments", 0, (), meta))
         self.computed += 1
         reading.held["segment"] = reading.held.get("segment", 0) + (len(drawn) or len(states) // 32)
@@ -188,13 +197,15 @@ class Retraining:
         return await self._worker.receive(TASK, _SESSION, frame)
 
     async def _put(self, edge: str, pieces: Iterator[bytes], meta: Meta, sha256: str) -> list[Frame[Array]]:
-        """Bytes into the worker; what it answers to the last. Raises BadHash before that one goes."""
+        """Bytes into the worker; what it answers to the last. Raises BadHash, BadData before that one goes."""
         digest, seq = hashlib.sha256(), 0
         piece: bytes | None = await asyncio.to_thread(next, pieces)
         answer: list[Frame[Array]] = []
         while piece is not None:
             following = await asyncio.to_thread(next, pieces, None)
             digest.update(piece)
+            if not piece:
+                raise BadData(edge, "no bytes")
             if following is None and digest.hexdigest() != sha256:
                 raise BadHash(edge, "not what its hash says")
             array = Array("uint8", (len(piece),), piece)

@@ -30,8 +30,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`step`: signature, recipe, request, result, close, draw, answer, round, weight, theta, weights, payment; computed
-    again: update, theta, weights, loss, segment."""
+    """`step`: signature, recipe, request, result, close, draw, answer, round, carried, weight, theta, weights, payment;
+    computed again: update, theta, weights, loss, segment."""
 
     step: str
     reason: str
@@ -81,6 +81,13 @@ class Reading:
         assigned = self.requests[request].round.of(provider)
         return closing.drawn(closed, counted, self.recipe, assigned.steps) if assigned is not None else ()
 
+    def to_show(self, request: str, provider: str) -> tuple[int, ...]:
+        """What its provider has to show of the segments that are drawn of a result."""
+        assigned = self.requests[request].round.of(provider)
+        if self.recipe is None or assigned is None:
+            return ()
+        return closing.shown(self.drawn(request, provider), self.recipe, assigned.steps)
+
 
 def check(transcript: Transcript) -> Reading:
     """Everything that can be seen in a transcript alone."""
@@ -95,6 +102,7 @@ def check(transcript: Transcript) -> Reading:
     for event in _events(reading, "close", transcript.closes):
         _close(reading, event)
     _rounds(reading)
+    _carried(reading)
     _audits(reading)
     _payments(reading)
     return reading
@@ -193,6 +201,7 @@ def _ticket(reading: Reading, one: OpenedShard) -> None:
         shard_key=one.shard_key,
         shard_sha256=one.shard_sha256,
         start_key=one.start_key,
+        carried=one.carried,
     )
     if ticket.seal() != assigned.ticket:
         reading.wrong("request", "not the ticket that was sealed", request.round.round, one.provider)
@@ -263,6 +272,24 @@ def _rounds(reading: Reading) -> None:
         reading.wrong("weights", "not what the last round has made")
 
 
+def _carried(reading: Reading) -> None:
+    """That nobody was told to begin with anything but what it carried on from its result of the round before."""
+    left: dict[tuple[int, int, str], str | None] = {}
+    for made in reading.transcript.rounds:
+        for one in made.results:
+            opening = reading.opened.get((one.request, one.provider))
+            if one.round == made.round and opening is not None:
+                left[made.round, one.index, one.provider] = opening.carried
+    for (id_, provider), ticket in reading.shards.items():
+        round_ = reading.requests[id_].round
+        assigned = round_.of(provider)
+        if ticket.carried is None or assigned is None:
+            continue
+        reading.held["carried"] = reading.held.get("carried", 0) + 1
+        if left.get((round_.round - 1, assigned.index, provider)) != ticket.carried:
+            reading.wrong("carried", "not what was carried on from the round before", round_.round, provider)
+
+
 def _audits(reading: Reading) -> None:
     transcript, recipe = reading.transcript, reading.recipe
     asked: set[tuple[str, str]] = set()
@@ -276,7 +303,7 @@ def _audits(reading: Reading) -> None:
             reading.wrong("draw", "snapshots of what no close names", number, one.provider)
         elif one.close != reading.counted[key][0].id:
             reading.wrong("draw", "by another close than that of the result", number, one.provider)
-        elif one.snapshots != closing.ends(reading.drawn(*key)):
+        elif one.snapshots != reading.to_show(*key):
             reading.wrong("draw", "not the snapshots that the close draws", number, one.provider)
         else:
             asked.add(key)

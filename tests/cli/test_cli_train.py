@@ -17,10 +17,12 @@ from nodewire.cli.training_recipe import read_recipe
 from nodewire.customer.training.dataset import look
 from nodewire.customer.training.machine import State
 from nodewire.customer.training.quoting import Quote, quote
+from nodewire.customer.training.training import kind_of
 from nodewire.errors import BadConfig, BadData, BadRecipe, NoProvider, OverBudget
 from nodewire.protocol.recipe import Recipe
+from nodewire.protocol.round import check_supported
 from nodewire.protocol.trainer import Trainer
-from nodewire.train import data, reading, state
+from nodewire.train import bare, data, reading, start, state
 from tests.kinds.digits import RECIPE, TOML, dataset
 
 ADA = Trainer(
@@ -192,8 +194,10 @@ def test_who_does_not_fit_is_said_with_the_reason(folder):
     assert refusals["other"] == "trains no mlp, only decoder"
     assert refusals["far"] == "takes no rounds of kind 8840"
     assert "fetches at most" in refusals["slim"]
-    with pytest.raises(NoProvider, match=r"room for 1 of 2 shards: .*other trains no mlp"):
-        made.check(10**9)
+    assert next(offer.shards for offer in made.offers if offer.name == "ada") == 2
+    assert made.seconds == pytest.approx(3 * 2 * made.offers[0].seconds)  # one after the other
+    with pytest.raises(NoProvider, match="far takes no rounds of kind 8840; other trains no mlp, only decoder"):
+        quoted(folder, {"c" * 64: other, "d" * 64: far}).check(10**9)
     with pytest.raises(NoProvider, match="nobody on these relays trains"):
         quoted(folder, {}).check(10**9)
 
@@ -236,3 +240,35 @@ def test_a_training_without_a_budget_is_told_how_to_find_one(tmp_path, folder):
     error = json.loads(done.stdout)["error"]
     assert error["field"] == "--budget"
     assert "--quote" in error["reason"]
+
+
+# The recipes in docs.
+
+RECIPES = sorted((Path(__file__).parent.parent.parent / "docs" / "recipes").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_in_the_docs_is_one_and_can_be_bought(path):
+    recipe = read_recipe(path)
+    assert recipe.name == path.stem
+    check_supported(recipe)
+    assert kind_of(recipe).request == (8840 if recipe.outer.method == "average" else 8841)
+    assert recipe.memory_bytes() < 2 * 10**9
+    assert -(-recipe.steps // recipe.audit.segment) >= 2
+
+
+def test_the_adapters_recipe_starts_from_the_decoder_in_the_repository():
+    (path,) = (path for path in RECIPES if path.stem == "pycoder-lora")
+    pycoder = path.parent.parent.parent / "demo" / "model" / "pycoder"
+    read = start.read(read_recipe(path), pycoder)
+    assert read.tokenizer == (pycoder / "tokenizer.json").read_bytes()
+    assert read.tensors is not None
+
+
+@pytest.mark.parametrize("path", RECIPES[:2], ids=lambda path: path.stem)
+def test_the_small_recipes_learn(path, folder, tmp_path):
+    recipe = read_recipe(path)
+    recipe = recipe.model_copy(update={"rounds": 2})
+    found = {"digits": folder, "bytes": Path(__file__).parent.parent.parent / "docs"}[recipe.name]
+    _, curve = bare.run(recipe, reading.read(recipe, found), 2)
+    assert curve[-1].held_out < curve[0].held_out

@@ -104,7 +104,7 @@ async def test_a_round_is_trained_judged_audited_and_stepped_in_a_worker(tmp_pat
         opened = Delivered(key=key, sha256=digest, bytes=len(update), samples=640, losses=(), states=tuple(states))
         blob = await kept(update, key)
         delivered = Delivery(HASH, HASH, HASH, HASH, 0, opened.commitment(HASH, HASH, 0, 0), blob, 0, "")
-        assert await coordinator.result(0, ONE_ROUND.steps, blobs.path(blob.sha256), key, digest) == (True, "")
+        assert await coordinator.result(0, 0, ONE_ROUND.steps, blobs.path(blob.sha256), key, digest) == (True, "")
         assert await coordinator.judge(0) == {0: (True, "", False)}
         shown = {}
         drawn = closing.draw("01" * 32, delivered.commitment, 2, 0.5)

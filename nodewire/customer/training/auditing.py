@@ -18,6 +18,7 @@ from nodewire.nostr.event import Event
 from nodewire.protocol import audit as audits
 from nodewire.protocol import closing, delivery
 from nodewire.protocol.audit import Showing, Shown
+from nodewire.protocol.round import RoundTicket
 
 log = logging.getLogger("nodewire.customer")
 
@@ -60,7 +61,7 @@ async def audit(course: Course, request: str, provider: str) -> None:
     assert counted is not None, debt.close
     drawn = closing.drawn(closed, counted, course.recipe, debt.row.steps)
     opened, index = receiving.opened(course, delivered), debt.row.index
-    wanted = closing.ends(drawn)
+    wanted = closing.shown(drawn, course.recipe, debt.row.steps)
     ask, answer = await _answer(course, request, provider, debt.close, wanted)
     course.answers.pop((request, provider), None)
     try:
@@ -71,7 +72,8 @@ async def audit(course: Course, request: str, provider: str) -> None:
     except NodewireError as error:
         passed, reason = False, f"{error.code}: {error}"[:200]
     else:
-        past = Past(debt.round, index, debt.row.steps, update, opened, course.state.thetas[debt.round])
+        begun = RoundTicket.parse(debt.row.ticket).carried
+        past = Past(debt.round, index, debt.row.steps, update, opened, course.state.thetas[debt.round], begun)
         passed, reason = await course.coordinator.audit(delivered, past, drawn, files)
     course.take(Audited(request, provider, passed, reason, ask.to_json(), answer.to_json() if answer else ""))
 

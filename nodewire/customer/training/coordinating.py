@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nodewire.customer.training.machine import Counted, Sealed
-from nodewire.errors import BadHash, NodewireError, WorkerFailed
+from nodewire.errors import BadData, BadHash, NodewireError, WorkerFailed
 from nodewire.kind import Worker
 from nodewire.protocol.audit import Shown
 from nodewire.protocol.delivery import Delivered, Delivery
@@ -45,6 +45,8 @@ class Past:
     update: Path
     opened: Delivered
     theta: Sealed
+    begun: str | None = None
+    """The digest of what its provider has carried into the round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +111,12 @@ class Coordinator:
             await self._put("restore", [momenta.read_bytes()], {"what": "momenta"}, None)
 
     async def result(
-        self, index: int, steps: int, path: Path, key: str, sha256: str, late: Late | None = None
+        self, round_: int, index: int, steps: int, path: Path, key: str, sha256: str, late: Late | None = None
     ) -> tuple[bool, str]:
         """Take the packed update in a sealed file: whether it is one of this recipe, and if not, why."""
-        meta: Meta = {"index": index, "steps": steps}
+        meta: Meta = {"round": round_, "index": index, "steps": steps}
         if late is not None:
-            meta = {**meta, "request": late.request, "round": late.round}
+            meta = {**meta, "request": late.request}
         try:
             said = await self._put("result" if late is None else "late", sealed.unseal(path, key), meta, sha256)
         except WorkerFailed:
@@ -166,6 +168,8 @@ class Coordinator:
                 "provider": delivered.provider,
                 "states": b"".join(map(bytes.fromhex, past.opened.states)),
                 "drawn": ",".join(map(str, drawn)),
+                "begun": past.begun or "",
+                "carried": past.opened.carried or "",
             }
             (said,) = await self._worker.receive(TASK, _SESSION, Frame("audit", 0, (), meta))
         return bool(said.meta["accepted"]), str(said.meta["reason"])
@@ -201,13 +205,15 @@ class Coordinator:
         return [bytes(frame.tensors[0].data) for frame in frames]
 
     async def _put(self, edge: str, pieces: Iterable[bytes], meta: Meta, sha256: str | None) -> list[Frame[Array]]:
-        """Bytes into the worker; what it answers to the last. Raises BadHash before that one goes."""
+        """Bytes into the worker; what it answers to the last. Raises BadHash, BadData before that one goes."""
         digest, iterator, seq = hashlib.sha256(), iter(pieces), 0
         piece: bytes | None = await asyncio.to_thread(next, iterator)
         answer: list[Frame[Array]] = []
         while piece is not None:
             following = await asyncio.to_thread(next, iterator, None)
             digest.update(piece)
+            if not piece:
+                raise BadData(edge, "no bytes")
             if following is None and sha256 is not None and digest.hexdigest() != sha256:
                 raise BadHash(edge, "not what its hash says")
             frame = Frame(edge, seq, (Array("uint8", (len(piece),), piece),), {**meta, "end": following is None})

@@ -105,6 +105,8 @@ class Received:
 
     request: str
     provider: str
+    carried: str = ""
+    """The digest of what its provider carries on, where the recipe carries anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +313,8 @@ class Work:
     result: str = ""
     """The result event's JSON."""
     excluded: frozenset[str] = frozenset()
+    afresh: bool = False
+    """Its provider has lost what it carried, and is asked to begin this round with nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +330,8 @@ class Debt:
     doubted: bool = False
     close: str = ""
     """The id of the close that names it."""
+    carried: str = ""
+    """The digest of what its provider carries on from it."""
 
 
 @dataclass(frozen=True, slots=True)

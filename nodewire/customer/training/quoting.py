@@ -95,11 +95,12 @@ class Quote:
         """Whether it can be bought to its end.
 
         Raises:
-            NoProvider: fewer trainers than shards fit; says how the others do not.
+            NoProvider: no trainer fits; says why.
             OverBudget: all rounds together cost more; says what would do.
         """
-        if sum(offer.shards for offer in self.offers) < self.shards:
-            raise NoProvider("trainers", _who(self.offers, self.shards))
+        if not any(offer.shards for offer in self.offers):
+            refusals = "; ".join(f"{offer.name} {offer.refusal}" for offer in self.offers if offer.refusal)
+            raise NoProvider("trainers", refusals or "nobody on these relays trains")
         if self.total_msat <= budget_msat:
             return
         said = f"{self.total_msat} msat for {self.rounds} rounds on {self.shards} shards, at most {budget_msat} msat"
@@ -134,7 +135,9 @@ def quote(
     frozen_bytes = _frozen_bytes(recipe)
     weights_bytes = max(theta_bytes, frozen_bytes)
     need = choosing.need_of(recipe, kind, shard_bytes=shard_bytes, weights_bytes=weights_bytes, gflop=gflop)
-    dealt = _dealt(need, shards, market)
+    state = state or State()
+    dealt = _dealt(need, shards, {public: ad for public, ad in market.items() if public not in state.banned})
+    turns = {public: -(-dealt[public] // ad.concurrency) for public, ad in market.items()}
     offers = tuple(
         sorted(
             (_offer(public, ad, need, dealt[public]) for public, ad in market.items()),
@@ -143,13 +146,16 @@ def quote(
     )
     round_msat = sum(offer.shards * offer.price_msat for offer in offers)
     deposit_msat = sum(offer.shards * offer.deposit_msat for offer in offers)
-    state = state or State()
     left = recipe.rounds - state.round
-    # A round that is under way has been asked for: what it costs is committed already.
-    open_ = sum(work.status != "idle" for work in state.works)
+    # What is under way has been asked for: what it costs is committed already.
+    open_ = sum(work.status not in ("idle", "missed") for work in state.works)
     to_come_msat = left * round_msat - (round_msat * open_ // shards if left else 0)
     fees_msat = left * sum(offer.shards * fees.most(offer.price_msat) for offer in offers)
-    fees_msat += 0 if state.round else sum(offer.shards * fees.most(1) for offer in offers if offer.deposit_msat)
+    # A deposit is paid before the first round, and before every shard that somebody takes after one of the same round.
+    for offer in offers:
+        if offer.deposit_msat:
+            more = max(0, offer.shards - market[offer.public].concurrency)
+            fees_msat += fees.most(offer.deposit_msat) * (left * more + (0 if state.round else offer.shards - more))
     return Quote(
         recipe=recipe.name,
         digest=recipe.digest(),
@@ -173,7 +179,7 @@ def quote(
         paid_msat=state.committed_msat,
         total_msat=state.committed_msat + to_come_msat,
         fees_msat=fees_msat,
-        seconds=left * max((offer.seconds for offer in offers if offer.shards), default=0.0),
+        seconds=left * max((offer.seconds * turns[offer.public] for offer in offers), default=0.0),
     )
 
 
@@ -191,12 +197,23 @@ def why_not(ad: Trainer, need: Need) -> str:
 
 
 def _dealt(need: Need, shards: int, market: Mapping[str, Trainer]) -> Counter[str]:
-    """How many shards each would get, if all are free; of as many as there is room for."""
-    room = sum(ad.concurrency for ad in market.values() if not why_not(ad, need))
-    needs = dict.fromkeys(range(min(shards, room)), need)
-    excluded: dict[int, frozenset[str]] = {index: frozenset() for index in needs}
-    dealt = choosing.deal(needs, market, busy=Counter(), before={}, excluded=excluded, failures=Counter())
-    return Counter(dealt.values())
+    """How many shards each would get, if all are free: as many turns as it takes; none where nobody fits."""
+    dealt: Counter[str] = Counter()
+    while (left := shards - dealt.total()) > 0:
+        turn = choosing.deal(
+            dict.fromkeys(range(left), need),
+            market,
+            busy=Counter(),
+            before={},
+            excluded=frozenset(),
+            failures=Counter(),
+            measured_us={},
+            each_us={},
+        )
+        if not turn:
+            break
+        dealt.update(turn.values())
+    return dealt
 
 
 def _offer(public: str, ad: Trainer, need: Need, shards: int) -> Offer:
@@ -231,11 +248,3 @@ def _audited(recipe: Recipe) -> int:
     fraction = float(recipe.audit.fraction)
     segments = -(-recipe.steps // recipe.audit.segment)
     return 2 * max(1, int(segments * fraction)) if fraction else 0
-
-
-def _who(offers: tuple[Offer, ...], shards: int) -> str:
-    room = sum(offer.shards for offer in offers)
-    if not offers:
-        return "nobody on these relays trains"
-    others = "; ".join(f"{offer.name} {offer.refusal}" for offer in offers if offer.refusal)
-    return f"room for {room} of {shards} shards" + (f": {others}" if others else "; fewer --shards would do")

@@ -32,7 +32,11 @@ async def fetch(course: Course, request: str, provider: str) -> None:
     if work is None:
         return
     fine, reason = await fetched(course, request, provider, work.result)
-    course.take(Received(request, provider) if fine else Lost(request, provider, reason))
+    if not fine:
+        course.take(Lost(request, provider, reason))
+        return
+    carried = opened(course, delivery.parse(events.parse(work.result))).carried
+    course.take(Received(request, provider, carried or ""))
 
 
 async def fetched(course: Course, request: str, provider: str, result: str) -> tuple[bool, str]:
@@ -46,6 +50,8 @@ async def fetched(course: Course, request: str, provider: str, result: str) -> t
             raise BadHash("x", "not what the result commits to")
         if len(opening.states) != -(-row.steps // course.recipe.audit.segment):
             raise BadInput("states", f"{len(opening.states)} for {row.steps} steps")
+        if (opening.carried is None) == course.recipe.compression.carries:
+            raise BadInput("carried", "to be said where the recipe carries something, and only there")
         most = sealed_bytes(course.recipe.upload_bytes() + _HEADER_BYTES * (len(course.recipe.shapes()) + 1))
         if delivered.blob.bytes > most:
             raise TooLarge("result", f"{delivered.blob.bytes} bytes, at most {most}")
@@ -55,7 +61,7 @@ async def fetched(course: Course, request: str, provider: str, result: str) -> t
     except NodewireError as error:
         return False, f"{error.code}: {error}"[:200]
     late = Late(request, round_) if course.state.is_late(request, provider) else None
-    return await course.coordinator.result(row.index, row.steps, path, opening.key, opening.sha256, late)
+    return await course.coordinator.result(round_, row.index, row.steps, path, opening.key, opening.sha256, late)
 
 
 def opened(course: Course, delivered: delivery.Delivery) -> Opening:

@@ -101,6 +101,7 @@ def _opened(course: Course, requests: list[machine.Published], results: list[str
                     shard_key=ticket.shard_key,
                     shard_sha256=ticket.shard_sha256,
                     start_key=ticket.start_key,
+                    carried=ticket.carried,
                 )
             )
     for text in results:

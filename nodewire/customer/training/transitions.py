@@ -27,7 +27,7 @@ from nodewire.customer.training.machine import (
     Work,
 )
 from nodewire.customer.training.measuring import measured
-from nodewire.errors import NotAllowed
+from nodewire.errors import NotAllowed, NotCarried
 from nodewire.protocol.round import DEPOSIT
 
 
@@ -171,8 +171,8 @@ def _worked(event: Worked, work: Work, state: State) -> State:
         case Delivered(_, _, result, took_ms), "asked" | "working":
             work, debt = replace(work, status="delivered", result=result), replace(debt, result=result)
             state = measured(state, debt.row, took_ms)
-        case Received(), "delivered":
-            work = replace(work, status="received")
+        case Received(_, _, carried), "delivered":
+            work, debt = replace(work, status="received"), replace(debt, carried=carried)
         case Judged(_, provider, True, _, audit, doubted), "received":
             if audit:
                 debt = replace(debt, balance="held", doubted=doubted)
@@ -180,6 +180,8 @@ def _worked(event: Worked, work: Work, state: State) -> State:
                 debt = replace(debt, balance="owed" if debt.row.balance_msat else "none", result="")
             work = replace(work, status="accepted")
             state = replace(state, paid_last={**state.paid_last, provider: work.request})
+        case Lost(_, provider, NotCarried.code), "asked" | "working" if not work.afresh:
+            work = Work(work.index, provider=provider, excluded=work.excluded, afresh=True)
         case (Judged(_, provider, False, reason), "received") | (
             Lost(_, provider, reason),
             "asked" | "working" | "delivered",

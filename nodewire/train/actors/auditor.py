@@ -6,8 +6,9 @@ as far as they are at hand.
     own {index}                  -> owned {sha256}: of a shard of the data in the folder, which is used from now on
     shard {index}*               a shard from elsewhere; one is kept
     update {index, round, steps, weight, request, provider}*   -> updated {fine, reason}: a result that the round counts
-    shown {at, segment}*, segments {at, states, drawn}   -> audited {segment, reason}: of update number `at`, the first
-                                 segment that is other work, or -1; what is drawn from what was shown, or the whole
+    shown {at, segment}*, segments {at, states, drawn, begun, carried}   -> audited {segment, reason}: of update number
+                                 `at`, the first segment that is other work, or -1; what is drawn from what was shown,
+                                 or the whole. Digests are of what was carried into the round (shown, too) and from it
     step                         -> stepped {sha256, loss}: theta after the round; a loss of -1 is unknown
 """
 
@@ -23,8 +24,9 @@ from nodewire.kind import Params
 from nodewire.protocol.frame import Frame
 from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.start import of as cited
-from nodewire.train import compress, data, outer, reading, segments, start, state, validate
-from nodewire.train.actors.pieces import HEADER_BYTES, Incoming, Tensors, micro, number
+from nodewire.train import carried, compress, data, fragments, outer, reading, segments, start, state, validate
+from nodewire.train.actors.pieces import HEADER_BYTES, Incoming, Tensors, digest, micro, number
+from nodewire.train.carried import NOTHING, Carried
 from nodewire.train.data import Shard
 from nodewire.train.families import initial
 from nodewire.train.families.weights import Batch
@@ -104,11 +106,11 @@ class AuditorActor:
             case "shown":
                 self._shown[number(frame, "at"), number(frame, "segment")] = whole
                 return []
+        index, round_, steps, weight = (number(frame, name) for name in ("index", "round", "steps", "weight"))
         try:
-            delta = compress.unpack(whole, recipe.shapes(), recipe.compression)
+            delta = carried.received(recipe, round_, whole)
         except NodewireError as error:
             return [Frame("updated", 0, (), {"fine": False, "reason": f"{error.code}: {error}"[:200]})]
-        index, round_, steps, weight = (number(frame, name) for name in ("index", "round", "steps", "weight"))
         request, provider = str(frame.meta["request"]), str(frame.meta["provider"])
         self._updates.append(_Update(index, round_, steps, weight, request, provider, whole, delta))
         return [Frame("updated", 0, (), {"fine": True, "reason": ""})]
@@ -122,9 +124,13 @@ class AuditorActor:
         if len(leaves) != segments.count(self._recipe, update.steps):
             return _audited(0, f"{len(leaves)} states for {update.steps} steps")
         theta = self._theta if update.round == self._round else self._before
+        try:
+            begun = self._begun(frame, self._shown.get((at, len(leaves))))
+        except NodewireError as error:
+            return _audited(0, f"{error.code}: {error}")
         drawn = [int(one) for one in str(frame.meta["drawn"]).split(",") if one]
         if not drawn:
-            return self._whole(update, theta, leaves, self._shard[1])
+            return self._whole(update, theta, leaves, self._shard[1], begun)
         claim = segments.Claim(
             update.provider,
             update.request,
@@ -132,6 +138,7 @@ class AuditorActor:
             update.index,
             leaves,
             hashlib.sha256(update.packed).digest(),
+            digest(frame, "carried"),
         )
 
         def reveal(i: int) -> bytes | None:
@@ -140,7 +147,7 @@ class AuditorActor:
         for segment in drawn:
             try:
                 off = segments.recomputed(
-                    self._trainer, claim, theta, self._shard[1], update.steps, segment, reveal, update.packed
+                    self._trainer, claim, theta, self._shard[1], update.steps, segment, reveal, update.packed, begun
                 )
             except NodewireError as error:
                 return _audited(segment, f"{error.code}: {error}")
@@ -149,20 +156,27 @@ class AuditorActor:
                 return _audited(segment, judged.reason)
         return _audited(-1, "")
 
-    def _whole(self, update: _Update, theta: State, leaves: tuple[bytes, ...], shard: Shard) -> Tensors:
+    def _begun(self, frame: Tensors, shown: bytes | None) -> Carried | None:
+        committed = digest(frame, "begun") or NOTHING
+        if not self._recipe.compression.carries or (shown is None and committed == NOTHING):
+            return None
+        return carried.shown(shown, self._recipe, committed)
+
+    def _whole(
+        self, update: _Update, theta: State, leaves: tuple[bytes, ...], shard: Shard, begun: Carried | None
+    ) -> Tensors:
         """Train all of it: where the end is other work, the first state that differs is where it began."""
-        recipe, other, delta = self._recipe, -1, None
+        recipe, other, begin = self._recipe, -1, carried.beginning(theta, begun)
         try:
-            for at, done in enumerate(self._trainer.stretches(theta, shard, update.round, update.index, update.steps)):
+            for at, done in enumerate(self._trainer.stretches(begin, shard, update.round, update.index, update.steps)):
                 other = at if other < 0 and done.state != leaves[at] else other
-                delta = done.update.delta if done.update is not None else None
-            assert delta is not None
-            mine, _ = compress.pack(delta, recipe.compression, None)
+            delta = carried.moved(theta, self._trainer.now(update.steps).theta)
+            mine, _ = carried.send(recipe, update.round, delta, begun)
         except NodewireError as error:
             return _audited(max(0, other), f"{error.code}: {error}")
-        if mine == update.packed or (other < 0 and float(recipe.compression.error_feedback)):
+        if mine == update.packed:
             return _audited(-1, "")
-        expected = compress.unpack(mine, recipe.shapes(), recipe.compression)
+        expected = carried.received(recipe, update.round, mine)
         way = norm(expected)
         judged = validate.by_audit(recipe, distance(expected, update.delta) / way if way else float("inf"))
         if judged.outcome == "accept":
@@ -172,7 +186,7 @@ class AuditorActor:
     def _step(self) -> Tensors:
         results = [(update.weight, update.delta) for update in self._updates if update.weight]
         before = self._theta
-        self._theta, self._momenta = outer.step(self._recipe.outer, before, self._momenta, results)
+        self._theta, self._momenta = fragments.step(self._recipe, self._round, before, self._momenta, results)
         self._before, self._round = before, self._round + 1
         self._updates.clear()
         loss = -1 if self._measured is None else micro(self._trainer.loss(self._theta, self._measured))

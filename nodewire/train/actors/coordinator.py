@@ -4,11 +4,13 @@ the recipe; its weights files are the customer's folder of data and, where the r
     shard {index}         -> shard*              theta, momenta, start -> theta*, momenta*, start*
     model                 -> model {name}*       the files of a Hugging Face folder with what was trained
     restore {what, round}*                       theta or momenta as they were before some round
-    result {index, steps}*                       -> received {fine, reason} after the last
+    result {round, index, steps}*                -> received {fine, reason} after the last
     judge {round}         -> judged {index, accepted, reason, doubted}*, one for each result of the round
     holds {round, index, update}                 -> held {holds}: whether it can be audited without being recalled
     recall.theta, recall.update {round, index, steps}*   what an audit needs of a round that was forgotten
-    shown {segment}*, audit {round, index, update, request, provider, states, drawn} -> audited {accepted, reason}
+    shown {segment}*, audit {round, index, update, request, provider, states, drawn, begun, carried}
+                                                 -> audited {accepted, reason}; the last two are digests of what was
+                                                 carried into the round and from it, where the recipe carries anything
     late {request, round, index, steps}*         -> received, as result: one of a round before
     late.theta {round}*, late.judge {request, index}   -> judged {index, accepted, reason}, by the weights of its round
     step {counted}        theta and momenta of the next round, from these results -> stepped {loss}; "index:" is one of
@@ -25,9 +27,22 @@ from nodewire.errors import BadFrame, BadInput, NodewireError
 from nodewire.kind import Params
 from nodewire.protocol.frame import Frame, Meta
 from nodewire.protocol.recipe import Recipe
-from nodewire.train import compress, data, directory, outer, reading, segments, start, state, validate
+from nodewire.train import (
+    carried,
+    compress,
+    data,
+    directory,
+    fragments,
+    outer,
+    reading,
+    segments,
+    start,
+    state,
+    validate,
+)
 from nodewire.train.actors.late import LateResults
-from nodewire.train.actors.pieces import HEADER_BYTES, Incoming, Tensors, micro, number, pieces
+from nodewire.train.actors.pieces import HEADER_BYTES, Incoming, Tensors, digest, micro, number, pieces
+from nodewire.train.carried import NOTHING, Carried
 from nodewire.train.data import Shard
 from nodewire.train.families import initial
 from nodewire.train.inner import Trainer
@@ -142,7 +157,7 @@ class CoordinatorActor:
 
     def _result(self, frame: Tensors) -> list[Tensors]:
         """Take a packed update; once it is whole, whether it is one at all. A malformed one is said, not raised."""
-        index, steps = number(frame, "index"), number(frame, "steps")
+        index, steps, round_ = number(frame, "index"), number(frame, "steps"), number(frame, "round")
         most = compress.most_bytes(self._recipe.shapes(), self._recipe.compression)
         key = f"result.{index}"
         try:
@@ -150,7 +165,7 @@ class CoordinatorActor:
             if whole is None:
                 return []
             del self._incoming[key]
-            delta = compress.unpack(whole, self._recipe.shapes(), self._recipe.compression)
+            delta = carried.received(self._recipe, round_, whole)
         except NodewireError as error:
             self._incoming.pop(key, None)
             said: Meta = {"fine": False, "reason": f"{error.code}: {error}"[:200]}
@@ -198,7 +213,7 @@ class CoordinatorActor:
             [self._submission(round_, index, self._results[index]) for index in sorted(self._results)],
             self._loss,
             history=self._held,
-            norms=self._norms,
+            norms=self._norms if self._recipe.compression.fragments == 1 else (),
             earlier=[result.delta for result in self._past.get(round_ - 1, ({}, {}))[1].values()],
         )
         said: list[Tensors] = []
@@ -248,7 +263,7 @@ class CoordinatorActor:
         before, self._round = self._theta, seq + 1
         which = counted.split(",") if isinstance(counted, str) else [f"{index}:" for index in sorted(self._results)]
         results = [(weight, delta) for weight, delta in (self._counted(one, seq) for one in which) if weight]
-        self._theta, self._momenta = outer.step(self._recipe.outer, self._theta, self._momenta, results)
+        self._theta, self._momenta = fragments.step(self._recipe, seq, self._theta, self._momenta, results)
         self._past[seq] = before, dict(self._results)
         self._past.pop(seq - KEPT_ROUNDS, None)
         self._norms = [result.norm for result in self._results.values() if result.norm]
@@ -277,7 +292,7 @@ class CoordinatorActor:
         elif self._recalled is None or self._recalled[0] != round_:
             raise BadFrame(frame.edge, "its round's theta comes first")
         else:
-            delta = compress.unpack(whole, shapes, self._recipe.compression)
+            delta = carried.received(self._recipe, round_, whole)
             self._recalled[2][number(frame, "index")] = _Result(number(frame, "steps"), delta, whole)
         return []
 
@@ -297,13 +312,15 @@ class CoordinatorActor:
             index=index,
             states=tuple(states[at : at + 32] for at in range(0, len(states), 32)),
             update=hashlib.sha256(result.packed).digest(),
+            carried=digest(frame, "carried"),
         )
         judgement = validate.Judgement()
         shard = self._shards[index]
         for segment in map(int, str(frame.meta["drawn"]).split(",")):
             try:
+                begun = self._begun(frame, shown.get(len(claim.states)))
                 off = segments.recomputed(
-                    self._trainer, claim, theta, shard, result.steps, segment, shown.get, result.packed
+                    self._trainer, claim, theta, shard, result.steps, segment, shown.get, result.packed, begun
                 )
             except NodewireError as error:
                 judgement = validate.malformed(error)
@@ -314,6 +331,18 @@ class CoordinatorActor:
         self._recalled = None
         accepted = judgement.outcome == "accept"
         return Frame("audited", 0, (), {"accepted": accepted, "reason": judgement.reason[:200]})
+
+    def _begun(self, frame: Tensors, shown: bytes | None) -> Carried | None:
+        """What a provider has carried into its round, as it shows it. Raises Withheld, BadHash, BadUpdate, TooLarge."""
+        if not self._recipe.compression.carries:
+            return None
+        committed = digest(frame, "begun") or NOTHING
+        begun = carried.shown(shown, self._recipe, committed)
+        before = self._past.get(number(frame, "round") - 1)
+        update = before[1].get(number(frame, "index")) if before is not None else None
+        if update is not None:
+            carried.check_residual(begun, update.packed, self._recipe)
+        return begun
 
     def _result_of(self, frame: Tensors) -> tuple[State, _Result] | None:
         """What a round began with and one result of it; None if this worker has forgotten it, or has another."""

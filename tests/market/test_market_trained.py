@@ -1,0 +1,111 @@
+"""A model is trained on the market, registered by the same command, served by who trained it, and bought again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from running_market import RunningMarket, _toml
+
+from nodewire.protocol.recipe import Recipe
+from nodewire.train import state
+from nodewire.train.families import build
+from tests.kinds.digits import TOML, dataset
+
+torch.set_num_threads(1)
+pytestmark = pytest.mark.timeout(300)
+
+
+class Bare(RunningMarket):
+    """A relay, a Lightning network and a committee: no models and no providers yet."""
+
+    def start(self) -> None:
+        self.spawn("relay", "relay", "--port", "0", "--db", self._path("relay.db"), "--blobs", self._path("blobs"))
+        self.spawn("simnet", "simnet", "--port", "0", "--db", self._path("simnet.db"), "--faucet")
+        ready = self.ready("relay")
+        self.relay, self.blossom, self.simnet = ready["url"], ready["blossom"], self.ready("simnet")["url"]
+        founding = ["--oracles", "4", "--epoch-ms", "2000", "--skew-ms", "200", "--beat-ms", "1000"]
+        founding += ["--relay", self.relay, "--blossom", self.blossom]
+        self.committee = self.command("committee", "create", self._path("committee"), *founding)["address"]
+        for i in range(1, 5):
+            self.spawn(f"oracle-{i}", "oracle", "--config", self._path("committee", f"oracle-{i}", "oracle.toml"))
+        for i in range(1, 5):
+            self.ready(f"oracle-{i}")
+
+
+@pytest.fixture(scope="module")
+def market(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bare]:
+    running = Bare(tmp_path_factory.mktemp("trained"))
+    try:
+        running.start()
+        yield running
+    finally:
+        running.stop()
+
+
+def write_tom(market: RunningMarket, *serve: str) -> None:
+    role = {
+        "key": "key.nsec",
+        "state": "state",
+        "relays": [market.relay],
+        "blossom": [market.blossom],
+        "committee": market.committee,
+        "name": "tom",
+    }
+    train = ["[train]", *_toml({"msat_per_pflop": 1, "least_msat": 1_000, "families": ["mlp"]})]
+    market._write("tom", [*_toml(role), *market._wallet(), '[worker]\nmemory = "300MB"', *train, *serve])
+
+
+def test_a_trained_model_is_registered_served_and_bought_with_the_scores_of_training(market, tmp_path):
+    asyncio.run(market._open_wallet("tom", 0))
+    write_tom(market)
+    tom = market.start_provider("tom")["public"]
+    config = asyncio.run(market.customer_config("uma"))
+    config.write_text(config.read_text().replace('"60MB"', '"300MB"'))
+    data, recipe, out = tmp_path / "data", tmp_path / "digits.toml", tmp_path / "digits"
+    data.mkdir()
+    (data / "digits.safetensors").write_bytes(state.pack(dataset()))
+    recipe.write_text(TOML)
+    command = ["train", str(recipe), "--data", str(data), "--config", str(config), "--budget", "100sat"]
+    done = market.command(*command, "--shards", "1", "--out", str(out), "--register", "--target-vram", "4MB")
+    assert sorted(path.name for path in out.iterdir()) == ["curve.svg", "model", "summary.json", "weights.safetensors"]
+    assert done["providers"] == [tom]
+    registered = done["registered"]
+    again = market.command(
+        *("register", str(out), "--target-vram", "4MB", "--key", str(config.parent / "key.nsec")),
+        *("--relay", market.relay, "--blossom", market.blossom),
+    )
+    assert (again["address"], again["digest"]) == (registered["address"], registered["digest"])
+
+    # The operator's part: three lines in its file, and a restart.
+    market.stop_one("tom")
+    serve = {"manifest": registered["address"], "tasks": ["graph.0"], "price_msat": 1_009}
+    write_tom(market, "[[serve]]", *_toml(serve))
+    try:
+        market.start_provider("tom")
+
+        def serves(snapshot):
+            return any(held.manifest == registered["digest"] for node in snapshot.nodes for held in node.held)
+
+        asyncio.run(market.until(serves))
+        rows = dataset()["x"][:7]
+        (tmp_path / "rows.safetensors").write_bytes(state.pack({"x": rows}))
+        asked = ["run", str(tmp_path / "rows.safetensors"), "--model", registered["address"], "--config", str(config)]
+        bought = market.command(*asked)
+        theta = state.unpack((out / "weights.safetensors").read_bytes(), state.types(Recipe.from_toml(TOML).shapes()))
+        wanted = build(Recipe.from_toml(TOML), theta).outputs((rows,)).detach().numpy()
+        np.testing.assert_array_equal(np.array(bought["scores"], np.float32), wanted)
+        assert (
+            sum(bought["paid_msat"].values() if isinstance(bought["paid_msat"], dict) else [bought["paid_msat"]])
+            == 1_009
+        )
+        refused = market.run(
+            "run", str(out / "weights.safetensors"), "--model", registered["address"], "--config", str(config)
+        )
+        assert "no tensor x in it" in json.loads(refused.stdout)["error"]["reason"]
+    finally:
+        market.stop_one("tom")
