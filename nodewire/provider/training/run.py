@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
-from nodewire.errors import BadHash, NodewireError, NotAllowed, NotFound, PaymentRequired, WorkerFailed
+from nodewire.errors import BadHash, Busy, NodewireError, NotAllowed, NotFound, PaymentRequired, WorkerFailed
 from nodewire.kind import Worker
 from nodewire.nostr import nip44
 from nodewire.nostr.event import Event
@@ -33,7 +33,9 @@ from nodewire.store.blobs import Blobs
 log = logging.getLogger("nodewire.provider")
 TASK = "trainer"
 MAX_AUDITS = 3
-"""Of one shard's round: a customer that died may ask once more."""
+"""Times that snapshots of one shard's round are made, should that fail."""
+MAX_ASKED = 64
+"""Questions for them that are answered: a customer that died asks again, and finds what was said at its relays."""
 PROGRESS_S = 2.0
 """Between two words to the customer about how far it is."""
 ALIVE_S = 10.0
@@ -75,7 +77,7 @@ class ShardRun:
         self._worker: Worker | None = None
         """The one that has the session open."""
         self._revealing = asyncio.Lock()
-        self._audits = 0
+        self._audits = self._asked = 0
         self.committed: str | None = None
         """What was delivered commits to; None if nothing was, or not since this provider was started."""
         self._close: str | None = None
@@ -133,6 +135,12 @@ class ShardRun:
                 await self._worker.close(TASK, self.job.request.id)
             except NodewireError as error:
                 log.info("job %s: its worker ended before: %s", self.job.request.id[:8], error)
+
+    def check_asked(self) -> None:
+        """Count a question for snapshots, each of which costs a look at the relays. Raises Busy: there were too many."""
+        self._asked += 1
+        if self._asked > MAX_ASKED:
+            raise Busy("snapshots", f"asked for more than {MAX_ASKED} times")
 
     async def reveal(self, asked: Asked, closed: Closed, worker: Worker) -> None:
         """Show the customer the snapshots that the round's close draws, and no others; asked again, the same answer.
