@@ -58,7 +58,7 @@ async def test_texts_are_tokenized_and_an_adapter_trained_behind_the_sandbox(tmp
         update, key = await joined(worker, "update"), sealed.new_key()
         ref = await blobs.put(b"".join(sealed.seal([update], key)))
         digest = hashlib.sha256(update).hexdigest()
-        assert await coordinator.result(0, 2, blobs.path(ref.sha256), key, digest) == (True, "")
+        assert await coordinator.result(0, 0, 2, blobs.path(ref.sha256), key, digest) == (True, "")
         assert await coordinator.judge(0) == {0: (True, "")}
         await coordinator.step(0)
         expected, _ = bare.run(given.recipe, given.dataset, 1, start=given.tensors)
