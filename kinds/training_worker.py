@@ -14,13 +14,14 @@ import torch.optim  # noqa: F401
 from nodewire.errors import BadTask
 from nodewire.kind import Actor, Limits
 from nodewire.protocol.recipe import Recipe
+from nodewire.train.actors.auditor import AuditorActor
 from nodewire.train.actors.coordinator import CoordinatorActor
 from nodewire.train.actors.outer import OuterActor
 from nodewire.train.actors.trainer import TrainerActor
 
 
 def load(engine: str, program: bytes, weights: Sequence[Path], limits: Limits) -> Actor:
-    """The trainer, the outer step or the coordinator. Raises BadTask, BadRecipe, BadData."""
+    """The trainer, the outer step, the coordinator or the auditor. Raises BadTask, BadRecipe, BadData."""
     if engine == "trainer":
         return TrainerActor(limits)
     if engine == "outer":
@@ -28,4 +29,6 @@ def load(engine: str, program: bytes, weights: Sequence[Path], limits: Limits) -
     if engine == "coordinator":
         folder, *begun = weights
         return CoordinatorActor(Recipe.unpack(program), folder, *begun[:1])
-    raise BadTask("engine", f"{engine[:40]!r} is not trainer, outer or coordinator")
+    if engine == "auditor":
+        return AuditorActor(Recipe.unpack(program), weights)
+    raise BadTask("engine", f"{engine[:40]!r} is not trainer, outer, coordinator or auditor")

@@ -173,6 +173,13 @@ class Withheld(NotFound):
     pays = "provider"
 
 
+class NotCarried(NotFound):
+    """A provider of training has not, or no more, what it would have to carry on from the round before"""
+
+    code = "not-carried"
+    pays = "nobody"
+
+
 class NotAllowed(NodewireError):
     """The state or policy does not admit the request."""
 

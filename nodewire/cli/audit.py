@@ -1,4 +1,4 @@
-"""`nodewire audit EVENT`: follow a job's trail through the public record, and say line by line what holds.
+"""`nodewire audit EVENT` (or a training's transcript, see `audit_training`): follow a job's trail through the public record, and say line by line what holds.
 
 The plan is re-derived from what it cites; takeovers, commitments, certificates, draws, verdicts, bonds and payments are
 checked against one another; the customer's own ledger as well, if the configuration is its own.
@@ -10,6 +10,7 @@ import asyncio
 import sys
 from contextlib import AsyncExitStack
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +19,7 @@ import typer
 from nodewire.cli.output import CUSTOMERS, Json, console, one_line, print_json
 from nodewire.cli.roles import enter_market, event_id, naming
 from nodewire.config import AnyRole, OracleConfig, load_role
-from nodewire.errors import BadConfig, NodewireError, NotFound
+from nodewire.errors import BadConfig, BadInput, NodewireError, NotFound
 
 if TYPE_CHECKING:
     from nodewire.customer.trail.line import Line
@@ -29,13 +30,35 @@ if TYPE_CHECKING:
     from nodewire.protocol.manifest import Manifest
 
 
+class Depth(StrEnum):
+    none = "none"
+    drawn = "drawn"
+    all = "all"
+
+
 def audit(
-    event: Annotated[str, typer.Argument(help="Id of the job request (kind 8843).")],
-    config: Annotated[Path, typer.Option("--config", "-c", help="A role's TOML file: relays, stores, committee.")],
+    event: Annotated[str, typer.Argument(help="Id of a job request (kind 8843), or a training's transcript.json.")],
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="A role's TOML file: relays, stores, committee.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="With a transcript: the folder that was trained on, to compute losses, too.")
+    ] = None,
+    start: Annotated[Path | None, typer.Option(help="With a transcript: what its recipe starts from.")] = None,
+    segments: Annotated[
+        Depth, typer.Option(help="With a transcript: which work is computed again, where there are keys for it.")
+    ] = Depth.drawn,
     json: Json = False,
 ) -> None:
-    """Check a job from its plan to its payments; exit code 1 if anything contradicts the public record."""
+    """Check a job from its plan to its payments, or a training from its transcript; exit code 1 if anything is wrong."""
+    if event.endswith(".json") or Path(event).is_file():
+        from nodewire.cli.audit_training import audit_training
+
+        audit_training(Path(event), config, data=data, start=start, segments=segments.value, as_json=json)
+        return
     id_ = event_id(event)
+    if config is None:
+        raise BadInput("--config", "a job's trail is read from relays: name a role's TOML file")
     role = load_role(config)
     with naming(role.relays):
         found = asyncio.run(_audit(role, id_))

@@ -51,6 +51,9 @@ def train(
         bool, typer.Option("--register", help="Put the trained model on the market, with the customer's key.")
     ] = False,
     target_vram: Annotated[str, typer.Option(help="With --register: most memory that one piece may need.")] = "1GB",
+    closed: Annotated[
+        bool, typer.Option("--closed", help="Leave the keys out of the transcript: nobody can compute it again.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Train a model on strangers' machines, round by round. What was broken off goes on where it stood."""
@@ -71,7 +74,7 @@ def train(
         customer, read, data.resolve(), shards, budget_msat, start and start.resolve(), model and model.resolve()
     )
     done = uvloop.run(_train(ask, show=not json))
-    said = write(out, read, done)
+    said = write(out, read, done, closed=closed)
     if register and model is not None:
         said["registered"] = _registered(model, read.name, target_vram, customer, show=not json)
         note(out, said)

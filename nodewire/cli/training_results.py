@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from nodewire.protocol.recipe import Recipe
 
 WEIGHTS, CURVE, SUMMARY, MODEL = "weights.safetensors", "curve.svg", "summary.json", "model"
+TRANSCRIPT = "transcript.json"
 
 
 def place(out: Path) -> Path:
@@ -71,12 +72,14 @@ def summary(recipe: Recipe, done: Trained) -> dict[str, Any]:
     }
 
 
-def write(out: Path, recipe: Recipe, done: Trained) -> dict[str, Any]:
-    """Write it all to `out`; the summary, with where everything stands."""
+def write(out: Path, recipe: Recipe, done: Trained, *, closed: bool = False) -> dict[str, Any]:
+    """Write it all to `out`; the summary, with where everything stands. `closed`: the transcript opens nothing."""
     if _is_file(out):
         _replace(out, done.weights)
-        return {**summary(recipe, done), "weights": str(out)}
+        transcript = _transcribed(out.with_suffix(".transcript.json"), done, closed=closed)
+        return {**summary(recipe, done), "weights": str(out), **transcript}
     said = {**summary(recipe, done), "out": str(out), "weights": str(out / WEIGHTS)}
+    said |= _transcribed(out / TRANSCRIPT, done, closed=closed)
     _replace(out / WEIGHTS, done.weights)
     if done.history.points:
         from nodewire.cli.training_plot import plot
@@ -84,6 +87,14 @@ def write(out: Path, recipe: Recipe, done: Trained) -> dict[str, Any]:
         plot(done.history.points, recipe.name, out / CURVE)
     note(out, said)
     return said
+
+
+def _transcribed(path: Path, done: Trained, *, closed: bool) -> dict[str, str]:
+    """For its owner's eyes: an open transcript has the keys of all shards."""
+    if done.transcript is None:
+        return {}
+    _replace(path, (done.transcript.closed() if closed else done.transcript).to_json().encode(), mode=0o600)
+    return {"transcript": str(path)}
 
 
 def note(out: Path, said: dict[str, Any]) -> None:
@@ -96,8 +107,10 @@ def _is_file(out: Path) -> bool:
     return out.suffix == ".safetensors" and not out.is_dir()
 
 
-def _replace(path: Path, data: bytes) -> None:
+def _replace(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     """Whole or as before, whatever happens meanwhile."""
     part = path.with_name(f".{path.name}.part")
+    part.unlink(missing_ok=True)
+    part.touch(mode=mode)
     part.write_bytes(data)
     part.replace(path)

@@ -28,12 +28,15 @@ class Asked:
     customer: str
     provider: str
     snapshots: tuple[int, ...]
+    close: str
+    """The id of the close that they are drawn with."""
 
 
 class Shown(Schema):
     """One snapshot's ciphertext."""
 
-    segment: int = Field(ge=0, lt=MAX_STATES)
+    segment: int = Field(ge=0, le=MAX_STATES)
+    """Of the snapshot at its end; the number after the last is what was carried into the round."""
     blob: BlobRef
     key: Hex32
     sha256: Hex32
@@ -50,9 +53,11 @@ class Showing(Schema):
     shown: tuple[Shown, ...] = Field(min_length=1, max_length=MAX_SNAPSHOTS)
 
 
-def ask(keys: Keys, kind: int, request: str, provider: str, snapshots: Sequence[int], *, created_at: int) -> Event:
-    """The event of a customer that audits a round of `kind`."""
-    said = [["e", request], ["p", provider], ["k", str(kind)], ["snapshots", *map(str, snapshots)]]
+def ask(
+    keys: Keys, kind: int, request: str, provider: str, close: str, snapshots: Sequence[int], *, created_at: int
+) -> Event:
+    """The event of a customer that audits a round of `kind`, as its `close` draws."""
+    said = [["e", request], ["p", provider], ["k", str(kind)], ["close", close], ["snapshots", *map(str, snapshots)]]
     return _event.sign(keys, kinds.VERIFICATION, created_at=created_at, tags=said)
 
 
@@ -68,8 +73,9 @@ def parse(event: Event) -> Asked:
     wanted = next((tag[1:] for tag in event.tags if tag[0] == "snapshots"), ())
     if not 0 < len(wanted) <= MAX_SNAPSHOTS:
         raise BadTag("snapshots", f"{len(wanted)}, from 1 to {MAX_SNAPSHOTS}")
-    snapshots = tuple(tags.number("snapshots", one, most=MAX_STATES - 1) for one in wanted)
-    return Asked(tags.hex32(event, "e"), event.pubkey, tags.hex32(event, "p"), snapshots)
+    snapshots = tuple(tags.number("snapshots", one, most=MAX_STATES) for one in wanted)
+    close = tags.hex32(event, "close")
+    return Asked(tags.hex32(event, "e"), event.pubkey, tags.hex32(event, "p"), snapshots, close)
 
 
 def show(keys: Keys, kind: int, request: str, customer: str, ciphertext: str, *, created_at: int) -> Event:

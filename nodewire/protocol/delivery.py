@@ -42,13 +42,16 @@ class Delivered(Schema):
     """Of training, in millionths, as they fell; the provider's word and no more."""
     states: tuple[Hex32, ...] = Field(max_length=MAX_STATES)
     """Digests of the snapshots after every segment."""
+    carried: Hex32 | None = None
+    """SHA-256 of what its provider carries on from this round, zeros if nothing; None in recipes that carry nothing."""
 
     def commitment(self, provider: str, request: str, round_: int, index: int) -> str:
         """The event's `x`: the Merkle root over the snapshots' digests and the packed update's hash, for whom and what.
 
         Its author is part of it: nobody else can open it as its own.
         """
-        tree = merkle.root([merkle.leaf(bytes.fromhex(leaf)) for leaf in (*self.states, self.sha256)])
+        leaves = (*self.states, self.sha256, *([] if self.carried is None else [self.carried]))
+        tree = merkle.root([merkle.leaf(bytes.fromhex(leaf)) for leaf in leaves])
         return canonical.digest("nodewire/round/1", [provider, request, round_, index, tree])
 
 

@@ -18,6 +18,8 @@ COMMITMENT = 8854
 RECEIPT = 8856
 TAKEOVER = 8857
 BOND = 8858
+CLOSE = 8859
+"""Of a round of training: what is drawn of its results follows from it."""
 MANIFEST = 38840
 COMMITTEE = 38841
 AD = 31990

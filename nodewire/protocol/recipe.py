@@ -117,6 +117,14 @@ class Compression(Schema):
     bits: Literal[2, 8] = 8
     """Of a number that topk keeps."""
     error_feedback: Share = "0.0"
+    fragments: int = Field(default=1, ge=1, le=64)
+    """Of so many parts a round sends and steps one, in turn; the last round all. What is trained of the others goes on
+    at its provider (Streaming DiLoCo, arXiv 2501.18512)."""
+
+    @property
+    def carries(self) -> bool:
+        """Whether a provider takes something of its own from a round into the next one."""
+        return self.fragments > 1 or float(self.error_feedback) > 0
 
     @property
     def kept(self) -> int:
@@ -246,6 +254,12 @@ class Recipe(Schema):
         if self.loss == "contrastive" and self.batch < 2:
             raise ValueError("batch: one pair has nothing to be told from")
         self._adapter_fits()
+        if self.compression.fragments > self.rounds:
+            raise ValueError("compression.fragments: more than rounds")
+        if self.compression.fragments > 1 and self.late != "drop":
+            raise ValueError("late: of a round of another fragment nothing can count")
+        if self.stretches() > self.trained():
+            raise ValueError("compression.fragments: more than there are numbers")
         for what, value, most in (
             ("samples", self.steps * self.batch, MAX_SAMPLES),
             ("parameters", self.parameters(), MAX_PARAMETERS),
@@ -280,6 +294,11 @@ class Recipe(Schema):
         """Numbers that are trained: the sum of the products of `shapes()`."""
         return count(self.shapes())
 
+    def stretches(self) -> int:
+        """Into so many stretches of numbers a model is cut; fragment f has each `fragments`-th, from f on."""
+        many = self.compression.fragments
+        return many * max(1, getattr(self.family, "layers", 1) // many)
+
     def needed(self, shards: int) -> int:
         """Results that a round's outer step needs: the quorum, and no fewer than the aggregate can be made of."""
         outer = self.outer
@@ -309,11 +328,13 @@ class Recipe(Schema):
         """A provider's peak above an empty worker: 4 x (parameters + trained x (4 + moments) + batch x activations).
 
         Four more copies of what is trained are theta as it came, its gradient, the beginning and the result; moments
-        are 1 for sgd with momentum, 2 for adamw and muon. bf16 adds half of parameters and activations; 8 MiB are for
-        samples. The shard and the packed result come on top.
+        are 1 for sgd with momentum, 2 for adamw and muon. Fragments and error feedback each add two copies, of what is
+        carried into a round and out of it. bf16 adds half of parameters and activations; 8 MiB are for samples. The
+        shard and the packed result come on top.
         """
         moments = {"sgd": int(float(self.inner.momentum) > 0), "adamw": 2, "muon": 2}[self.inner.optimizer]
-        numbers = self.parameters() + self.trained() * (4 + moments)
+        carried = 2 * (self.compression.fragments > 1) + 2 * (float(self.compression.error_feedback) > 0)
+        numbers = self.parameters() + self.trained() * (4 + moments + carried)
         activations = self.batch * self.family.activations_per_sample(self.data.window)
         cast = 2 * (self.parameters() + activations) if self.precision == "bf16" else 0
         return 4 * (numbers + activations) + cast + 8 * 2**20

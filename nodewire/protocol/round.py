@@ -125,6 +125,9 @@ class RoundTicket(Schema):
     shard_sha256: Hex32
     start_key: Hex32 | None = None
     """With an adapter; what is sealed is the file that the recipe's `family.start` cites."""
+    carried: Hex32 | None = None
+    """What this provider said, when it delivered this shard in the round before, that it carries on from there; it
+    begins with that. None: with nothing, as in the first round and for whoever takes a shard over."""
 
     def seal(self) -> str:
         """What the request says of the ticket, before it has an id: all but the id."""
@@ -143,11 +146,11 @@ def check_supported(recipe: Recipe) -> None:
 
     Raises:
         BadRecipe: a file that it cites cannot be of the size that it says.
-        Unsupported: it carries what packing lost into the next round.
+        Unsupported: providers carry something from round to round that nobody audits.
     """
     start.check(recipe)
-    if float(recipe.compression.error_feedback):
-        raise Unsupported("compression.error_feedback", "providers do not keep it between rounds yet")
+    if recipe.compression.carries and not float(recipe.audit.fraction):
+        raise Unsupported("audit.fraction", "what providers carry from round to round is only known by audits")
 
 
 def job_of(customer: str, salt: str) -> str:

@@ -6,11 +6,12 @@ code. It is also what the market's overhead is measured against.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from nodewire.protocol.recipe import Recipe
-from nodewire.train import compress, data, outer
+from nodewire.train import carried, data, fragments, outer
+from nodewire.train.carried import Carried
 from nodewire.train.data import Tensors
 from nodewire.train.families import initial
 from nodewire.train.inner import Trainer
@@ -53,6 +54,7 @@ def run(
     start: State | None = None,
     rounds: int | None = None,
     participation: Participation | None = None,
+    taken_over: Container[tuple[int, int]] = (),
     on_round: Callable[[Point], None] | None = None,
 ) -> tuple[State, list[Point]]:
     """Train on `k` shards of a data set; theta after the last round and the curve.
@@ -61,13 +63,15 @@ def run(
         start: the tensors that the recipe's model starts from, if it names any.
         rounds: fewer than the recipe's, to stop early.
         participation: what counted in each round, if it was not all shards with all steps.
+        taken_over: round and shard where another provider takes over, who has nothing of what the one before carried.
     """
     shards, held_out = data.split(dataset, k, recipe)
     measured = data.samples(held_out, recipe, recipe.validation.samples)
     trainer = Trainer(recipe, start)
     theta = initial(recipe, start)
     momenta = outer.start(recipe.outer, theta)
-    residuals: list[State | None] = [None] * k
+    kept: dict[int, Carried | None] = {}
+    """What those carry whose result counted in the round before, in time."""
     curve = []
     many = recipe.rounds if rounds is None else rounds
     participation = everybody(recipe, k, many) if participation is None else participation
@@ -76,14 +80,20 @@ def run(
         # What was trained in this round, whenever it counts: by shard, and nothing twice.
         mine = sorted({p for r in (round, round + 1) for p in participation.get(r, ()) if p.round == round}, key=_key)
         losses, size, trained[round] = [], 0, []
+        after: dict[int, Carried | None] = {}
         for part in mine:
-            update = trainer.train(theta, shards[part.index], round, part.index, part.steps)
-            packed, residuals[part.index] = compress.pack(update.delta, recipe.compression, residuals[part.index])
-            delta = compress.unpack(packed, recipe.shapes(), recipe.compression)
+            begun = None if (round, part.index) in taken_over else kept.get(part.index)
+            update = trainer.train(carried.beginning(theta, begun), shards[part.index], round, part.index, part.steps)
+            delta = update.delta
+            if recipe.compression.carries:
+                delta = carried.moved(theta, trainer.now(part.steps).theta)
+            packed, after[part.index] = carried.send(recipe, round, delta, begun)
+            delta = carried.received(recipe, round, packed)
             trained[round].append((part, update.samples, delta))
             losses.append(sum(update.losses) / len(update.losses))
             size += len(packed)
         counted = set(participation[round])
+        kept = {part.index: after[part.index] for part in mine if part in counted}
         results = [
             (part, weight, delta)
             for one in (trained.pop(round - 1, []), trained[round])
@@ -91,7 +101,9 @@ def run(
             if part in counted and (weight := outer.lateness_weight(samples, round - part.round))
         ]
         results.sort(key=lambda result: _key(result[0]))
-        theta, momenta = outer.step(recipe.outer, theta, momenta, [(weight, delta) for _, weight, delta in results])
+        theta, momenta = fragments.step(
+            recipe, round, theta, momenta, [(weight, delta) for _, weight, delta in results]
+        )
         curve.append(Point(round, sum(losses) / len(losses), trainer.loss(theta, measured), size))
         if on_round is not None:
             on_round(curve[-1])

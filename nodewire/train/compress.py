@@ -39,6 +39,9 @@ LARGEST = 2.0**64
 _SMALLEST = 2.0**-126
 _LIMIT = {"int8": 127, "int4": 7, "topk": 127}
 """The largest code."""
+_SLACK = 1e-4
+"""Of bounds, for rounding."""
+_HALF = 0.5 + _SLACK
 
 
 def pack(delta: State, compression: Compression, residual: State | None = None) -> tuple[bytes, State | None]:
@@ -52,8 +55,7 @@ def pack(delta: State, compression: Compression, residual: State | None = None) 
         BadUpdate: a number is not finite, or above 2^64.
     """
     feedback = float(compression.error_feedback)
-    if residual is not None and feedback:
-        delta = {name: tensor + feedback * residual[name] for name, tensor in delta.items()}
+    delta = fed(delta, compression, residual)
     _check_range(delta)
     if compression.method == "f32":
         data = state.pack(delta)
@@ -65,6 +67,14 @@ def pack(delta: State, compression: Compression, residual: State | None = None) 
         return data, None
     sent = unpack(data, {name: tuple(tensor.shape) for name, tensor in delta.items()}, compression)
     return data, {name: tensor - sent[name] for name, tensor in delta.items()}
+
+
+def fed(delta: State, compression: Compression, residual: State | None) -> State:
+    """What is packed: the delta, and of what packing lost before the share that the recipe says."""
+    feedback = float(compression.error_feedback)
+    if residual is None or not feedback:
+        return delta
+    return {name: tensor + feedback * residual[name] for name, tensor in delta.items()}
 
 
 def unpack(data: bytes, shapes: Shapes, compression: Compression) -> State:
@@ -88,6 +98,44 @@ def unpack(data: bytes, shapes: Shapes, compression: Compression) -> State:
     # Copies, so that one tensor of a State does not keep the memory of all.
     tensors = zip(torch.split(row, sizes), shapes.items(), strict=True)
     return {name: tensor.clone().view(shape) for tensor, (name, shape) in tensors}
+
+
+def most_lost(data: bytes, shapes: Shapes, compression: Compression) -> State:
+    """The most that packing can have lost of every number, if `data` is what it made: no residual is larger.
+
+    f32 loses nothing. A number with a code is off by half a step at most. What topk leaves out is no larger than the
+    least that it keeps; of those kept in 2 bits the low ones are 0 to m and the high ones m to what is left for one of
+    them when all others are m, m being the mean of both. Raises as `unpack`.
+    """
+    sent = unpack(data, shapes, compression)
+    if compression.method == "f32":
+        return {name: torch.zeros_like(tensor) for name, tensor in sent.items()}
+    sizes = [tensor.numel() for tensor in sent.values()]
+    parts = state.unpack(data, _types(shapes, compression), field="update")
+    row = _most_lost(parts, compression).reshape(-1)[: sum(sizes)]
+    tensors = zip(torch.split(row, sizes), sent.items(), strict=True)
+    return {name: bound.clone().view(tensor.shape) for bound, (name, tensor) in tensors}
+
+
+def _most_lost(parts: Mapping[str, Tensor], how: Compression) -> Tensor:
+    """Bounds [blocks, block]."""
+    tiny = how.block * _SMALLEST
+    if how.method != "topk":
+        return (_HALF * parts["scales"][:, None] + tiny).expand(-1, how.block)
+    places = parts["places"].long()
+    if how.bits == 8:
+        half = _HALF * parts["scales"][:, None]
+        least = parts["codes"].float().abs().amin(1, keepdim=True) * parts["scales"][:, None]
+        inside, outside = half.expand(-1, how.kept), least + half
+    else:
+        low, high = parts["scales"][:, :1], parts["scales"][:, 1:]
+        above = (_parted(parts["codes"], 2, how.kept) & 2) > 0
+        many = above.sum(1, keepdim=True)
+        mean = (low * (how.kept - many) + high * many) / how.kept
+        inside = torch.where(above, (many - 1).clamp(min=1) * (high - mean), torch.maximum(low, mean - low))
+        inside, outside = inside + _SLACK * high, low * (1 + _SLACK)
+    bounds = outside.expand(-1, how.block).clone()
+    return bounds.scatter_(1, places, inside) + tiny
 
 
 def most_bytes(shapes: Shapes, compression: Compression) -> int:
@@ -145,7 +193,8 @@ def _decoded(parts: Mapping[str, Tensor], numbers: int, how: Compression) -> Ten
             else _of_two_bits(scales, _parted(codes, 2, how.kept))
         )
         row = torch.zeros(blocks, how.block).scatter_(1, places, kept).view(-1)
-        if bool(row[numbers:].any()):
+        # In 2 bits there is no zero: what fills up a block shorter than what is kept of one has its mean, too.
+        if how.bits == 8 and bool(row[numbers:].any()):
             raise BadUpdate("update.places", "a number behind the last")
         return row[:numbers]
     if how.method == "int4":

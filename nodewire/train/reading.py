@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +54,12 @@ def read(recipe: Recipe, path: Path, tokenizer: bytes | None = None) -> Tensors:
     if isinstance(recipe.family, Decoder) and recipe.family.tokens == "bpe":
         found = {"ids": _narrow(found["ids"])}
     return checked(recipe, found)
+
+
+def texts(path: Path) -> Iterator[str]:
+    """The texts of a file or folder, in pieces. Raises as `read`."""
+    for file in _files(path):
+        yield from _pieces(_text(file))
 
 
 def _files(path: Path) -> list[Path]:

@@ -1,14 +1,16 @@
 """What a round's work is committed to by, and any part of it computed again. NIPS.md, "Commitments and audits".
 
     leaf i     = merkle.leaf(digest of the snapshot after segment i)           i = 0 .. segments - 1
-    last leaf  = merkle.leaf(SHA-256 of the packed update)
+    next leaf  = merkle.leaf(SHA-256 of the packed update)
+    last leaf  = merkle.leaf(digest of what is carried into the next round)    of recipes that carry anything
     root       = H("nodewire/round/1", canonical [author, request, round, index, Merkle root])
 
 A provider publishes its root before anybody's update is shown, so whoever copies one has committed to another. Its
 author is part of it: nobody can open another's. Which segments are computed again is drawn when the round is closed,
 from an id that nobody knew before. Of a drawn segment the provider shows the snapshots at both ends; who audits
 trains from the first one and compares. Equal profiles give equal bits; between unlike machines the distance counts,
-as a share of the segment's own way.
+as a share of the segment's own way. Where something is carried, the last segment is always drawn: with it packing and
+what is carried on are computed again, so what a round begins with has been checked in the round before.
 """
 
 from __future__ import annotations
@@ -22,9 +24,10 @@ import torch
 from torch import Tensor
 
 from nodewire.errors import BadData, BadHash, BadInput, BadUpdate, Withheld
-from nodewire.protocol import canonical, merkle
+from nodewire.protocol import canonical, closing, merkle
 from nodewire.protocol.recipe import Recipe
-from nodewire.train import compress, draw, state
+from nodewire.train import carried, state
+from nodewire.train.carried import Carried
 from nodewire.train.data import Shard
 from nodewire.train.inner import Snapshot, Trainer
 from nodewire.train.state import State
@@ -51,6 +54,8 @@ class Claim:
     """The snapshots' digests, one per segment."""
     update: bytes
     """SHA-256 of the packed update."""
+    carried: bytes | None = None
+    """The digest of what is carried on; None in recipes that carry nothing."""
 
     def root(self) -> bytes:
         """The 32 bytes that were to be published before."""
@@ -64,18 +69,21 @@ class Claim:
         """That these are the leaves under a published root, as many as `steps` have, and `packed` the update.
 
         Raises:
-            BadUpdate: more or fewer snapshots than segments.
+            BadUpdate: more or fewer snapshots than segments; something carried where nothing is, or the other way.
             BadHash: another root, or another update.
         """
         if len(self.states) != count(recipe, steps):
             raise BadUpdate("states", f"{len(self.states)}, but {steps} steps have {count(recipe, steps)} segments")
+        if (self.carried is None) == recipe.compression.carries:
+            raise BadUpdate("carried", "to be said where the recipe carries something, and only there")
         if self.root() != committed:
             raise BadHash("root", "not what was committed to")
         if hashlib.sha256(packed).digest() != self.update:
             raise BadHash("update", "not what was committed to")
 
     def _leaves(self) -> list[bytes]:
-        return [merkle.leaf(data) for data in (*self.states, self.update)]
+        more = () if self.carried is None else (self.carried,)
+        return [merkle.leaf(data) for data in (*self.states, self.update, *more)]
 
 
 def root(author: str, request: str, round: int, index: int, tree: bytes) -> bytes:
@@ -94,9 +102,7 @@ def drawn(seed: bytes, committed: bytes, segments: int, fraction: float, least: 
     Args:
         seed: the id of the event that closes the round, 32 bytes, unknown when `committed` was published.
     """
-    many = min(segments, max(least, int(segments * fraction)))
-    order = draw.order(segments, "segments", seed.hex(), committed.hex())
-    return tuple(sorted(int(i) for i in order[:many]))
+    return closing.draw(seed.hex(), committed.hex(), segments, fraction, least)
 
 
 def show(snapshot: Snapshot) -> bytes:
@@ -135,17 +141,19 @@ def recomputed(
     segment: int,
     reveal: Callable[[int], bytes | None],
     packed: bytes,
+    begun: Carried | None = None,
 ) -> float:
     """How far a claimed segment is from what comes out here: 0 where bits agree, about 1 where nothing was done.
 
     The last segment is followed by the packing, which is compared like a state.
 
     Args:
-        theta: at the round's beginning.
+        theta: what everybody had at the round's beginning.
         steps: of the whole round.
         reveal: the bytes (`show`) of snapshot number i as its provider sends them; asked only for those that are
             needed, which on equal machines is the one before the segment.
         packed: the update as it was delivered.
+        begun: what its provider carried into the round (`carried.shown`).
 
     Raises:
         Withheld: the provider does not show a snapshot.
@@ -153,7 +161,8 @@ def recomputed(
     """
     if not 0 <= segment < len(claim.states):
         raise BadInput("segment", f"{segment} of {len(claim.states)}")
-    beginning, every = trainer.beginning(theta), trainer.recipe.audit.segment
+    recipe, last = trainer.recipe, len(claim.states) - 1
+    beginning, every = trainer.beginning(carried.beginning(theta, begun)), recipe.audit.segment
 
     def theirs(i: int) -> Snapshot:
         data = reveal(i)
@@ -164,11 +173,15 @@ def recomputed(
     start = theirs(segment - 1) if segment else beginning
     mine = trainer.segment(start, shard, claim.round, claim.index, min(every, steps - start.step))
     end = mine if mine.digest() == claim.states[segment] else theirs(segment)
-    off = max(charged(trainer.recipe, start, mine), strayed(trainer.recipe, theta, start, packed))
+    if recipe.compression.fragments > 1:  # an update is of a part, and of more rounds than this one
+        way = distance((end if segment == last else theirs(last)).theta, beginning.theta)
+    else:
+        way = norm(carried.received(recipe, claim.round, packed))
+    off = max(charged(recipe, start, mine), strayed(recipe, beginning.theta, start, way))
     if end is not mine:
-        off = max(off, apart(trainer.recipe, start, mine, end))
-    if segment == len(claim.states) - 1:
-        off = max(off, packing_off(trainer.recipe, theta, end, packed))
+        off = max(off, apart(recipe, start, mine, end))
+    if segment == last:
+        off = max(off, packing_off(recipe, claim, theta, end, packed, begun))
     return off
 
 
@@ -194,14 +207,16 @@ def charged(recipe: Recipe, start: Snapshot, mine: Snapshot) -> float:
     return 0.0
 
 
-def strayed(recipe: Recipe, theta: State, start: Snapshot, packed: bytes) -> float:
+def strayed(recipe: Recipe, beginning: State, start: Snapshot, way: float) -> float:
     """Infinite if a snapshot that was shown is much farther from the round's beginning than its end is, or else 0.
 
     Otherwise two wrong snapshots would do: away to where gradients are nothing, and back.
+
+    Args:
+        way: how long the round's own way is: with fragments from its beginning to its end, else the update's length.
     """
-    sent = norm(compress.unpack(packed, recipe.shapes(), recipe.compression))
-    most = STRAYED * sent * (4 if recipe.compression.method == "topk" else 1)
-    return 0.0 if distance(start.theta, theta) <= most else math.inf
+    most = STRAYED * way * (4 if recipe.compression.method == "topk" else 1)
+    return 0.0 if distance(start.theta, beginning) <= most else math.inf
 
 
 def _taken(recipe: Recipe, name: str, start: Snapshot, end: Snapshot) -> Tensor:
@@ -215,20 +230,23 @@ def _decay(recipe: Recipe, name: str) -> float:
     return {"momentum": float(inner.momentum), "first": float(inner.betas[0]), "second": float(inner.betas[1])}[name]
 
 
-def packing_off(recipe: Recipe, theta: State, end: Snapshot, packed: bytes) -> float:
+def packing_off(
+    recipe: Recipe, claim: Claim, theta: State, end: Snapshot, packed: bytes, begun: Carried | None = None
+) -> float:
     """How far a delivered update is from what packing makes of its own last snapshot, as a share of that.
 
-    With error feedback a sender adds a residual that only it knows, which can be as long as what is lost in packing:
-    then this says nothing, and is 0.
+    Infinite if what is carried on is not what is left of both: it follows from them bit by bit on every machine.
     """
-    if float(recipe.compression.error_feedback):
-        return 0.0
-    delta = {name: end.theta[name] - tensor for name, tensor in theta.items()}
-    mine, _ = compress.pack(delta, recipe.compression)
-    if mine == packed:
-        return 0.0
-    one, other = (compress.unpack(data, recipe.shapes(), recipe.compression) for data in (mine, packed))
-    return _share(distance(one, other), norm(one))
+    delta = carried.moved(theta, end.theta)
+    mine, after = carried.send(recipe, claim.round, delta, begun)
+    off = 0.0
+    if mine != packed:
+        one, other = (carried.received(recipe, claim.round, data) for data in (mine, packed))
+        off = _share(distance(one, other), norm(one))
+        after = carried.left(recipe, claim.round, delta, begun, packed)
+    if claim.carried is not None and carried.digest(carried.packed(after)) != claim.carried:
+        return math.inf
+    return off
 
 
 def first_other(states: Sequence[bytes], agrees: Callable[[int], bool]) -> int:

@@ -45,6 +45,11 @@ def learned(texts: Iterable[str], size: int) -> bytes:
     return tokenizer.to_str().encode()
 
 
+def size_of(tokenizer: bytes) -> int:
+    """How many ids a tokenizer.json has."""
+    return int(Tokenizer.from_str(tokenizer.decode()).get_vocab_size())
+
+
 def _byte_level(tokenizer: Tokenizer) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from nodewire.customer.training import pacing
 from nodewire.customer.training.choosing import Need, deal, grouped
-from nodewire.errors import NoProvider
 from nodewire.protocol.trainer import Trainer
 
 NEED = Need(8840, "mlp", 10**6, 1_000, 5)
@@ -30,15 +30,17 @@ def ad(**changes) -> Trainer:
     return Trainer(**{**fields, **changes})
 
 
-def dealt(market, needs=None, busy=(), before=None, excluded=None, failures=()):
+def dealt(market, needs=None, busy=(), before=None, excluded=(), failures=(), took=None):
     needs = needs or {0: NEED, 1: NEED}
     return deal(
         needs,
         market,
         busy=Counter(busy),
         before=before or {},
-        excluded={index: frozenset((excluded or {}).get(index, ())) for index in needs},
+        excluded=frozenset(excluded),
         failures=Counter(failures),
+        measured_us=took or {},
+        each_us=pacing.step_us(market, {public: (us,) for public, us in (took or {}).items()}, 10**9),
     )
 
 
@@ -56,18 +58,39 @@ def test_who_has_failed_comes_after_everybody_else():
 
 
 def test_a_shard_stays_where_it_was_unless_that_provider_failed_it_or_is_gone():
-    market = {"dear": ad(least_msat=20, concurrency=1), "cheap": ad()}
+    market = {"dear": ad(least_msat=14, concurrency=1), "cheap": ad()}
     assert dealt(market, before={1: "dear"}) == {0: "cheap", 1: "dear"}
-    assert dealt(market, before={1: "dear"}, excluded={1: {"dear"}}) == {0: "cheap", 1: "cheap"}
+    assert dealt(market, before={1: "dear"}, excluded={"dear"}) == {0: "cheap", 1: "cheap"}
+    assert dealt(market, before={1: "dear"}, failures=("dear",)) == {0: "cheap", 1: "cheap"}
     assert dealt(market, before={1: "gone"}) == {0: "cheap", 1: "cheap"}
+
+
+def test_a_shard_goes_to_who_is_better_by_far_and_stays_where_little_would_be_gained():
+    market = {"old": ad(least_msat=20, concurrency=1), "new": ad(least_msat=13)}
+    assert dealt(market, before={0: "old"}) == {0: "new", 1: "new"}
+    market["new"] = ad(least_msat=14, concurrency=1)
+    assert dealt(market, before={0: "old"}) == {0: "old", 1: "new"}
+    one = {0: NEED}
+    market = {"old": ad(), "new": ad(gflops=21), "usual": ad(least_msat=11)}
+    assert dealt(market, one, before={0: "old"}) == {0: "old"}  # only a claim, and old is as fast as most
+    assert dealt(market, one, before={0: "old"}, took={"old": 90, "usual": 20, "other": 20}) == {0: "new"}
+    assert dealt(market, one, before={0: "old"}, took={"old": 90, "new": 60, "usual": 20, "other": 20}) == {0: "old"}
+    market["new"] = ad(gflops=21, least_msat=12)  # dearer
+    assert dealt(market, one, before={0: "old"}, took={"old": 90, "usual": 20, "other": 20}) == {0: "old"}
+
+
+def test_as_many_shards_as_there_is_room_for_are_dealt():
+    market = {"ada": ad(concurrency=1), "bea": ad(least_msat=11, concurrency=1)}
+    assert dealt(market, dict.fromkeys(range(5), NEED)) == {0: "ada", 1: "bea"}
+    assert dealt(market, dict.fromkeys(range(2, 5), NEED), busy=("ada",)) == {2: "bea"}
+    assert dealt(market, busy=("ada", "bea")) == {}
 
 
 @pytest.mark.parametrize(
     "changes", [{"kind": 8841}, {"family": "cnn"}, {"memory_bytes": 10**6 + 1}, {"blob_bytes": 1_001}]
 )
 def test_who_cannot_do_it_is_not_asked(changes):
-    with pytest.raises(NoProvider, match="shard 0"):
-        dealt({"a": ad()}, {0: replace(NEED, **changes)})
+    assert dealt({"a": ad()}, {0: replace(NEED, **changes)}) == {}
 
 
 def test_requests_name_nobody_twice_and_one_round_before_for_all():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodewire.customer.training import machine, watching
+from nodewire.customer.training import lateness, machine, watching
 from nodewire.customer.training.journal import Journal
 from nodewire.customer.training.machine import (
     Audit,
@@ -16,12 +17,16 @@ from nodewire.customer.training.machine import (
     Await,
     Begun,
     Call,
+    Close,
+    Closed,
     Delivered,
     DepositAsked,
     Fetch,
     Judge,
     Judged,
+    Linger,
     Lost,
+    Missed,
     Opened,
     Paid,
     Pay,
@@ -33,6 +38,7 @@ from nodewire.customer.training.machine import (
     State,
     Step,
     Stepped,
+    Sufficed,
 )
 from nodewire.customer.training.pending import pending
 from nodewire.customer.training.transitions import apply
@@ -98,7 +104,24 @@ def audited(*providers: str, number: int) -> list[machine.Event]:
     events: list[machine.Event] = [Published(number, request, "{}", rows)]
     for provider in providers:
         events += [*delivered(request, provider), Judged(request, provider, True, "", True)]
-    return [*events, Stepped(number, 1, BLOB)]
+    closed = Closed(number, f"c{number}", "{}", tuple((request, provider) for provider in providers))
+    return [*events, closed, Stepped(number, 1, BLOB)]
+
+
+def test_a_round_is_closed_once_before_anything_of_it_is_audited():
+    opened = apply(Opened(4, (BLOB, BLOB), BLOB), State())
+    *events, closed, stepped = audited("ada", "bea", number=0)
+    state = after(*events[:-1], state=opened)
+    assert pending(state) == [Judge(0, (("r0", "bea"),))]
+    state = after(events[-1], state=state)
+    assert pending(state) == [Step(0), Close(0)]
+    assert Close(0) in pending(after(stepped, state=state))
+    state = after(closed, state=state)
+    assert pending(state) == [Step(0), Audit("r0", "ada"), Audit("r0", "bea")]
+    assert apply(replace(closed, close="c9"), state) is state
+    state = after(Audited("r0", "ada", True, ""), state=state)
+    assert list(state.closes) == ["c0"]
+    assert after(Audited("r0", "bea", True, ""), state=state).closes == {}
 
 
 def test_a_balance_waits_for_its_audit_and_rounds_for_those_of_the_round_before_the_last():
@@ -143,71 +166,196 @@ def test_a_round_is_not_over_before_every_shard_was_accepted():
         after(ASKED, *delivered("r0", "ada"), Judged("r0", "ada", True, ""), Stepped(0, 1, BLOB))
 
 
-def walk(seed: int, rounds: int, shards: int) -> tuple[list[machine.Event], State]:
-    """A training in which providers refuse, die, and cheat at random, until it is over."""
+def test_a_round_is_stepped_without_who_takes_long_once_enough_are_there():
+    opened = apply(Opened(2, (BLOB, BLOB, BLOB), BLOB, needed=2, late=True), State())
+    asked = Published(0, "r0", "{}", (row(0, "ada"), row(1, "bea"), row(2, "cyd")))
+    state = after(asked, *(Begun("r0", one) for one in ("ada", "bea", "cyd")), *delivered("r0", "bea"), state=opened)
+    assert apply(Sufficed(0), state) is state  # too early
+    state = after(*delivered("r0", "cyd"), state=state)
+    assert pending(state) == [Await("r0", "ada"), Linger(0)]
+    state = after(Sufficed(0), state=state)
+    assert pending(state) == [Judge(0, (("r0", "bea"), ("r0", "cyd"))), Await("r0", "ada", late=True)]
+    rejected = after(Judged("r0", "bea", True, ""), Judged("r0", "cyd", False, "norm"), state=state)
+    assert pending(rejected)[0] == Publish(0, (2,))  # ada's shard stays missed
+    state = after(Judged("r0", "bea", True, ""), Judged("r0", "cyd", True, ""), state=state)
+    assert pending(state)[0] == Step(0)
+    counted = lateness.counted(state)
+    assert [(one.index, one.round, one.steps) for one in counted] == [(1, 0, 20), (2, 0, 20)]
+    # In the next round it comes, is judged by its own round's weights, counts and is paid.
+    state = after(Stepped(0, 1, BLOB, counted), *delivered("r0", "ada"), state=state)
+    assert Judge(0, (("r0", "ada"),)) in pending(state)
+    state = after(Judged("r0", "ada", True, ""), state=state)
+    assert Pay("r0", "ada", BALANCE) in pending(state)
+    assert [(one.index, one.round) for one in lateness.counted(state)] == [(0, 0)]
+
+
+def late_one(rounds: int, **opened: object) -> State:
+    """Ada's result of round 0 came in round 1, or in a later one, and was received."""
+    state = apply(Opened(9, (BLOB, BLOB), BLOB, needed=1, **opened), State())
+    for round_ in range(rounds):
+        rows = (row(0, "ada"), row(1, "bea")) if not round_ else (row(1, "bea"),)
+        state = after(Published(round_, f"r{round_}", "{}", rows), *delivered(f"r{round_}", "bea"), state=state)
+        state = after(Begun("r0", "ada"), Sufficed(round_), Judged(f"r{round_}", "bea", True, ""), state=state)
+        state = after(Stepped(round_, 1, BLOB, lateness.counted(state)), state=state)
+    return after(*delivered("r0", "ada"), state=state)
+
+
+@pytest.mark.parametrize(("rounds", "late", "counts"), [(1, True, True), (1, False, False), (2, True, False)])
+def test_a_late_result_counts_once_or_not_at_all_and_is_paid_anyway(rounds, late, counts):
+    state = after(Judged("r0", "ada", True, ""), state=late_one(rounds, late=late))
+    assert bool([one for one in lateness.counted(state) if one.provider == "ada"]) == counts
+    assert Pay("r0", "ada", BALANCE) in pending(state)
+    assert bool(state.late) == counts
+
+
+def test_a_late_result_does_not_count_beside_the_one_that_replaced_it():
+    state = apply(Opened(2, (BLOB,), BLOB, late=True), State())
+    state = after(Published(0, "r0", "{}", (row(0, "ada"),)), Begun("r0", "ada"), state=state)
+    state = after(Missed("r0", "ada", "slow"), state=state)
+    assert pending(state) == [Publish(0, (0,)), Await("r0", "ada", late=True)]
+    assert state.works[0].excluded == {"ada"}
+    state = after(Published(0, "r1", "{}", (row(0, "bea"),)), *delivered("r1", "bea"), state=state)
+    state = after(*delivered("r0", "ada"), Judged("r1", "bea", True, ""), state=state)
+    assert pending(state)[0] == Step(0)  # a late one is judged when its round is over
+    state = after(Stepped(0, 1, BLOB, lateness.counted(state)), Judged("r0", "ada", True, ""), state=state)
+    assert lateness.counted(state) == () == state.late
+    assert {who for (_, who), debt in state.debts.items() if debt.balance == "owed"} == {"ada", "bea"}
+
+
+def test_who_was_given_up_and_delivers_before_another_has_its_shard_is_taken_back():
+    state = apply(Opened(2, (BLOB,), BLOB), State())
+    state = after(Published(0, "r0", "{}", (row(0, "ada"),)), Begun("r0", "ada"), state=state)
+    state = after(Missed("r0", "ada", "slow"), Delivered("r0", "ada", "{}", 900), state=state)
+    assert state.late == ()
+    assert pending(state) == [Fetch("r0", "ada")]
+    assert pending(after(Lost("r0", "ada", "bad-hash"), state=state)) == [Publish(0, (0,))]
+    state = after(Received("r0", "ada"), Judged("r0", "ada", True, ""), state=state)
+    assert pending(state)[0] == Step(0)
+
+
+def test_what_is_late_and_never_comes_is_not_owed_and_a_training_does_not_end_before_that_is_known():
+    state = after(Judged("r0", "ada", False, "norm"), state=late_one(1, late=True))
+    assert state.late == () and state.debts["r0", "ada"].balance == "none"
+    state = apply(Opened(1, (BLOB, BLOB), BLOB, needed=1), State())
+    state = after(ASKED, Begun("r0", "ada"), *delivered("r0", "bea"), Sufficed(0), state=state)
+    assert apply(DepositAsked("r0", "ada"), state) is state
+    state = after(Judged("r0", "bea", True, ""), Paid("r0", "bea", BALANCE, 75, 0), Stepped(0, 1, BLOB), state=state)
+    assert state.is_trained and not state.is_over
+    state = after(Lost("r0", "ada", "no result by its deadline"), state=state)
+    assert state.is_over
+
+
+def walk(
+    seed: int, rounds: int, shards: int, needed: int = 0, late: bool = False
+) -> tuple[list[machine.Event], list[State]]:
+    """A training in which providers refuse, die, linger and cheat at random, until it is over; the state after each
+    event."""
     draw = random.Random(seed)
-    events: list[machine.Event] = [Opened(rounds, (BLOB,) * shards, BLOB)]
-    state, number = apply(events[0], State()), 0
-    while not state.is_over:
+    events: list[machine.Event] = [Opened(rounds, (BLOB,) * shards, BLOB, needed, late)]
+    states, number = [apply(events[0], State())], 0
+    while not states[-1].is_over:
+        state = states[-1]
+        checked(state)
         action = draw.choice(pending(state))
         match action:
             case Publish(round_, indices):
                 number += 1
-                rows = tuple(row(i, f"p{draw.randrange(10**6)}", draw.choice((0, 25))) for i in indices)
+                some = draw.sample(indices, draw.randint(1, len(indices)))
+                rows = tuple(row(i, f"p{draw.randrange(10**6)}", draw.choice((0, 25))) for i in sorted(some))
                 event: machine.Event = Published(round_, f"r{number}", "{}", rows)
             case Call(request, provider):
                 event = draw.choice(
                     (DepositAsked(request, provider), Begun(request, provider), Lost(request, provider, "busy"))
                 )
-            case Await(request, provider):
-                event = draw.choice((Delivered(request, provider, "{}", 5), Lost(request, provider, "late")))
+            case Await(request, provider, is_late):
+                gone = Lost(request, provider, "gone") if is_late else Missed(request, provider, "slow")
+                event = draw.choice((Delivered(request, provider, "{}", 5), Lost(request, provider, "error"), gone))
+            case Linger(round_):
+                event = Sufficed(round_)
             case Fetch(request, provider):
                 event = draw.choice((Received(request, provider), Lost(request, provider, "bad-hash")))
             case Judge(_, waiting):
                 event = Judged(*draw.choice(waiting), draw.random() < 0.7, "", draw.random() < 0.5)
+            case Close(round_):
+                event = Closed(round_, f"c{len(events)}", "{}", state.unclosed(round_))
             case Audit(request, provider):
                 event = Audited(request, provider, draw.random() < 0.8, "")
             case Pay(request, provider, part):
                 event = Paid(request, provider, part, 1, 0)
             case Step(round_):
-                event = Stepped(round_, 1, BLOB)
+                event = Stepped(round_, 1, BLOB, lateness.counted(state))
         events.append(event)
-        state = apply(event, state)
-    return events, state
+        states.append(apply(event, state))
+    return events, states
 
 
-@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 5))
-@settings(max_examples=40)
-def test_whatever_providers_do_a_training_ends_and_pays_whom_it_accepted(seed, rounds, shards):
-    events, state = walk(seed, rounds, shards)
+def checked(state: State) -> None:
+    """What holds at every moment: something is to be done, nothing twice, no shard is at two providers."""
+    actions = pending(state)
+    assert actions
+    assert len(actions) == len(set(actions))
+    pays = [action for action in actions if isinstance(action, Pay)]
+    for pay in pays:
+        debt = state.debts[pay.request, pay.provider]
+        assert (debt.deposit if pay.part == DEPOSIT else debt.balance) == "owed"
+    asked = [index for action in actions if isinstance(action, Publish) for index in action.indices]
+    assert all(state.works[index].status == "idle" for index in asked)
+    under_way = [(work.request, work.provider) for work in (*state.works, *state.late) if work.request]
+    assert len(under_way) == len(set(under_way))
+    for work in state.late:
+        assert work.status != "accepted" or state.debts[work.request, work.provider].round == state.round - 1
+
+
+@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 5), st.integers(0, 5), st.booleans())
+@settings(max_examples=60)
+def test_whatever_providers_do_a_training_ends_and_pays_whom_it_accepted(seed, rounds, shards, needed, late):
+    needed = min(needed, shards)
+    events, states = walk(seed, rounds, shards, needed, late)
     failed = {e.provider for e in events if isinstance(e, Audited) and not e.passed}
     accepted = {(e.request, e.provider) for e in events if isinstance(e, Judged) and e.accepted}
     paid = [(e.request, e.provider, e.part) for e in events if isinstance(e, Paid)]
-    assert len(accepted) >= rounds * shards
+    assert len(accepted) >= rounds * (needed or shards)
     assert len(paid) == len(set(paid))
     balances = {(request, provider) for request, provider, part in paid if part == BALANCE}
     assert balances <= accepted
     assert {provider for _, provider in accepted - balances} <= failed
-    assert len(state.losses) == rounds
-    assert pending(state) == []
+    assert len(states[-1].losses) == rounds
+    assert pending(states[-1]) == []
+    counted = [(one.request, one.provider) for e in events if isinstance(e, Stepped) for one in e.counted]
+    assert len(counted) == len(set(counted)) and set(counted) <= accepted
+    work = [(one.index, one.round) for e in events if isinstance(e, Stepped) for one in e.counted]
+    assert len(work) == len(set(work))  # nobody's and nothing counts twice
+    if not late:
+        assert all(one.round == e.round for e in events if isinstance(e, Stepped) for one in e.counted)
 
 
-@given(st.integers(0, 2**32))
+@given(st.integers(0, 2**32), st.integers(1, 3), st.booleans())
 @settings(max_examples=15)
-def test_the_journal_gives_the_state_back_at_every_moment(tmp_path_factory, seed):
-    events, _ = walk(seed, 2, 3)
+def test_the_journal_gives_the_state_back_at_every_moment(tmp_path_factory, seed, needed, late):
+    events, states = walk(seed, 2, 3, needed, late)
     journal = Journal(tmp_path_factory.mktemp("journal") / "journal.db")
-    state = State()
     for event in events:
         journal.append(event)
-        state = apply(event, state)
     assert journal.events() == events
     again = State()
-    for event in journal.events():
+    for event, state in zip(journal.events(), states, strict=True):
         again = apply(event, again)
-    assert again == state
+        assert again == state
     assert journal.fact("salt", "one") == journal.fact("salt", "other") == "one"
     journal.close()
+
+
+@given(st.integers(0, 2**32), st.integers(1, 3), st.booleans())
+@settings(max_examples=15)
+def test_what_is_said_twice_changes_nothing_more(seed, needed, late):
+    """Relays repeat, and a customer that died hears again what it has heard: what providers say is taken once."""
+    events, states = walk(seed, 2, 3, needed, late)
+    said = (DepositAsked, Begun, Delivered, Received, Judged, Lost, Missed, Sufficed, Published, Audited)
+    last = states[-1]
+    for at, event in enumerate(events):
+        if isinstance(event, said):
+            assert apply(event, states[at]) == states[at], event
+            assert apply(event, last) is last, event
 
 
 @pytest.mark.parametrize(

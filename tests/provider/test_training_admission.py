@@ -28,10 +28,12 @@ from nodewire.pay.ledger import Ledger, Quote
 from nodewire.protocol import feedback, start
 from nodewire.protocol import round as rounds
 from nodewire.protocol.manifest import BlobRef
-from nodewire.protocol.recipe import Compression, Outer, Recipe
+from nodewire.protocol.recipe import Audit, Compression, Outer, Recipe
 from nodewire.protocol.round import BALANCE, DEPOSIT, Assigned, Round, RoundTicket
 from nodewire.protocol.trainer import Trainer
 from nodewire.provider.training.admission import TrainingAdmission
+from nodewire.provider.training.carried import CarriedFiles
+from nodewire.provider.training.made import MadeResults
 from nodewire.provider.training.run import ShardRun
 from nodewire.store.sealed import sealed_bytes
 from tests.kinds.digits import RECIPE
@@ -150,10 +152,12 @@ def test_a_diloco_recipe_is_of_the_other_kind(ledger):
         admit(ledger, *request(recipe, kind=8840))
 
 
-def test_what_is_not_kept_between_rounds_is_not_promised(ledger):
-    packed = Compression(method="int4", error_feedback="1.0")
-    with pytest.raises(Unsupported, match="error_feedback"):
-        admit(ledger, *request(RECIPE.model_copy(update={"compression": packed})))
+@pytest.mark.parametrize("form", [{"method": "int4", "error_feedback": "1.0"}, {"fragments": 2}])
+def test_what_is_carried_from_round_to_round_must_be_audited(ledger, form):
+    recipe = RECIPE.model_copy(update={"compression": Compression(**form)})
+    assert admit(ledger, *request(recipe)).recipe == recipe
+    with pytest.raises(Unsupported, match="fraction"):
+        admit(ledger, *request(recipe.model_copy(update={"audit": Audit(fraction="0.0")})))
 
 
 def adapted() -> tuple[Recipe, dict[str, object]]:
@@ -225,7 +229,17 @@ def a_run(ledger: Ledger, tmp_path, published: list[Event], patience_s: float) -
         published.append(event)
 
     job = admit(ledger, *request())
-    return ShardRun(job, keys=ME, blobs=None, ledger=ledger, publish=publish, folder=tmp_path, patience_s=patience_s)
+    return ShardRun(
+        job,
+        keys=ME,
+        blobs=None,
+        ledger=ledger,
+        publish=publish,
+        folder=tmp_path,
+        patience_s=patience_s,
+        carried=CarriedFiles(tmp_path / "carried", 10**6),
+        made=MadeResults(tmp_path / "made"),
+    )
 
 
 async def test_work_waits_for_the_deposit_in_this_providers_own_wallet(ledger, tmp_path):

@@ -374,3 +374,11 @@ def test_one_byte_changed_is_refused_or_still_numbers_in_range(form, at, byte):
     except (BadUpdate, TooLarge):
         return
     assert (row(back).abs() <= LARGEST * (1 + 1e-6)).all()
+
+
+def test_what_fills_up_a_block_may_be_kept_in_two_bits():
+    """Fewer numbers than are kept of a block: all of them are, and they come back."""
+    form = Compression(method="topk", bits=2, block=128, fraction="0.1")
+    delta = {"x": torch.tensor([11.0, 1.0])}
+    back = unpack(pack(delta, form)[0], {"x": (2,)}, form)
+    assert bool((back["x"] > 0).all()) and back["x"].shape == (2,)

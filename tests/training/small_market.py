@@ -21,6 +21,7 @@ from nodewire.customer.training.machine import State
 from nodewire.customer.training.requesting import Requests
 from nodewire.customer.training.rounds import Rounds
 from nodewire.customer.training.session import TrainingSession
+from nodewire.customer.training.transcribing import transcribe
 from nodewire.kind import Limits
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
@@ -34,6 +35,7 @@ from nodewire.pay.simnet.service import Fees, Simnet
 from nodewire.pay.till import Till
 from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.trainer import Trainer
+from nodewire.protocol.transcript import Transcript
 from nodewire.provider.starting import _listening_socket
 from nodewire.provider.training.admission import TrainingAdmission
 from nodewire.provider.training.kept import KeptShards
@@ -82,6 +84,8 @@ class Market:
         self.folder, self.relay, self.blossom, self.simnet = folder, relay_url, blossom, simnet
         self.ports: dict[str, int] = {}
         """Of providers' endpoints: one that is restarted has the address that its ad says."""
+        self.transcript: Transcript
+        """Of the training that ended last."""
         self.data = folder / "data"
         self.data.mkdir()
         (self.data / "digits.safetensors").write_bytes(state.pack(dataset()))
@@ -255,6 +259,7 @@ async def train(
             on_change=on_change,
         )
         done = await Rounds(course).run()
+        market.transcript = await transcribe(course, journal.fact("salt", ""))
         if model is not None:
             starting.write(model, await coordinator.model())
         return done, await coordinator.weights()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 
 from nodewire.customer.training import starting
-from nodewire.customer.training.coordinating import Coordinator
+from nodewire.customer.training.coordinating import Coordinator, Past
 from nodewire.kind import Limits
+from nodewire.protocol import closing
 from nodewire.protocol.audit import Shown
 from nodewire.protocol.delivery import Delivered, Delivery
 from nodewire.protocol.frame import Array, Frame
@@ -103,17 +104,19 @@ async def test_a_round_is_trained_judged_audited_and_stepped_in_a_worker(tmp_pat
         opened = Delivered(key=key, sha256=digest, bytes=len(update), samples=640, losses=(), states=tuple(states))
         blob = await kept(update, key)
         delivered = Delivery(HASH, HASH, HASH, HASH, 0, opened.commitment(HASH, HASH, 0, 0), blob, 0, "")
-        assert await coordinator.result(0, ONE_ROUND.steps, blobs.path(blob.sha256), key, digest) == (True, "")
-        assert await coordinator.judge(0) == {0: (True, "")}
+        assert await coordinator.result(0, 0, ONE_ROUND.steps, blobs.path(blob.sha256), key, digest) == (True, "")
+        assert await coordinator.judge(0) == {0: (True, "", False)}
         shown = {}
-        for segment in await coordinator.draw(0, 0, b"\x01" * 32, delivered.commitment):
+        drawn = closing.draw("01" * 32, delivered.commitment, 2, 0.5)
+        for segment in closing.ends(drawn):
             plain = await joined(worker, "reveal", segment=segment)
             ref = await kept(plain, key)
             said = Shown(segment=segment, blob=ref, key=key, sha256=hashlib.sha256(plain).hexdigest())
             shown[segment] = blobs.path(ref.sha256), said
         assert shown
         await coordinator.step(0)
-        assert await coordinator.audit(delivered, 0, 0, opened, shown) == (True, "")
+        past = Past(0, 0, ONE_ROUND.steps, blobs.path(blob.sha256), opened, theta)
+        assert await coordinator.audit(delivered, past, drawn, shown) == (True, "")
         expected, _ = bare.run(ONE_ROUND, dataset(), 1)
         assert await coordinator.weights() == state.pack(expected)
     await worker.stop()

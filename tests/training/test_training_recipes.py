@@ -17,6 +17,7 @@ from nodewire.protocol import feedback
 from nodewire.protocol import round as rounds
 from nodewire.protocol.delivery import Progress
 from nodewire.protocol.recipe import Recipe
+from nodewire.provider.training.run import ShardRun
 from nodewire.train import bare, directory, start, state
 from tests.training import models, small_market
 from tests.training.models import Given
@@ -83,6 +84,26 @@ async def test_a_customer_of_adapters_that_keeps_dying_goes_on(market, tmp_path)
     assert weights == expected(given)
     # Frozen weights are sealed once for the whole training.
     assert len({rounds.parse(event).round.start for event in requests}) == 1
+
+
+async def test_frozen_weights_are_fetched_and_fed_once_a_training(market, tmp_path, monkeypatch):
+    given = models.given("bpe-decoder-lora", tmp_path / "files", rounds=3)
+    fed = []
+    feed = ShardRun._feed
+
+    async def counted(self, worker, edge, path, key, sha256):
+        fed.append((self.job.assigned.provider, edge))
+        await feed(self, worker, edge, path, key, sha256)
+
+    monkeypatch.setattr(ShardRun, "_feed", counted)
+    async with provider(market, "ada", families=FAMILIES) as ada, provider(market, "bea", families=FAMILIES) as bea:
+        _, weights = await train(market, "dora", given.recipe, data=given.data, start=given.start)
+        # Another training of the same model has sealed it anew.
+        again = models.given("bpe-decoder-lora", tmp_path / "others", rounds=1, seed=6)
+        _, others = await train(market, "emil", again.recipe, data=again.data, start=again.start)
+    assert weights == expected(given) and others == expected(again)
+    assert [fed.count((keys.public, "start")) for keys in (ada, bea)] == [2, 2]
+    assert [fed.count((keys.public, "theta")) for keys in (ada, bea)] == [4, 4]
 
 
 async def test_a_trainer_of_adapters_that_was_restarted_goes_on(market, tmp_path):

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 
-from nodewire.customer.training import choosing, pacing, watching
+from nodewire.customer.training import carrying, choosing, pacing, watching
 from nodewire.customer.training.choosing import Need
 from nodewire.customer.training.course import Course
 from nodewire.customer.training.machine import Lost, Missed, Sufficed
@@ -56,7 +56,9 @@ async def publish(course: Course, round_: int) -> None:
         last = {known: request for known, request in state.paid_last.items() if known not in taken}
         made = []
         for previous, some in choosing.grouped(dealt, last):
-            ask = Ask(round_, [(index, dealt[index]) for index in some], steps, previous)
+            ask = Ask(
+                round_, [(index, dealt[index]) for index in some], steps, previous, carrying.left(state, dealt, some)
+            )
             made.append(await course.requests.make(ask, market, state.theta, state.shards, state.start))
         if not set(dealt) <= set(_idle(course, round_)):
             continue  # while a request was mined, enough results came

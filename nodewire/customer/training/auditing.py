@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
+import logging
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from nodewire.customer.training import receiving
-from nodewire.customer.training.coordinating import Late
+from nodewire.customer.training.coordinating import Late, Past
 from nodewire.customer.training.course import Course
 from nodewire.customer.training.machine import Audited, Judged
-from nodewire.errors import NodewireError
+from nodewire.errors import NodewireError, Withheld
 from nodewire.nostr import event as events
+from nodewire.nostr.event import Event
 from nodewire.protocol import audit as audits
-from nodewire.protocol import delivery
-from nodewire.protocol.audit import Showing
+from nodewire.protocol import closing, delivery
+from nodewire.protocol.audit import Showing, Shown
+from nodewire.protocol.round import RoundTicket
+
+log = logging.getLogger("nodewire.customer")
 
 AUDIT_S = 60.0
 """Within which a provider must show what is audited."""
+ASK_AGAIN_S = 20.0
+"""A provider that was restarted has heard nothing."""
 
 
 async def judge(course: Course, round_: int, waiting: Sequence[tuple[str, str]]) -> None:
@@ -27,43 +34,79 @@ async def judge(course: Course, round_: int, waiting: Sequence[tuple[str, str]])
             await _judge_late(course, Late(request, round_), provider)
         return
     judged = await course.coordinator.judge(round_)
+    is_audited = float(course.recipe.audit.fraction) > 0
     for request, provider in waiting:
-        accepted, reason = judged[course.state.debts[request, provider].row.index]
-        audit_ = accepted and float(course.recipe.audit.fraction) > 0
-        course.take(Judged(request, provider, accepted, reason, audit_))
+        said = judged[course.state.debts[request, provider].row.index]
+        audit_ = said.accepted and is_audited
+        course.take(Judged(request, provider, said.accepted, said.reason, audit_, audit_ and said.doubted))
 
 
 async def _judge_late(course: Course, late: Late, provider: str) -> None:
     index = course.state.debts[late.request, provider].row.index
-    accepted, reason = await course.coordinator.judge_late(late, index, course.state.thetas[late.round])
-    audit_ = accepted and float(course.recipe.audit.fraction) > 0
-    course.take(Judged(late.request, provider, accepted, reason, audit_))
+    said = await course.coordinator.judge_late(late, index, course.state.thetas[late.round])
+    audit_ = said.accepted and float(course.recipe.audit.fraction) > 0
+    course.take(Judged(late.request, provider, said.accepted, said.reason, audit_, audit_ and said.doubted))
 
 
 async def audit(course: Course, request: str, provider: str) -> None:
-    """Draw segments, now that the work is committed to; ask for their ends, and compute them again."""
+    """Have the ends of the segments shown that the round's close draws, and compute them again.
+
+    All that it needs outlives this process: the close in the journal, theta and update as sealed blobs, the provider's
+    answer at the relays. So there is no way to a balance around it.
+    """
     debt = course.state.debts[request, provider]
     delivered = delivery.parse(events.parse(debt.result))
+    closed = closing.parse(events.parse(course.state.closes[debt.close]))
+    counted = closed.close.of(request, provider)
+    assert counted is not None, debt.close
+    drawn = closing.drawn(closed, counted, course.recipe, debt.row.steps)
     opened, index = receiving.opened(course, delivered), debt.row.index
-    wanted = await course.coordinator.draw(debt.round, index, secrets.token_bytes(32), delivered.commitment)
-    if not wanted:  # a customer that died has forgotten what it would need
-        course.take(Audited(request, provider, True, ""))
-        return
-    answer: asyncio.Future[Showing] = asyncio.get_running_loop().create_future()
-    course.showing[request, provider] = answer
-    keys, now_s = course.session.keys, int(time.time())
+    wanted = closing.shown(drawn, course.recipe, debt.row.steps)
+    ask, answer = await _answer(course, request, provider, debt.close, wanted)
+    course.answers.pop((request, provider), None)
     try:
-        await course.session.pool.publish(
-            audits.ask(keys, course.kind, request, provider, wanted, created_at=now_s), timeout_s=10.0
-        )
-        async with asyncio.timeout(AUDIT_S):
-            shown = {one.segment: one for one in (await answer).shown}
-        files = {n: (await course.session.blobs.get(shown[n].blob), shown[n]) for n in wanted if n in shown}
-    except TimeoutError:
-        course.take(Audited(request, provider, False, "withheld: it shows nothing"))
-        return
+        if answer is None:
+            raise Withheld("snapshots", "it shows nothing")
+        files = await _files(course, receiving.shown(course, answer), wanted)
+        update = await course.session.blobs.get(delivered.blob)
     except NodewireError as error:
-        course.take(Audited(request, provider, False, f"{error.code}: {error}"[:200]))
-        return
-    passed, reason = await course.coordinator.audit(delivered, debt.round, index, opened, files)
-    course.take(Audited(request, provider, passed, reason))
+        passed, reason = False, f"{error.code}: {error}"[:200]
+    else:
+        begun = RoundTicket.parse(debt.row.ticket).carried
+        past = Past(debt.round, index, debt.row.steps, update, opened, course.state.thetas[debt.round], begun)
+        passed, reason = await course.coordinator.audit(delivered, past, drawn, files)
+    course.take(Audited(request, provider, passed, reason, ask.to_json(), answer.to_json() if answer else ""))
+
+
+async def _answer(
+    course: Course, request: str, provider: str, close: str, wanted: Sequence[int]
+) -> tuple[Event, Event | None]:
+    """What is asked, and what the provider says to it; it may have said so before a crash of this customer.
+
+    A relay that takes nothing is not the provider's fault: its time runs from when the question is out.
+    """
+    pool, keys = course.session.pool, course.session.keys
+    heard = course.answers.setdefault((request, provider), asyncio.get_running_loop().create_future())
+    until_s: float | None = None
+    while True:
+        asked = audits.ask(keys, course.kind, request, provider, close, wanted, created_at=int(time.time()))
+        if not heard.done():
+            try:
+                await pool.publish(events.parse(course.state.closes[close]), timeout_s=10.0)
+                await pool.publish(asked, timeout_s=10.0)
+            except NodewireError as error:
+                log.warning("round %s: %s is not asked for snapshots yet: %s", request[:8], provider[:8], error)
+            else:
+                until_s = until_s or time.monotonic() + AUDIT_S
+        left_s = ASK_AGAIN_S if until_s is None else min(ASK_AGAIN_S, until_s - time.monotonic())
+        await asyncio.wait([heard], timeout=max(0.0, left_s))
+        if heard.done():
+            return asked, heard.result()
+        if until_s is not None and time.monotonic() >= until_s:
+            return asked, None
+
+
+async def _files(course: Course, showing: Showing, wanted: Sequence[int]) -> dict[int, tuple[Path, Shown]]:
+    """The snapshots' ciphertexts, as far as they are shown. Raises NodewireError: one is not to be had."""
+    shown = {one.segment: one for one in showing.shown}
+    return {n: (await course.session.blobs.get(shown[n].blob), shown[n]) for n in wanted if n in shown}

@@ -11,9 +11,10 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from nodewire.customer.training.machine import Counted, Sealed
-from nodewire.errors import BadHash, NodewireError, WorkerFailed
+from nodewire.errors import BadData, BadHash, NodewireError, WorkerFailed
 from nodewire.kind import Worker
 from nodewire.protocol.audit import Shown
 from nodewire.protocol.delivery import Delivered, Delivery
@@ -24,6 +25,28 @@ from nodewire.store.blobs import Blobs
 
 TASK = "coordinator"
 _SESSION = "training"
+
+
+class Verdict(NamedTuple):
+    """`doubted`: it is accepted if more of it stands an audit."""
+
+    accepted: bool
+    reason: str
+    doubted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """A result that was accepted, and what its round began with: the update's sealed file, and theta."""
+
+    round: int
+    index: int
+    steps: int
+    update: Path
+    opened: Delivered
+    theta: Sealed
+    begun: str | None = None
+    """The digest of what its provider has carried into the round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +103,20 @@ class Coordinator:
     async def restore(self, theta: Sealed, round_: int) -> None:
         """Go on with what was the weights, and the outer optimizer's momenta, before `round_`."""
         path = await self._blobs.get(BlobRef(sha256=theta.sha256, bytes=theta.bytes))
-        await self._put("restore", sealed.unseal(path, theta.key), {"what": "theta"}, theta.plain_sha256)
+        await self._put(
+            "restore", sealed.unseal(path, theta.key), {"what": "theta", "round": round_}, theta.plain_sha256
+        )
         momenta = self._momenta(round_)
         if momenta.exists():
             await self._put("restore", [momenta.read_bytes()], {"what": "momenta"}, None)
 
     async def result(
-        self, index: int, steps: int, path: Path, key: str, sha256: str, late: Late | None = None
+        self, round_: int, index: int, steps: int, path: Path, key: str, sha256: str, late: Late | None = None
     ) -> tuple[bool, str]:
         """Take the packed update in a sealed file: whether it is one of this recipe, and if not, why."""
-        meta: Meta = {"index": index, "steps": steps}
+        meta: Meta = {"round": round_, "index": index, "steps": steps}
         if late is not None:
-            meta = {**meta, "request": late.request, "round": late.round}
+            meta = {**meta, "request": late.request}
         try:
             said = await self._put("result" if late is None else "late", sealed.unseal(path, key), meta, sha256)
         except WorkerFailed:
@@ -102,31 +127,34 @@ class Coordinator:
             raise WorkerFailed("result", "no answer")
         return bool(said[0].meta["fine"]), str(said[0].meta["reason"])
 
-    async def judge(self, round_: int) -> dict[int, tuple[bool, str]]:
+    async def judge(self, round_: int) -> dict[int, Verdict]:
         """Of every result of the round by its shard: whether it is accepted, and if not, why."""
         said = await self._worker.receive(TASK, _SESSION, Frame("judge", 0, (), {"round": round_}))
-        return {int(one.meta["index"] or 0): (bool(one.meta["accepted"]), str(one.meta["reason"])) for one in said}
+        return {
+            int(one.meta["index"] or 0): Verdict(
+                bool(one.meta["accepted"]), str(one.meta["reason"]), bool(one.meta["doubted"])
+            )
+            for one in said
+        }
 
-    async def judge_late(self, late: Late, index: int, theta: Sealed) -> tuple[bool, str]:
+    async def judge_late(self, late: Late, index: int, theta: Sealed) -> Verdict:
         """Whether a late result is accepted, by the weights that its own round began with."""
         path = await self._blobs.get(BlobRef(sha256=theta.sha256, bytes=theta.bytes))
         async with self._judging:
             await self._put("late.theta", sealed.unseal(path, theta.key), {"round": late.round}, theta.plain_sha256)
             meta: Meta = {"request": late.request, "index": index}
             (said,) = await self._worker.receive(TASK, _SESSION, Frame("late.judge", 0, (), meta))
-        return bool(said.meta["accepted"]), str(said.meta["reason"])
-
-    async def draw(self, round_: int, index: int, seed: bytes, commitment: str) -> list[int]:
-        """Which snapshots a provider has to show; none if there is nothing to audit."""
-        meta: Meta = {"round": round_, "index": index, "seed": seed, "commitment": commitment}
-        (said,) = await self._worker.receive(TASK, _SESSION, Frame("draw", 0, (), meta))
-        return [int(one) for one in str(said.meta["snapshots"]).split(",") if one]
+        return Verdict(bool(said.meta["accepted"]), str(said.meta["reason"]), bool(said.meta["doubted"]))
 
     async def audit(
-        self, delivered: Delivery, round_: int, index: int, opened: Delivered, shown: Mapping[int, tuple[Path, Shown]]
+        self, delivered: Delivery, past: Past, drawn: Sequence[int], shown: Mapping[int, tuple[Path, Shown]]
     ) -> tuple[bool, str]:
         """Compute what was drawn again from the snapshots in these files: whether it agrees, and if not, why."""
+        at: Meta = {"round": past.round, "index": past.index, "update": past.opened.sha256}
         async with self._auditing:
+            (said,) = await self._worker.receive(TASK, _SESSION, Frame("holds", 0, (), at))
+            if not said.meta["holds"]:
+                await self._recall(past)
             try:
                 for segment, (path, what) in shown.items():
                     await self._put("shown", sealed.unseal(path, what.key), {"segment": segment}, what.sha256)
@@ -135,14 +163,24 @@ class Coordinator:
             except NodewireError as error:
                 return False, f"{error.code}: {error}"[:200]
             meta: Meta = {
-                "round": round_,
-                "index": index,
+                **at,
                 "request": delivered.request,
                 "provider": delivered.provider,
-                "states": b"".join(map(bytes.fromhex, opened.states)),
+                "states": b"".join(map(bytes.fromhex, past.opened.states)),
+                "drawn": ",".join(map(str, drawn)),
+                "begun": past.begun or "",
+                "carried": past.opened.carried or "",
             }
             (said,) = await self._worker.receive(TASK, _SESSION, Frame("audit", 0, (), meta))
         return bool(said.meta["accepted"]), str(said.meta["reason"])
+
+    async def _recall(self, past: Past) -> None:
+        """Give the worker again what it has forgotten: of one result, until the next is recalled."""
+        theta = past.theta
+        path = await self._blobs.get(BlobRef(sha256=theta.sha256, bytes=theta.bytes))
+        meta: Meta = {"round": past.round, "index": past.index, "steps": past.steps}
+        await self._put("recall.theta", sealed.unseal(path, theta.key), meta, theta.plain_sha256)
+        await self._put("recall.update", sealed.unseal(past.update, past.opened.key), meta, past.opened.sha256)
 
     async def step(self, round_: int, counted: Sequence[Counted] | None = None) -> int:
         """The outer step of these results, or all of the round; the held-out loss after it, in millionths."""
@@ -167,13 +205,15 @@ class Coordinator:
         return [bytes(frame.tensors[0].data) for frame in frames]
 
     async def _put(self, edge: str, pieces: Iterable[bytes], meta: Meta, sha256: str | None) -> list[Frame[Array]]:
-        """Bytes into the worker; what it answers to the last. Raises BadHash before that one goes."""
+        """Bytes into the worker; what it answers to the last. Raises BadHash, BadData before that one goes."""
         digest, iterator, seq = hashlib.sha256(), iter(pieces), 0
         piece: bytes | None = await asyncio.to_thread(next, iterator)
         answer: list[Frame[Array]] = []
         while piece is not None:
             following = await asyncio.to_thread(next, iterator, None)
             digest.update(piece)
+            if not piece:
+                raise BadData(edge, "no bytes")
             if following is None and sha256 is not None and digest.hexdigest() != sha256:
                 raise BadHash(edge, "not what its hash says")
             frame = Frame(edge, seq, (Array("uint8", (len(piece),), piece),), {**meta, "end": following is None})

@@ -12,7 +12,7 @@ from nodewire.customer.training.machine import Event, State
 from nodewire.customer.training.requesting import Requests
 from nodewire.customer.training.session import TrainingSession
 from nodewire.customer.training.transitions import apply
-from nodewire.protocol.audit import Showing
+from nodewire.nostr.event import Event as Answer
 from nodewire.protocol.delivery import Progress
 from nodewire.protocol.recipe import Recipe
 
@@ -47,7 +47,7 @@ class Course:
         self.on_change = on_change or (lambda state, event, provider: None)
         self.state = State()
         self.changed = asyncio.Event()
-        self.showing: dict[tuple[str, str], asyncio.Future[Showing]] = {}
+        self.answers: dict[tuple[str, str], asyncio.Future[Answer]] = {}
         """By request and provider, what audits wait for."""
         self.asked_s: dict[str, float] = {}
         """By request, when it went out (monotonic); not of those that went out before a crash."""

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from nodewire.customer.training import machine
-from nodewire.customer.training.machine import Counted, Event, Opened, Published, Row, Sealed, Stepped
+from nodewire.customer.training.machine import Closed, Counted, Event, Opened, Published, Row, Sealed, Stepped
 from nodewire.errors import BadConfig
 
 _SCHEMA = """
@@ -66,6 +66,8 @@ def _event(type_: str, data: dict[str, Any]) -> Event:
         data["start"] = Sealed(**data["start"]) if data.get("start") else None
     if cls in (Opened, Stepped):
         data["theta"] = Sealed(**data["theta"])
+    if cls is Closed:
+        data["results"] = tuple(tuple(key) for key in data["results"])
     if cls is Stepped:
         data["counted"] = tuple(Counted(**one) for one in data.get("counted", ()))
     event: Event = cls(**data)

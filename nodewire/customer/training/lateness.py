@@ -43,23 +43,35 @@ def after(event: Worked, work: Work, state: State) -> State:
     """The state after something of a late shard. A deposit is not paid any more: nothing is begun for what is late."""
     key = work.request, work.provider
     debt, out = state.debts[key], False
+    present = state.works[work.index]
     match event, work.status:
+        case Delivered(_, _, result, took_ms), "asked" | "working" if (
+            debt.round == state.round and present.status == "idle"
+        ):  # nobody has taken it over yet
+            work = replace(work, status="delivered", result=result, excluded=present.excluded)
+            state = measured(state, debt.row, took_ms)
+            return replace(
+                state,
+                works=tuple(work if one is present else one for one in state.works),
+                late=tuple(one for one in state.late if (one.request, one.provider) != key),
+                debts={**state.debts, key: replace(debt, result=result)},
+            )
         case Begun(), "asked":
             work = replace(work, status="working")
         case Delivered(_, _, result, took_ms), "asked" | "working":
-            work = replace(work, status="delivered", result=result)
+            work, debt = replace(work, status="delivered", result=result), replace(debt, result=result)
             state = measured(state, debt.row, took_ms)
         case Received(), "delivered":
             work = replace(work, status="received")
-        case Judged(_, provider, True, _, audit), "received":
+        case Judged(_, provider, True, _, audit, doubted), "received":
             if audit:
-                debt = replace(debt, balance="held", result=work.result)
-            elif debt.row.balance_msat:
-                debt = replace(debt, balance="owed")
+                debt = replace(debt, balance="held", doubted=doubted)
+            else:
+                debt = replace(debt, balance="owed" if debt.row.balance_msat else "none", result="")
             out = not _may_count(work, state)
             work = replace(work, status="accepted")
             state = replace(state, paid_last={**state.paid_last, provider: work.request})
-        case (Judged(_, provider, False, reason, _), "received") | (
+        case (Judged(_, provider, False, reason), "received") | (
             Lost(_, provider, reason),
             "asked" | "working" | "delivered",
         ):
@@ -77,11 +89,11 @@ def after(event: Worked, work: Work, state: State) -> State:
 
 
 def _may_count(work: Work, state: State) -> bool:
-    """Only in the step after its own round's; and not if another's result of the same shard counted there."""
+    """Only in the step after its own round's; and not if another's result of the same shard counted there, or will."""
     round_ = state.debts[work.request, work.provider].round
     if not state.late_counts or state.is_trained or state.round != round_ + 1:
         return False
-    return (work.index, round_) not in {(one.index, one.round) for one in state.counted}
+    return (work.index, round_) not in {(one.index, one.round) for one in (*state.counted, *counted(state))}
 
 
 def counted(state: State) -> tuple[Counted, ...]:

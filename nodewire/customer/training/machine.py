@@ -105,6 +105,8 @@ class Received:
 
     request: str
     provider: str
+    carried: str = ""
+    """The digest of what its provider carries on, where the recipe carries anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +118,30 @@ class Judged:
     accepted: bool
     reason: str
     audit: bool = False
+    doubted: bool = False
+    """More of it is drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A close is signed and goes out; `event` is its JSON. What is drawn of `results` (request, provider) is fixed."""
+
+    round: int
+    close: str
+    event: str
+    results: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Audited:
+    """`ask` and `answer` are the events' JSON, as far as there are any."""
+
     request: str
     provider: str
     passed: bool
     reason: str
+    ask: str = ""
+    answer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +210,7 @@ Event = (
     | Delivered
     | Received
     | Judged
+    | Closed
     | Audited
     | Paid
     | Lost
@@ -254,6 +273,13 @@ class Judge:
 
 
 @dataclass(frozen=True, slots=True)
+class Close:
+    """Say which results of the round count, so that segments can be drawn of them."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
 class Audit:
     """Have the provider show some of its work, and compute it again."""
 
@@ -273,7 +299,7 @@ class Step:
     round: int
 
 
-Action = Publish | Call | Await | Linger | Fetch | Judge | Audit | Pay | Step
+Action = Publish | Call | Await | Linger | Fetch | Judge | Close | Audit | Pay | Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +313,8 @@ class Work:
     result: str = ""
     """The result event's JSON."""
     excluded: frozenset[str] = frozenset()
+    afresh: bool = False
+    """Its provider has lost what it carried, and is asked to begin this round with nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +326,12 @@ class Debt:
     deposit: Literal["none", "owed", "paid"] = "none"
     balance: Literal["none", "held", "owed", "paid"] = "none"
     result: str = ""
-    """The accepted result event's JSON."""
+    """The result event's JSON, until it is paid for or audited."""
+    doubted: bool = False
+    close: str = ""
+    """The id of the close that names it."""
+    carried: str = ""
+    """The digest of what its provider carries on from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +348,8 @@ class State:
     """The events' JSON, by id."""
     debts: dict[tuple[str, str], Debt] = field(default_factory=dict)
     """By request and provider."""
+    closes: dict[str, str] = field(default_factory=dict)
+    """The closes' JSON, by id, that audits still wait for."""
     paid_last: dict[str, str] = field(default_factory=dict)
     """By provider, the newest request whose result it was accepted for: its payment stands for a deposit."""
     took_ms: tuple[int, ...] = ()
@@ -357,6 +392,13 @@ class State:
             total += debt.row.deposit_msat if debt.deposit != "none" or key in open_ else 0
             total += debt.row.balance_msat if debt.balance != "none" or key in open_ else 0
         return total
+
+    def unclosed(self, round_: int) -> tuple[tuple[str, str], ...]:
+        """The results of a round that wait for their audit, and that no close names yet; by shard."""
+        keys = [
+            k for k, debt in self.debts.items() if debt.round == round_ and debt.balance == "held" and not debt.close
+        ]
+        return tuple(sorted(keys, key=lambda key: (self.debts[key].row.index, key)))
 
     @property
     def is_quorate(self) -> bool:

@@ -7,6 +7,7 @@ from nodewire.customer.training.machine import (
     Audit,
     Await,
     Call,
+    Close,
     Fetch,
     Judge,
     Linger,
@@ -49,10 +50,13 @@ def pending(state: State) -> list[Action]:
                 actions.append(Fetch(work.request, work.provider))
             case "received" if (round_ := state.debts[work.request, work.provider].round) < state.round:
                 actions.append(Judge(round_, ((work.request, work.provider),)))
+    unclosed = {debt.round for debt in state.debts.values() if debt.balance == "held" and not debt.close}
+    whole = Step(state.round) in actions
+    actions += [Close(round_) for round_ in sorted(unclosed) if round_ < state.round or whole]
     for (request, provider), debt in state.debts.items():
         if debt.deposit == "owed":
             actions.append(Pay(request, provider, DEPOSIT))
-        if debt.balance == "held":
+        if debt.balance == "held" and debt.close:
             actions.append(Audit(request, provider))
         if debt.balance == "owed":
             actions.append(Pay(request, provider, BALANCE))

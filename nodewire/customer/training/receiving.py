@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 
@@ -31,7 +32,11 @@ async def fetch(course: Course, request: str, provider: str) -> None:
     if work is None:
         return
     fine, reason = await fetched(course, request, provider, work.result)
-    course.take(Received(request, provider) if fine else Lost(request, provider, reason))
+    if not fine:
+        course.take(Lost(request, provider, reason))
+        return
+    carried = opened(course, delivery.parse(events.parse(work.result))).carried
+    course.take(Received(request, provider, carried or ""))
 
 
 async def fetched(course: Course, request: str, provider: str, result: str) -> tuple[bool, str]:
@@ -45,6 +50,8 @@ async def fetched(course: Course, request: str, provider: str, result: str) -> t
             raise BadHash("x", "not what the result commits to")
         if len(opening.states) != -(-row.steps // course.recipe.audit.segment):
             raise BadInput("states", f"{len(opening.states)} for {row.steps} steps")
+        if (opening.carried is None) == course.recipe.compression.carries:
+            raise BadInput("carried", "to be said where the recipe carries something, and only there")
         most = sealed_bytes(course.recipe.upload_bytes() + _HEADER_BYTES * (len(course.recipe.shapes()) + 1))
         if delivered.blob.bytes > most:
             raise TooLarge("result", f"{delivered.blob.bytes} bytes, at most {most}")
@@ -54,11 +61,15 @@ async def fetched(course: Course, request: str, provider: str, result: str) -> t
     except NodewireError as error:
         return False, f"{error.code}: {error}"[:200]
     late = Late(request, round_) if course.state.is_late(request, provider) else None
-    return await course.coordinator.result(row.index, row.steps, path, opening.key, opening.sha256, late)
+    return await course.coordinator.result(round_, row.index, row.steps, path, opening.key, opening.sha256, late)
 
 
 def opened(course: Course, delivered: delivery.Delivery) -> Opening:
     return Opening.parse(_decrypted(course, delivered.ciphertext, delivered.provider))
+
+
+def shown(course: Course, answer: events.Event) -> Showing:
+    return Showing.parse(_decrypted(course, answer.content, answer.pubkey))
 
 
 def _decrypted(course: Course, ciphertext: str, provider: str) -> str:
@@ -89,9 +100,11 @@ def _heard(course: Course, event: events.Event) -> None:
         return
     course.heard_s[request, event.pubkey] = time.monotonic()
     if event.kind == kinds.result_of(kinds.VERIFICATION):
-        waiting = course.showing.get((request, event.pubkey))
-        if waiting is not None and not waiting.done():
-            waiting.set_result(Showing.parse(_decrypted(course, event.content, event.pubkey)))
+        key = request, event.pubkey
+        if course.state.debts[key].balance == "held":  # also what was said before this customer died
+            answer = course.answers.setdefault(key, asyncio.get_running_loop().create_future())
+            if not answer.done():
+                answer.set_result(event)
         return
     if event.kind != kinds.FEEDBACK:
         delivery.parse(event)

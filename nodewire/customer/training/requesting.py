@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nodewire.customer.training.machine import Published, Row, Sealed
 from nodewire.nostr import event as events
@@ -29,6 +29,8 @@ class Ask:
     dealt: Sequence[tuple[int, str]]
     steps: Mapping[str, int]
     previous: str | None
+    carried: Mapping[int, str] = field(default_factory=dict)
+    """By shard, what its provider carries on from the round before."""
 
 
 class Requests:
@@ -70,6 +72,7 @@ class Requests:
                 shard_key=shard.key,
                 shard_sha256=shard.plain_sha256,
                 start_key=start.key if start else None,
+                carried=ask.carried.get(index),
             )
             steps = ask.steps[provider]
             price_msat, deposit_msat = self.price(provider, market, steps, ask.previous)

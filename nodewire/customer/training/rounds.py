@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 
-from nodewire.customer.training import asking, auditing, lateness, paying, receiving
+from nodewire.customer.training import asking, auditing, closing, lateness, paying, receiving
 from nodewire.customer.training.course import Course
 from nodewire.customer.training.machine import (
     Action,
     Audit,
     Await,
     Call,
+    Close,
     Fetch,
     Judge,
     Linger,
@@ -134,6 +135,8 @@ class Rounds:
                 await receiving.fetch(course, request, provider)
             case Judge(round_, waiting):
                 await auditing.judge(course, round_, waiting)
+            case Close(round_):
+                await closing.close(course, round_)
             case Audit(request, provider):
                 await auditing.audit(course, request, provider)
             case Pay(request, provider, part):

@@ -18,11 +18,13 @@ from nodewire.customer.training.machine import State
 from nodewire.customer.training.requesting import Requests
 from nodewire.customer.training.rounds import Rounds
 from nodewire.customer.training.session import open_session
+from nodewire.customer.training.transcribing import transcribe
 from nodewire.customer.training.transitions import apply
 from nodewire.errors import BadInput, NodewireError, NotAllowed
 from nodewire.kind import TrainingKind, installed_training
 from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.round import check_supported
+from nodewire.protocol.transcript import Transcript
 from nodewire.worker.client import WorkerProcess
 from nodewire.worker.lasting import LastingWorker
 
@@ -37,6 +39,7 @@ class Trained:
     paid_msat: int
     fees_msat: int
     history: History
+    transcript: Transcript | None = None
 
 
 async def train(
@@ -108,6 +111,7 @@ async def train(
             sum(one.paid_msat for one in spent),
             sum(one.fees_msat for one in spent),
             History.of(journal.events()),
+            await transcribe(course, journal.fact("salt", "")),
         )
 
 

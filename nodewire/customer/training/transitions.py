@@ -9,6 +9,7 @@ from nodewire.customer.training.lateness import Worked
 from nodewire.customer.training.machine import (
     Audited,
     Begun,
+    Closed,
     Debt,
     Delivered,
     DepositAsked,
@@ -26,7 +27,7 @@ from nodewire.customer.training.machine import (
     Work,
 )
 from nodewire.customer.training.measuring import measured
-from nodewire.errors import NotAllowed
+from nodewire.errors import NotAllowed, NotCarried
 from nodewire.protocol.round import DEPOSIT
 
 
@@ -63,6 +64,8 @@ def apply(event: Event, state: State) -> State:
             debt = state.debts[request, provider]
             debt = replace(debt, deposit="paid") if part == DEPOSIT else replace(debt, balance="paid")
             return replace(state, debts={**state.debts, (request, provider): debt})
+        case Closed():
+            return _closed(event, state)
         case Audited():
             return lateness.spared(_audited(event, state))
     work = state.work(event.request, event.provider)
@@ -112,16 +115,27 @@ def _published(event: Published, state: State) -> State:
     )
 
 
+def _closed(event: Closed, state: State) -> State:
+    debts = dict(state.debts)
+    for key in event.results:
+        if debts[key].balance == "held" and not debts[key].close:
+            debts[key] = replace(debts[key], close=event.close)
+    if debts == state.debts:
+        return state
+    return replace(state, debts=debts, closes={**state.closes, event.close: event.event})
+
+
 def _audited(event: Audited, state: State) -> State:
     key, debt = (event.request, event.provider), state.debts[event.request, event.provider]
     if debt.balance != "held":
         return state
     if event.passed:
-        debt = replace(debt, balance="owed" if debt.row.balance_msat else "none")
-        return replace(state, debts={**state.debts, key: debt})
+        passed = replace(debt, balance="owed" if debt.row.balance_msat else "none", result="")
+        state = replace(state, debts={**state.debts, key: passed})
+        return replace(state, closes=_waited_for(state))
     # Nothing more of who did other work than it has committed to, and nothing that waits for an audit is paid.
     debts = {
-        (request, provider): replace(one, balance="none")
+        (request, provider): replace(one, balance="none", result="")
         if one.balance == "held" and provider == event.provider
         else one
         for (request, provider), one in state.debts.items()
@@ -133,7 +147,14 @@ def _audited(event: Audited, state: State) -> State:
     kept = {known: request for known, request in state.paid_last.items() if known != event.provider}
     failures, banned = (*state.failures, (event.provider, event.reason)), state.banned | {event.provider}
     late = tuple(work for work in state.late if work.provider != event.provider)
-    return replace(state, debts=debts, works=works, late=late, paid_last=kept, failures=failures, banned=banned)
+    state = replace(state, debts=debts, works=works, late=late, paid_last=kept, failures=failures, banned=banned)
+    return replace(state, closes=_waited_for(state))
+
+
+def _waited_for(state: State) -> dict[str, str]:
+    """The closes that a result still waits for its audit with."""
+    waited = {debt.close for debt in state.debts.values() if debt.balance == "held"}
+    return {close: event for close, event in state.closes.items() if close in waited}
 
 
 def _worked(event: Worked, work: Work, state: State) -> State:
@@ -148,18 +169,20 @@ def _worked(event: Worked, work: Work, state: State) -> State:
         case Begun(), "asked":
             work = replace(work, status="working")
         case Delivered(_, _, result, took_ms), "asked" | "working":
-            work = replace(work, status="delivered", result=result)
+            work, debt = replace(work, status="delivered", result=result), replace(debt, result=result)
             state = measured(state, debt.row, took_ms)
-        case Received(), "delivered":
-            work = replace(work, status="received")
-        case Judged(_, provider, True, _, audit), "received":
+        case Received(_, _, carried), "delivered":
+            work, debt = replace(work, status="received"), replace(debt, carried=carried)
+        case Judged(_, provider, True, _, audit, doubted), "received":
             if audit:
-                debt = replace(debt, balance="held", result=work.result)
-            elif debt.row.balance_msat:
-                debt = replace(debt, balance="owed")
+                debt = replace(debt, balance="held", doubted=doubted)
+            else:
+                debt = replace(debt, balance="owed" if debt.row.balance_msat else "none", result="")
             work = replace(work, status="accepted")
             state = replace(state, paid_last={**state.paid_last, provider: work.request})
-        case (Judged(_, provider, False, reason, _), "received") | (
+        case Lost(_, provider, NotCarried.code), "asked" | "working" if not work.afresh:
+            work = Work(work.index, provider=provider, excluded=work.excluded, afresh=True)
+        case (Judged(_, provider, False, reason), "received") | (
             Lost(_, provider, reason),
             "asked" | "working" | "delivered",
         ):

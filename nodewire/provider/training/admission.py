@@ -39,6 +39,12 @@ class Admitted:
         frozen = start.frozen(self.recipe)
         return frozen.sha256 if frozen else None
 
+    @property
+    def start_name(self) -> str:
+        """What a worker knows the frozen weights by from round to round: who has not their key cannot name them."""
+        cited = self.request.round.start
+        return f"{self.start_sha256}:{cited.sha256}:{self.ticket.start_key}" if cited else ""
+
     def key(self, part: int) -> Key:
         """The payment of the deposit or the balance."""
         return Key(self.request.id, self.assigned.provider, part)

@@ -17,13 +17,16 @@ from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
-from nodewire.protocol import audit, delivery, feedback
+from nodewire.protocol import audit, closing, delivery, feedback
 from nodewire.protocol.audit import Asked, Showing, Shown
+from nodewire.protocol.closing import Closed
 from nodewire.protocol.delivery import Delivered, Progress
 from nodewire.protocol.frame import Array, Frame, Meta
 from nodewire.protocol.manifest import BlobRef
 from nodewire.protocol.round import BALANCE, DEPOSIT
 from nodewire.provider.training.admission import Admitted
+from nodewire.provider.training.carried import NOTHING, CarriedFiles
+from nodewire.provider.training.made import MadeResults
 from nodewire.store import sealed
 from nodewire.store.blobs import Blobs
 
@@ -54,8 +57,12 @@ class ShardRun:
         publish: Publish,
         folder: Path,
         patience_s: float,
+        carried: CarriedFiles,
+        made: MadeResults,
     ) -> None:
         self.job = job
+        self._carried = carried
+        self._made = made
         self._keys = keys
         self._blobs = blobs
         self._ledger = ledger
@@ -69,6 +76,11 @@ class ShardRun:
         """The one that has the session open."""
         self._revealing = asyncio.Lock()
         self._audits = 0
+        self.committed: str | None = None
+        """What was delivered commits to; None if nothing was, or not since this provider was started."""
+        self._close: str | None = None
+        self._answer: Event | None = None
+        """To what was drawn: the same however often it is asked for."""
 
     async def paid(self) -> None:
         """Something of the request has been paid: the ledger knows what."""
@@ -101,13 +113,18 @@ class ShardRun:
             NodewireError: a blob is not to be had or not what was cited, or the worker failed.
         """
         self._said_s = time.monotonic()
+        request = self.job.request.id
         living = asyncio.create_task(self._live())
         try:
-            await self._open(worker)
-            losses, states, samples = await self._steps(worker)
-            await self._deliver(worker, losses, states, samples)
+            made = self._made.find(request)
+            if made is None:  # or else this provider died while it delivered
+                await self._open(worker)
+                losses, states, samples = await self._steps(worker)
+                made = await self._make(worker, losses, states, samples)
+            await self._deliver(*made)
         finally:
             living.cancel()
+        self._made.over(request)
 
     async def close(self) -> None:
         """Forget the shard."""
@@ -117,24 +134,51 @@ class ShardRun:
             except NodewireError as error:
                 log.info("job %s: its worker ended before: %s", self.job.request.id[:8], error)
 
-    async def reveal(self, asked: Asked, worker: Worker) -> None:
-        """Show the customer snapshots; `worker` computes them again if this run has none (any more)."""
-        self._audits += 1
-        if self._audits > MAX_AUDITS:
-            raise NotAllowed("snapshots", f"asked for more than {MAX_AUDITS} times")
+    async def reveal(self, asked: Asked, closed: Closed, worker: Worker) -> None:
+        """Show the customer the snapshots that the round's close draws, and no others; asked again, the same answer.
+
+        `worker` computes them again if this run has none (any more).
+
+        Raises:
+            NotAllowed: a close of something else, or a second one; other snapshots than it draws; asked too often.
+        """
         async with self._revealing:
-            shown = []
-            for segment in dict.fromkeys(asked.snapshots):
-                pieces = await self._snapshot(segment, worker)
-                key = sealed.new_key()
-                blob = await self._upload(sealed.seal(pieces, key))
-                sha256 = hashlib.sha256(b"".join(pieces)).hexdigest()
-                shown.append(Shown(segment=segment, blob=blob, key=key, sha256=sha256))
-            text = nip44.encrypt(Showing(shown=tuple(shown)).to_json(), self._conversation)
-            request = self.job.request
-            await self._publish(
-                audit.show(self._keys, request.kind, request.id, request.customer, text, created_at=int(time.time()))
-            )
+            self._check_drawn(asked, closed)
+            if self._answer is None:
+                self._audits += 1
+                if self._audits > MAX_AUDITS:
+                    raise NotAllowed("snapshots", f"asked for more than {MAX_AUDITS} times")
+                self._answer = await self._shown(asked, worker)
+            await self._publish(self._answer)
+
+    def _check_drawn(self, asked: Asked, closed: Closed) -> None:
+        job, request = self.job, self.job.request
+        counted = closing.check_asked(
+            closed,
+            job=request.round.job,
+            customer=request.customer,
+            request=request.id,
+            provider=self._keys.public,
+            commitment=self.committed,
+        )
+        if self._close not in (None, closed.id):
+            raise NotAllowed("close", "there was another for the same result")
+        drawn = closing.drawn(closed, counted, job.recipe, job.assigned.steps)
+        if asked.snapshots != closing.shown(drawn, job.recipe, job.assigned.steps):
+            raise NotAllowed("snapshots", "not those that the close draws")
+        self._close = closed.id
+
+    async def _shown(self, asked: Asked, worker: Worker) -> Event:
+        shown = []
+        for segment in asked.snapshots:
+            pieces = await self._snapshot(segment, worker)
+            key = sealed.new_key()
+            blob = await self._upload(sealed.seal(pieces, key))
+            sha256 = hashlib.sha256(b"".join(pieces)).hexdigest()
+            shown.append(Shown(segment=segment, blob=blob, key=key, sha256=sha256))
+        text = nip44.encrypt(Showing(shown=tuple(shown)).to_json(), self._conversation)
+        request = self.job.request
+        return audit.show(self._keys, request.kind, request.id, request.customer, text, created_at=int(time.time()))
 
     async def _snapshot(self, segment: int, worker: Worker) -> list[bytes]:
         meta: Meta = {"segment": segment}
@@ -153,6 +197,7 @@ class ShardRun:
         """A session with theta and shard."""
         job, session = self.job, self.job.request.id
         ticket, round_ = job.ticket, job.request.round
+        begun = self._carried.begun(job)
         cited = (round_.theta, job.assigned.data, *([round_.start] if round_.start else []))
         theta, shard, *frozen = await asyncio.gather(*map(self._blobs.get, cited))
         params = {
@@ -160,14 +205,25 @@ class ShardRun:
             "round": round_.round,
             "index": job.assigned.index,
             "steps": job.assigned.steps,
+            "start": job.start_name,
         }
         await worker.open(TASK, session, params)
         self._worker = worker
         for path in frozen:
-            assert job.start_sha256 is not None and ticket.start_key is not None
-            await self._feed(worker, "start", path, ticket.start_key, job.start_sha256)
+            await self._freeze(worker, path)
         await self._feed(worker, "theta", theta, ticket.theta_key, ticket.theta_sha256)
         await self._feed(worker, "shard", shard, ticket.shard_key, ticket.shard_sha256)
+        if begun is not None and ticket.carried is not None:
+            path, key = begun
+            await self._feed(worker, "carried", path, key, ticket.carried)
+
+    async def _freeze(self, worker: Worker, path: Path) -> None:
+        """The frozen weights into the worker, unless it has them from a round before."""
+        job = self.job
+        assert job.start_sha256 is not None and job.ticket.start_key is not None
+        (said,) = await worker.receive(TASK, job.request.id, Frame("frozen", 0))
+        if not said.meta["here"]:
+            await self._feed(worker, "start", path, job.ticket.start_key, job.start_sha256)
 
     async def balance(self) -> None:
         """Return when the balance is paid.
@@ -244,40 +300,53 @@ class ShardRun:
             await self._report(step, loss)
         raise WorkerFailed("train", f"no end after {len(states)} segments")
 
-    async def _deliver(self, worker: Worker, losses: list[int], states: list[str], samples: int) -> None:
-        """Seal and upload the packed update, and publish what the customer needs to open it."""
+    async def _make(self, worker: Worker, losses: list[int], states: list[str], samples: int) -> tuple[Path, Delivered]:
+        """The packed update, sealed on disk, and what the customer needs to open it; what is carried on is, too."""
         job, request = self.job, self.job.request
         frames = await worker.receive(TASK, request.id, Frame("update", 0))
         pieces = [bytes(frame.tensors[0].data) for frame in frames]
         sha256 = hashlib.sha256()
         for piece in pieces:
             sha256.update(piece)
-        key = sealed.new_key()
-        blob = await self._upload(sealed.seal(pieces, key))
-        self._check_time()
+        kept = None
+        if job.recipe.compression.carries:
+            left = await worker.receive(TASK, request.id, Frame("carry", 0))
+            rest = [bytes(frame.tensors[0].data) for frame in left]
+            kept = hashlib.sha256(b"".join(rest)).hexdigest() if rest else NOTHING
+            self._carried.keep(job, kept, rest)
         made = Delivered(
-            key=key,
+            key=sealed.new_key(),
             sha256=sha256.hexdigest(),
             bytes=sum(map(len, pieces)),
             samples=samples,
             losses=tuple(losses[:: -(-len(losses) // delivery.MAX_LOSSES)]),
             states=tuple(states),
+            carried=kept,
         )
+        return self._made.keep(request.id, made, pieces), made
+
+    async def _deliver(self, path: Path, made: Delivered) -> None:
+        """Upload the sealed update, and publish what the customer needs to open it."""
+        job, request = self.job, self.job.request
+        blob = await self._blobs.put(path)
+        self._check_time()
         amount_msat = job.assigned.balance_msat
         if amount_msat:
             due_by_s = int(max(time.time(), request.created_at + request.round.deadline_s) + self._patience_s)
             self._ledger.owe(Due(job.key(BALANCE), request.customer, amount_msat, due_by_s))
+        committed = made.commitment(self._keys.public, request.id, request.round.round, job.assigned.index)
         event = delivery.build(
             self._keys,
             request.kind,
             request.id,
             request.customer,
-            commitment=made.commitment(self._keys.public, request.id, request.round.round, job.assigned.index),
+            commitment=committed,
             blob=blob,
             amount_msat=amount_msat,
             ciphertext=nip44.encrypt(made.to_json(), self._conversation),
             created_at=int(time.time()),
         )
+        self.committed = committed
         await self._publish(event)
 
     async def _upload(self, pieces: Iterator[bytes]) -> BlobRef:

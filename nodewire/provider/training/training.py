@@ -18,13 +18,15 @@ from nodewire.nostr.nip01 import Filter
 from nodewire.nostr.pool import Pool
 from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
-from nodewire.protocol import audit, feedback, kinds, trainer
+from nodewire.protocol import audit, closing, delivery, feedback, kinds, trainer
 from nodewire.protocol import round as rounds
 from nodewire.protocol.audit import Asked
 from nodewire.protocol.round import RoundRequest, RoundTicket
 from nodewire.protocol.trainer import Trainer
 from nodewire.provider.training.admission import Admitted, TrainingAdmission
+from nodewire.provider.training.carried import CarriedFiles
 from nodewire.provider.training.kept import KeptShards
+from nodewire.provider.training.made import MadeResults
 from nodewire.provider.training.run import ShardRun
 from nodewire.store.blobs import Blobs
 
@@ -34,6 +36,8 @@ MAX_WAITING = 1_024
 """Requests without ticket, and tickets without request; the newest are kept."""
 MAX_SEEN = 8_192
 MAX_REFUSING = 64
+CARRIED_TIMES = 8
+"""So many times the largest weights may be kept for later rounds, for every shard that is trained at a time."""
 WAITING_S = 30.0
 SLOT_S = 2.0
 
@@ -67,6 +71,8 @@ class Training:
         for worker in workers:
             self._free.put_nowait(worker)
         self._folder = folder
+        self._carried = CarriedFiles(folder / "carried", CARRIED_TIMES * ad.concurrency * ad.most_bytes)
+        self._made = MadeResults(folder / "made")
         self._patience_s = patience_s
         self._requests: dict[str, tuple[float, Event, RoundRequest]] = {}
         self._tickets: dict[tuple[str, str], tuple[float, RoundTicket]] = {}
@@ -152,9 +158,23 @@ class Training:
 
     async def _reveal(self, run: ShardRun, asked: Asked) -> None:
         try:
-            await run.reveal(asked, self._workers[0])
+            closed = closing.parse(await self._event(asked.close))
+            counted = closed.close.of(asked.request, self._keys.public)
+            if run.committed is None and counted is not None:  # delivered before this provider died
+                mine = delivery.parse(await self._event(counted.result))
+                if (mine.provider, mine.request) == (self._keys.public, asked.request):
+                    run.committed = mine.commitment
+            await run.reveal(asked, closed, self._workers[0])
         except NodewireError as error:
             log.warning("round %s: snapshots are not shown: %s", asked.request[:8], error)
+            await self._tell(asked.request, asked.customer, run.job.request.kind, error)
+
+    async def _event(self, id_: str) -> Event:
+        """The event with that id. Raises NotFound: no relay has it."""
+        found = await self._pool.fetch([Filter(ids=frozenset({id_}))], timeout_s=10.0)
+        if not found:
+            raise NotFound("event", f"no relay has {id_[:16]}")
+        return found[0]
 
     def _begin_if_complete(self, id_: str) -> None:
         """A shard begins when its request and its ticket are here, from the same key."""
@@ -169,6 +189,7 @@ class Training:
 
     def _go_on(self) -> None:
         """Begin again what was under way when this provider died."""
+        self._made.only([shard.event.id for shard in self._kept.all()])
         for shard in self._kept.all():
             self._seen[shard.event.id] = None
             try:
@@ -185,6 +206,7 @@ class Training:
     async def _serve(self, event: Event, request: RoundRequest, ticket: RoundTicket) -> None:
         try:
             job = self._admission.check(request, ticket)
+            self._carried.begun(job)
             if not self._admission.has_deposit(job.assigned):
                 await self._until_paid_before(job)
             worker = await self._slot()
@@ -206,6 +228,8 @@ class Training:
             publish=self._publish,
             folder=self._folder,
             patience_s=self._patience_s,
+            carried=self._carried,
+            made=self._made,
         )
         self._runs[request.id] = run
         try:
@@ -229,6 +253,8 @@ class Training:
             del self._runs[request.id]
             await run.close()
         self._kept.over(request.id)
+        self._made.over(request.id)
+        self._carried.over(job)
 
     async def _work(self, run: ShardRun, worker: Worker) -> None:
         """A slot is for the deposit and the work; who waits for its balance trains another shard meanwhile."""

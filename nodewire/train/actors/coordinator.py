@@ -3,11 +3,14 @@ the recipe; its weights files are the customer's folder of data and, where the r
 
     shard {index}         -> shard*              theta, momenta, start -> theta*, momenta*, start*
     model                 -> model {name}*       the files of a Hugging Face folder with what was trained
-    restore {what}*       theta or momenta as they were after some round
-    result {index, steps}*                       -> received {fine, reason} after the last
-    judge {round}         -> judged {index, accepted, reason}*, one for each result of the round
-    draw {round, index, seed, commitment}        -> drawn {snapshots}: what its provider has to show
-    shown {segment}*, audit {round, index, request, provider, states} -> audited {accepted, reason}, of a round before
+    restore {what, round}*                       theta or momenta as they were before some round
+    result {round, index, steps}*                -> received {fine, reason} after the last
+    judge {round}         -> judged {index, accepted, reason, doubted}*, one for each result of the round
+    holds {round, index, update}                 -> held {holds}: whether it can be audited without being recalled
+    recall.theta, recall.update {round, index, steps}*   what an audit needs of a round that was forgotten
+    shown {segment}*, audit {round, index, update, request, provider, states, drawn, begun, carried}
+                                                 -> audited {accepted, reason}; the last two are digests of what was
+                                                 carried into the round and from it, where the recipe carries anything
     late {request, round, index, steps}*         -> received, as result: one of a round before
     late.theta {round}*, late.judge {request, index}   -> judged {index, accepted, reason}, by the weights of its round
     step {counted}        theta and momenta of the next round, from these results -> stepped {loss}; "index:" is one of
@@ -24,9 +27,22 @@ from nodewire.errors import BadFrame, BadInput, NodewireError
 from nodewire.kind import Params
 from nodewire.protocol.frame import Frame, Meta
 from nodewire.protocol.recipe import Recipe
-from nodewire.train import compress, data, directory, outer, reading, segments, start, state, validate
+from nodewire.train import (
+    carried,
+    compress,
+    data,
+    directory,
+    fragments,
+    outer,
+    reading,
+    segments,
+    start,
+    state,
+    validate,
+)
 from nodewire.train.actors.late import LateResults
-from nodewire.train.actors.pieces import HEADER_BYTES, Incoming, Tensors, micro, number, pieces
+from nodewire.train.actors.pieces import HEADER_BYTES, Incoming, Tensors, digest, micro, number, pieces
+from nodewire.train.carried import NOTHING, Carried
 from nodewire.train.data import Shard
 from nodewire.train.families import initial
 from nodewire.train.inner import Trainer
@@ -37,10 +53,6 @@ KEPT_ROUNDS = 2
 """For which a coordinator keeps what is needed to audit them."""
 DOUBTED = ("norm: out",)
 """Rejections that an honest result may meet, where rounds get shorter as a model converges: they are audited."""
-DOUBT = 4
-"""How many times the recipe's share is drawn of a result that is doubted."""
-MAX_DRAWN = 64
-"""Segments of one result; both ends of each are shown."""
 
 
 class CoordinatorActor:
@@ -55,6 +67,7 @@ class CoordinatorActor:
         self._trainer = Trainer(recipe, self._frozen)
         self._theta: State = initial(recipe, begun.tensors)
         self._momenta: State = outer.start(recipe.outer, self._theta)
+        self._round = 0
         self._shards: list[Shard] = []
         self._incoming: dict[str, Incoming] = {}
         self._results: dict[int, _Result] = {}
@@ -63,6 +76,8 @@ class CoordinatorActor:
         """Held-out losses of the weights before each round so far."""
         self._past: dict[int, tuple[State, dict[int, _Result]]] = {}
         """By round, what it began with and what was accepted, for audits."""
+        self._recalled: tuple[int, State, dict[int, _Result]] | None = None
+        """A round that is longer ago, or was before this worker: what it began with, and one result."""
         self._shown: dict[int, bytes] = {}
         self._norms: list[float] = []
         """Of the results that were accepted in the round before."""
@@ -106,8 +121,11 @@ class CoordinatorActor:
                 return self._judge(number(frame, "round"))
             case "step":
                 return [self._step(frame.seq, frame.meta.get("counted"))]
-            case "draw":
-                return [self._draw(frame)]
+            case "holds":
+                held = self._result_of(frame) is not None
+                return [Frame("held", 0, (), {"holds": held})]
+            case "recall.theta" | "recall.update":
+                return self._recall(frame)
             case "shown":
                 segment = number(frame, "segment")
                 most = 3 * self._recipe.state_bytes() + HEADER_BYTES
@@ -131,6 +149,7 @@ class CoordinatorActor:
             tensors = state.unpack(whole, state.types({name: tuple(shape) for name, shape in expected.items()}))
             if what == "theta":
                 self._theta = tensors
+                self._round = number(frame, "round")
                 self._held = [self._loss(tensors)]
             else:
                 self._momenta = tensors
@@ -138,7 +157,7 @@ class CoordinatorActor:
 
     def _result(self, frame: Tensors) -> list[Tensors]:
         """Take a packed update; once it is whole, whether it is one at all. A malformed one is said, not raised."""
-        index, steps = number(frame, "index"), number(frame, "steps")
+        index, steps, round_ = number(frame, "index"), number(frame, "steps"), number(frame, "round")
         most = compress.most_bytes(self._recipe.shapes(), self._recipe.compression)
         key = f"result.{index}"
         try:
@@ -146,7 +165,7 @@ class CoordinatorActor:
             if whole is None:
                 return []
             del self._incoming[key]
-            delta = compress.unpack(whole, self._recipe.shapes(), self._recipe.compression)
+            delta = carried.received(self._recipe, round_, whole)
         except NodewireError as error:
             self._incoming.pop(key, None)
             said: Meta = {"fine": False, "reason": f"{error.code}: {error}"[:200]}
@@ -174,15 +193,16 @@ class CoordinatorActor:
             [self._submission(late.round, index, beside[index]) for index in sorted(beside)],
             self._loss,
         )[late.index]
+        doubted = False
         if judged.outcome == "audit" or judged.reason.startswith(DOUBTED):
             if float(self._recipe.audit.fraction):
-                judged = validate.Judgement()
+                doubted, judged = True, validate.Judgement()
             else:
                 judged = self._audited(late.round, late.index, judged, theta, beside[late.index])
         accepted = judged.outcome == "accept"
         if not accepted:
             self._late.drop(frame)
-        meta: Meta = {"index": late.index, "accepted": accepted, "reason": judged.reason[:200]}
+        meta: Meta = {"index": late.index, "accepted": accepted, "reason": judged.reason[:200], "doubted": doubted}
         return Frame("judged", 0, (), meta)
 
     def _judge(self, round_: int) -> list[Tensors]:
@@ -193,14 +213,15 @@ class CoordinatorActor:
             [self._submission(round_, index, self._results[index]) for index in sorted(self._results)],
             self._loss,
             history=self._held,
-            norms=self._norms,
+            norms=self._norms if self._recipe.compression.fragments == 1 else (),
             earlier=[result.delta for result in self._past.get(round_ - 1, ({}, {}))[1].values()],
         )
         said: list[Tensors] = []
         for index, judgement in judgements.items():
+            doubted = False
             if judgement.outcome == "audit" or judgement.reason.startswith(DOUBTED):
                 if float(self._recipe.audit.fraction):  # its provider will have to show more of it
-                    self._results[index].doubted = True
+                    doubted = True
                     judgement = validate.Judgement(figures=judgement.figures)
                 else:
                     judgement = self._audited(round_, index, judgement, self._theta, self._results[index])
@@ -209,7 +230,7 @@ class CoordinatorActor:
                 del self._results[index]
             elif "norm" in judgement.figures:
                 self._results[index].norm = judgement.figures["norm"]
-            meta: Meta = {"index": index, "accepted": accepted, "reason": judgement.reason[:200]}
+            meta: Meta = {"index": index, "accepted": accepted, "reason": judgement.reason[:200], "doubted": doubted}
             said.append(Frame("judged", len(said), (), meta))
         return said
 
@@ -239,10 +260,10 @@ class CoordinatorActor:
         return validate.Judgement("accept" if fine else "reject", reason, judgement.figures)
 
     def _step(self, seq: int, counted: object) -> Tensors:
-        before = self._theta
+        before, self._round = self._theta, seq + 1
         which = counted.split(",") if isinstance(counted, str) else [f"{index}:" for index in sorted(self._results)]
         results = [(weight, delta) for weight, delta in (self._counted(one, seq) for one in which) if weight]
-        self._theta, self._momenta = outer.step(self._recipe.outer, self._theta, self._momenta, results)
+        self._theta, self._momenta = fragments.step(self._recipe, seq, self._theta, self._momenta, results)
         self._past[seq] = before, dict(self._results)
         self._past.pop(seq - KEPT_ROUNDS, None)
         self._norms = [result.norm for result in self._results.values() if result.norm]
@@ -260,28 +281,30 @@ class CoordinatorActor:
         result = self._results[int(index)]
         return result.steps * self._recipe.batch, result.delta
 
-    def _draw(self, frame: Tensors) -> Tensors:
-        """Which snapshots a provider has to show: those at both ends of the segments that are drawn."""
-        round_, index = number(frame, "round"), number(frame, "index")
-        seed, commitment = frame.meta["seed"], bytes.fromhex(str(frame.meta["commitment"]))
-        result = self._result_of(round_, index)
-        if not isinstance(seed, bytes) or result is None:
-            return Frame("drawn", 0, (), {"snapshots": ""})
-        count = segments.count(self._recipe, result.steps)
-        fraction = float(self._recipe.audit.fraction) * (DOUBT if result.doubted else 1)
-        fraction = min(1.0, fraction, MAX_DRAWN / count)
-        result.drawn = segments.drawn(seed, commitment, count, fraction)
-        ends = sorted({end for segment in result.drawn for end in (segment - 1, segment) if end >= 0})
-        return Frame("drawn", 0, (), {"snapshots": ",".join(map(str, ends))})
+    def _recall(self, frame: Tensors) -> list[Tensors]:
+        round_, most = number(frame, "round"), 3 * self._recipe.state_bytes() + HEADER_BYTES
+        whole = self._incoming.setdefault(frame.edge, Incoming(most)).take(frame)
+        if whole is None:
+            return []
+        shapes = self._recipe.shapes()
+        if frame.edge == "recall.theta":
+            self._recalled = round_, state.unpack(whole, state.types(shapes), field="theta"), {}
+        elif self._recalled is None or self._recalled[0] != round_:
+            raise BadFrame(frame.edge, "its round's theta comes first")
+        else:
+            delta = carried.received(self._recipe, round_, whole)
+            self._recalled[2][number(frame, "index")] = _Result(number(frame, "steps"), delta, whole)
+        return []
 
     def _audit(self, frame: Tensors) -> Tensors:
         """Compute the drawn segments again from what was shown, and compare."""
         round_, index = number(frame, "round"), number(frame, "index")
-        result, theta = self._result_of(round_, index), self._past.get(round_, (self._theta, {}))[0]
+        found = self._result_of(frame)
         states, shown = frame.meta["states"], self._shown
         self._shown = {}
-        if result is None or not isinstance(states, bytes):
+        if found is None or not isinstance(states, bytes):
             raise BadInput("audit", "of a result that is not here")
+        theta, result = found
         claim = segments.Claim(
             author=str(frame.meta["provider"]),
             request=str(frame.meta["request"]),
@@ -289,13 +312,15 @@ class CoordinatorActor:
             index=index,
             states=tuple(states[at : at + 32] for at in range(0, len(states), 32)),
             update=hashlib.sha256(result.packed).digest(),
+            carried=digest(frame, "carried"),
         )
         judgement = validate.Judgement()
         shard = self._shards[index]
-        for segment in result.drawn:
+        for segment in map(int, str(frame.meta["drawn"]).split(",")):
             try:
+                begun = self._begun(frame, shown.get(len(claim.states)))
                 off = segments.recomputed(
-                    self._trainer, claim, theta, shard, result.steps, segment, shown.get, result.packed
+                    self._trainer, claim, theta, shard, result.steps, segment, shown.get, result.packed, begun
                 )
             except NodewireError as error:
                 judgement = validate.malformed(error)
@@ -303,13 +328,33 @@ class CoordinatorActor:
                 judgement = validate.by_audit(self._recipe, off)
             if judgement.outcome != "accept":
                 break
+        self._recalled = None
         accepted = judgement.outcome == "accept"
         return Frame("audited", 0, (), {"accepted": accepted, "reason": judgement.reason[:200]})
 
-    def _result_of(self, round_: int, index: int) -> _Result | None:
-        """What was accepted in a round, this or one before; None if this worker has not seen it."""
-        past = self._past.get(round_)
-        return past[1].get(index) if past is not None else self._results.get(index)
+    def _begun(self, frame: Tensors, shown: bytes | None) -> Carried | None:
+        """What a provider has carried into its round, as it shows it. Raises Withheld, BadHash, BadUpdate, TooLarge."""
+        if not self._recipe.compression.carries:
+            return None
+        committed = digest(frame, "begun") or NOTHING
+        begun = carried.shown(shown, self._recipe, committed)
+        before = self._past.get(number(frame, "round") - 1)
+        update = before[1].get(number(frame, "index")) if before is not None else None
+        if update is not None:
+            carried.check_residual(begun, update.packed, self._recipe)
+        return begun
+
+    def _result_of(self, frame: Tensors) -> tuple[State, _Result] | None:
+        """What a round began with and one result of it; None if this worker has forgotten it, or has another."""
+        round_, index, update = number(frame, "round"), number(frame, "index"), frame.meta["update"]
+        kept = [(self._round, self._theta, self._results), *((n, *past) for n, past in self._past.items())]
+        if self._recalled is not None:
+            kept.append(self._recalled)
+        for known, theta, results in kept:
+            found = results.get(index) if known == round_ else None
+            if found is not None and hashlib.sha256(found.packed).hexdigest() == update:
+                return theta, found
+        return None
 
     def _loss(self, theta: State) -> float:
         return self._trainer.loss(theta, self._measured)
@@ -323,7 +368,3 @@ class _Result:
     delta: State
     packed: bytes
     norm: float = 0.0
-    doubted: bool = False
-    """Looking at it leaves doubt: more of it is drawn."""
-    drawn: tuple[int, ...] = ()
-    """Segments that are computed again."""

@@ -1,4 +1,4 @@
-"""Frozen weights that come to a trainer in pieces, straight to where they are used: no piece is kept beside them."""
+"""Frozen weights at a trainer: come in pieces, straight to where they are used, and kept for the next round."""
 
 from __future__ import annotations
 
@@ -13,6 +13,23 @@ from nodewire.protocol.recipe import Recipe
 from nodewire.train import state
 from nodewire.train.actors.pieces import Tensors
 from nodewire.train.state import State
+
+
+class Frozen:
+    """The weights that came last, for all sessions that name the same; a training's rounds do, one after the other."""
+
+    def __init__(self) -> None:
+        self._of: tuple[str, object] | None = None
+        self._tensors: State | None = None
+
+    def find(self, name: str, recipe: Recipe) -> State | None:
+        """What was kept under this name for the same model; anything else is let go of, to make room."""
+        if self._of != (name, recipe.family):
+            self._of = self._tensors = None
+        return self._tensors
+
+    def keep(self, name: str, recipe: Recipe, tensors: State) -> None:
+        self._of, self._tensors = (name, recipe.family), tensors
 
 
 class FrozenIn:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nodewire.errors import BadFrame, BadInput
 from nodewire.protocol.recipe import Recipe
-from nodewire.train import compress, state
+from nodewire.train import carried, compress, state
 from nodewire.train.actors.pieces import HEADER_BYTES, Incoming, Tensors, number
 from nodewire.train.state import State
 
@@ -24,6 +24,7 @@ class Result:
     steps: int
     delta: State
     packed: bytes
+    is_judged: bool = False
 
 
 class LateResults:
@@ -52,7 +53,7 @@ class LateResults:
                 return False
             if len(self._results) >= MAX_HELD:
                 raise BadFrame("late", f"{MAX_HELD} are held")
-            delta = compress.unpack(whole, self._recipe.shapes(), self._recipe.compression)
+            delta = carried.received(self._recipe, number(frame, "round"), whole)
         except BaseException:
             self._incoming.pop(key, None)
             raise
@@ -65,6 +66,7 @@ class LateResults:
         result = self._results.get(_key(frame))
         if result is None or self._theta is None or self._theta[0] != result.round:
             raise BadInput("late", "the result and its round's weights come first")
+        result.is_judged = True
         return self._theta[1], result
 
     def drop(self, frame: Tensors) -> None:
@@ -79,8 +81,8 @@ class LateResults:
         return result
 
     def forget(self, round_: int) -> None:
-        """After the step of `round_`, whatever cannot count any more."""
-        self._results = {key: one for key, one in self._results.items() if one.round >= round_}
+        """After the step of `round_`, what was judged and cannot count any more."""
+        self._results = {k: one for k, one in self._results.items() if one.round >= round_ or not one.is_judged}
 
 
 def _key(frame: Tensors) -> Key:

@@ -56,6 +56,12 @@ def number(frame: Tensors, name: str) -> int:
     return value
 
 
+def digest(frame: Tensors, name: str) -> bytes | None:
+    """The bytes of a hash that `meta` has as hex; None if it is empty or missing."""
+    value = frame.meta.get(name)
+    return bytes.fromhex(value) if isinstance(value, str) and value else None
+
+
 def micro(loss: float) -> int:
     """Millionths; a loss that is not finite, or negative, is the end of what can be said."""
     return min(MOST_MICRO, max(0, round(loss * MICRO))) if loss == loss and abs(loss) != float("inf") else MOST_MICRO

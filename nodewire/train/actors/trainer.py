@@ -1,10 +1,13 @@
 """The "trainer" of kinds 8840 and 8841, in a provider's worker: a session is one shard of one round.
 
-start*                what stays frozen, where the recipe has an adapter; before the rest
+frozen                -> frozen {here}: whether what the recipe freezes is here from a session of the same `start`
+start*                if it is not: what stays frozen, where the recipe has an adapter; before the rest
 theta*, shard*        what it begins with
+carried*              and what it has carried from the round before, where it has
 train                 trains one segment -> trained {step, loss, state, samples, end}; loss in millionths
 update                -> update*, when the last segment is done
-reveal {segment}      -> snapshot*: what the segment ended with, kept or computed again
+carry                 -> carried*: what is carried from it; none if nothing is
+reveal {segment}      -> snapshot*: what the segment ended with, kept or computed again; number `count`: carried
 """
 
 from __future__ import annotations
@@ -15,9 +18,10 @@ from nodewire.errors import BadFrame, Busy, NotFound
 from nodewire.kind import Limits, Params
 from nodewire.protocol.frame import Frame, Meta
 from nodewire.protocol.recipe import Recipe
-from nodewire.train import compress, data, segments, state
-from nodewire.train.actors.frozen import FrozenIn
+from nodewire.train import carried, data, segments, state
+from nodewire.train.actors.frozen import Frozen, FrozenIn
 from nodewire.train.actors.pieces import HEADER_BYTES, Incoming, Tensors, micro, number, pieces
+from nodewire.train.carried import Carried
 from nodewire.train.data import Shard
 from nodewire.train.inner import Snapshot, Stretch, Trainer, Update
 from nodewire.train.state import State
@@ -33,6 +37,7 @@ class TrainerActor:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._sessions: dict[str, _ShardSession] = {}
+        self._frozen = Frozen()
 
     def open(self, session: str, params: Params) -> None:
         if len(self._sessions) >= MAX_SESSIONS:  # who has trained waits for its pay, and may be opened again
@@ -40,7 +45,7 @@ class TrainerActor:
             if done is None:
                 raise Busy("sessions", f"{MAX_SESSIONS} are open")
             del self._sessions[done]
-        self._sessions[session] = _ShardSession(params)
+        self._sessions[session] = _ShardSession(params, self._frozen)
 
     def receive(self, session: str, frame: Tensors) -> list[Tensors]:
         if session not in self._sessions:
@@ -52,16 +57,23 @@ class TrainerActor:
 
 
 class _ShardSession:
-    def __init__(self, params: Params) -> None:
+    def __init__(self, params: Params, frozen: Frozen) -> None:
         self._recipe = recipe = Recipe.unpack(params["recipe"])
         self._round, self._index, self._steps = int(params["round"]), int(params["index"]), int(params["steps"])
         self._theta_in = Incoming(recipe.state_bytes() + HEADER_BYTES)
         self._shard_in = Incoming(data.MAX_SHARD_BYTES)
+        self._carried_in = Incoming(carried.most_bytes(recipe))
         self._theta: State | None = None
+        self._begun: Carried | None = None
+        self._brought = b""
+        """`_begun` as bytes."""
+        self._delta: State | None = None
         self._shard: Shard | None = None
         self._running: Iterator[Stretch] | None = None
-        self._frozen_in = FrozenIn(recipe) if recipe.adapter is not None else None
-        self._trained_by = Trainer(recipe) if recipe.adapter is None else None
+        self._start, self._frozen = str(params.get("start", "")), frozen
+        self._frozen_in: FrozenIn | None = None
+        here = frozen.find(self._start, recipe)
+        self._trained_by = Trainer(recipe, here) if recipe.adapter is None or here is not None else None
         self._update: Update | None = None
         self._kept: dict[int, Snapshot] = {}
         """Snapshots by steps: all, or as many as KEPT_BYTES hold."""
@@ -81,10 +93,14 @@ class _ShardSession:
 
     def receive(self, frame: Tensors) -> list[Tensors]:
         match frame.edge:
+            case "frozen":
+                return [Frame("frozen", 0, (), {"here": self._trained_by is not None})]
             case "start":
                 if self._frozen_in is None:
-                    raise BadFrame("start", "the recipe freezes nothing")
+                    self._frozen_in = FrozenIn(self._recipe)
                 if (frozen := self._frozen_in.take(frame)) is not None:
+                    self._frozen_in = None
+                    self._frozen.keep(self._start, self._recipe, frozen)
                     self._trained_by = Trainer(self._recipe, frozen)
                 return []
             case "theta":
@@ -95,26 +111,38 @@ class _ShardSession:
                 if (whole := self._shard_in.take(frame)) is not None:
                     self._shard = Shard.unpack(whole, self._recipe)
                 return []
+            case "carried":
+                if (whole := self._carried_in.take(frame)) is not None:
+                    self._begun, self._brought = carried.unpack(whole, self._recipe), whole
+                return []
             case "train":
                 return [self._train(frame.seq)]
             case "update":
-                if self._update is None:
-                    raise BadFrame("update", "there is none yet")
-                packed, _ = compress.pack(self._update.delta, self._recipe.compression, None)
-                return list(pieces("update", packed))
+                return list(pieces("update", self._sent()[0]))
+            case "carry":
+                kept = carried.packed(self._sent()[1])
+                return list(pieces("carried", kept)) if kept else []
             case "reveal":
-                return list(pieces("snapshot", segments.show(self._snapshot(number(frame, "segment")))))
+                segment = number(frame, "segment")
+                if segment == segments.count(self._recipe, self._steps):
+                    return list(pieces("snapshot", self._brought or carried.EMPTY))
+                return list(pieces("snapshot", segments.show(self._snapshot(segment))))
         raise BadFrame("edge", f"{frame.edge[:40]!r} is unknown")
 
     def _train(self, seq: int) -> Tensors:
         if self._running is None:
             if self._theta is None or self._shard is None:
                 raise BadFrame("train", "theta and shard come first")
-            self._running = self._trainer.stretches(self._theta, self._shard, self._round, self._index, self._steps)
+            begin = carried.beginning(self._theta, self._begun)
+            self._running = self._trainer.stretches(begin, self._shard, self._round, self._index, self._steps)
         done = next(self._running, None)
         if done is None:
             raise BadFrame("train", "the round is over")
         self._update = done.update
+        if done.update is not None and self._theta is not None:
+            self._delta = done.update.delta
+            if self._recipe.compression.carries:
+                self._delta = carried.moved(self._theta, self._trainer.now(done.step).theta)
         if float(self._recipe.audit.fraction) and (seq + 1) % self._every == 0:
             self._kept[done.step] = self._trainer.now(done.step)
         said: Meta = {
@@ -126,12 +154,18 @@ class _ShardSession:
         }
         return Frame("trained", seq, (), said)
 
+    def _sent(self) -> tuple[bytes, Carried | None]:
+        """The packed update, and what is carried from it."""
+        if self._delta is None:
+            raise BadFrame("update", "there is none yet")
+        return carried.send(self._recipe, self._round, self._delta, self._begun)
+
     def _snapshot(self, segment: int) -> Snapshot:
         """After a segment: the kept one, or from the one before it (or the round's beginning) on."""
         step = min((segment + 1) * self._recipe.audit.segment, self._steps)
         if self._theta is None or self._shard is None or segment < 0:
             raise BadFrame("reveal", "theta and shard come first")
-        begun = self._trainer.beginning(self._theta)
+        begun = self._trainer.beginning(carried.beginning(self._theta, self._begun))
         near = max((kept for kept in self._kept.values() if kept.step <= step), key=lambda s: s.step, default=begun)
         if near.step == step:
             return near

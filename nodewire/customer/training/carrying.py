@@ -1,0 +1,23 @@
+"""What providers carry from round to round, as their customer keeps account of it: digests, in tickets and results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from nodewire.customer.training.machine import State
+
+NOTHING = "0" * 64
+
+
+def left(state: State, dealt: Mapping[int, str], indices: Sequence[int]) -> dict[int, str]:
+    """What the providers of some shards carry on from the round before, as far as they carry anything.
+
+    Only of what the outer step before was made of, and in time: everything else is as if another took the shard over.
+    """
+    found = {}
+    for one in state.counted:
+        if one.round == state.round - 1 and one.index in indices and dealt[one.index] == one.provider:
+            carried = state.debts[one.request, one.provider].carried
+            if carried not in ("", NOTHING) and not state.works[one.index].afresh:
+                found[one.index] = carried
+    return found

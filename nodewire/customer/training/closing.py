@@ -1,0 +1,48 @@
+"""Closing a round: signed and published when all its results are there, and before anything is drawn of them."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+from nodewire.customer.training.course import Course
+from nodewire.customer.training.machine import Closed
+from nodewire.nostr import event as events
+from nodewire.protocol import closing, delivery
+from nodewire.protocol.closing import MAX_COUNTED, MAX_OTHERS, Counted
+
+
+async def close(course: Course, round_: int) -> None:
+    """Name the results that count. What was signed is written down first: there is never a second draw of a result."""
+    state = course.state
+    keys = state.unclosed(round_)[:MAX_COUNTED]
+    if not keys:
+        return
+    counted = []
+    for request, provider in keys:
+        debt = state.debts[request, provider]
+        delivered = delivery.parse(events.parse(debt.result))
+        counted.append(
+            Counted(
+                request=request,
+                provider=provider,
+                index=debt.row.index,
+                result=delivered.id,
+                commitment=delivered.commitment,
+                doubted=debt.doubted,
+            )
+        )
+    others = [
+        events.parse(debt.result).id
+        for (request, provider), debt in state.debts.items()
+        if debt.round == round_ and debt.result and debt.balance == "none" and state.work(request, provider) is None
+    ]
+    made = closing.Close(
+        job=course.requests.job,
+        round=round_,
+        nonce=secrets.token_hex(32),
+        results=tuple(counted),
+        others=tuple(others[-MAX_OTHERS:]),
+    )
+    event = closing.build(course.session.keys, course.kind, made, created_at=int(time.time()))
+    course.take(Closed(round_, event.id, event.to_json(), keys))

@@ -1,0 +1,132 @@
+"""A training's transcript, from its journal: so it can be written again at any time. NIPS.md, "Transcripts"."""
+
+from __future__ import annotations
+
+import logging
+
+from nodewire.customer.starting import NETWORKS
+from nodewire.customer.training import machine
+from nodewire.customer.training.course import Course
+from nodewire.errors import NodewireError
+from nodewire.nostr import event as events
+from nodewire.nostr import nip44
+from nodewire.nostr.nip01 import Filter
+from nodewire.protocol.audit import Showing
+from nodewire.protocol.delivery import Delivered
+from nodewire.protocol.round import RoundTicket
+from nodewire.protocol.transcript import Made, Opened, OpenedShard, Payment, Transcript, Weighed
+
+log = logging.getLogger("nodewire.customer")
+
+_ZAPPED = 9735
+
+
+async def transcribe(course: Course, salt: str) -> Transcript:
+    """All that happened so far, signed; after at least one outer step."""
+    requests: dict[str, machine.Published] = {}
+    delivered: dict[tuple[str, str], str] = {}
+    closes, asks, answers, payments, made = [], [], [], [], []
+    recipe, before, shards = course.recipe, "", 0
+    for event in course.journal.events():
+        match event:
+            case machine.Opened():
+                before, shards = event.theta.plain_sha256, len(event.shards)
+            case machine.Published():
+                requests[event.request] = event
+            case machine.Delivered():
+                delivered.setdefault((event.request, event.provider), event.event)
+            case machine.Closed():
+                closes.append(event.event)
+            case machine.Audited():
+                asks += [event.ask] if event.ask else []
+                answers += [event.answer] if event.answer else []
+            case machine.Paid():
+                payments.append(
+                    Payment(
+                        request=event.request, provider=event.provider, part=event.part, amount_msat=event.amount_msat
+                    )
+                )
+            case machine.Stepped():
+                results = tuple(_weighed(one, event.round, recipe.batch) for one in event.counted)
+                after = event.theta.plain_sha256
+                made.append(Made(round=event.round, before=before, after=after, loss=event.loss, results=results))
+                before = after
+    return Transcript(
+        customer=course.session.keys.public,
+        job=course.requests.job,
+        salt=salt,
+        recipe=recipe.document(),
+        shards=shards,
+        network=NETWORKS[course.session.config.wallet.kind],
+        requests=tuple(one.event for one in requests.values()),
+        results=tuple(delivered.values()),
+        closes=tuple(closes),
+        asks=tuple(asks),
+        answers=tuple(answers),
+        receipts=await _receipts(course, list(requests)),
+        payments=tuple(payments),
+        rounds=tuple(made),
+        weights=before,
+        opened=_opened(course, list(requests.values()), list(delivered.values()), answers),
+    ).signed(course.session.keys)
+
+
+def _weighed(counted: machine.Counted, round_: int, batch: int) -> Weighed:
+    return Weighed(
+        request=counted.request,
+        provider=counted.provider,
+        index=counted.index,
+        round=counted.round,
+        steps=counted.steps,
+        weight=(counted.steps * batch) >> (round_ - counted.round),
+    )
+
+
+def _opened(course: Course, requests: list[machine.Published], results: list[str], answers: list[str]) -> Opened:
+    def plain(text: str) -> tuple[str, str]:
+        event = events.parse(text)
+        key = nip44.conversation_key(course.session.keys, event.pubkey)
+        return event.id, nip44.decrypt(event.content, key)
+
+    shards, found = [], {}
+    for published in requests:
+        for row in published.rows:
+            ticket = RoundTicket.parse(row.ticket)
+            shards.append(
+                OpenedShard(
+                    request=published.request,
+                    provider=row.provider,
+                    theta_key=ticket.theta_key,
+                    theta_sha256=ticket.theta_sha256,
+                    shard_key=ticket.shard_key,
+                    shard_sha256=ticket.shard_sha256,
+                    start_key=ticket.start_key,
+                    carried=ticket.carried,
+                )
+            )
+    for text in results:
+        try:
+            id_, said = plain(text)
+            found[id_] = Delivered.parse(said).document()
+        except NodewireError as error:  # it was rejected for that
+            log.info("a result cannot be opened for the transcript: %s", error)
+    shown = {}
+    for text in answers:
+        try:
+            id_, said = plain(text)
+            shown[id_] = Showing.parse(said).document()
+        except NodewireError as error:
+            log.info("an answer cannot be opened for the transcript: %s", error)
+    return Opened(results=found, answers=shown, shards=tuple(shards))
+
+
+async def _receipts(course: Course, requests: list[str]) -> tuple[str, ...]:
+    """The zap receipts that the relays have; none if they do not answer."""
+    wanted = Filter(kinds=frozenset({_ZAPPED}), tags={"e": frozenset(requests[-256:])})
+    try:
+        found = await course.session.pool.fetch([wanted])
+    except NodewireError as error:
+        log.warning("no zap receipts for the transcript: %s", error)
+        return ()
+    providers = {provider for _, provider in course.state.debts}
+    return tuple(event.to_json() for event in reversed(found) if event.pubkey in providers)

@@ -1,0 +1,150 @@
+"""A round's close (8859): which results count, said before anybody can know what is drawn of them. NIPS.md, "Training".
+
+Its id is what segments are drawn with. It names every result's commitment, so nobody can commit after knowing, and has
+32 random bytes of the customer's, so nobody who delivers last can know it before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from nodewire.errors import BadEvent, BadInput, BadTag, NotAllowed
+from nodewire.nostr import event as _event
+from nodewire.nostr.event import Event
+from nodewire.nostr.keys import Keys
+from nodewire.protocol import canonical, kinds, tags
+from nodewire.protocol.recipe import Recipe
+from nodewire.protocol.round import MAX_ROUNDS, MAX_SHARDS
+from nodewire.protocol.schema import Hex32, Schema
+
+MAX_COUNTED = 96
+"""Results of one close: an event has 64 KB. A larger round has several."""
+MAX_OTHERS = 64
+DOUBT = 4
+"""How many times the recipe's share is drawn of a result that is doubted."""
+MAX_DRAWN = 64
+"""Segments of one result; both ends of each are shown."""
+
+
+class Counted(Schema):
+    """A result that the next weights are made of. `doubted`: looking at it leaves doubt, so more of it is drawn."""
+
+    request: Hex32
+    provider: Hex32
+    index: int = Field(ge=0, lt=MAX_SHARDS)
+    result: Hex32
+    """The result event's id."""
+    commitment: Hex32
+    doubted: bool = False
+
+
+class Close(Schema):
+    """`others` are the ids of results that came and do not count."""
+
+    MAX_BYTES: ClassVar[int] = 57_344
+    ERROR: ClassVar[type[BadInput]] = BadEvent
+
+    v: Literal[1] = 1
+    job: Hex32
+    round: int = Field(ge=0, lt=MAX_ROUNDS)
+    nonce: Hex32
+    """Random."""
+    results: tuple[Counted, ...] = Field(min_length=1, max_length=MAX_COUNTED)
+    others: tuple[Hex32, ...] = Field(default=(), max_length=MAX_OTHERS)
+
+    @model_validator(mode="after")
+    def _counts_once(self) -> Self:
+        if len({(one.request, one.provider) for one in self.results}) != len(self.results):
+            raise ValueError("results: one stands twice")
+        return self
+
+    def of(self, request: str, provider: str) -> Counted | None:
+        return next((one for one in self.results if (one.request, one.provider) == (request, provider)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A parsed close; `id` is what is drawn with."""
+
+    id: str
+    customer: str
+    close: Close
+
+
+def build(keys: Keys, kind: int, close: Close, *, created_at: int) -> Event:
+    """The close of a round of `kind`."""
+    said = [
+        *(["e", request] for request in sorted({one.request for one in close.results})),
+        *(["p", provider] for provider in sorted({one.provider for one in close.results})),
+        ["k", str(kind)],
+    ]
+    return _event.sign(keys, kinds.CLOSE, created_at=created_at, tags=said, content=close.to_json())
+
+
+def parse(event: Event) -> Closed:
+    """The close in an event whose signature has been checked. Raises BadEvent, BadTag, BadVersion, TooLarge."""
+    tags.check_kind(event, kinds.CLOSE)
+    close = Close.parse(event.content)
+    for name, said in (("e", {one.request for one in close.results}), ("p", {one.provider for one in close.results})):
+        if event.values(name) != sorted(said):
+            raise BadTag(name, "not those of the results")
+    return Closed(event.id, event.pubkey, close)
+
+
+def drawn(closed: Closed, counted: Counted, recipe: Recipe, steps: int) -> tuple[int, ...]:
+    """The segments of a result that are computed again, ascending.
+
+    Where something is carried the last one always: with it goes what the next round begins with.
+    """
+    count = -(-steps // recipe.audit.segment)
+    fraction = float(recipe.audit.fraction) * (DOUBT if counted.doubted else 1)
+    carries = recipe.compression.carries
+    found = draw(closed.id, counted.commitment, count, min(1.0, fraction, (MAX_DRAWN - 2 * carries) / count))
+    return tuple(sorted({*found, count - 1})) if carries else found
+
+
+def draw(seed: str, commitment: str, segments: int, fraction: float, least: int = 1) -> tuple[int, ...]:
+    """floor(segments x fraction) of a commitment's segments, at least `least`: the first of an order by random words.
+
+    Both strings are hex. The words are those of NIPS.md, "What is drawn".
+    """
+    many = min(segments, max(least, int(segments * fraction)))
+    of = canonical.encode(["segments", seed, commitment])
+    stream = hashlib.shake_256(b"nodewire/stream/1\x00" + of).digest(8 * segments)
+    words = [int.from_bytes(stream[at : at + 8], "little") for at in range(0, len(stream), 8)]
+    return tuple(sorted(sorted(range(segments), key=lambda i: (words[i], i))[:many]))
+
+
+def ends(segments: Iterable[int]) -> tuple[int, ...]:
+    """The snapshots at both ends of segments, ascending; before the first there is none."""
+    return tuple(sorted({end for segment in segments for end in (segment - 1, segment) if end >= 0}))
+
+
+def shown(segments: Iterable[int], recipe: Recipe, steps: int) -> tuple[int, ...]:
+    """All that is to be shown of drawn segments: their ends, and where something is carried also what was carried into
+    the round, under the number after the last."""
+    return (*ends(segments), *([-(-steps // recipe.audit.segment)] if recipe.compression.carries else []))
+
+
+def check_asked(
+    closed: Closed, *, job: str, customer: str, request: str, provider: str, commitment: str | None
+) -> Counted:
+    """What a close says of a provider's result.
+
+    Args:
+        commitment: what the provider has committed to; None if it has delivered nothing.
+
+    Raises:
+        NotAllowed: it is another's close, or of another result: nothing has to be shown for it.
+    """
+    if closed.customer != customer or closed.close.job != job:
+        raise NotAllowed("close", "of another training")
+    counted = closed.close.of(request, provider)
+    if counted is None or commitment is None or counted.commitment != commitment:
+        raise NotAllowed("close", "does not name what was delivered")
+    return counted

@@ -1,0 +1,119 @@
+"""A training's transcript: all that was signed in it, what was counted, what came of it. NIPS.md, "Transcripts".
+
+The customer signs it. `opened` is what a third party needs to compute it again; it is no part of what is signed, for
+every key in it opens a ciphertext that signed events cite, and everything else is under a commitment.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import Field
+
+from nodewire.errors import BadSignature
+from nodewire.nostr import keys as _keys
+from nodewire.nostr.keys import Keys
+from nodewire.protocol import canonical
+from nodewire.protocol.recipe import MAX_STEPS
+from nodewire.protocol.round import MAX_ROUNDS, MAX_SHARDS
+from nodewire.protocol.schema import Count, Hex32, Hex64, Label, Msat, Schema
+
+MAX_TRANSCRIPT_BYTES = 2**28
+
+EventText = str
+"""A signed event as JSON."""
+
+
+class Weighed(Schema):
+    """A result in an outer step; `round` is the one it was trained in."""
+
+    request: Hex32
+    provider: Hex32
+    index: int = Field(ge=0, lt=MAX_SHARDS)
+    round: int = Field(ge=0, lt=MAX_ROUNDS)
+    steps: int = Field(ge=1, le=MAX_STEPS)
+    weight: Count
+
+
+class Made(Schema):
+    """An outer step: hashes of theta before and after it (as safetensors), and the held-out loss in millionths."""
+
+    round: int = Field(ge=0, lt=MAX_ROUNDS)
+    before: Hex32
+    after: Hex32
+    loss: Count
+    results: tuple[Weighed, ...] = Field(min_length=1, max_length=2 * MAX_SHARDS)
+
+
+class Payment(Schema):
+    """`part` 0 is a deposit, 1 a balance."""
+
+    request: Hex32
+    provider: Hex32
+    part: int = Field(ge=0, le=1)
+    amount_msat: Msat
+
+
+class OpenedShard(Schema):
+    """What a ticket held beside recipe and salt."""
+
+    request: Hex32
+    provider: Hex32
+    theta_key: Hex32
+    theta_sha256: Hex32
+    shard_key: Hex32
+    shard_sha256: Hex32
+    start_key: Hex32 | None = None
+    carried: Hex32 | None = None
+
+
+class Opened(Schema):
+    results: dict[Hex32, dict[str, Any]]
+    """By the result event's id, the `delivered` document that is its content."""
+    answers: dict[Hex32, dict[str, Any]]
+    """By the answer's id, the `showing` document."""
+    shards: tuple[OpenedShard, ...]
+
+
+class Transcript(Schema):
+    TAG: ClassVar[str] = "nodewire/transcript/1"
+    MAX_BYTES: ClassVar[int] = MAX_TRANSCRIPT_BYTES
+
+    v: Literal[1] = 1
+    customer: Hex32
+    job: Hex32
+    salt: Hex32
+    recipe: dict[str, Any]
+    shards: int = Field(ge=1, le=MAX_SHARDS)
+    network: Label = ""
+    requests: tuple[EventText, ...]
+    results: tuple[EventText, ...]
+    closes: tuple[EventText, ...] = ()
+    asks: tuple[EventText, ...] = ()
+    answers: tuple[EventText, ...] = ()
+    receipts: tuple[EventText, ...] = ()
+    """Of zaps."""
+    payments: tuple[Payment, ...] = ()
+    rounds: tuple[Made, ...] = Field(min_length=1)
+    weights: Hex32
+    """SHA-256 of the final weights as safetensors."""
+    opened: Opened | None = None
+    sig: Hex64 = "0" * 128
+
+    def signed(self, keys: Keys) -> Self:
+        """As it goes out: signed over all but `opened`."""
+        return self.model_copy(update={"sig": keys.sign(self._said()).hex()})
+
+    def closed(self) -> Self:
+        """Without what opens it; the signature stands."""
+        return self.model_copy(update={"opened": None})
+
+    def check_signature(self) -> None:
+        """Raises BadSignature: it is not what its customer has signed."""
+        if not _keys.verify(self.customer, self._said(), bytes.fromhex(self.sig)):
+            raise BadSignature("sig", "not its customer's")
+
+    def _said(self) -> bytes:
+        said = self.document()
+        del said["opened"], said["sig"]
+        return bytes.fromhex(canonical.digest(self.TAG, said))

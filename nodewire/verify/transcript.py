@@ -1,0 +1,368 @@
+"""What a training's transcript says, held against itself: signatures, seals, commitments, draws, weights, payments.
+
+Nothing is fetched and nothing computed here (`nodewire.verify.retraining` does that); a fault names round and provider.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from nodewire.errors import NodewireError
+from nodewire.nostr import event as events
+from nodewire.nostr.event import Event
+from nodewire.pay import zaps
+from nodewire.pay.debts import Key
+from nodewire.protocol import audit, closing, delivery, kinds
+from nodewire.protocol import round as rounds
+from nodewire.protocol.audit import Showing
+from nodewire.protocol.closing import Closed, Counted
+from nodewire.protocol.delivery import Delivered, Delivery
+from nodewire.protocol.recipe import Recipe
+from nodewire.protocol.round import BALANCE, DEPOSIT, RoundRequest, RoundTicket
+from nodewire.protocol.transcript import OpenedShard, Transcript
+
+MAX_FAULTS = 1_000
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`step`: signature, recipe, request, result, close, draw, answer, round, carried, weight, theta, weights, payment;
+    computed again: update, theta, weights, loss, segment."""
+
+    step: str
+    reason: str
+    round: int | None = None
+    provider: str = ""
+    segment: int | None = None
+
+
+@dataclass
+class Reading:
+    """A transcript's events, parsed, and what contradicts what. `held` counts what was looked at, by step."""
+
+    transcript: Transcript
+    recipe: Recipe | None = None
+    requests: dict[str, RoundRequest] = field(default_factory=dict)
+    results: dict[tuple[str, str], Delivery] = field(default_factory=dict)
+    """By request and provider."""
+    opened: dict[tuple[str, str], Delivered] = field(default_factory=dict)
+    counted: dict[tuple[str, str], tuple[Closed, Counted]] = field(default_factory=dict)
+    shown: dict[tuple[str, str], Showing] = field(default_factory=dict)
+    shards: dict[tuple[str, str], OpenedShard] = field(default_factory=dict)
+    data: dict[int, OpenedShard] = field(default_factory=dict)
+    """By shard."""
+    faults: list[Fault] = field(default_factory=list)
+    held: dict[str, int] = field(default_factory=dict)
+
+    def wrong(
+        self, step: str, reason: str, round_: int | None = None, provider: str = "", segment: int | None = None
+    ) -> None:
+        if len(self.faults) < MAX_FAULTS:
+            self.faults.append(Fault(step, reason[:300], round_, provider, segment))
+
+    def hold(self, step: str, look: Callable[[], T], round_: int | None = None, provider: str = "") -> T | None:
+        """What looking at something gives; what it raises is a fault."""
+        self.held[step] = self.held.get(step, 0) + 1
+        try:
+            return look()
+        except NodewireError as error:
+            self.wrong(step, str(error), round_, provider)
+            return None
+
+    def drawn(self, request: str, provider: str) -> tuple[int, ...]:
+        """The segments of a result that its close draws; none if no close names it."""
+        if (request, provider) not in self.counted or self.recipe is None:
+            return ()
+        closed, counted = self.counted[request, provider]
+        assigned = self.requests[request].round.of(provider)
+        return closing.drawn(closed, counted, self.recipe, assigned.steps) if assigned is not None else ()
+
+    def to_show(self, request: str, provider: str) -> tuple[int, ...]:
+        """What its provider has to show of the segments that are drawn of a result."""
+        assigned = self.requests[request].round.of(provider)
+        if self.recipe is None or assigned is None:
+            return ()
+        return closing.shown(self.drawn(request, provider), self.recipe, assigned.steps)
+
+
+def check(transcript: Transcript) -> Reading:
+    """Everything that can be seen in a transcript alone."""
+    reading = Reading(transcript)
+    reading.hold("signature", transcript.check_signature)
+    reading.hold("recipe", lambda: _recipe(reading))
+    for event in _events(reading, "request", transcript.requests):
+        _request(reading, event)
+    for event in _events(reading, "result", transcript.results):
+        _result(reading, event)
+    _opened(reading)
+    for event in _events(reading, "close", transcript.closes):
+        _close(reading, event)
+    _rounds(reading)
+    _carried(reading)
+    _audits(reading)
+    _payments(reading)
+    return reading
+
+
+def _events(reading: Reading, step: str, texts: Iterable[str]) -> list[Event]:
+    """Those whose ids and signatures are good; none twice."""
+    found: dict[str, Event] = {}
+    for text in texts:
+        event = reading.hold(step, partial(events.parse, text))
+        if event is not None and event.id in found:
+            reading.wrong(step, f"event {event.id[:16]} stands twice", provider=event.pubkey)
+        elif event is not None:
+            found[event.id] = event
+    return list(found.values())
+
+
+def _recipe(reading: Reading) -> None:
+    transcript = reading.transcript
+    reading.recipe = Recipe.from_document(transcript.recipe)
+    if rounds.job_of(transcript.customer, transcript.salt) != transcript.job:
+        reading.wrong("recipe", "the job is not that of its customer and salt")
+
+
+def _request(reading: Reading, event: Event) -> None:
+    transcript, recipe = reading.transcript, reading.recipe
+    request = reading.hold("request", partial(rounds.parse, event))
+    if request is None:
+        return
+    number = request.round.round
+    if request.customer != transcript.customer or request.round.job != transcript.job:
+        reading.wrong("request", f"{event.id[:16]} is of another training", number)
+        return
+    if recipe is not None and rounds.seal_of(recipe.digest(), transcript.salt) != request.round.seal:
+        reading.wrong("recipe", f"not the one that request {event.id[:16]} has sealed", number)
+    if recipe is not None and number >= recipe.rounds:
+        reading.wrong("request", "more rounds than the recipe has", number)
+    reading.requests[request.id] = request
+
+
+def _result(reading: Reading, event: Event) -> None:
+    delivered = reading.hold("result", partial(delivery.parse, event), provider=event.pubkey)
+    if delivered is None:
+        return
+    request = reading.requests.get(delivered.request)
+    if request is None:
+        reading.wrong("result", f"{event.id[:16]} answers no request of this training", provider=event.pubkey)
+        return
+    number, key = request.round.round, (delivered.request, delivered.provider)
+    assigned = request.round.of(delivered.provider)
+    if assigned is None:
+        reading.wrong("result", "by somebody who was not asked", number, event.pubkey)
+    elif event.kind != kinds.result_of(request.kind) or delivered.customer != request.customer:
+        reading.wrong("result", "of another kind, or for another customer", number, event.pubkey)
+    elif key in reading.results:
+        reading.wrong("result", "delivered twice", number, event.pubkey)
+    else:
+        reading.results[key] = delivered
+
+
+def _opened(reading: Reading) -> None:
+    opened = reading.transcript.opened
+    if opened is None or reading.recipe is None:
+        return
+    for one in opened.shards:
+        reading.hold("request", partial(_ticket, reading, one), provider=one.provider)
+    for key, delivered in reading.results.items():
+        request = reading.requests[key[0]]
+        assigned = request.round.of(key[1])
+        if delivered.id not in opened.results or assigned is None:
+            continue
+        number = request.round.round
+        read = partial(Delivered.from_document, opened.results[delivered.id])
+        opening = reading.hold("result", read, number, key[1])
+        if opening is None:
+            continue
+        if opening.commitment(key[1], key[0], number, assigned.index) != delivered.commitment:
+            reading.wrong("result", "not what was committed to", number, key[1])
+        else:
+            reading.opened[key] = opening
+
+
+def _ticket(reading: Reading, one: OpenedShard) -> None:
+    request, recipe = reading.requests.get(one.request), reading.recipe
+    assigned = request.round.of(one.provider) if request is not None else None
+    if request is None or assigned is None or recipe is None:
+        reading.wrong("request", "a ticket for nothing that was asked", provider=one.provider)
+        return
+    ticket = RoundTicket(
+        request=one.request,
+        index=assigned.index,
+        salt=reading.transcript.salt,
+        recipe=reading.transcript.recipe,
+        theta_key=one.theta_key,
+        theta_sha256=one.theta_sha256,
+        shard_key=one.shard_key,
+        shard_sha256=one.shard_sha256,
+        start_key=one.start_key,
+        carried=one.carried,
+    )
+    if ticket.seal() != assigned.ticket:
+        reading.wrong("request", "not the ticket that was sealed", request.round.round, one.provider)
+        return
+    made = next((made for made in reading.transcript.rounds if made.round == request.round.round), None)
+    if made is not None and made.before != one.theta_sha256:
+        reading.wrong("theta", "another than what the round was asked to begin with", made.round, one.provider)
+    if reading.data.setdefault(assigned.index, one).shard_sha256 != one.shard_sha256:
+        reading.wrong("request", f"shard {assigned.index} is another than before", request.round.round, one.provider)
+    reading.shards[one.request, one.provider] = one
+
+
+def _close(reading: Reading, event: Event) -> None:
+    closed = reading.hold("close", partial(closing.parse, event))
+    if closed is None:
+        return
+    number = closed.close.round
+    if closed.customer != reading.transcript.customer or closed.close.job != reading.transcript.job:
+        reading.wrong("close", f"{event.id[:16]} is of another training", number)
+        return
+    for counted in closed.close.results:
+        key, request = (counted.request, counted.provider), reading.requests.get(counted.request)
+        delivered = reading.results.get(key)
+        if request is None or request.round.round != number or delivered is None:
+            reading.wrong("close", "names a result that is not of its round", number, counted.provider)
+        elif (delivered.id, delivered.commitment) != (counted.result, counted.commitment):
+            reading.wrong("close", "names another result than was delivered", number, counted.provider)
+        elif key in reading.counted:
+            reading.wrong("close", "a result is closed twice", number, counted.provider)
+        else:
+            reading.counted[key] = closed, counted
+
+
+def _rounds(reading: Reading) -> None:
+    transcript, recipe = reading.transcript, reading.recipe
+    before = transcript.rounds[0].before
+    stepped: set[tuple[str, str]] = set()
+    for number, made in enumerate(transcript.rounds):
+        reading.held["round"] = reading.held.get("round", 0) + 1
+        if made.round != number:
+            reading.wrong("round", f"stands where {number} should", made.round)
+            return
+        if made.before != before:
+            reading.wrong("theta", "does not begin with what the round before has made", number)
+        before = made.after
+        for one in made.results:
+            key, request = (one.request, one.provider), reading.requests.get(one.request)
+            assigned = request.round.of(one.provider) if request is not None else None
+            if request is None or assigned is None or key not in reading.results:
+                reading.wrong("round", "counts a result that was not delivered", number, one.provider)
+                continue
+            late = number - one.round
+            if request.round.round != one.round or not 0 <= late <= 1:
+                reading.wrong("round", "counts a result of another round", number, one.provider)
+            elif (one.index, one.steps) != (assigned.index, assigned.steps):
+                reading.wrong("round", "counts another shard or other steps than were asked for", number, one.provider)
+            elif recipe is not None and one.weight != (one.steps * recipe.batch) >> late:
+                reading.wrong("weight", f"{one.weight} for {one.steps} steps, {late} rounds late", number, one.provider)
+            elif key in stepped:
+                reading.wrong("round", "counts a result twice", number, one.provider)
+            stepped.add(key)
+            is_audited = recipe is not None and float(recipe.audit.fraction) > 0
+            if is_audited and key not in reading.counted:
+                reading.wrong("close", "no close names a result that counts", number, one.provider)
+    if recipe is not None and len(transcript.rounds) < recipe.rounds:
+        reading.wrong("round", f"{len(transcript.rounds)} rounds, the recipe has {recipe.rounds}")
+    if transcript.weights != transcript.rounds[-1].after:
+        reading.wrong("weights", "not what the last round has made")
+
+
+def _carried(reading: Reading) -> None:
+    """That nobody was told to begin with anything but what it carried on from its result of the round before."""
+    left: dict[tuple[int, int, str], str | None] = {}
+    for made in reading.transcript.rounds:
+        for one in made.results:
+            opening = reading.opened.get((one.request, one.provider))
+            if one.round == made.round and opening is not None:
+                left[made.round, one.index, one.provider] = opening.carried
+    for (id_, provider), ticket in reading.shards.items():
+        round_ = reading.requests[id_].round
+        assigned = round_.of(provider)
+        if ticket.carried is None or assigned is None:
+            continue
+        reading.held["carried"] = reading.held.get("carried", 0) + 1
+        if left.get((round_.round - 1, assigned.index, provider)) != ticket.carried:
+            reading.wrong("carried", "not what was carried on from the round before", round_.round, provider)
+
+
+def _audits(reading: Reading) -> None:
+    transcript, recipe = reading.transcript, reading.recipe
+    asked: set[tuple[str, str]] = set()
+    answered: set[tuple[str, str]] = set()
+    for event in _events(reading, "draw", transcript.asks):
+        one = reading.hold("draw", partial(audit.parse, event))
+        if one is None:
+            continue
+        key, number = (one.request, one.provider), _round_of(reading, one.request)
+        if one.customer != transcript.customer or key not in reading.counted:
+            reading.wrong("draw", "snapshots of what no close names", number, one.provider)
+        elif one.close != reading.counted[key][0].id:
+            reading.wrong("draw", "by another close than that of the result", number, one.provider)
+        elif one.snapshots != reading.to_show(*key):
+            reading.wrong("draw", "not the snapshots that the close draws", number, one.provider)
+        else:
+            asked.add(key)
+    for event in _events(reading, "answer", transcript.answers):
+        key = event.tag("e") or "", event.pubkey
+        if event.kind != kinds.result_of(kinds.VERIFICATION) or key not in asked:
+            reading.wrong("answer", f"{event.id[:16]} answers nothing that was asked", provider=event.pubkey)
+            continue
+        answered.add(key)
+        if transcript.opened is not None and event.id in transcript.opened.answers:
+            read: partial[Any] = partial(Showing.from_document, transcript.opened.answers[event.id])
+            showing = reading.hold("answer", read, provider=event.pubkey)
+            if showing is not None:
+                reading.shown[key] = showing
+    if recipe is None or not float(recipe.audit.fraction):
+        return
+    for payment in transcript.payments:
+        key = payment.request, payment.provider
+        if payment.part == BALANCE and key not in answered:
+            reading.wrong("payment", "a balance without an audit", _round_of(reading, key[0]), payment.provider)
+
+
+def _payments(reading: Reading) -> None:
+    transcript = reading.transcript
+    receipted: dict[tuple[str, str], list[Event]] = {}
+    for event in _events(reading, "payment", transcript.receipts):
+        receipted.setdefault((event.tag("e") or "", event.pubkey), []).append(event)
+    paid = set()
+    for one in transcript.payments:
+        reading.held["payment"] = reading.held.get("payment", 0) + 1
+        request, number = reading.requests.get(one.request), _round_of(reading, one.request)
+        assigned = request.round.of(one.provider) if request is not None else None
+        if assigned is None:
+            reading.wrong("payment", "to somebody who was not asked", number, one.provider)
+            continue
+        agreed = assigned.deposit_msat if one.part == DEPOSIT else assigned.balance_msat
+        if one.amount_msat != agreed:
+            reading.wrong("payment", f"{one.amount_msat} msat, agreed on {agreed}", number, one.provider)
+        if (one.request, one.provider, one.part) in paid:
+            reading.wrong("payment", "paid twice", number, one.provider)
+        paid.add((one.request, one.provider, one.part))
+        if one.part == BALANCE and (one.request, one.provider) not in reading.results:
+            reading.wrong("payment", "a balance for nothing", number, one.provider)
+        found = receipted.get((one.request, one.provider), [])
+        _receipt(reading, found, Key(one.request, one.provider, one.part), agreed, number)
+
+
+def _receipt(reading: Reading, found: list[Event], key: Key, agreed: int, number: int | None) -> None:
+    """A zap receipt for this very part, where one is present."""
+    for event in found:
+        try:
+            zap = zaps.check_receipt(event, key=key, nostr_pubkey=key.payee, network=reading.transcript.network)
+        except NodewireError:
+            continue  # of the other part, or none at all: what is missing is no fault
+        reading.held["receipt"] = reading.held.get("receipt", 0) + 1
+        if zap.invoice.amount_msat != agreed:
+            reading.wrong("payment", f"{zap.invoice.amount_msat} msat receipted, agreed on {agreed}", number, key.payee)
+
+
+def _round_of(reading: Reading, request: str) -> int | None:
+    known = reading.requests.get(request)
+    return known.round.round if known is not None else None

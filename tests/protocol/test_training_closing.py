@@ -1,0 +1,86 @@
+"""A round's close: what it must say, and that what it draws is the same for everybody."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nodewire.errors import BadEvent, BadTag, NotAllowed
+from nodewire.nostr.keys import Keys
+from nodewire.protocol import closing
+from nodewire.protocol.closing import Close, Counted
+from nodewire.train import draw
+from tests.kinds.digits import RECIPE
+
+KEYS = Keys.generate()
+JOB, REQUEST, ADA, BEA, ROOT = (f"{n:02x}" * 32 for n in range(1, 6))
+
+
+def counted(provider: str = ADA, **changes) -> Counted:
+    fields = {"request": REQUEST, "provider": provider, "index": 0, "result": "0a" * 32, "commitment": ROOT}
+    return Counted(**{**fields, **changes})
+
+
+def close(*results: Counted) -> Close:
+    return Close(job=JOB, round=3, nonce="0c" * 32, results=results or (counted(),))
+
+
+def test_a_close_is_read_as_it_was_written():
+    made = close(counted(BEA, index=1), counted(doubted=True))
+    event = closing.build(KEYS, 8840, made, created_at=1)
+    closed = closing.parse(event)
+    assert (closed.id, closed.customer, closed.close) == (event.id, KEYS.public, made)
+    assert closed.close.of(REQUEST, BEA).index == 1
+    assert closed.close.of(JOB, BEA) is None
+
+
+def test_the_largest_close_is_an_event():
+    results = [counted(f"{n:064x}", request=f"{n:064x}", index=4000 + n) for n in range(closing.MAX_COUNTED)]
+    made = close(*results).model_copy(update={"others": ("ee" * 32,) * closing.MAX_OTHERS})
+    event = closing.build(KEYS, 8840, made, created_at=2_000_000_000)
+    assert closing.parse(event).close == made
+    assert len(event.to_json()) < 65_536
+
+
+def test_a_close_that_is_none_is_refused():
+    event = closing.build(KEYS, 8840, close(), created_at=1)
+    with pytest.raises(BadTag):
+        closing.parse(replace(event, tags=(("e", REQUEST), ("p", BEA))))
+    with pytest.raises(BadEvent):
+        closing.parse(replace(event, kind=8856))
+    with pytest.raises(BadEvent, match="twice"):
+        closing.parse(
+            replace(event, content=event.content.replace('"results":[', f'"results":[{counted().to_json()},'))
+        )
+
+
+@pytest.mark.parametrize("segments", [1, 2, 34, 384])
+def test_what_is_drawn_is_the_order_of_the_streams_words(segments):
+    seed, root = "0d" * 32, "0e" * 32
+    order = draw.order(segments, "segments", seed, root)
+    many = max(1, int(segments * 0.15))
+    assert closing.draw(seed, root, segments, 0.15) == tuple(sorted(int(i) for i in order[:many]))
+
+
+def test_of_a_doubted_result_four_times_as_much_is_drawn():
+    recipe = RECIPE.model_copy(update={"audit": RECIPE.audit.model_copy(update={"segment": 1, "fraction": "0.1"})})
+    closed = closing.parse(closing.build(KEYS, 8840, close(counted(), counted(BEA, doubted=True)), created_at=1))
+    sizes = [len(closing.drawn(closed, one, recipe, 20)) for one in closed.close.results]
+    assert sizes == [2, 8]
+
+
+def test_both_ends_of_a_segment_are_shown_and_none_before_the_first():
+    assert closing.ends((0, 3, 4)) == (0, 2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"job": BEA}, {"customer": BEA}, {"request": BEA}, {"provider": BEA}, {"commitment": BEA}, {"commitment": None}],
+)
+def test_nothing_is_shown_for_a_close_of_something_else(changes):
+    closed = closing.parse(closing.build(KEYS, 8840, close(), created_at=1))
+    fields = {"job": JOB, "customer": KEYS.public, "request": REQUEST, "provider": ADA, "commitment": ROOT}
+    assert closing.check_asked(closed, **fields) == counted()
+    with pytest.raises(NotAllowed, match="close"):
+        closing.check_asked(closed, **{**fields, **changes})
