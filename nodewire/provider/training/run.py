@@ -76,7 +76,7 @@ class ShardRun(PaidRun[Admitted]):
         self._made.over(request)
 
     def check_asked(self) -> None:
-        """Count a question for snapshots, each of which costs a look at the relays. Raises Busy: there were too many."""
+        """Count a question for snapshots, each of which costs a look at the relays. Raises Busy: too many."""
         self._asked += 1
         if self._asked > MAX_ASKED:
             raise Busy("snapshots", f"asked for more than {MAX_ASKED} times")
