@@ -137,7 +137,7 @@ class ShardRun:
                 log.info("job %s: its worker ended before: %s", self.job.request.id[:8], error)
 
     def check_asked(self) -> None:
-        """Count a question for snapshots, each of which costs a look at the relays. Raises Busy: there were too many."""
+        """Count a question for snapshots, each of which costs a look at the relays. Raises Busy: too many."""
         self._asked += 1
         if self._asked > MAX_ASKED:
             raise Busy("snapshots", f"asked for more than {MAX_ASKED} times")
