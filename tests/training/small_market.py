@@ -12,6 +12,7 @@ import relay
 from kinds import training_worker
 from kinds.k8840 import KIND as FEDAVG
 from kinds.k8841 import KIND as DILOCO
+from kinds.k8842 import KIND as OUTER
 from nodewire.config import CustomerConfig, WalletConfig
 from nodewire.customer.training import starting
 from nodewire.customer.training.coordinating import Coordinator
@@ -177,7 +178,8 @@ async def provider(
         empty = folder / "empty"
         empty.touch()
         for worker in workers:
-            await worker.load("trainer", "trainer", empty, [])
+            for task in ("trainer", "outer"):
+                await worker.load(task, task, empty, [])
         kept = KeptShards(folder / "shards.db")
         stack.callback(kept.close)
         training = Training(
@@ -186,7 +188,7 @@ async def provider(
             blobs=blobs,
             ledger=ledger,
             ad=ad,
-            admission=TrainingAdmission(keys.public, ad, {8840: FEDAVG, 8841: DILOCO}, ledger),
+            admission=TrainingAdmission(keys.public, ad, {8840: FEDAVG, 8841: DILOCO, 8842: OUTER}, ledger),
             kept=kept,
             workers=workers,
             folder=folder,
@@ -218,6 +220,7 @@ async def train(
     *,
     shards: int = 2,
     budget_msat: int = 10**6,
+    buys_steps: bool = False,
     on_change: OnChange | None = None,
     data: Path | None = None,
     start: Path | None = None,
@@ -262,6 +265,7 @@ async def train(
             requests,
             shards=shards,
             budget_msat=budget_msat,
+            buys_steps=buys_steps,
             on_change=on_change,
         )
         done = await Rounds(course).run()
