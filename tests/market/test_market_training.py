@@ -125,6 +125,9 @@ def test_two_strangers_train_what_the_bare_loop_trains_and_are_paid_exactly(trai
     left = balances_msat(trainers, "dora")["dora"]
     assert done["paid_msat"] == sum(earned.values())
     assert left == SATS * 1_000 - done["paid_msat"] - done["fees_msat"]
+    whose = ["--config", str(trainers.config_of("dora")), "--data", str(trainers.data()), "--segments", "all"]
+    audited = trainers.command("audit", str(done["transcript"]), *whose)
+    assert (audited["ok"], audited["recomputed"], audited["computed"], audited["faults"]) == (True, True, 6, [])
 
 
 def test_an_adapter_is_trained_on_texts_and_what_comes_of_it_is_registered(trainers, tmp_path):

@@ -160,7 +160,7 @@ def withholds(edge, frames):
 
 @pytest.mark.parametrize("cheat", [lies, withholds])
 async def test_whose_work_does_not_stand_an_audit_gets_no_balance(market, monkeypatch, cheat):
-    monkeypatch.setattr("nodewire.customer.training.auditing.AUDIT_S", 0.5)
+    monkeypatch.setattr("nodewire.customer.training.auditing.AUDIT_S", 5.0)  # a machine may be busy
     async with (
         provider(market, "ada", alter=cheat) as ada,
         provider(market, "bea"),
