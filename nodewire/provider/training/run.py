@@ -124,7 +124,6 @@ class ShardRun:
             await self._deliver(*made)
         finally:
             living.cancel()
-        self._made.over(request)
 
     async def close(self) -> None:
         """Forget the shard."""
