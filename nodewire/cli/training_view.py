@@ -75,7 +75,7 @@ class TrainingView:
         self._progress: dict[str, Progress] = {}
         self._stepped_s: list[float] = []
         """When each round of this run ended; before them, when the first was asked for."""
-        self._steps: set[str] = set()
+        self._step_requests: set[str] = set()
         """Requests of outer steps that are bought."""
         self._step = _Verdict("", "")
         self._live: Live | None = None
@@ -135,7 +135,7 @@ class TrainingView:
                 for row in event.rows:
                     self._progress.pop(row.provider, None)
             case machine.StepPublished():
-                self._steps.add(event.request)
+                self._step_requests.add(event.request)
             case machine.Stepped():
                 self._stepped_s.append(self._clock())
                 self._progress.clear()
@@ -157,7 +157,7 @@ class TrainingView:
 
     def _rule(self, request: str, provider: str, text: str, style: str) -> None:
         debt = self.state.debts[request, provider]
-        if request in self._steps:
+        if request in self._step_requests:
             self._step = _Verdict(f"{self._name(provider)} {text}", style)
             return
         words = f"{self._name(provider)} {text}" if style != "green" else f"{text} (round {debt.round + 1})"
@@ -282,7 +282,7 @@ class TrainingView:
                 Text(plain(verdict.text.replace("\n", " ")), style=verdict.style),
             )
         outer = state.outer
-        if self._steps:
+        if self._step_requests:
             status = "" if outer.status == "idle" else outer.status
             who = self._name(outer.provider) if outer.provider else "-"
             table.add_row("step", who, Text(status, style=_STATE_STYLES.get(status, "dim")), "", "", self._step.text)
