@@ -15,8 +15,8 @@ ARGS ?=
 
 say = @printf '\033[1;36m»\033[0m %s\n'
 
-.PHONY: help install demo test lint bench bench-train chaos chaos-train fuzz-train scale-train quality-train byzantine honest soak \
-  clean
+.PHONY: help install demo test lint bench bench-train chaos chaos-train fuzz-train scale-train quality-train byzantine \
+  fraud honest soak clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,6 +63,9 @@ quality-train: $(VENV)/.installed ## DiLoCo beside centralized training; draws d
 
 byzantine: $(VENV)/.installed ## jobs with a cheater among the providers (ARGS="--quick --only scaled")
 	@$(VENV)/bin/python -m bench.byzantine $(ARGS)
+
+fraud: $(VENV)/.installed ## cheats that audits of training catch, and honest rounds that they reject (ARGS="--quick")
+	@$(VENV)/bin/python -m bench.fraud $(ARGS)
 
 honest: $(VENV)/.installed ## honest results of unlike machines compared, and what cheats look like (ARGS="--quick")
 	@$(VENV)/bin/python -m bench.honest $(ARGS)

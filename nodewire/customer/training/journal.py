@@ -10,7 +10,17 @@ from typing import Any
 import orjson
 
 from nodewire.customer.training import machine
-from nodewire.customer.training.machine import Closed, Counted, Event, Opened, Published, Row, Sealed, Stepped
+from nodewire.customer.training.machine import (
+    Closed,
+    Counted,
+    Event,
+    Opened,
+    Published,
+    Row,
+    Sealed,
+    Stepped,
+    StepPublished,
+)
 from nodewire.errors import BadConfig
 
 _SCHEMA = """
@@ -68,7 +78,11 @@ def _event(type_: str, data: dict[str, Any]) -> Event:
         data["theta"] = Sealed(**data["theta"])
     if cls is Closed:
         data["results"] = tuple(tuple(key) for key in data["results"])
-    if cls is Stepped:
+    if cls is StepPublished:
+        data["row"] = Row(**data["row"])
+    if cls in (Stepped, StepPublished):
+        momenta = data.get("momenta")
+        data["momenta"] = Sealed(**momenta) if momenta else None
         data["counted"] = tuple(Counted(**one) for one in data.get("counted", ()))
     event: Event = cls(**data)
     return event
