@@ -171,6 +171,10 @@ class TrainingView:
             case machine.Published(round_, _, _, rows):
                 asked = ", ".join(self._name(row.provider) for row in rows)
                 self._print(f"[dim]round {round_ + 1} of {self.state.rounds}: asked {asked}[/]")
+            case machine.StepPublished(_, _, _, row):
+                self._print(f"[dim]{self._name(row.provider)} is asked for the outer step[/]")
+            case machine.StepHere(_, reason):
+                self._print(f"[dim]the outer step is made here: {one_line(reason)}[/]")
             case machine.Judged(_, _, True, _, _):
                 self._print(f"{who} [green]accepted[/]")
             case machine.Audited(_, _, True, _):

@@ -8,7 +8,8 @@ from typing import Self
 
 from nodewire.customer.training.machine import Delivered, Event, Opened, Paid, Stepped
 from nodewire.nostr import event as events
-from nodewire.protocol import delivery
+from nodewire.nostr.event import Event as SignedEvent
+from nodewire.protocol import delivery, kinds, outer
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +49,19 @@ class History:
             case Opened(_, shards, theta):
                 self.up_bytes += sum(shard.bytes for shard in shards) + theta.bytes
             case Delivered():
-                self.down_bytes += delivery.parse(events.parse(event.event)).blob.bytes
+                self.down_bytes += _bytes(events.parse(event.event))
             case Paid():
                 self.paid_msat += event.amount_msat
                 self.fees_msat += event.fee_msat
             case Stepped(round_, loss, theta):
                 now = self.up_bytes, self.down_bytes, self.paid_msat, self.fees_msat
                 self.points.append(Point(round_, loss / 1_000_000, *now))
-                self.up_bytes += theta.bytes
+                self.up_bytes += 0 if event.request else theta.bytes  # a bought step's stand on the servers already
+
+
+def _bytes(result: SignedEvent) -> int:
+    """Of what a result cites: an update, or the weights and momenta of an outer step."""
+    if result.kind != kinds.result_of(kinds.OUTER):
+        return delivery.parse(result).blob.bytes
+    made = outer.parse_result(result)
+    return made.theta.bytes + (made.momenta.bytes if made.momenta else 0)
