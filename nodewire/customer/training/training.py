@@ -113,7 +113,7 @@ async def train(
             state,
             sum(one.paid_msat for one in spent),
             sum(one.fees_msat for one in spent),
-            History.of(journal.events()),
+            History.of(journal.events(), session.keys),
             await transcribe(course, journal.fact("salt", "")),
         )
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Unpack
 
-from nodewire.errors import NodewireError, NotAllowed, NotFound, WorkerFailed
+from nodewire.errors import Busy, NodewireError, NotAllowed, NotFound, WorkerFailed
 from nodewire.kind import Worker
 from nodewire.nostr import nip44
 from nodewire.nostr.event import Event
@@ -27,7 +27,9 @@ from nodewire.store import sealed
 log = logging.getLogger("nodewire.provider")
 TASK = "trainer"
 MAX_AUDITS = 3
-"""Of one shard's round: a customer that died may ask once more."""
+"""Times that snapshots of one shard's round are made, should that fail."""
+MAX_ASKED = 64
+"""Questions for them that are answered: a customer that died asks again, and finds what was said at its relays."""
 PROGRESS_S = 2.0
 """Between two words to the customer about how far it is."""
 ALIVE_S = 10.0
@@ -45,7 +47,7 @@ class ShardRun(PaidRun[Admitted]):
         self._made = made
         self._said_s = 0.0
         self._revealing = asyncio.Lock()
-        self._audits = 0
+        self._audits = self._asked = 0
         self.committed: str | None = None
         """What was delivered commits to; None if nothing was, or not since this provider was started."""
         self._close: str | None = None
@@ -72,6 +74,12 @@ class ShardRun(PaidRun[Admitted]):
         finally:
             living.cancel()
         self._made.over(request)
+
+    def check_asked(self) -> None:
+        """Count a question for snapshots, each of which costs a look at the relays. Raises Busy: too many."""
+        self._asked += 1
+        if self._asked > MAX_ASKED:
+            raise Busy("snapshots", f"asked for more than {MAX_ASKED} times")
 
     async def reveal(self, asked: Asked, closed: Closed, worker: Worker) -> None:
         """Show the customer the snapshots that the round's close draws, and no others; asked again, the same answer.

@@ -159,6 +159,7 @@ class Training:
         run = self._runs.get(asked.request)
         if not isinstance(run, ShardRun) or run.job.request.customer != asked.customer:
             raise NotFound("e", "nothing of that customer waits for its balance here")
+        run.check_asked()
         self._spawn(self._reveal(run, asked))
 
     async def _reveal(self, run: ShardRun, asked: Asked) -> None:
