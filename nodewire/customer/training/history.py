@@ -10,7 +10,6 @@ from nodewire.customer.training.machine import Audited, Delivered, Event, Opened
 from nodewire.errors import NodewireError
 from nodewire.nostr import event as events
 from nodewire.nostr import nip44
-from nodewire.nostr.event import Event as SignedEvent
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.audit import Showing
 
