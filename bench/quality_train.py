@@ -49,7 +49,7 @@ LABELS = {
     "int4": "DiLoCo, int4",
     "dropped": "DiLoCo, half of the results lost",
 }
-CENTRAL, DILOCO = ("0.01", "", ""), ("0.02", "0.7", "0.5")
+CENTRAL, DILOCO = ("0.02", "", ""), ("0.02", "0.7", "0.6")
 """Rate of the inner Muon; outer rate and momentum: what `--tune` found best for each."""
 TUNED = {
     "central": (("0.01", "", ""), ("0.02", "", ""), ("0.04", "", "")),
