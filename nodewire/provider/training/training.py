@@ -86,6 +86,7 @@ class Training:
         self._tasks: set[asyncio.Task[None]] = set()
         self._refusing = 0
         self._settled = asyncio.Condition()
+        self._revealing = asyncio.Lock()
 
     @property
     def name(self) -> str:
@@ -170,7 +171,8 @@ class Training:
                 mine = delivery.parse(await self._event(counted.result))
                 if (mine.provider, mine.request) == (self._keys.public, asked.request):
                     run.committed = mine.commitment
-            await run.reveal(asked, closed, self._workers[0])
+            async with self._revealing:  # each opens a session of its own, where the worker has closed the shard's
+                await run.reveal(asked, closed, self._workers[0])
         except NodewireError as error:
             log.warning("round %s: snapshots are not shown: %s", asked.request[:8], error)
             await self._tell(asked.request, asked.customer, run.job.request.kind, error)

@@ -40,12 +40,26 @@ class TrainerActor:
         self._frozen = Frozen()
 
     def open(self, session: str, params: Params) -> None:
-        if len(self._sessions) >= MAX_SESSIONS:  # who has trained waits for its pay, and may be opened again
-            done = next((name for name, one in self._sessions.items() if one.is_done), None)
-            if done is None:
-                raise Busy("sessions", f"{MAX_SESSIONS} are open")
-            del self._sessions[done]
-        self._sessions[session] = _ShardSession(params, self._frozen)
+        recipe = Recipe.unpack(params["recipe"])
+        self._make_room(recipe.memory_bytes())
+        self._sessions[session] = _ShardSession(recipe, params, self._frozen)
+
+    def _make_room(self, needed: int) -> None:
+        """Close sessions that have trained, the oldest first: they wait for their pay, and may be opened again.
+
+        Raises:
+            Busy: too many are still at work.
+        """
+        done = [name for name, one in self._sessions.items() if one.is_done]
+        while done and (
+            len(self._sessions) >= MAX_SESSIONS or self._memory_bytes() + needed > self._limits.memory_bytes
+        ):
+            del self._sessions[done.pop(0)]
+        if len(self._sessions) >= MAX_SESSIONS:
+            raise Busy("sessions", f"{MAX_SESSIONS} are open")
+
+    def _memory_bytes(self) -> int:
+        return sum(one.memory_bytes for one in self._sessions.values())
 
     def receive(self, session: str, frame: Tensors) -> list[Tensors]:
         if session not in self._sessions:
@@ -57,8 +71,9 @@ class TrainerActor:
 
 
 class _ShardSession:
-    def __init__(self, params: Params, frozen: Frozen) -> None:
-        self._recipe = recipe = Recipe.unpack(params["recipe"])
+    def __init__(self, recipe: Recipe, params: Params, frozen: Frozen) -> None:
+        self._recipe = recipe
+        self.memory_bytes = recipe.memory_bytes()
         self._round, self._index, self._steps = int(params["round"]), int(params["index"]), int(params["steps"])
         self._theta_in = Incoming(recipe.state_bytes() + HEADER_BYTES)
         self._shard_in = Incoming(data.MAX_SHARD_BYTES)
@@ -75,6 +90,7 @@ class _ShardSession:
         here = frozen.find(self._start, recipe)
         self._trained_by = Trainer(recipe, here) if recipe.adapter is None or here is not None else None
         self._update: Update | None = None
+        self._has_shown = False
         self._kept: dict[int, Snapshot] = {}
         """Snapshots by steps: all, or as many as KEPT_BYTES hold."""
         segments_ = segments.count(recipe, self._steps)
@@ -89,7 +105,8 @@ class _ShardSession:
 
     @property
     def is_done(self) -> bool:
-        return self._update is not None
+        """Whether nothing is lost with it: it has trained, or was opened again to show what it had."""
+        return self._update is not None or self._has_shown
 
     def receive(self, frame: Tensors) -> list[Tensors]:
         match frame.edge:
@@ -123,7 +140,7 @@ class _ShardSession:
                 kept = carried.packed(self._sent()[1])
                 return list(pieces("carried", kept)) if kept else []
             case "reveal":
-                segment = number(frame, "segment")
+                segment, self._has_shown = number(frame, "segment"), True
                 if segment == segments.count(self._recipe, self._steps):
                     return list(pieces("snapshot", self._brought or carried.EMPTY))
                 return list(pieces("snapshot", segments.show(self._snapshot(segment))))
