@@ -100,11 +100,14 @@ def drawn(closed: Closed, counted: Counted, recipe: Recipe, steps: int) -> tuple
     """The segments of a result that are computed again, ascending.
 
     The last is always among them of a result that is doubted, since behind it is seen whether the update is what came
-    of the work, and where something is carried, since with it goes what the next round begins with.
+    of the work, and where something is carried, since with it goes what the next round begins with. Where both are so,
+    all are: only its provider has what the round could be trained again from as a whole.
     """
     count = -(-steps // recipe.audit.segment)
-    fraction = float(recipe.audit.fraction) * (DOUBT if counted.doubted else 1)
     carries = recipe.compression.carries
+    fraction = float(recipe.audit.fraction) * (DOUBT if counted.doubted else 1)
+    if counted.doubted and carries:
+        fraction = 1.0
     most = MAX_DRAWN - (2 if carries else 1 if counted.doubted else 0)
     found = draw(closed.id, counted.commitment, count, min(1.0, fraction, most / count))
     return tuple(sorted({*found, count - 1})) if carries or counted.doubted else found

@@ -17,7 +17,7 @@ from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.recipe import Compression, Outer
 from nodewire.provider.training.kept import KeptShards
 from nodewire.store.blobs import Blobs
-from nodewire.train import bare, state
+from nodewire.train import bare, compress, state
 from nodewire.verify.retraining import Retraining
 from nodewire.verify.transcript import check
 from tests.kinds.digits import RECIPE, dataset
@@ -207,6 +207,28 @@ def swollen(frame: Frame[Array]) -> Frame[Array]:
     whole = bytes(frame.tensors[0].data)
     whole = whole[:-4] + b"\0\0\0\x3f"
     return Frame(frame.edge, frame.seq, (Array("uint8", (len(whole),), whole),), frame.meta)
+
+
+def explodes(edge, frames):
+    """A provider whose states are honest, and whose update would be the end of the model."""
+    if edge != "update":
+        return frames
+    (frame,) = frames
+    delta = compress.unpack(bytes(frame.tensors[0].data), RECIPE.shapes(), FEEDBACK.compression)
+    huge, _ = compress.pack({name: 1e6 * one for name, one in delta.items()}, FEEDBACK.compression, None)
+    return [Frame(edge, frame.seq, (Array("uint8", (len(huge),), huge),), frame.meta)]
+
+
+async def test_an_update_out_of_all_proportion_is_audited_before_it_reaches_the_weights(market):
+    async with (
+        provider(market, "ada", alter=explodes) as ada,
+        provider(market, "bea"),
+        provider(market, "cyd", least_msat=2 * LEAST_MSAT),
+    ):
+        done, weights = await train(market, "dora", FEEDBACK)
+    assert {who for who, _ in done.failures} == {ada.public}
+    assert weights == expected(FEEDBACK, taken_over=handed_over(done))
+    assert await market.balance_msat("ada") == DEPOSIT_MSAT
 
 
 @pytest.mark.parametrize("cheat", [carries_on_more, shows_another, shows_nothing])

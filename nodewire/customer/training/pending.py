@@ -42,7 +42,10 @@ def pending(state: State) -> list[Action]:
         if state.is_quorate and all(work.status in ("received", "accepted") for work in waited):
             waiting = tuple((work.request, work.provider) for work in waited if work.status == "received")
             whole = not waiting
-            actions.extend([Judge(state.round, waiting)] if waiting else outer_machine.steps(state))
+            if waiting:
+                actions.append(Judge(state.round, waiting))
+            elif not _is_doubted(state):
+                actions.extend(outer_machine.steps(state))
         elif state.is_quorate and not state.is_enough:
             actions.append(Linger(state.round))
         actions.extend(outer_machine.under_way(state))
@@ -64,3 +67,11 @@ def pending(state: State) -> list[Action]:
         if debt.balance == "owed":
             actions.append(Pay(request, provider, BALANCE))
     return actions
+
+
+def _is_doubted(state: State) -> bool:
+    """Whether a result that the next weights would be made of waits for an audit that it may well not stand."""
+    debts = [
+        state.debts[work.request, work.provider] for work in (*state.works, *state.late) if work.status == "accepted"
+    ]
+    return any(debt.doubted and debt.balance == "held" for debt in debts)
