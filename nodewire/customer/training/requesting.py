@@ -117,6 +117,7 @@ class Requests:
                 balance_msat=one.balance_msat,
                 lnurl=market[one.provider].lnurl,
                 ticket=ticket.model_copy(update={"request": event.id}).to_json(),
+                credit_msat=market[one.provider].credit_msat,
             )
             for one, ticket in zip(assigned, tickets, strict=True)
         )

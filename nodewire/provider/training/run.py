@@ -36,6 +36,8 @@ MAX_AUDITS = 3
 """Of one shard's round: a customer that died may ask once more."""
 PROGRESS_S = 2.0
 """Between two words to the customer about how far it is."""
+SOON_S = 0.5
+"""After which a customer is told that work has begun."""
 ALIVE_S = 10.0
 """After so long without one it says that it is still at it."""
 _NEVER_S = 2**53 - 1
@@ -95,7 +97,6 @@ class ShardRun:
         """
         amount_msat = self.job.assigned.deposit_msat
         if not amount_msat:
-            await self._say("processing")
             return
         key = self.job.key(DEPOSIT)
         owed = self._ledger.owe(Due(key, self.job.request.customer, amount_msat, _NEVER_S))
@@ -267,12 +268,14 @@ class ShardRun:
             piece, seq = following, seq + 1
 
     async def _live(self) -> None:
-        """Say now and then that the work goes on, where segments are long: a late one that is silent is given up."""
+        """Say that the work has begun, unless it is done in a moment, and now and then that it goes on, where segments
+        are long: a late one that is silent is given up."""
+        pause_s = SOON_S
         while True:
-            await asyncio.sleep(max(0.0, self._said_s + ALIVE_S - time.monotonic()))
-            if time.monotonic() < self._said_s + ALIVE_S:
+            await asyncio.sleep(max(0.0, self._said_s + pause_s - time.monotonic()))
+            if time.monotonic() < self._said_s + pause_s:
                 continue
-            self._said_s = time.monotonic()
+            self._said_s, pause_s = time.monotonic(), ALIVE_S
             try:
                 await self._say("processing")
             except NodewireError as error:

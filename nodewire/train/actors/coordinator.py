@@ -25,6 +25,7 @@ from pathlib import Path
 
 from nodewire.errors import BadFrame, BadInput, NodewireError
 from nodewire.kind import Params
+from nodewire.protocol import audit
 from nodewire.protocol.frame import Frame, Meta
 from nodewire.protocol.recipe import Recipe
 from nodewire.train import (
@@ -49,8 +50,6 @@ from nodewire.train.inner import Trainer
 from nodewire.train.state import State
 from nodewire.train.sums import distance, norm
 
-KEPT_ROUNDS = 2
-"""For which a coordinator keeps what is needed to audit them."""
 DOUBTED = ("norm: out",)
 """Rejections that an honest result may meet, where rounds get shorter as a model converges: they are audited."""
 
@@ -86,6 +85,7 @@ class CoordinatorActor:
         self._shards, held_out = data.split(self._dataset, int(params["shards"]), self._recipe)
         self._measured = data.samples(held_out, self._recipe, self._recipe.validation.samples)
         self._held = [self._loss(self._theta)]
+        self._kept_rounds = audit.kept_rounds(self._recipe.state_bytes(), len(self._shards))
 
     def receive(self, session: str, frame: Tensors) -> list[Tensors]:
         match frame.edge:
@@ -265,7 +265,7 @@ class CoordinatorActor:
         results = [(weight, delta) for weight, delta in (self._counted(one, seq) for one in which) if weight]
         self._theta, self._momenta = fragments.step(self._recipe, seq, self._theta, self._momenta, results)
         self._past[seq] = before, dict(self._results)
-        self._past.pop(seq - KEPT_ROUNDS, None)
+        self._past.pop(seq - self._kept_rounds, None)
         self._norms = [result.norm for result in self._results.values() if result.norm]
         self._results.clear()
         self._late.forget(seq)

@@ -41,7 +41,7 @@ class TrainerActor:
 
     def open(self, session: str, params: Params) -> None:
         if len(self._sessions) >= MAX_SESSIONS:  # who has trained waits for its pay, and may be opened again
-            done = next((name for name, one in self._sessions.items() if one.is_done), None)
+            done = next((name for name, one in self._sessions.items() if not one.is_training), None)
             if done is None:
                 raise Busy("sessions", f"{MAX_SESSIONS} are open")
             del self._sessions[done]
@@ -50,7 +50,8 @@ class TrainerActor:
     def receive(self, session: str, frame: Tensors) -> list[Tensors]:
         if session not in self._sessions:
             raise NotFound("session", "not open")
-        return self._sessions[session].receive(frame)
+        self._sessions[session] = used = self._sessions.pop(session)  # who has waited longest makes room first
+        return used.receive(frame)
 
     def close(self, session: str) -> None:
         self._sessions.pop(session, None)
@@ -75,6 +76,7 @@ class _ShardSession:
         here = frozen.find(self._start, recipe)
         self._trained_by = Trainer(recipe, here) if recipe.adapter is None or here is not None else None
         self._update: Update | None = None
+        self._is_shown = False
         self._kept: dict[int, Snapshot] = {}
         """Snapshots by steps: all, or as many as KEPT_BYTES hold."""
         segments_ = segments.count(recipe, self._steps)
@@ -88,8 +90,9 @@ class _ShardSession:
         return self._trained_by
 
     @property
-    def is_done(self) -> bool:
-        return self._update is not None
+    def is_training(self) -> bool:
+        """Or about to: it has not ended with an update, nor was it opened to be shown only."""
+        return self._update is None and not self._is_shown
 
     def receive(self, frame: Tensors) -> list[Tensors]:
         match frame.edge:
@@ -123,6 +126,7 @@ class _ShardSession:
                 kept = carried.packed(self._sent()[1])
                 return list(pieces("carried", kept)) if kept else []
             case "reveal":
+                self._is_shown = True
                 segment = number(frame, "segment")
                 if segment == segments.count(self._recipe, self._steps):
                     return list(pieces("snapshot", self._brought or carried.EMPTY))
