@@ -11,6 +11,7 @@ from nodewire.customer.training.machine import Published, Row, Sealed
 from nodewire.nostr import event as events
 from nodewire.nostr import nip13
 from nodewire.nostr.keys import Keys
+from nodewire.protocol import inline
 from nodewire.protocol import round as rounds
 from nodewire.protocol.manifest import BlobRef
 from nodewire.protocol.recipe import Recipe
@@ -57,8 +58,9 @@ class Requests:
         theta: Sealed,
         shards: Sequence[Sealed],
         start: Sealed | None = None,
+        inline_theta: bytes | None = None,
     ) -> Published:
-        """The signed request, with the tickets that open it."""
+        """The signed request, with the tickets that open it. `inline_theta` stands in it, if there is room."""
         recipe, assigned, tickets = self._recipe, [], []
         for index, provider in ask.dealt:
             shard = shards[index]
@@ -98,8 +100,9 @@ class Requests:
             shards=tuple(assigned),
             previous=ask.previous,
             deadline_s=recipe.deadline,
+            inline=inline.MAX_BYTES,
         )
-        tags, content = rounds.tags_and_content(round_, relays=self._relays)
+        tags, content = rounds.tags_and_content(round_, relays=self._relays, theta=inline_theta)
         now_s = int(time.time())
         bits = max(market[provider].pow_bits for _, provider in ask.dealt)
         if bits:

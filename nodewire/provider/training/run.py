@@ -17,7 +17,7 @@ from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
-from nodewire.protocol import audit, closing, delivery, feedback
+from nodewire.protocol import audit, closing, delivery, feedback, inline
 from nodewire.protocol.audit import Asked, Showing, Shown
 from nodewire.protocol.closing import Closed
 from nodewire.protocol.delivery import Delivered, Progress
@@ -117,7 +117,7 @@ class ShardRun:
         request = self.job.request.id
         living = asyncio.create_task(self._live())
         try:
-            made = self._made.find(request)
+            made: tuple[Path | bytes, Delivered] | None = self._made.find(request)
             if made is None:  # or else this provider died while it delivered
                 await self._open(worker)
                 losses, states, samples = await self._steps(worker)
@@ -199,8 +199,10 @@ class ShardRun:
         job, session = self.job, self.job.request.id
         ticket, round_ = job.ticket, job.request.round
         begun = self._carried.begun(job)
-        cited = (round_.theta, job.assigned.data, *([round_.start] if round_.start else []))
-        theta, shard, *frozen = await asyncio.gather(*map(self._blobs.get, cited))
+        cited = (job.assigned.data, *([round_.start] if round_.start else []))
+        theta, shard, *frozen = await asyncio.gather(
+            self._blobs.get(round_.theta, inline=job.request.theta), *map(self._blobs.get, cited)
+        )
         params = {
             "recipe": job.recipe.pack(),
             "round": round_.round,
@@ -303,8 +305,11 @@ class ShardRun:
             await self._report(step, loss)
         raise WorkerFailed("train", f"no end after {len(states)} segments")
 
-    async def _make(self, worker: Worker, losses: list[int], states: list[str], samples: int) -> tuple[Path, Delivered]:
-        """The packed update, sealed on disk, and what the customer needs to open it; what is carried on is, too."""
+    async def _make(
+        self, worker: Worker, losses: list[int], states: list[str], samples: int
+    ) -> tuple[Path | bytes, Delivered]:
+        """The packed update, sealed, and what the customer needs to open it; on disk if it is not small, or something
+        is carried on, which is, too."""
         job, request = self.job, self.job.request
         frames = await worker.receive(TASK, request.id, Frame("update", 0))
         pieces = [bytes(frame.tensors[0].data) for frame in frames]
@@ -326,12 +331,19 @@ class ShardRun:
             states=tuple(states),
             carried=kept,
         )
+        if kept is None and sealed.sealed_bytes(made.bytes) <= request.round.inline:
+            return b"".join(sealed.seal(pieces, made.key)), made  # made again as quickly as it is read
         return self._made.keep(request.id, made, pieces), made
 
-    async def _deliver(self, path: Path, made: Delivered) -> None:
-        """Upload the sealed update, and publish what the customer needs to open it."""
+    async def _deliver(self, update: Path | bytes, made: Delivered) -> None:
+        """Upload the sealed update if it is not small, and publish what the customer needs to open it."""
         job, request = self.job, self.job.request
-        blob = await self._blobs.put(path)
+        result = None
+        if sealed.sealed_bytes(made.bytes) <= request.round.inline:
+            result = update if isinstance(update, bytes) else await asyncio.to_thread(update.read_bytes)
+            blob = BlobRef(sha256=hashlib.sha256(result).hexdigest(), bytes=len(result))
+        else:
+            blob = await self._blobs.put(update)
         self._check_time()
         amount_msat = job.assigned.balance_msat
         if amount_msat:
@@ -348,7 +360,10 @@ class ShardRun:
             amount_msat=amount_msat,
             ciphertext=nip44.encrypt(made.to_json(), self._conversation),
             created_at=int(time.time()),
+            result=result,
         )
+        if result is not None and event.tag(inline.TAG) is None:  # there was no room for it
+            await self._blobs.put(result)
         self.committed = committed
         await self._publish(event)
 
