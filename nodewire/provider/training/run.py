@@ -36,6 +36,8 @@ MAX_AUDITS = 3
 """Of one shard's round: a customer that died may ask once more."""
 PROGRESS_S = 2.0
 """Between two words to the customer about how far it is."""
+TOGETHER_MS = 100
+"""For so long a worker trains before it answers: segments can be quicker than words about them."""
 SOON_S = 0.5
 """After which a customer is told that work has begun."""
 ALIVE_S = 10.0
@@ -199,8 +201,8 @@ class ShardRun:
         job, session = self.job, self.job.request.id
         ticket, round_ = job.ticket, job.request.round
         begun = self._carried.begun(job)
-        cited = (job.assigned.data, *([round_.start] if round_.start else []))
-        theta, shard, *frozen = await asyncio.gather(
+        cited = (round_.start,) if round_.start else ()
+        theta, *frozen = await asyncio.gather(
             self._blobs.get(round_.theta, inline=job.request.theta), *map(self._blobs.get, cited)
         )
         params = {
@@ -209,13 +211,17 @@ class ShardRun:
             "index": job.assigned.index,
             "steps": job.assigned.steps,
             "start": job.start_name,
+            "shard": f"{round_.job}.{ticket.shard_sha256}",
         }
         await worker.open(TASK, session, params)
         self._worker = worker
         for path in frozen:
             await self._freeze(worker, path)
         await self._feed(worker, "theta", theta, ticket.theta_key, ticket.theta_sha256)
-        await self._feed(worker, "shard", shard, ticket.shard_key, ticket.shard_sha256)
+        (said,) = await worker.receive(TASK, session, Frame("held", 0))
+        if not said.meta["here"]:
+            shard = await self._blobs.get(job.assigned.data)
+            await self._feed(worker, "shard", shard, ticket.shard_key, ticket.shard_sha256)
         if begun is not None and ticket.carried is not None:
             path, key = begun
             await self._feed(worker, "carried", path, key, ticket.carried)
@@ -261,7 +267,8 @@ class ShardRun:
         digest, pieces, seq = hashlib.sha256(), sealed.unseal(path, key), 0
         piece: bytes | None = await asyncio.to_thread(next, pieces)
         while piece is not None:
-            following = await asyncio.to_thread(next, pieces, None)
+            whole = len(piece) < sealed.SEGMENT_BYTES  # what is shorter is the last
+            following = None if whole else await asyncio.to_thread(next, pieces, None)
             digest.update(piece)
             if following is None and digest.hexdigest() != sha256:
                 raise BadHash(edge, "not what the ticket says")
@@ -292,17 +299,20 @@ class ShardRun:
         """Train, segment by segment: losses in millionths, the states' hashes, samples seen."""
         losses: list[int] = []
         states: list[str] = []
-        for seq in range(delivery.MAX_STATES):
+        done = 0
+        while len(states) < delivery.MAX_STATES:
             self._check_time()
-            (said,) = await worker.receive(TASK, self.job.request.id, Frame("train", seq))
-            step, loss, state = said.meta["step"], said.meta["loss"], said.meta["state"]
-            if not isinstance(step, int) or not isinstance(loss, int) or not isinstance(state, str):
-                raise WorkerFailed("train", "an answer that is none")
-            losses.append(loss)
-            states.append(state)
-            if said.meta["end"]:
-                return losses, states, int(said.meta["samples"] or 0)
-            await self._report(step, loss)
+            frame: Frame[Array] = Frame("train", len(states), (), {"ms": TOGETHER_MS})
+            for said in await worker.receive(TASK, self.job.request.id, frame):
+                step, loss, state = said.meta["step"], said.meta["loss"], said.meta["state"]
+                if not isinstance(step, int) or not isinstance(loss, int) or not isinstance(state, str):
+                    raise WorkerFailed("train", "an answer that is none")
+                losses.append(loss)
+                states.append(state)
+                if said.meta["end"]:
+                    return losses, states, int(said.meta["samples"] or 0)
+                done = step
+            await self._report(done, losses[-1])
         raise WorkerFailed("train", f"no end after {len(states)} segments")
 
     async def _make(
