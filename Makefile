@@ -15,10 +15,11 @@ ARGS ?=
 
 say = @printf '\033[1;36m»\033[0m %s\n'
 
-.PHONY: help install demo test lint bench bench-train chaos byzantine honest soak clean
+.PHONY: help install demo test lint bench bench-train chaos chaos-train fuzz-train scale-train quality-train byzantine \
+  fraud honest soak clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(VENV)/.installed ## set up .venv: nodewire and what the demo needs
 
@@ -48,8 +49,23 @@ bench-train: $(VENV)/.installed ## what training over the market costs beside on
 chaos: $(VENV)/.installed ## generations that lose a provider in mid-job (ARGS="--quick --seed 7")
 	@$(VENV)/bin/python -m bench.chaos $(ARGS)
 
+chaos-train: $(VENV)/.installed ## trainings that lose a provider or their customer at every step (ARGS="--quick")
+	@$(VENV)/bin/python -m bench.chaos_train $(ARGS)
+
+fuzz-train: $(VENV)/.installed ## 100,000 malformed recipes, results and messages of training (ARGS="--quick")
+	@$(VENV)/bin/python -m bench.fuzz_train $(ARGS)
+
+scale-train: $(VENV)/.installed ## a training with 4 to 256 providers: start, memory, events, validation (ARGS="--quick")
+	@$(VENV)/bin/python -m bench.scale_train $(ARGS)
+
+quality-train: $(VENV)/.installed ## DiLoCo beside centralized training; draws docs/quality-train.svg (ARGS="--quick")
+	@$(VENV)/bin/python -m bench.quality_train --chart docs/quality-train.svg $(ARGS)
+
 byzantine: $(VENV)/.installed ## jobs with a cheater among the providers (ARGS="--quick --only scaled")
 	@$(VENV)/bin/python -m bench.byzantine $(ARGS)
+
+fraud: $(VENV)/.installed ## cheats that audits of training catch, and honest rounds that they reject (ARGS="--quick")
+	@$(VENV)/bin/python -m bench.fraud $(ARGS)
 
 honest: $(VENV)/.installed ## honest results of unlike machines compared, and what cheats look like (ARGS="--quick")
 	@$(VENV)/bin/python -m bench.honest $(ARGS)

@@ -3,8 +3,8 @@
 Relay, simulated Lightning network and three trainers as processes, `nodewire train` as the customer's. Each training
 has one fault, SIGKILL:
 
-- a provider, at the moment a step of the protocol is seen from outside (an event on the relay, a payment in the
-  network's journal, a file or a row of its own books), and it is started again at once;
+- a provider, at the moment a step of the protocol is seen from outside (an event on the relay, a payment in its
+  own wallet, a file or a row of its own books), and it is started again at once;
 - the customer, at the moment a type of event stands in its journal for the first time, and after a random moment more;
 - a provider that stays dead: another one takes its shard over.
 
@@ -14,7 +14,7 @@ Figures:
 - double_payments: (request, payee, part) that the network settled more than one invoice for: hashes of the network's
   own journal, their meaning from what providers quoted.
 - resumed_s: from the kill to the next word of the training by whom was killed (an event on the relay, a row of the
-  customer's journal, a payment that it makes), or the training's end. With a provider that stays dead: until another
+  customer's journal), or the training's end. With a provider that stays dead: until another
   one speaks of its shard.
 """
 
@@ -105,8 +105,9 @@ class Outcome:
 class World:
     """What can be seen of a training from outside."""
 
-    def __init__(self, market: Trainers, customer: Path) -> None:
-        self.market, self.customer = market, customer
+    def __init__(self, market: Trainers, customer: Path, past: set[str]) -> None:
+        """`past`: requests of trainings before."""
+        self.market, self.customer, self.past = market, customer, past
         self.events: list[tuple[float, Event]] = []
         self.requests: set[str] = set()
         self.public = ""
@@ -121,7 +122,7 @@ class World:
                 wanted = Filter(kinds=PUBLIC, since=int(time.time()) - 1)
                 async for event in pool.subscribe([wanted]):
                     self.events.append((time.monotonic(), event))
-                    if event.kind in (kinds.FEDAVG, kinds.DILOCO):
+                    if event.kind in (kinds.FEDAVG, kinds.DILOCO) and event.id not in self.past:
                         self.requests.add(event.id)
                         self.public = event.pubkey
 
@@ -140,16 +141,11 @@ class World:
     def _cites(self, event: Event) -> bool:
         return any(value in self.requests for value in event.values("e")) or event.kind == 9735
 
-    def settled(self) -> Counter[tuple[str, str, int]]:
-        """Invoices that the network settled, by (request, payee, part)."""
-        with closing(sqlite3.connect(f"file:{self.market.folder / 'simnet.db'}?mode=ro", uri=True, timeout=10)) as db:
-            paid = {row[0] for row in db.execute("SELECT payment_hash FROM events WHERE type = 'Settled'")}
-        found: Counter[tuple[str, str, int]] = Counter()
-        for name in self.market.providers:
-            for row in self.market.rows(name, "SELECT payment_hash, job, payee, chunk FROM quotes"):
-                if row["payment_hash"] in paid:
-                    found[row["job"], row["payee"], row["chunk"]] += 1
-        return found
+    def paid(self, part: int) -> set[tuple[str, str]]:
+        """Requests and payees of which a part is paid, by the providers' own wallets."""
+        sql = "SELECT job, payee FROM dues WHERE chunk = ? AND state IN ('settled', 'receipted')"
+        rows = [row for name in self.market.providers for row in self.market.rows(name, sql, part)]
+        return {(row["job"], row["payee"]) for row in rows if row["job"] in self.requests}
 
     def reached(self, step: str, victim: Provider) -> bool:
         """Whether a provider has come to a step of this training."""
@@ -162,7 +158,7 @@ class World:
             case "deposit_asked":
                 return any(event.tag("status") == "payment-required" for event in said)
             case "deposit_paid":
-                return any(key[0] in self.requests and key[1:] == (victim.public, 0) for key in self.settled())
+                return any(payee == victim.public for _, payee in self.paid(0))
             case "fetched" | "training":
                 return any(self._has_shard(event, victim, state) for event in asked)
             case "uploading":
@@ -178,7 +174,7 @@ class World:
             case "shown":
                 return any(event.kind == 6844 for event in said)
             case "balance_paid":
-                return any(key[0] in self.requests and key[1:] == (victim.public, 1) for key in self.settled())
+                return any(payee == victim.public for _, payee in self.paid(1))
         raise ValueError(step)
 
     def _has_shard(self, event: Event, victim: Provider, state: Path) -> bool:
@@ -217,6 +213,7 @@ class Trial:
         self.training_s = 0.5
         """How long a provider usually trains a shard."""
         self.data = folder / "data"
+        self.past: set[str] = set()
 
     def prepare(self) -> None:
         from nodewire.train import state
@@ -230,7 +227,7 @@ class Trial:
         outcome = Outcome(who, step, self.trainings)
         recipe, out = self.folder / f"{self.trainings}.toml", self.folder / f"{self.trainings}.safetensors"
         recipe.write_text(RECIPE.format(rounds=ROUNDS, seed=self.trainings))
-        world = World(self.market, self.customer)
+        world = World(self.market, self.customer, self.past)
         began = time.monotonic()
         async with world.watching():
             customer = await self._start(recipe, out)
@@ -245,6 +242,7 @@ class Trial:
                 customer.kill()
                 said, errors = await customer.communicate()
                 outcome.error = f"not done within {TRAINING_S:.0f} s; journal: {Counter(world.journal())}"
+            self.past |= world.requests
             if not step:
                 self._learn(world)
         outcome.seconds = round(time.monotonic() - began, 2)
@@ -296,7 +294,8 @@ class Trial:
     async def _kill_provider(
         self, outcome: Outcome, world: World, customer: asyncio.subprocess.Process, *, comes_back: bool
     ) -> None:
-        await self._until(lambda: bool(world.requests), customer)
+        if not await self._until(lambda: bool(world.requests), customer):
+            return
         request = next(event for _, event in world.events if event.id in world.requests)
         victim = self.market.named(self.rng.choice(request.values("p")))
         outcome.victim = victim.name
@@ -328,12 +327,11 @@ class Trial:
         customer.send_signal(signal.SIGKILL)
         await customer.communicate()
         struck, outcome.struck = time.monotonic(), True
-        rows, paid = len(world.journal()), sum(world.settled().values())
+        rows = len(world.journal())
         customer = await self._start(recipe, out)
 
         def goes_on() -> bool:
-            spoke = world.said(None, struck) or len(world.journal()) > rows
-            return bool(spoke) or sum(world.settled().values()) > paid
+            return bool(world.said(None, struck)) or len(world.journal()) > rows
 
         went_on = await self._until(goes_on, customer)
         outcome.resumed_s = round(time.monotonic() - struck, 3) if went_on or customer.returncode == 0 else None
@@ -391,23 +389,36 @@ async def _measure(report: Report, options: argparse.Namespace, folder: Path) ->
             (outcomes if comes_back else replaced).append(outcome)
             say(_told(outcome))
             await trial.all_back()
-        _judge(report, outcomes, replaced, World(market, customer).settled())
+        network = market.processes["simnet"]
+        network.terminate()  # it has its journal for itself
+        await network.wait()
+        _judge(report, outcomes, replaced, settled(market))
+
+
+def settled(market: Trainers) -> Counter[tuple[str, str, int]]:
+    """Invoices that the network settled, by (request, payee, part); invoices of nothing known are under ("", hash)."""
+    with closing(sqlite3.connect(f"file:{market.folder / 'simnet.db'}?mode=ro", uri=True, timeout=10)) as db:
+        paid = {row[0] for row in db.execute("SELECT payment_hash FROM events WHERE type = 'Settled'")}
+    quoted = [row for name in market.providers for row in market.rows(name, "SELECT * FROM quotes")]
+    known = {row["payment_hash"]: (row["job"], row["payee"], row["chunk"]) for row in quoted}
+    return Counter(known.get(hash_, ("", hash_, 0)) for hash_ in paid)
 
 
 def _judge(
-    report: Report, outcomes: list[Outcome], replaced: list[Outcome], settled: Counter[tuple[str, str, int]]
+    report: Report, outcomes: list[Outcome], replaced: list[Outcome], settled_: Counter[tuple[str, str, int]]
 ) -> None:
     every = [*outcomes, *replaced]
     report.arms["trainings"] = [asdict(one) for one in every]
     times = {who: [o.resumed_s for o in every if o.who == who and o.resumed_s is not None] for who in _WHO}
     report.arms["resumed_s"] = {who: spread(found) for who, found in times.items()}
-    report.arms["payments"] = sum(settled.values())
+    report.arms["payments"] = sum(settled_.values())
     disturbed = [one for one in every if one.who != "nobody"]
     unresumed = [one for one in disturbed if one.struck and one.resumed_s is None]
     report.line("trainings", len(every), ">=", 2)
     report.line("faults_that_struck", sum(one.struck for one in disturbed), "==", len(disturbed))
     report.line("with_other_weights_than_the_bare_loop", sum(not one.identical for one in every), "==", 0)
-    report.line("double_payments", sum(count > 1 for count in settled.values()), "==", 0)
+    report.line("payments_of_nothing_known", sum(not request for request, _, _ in settled_), "==", 0)
+    report.line("double_payments", sum(count > 1 for count in settled_.values()), "==", 0)
     report.line("not_resumed", len(unresumed), "==", 0)
     back = [seconds for who in ("provider", "customer") for seconds in times[who]]
     report.line("resumed_s_at_most", max(back, default=None), "<", RESUMED_S)

@@ -458,5 +458,5 @@ def _options(parser: argparse.ArgumentParser) -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
         print(json.dumps(read_all(*json.loads(sys.argv[2]))))
-    else:
-        run("fuzz_train", __doc__, measure, add=_options)
+        sys.exit()
+    run("fuzz_train", __doc__, measure, add=_options)

@@ -15,7 +15,7 @@ Losses are nats a byte on the held-out blocks: 256 windows a round for the curve
 of final losses are of equal seeds, the acceptance lines their medians.
 
 Every arm and seed is kept in a file as soon as it is done (`--kept`): a run that was broken off goes on. `--tune` tries
-the same few rates for both optimizers with the first seed. `--chart FILE.svg` draws the curves.
+the as many rates for both with the first seed. `--chart FILE.svg` draws the curves.
 """
 
 from __future__ import annotations
@@ -46,15 +46,25 @@ LABELS = {
     "int4": "DiLoCo, int4",
     "dropped": "DiLoCo, half of the results lost",
 }
-RATES = {"central": "0.002", "diloco": "0.002"}
-"""Of the inner AdamW; what `--tune` found best for each."""
-TUNED = ("0.001", "0.002", "0.004")
+CENTRAL, DILOCO = ("0.002", "", ""), ("0.001", "0.7", "0.6")
+"""Rate of the inner AdamW; outer rate and momentum: what `--tune` found best for each."""
+TUNED = {
+    "central": tuple((rate, "", "") for rate in ("0.001", "0.0014", "0.002", "0.0028", "0.004")),
+    "f32": (
+        ("0.001", "0.7", "0.9"), ("0.002", "0.7", "0.9"), ("0.001", "0.7", "0.6"), ("0.002", "0.7", "0.5"),
+        ("0.001", "1.0", "0.5"),
+    ),
+}  # fmt: skip
+"""The same number of tries for both, at `TUNED_ROUNDS` rounds with the first seed."""
+TUNED_ROUNDS = 16
+Rates = tuple[str, str, str]
 WORST_RATIO, WORST_INT4, WORST_DROPPED, LEAST_SAVED = 1.03, 1.005, 1.03, 7.5
 
 
-def document(arm: str, seed: int, rounds: int, rate: str = "") -> dict[str, Any]:
+def document(arm: str, seed: int, rounds: int, rates: Rates | None = None) -> dict[str, Any]:
     """The recipe of an arm. Centralized it is one round of all steps, so that one optimizer makes them all."""
     central = arm == "central"
+    rate, outer, momentum = rates or (CENTRAL if central else DILOCO)
     return {
         "v": 1,
         "name": f"quality-{arm}",
@@ -65,11 +75,11 @@ def document(arm: str, seed: int, rounds: int, rate: str = "") -> dict[str, Any]
         "loss": "next_token",
         "data": {"layout": "bytes", "window": WINDOW, "block": 4_096, "held_out": 10},
         "inner": {
-            "optimizer": "adamw", "lr": rate or RATES["central" if central else "diloco"], "betas": ["0.9", "0.95"],
+            "optimizer": "adamw", "lr": rate, "betas": ["0.9", "0.95"],
             "weight_decay": "0.1", "clip": "1.0", "schedule": "cosine", "warmup": STEPS, "total": rounds * STEPS,
             "floor": "0.1",
         },
-        "outer": {} if central else {"method": "nesterov", "lr": "0.7", "momentum": "0.9"},
+        "outer": {} if central else {"method": "nesterov", "lr": outer, "momentum": momentum},
         "steps": rounds * STEPS if central else STEPS,
         "batch": BATCH * (K if central else 1),
         "rounds": 1 if central else rounds,
@@ -86,9 +96,7 @@ def text() -> bytes:
     return b"".join(file.read_bytes() for file in sorted(folder.glob("*.py")))
 
 
-def trained(
-    arm: str, seed: int, rounds: int, rate: str = "", on_round: Callable[[int, float], None] | None = None
-) -> Any:
+def trained(arm: str, seed: int, rounds: int, rates: Rates | None = None) -> Any:
     """One arm with one seed: {"losses" by round, "final", "upload_bytes", "seconds"}. Uses one thread."""
     import torch
 
@@ -98,7 +106,7 @@ def trained(
 
     torch.set_num_threads(1)
     began = time.process_time()
-    recipe = Recipe.from_document(document(arm, seed, rounds, rate))
+    recipe = Recipe.from_document(document(arm, seed, rounds, rates))
     dataset = {"ids": torch.frombuffer(bytearray(text()), dtype=torch.uint8)}
     losses: list[float] = []
     upload = 0
@@ -107,8 +115,6 @@ def trained(
         nonlocal upload
         losses.append(point.held_out)
         upload += point.upload_bytes
-        if on_round is not None:
-            on_round(point.round, point.held_out)
 
     if arm == "central":
         theta = centralized(recipe, dataset, on_point)
@@ -176,11 +182,11 @@ class Kept:
         self._known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         self._text = hashlib.sha256(text()).hexdigest()
 
-    async def of(self, arm: str, seed: int, rounds: int, rate: str = "") -> Any:
-        said = json.dumps([document(arm, seed, rounds, rate), self._text, K, FINAL_SAMPLES, DROPPED])
+    async def of(self, arm: str, seed: int, rounds: int, rates: Rates | None = None) -> Any:
+        said = json.dumps([document(arm, seed, rounds, rates), self._text, K, FINAL_SAMPLES, DROPPED])
         key = f"{arm} seed {seed} {hashlib.sha256(said.encode()).hexdigest()[:16]}"
         if key not in self._known:
-            found = await asyncio.to_thread(trained, arm, seed, rounds, rate)
+            found = await asyncio.to_thread(trained, arm, seed, rounds, rates)
             self._known[key] = found
             self._path.parent.mkdir(parents=True, exist_ok=True)
             aside = self._path.with_suffix(".new")
@@ -221,7 +227,7 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
     rounds = options.rounds or (QUICK_ROUNDS if report.quick else ROUNDS)
     kept = Kept(options.kept)
     if options.tune:
-        return await tune(report, kept, rounds)
+        return await tune(report, kept, options.rounds or TUNED_ROUNDS, options.one)
     seeds = [report.seed] if report.quick else [report.seed + i for i in range(SEEDS)]
     for arm in options.arms:
         for seed in seeds:
@@ -240,7 +246,7 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
         return round(median(a / b for a, b in zip(finals[arm], finals[of], strict=True)), 5)
 
     bytes_of = {arm: sum(one["upload_bytes"] for one in report.arms[arm]["seeds"].values()) for arm in ARMS}
-    if options.chart:
+    if options.chart and not report.quick:
         chart(options.chart, report.arms, rounds)
     if report.quick:  # so few rounds say nothing about quality
         report.line("loss_is_lower_than_of_guessing", max(map(max, finals.values())), "<", 5.545)
@@ -252,15 +258,15 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
     report.line("f32_bytes_over_int4", round(bytes_of["f32"] / bytes_of["int4"], 3), ">=", LEAST_SAVED)
 
 
-async def tune(report: Report, kept: Kept, rounds: int) -> None:
-    """The same rates for both: the best is what RATES should say."""
-    for arm, name in (("central", "central"), ("f32", "diloco")):
-        for rate in TUNED:
-            found = await kept.of(arm, report.seed, rounds, rate)
-            report.arms.setdefault(arm, {})[rate] = found["final"]
-            say(f"{arm}, rate {rate}: {found['final']:.4f} after {found['seconds']} s")
-        best = min(report.arms[arm], key=report.arms[arm].__getitem__)
-        report.line(f"best_rate_{name}", float(best), "==", float(RATES[name]))
+async def tune(report: Report, kept: Kept, rounds: int, one: int | None) -> None:
+    """As many tries for both: the best is what CENTRAL and DILOCO should say."""
+    for arm, chosen in (("central", CENTRAL), ("f32", DILOCO)):
+        found = report.arms.setdefault(arm, {})
+        for rates in TUNED[arm] if one is None else TUNED[arm][one : one + 1]:
+            found[" ".join(rates)] = (await kept.of(arm, report.seed, rounds, rates))["final"]
+            say(f"{arm}, {' '.join(rates)}: {found[' '.join(rates)]:.4f}")
+        best = min(found, key=found.__getitem__)
+        report.line(f"best_of_{arm}_is_{best}", float(best == " ".join(chosen)), "==", 1)
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -269,6 +275,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS, help="some, to be kept for a later run of all")
     parser.add_argument("--chart", type=Path, default=None, help="an SVG of the curves")
     parser.add_argument("--tune", action="store_true", help="compare rates instead")
+    parser.add_argument("--one", type=int, default=None, help="of the rates, the one of that number")
 
 
 if __name__ == "__main__":

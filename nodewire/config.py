@@ -162,7 +162,7 @@ class Serve(Section):
 class TrainConfig(Section):
     """Rounds of training that a provider takes, and what they cost. Memory and device are the worker's."""
 
-    kinds: tuple[Literal[8840, 8841], ...] = Field(default=(8840, 8841), min_length=1)
+    kinds: tuple[Literal[8840, 8841, 8842], ...] = Field(default=(8840, 8841), min_length=1)
     families: tuple[Name, ...] = Field(
         default=("linear", "mlp", "cnn", "decoder", "encoder"), min_length=1, max_length=16
     )

@@ -1,4 +1,6 @@
-"""`nodewire audit EVENT` (or a training's transcript, see `audit_training`): follow a job's trail through the public record, and say line by line what holds.
+"""`nodewire audit EVENT`: follow a job's trail through the public record, and say line by line what holds.
+
+A training's transcript is audited by `audit_training`. Of a job
 
 The plan is re-derived from what it cites; takeovers, commitments, certificates, draws, verdicts, bonds and payments are
 checked against one another; the customer's own ledger as well, if the configuration is its own.
@@ -50,7 +52,7 @@ def audit(
     ] = Depth.drawn,
     json: Json = False,
 ) -> None:
-    """Check a job from its plan to its payments, or a training from its transcript; exit code 1 if anything is wrong."""
+    """Check a job from its plan to its payments, or a training's transcript; exit code 1 if anything contradicts."""
     if event.endswith(".json") or Path(event).is_file():
         from nodewire.cli.audit_training import audit_training
 

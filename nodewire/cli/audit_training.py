@@ -1,4 +1,4 @@
-"""`nodewire audit transcript.json`: whether a training's transcript holds, and with its keys whether it comes out again."""
+"""`nodewire audit transcript.json`: whether a training's transcript holds, and with its keys comes out again."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ def audit_training(
     reading, role = check(Transcript.parse(text)), load_role(config) if config is not None else None
     if data is not None and not data.is_dir():
         raise BadInput("--data", f"{data} is no folder")
+    data, start = (path.resolve() if path is not None else None for path in (data, start))
     computed = 0
     may = role is not None and reading.transcript.opened is not None and not reading.faults
     if may and role is not None:
@@ -83,6 +84,7 @@ def _show(found: dict[str, Any], *, opened: bool, configured: bool) -> None:
 async def _recomputed(
     reading: Reading, role: AnyRole, data: Path | None, start: Path | None, segments: Segments | str, *, show: bool
 ) -> int:
+    from nodewire.customer.training import starting
     from nodewire.nostr.keys import Keys
     from nodewire.store.blobs import Blobs
     from nodewire.verify.retraining import Retraining
@@ -99,7 +101,8 @@ async def _recomputed(
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         blobs = await stack.enter_async_context(Blobs(role.blossom, role.blobs, keys=Keys.generate()))
-        readable = [folder, *(path.resolve() for path in (data, start) if path is not None)]
+        given = [path for path in (data, start) if path is not None]
+        readable = [folder, *(one for path in given for one in starting.readable(path))]
         worker = await WorkerProcess.start(kind.worker_entry, limits, readable=readable)
         stack.push_async_callback(worker.stop)
         (folder / "recipe").write_bytes(recipe.pack())
@@ -107,8 +110,8 @@ async def _recomputed(
             reading,
             worker,
             blobs,
-            data=data.resolve() if data is not None else None,
-            start=start.resolve() if start is not None else None,
+            data=data,
+            start=start,
             segments=segments,  # type: ignore[arg-type]  # the option's choices are these
         )
         await one.run(folder / "recipe", (lambda n: notes.print(f"[dim]round {n + 1}[/]")) if show else None)

@@ -6,6 +6,7 @@ import asyncio
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,6 +31,11 @@ FIND_S = 30.0
 _AGAIN_S = 2.0
 
 
+class OuterBy(StrEnum):
+    SELF = "self"
+    MARKET = "market"
+
+
 def train(
     recipe: Annotated[Path, typer.Argument(help="The recipe, a TOML file.")],
     data: Annotated[Path, typer.Option(help="The folder with what is trained on; it leaves this machine encrypted.")],
@@ -46,6 +52,9 @@ def train(
     model: Annotated[
         Path | None, typer.Option(help="A folder for the trained model as Hugging Face lays it out, adapters merged.")
     ] = None,
+    outer: Annotated[
+        OuterBy, typer.Option(help="Who makes a round's outer step: this machine, or a provider that is paid for it.")
+    ] = OuterBy.SELF,
     quote: Annotated[bool, typer.Option("--quote", help="Say what it would take and cost, and ask nobody.")] = False,
     register: Annotated[
         bool, typer.Option("--register", help="Put the trained model on the market, with the customer's key.")
@@ -71,7 +80,14 @@ def train(
     if register:
         _can_register(model, target_vram)
     ask = _Ask(
-        customer, read, data.resolve(), shards, budget_msat, start and start.resolve(), model and model.resolve()
+        customer,
+        read,
+        data.resolve(),
+        shards,
+        budget_msat,
+        start and start.resolve(),
+        model and model.resolve(),
+        outer is OuterBy.MARKET,
     )
     done = uvloop.run(_train(ask, show=not json))
     said = write(out, read, done, closed=closed)
@@ -210,6 +226,7 @@ class _Ask:
     budget_msat: int
     start: Path | None
     model: Path | None
+    buys_steps: bool
 
 
 async def _train(ask: _Ask, *, show: bool) -> Trained:
@@ -233,6 +250,7 @@ async def _train(ask: _Ask, *, show: bool) -> Trained:
                     ask.data,
                     shards=ask.shards,
                     budget_msat=ask.budget_msat,
+                    buys_steps=ask.buys_steps,
                     start=ask.start,
                     model=ask.model,
                     on_begin=view.begin,

@@ -64,6 +64,12 @@ def show_quote(quote: Quote, console: Console, *, budget_msat: int | None) -> No
         )
     if quote.offers:
         console.print(table)
+    if not quote.audit_round_bytes:
+        console.print(
+            "[bold red]nothing is audited[/] (audit.fraction is 0): results are paid on their looks,"
+            " and looks let skipped work pass",
+            soft_wrap=True,
+        )
     if not quote.round_msat and not quote.paid_msat:
         return
     console.print(

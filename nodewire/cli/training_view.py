@@ -80,6 +80,7 @@ class TrainingView:
 
     def begin(self, course: Course) -> None:
         """Learn what earlier runs did."""
+        self.history.keys = course.session.keys
         for event in course.journal.events():
             self.state = apply(event, self.state)
             self.history.take(event)
@@ -169,7 +170,7 @@ class TrainingView:
             case _ if self._live is not None:
                 return
             case machine.Published(round_, _, _, rows):
-                asked = ", ".join(self._name(row.provider) for row in rows)
+                asked = ", ".join(f"{self._name(row.provider)} for shard {row.index}" for row in rows)
                 self._print(f"[dim]round {round_ + 1} of {self.state.rounds}: asked {asked}[/]")
             case machine.Judged(_, _, True, _, _):
                 self._print(f"{who} [green]accepted[/]")

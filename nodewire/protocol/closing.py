@@ -99,13 +99,15 @@ def parse(event: Event) -> Closed:
 def drawn(closed: Closed, counted: Counted, recipe: Recipe, steps: int) -> tuple[int, ...]:
     """The segments of a result that are computed again, ascending.
 
-    Where something is carried the last one always: with it goes what the next round begins with.
+    The last is always among them of a result that is doubted, since behind it is seen whether the update is what came
+    of the work, and where something is carried, since with it goes what the next round begins with.
     """
     count = -(-steps // recipe.audit.segment)
     fraction = float(recipe.audit.fraction) * (DOUBT if counted.doubted else 1)
     carries = recipe.compression.carries
-    found = draw(closed.id, counted.commitment, count, min(1.0, fraction, (MAX_DRAWN - 2 * carries) / count))
-    return tuple(sorted({*found, count - 1})) if carries else found
+    most = MAX_DRAWN - (2 if carries else 1 if counted.doubted else 0)
+    found = draw(closed.id, counted.commitment, count, min(1.0, fraction, most / count))
+    return tuple(sorted({*found, count - 1})) if carries or counted.doubted else found
 
 
 def draw(seed: str, commitment: str, segments: int, fraction: float, least: int = 1) -> tuple[int, ...]:

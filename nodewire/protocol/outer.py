@@ -28,8 +28,6 @@ from nodewire.protocol.trainer import TOPIC
 
 MAX_INPUTS = 96
 """Results of one step: their keys must fit into one ticket. A customer of more makes its steps itself."""
-PIECE = 65_536
-"""Numbers that a commitment's leaf is of."""
 _HEAP_BYTES = 8 * 2**20
 _BLOCK = 2**18
 _MOMENTA = {"average": 0, "nesterov": 1, "fedadam": 2}
@@ -71,7 +69,7 @@ class Optimization(Schema):
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
         indices = [one.index for one in self.inputs]
-        if indices != sorted(set(indices)):
+        if indices != sorted(indices):  # of one shard a late result may stand before the round's
             raise ValueError("inputs: not in ascending order")
         if len({one.result for one in self.inputs}) != len(self.inputs):
             raise ValueError("inputs: a result stands twice")

@@ -163,6 +163,8 @@ class Audit(Schema):
     segment: int = Field(default=10, ge=1, le=MAX_STEPS)
     tolerance: Annotated[Real, between(0, 1)] = "0.02"
     """Largest distance of a recomputed state, as a share of the segment's own way."""
+    outer: Share = "0.1"
+    """Of an outer step that was bought, the share of its pieces that is computed again; 8 pieces at least."""
 
 
 class Profile(Schema):

@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from nodewire.protocol import merkle
-from nodewire.protocol.outer import PIECE
 from nodewire.protocol.recipe import Outer
 from nodewire.train import draw, outer
 from nodewire.train.aggregate import Results
 from nodewire.train.state import State
 
+PIECE = 65_536
+"""Numbers that a leaf is of."""
 LEAST_DRAWN = 8
 """Pieces that are made again however few are asked for: half a million numbers take no time."""
 

@@ -21,6 +21,7 @@ from nodewire.customer.training.journal import Journal
 from nodewire.customer.training.quoting import quote
 from nodewire.customer.training.training import Trained
 from nodewire.errors import BadInput
+from nodewire.nostr.keys import Keys
 from nodewire.nostr.pool import Pool
 from nodewire.train import bare, state
 from tests.kinds.digits import RECIPE, dataset
@@ -100,7 +101,9 @@ async def test_a_quote_is_what_it_comes_to(market):
         await train(market, "dora", TWO_ROUNDS, budget_msat=made.total_msat)
     journal = Journal(market.folder / "dora" / "journal.db")
     history = History.of(journal.events())
+    with_audits = History.of(journal.events(), Keys.from_file(market.folder / "dora" / "key"))
     journal.close()
+    assert history.down_bytes < with_audits.down_bytes <= made.down_bytes
     assert history.paid_msat == made.total_msat == 4 * LEAST_MSAT
     assert 0 < history.fees_msat <= made.fees_msat
     assert made.up_bytes == pytest.approx(history.up_bytes, rel=0.05)

@@ -72,7 +72,13 @@ def test_a_trained_model_is_registered_served_and_bought_with_the_scores_of_trai
     recipe.write_text(TOML)
     command = ["train", str(recipe), "--data", str(data), "--config", str(config), "--budget", "100sat"]
     done = market.command(*command, "--shards", "1", "--out", str(out), "--register", "--target-vram", "4MB")
-    assert sorted(path.name for path in out.iterdir()) == ["curve.svg", "model", "summary.json", "weights.safetensors"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "curve.svg",
+        "model",
+        "summary.json",
+        "transcript.json",
+        "weights.safetensors",
+    ]
     assert done["providers"] == [tom]
     registered = done["registered"]
     again = market.command(
@@ -85,27 +91,21 @@ def test_a_trained_model_is_registered_served_and_bought_with_the_scores_of_trai
     market.stop_one("tom")
     serve = {"manifest": registered["address"], "tasks": ["graph.0"], "price_msat": 1_009}
     write_tom(market, "[[serve]]", *_toml(serve))
-    try:
-        market.start_provider("tom")
+    market.start_provider("tom")
 
-        def serves(snapshot):
-            return any(held.manifest == registered["digest"] for node in snapshot.nodes for held in node.held)
+    def serves(snapshot):
+        return any(held.manifest == registered["digest"] for node in snapshot.nodes for held in node.held)
 
-        asyncio.run(market.until(serves))
-        rows = dataset()["x"][:7]
-        (tmp_path / "rows.safetensors").write_bytes(state.pack({"x": rows}))
-        asked = ["run", str(tmp_path / "rows.safetensors"), "--model", registered["address"], "--config", str(config)]
-        bought = market.command(*asked)
-        theta = state.unpack((out / "weights.safetensors").read_bytes(), state.types(Recipe.from_toml(TOML).shapes()))
-        wanted = build(Recipe.from_toml(TOML), theta).outputs((rows,)).detach().numpy()
-        np.testing.assert_array_equal(np.array(bought["scores"], np.float32), wanted)
-        assert (
-            sum(bought["paid_msat"].values() if isinstance(bought["paid_msat"], dict) else [bought["paid_msat"]])
-            == 1_009
-        )
-        refused = market.run(
-            "run", str(out / "weights.safetensors"), "--model", registered["address"], "--config", str(config)
-        )
-        assert "no tensor x in it" in json.loads(refused.stdout)["error"]["reason"]
-    finally:
-        market.stop_one("tom")
+    asyncio.run(market.until(serves))
+    rows = dataset()["x"][:7]
+    (tmp_path / "rows.safetensors").write_bytes(state.pack({"x": rows}))
+    asked = ["run", str(tmp_path / "rows.safetensors"), "--model", registered["address"], "--config", str(config)]
+    bought = market.command(*asked)
+    theta = state.unpack((out / "weights.safetensors").read_bytes(), state.types(Recipe.from_toml(TOML).shapes()))
+    wanted = build(Recipe.from_toml(TOML), theta).outputs((rows,)).detach().numpy()
+    np.testing.assert_array_equal(np.array(bought["scores"], np.float32), wanted)
+    assert bought["paid_msat"] == {tom: 1_009}
+    refused = market.run(
+        "run", str(out / "weights.safetensors"), "--model", registered["address"], "--config", str(config)
+    )
+    assert "no tensor x in it" in json.loads(refused.stdout)["error"]["reason"]

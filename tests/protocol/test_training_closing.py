@@ -9,6 +9,7 @@ import pytest
 from nodewire.errors import BadEvent, BadTag, NotAllowed
 from nodewire.nostr.keys import Keys
 from nodewire.protocol import closing
+from nodewire.protocol.audit import MAX_SNAPSHOTS
 from nodewire.protocol.closing import Close, Counted
 from nodewire.train import draw
 from tests.kinds.digits import RECIPE
@@ -63,11 +64,15 @@ def test_what_is_drawn_is_the_order_of_the_streams_words(segments):
     assert closing.draw(seed, root, segments, 0.15) == tuple(sorted(int(i) for i in order[:many]))
 
 
-def test_of_a_doubted_result_four_times_as_much_is_drawn():
+def test_of_a_doubted_result_four_times_as_much_is_drawn_and_its_end():
     recipe = RECIPE.model_copy(update={"audit": RECIPE.audit.model_copy(update={"segment": 1, "fraction": "0.1"})})
     closed = closing.parse(closing.build(KEYS, 8840, close(counted(), counted(BEA, doubted=True)), created_at=1))
-    sizes = [len(closing.drawn(closed, one, recipe, 20)) for one in closed.close.results]
-    assert sizes == [2, 8]
+    few, many = (closing.drawn(closed, one, recipe, 20) for one in closed.close.results)
+    assert len(few) == 2
+    assert len(many) in (8, 9) and many[-1] == 19
+    all_of_it = recipe.model_copy(update={"audit": recipe.audit.model_copy(update={"fraction": "1.0"})})
+    for one in closed.close.results:
+        assert len(closing.ends(closing.drawn(closed, one, all_of_it, 384))) <= MAX_SNAPSHOTS
 
 
 def test_both_ends_of_a_segment_are_shown_and_none_before_the_first():

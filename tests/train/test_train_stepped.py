@@ -5,11 +5,11 @@ import torch
 
 from nodewire.kind import Limits
 from nodewire.protocol.frame import Frame
-from nodewire.protocol.outer import PIECE
 from nodewire.protocol.recipe import Compression, Outer, Recipe
 from nodewire.train import compress, outer, state, stepped
 from nodewire.train.actors.outer import OuterActor
 from nodewire.train.actors.pieces import pieces
+from nodewire.train.stepped import PIECE
 
 torch.set_num_threads(1)
 
@@ -104,12 +104,12 @@ def test_the_engine_makes_the_step_and_says_what_it_commits_to(method):
     for turn in range(2):
         deltas = [{n: torch.randn(t.shape, generator=generator) for n, t in theta.items()} for _ in range(2)]
         packed = [compress.pack(delta, recipe.compression, None)[0] for delta in deltas]
-        actor.open("s", {"recipe": recipe.pack()})
+        actor.open("s", {"recipe": recipe.pack(), "round": turn})
         put(actor, "theta", state.pack(theta))
         if turn and momenta:  # zeros need not be said
             put(actor, "momenta", state.pack(momenta))
         for index, one in enumerate(packed):
-            put(actor, "update", one, index=index, weight=10 + index)
+            put(actor, "update", one, at=index, weight=10 + index)
         (said,) = actor.receive("s", Frame("step", 0, ()))
         results = [(10 + i, compress.unpack(p, recipe.shapes(), recipe.compression)) for i, p in enumerate(packed)]
         theta, momenta = outer.step(recipe.outer, theta, momenta, results)

@@ -12,6 +12,7 @@ import relay
 from kinds import training_worker
 from kinds.k8840 import KIND as FEDAVG
 from kinds.k8841 import KIND as DILOCO
+from kinds.k8842 import KIND as OUTER
 from nodewire.config import CustomerConfig, WalletConfig
 from nodewire.customer.training import starting
 from nodewire.customer.training.coordinating import Coordinator
@@ -54,11 +55,16 @@ class Local:
     """A worker where it stands. `receive` gives way to others, as a call to a process does."""
 
     def __init__(
-        self, alter: Callable[[str, Any], Any] | None = None, hold: Callable[[str], Awaitable[None]] | None = None
+        self,
+        alter: Callable[[str, Any], Any] | None = None,
+        hold: Callable[[str], Awaitable[None]] | None = None,
+        feed: Callable[[str, Any], Any] | None = None,
     ) -> None:
-        """`alter` makes a cheat: it gets every answer's edge and frames. `hold` makes a slow one: it gets the edge."""
+        """`alter` makes a cheat: it gets every answer's edge and frames; so does `feed`, which gets what comes in: a
+        session's parameters at "open", and frames. `hold` makes a slow one: it gets the edge."""
         self.actors: dict[str, Any] = {}
         self._alter = alter
+        self._feed = feed or (lambda edge, given: given)
         self._hold = hold
 
     async def load(self, task, engine, program, weights):
@@ -66,11 +72,11 @@ class Local:
         return {}
 
     async def open(self, task, session, params):
-        self.actors[task].open(session, params)
+        self.actors[task].open(session, self._feed("open", params))
 
     async def receive(self, task, session, frame):
         await (self._hold(frame.edge) if self._hold else asyncio.sleep(0))
-        frames = [to_arrays(one) for one in self.actors[task].receive(session, to_torch(frame))]
+        frames = [to_arrays(one) for one in self.actors[task].receive(session, to_torch(self._feed(frame.edge, frame)))]
         return self._alter(frame.edge, frames) if self._alter else frames
 
     async def close(self, task, session):
@@ -124,6 +130,7 @@ async def provider(
     name: str,
     *,
     alter: Callable[[str, Any], Any] | None = None,
+    feed: Callable[[str, Any], Any] | None = None,
     hold: Callable[[str], Awaitable[None]] | None = None,
     published: Callable[[Event], None] | None = None,
     **changes: Any,
@@ -167,11 +174,12 @@ async def provider(
             "lnurl": endpoint.pay_url,
         }
         ad = Trainer(**{**fields, **changes})
-        workers = [Local(alter, hold) for _ in range(ad.concurrency)]
+        workers = [Local(alter, hold, feed) for _ in range(ad.concurrency)]
         empty = folder / "empty"
         empty.touch()
         for worker in workers:
-            await worker.load("trainer", "trainer", empty, [])
+            for task in ("trainer", "outer"):
+                await worker.load(task, task, empty, [])
         kept = KeptShards(folder / "shards.db")
         stack.callback(kept.close)
         training = Training(
@@ -180,7 +188,7 @@ async def provider(
             blobs=blobs,
             ledger=ledger,
             ad=ad,
-            admission=TrainingAdmission(keys.public, ad, {8840: FEDAVG, 8841: DILOCO}, ledger),
+            admission=TrainingAdmission(keys.public, ad, {8840: FEDAVG, 8841: DILOCO, 8842: OUTER}, ledger),
             kept=kept,
             workers=workers,
             folder=folder,
@@ -212,6 +220,7 @@ async def train(
     *,
     shards: int = 2,
     budget_msat: int = 10**6,
+    buys_steps: bool = False,
     on_change: OnChange | None = None,
     data: Path | None = None,
     start: Path | None = None,
@@ -256,6 +265,7 @@ async def train(
             requests,
             shards=shards,
             budget_msat=budget_msat,
+            buys_steps=buys_steps,
             on_change=on_change,
         )
         done = await Rounds(course).run()

@@ -7,10 +7,12 @@ import asyncio
 import pytest
 import torch
 
+from nodewire.errors import Busy
 from nodewire.nostr.nip01 import Filter
 from nodewire.nostr.pool import Pool
 from nodewire.protocol import audit, closing
 from nodewire.protocol.delivery import Progress
+from nodewire.provider.training.run import MAX_ASKED, ShardRun
 from tests.kinds.digits import RECIPE
 from tests.training import small_market
 from tests.training.small_market import DEPOSIT_MSAT, LEAST_MSAT, provider, train
@@ -84,3 +86,40 @@ async def test_a_provider_shows_nothing_that_the_close_does_not_draw(market, mon
             assert not await pool.fetch([Filter(kinds=frozenset({6844}))])
     assert heard.is_set()
     assert any("withheld" in reason for _, reason in done.failures)
+
+
+async def test_who_is_asked_again_after_a_crash_gives_the_same_answer(market):
+    answers: dict[str, list[str]] = {}
+
+    def published(event):
+        if event.kind == 6844:
+            answers.setdefault(event.tag("e"), []).append(event.id)
+
+    deaths = 0
+
+    def die(state_, event, provider_):
+        nonlocal deaths
+        if "held" in {debt.balance for debt in state_.debts.values()} and not isinstance(event, Progress):
+            deaths += 1
+            raise Killed
+
+    async with provider(market, "ada", published=published):
+        while True:
+            try:
+                done, weights = await train(market, "dora", TWO_ROUNDS, shards=1, on_change=die)
+                break
+            except Killed:
+                pass
+    assert deaths > 2 and done.failures == ()
+    assert weights == expected(TWO_ROUNDS, 1)
+    assert len(answers) == 2 and all(len(set(ids)) == 1 for ids in answers.values())
+    assert await market.balance_msat("ada") == 2 * LEAST_MSAT
+
+
+def test_questions_are_counted():
+    run = object.__new__(ShardRun)
+    run._asked = 0
+    for _ in range(MAX_ASKED):
+        run.check_asked()
+    with pytest.raises(Busy):
+        run.check_asked()

@@ -11,14 +11,17 @@ import torch
 
 from nodewire.customer.training.machine import Published
 from nodewire.errors import NotFound, WorkerFailed
+from nodewire.nostr.keys import Keys
 from nodewire.protocol.delivery import Progress
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.recipe import Compression, Outer
 from nodewire.store.blobs import Blobs
 from nodewire.train import bare, state
+from nodewire.verify.retraining import Retraining
+from nodewire.verify.transcript import check
 from tests.kinds.digits import RECIPE, dataset
 from tests.training import small_market
-from tests.training.small_market import DEPOSIT_MSAT, LEAST_MSAT, provider, train
+from tests.training.small_market import DEPOSIT_MSAT, LEAST_MSAT, Local, provider, train
 
 torch.set_num_threads(1)
 NESTEROV = Outer(method="nesterov", lr="0.7", momentum="0.9")
@@ -219,3 +222,22 @@ async def test_who_lies_about_what_it_carries_gets_no_balance_for_it(market, mon
     paid = {debt.round for debt in done.debts.values() if debt.row.provider == ada.public and debt.balance == "paid"}
     assert paid <= (set() if cheat is carries_on_more else {0})  # nothing is carried into the first round
     assert await market.balance_msat("ada") == (LEAST_MSAT if paid else DEPOSIT_MSAT)
+
+
+async def test_a_transcript_has_what_was_carried_and_comes_out_again(market, tmp_path):
+    recipe = BOTH.model_copy(update={"rounds": 3})
+    async with provider(market, "ada"), provider(market, "bea"):
+        await train(market, "dora", recipe)
+    keys = Keys.from_file(market.folder / "dora" / "key")
+    program = tmp_path / "program"
+    program.write_bytes(recipe.pack())
+    for segments in ("drawn", "all"):
+        reading = check(market.transcript)
+        async with Blobs([], market.folder / "dora" / "blobs") as blobs:
+            await Retraining(reading, Local(), blobs, data=None, segments=segments).run(program)
+        assert reading.faults == [] and reading.held["carried"] >= 2
+    opened = market.transcript.opened
+    told = next(one for one in opened.shards if one.carried)
+    shards = tuple(one.model_copy(update={"carried": None}) if one is told else one for one in opened.shards)
+    altered = market.transcript.model_copy(update={"opened": opened.model_copy(update={"shards": shards})})
+    assert any("not the ticket" in fault.reason for fault in check(altered.signed(keys)).faults)

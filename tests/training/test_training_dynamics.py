@@ -23,7 +23,7 @@ from nodewire.train import bare, state
 from nodewire.train.bare import Part
 from tests.kinds.digits import RECIPE, dataset
 from tests.training import small_market
-from tests.training.small_market import LEAST_MSAT, provider, train
+from tests.training.small_market import DEPOSIT_MSAT, LEAST_MSAT, provider, train
 
 torch.set_num_threads(1)
 
@@ -93,16 +93,16 @@ async def test_the_faster_one_makes_more_steps_and_all_is_as_the_requests_say(ma
     assert weights != state.pack(bare.run(recipe, dataset(), 2)[0])
 
 
-@pytest.mark.parametrize("late", ["drop", "half"])
-async def test_a_round_is_stepped_without_who_takes_long_and_its_result_is_paid_and_counts_as_agreed(market, late):
-    recipe = of(quorum="0.5", late=late)
+@pytest.mark.parametrize(("late", "by"), [("drop", 1), ("half", 1), ("half", 2)])
+async def test_a_round_is_stepped_without_who_takes_long_and_its_result_is_paid_and_counts_as_agreed(market, late, by):
+    recipe = of(quorum="0.5", late=late, rounds=by + 1)
     slow, quick = Gate(), Gate()
     quick.open.set()
     judged = []
 
     def watch(now, event, who):
         match event:
-            case Stepped(0):
+            case Stepped(round_) if round_ == by - 1:
                 quick.open.clear()
                 slow.open.set()
             case Judged():
@@ -116,13 +116,47 @@ async def test_a_round_is_stepped_without_who_takes_long_and_its_result_is_paid_
     steps = recipe.steps
     (mine,) = [part.index for part in counted[0]]
     assert counted[0] == [Part(mine, 0, steps)]
-    late_ones = [part for part in counted[1] if part.round == 0]
-    assert late_ones == ([Part(1 - mine, 0, steps)] if late == "half" else [])
+    late_ones = [part for round_ in range(1, by + 1) for part in counted[round_] if part.round < round_]
+    assert late_ones == ([Part(1 - mine, 0, steps)] if (late, by) == ("half", 1) else [])
     assert weights == expected(market, recipe)
     # Each is paid for what it delivered, whether it counted or not.
     assert sum(await earned(market, "ada", "bea")) == LEAST_MSAT * len(judged)
     assert (await earned(market, "ada"))[0] >= LEAST_MSAT
     assert done.failures == ()
+
+
+async def test_what_is_not_there_by_its_deadline_is_not_delivered_and_not_owed(market):
+    recipe = of(quorum="0.5", deadline=5)
+    slow = Gate()
+    async with provider(market, "ada", hold=slow) as ada, provider(market, "bea"):
+        training = asyncio.create_task(train(market, "dora", recipe))
+        await asyncio.sleep(6.5)
+        slow.open.set()
+        done, weights = await training
+        async with Pool([market.relay]) as pool:
+            results = await pool.fetch([Filter(kinds=frozenset({6840}), authors=frozenset({ada.public}))])
+    assert weights == expected(market, recipe)
+    assert (ada.public, "not-allowed") in done.failures
+    assert results == []
+    assert await earned(market, "ada") == [DEPOSIT_MSAT]
+
+
+@pytest.mark.parametrize("speaks", [True, False])
+async def test_a_late_provider_is_waited_for_as_long_as_it_says_that_it_is_at_it(market, monkeypatch, speaks):
+    monkeypatch.setattr("nodewire.customer.training.watching.SILENT_S", 2.5)
+    monkeypatch.setattr("nodewire.provider.training.run.ALIVE_S", 0.2 if speaks else 100.0)
+    recipe = of(quorum="0.5", rounds=1)
+    slow = Gate()
+    async with provider(market, "ada", hold=slow) as ada, provider(market, "bea"):
+        training = asyncio.create_task(train(market, "dora", recipe))
+        await slow.at.wait()
+        await asyncio.sleep(5)
+        assert training.done() != speaks
+        slow.open.set()
+        done, weights = await training
+    assert weights == expected(market, recipe)
+    assert done.failures == (() if speaks else ((ada.public, "no word for 2 s"),))
+    assert await earned(market, "ada", "bea") == [LEAST_MSAT if speaks else DEPOSIT_MSAT, LEAST_MSAT]
 
 
 class Killed(Exception):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
+import torch
+
 from nodewire.customer.training import starting
 from nodewire.customer.training.coordinating import Coordinator, Past
 from nodewire.kind import Limits
@@ -12,9 +14,13 @@ from nodewire.protocol.audit import Shown
 from nodewire.protocol.delivery import Delivered, Delivery
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import BlobRef
+from nodewire.protocol.recipe import Compression, Outer
 from nodewire.store import sealed
 from nodewire.store.blobs import Blobs
-from nodewire.train import bare, directory, state
+from nodewire.train import bare, carried, compress, directory, outer, state, stepped
+from nodewire.train.data import split
+from nodewire.train.families import initial
+from nodewire.train.inner import Trainer
 from nodewire.worker.client import WorkerProcess
 from tests.kinds.digits import RECIPE, dataset
 from tests.training import models
@@ -58,8 +64,8 @@ async def test_texts_are_tokenized_and_an_adapter_trained_behind_the_sandbox(tmp
         update, key = await joined(worker, "update"), sealed.new_key()
         ref = await blobs.put(b"".join(sealed.seal([update], key)))
         digest = hashlib.sha256(update).hexdigest()
-        assert await coordinator.result(0, 2, blobs.path(ref.sha256), key, digest) == (True, "")
-        assert await coordinator.judge(0) == {0: (True, "")}
+        assert await coordinator.result(0, 0, 2, blobs.path(ref.sha256), key, digest) == (True, "")
+        assert await coordinator.judge(0) == {0: (True, "", False)}
         await coordinator.step(0)
         expected, _ = bare.run(given.recipe, given.dataset, 1, start=given.tensors)
         assert await coordinator.weights() == state.pack(expected)
@@ -119,4 +125,56 @@ async def test_a_round_is_trained_judged_audited_and_stepped_in_a_worker(tmp_pat
         assert await coordinator.audit(delivered, past, drawn, shown) == (True, "")
         expected, _ = bare.run(ONE_ROUND, dataset(), 1)
         assert await coordinator.weights() == state.pack(expected)
+    await worker.stop()
+
+
+async def test_an_outer_step_is_made_in_a_worker_that_cannot_import_any_more(tmp_path):
+    (tmp_path / "empty").touch()
+    recipe = ONE_ROUND.model_copy(update={"outer": Outer(method="fedadam", lr="0.01")})
+    theta = initial(recipe)
+    delta = {name: torch.full_like(tensor, 0.01) for name, tensor in theta.items()}
+    packed, _ = compress.pack(delta, recipe.compression, None)
+    made = outer.step(recipe.outer, theta, outer.start(recipe.outer, theta), [(640, delta)])
+    worker = await WorkerProcess.start(
+        "kinds.training_worker", Limits(200 * 10**6), readable=[tmp_path], arena_bytes=16 * 2**20
+    )
+    await worker.load("outer", "outer", tmp_path / "empty", [])
+    await worker.open("outer", "s", {"recipe": recipe.pack(), "round": 0})
+    for edge, data, said in (("theta", state.pack(theta), {}), ("update", packed, {"at": 0, "weight": 640})):
+        frame = Frame(edge, 0, (Array("uint8", (len(data),), data),), {**said, "end": True})
+        await worker.receive("outer", "s", frame)
+    (said,) = await worker.receive("outer", "s", Frame("step", 0))
+    assert said.meta["root"] == stepped.root(recipe.outer, *made).hex()
+    for what, expected in zip(("theta", "momenta"), made, strict=True):
+        frames = await worker.receive("outer", "s", Frame("after", 0, (), {"what": what}))
+        assert b"".join(bytes(one.tensors[0].data) for one in frames) == state.pack(expected)
+    await worker.stop()
+
+
+async def test_what_is_carried_goes_in_and_out_of_a_worker(tmp_path):
+    recipe = ONE_ROUND.model_copy(
+        update={"rounds": 4, "compression": Compression(method="int4", fragments=2, error_feedback="1.0")}
+    )
+    (tmp_path / "empty").touch()
+    worker = await WorkerProcess.start(
+        "kinds.training_worker", Limits(200 * 10**6), readable=[tmp_path], arena_bytes=16 * 2**20
+    )
+    await worker.load("trainer", "trainer", tmp_path / "empty", [])
+    shard, theta, trainer = split(dataset(), 1, recipe).shards[0], initial(recipe), Trainer(recipe)
+    begun, brought = None, b""
+    for round_ in range(2):
+        await worker.open("trainer", "s", {"recipe": recipe.pack(), "round": round_, "index": 0, "steps": recipe.steps})
+        await put(worker, "theta", state.pack(theta))
+        await put(worker, "shard", shard.packed)
+        if brought:
+            await put(worker, "carried", brought)
+        for seq in range(2):
+            await worker.receive("trainer", "s", Frame("train", seq))
+        end = trainer.snapshot(carried.beginning(theta, begun), shard, round_, 0, recipe.steps)
+        wanted, after = carried.send(recipe, round_, carried.moved(theta, end.theta), begun)
+        assert await joined(worker, "update") == wanted
+        assert await joined(worker, "reveal", segment=2) == (brought or carried.EMPTY)
+        begun, brought = after, await joined(worker, "carry")
+        assert brought == carried.packed(after)
+        await worker.close("trainer", "s")
     await worker.stop()

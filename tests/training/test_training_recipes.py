@@ -18,10 +18,13 @@ from nodewire.protocol import round as rounds
 from nodewire.protocol.delivery import Progress
 from nodewire.protocol.recipe import Recipe
 from nodewire.provider.training.run import ShardRun
+from nodewire.store.blobs import Blobs
 from nodewire.train import bare, directory, start, state
+from nodewire.verify.retraining import Retraining
+from nodewire.verify.transcript import check
 from tests.training import models, small_market
 from tests.training.models import Given
-from tests.training.small_market import provider, train
+from tests.training.small_market import Local, provider, train
 
 torch.set_num_threads(1)
 
@@ -171,6 +174,31 @@ async def test_frozen_weights_that_are_others_than_sealed_are_not_trained_on(mar
     refused = [feedback.parse(event).text for event in said if event.tag("status") == "error"]
     assert refused and set(refused) == {"bad-hash"}
     assert not any(event.kind == 6840 for event in said)
+
+
+@pytest.mark.parametrize("name", ["bpe-decoder-lora", "encoder-tuned"])
+async def test_what_providers_carry_of_a_model_from_a_start_is_the_bare_loops(market, tmp_path, name):
+    packing = {"method": "int4", "error_feedback": "1.0", "fragments": 2}
+    given = models.given(name, tmp_path / "files", rounds=3, outer=DILOCO, compression=packing)
+    async with provider(market, "ada", families=FAMILIES), provider(market, "bea", families=FAMILIES):
+        done, weights = await train(market, "dora", given.recipe, data=given.data, start=given.start)
+    assert weights == expected(given)
+    assert done.failures == ()
+
+
+@pytest.mark.parametrize("name", ["bpe-decoder-tuned", "encoder-lora"])
+async def test_a_transcript_of_a_model_from_a_start_comes_out_again(market, tmp_path, name):
+    given = models.given(name, tmp_path / "files", outer=DILOCO)
+    async with provider(market, "ada", families=FAMILIES), provider(market, "bea", families=FAMILIES):
+        await train(market, "dora", given.recipe, data=given.data, start=given.start)
+    reading = check(market.transcript)
+    program = tmp_path / "recipe"
+    program.write_bytes(given.recipe.pack())
+    async with Blobs([], market.folder / "dora" / "blobs") as blobs:
+        again = Retraining(reading, Local(), blobs, data=given.data, start=given.start, segments="all")
+        await again.run(program)
+    assert reading.faults == []
+    assert again.computed == 4
 
 
 def expected_before(given: Given) -> bytes:

@@ -11,7 +11,9 @@ from pathlib import Path
 import orjson
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from nodewire.cli import app
 from nodewire.errors import BadSignature, TooLarge
 from nodewire.nostr import event as events
 from nodewire.nostr.keys import Keys
@@ -259,3 +261,41 @@ async def test_other_data_are_named(stage, tmp_path):
         await Retraining(reading, Local(), blobs, data=data, segments="drawn").run(program)
     assert {fault.step for fault in reading.faults} == {"segment", "loss"}
     assert orjson.dumps([fault.reason for fault in reading.faults]).count(b"not those") == 6
+
+
+def configured(stage: Stage) -> Path:
+    """A customer's file, with the stores that the training's blobs are cached in."""
+    config = stage.folder / "customer.toml"
+    (stage.folder / "wallet.token").write_text("none")
+    config.write_text(
+        f'''
+key = "{stage.folder}/dora/key"
+relays = ["ws://127.0.0.1:1"]
+blossom = ["http://127.0.0.1:1"]
+committee = "38841:{"0" * 64}:none"
+state = "{stage.folder}/dora"
+private_endpoints = true
+[wallet]
+url = "http://127.0.0.1:1"
+token_file = "{stage.folder}/wallet.token"
+'''
+    )
+    return config
+
+
+def audited(*args: object) -> tuple[int, dict]:
+    result = CliRunner().invoke(app, ["audit", *map(str, args), "--json"])
+    return result.exit_code, orjson.loads(result.stdout)
+
+
+def test_the_command_computes_a_training_again_in_a_worker(stage):
+    path = stage.folder / "transcript.json"
+    path.write_text(stage.transcript.to_json())
+    code, said = audited(path, "--config", configured(stage), "--data", stage.folder / "data")
+    assert (code, said["ok"], said["computed"], said["faults"]) == (0, True, 6, [])
+    code, said = audited(path)
+    assert (code, said["ok"], said["recomputed"]) == (0, True, False)
+    path.write_text(a_weight_changed(stage).to_json())
+    code, said = audited(path, "--config", configured(stage))
+    assert (code, said["ok"], said["recomputed"]) == (1, False, False)
+    assert [fault["step"] for fault in said["faults"]] == ["weight"]

@@ -56,11 +56,18 @@ async def publish(course: Course, round_: int) -> None:
         taken = {work.provider for work in state.works if work.status not in ("idle", "missed")}
         last = {known: request for known, request in state.paid_last.items() if known not in taken}
         made, small = [], await _small(course, state.theta)
+        # Who makes outer steps fetches weights and results from servers.
+        shown, most = (None, 0) if course.buys_steps else (small, inline.MAX_BYTES)
         for previous, some in choosing.grouped(dealt, last):
             ask = Ask(
-                round_, [(index, dealt[index]) for index in some], steps, previous, carrying.left(state, dealt, some)
+                round_,
+                [(index, dealt[index]) for index in some],
+                steps,
+                previous,
+                carrying.left(state, dealt, some),
+                most,
             )
-            made.append(await course.requests.make(ask, market, state.theta, state.shards, state.start, small))
+            made.append(await course.requests.make(ask, market, state.theta, state.shards, state.start, shown))
         if small is not None and any(rounds.parse(events.parse(one.event)).theta is None for one in made):
             await course.session.blobs.put(small)  # so many shards stand in a request that there is no room
         if not set(dealt) <= set(_idle(course, round_)):

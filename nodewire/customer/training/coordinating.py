@@ -185,10 +185,28 @@ class Coordinator:
 
     async def step(self, round_: int, counted: Sequence[Counted] | None = None) -> int:
         """The outer step of these results, or all of the round; the held-out loss after it, in millionths."""
-        meta: Meta = {}
-        if counted is not None:
-            meta = {"counted": ",".join(f"{c.index}:{c.request if c.round < round_ else ''}" for c in counted)}
+        meta: Meta = {} if counted is None else {"counted": _which(round_, counted)}
         (said,) = await self._worker.receive(TASK, _SESSION, Frame("step", round_, (), meta))
+        return await self._stepped(round_, said)
+
+    async def momenta(self) -> Sealed:
+        """The outer optimizer's momenta as they are, sealed and uploaded."""
+        return await self._seal(await self._pieces("momenta", {}))
+
+    async def bought(self, what: str, path: Path, key: str, sha256: str) -> None:
+        """Take theta or momenta after a step of another's. Raises BadCiphertext, BadHash, TooLarge: its fault."""
+        await self._put("bought", sealed.unseal(path, key), {"what": what}, sha256)
+
+    async def check(self, round_: int, counted: Sequence[Counted], seed: bytes, root: str) -> tuple[bool, str, int]:
+        """Take a bought step over if it is right: whether it is, if not, why, and the held-out loss in millionths."""
+        meta: Meta = {"round": round_, "counted": _which(round_, counted), "seed": seed, "root": root}
+        (said,) = await self._worker.receive(TASK, _SESSION, Frame("check", 0, (), meta))
+        if not said.meta["fine"]:
+            return False, str(said.meta["reason"]), 0
+        return True, "", await self._stepped(round_, said)
+
+    async def _stepped(self, round_: int, said: Frame[Array]) -> int:
+        """Keep the momenta for a crash; the loss that was said."""
         loss = said.meta["loss"]
         if not isinstance(loss, int):
             raise WorkerFailed("step", "an answer that is none")
@@ -236,3 +254,8 @@ class Coordinator:
             file.flush()
             ref = await self._blobs.put(Path(file.name))
         return Sealed(ref.sha256, ref.bytes, key, digest.hexdigest())
+
+
+def _which(round_: int, counted: Sequence[Counted]) -> str:
+    """What a step is made of, as the worker reads it."""
+    return ",".join(f"{one.index}:{one.request if one.round < round_ else ''}" for one in counted)

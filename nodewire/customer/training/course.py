@@ -34,6 +34,7 @@ class Course:
         *,
         shards: int,
         budget_msat: int,
+        buys_steps: bool = False,
         on_change: OnChange | None = None,
     ) -> None:
         self.session = session
@@ -44,6 +45,8 @@ class Course:
         self.requests = requests
         self.shards = shards
         self.budget_msat = budget_msat
+        self.buys_steps = buys_steps
+        """Whether outer steps are asked for on the market."""
         self.on_change = on_change or (lambda state, event, provider: None)
         self.state = State()
         self.changed = asyncio.Event()

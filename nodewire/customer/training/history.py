@@ -6,9 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Self
 
-from nodewire.customer.training.machine import Delivered, Event, Opened, Paid, Stepped
+from nodewire.customer.training.machine import Audited, Delivered, Event, Opened, Paid, Stepped
+from nodewire.errors import NodewireError
 from nodewire.nostr import event as events
+from nodewire.nostr import nip44
+from nodewire.nostr.keys import Keys
 from nodewire.protocol import delivery
+from nodewire.protocol.audit import Showing
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +25,7 @@ class Point:
     up_bytes: int
     """Ciphertexts of shards and weights, each counted once, on however many servers it is put."""
     down_bytes: int
-    """Ciphertexts of results; what audits have shown is not among them."""
+    """Ciphertexts of results and, if the history has the customer's keys, of what audits have shown."""
     paid_msat: int
     fees_msat: int
 
@@ -35,10 +39,12 @@ class History:
     paid_msat: int = 0
     fees_msat: int = 0
     points: list[Point] = field(default_factory=list)
+    keys: Keys | None = None
+    """The customer's: only they open what an audit's answer cites."""
 
     @classmethod
-    def of(cls, events_: Iterable[Event]) -> Self:
-        made = cls()
+    def of(cls, events_: Iterable[Event], keys: Keys | None = None) -> Self:
+        made = cls(keys=keys)
         for event in events_:
             made.take(event)
         return made
@@ -49,6 +55,8 @@ class History:
                 self.up_bytes += sum(shard.bytes for shard in shards) + theta.bytes
             case Delivered():
                 self.down_bytes += delivery.parse(events.parse(event.event)).blob.bytes
+            case Audited() if event.answer and self.keys:
+                self.down_bytes += _shown_bytes(event.answer, self.keys)
             case Paid():
                 self.paid_msat += event.amount_msat
                 self.fees_msat += event.fee_msat
@@ -56,3 +64,13 @@ class History:
                 now = self.up_bytes, self.down_bytes, self.paid_msat, self.fees_msat
                 self.points.append(Point(round_, loss / 1_000_000, *now))
                 self.up_bytes += theta.bytes
+
+
+def _shown_bytes(answer: str, keys: Keys) -> int:
+    """Of the snapshots that an answer cites; 0 for one that failed its audit because it cannot be read."""
+    event = events.parse(answer)
+    try:
+        said = nip44.decrypt(event.content, nip44.conversation_key(keys, event.pubkey))
+        return sum(one.blob.bytes for one in Showing.parse(said).shown)
+    except NodewireError:
+        return 0

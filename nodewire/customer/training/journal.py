@@ -25,6 +25,7 @@ from nodewire.customer.training.machine import (
     Row,
     Sealed,
     Stepped,
+    StepPublished,
 )
 from nodewire.errors import BadConfig
 
@@ -90,7 +91,11 @@ def _event(type_: str, data: dict[str, Any]) -> Event:
         data["theta"] = Sealed(**data["theta"])
     if cls is Closed:
         data["results"] = tuple(tuple(key) for key in data["results"])
-    if cls is Stepped:
+    if cls is StepPublished:
+        data["row"] = Row(**data["row"])
+    if cls in (Stepped, StepPublished):
+        momenta = data.get("momenta")
+        data["momenta"] = Sealed(**momenta) if momenta else None
         data["counted"] = tuple(Counted(**one) for one in data.get("counted", ()))
     event: Event = cls(**data)
     return event

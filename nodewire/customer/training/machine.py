@@ -204,6 +204,39 @@ class Stepped:
     theta: Sealed
     counted: tuple[Counted, ...] = ()
     """In the order in which they were added up."""
+    request: str = ""
+    """If another has made it, of its request; it was checked, and its balance is owed."""
+    provider: str = ""
+    momenta: Sealed | None = None
+    """The outer optimizer's, as that provider has sealed them."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepsBy:
+    """Who makes outer steps from now on: a provider (`bought`), or this customer."""
+
+    bought: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepPublished:
+    """The request (8842) for a round's outer step is signed and goes out. `event` is its JSON."""
+
+    round: int
+    request: str
+    event: str
+    row: Row
+    counted: tuple[Counted, ...]
+    """What the step is to be made of."""
+    momenta: Sealed | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepHere:
+    """Nobody is found for the outer step of this round: it is made here."""
+
+    round: int
+    reason: str
 
 
 Event = (
@@ -221,6 +254,9 @@ Event = (
     | Missed
     | Sufficed
     | Stepped
+    | StepsBy
+    | StepPublished
+    | StepHere
 )
 
 
@@ -303,7 +339,30 @@ class Step:
     round: int
 
 
-Action = Publish | Call | Await | Linger | Fetch | Judge | Close | Audit | Pay | Step
+@dataclass(frozen=True, slots=True)
+class BuyStep:
+    """Find a provider for the outer step and ask it."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitStep:
+    """Wait for an outer step as long as makes sense."""
+
+    request: str
+    provider: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckStep:
+    """Get an outer step, compute a part of it again, and take it over."""
+
+    request: str
+    provider: str
+
+
+Action = Publish | Call | Await | Linger | Fetch | Judge | Close | Audit | Pay | Step | BuyStep | AwaitStep | CheckStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +378,31 @@ class Work:
     excluded: frozenset[str] = frozenset()
     afresh: bool = False
     """Its provider has lost what it carried, and is asked to begin this round with nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outer:
+    """The outer step of the present round, where such steps are `bought`."""
+
+    bought: bool = False
+    status: Literal["idle", "asked", "working", "delivered"] = "idle"
+    provider: str = ""
+    """Who makes it, or made the last one."""
+    request: str = ""
+    result: str = ""
+    """The result event's JSON."""
+    counted: tuple[Counted, ...] = ()
+    """What it is made of."""
+    momenta: Sealed | None = None
+    """Before this round's step; None before the first one, and where they stand on no server."""
+    lost_by: frozenset[str] = frozenset()
+    """Who has failed it in this round."""
+    here: bool = False
+    """This round's is made by the customer."""
+    took_ms: tuple[int, ...] = ()
+
+    def is_of(self, request: str, provider: str) -> bool:
+        return self.status != "idle" and (self.request, self.provider) == (request, provider)
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,6 +461,8 @@ class State:
     step_us: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """By provider, microseconds a step that its newest results took, request and delivery included."""
 
+    outer: Outer = Outer()
+
     @property
     def is_trained(self) -> bool:
         return self.rounds > 0 and self.round >= self.rounds
@@ -393,6 +479,8 @@ class State:
     def committed_msat(self) -> int:
         """What was paid, is owed, or will be if what is under way turns out well."""
         open_ = {(work.request, work.provider) for work in (*self.works, *self.late) if work.request}
+        if self.outer.status != "idle":
+            open_.add((self.outer.request, self.outer.provider))
         total = 0
         for key, debt in self.debts.items():
             total += debt.row.deposit_msat if debt.deposit != "none" or key in open_ else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nodewire.customer.training import outer_machine
 from nodewire.customer.training.machine import (
     Action,
     Audit,
@@ -14,7 +15,6 @@ from nodewire.customer.training.machine import (
     Pay,
     Publish,
     State,
-    Step,
 )
 from nodewire.protocol.round import BALANCE, DEPOSIT
 
@@ -22,11 +22,13 @@ from nodewire.protocol.round import BALANCE, DEPOSIT
 def pending(state: State) -> list[Action]:
     """All that is to be done now, the present round first; what has been begun is still among it until it is done."""
     actions: list[Action] = []
+    whole = False
     if not state.is_trained:
         idle = tuple(work.index for work in state.works if work.status == "idle")
         # A coordinator keeps what audits need for some rounds: those that it would forget come first.
         late = any(debt.balance == "held" and debt.round <= state.round - state.kept for debt in state.debts.values())
-        if idle and not late and not state.is_quorate:
+        # While a bought step is under way, the results that it is made of stay at hand.
+        if idle and not late and not state.is_quorate and state.outer.status == "idle":
             actions.append(Publish(state.round, idle))
         for work in state.works:
             match work.status:
@@ -39,9 +41,11 @@ def pending(state: State) -> list[Action]:
         waited = [work for work in state.works if work.status != "missed"]
         if state.is_quorate and all(work.status in ("received", "accepted") for work in waited):
             waiting = tuple((work.request, work.provider) for work in waited if work.status == "received")
-            actions.append(Judge(state.round, waiting) if waiting else Step(state.round))
+            whole = not waiting
+            actions.extend([Judge(state.round, waiting)] if waiting else outer_machine.steps(state))
         elif state.is_quorate and not state.is_enough:
             actions.append(Linger(state.round))
+        actions.extend(outer_machine.under_way(state))
     for work in state.late:
         match work.status:
             case "asked" | "working":
@@ -51,7 +55,6 @@ def pending(state: State) -> list[Action]:
             case "received" if (round_ := state.debts[work.request, work.provider].round) < state.round:
                 actions.append(Judge(round_, ((work.request, work.provider),)))
     unclosed = {debt.round for debt in state.debts.values() if debt.balance == "held" and not debt.close}
-    whole = Step(state.round) in actions
     actions += [Close(round_) for round_ in sorted(unclosed) if round_ < state.round or whole]
     for (request, provider), debt in state.debts.items():
         if debt.deposit == "owed":

@@ -13,7 +13,7 @@ from nodewire.errors import BadHash, BadInput, NodewireError, TooLarge
 from nodewire.nostr import event as events
 from nodewire.nostr import nip44
 from nodewire.nostr.subscription import Subscription
-from nodewire.protocol import delivery, feedback, kinds
+from nodewire.protocol import delivery, feedback, kinds, outer
 from nodewire.protocol.audit import Showing
 from nodewire.protocol.delivery import Delivered as Opening
 from nodewire.protocol.delivery import Progress
@@ -65,14 +65,15 @@ async def fetched(course: Course, request: str, provider: str, result: str) -> t
 
 
 def opened(course: Course, delivered: delivery.Delivery) -> Opening:
-    return Opening.parse(_decrypted(course, delivered.ciphertext, delivered.provider))
+    return Opening.parse(decrypted(course, delivered.ciphertext, delivered.provider))
 
 
 def shown(course: Course, answer: events.Event) -> Showing:
-    return Showing.parse(_decrypted(course, answer.content, answer.pubkey))
+    return Showing.parse(decrypted(course, answer.content, answer.pubkey))
 
 
-def _decrypted(course: Course, ciphertext: str, provider: str) -> str:
+def decrypted(course: Course, ciphertext: str, provider: str) -> str:
+    """What a provider tells this customer alone."""
     return nip44.decrypt(ciphertext, nip44.conversation_key(course.session.keys, provider))
 
 
@@ -107,7 +108,7 @@ def _heard(course: Course, event: events.Event) -> None:
                 answer.set_result(event)
         return
     if event.kind != kinds.FEEDBACK:
-        delivery.parse(event)
+        (outer.parse_result if event.kind == kinds.result_of(kinds.OUTER) else delivery.parse)(event)
         course.take(Delivered(request, event.pubkey, event.to_json(), _took_ms(course, request, event)))
         return
     said = feedback.parse(event)
@@ -122,7 +123,7 @@ def _heard(course: Course, event: events.Event) -> None:
         case "error" | "busy":
             course.take(Lost(request, event.pubkey, said.text or said.status))
         case "partial":
-            progress = Progress.parse(_decrypted(course, said.ciphertext, event.pubkey))
+            progress = Progress.parse(decrypted(course, said.ciphertext, event.pubkey))
             course.on_change(course.state, progress, event.pubkey)
         case "success":
             return

@@ -8,12 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nodewire.customer.training.machine import Published, Row, Sealed
+from nodewire.errors import TooLarge
 from nodewire.nostr import event as events
 from nodewire.nostr import nip13
+from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
-from nodewire.protocol import inline
+from nodewire.protocol import inline, kinds, outer
 from nodewire.protocol import round as rounds
 from nodewire.protocol.manifest import BlobRef
+from nodewire.protocol.outer import Input, Optimization, OuterTicket
 from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.round import Assigned, Round, RoundTicket, work_gflop
 from nodewire.protocol.trainer import Trainer
@@ -32,6 +35,17 @@ class Ask:
     previous: str | None
     carried: Mapping[int, str] = field(default_factory=dict)
     """By shard, what its provider carries on from the round before."""
+    inline: int = inline.MAX_BYTES
+    """The longest result that may stand in its own event."""
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """A result that an outer step is made of; `key` and `sha256` open its update."""
+
+    input: Input
+    key: str
+    sha256: str
 
 
 class Requests:
@@ -100,17 +114,11 @@ class Requests:
             shards=tuple(assigned),
             previous=ask.previous,
             deadline_s=recipe.deadline,
-            inline=inline.MAX_BYTES,
+            inline=ask.inline,
         )
         tags, content = rounds.tags_and_content(round_, relays=self._relays, theta=inline_theta)
-        now_s = int(time.time())
         bits = max(market[provider].pow_bits for _, provider in ask.dealt)
-        if bits:
-            mined = await asyncio.to_thread(
-                nip13.mine, self._keys.public, self._kind, bits, created_at=now_s, content=content, tags=tags
-            )
-            tags = [list(tag) for tag in mined]
-        event = events.sign(self._keys, self._kind, created_at=now_s, content=content, tags=tags)
+        event = await self._signed(self._kind, tags, content, bits)
         rows = tuple(
             Row(
                 index=one.index,
@@ -125,3 +133,61 @@ class Requests:
             for one, ticket in zip(assigned, tickets, strict=True)
         )
         return Published(ask.round, event.id, event.to_json(), rows)
+
+    async def make_step(
+        self, round_: int, used: Sequence[Used], ad: tuple[str, Trainer], theta: Sealed, momenta: Sealed | None
+    ) -> tuple[Event, Row]:
+        """The signed request for a round's outer step, and what is agreed on with its provider.
+
+        Raises:
+            TooLarge: it does not fit into an event, or its ticket not into a wrap.
+            BadInput: more results than one request takes.
+        """
+        recipe, (provider, trainer) = self._recipe, ad
+        ticket = OuterTicket.from_document(
+            {
+                "v": 1,
+                "request": _UNKNOWN,
+                "salt": self._salt,
+                "recipe": recipe.document(),
+                "theta_key": theta.key,
+                "theta_sha256": theta.plain_sha256,
+                "momenta_key": momenta.key if momenta else None,
+                "momenta_sha256": momenta.plain_sha256 if momenta else None,
+                "opens": [(one.key, one.sha256) for one in used],
+            }
+        )
+        gflop = outer.work_gflop(recipe, len(used))
+        price_msat = trainer.price_msat(gflop)
+        step = Optimization(
+            job=self.job,
+            round=round_,
+            seal=rounds.seal_of(recipe.digest(), self._salt),
+            provider=provider,
+            theta=BlobRef(sha256=theta.sha256, bytes=theta.bytes),
+            momenta=BlobRef(sha256=momenta.sha256, bytes=momenta.bytes) if momenta else None,
+            inputs=tuple(one.input for one in used),
+            gflop=gflop,
+            price_msat=price_msat,
+            deposit_msat=trainer.deposit_msat(price_msat),
+            ticket=ticket.seal(),
+            deadline_s=recipe.deadline,
+        )
+        tags, content = outer.tags_and_content(step, relays=self._relays)
+        opened = ticket.model_copy(update={"request": step.ticket}).to_json()
+        if len(opened) > OuterTicket.MAX_BYTES or len(content) > Optimization.MAX_BYTES:
+            raise TooLarge("inputs", f"{len(used)} are too many for a ticket")
+        event = await self._signed(kinds.OUTER, tags, content, trainer.pow_bits)
+        ticket = ticket.model_copy(update={"request": event.id})
+        row = Row(0, provider, 0, step.deposit_msat, step.balance_msat, trainer.lnurl, ticket.to_json())
+        return event, row
+
+    async def _signed(self, kind: int, tags: list[list[str]], content: str, bits: int) -> Event:
+        """The event, with as much NIP-13 work as is asked for."""
+        now_s = int(time.time())
+        if bits:
+            mined = await asyncio.to_thread(
+                nip13.mine, self._keys.public, kind, bits, created_at=now_s, content=content, tags=tags
+            )
+            tags = [list(tag) for tag in mined]
+        return events.sign(self._keys, kind, created_at=now_s, content=content, tags=tags)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 
-from nodewire.customer.training import asking, auditing, closing, credit, lateness, paying, receiving
+from nodewire.customer.training import asking, auditing, closing, credit, paying, receiving, stepping
 from nodewire.customer.training.course import Course
 from nodewire.customer.training.machine import (
     Action,
     Audit,
     Await,
+    AwaitStep,
+    BuyStep,
     Call,
+    CheckStep,
     Close,
     Fetch,
     Judge,
@@ -21,7 +24,7 @@ from nodewire.customer.training.machine import (
     Publish,
     State,
     Step,
-    Stepped,
+    StepsBy,
 )
 from nodewire.customer.training.pending import pending
 from nodewire.customer.training.transitions import apply
@@ -53,8 +56,10 @@ class Rounds:
             await self._open()
         else:
             await self._resume()
+        course.take(StepsBy(course.buys_steps))
         mine = {"p": frozenset({course.session.keys.public})}
-        results = frozenset({kinds.FEEDBACK, kinds.result_of(course.kind), kinds.result_of(kinds.VERIFICATION)})
+        answered = (course.kind, kinds.OUTER, kinds.VERIFICATION)
+        results = frozenset({kinds.FEEDBACK, *map(kinds.result_of, answered)})
         since = int(course.journal.fact("since", str(int(time.time()) - 5)))
         following = Filter(kinds=results, tags=mine, since=since)
         try:
@@ -97,6 +102,8 @@ class Rounds:
         for work in state.works:
             if work.status == "asked":
                 await course.session.pool.publish(events.parse(state.requests[work.request]))
+        if state.outer.status == "asked":
+            await course.session.pool.publish(events.parse(state.requests[state.outer.request]))
 
     async def _restore(self) -> None:
         """Weights, momenta and results of the present round into the coordinator, and late results."""
@@ -112,7 +119,7 @@ class Rounds:
         wanted = credit.without_put_off(pending(self._course.state), self._course.state)
         for action in list(self._running):
             task = self._running[action]
-            if action not in wanted and isinstance(action, Call | Await | Linger):
+            if action not in wanted and isinstance(action, Call | Await | Linger | AwaitStep):
                 task.cancel()
             if task.done() or task.cancelling():
                 del self._running[action]
@@ -144,14 +151,12 @@ class Rounds:
             case Pay(request, provider, part):
                 await paying.pay(course, request, provider, part)
             case Step(round_):
-                await self._step(round_)
-
-    async def _step(self, round_: int) -> None:
-        course = self._course
-        counted = lateness.counted(course.state)
-        loss = await course.coordinator.step(round_, counted)
-        theta = await course.coordinator.theta()
-        if set(counted) <= set(lateness.counted(course.state)):
-            course.take(Stepped(round_, loss, theta, counted))
-        else:  # one of them was found out meanwhile, by the audit of a round before
-            await self._restore()
+                if not await stepping.here(course, round_):
+                    await self._restore()
+            case BuyStep(round_):
+                await stepping.buy(course, round_)
+            case AwaitStep(request, provider):
+                await stepping.wait(course, request, provider)
+            case CheckStep(request, provider):
+                if not await stepping.check(course, request, provider):
+                    await self._restore()

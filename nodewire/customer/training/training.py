@@ -49,6 +49,7 @@ async def train(
     *,
     shards: int,
     budget_msat: int,
+    buys_steps: bool = False,
     on_begin: Callable[[Course], None] | None = None,
     on_change: OnChange | None = None,
     start: Path | None = None,
@@ -57,6 +58,7 @@ async def train(
     """Buy all of a recipe's rounds on `shards` shards of the data in a folder.
 
     Args:
+        buys_steps: whether outer steps are bought, too (8842), as far as the budget has room for them.
         on_begin: told before anything happens, when earlier runs stand in the course's journal.
         start: the folder (or safetensors file) with what the recipe cites: weights, and tokenizer.json.
         model: a folder where what was trained is written as Hugging Face lays it out, adapters merged; may be missing.
@@ -96,6 +98,7 @@ async def train(
             requests,
             shards=shards,
             budget_msat=budget_msat,
+            buys_steps=buys_steps,
             on_change=on_change,
         )
         if on_begin is not None:
@@ -110,7 +113,7 @@ async def train(
             state,
             sum(one.paid_msat for one in spent),
             sum(one.fees_msat for one in spent),
-            History.of(journal.events()),
+            History.of(journal.events(), session.keys),
             await transcribe(course, journal.fact("salt", "")),
         )
 

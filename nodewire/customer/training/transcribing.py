@@ -25,6 +25,7 @@ async def transcribe(course: Course, salt: str) -> Transcript:
     """All that happened so far, signed; after at least one outer step."""
     requests: dict[str, machine.Published] = {}
     delivered: dict[tuple[str, str], str] = {}
+    steps: set[str] = set()
     closes, asks, answers, payments, made = [], [], [], [], []
     recipe, before, shards = course.recipe, "", 0
     for event in course.journal.events():
@@ -33,6 +34,10 @@ async def transcribe(course: Course, salt: str) -> Transcript:
                 before, shards = event.theta.plain_sha256, len(event.shards)
             case machine.Published():
                 requests[event.request] = event
+            case machine.StepPublished():
+                steps.add(event.request)  # a step is made again from its results, whoever made it
+            case machine.Delivered() | machine.Paid() if event.request in steps:
+                continue
             case machine.Delivered():
                 delivered.setdefault((event.request, event.provider), event.event)
             case machine.Closed():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodewire.customer.training import lateness
+from nodewire.customer.training import lateness, outer_machine
 from nodewire.customer.training.lateness import Worked
 from nodewire.customer.training.machine import (
     Audited,
@@ -22,7 +22,10 @@ from nodewire.customer.training.machine import (
     Published,
     Received,
     State,
+    StepHere,
     Stepped,
+    StepPublished,
+    StepsBy,
     Sufficed,
     Work,
 )
@@ -61,6 +64,8 @@ def apply(event: Event, state: State) -> State:
             return lateness.spared(replace(state, is_enough=True))
         case Stepped():
             return _stepped(event, state)
+        case StepsBy() | StepPublished() | StepHere():
+            return outer_machine.applied(event, state)
         case Paid(request, provider, part, _, _):
             debt = state.debts[request, provider]
             debt = replace(debt, deposit="paid") if part == DEPOSIT else replace(debt, balance="paid")
@@ -69,6 +74,8 @@ def apply(event: Event, state: State) -> State:
             return _closed(event, state)
         case Audited():
             return lateness.spared(_audited(event, state))
+    if state.outer.is_of(event.request, event.provider):
+        return outer_machine.after(event, state)
     work = state.work(event.request, event.provider)
     if work is None:
         return state
@@ -82,7 +89,7 @@ def _stepped(event: Stepped, state: State) -> State:
         return state
     if not state.is_quorate or any(work.status not in ("accepted", "missed") for work in state.works):
         raise NotAllowed("Stepped", "before enough shards were accepted")
-    return replace(
+    following = replace(
         state,
         round=event.round + 1,
         theta=event.theta,
@@ -93,6 +100,7 @@ def _stepped(event: Stepped, state: State) -> State:
         late=tuple(work for work in state.late if work.status != "accepted"),
         counted=event.counted,
     )
+    return outer_machine.stepped(event, following)
 
 
 def _published(event: Published, state: State) -> State:

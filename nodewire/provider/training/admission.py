@@ -12,11 +12,14 @@ from nodewire.nostr.event import Event
 from nodewire.pay.debts import Key
 from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
+from nodewire.protocol import kinds, outer, start
 from nodewire.protocol import round as rounds
-from nodewire.protocol import start
+from nodewire.protocol.outer import OuterRequest, OuterTicket
 from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.round import BALANCE, Assigned, RoundRequest, RoundTicket, work_gflop
 from nodewire.protocol.trainer import Trainer
+from nodewire.provider.training import outer_admission
+from nodewire.provider.training.outer_admission import AdmittedOuter
 from nodewire.store.sealed import sealed_bytes
 
 HEADER_BYTES = 256
@@ -59,7 +62,7 @@ class TrainingAdmission:
         self._kinds = job_kinds
         self._ledger = ledger
 
-    def glance(self, event: Event, now_s: float) -> RoundRequest:
+    def glance(self, event: Event, now_s: float) -> RoundRequest | OuterRequest:
         """What needs no ticket.
 
         Raises:
@@ -68,7 +71,7 @@ class TrainingAdmission:
             PaymentRequired: the customer let an earlier balance pass its time.
         """
         nip13.check(event, self._trainer.pow_bits)
-        request = rounds.parse(event)
+        request = outer.parse(event) if event.kind == kinds.OUTER else rounds.parse(event)
         if request.round.of(self._public) is None:
             raise NotAllowed("p", "this provider has no shard of it")
         if request.kind not in self._trainer.kinds or request.kind not in self._kinds:
@@ -117,6 +120,10 @@ class TrainingAdmission:
         if request.round.previous is None and not self.has_deposit(assigned):
             raise PaymentRequired("deposit_msat", f"{assigned.deposit_msat} is less than this provider's deposit")
         return Admitted(request, ticket, recipe, assigned, kind)
+
+    def check_outer(self, request: OuterRequest, ticket: OuterTicket) -> AdmittedOuter:
+        """The outer step, if this provider makes it. Raises as `outer_admission.check`."""
+        return outer_admission.check(request, ticket, self._public, self._trainer)
 
     def _check_start(self, request: RoundRequest, ticket: RoundTicket, recipe: Recipe) -> None:
         """That the frozen weights are there where an adapter needs them, and of the size that the recipe says."""

@@ -1,4 +1,5 @@
-"""The shards that a provider has taken, in SQLite: one that died begins them again, and asks for nothing twice."""
+"""The shards, and outer steps, that a provider has taken, in SQLite: one that died begins them again, and asks for
+nothing twice."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ from pathlib import Path
 from nodewire.errors import BadConfig
 from nodewire.nostr import event as events
 from nodewire.nostr.event import Event
+from nodewire.protocol import kinds
+from nodewire.protocol.outer import OuterTicket
 from nodewire.protocol.round import RoundTicket
 
 _SCHEMA = """
@@ -21,7 +24,7 @@ CREATE TABLE IF NOT EXISTS shards (
 @dataclass(frozen=True, slots=True)
 class KeptShard:
     event: Event
-    ticket: RoundTicket
+    ticket: RoundTicket | OuterTicket
     delivered: bool
 
 
@@ -41,7 +44,7 @@ class KeptShards:
     def close(self) -> None:
         self._db.close()
 
-    def begun(self, event: Event, ticket: RoundTicket, *, paid_before: bool = True) -> None:
+    def begun(self, event: Event, ticket: RoundTicket | OuterTicket, *, paid_before: bool = True) -> None:
         """Taken. On disk when this returns if a deposit is paid for it; otherwise a power failure may make this
         provider forget work that nobody has paid for yet (and the ledger knows what is due for)."""
         self._db.execute(f"PRAGMA synchronous = {'FULL' if paid_before else 'NORMAL'}")
@@ -57,4 +60,9 @@ class KeptShards:
     def all(self) -> list[KeptShard]:
         """Oldest first."""
         rows = self._db.execute("SELECT event, ticket, delivered FROM shards ORDER BY rowid")
-        return [KeptShard(events.parse(event), RoundTicket.parse(ticket), bool(done)) for event, ticket, done in rows]
+        return [_kept(events.parse(event), ticket, bool(done)) for event, ticket, done in rows]
+
+
+def _kept(event: Event, ticket: str, delivered: bool) -> KeptShard:
+    document = OuterTicket if event.kind == kinds.OUTER else RoundTicket
+    return KeptShard(event, document.parse(ticket), delivered)

@@ -5,35 +5,32 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Unpack
 
-from nodewire.errors import BadHash, NodewireError, NotAllowed, NotFound, PaymentRequired, WorkerFailed
+from nodewire.errors import Busy, NodewireError, NotAllowed, NotFound, WorkerFailed
 from nodewire.kind import Worker
 from nodewire.nostr import nip44
 from nodewire.nostr.event import Event
-from nodewire.nostr.keys import Keys
-from nodewire.pay.dues import Due
-from nodewire.pay.ledger import Ledger
-from nodewire.protocol import audit, closing, delivery, feedback, inline
+from nodewire.protocol import audit, closing, delivery, inline
 from nodewire.protocol.audit import Asked, Showing, Shown
 from nodewire.protocol.closing import Closed
 from nodewire.protocol.delivery import Delivered, Progress
 from nodewire.protocol.frame import Array, Frame, Meta
 from nodewire.protocol.manifest import BlobRef
-from nodewire.protocol.round import BALANCE, DEPOSIT
 from nodewire.provider.training.admission import Admitted
 from nodewire.provider.training.carried import NOTHING, CarriedFiles
 from nodewire.provider.training.made import MadeResults
+from nodewire.provider.training.paid import Open, PaidRun
 from nodewire.store import sealed
-from nodewire.store.blobs import Blobs
 
 log = logging.getLogger("nodewire.provider")
 TASK = "trainer"
 MAX_AUDITS = 3
-"""Of one shard's round: a customer that died may ask once more."""
+"""Times that snapshots of one shard's round are made, should that fail."""
+MAX_ASKED = 64
+"""Questions for them that are answered: a customer that died asks again, and finds what was said at its relays."""
 PROGRESS_S = 2.0
 """Between two words to the customer about how far it is."""
 TOGETHER_MS = 100
@@ -42,71 +39,30 @@ SOON_S = 0.5
 """After which a customer is told that work has begun."""
 ALIVE_S = 10.0
 """After so long without one it says that it is still at it."""
-_NEVER_S = 2**53 - 1
-"""A deposit that nobody pays is no debt: nothing was done for it."""
-
-Publish = Callable[[Event], Awaitable[None]]
 
 
-class ShardRun:
-    """Runs once. `paid` is told of every payment of the request by this provider's own wallet."""
+class ShardRun(PaidRun[Admitted]):
+    """A shard's training."""
 
-    def __init__(
-        self,
-        job: Admitted,
-        *,
-        keys: Keys,
-        blobs: Blobs,
-        ledger: Ledger,
-        publish: Publish,
-        folder: Path,
-        patience_s: float,
-        carried: CarriedFiles,
-        made: MadeResults,
-    ) -> None:
-        self.job = job
+    task = TASK
+
+    def __init__(self, job: Admitted, carried: CarriedFiles, made: MadeResults, **open_: Unpack[Open]) -> None:
+        super().__init__(job, **open_)
         self._carried = carried
         self._made = made
-        self._keys = keys
-        self._blobs = blobs
-        self._ledger = ledger
-        self._publish = publish
-        self._folder = folder
-        self._patience_s = patience_s
-        self._settled = asyncio.Condition()
-        self._conversation = nip44.conversation_key(keys, job.request.customer)
         self._said_s = 0.0
-        self._worker: Worker | None = None
-        """The one that has the session open."""
         self._revealing = asyncio.Lock()
-        self._audits = 0
+        self._audits = self._asked = 0
         self.committed: str | None = None
         """What was delivered commits to; None if nothing was, or not since this provider was started."""
         self._close: str | None = None
         self._answer: Event | None = None
         """To what was drawn: the same however often it is asked for."""
 
-    async def paid(self) -> None:
-        """Something of the request has been paid: the ledger knows what."""
-        async with self._settled:
-            self._settled.notify_all()
-
     async def deposit(self) -> None:
-        """Ask for the deposit, and return when this provider's own wallet has it.
-
-        Raises:
-            PaymentRequired: it is not paid within the patience.
-        """
-        amount_msat = self.job.assigned.deposit_msat
-        if not amount_msat:
-            return
-        key = self.job.key(DEPOSIT)
-        owed = self._ledger.owe(Due(key, self.job.request.customer, amount_msat, _NEVER_S))
-        if owed.state in ("settled", "receipted"):  # before this provider died
-            return
-        due = feedback.Due(DEPOSIT, 0, 1, amount_msat, self.job.assigned.ticket)
-        await self._say("payment-required", due=due)
-        await self._until_paid(DEPOSIT, self._patience_s)
+        """As of any work; where there is none, `train` says that it has begun unless it is done in a moment."""
+        if self.job.assigned.deposit_msat:
+            await super().deposit()
 
     async def train(self, worker: Worker) -> None:
         """Train and deliver; when this returns the balance is due.
@@ -129,13 +85,11 @@ class ShardRun:
             living.cancel()
         self._made.over(request)
 
-    async def close(self) -> None:
-        """Forget the shard."""
-        if self._worker is not None:
-            try:
-                await self._worker.close(TASK, self.job.request.id)
-            except NodewireError as error:
-                log.info("job %s: its worker ended before: %s", self.job.request.id[:8], error)
+    def check_asked(self) -> None:
+        """Count a question for snapshots, each of which costs a look at the relays. Raises Busy: too many."""
+        self._asked += 1
+        if self._asked > MAX_ASKED:
+            raise Busy("snapshots", f"asked for more than {MAX_ASKED} times")
 
     async def reveal(self, asked: Asked, closed: Closed, worker: Worker) -> None:
         """Show the customer the snapshots that the round's close draws, and no others; asked again, the same answer.
@@ -234,48 +188,6 @@ class ShardRun:
         if not said.meta["here"]:
             await self._feed(worker, "start", path, job.ticket.start_key, job.start_sha256)
 
-    async def balance(self) -> None:
-        """Return when the balance is paid.
-
-        Raises:
-            PaymentRequired: it is not, in its time.
-        """
-        if self.job.assigned.balance_msat:
-            due = self._ledger.due(self.job.key(BALANCE))
-            await self._until_paid(BALANCE, due.due_by_s - time.time())
-
-    async def refuse(self, error: NodewireError) -> None:
-        """Tell the customer that this came to nothing, and why."""
-        try:
-            await self._say("busy" if error.code == "busy" else "error", text=error.code)
-        except NodewireError as failure:
-            log.warning("feedback: %s", failure)
-
-    async def _until_paid(self, part: int, patience_s: float) -> None:
-        def is_paid() -> bool:
-            return self._ledger.due(self.job.key(part)).state in ("settled", "receipted")
-
-        try:
-            async with asyncio.timeout(max(0.0, patience_s)), self._settled:
-                await self._settled.wait_for(is_paid)
-        except TimeoutError as error:
-            what = "deposit" if part == DEPOSIT else "balance"
-            raise PaymentRequired(what, f"not paid within {patience_s:.0f} s") from error
-
-    async def _feed(self, worker: Worker, edge: str, path: Path, key: str, sha256: str) -> None:
-        """The blob's plaintext into the worker, piece by piece; nothing of it touches the disk. Raises BadHash."""
-        digest, pieces, seq = hashlib.sha256(), sealed.unseal(path, key), 0
-        piece: bytes | None = await asyncio.to_thread(next, pieces)
-        while piece is not None:
-            whole = len(piece) < sealed.SEGMENT_BYTES  # what is shorter is the last
-            following = None if whole else await asyncio.to_thread(next, pieces, None)
-            digest.update(piece)
-            if following is None and digest.hexdigest() != sha256:
-                raise BadHash(edge, "not what the ticket says")
-            frame = Frame(edge, seq, (Array("uint8", (len(piece),), piece),), {"end": following is None})
-            await worker.receive(TASK, self.job.request.id, frame)
-            piece, seq = following, seq + 1
-
     async def _live(self) -> None:
         """Say that the work has begun, unless it is done in a moment, and now and then that it goes on, where segments
         are long: a late one that is silent is given up."""
@@ -355,10 +267,7 @@ class ShardRun:
         else:
             blob = await self._blobs.put(update)
         self._check_time()
-        amount_msat = job.assigned.balance_msat
-        if amount_msat:
-            due_by_s = int(max(time.time(), request.created_at + request.round.deadline_s) + self._patience_s)
-            self._ledger.owe(Due(job.key(BALANCE), request.customer, amount_msat, due_by_s))
+        self._owe_balance()
         committed = made.commitment(self._keys.public, request.id, request.round.round, job.assigned.index)
         event = delivery.build(
             self._keys,
@@ -367,7 +276,7 @@ class ShardRun:
             request.customer,
             commitment=committed,
             blob=blob,
-            amount_msat=amount_msat,
+            amount_msat=job.assigned.balance_msat,
             ciphertext=nip44.encrypt(made.to_json(), self._conversation),
             created_at=int(time.time()),
             result=result,
@@ -376,13 +285,6 @@ class ShardRun:
             await self._blobs.put(result)
         self.committed = committed
         await self._publish(event)
-
-    async def _upload(self, pieces: Iterator[bytes]) -> BlobRef:
-        with tempfile.NamedTemporaryFile(dir=self._folder) as file:
-            for piece in pieces:
-                file.write(piece)
-            file.flush()
-            return await self._blobs.put(Path(file.name))
 
     async def _report(self, step: int, loss: int) -> None:
         """Say how far it is, now and then; a relay that does not take it stops nothing."""
@@ -393,20 +295,3 @@ class ShardRun:
             await self._say("partial", ciphertext=Progress(step=step, loss=loss).to_json())
         except NodewireError as error:
             log.info("job %s: progress: %s", self.job.request.id[:8], error)
-
-    async def _say(
-        self, status: feedback.Status, *, text: str = "", due: feedback.Due | None = None, ciphertext: str = ""
-    ) -> None:
-        request = self.job.request
-        event = feedback.build(
-            self._keys,
-            request.id,
-            request.customer,
-            status,
-            created_at=int(time.time()),
-            text=text,
-            due=due,
-            kind=request.kind,
-            ciphertext=nip44.encrypt(ciphertext, self._conversation) if ciphertext else "",
-        )
-        await self._publish(event)

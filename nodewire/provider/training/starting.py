@@ -11,9 +11,11 @@ from nodewire.kind import installed_training
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.pool import Pool
 from nodewire.pay.ledger import Ledger
+from nodewire.protocol import kinds
 from nodewire.protocol.trainer import Trainer
 from nodewire.provider.training.admission import TrainingAdmission
 from nodewire.provider.training.kept import KeptShards
+from nodewire.provider.training.outer_run import OUTER_TASK
 from nodewire.provider.training.run import TASK
 from nodewire.provider.training.training import Training
 from nodewire.store.blobs import Blobs
@@ -48,7 +50,8 @@ async def open_training(
     program.touch()
     make = maker(stack, config.worker.limits, folder)
     workers = [make(entry) for _ in range(train.concurrency)]
-    await asyncio.gather(*(worker.load(TASK, TASK, program, []) for worker in workers))
+    tasks = [OUTER_TASK] * (kinds.OUTER in train.kinds) + [TASK] * any(kind != kinds.OUTER for kind in train.kinds)
+    await asyncio.gather(*(worker.load(task, task, program, []) for worker in workers for task in tasks))
     kept = KeptShards(folder / "shards.db")
     stack.callback(kept.close)
     ad = _describe(config, train, keys.public, lnurl)

@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from nodewire.errors import Busy, NodewireError, NotFound, PaymentRequired
+from nodewire.errors import BadInput, Busy, NodewireError, NotFound, PaymentRequired
 from nodewire.kind import Worker
 from nodewire.nostr import nip59
 from nodewire.nostr.event import Event
@@ -18,15 +18,19 @@ from nodewire.nostr.nip01 import Filter
 from nodewire.nostr.pool import Pool
 from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
-from nodewire.protocol import audit, closing, delivery, feedback, kinds, trainer
+from nodewire.protocol import audit, closing, delivery, feedback, kinds, outer, trainer
 from nodewire.protocol import round as rounds
 from nodewire.protocol.audit import Asked
+from nodewire.protocol.outer import OuterRequest, OuterTicket
 from nodewire.protocol.round import RoundRequest, RoundTicket
 from nodewire.protocol.trainer import Trainer
 from nodewire.provider.training.admission import Admitted, TrainingAdmission
 from nodewire.provider.training.carried import CarriedFiles
 from nodewire.provider.training.kept import KeptShards
 from nodewire.provider.training.made import MadeResults
+from nodewire.provider.training.outer_admission import AdmittedOuter
+from nodewire.provider.training.outer_run import OuterRun
+from nodewire.provider.training.paid import Open
 from nodewire.provider.training.run import ShardRun
 from nodewire.store.blobs import Blobs
 
@@ -74,10 +78,10 @@ class Training:
         self._carried = CarriedFiles(folder / "carried", CARRIED_TIMES * ad.concurrency * ad.most_bytes)
         self._made = MadeResults(folder / "made")
         self._patience_s = patience_s
-        self._requests: dict[str, tuple[float, Event, RoundRequest]] = {}
-        self._tickets: dict[tuple[str, str], tuple[float, RoundTicket]] = {}
+        self._requests: dict[str, tuple[float, Event, RoundRequest | OuterRequest]] = {}
+        self._tickets: dict[tuple[str, str], tuple[float, RoundTicket | OuterTicket]] = {}
         """By request and author: anybody can read a request and send a ticket for it, which opens nothing."""
-        self._runs: dict[str, ShardRun] = {}
+        self._runs: dict[str, ShardRun | OuterRun] = {}
         self._seen: dict[str, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._refusing = 0
@@ -139,7 +143,8 @@ class Training:
         rumor = nip59.unwrap(event, self._keys)
         if rumor.kind != kinds.TICKET or not rounds.is_ticket(rumor.content):
             return
-        ticket = RoundTicket.parse(rumor.content)
+        document = OuterTicket if outer.is_ticket(rumor.content) else RoundTicket
+        ticket = document.parse(rumor.content)
         if ticket.request in self._runs:
             return
         self._tickets.setdefault((ticket.request, rumor.pubkey), (time.monotonic(), ticket))
@@ -152,8 +157,9 @@ class Training:
         self._seen[event.id] = None
         asked = audit.parse(event)
         run = self._runs.get(asked.request)
-        if run is None or run.job.request.customer != asked.customer:
+        if not isinstance(run, ShardRun) or run.job.request.customer != asked.customer:
             raise NotFound("e", "nothing of that customer waits for its balance here")
+        run.check_asked()
         self._spawn(self._reveal(run, asked))
 
     async def _reveal(self, run: ShardRun, asked: Asked) -> None:
@@ -193,7 +199,7 @@ class Training:
         for shard in self._kept.all():
             self._seen[shard.event.id] = None
             try:
-                job = self._admission.check(rounds.parse(shard.event), shard.ticket)
+                job = self._checked(_parsed(shard.event), shard.ticket)
             except NodewireError as error:
                 log.warning("round %s is not gone on with: %s", shard.event.id[:8], error)
                 self._kept.over(shard.event.id)
@@ -203,11 +209,25 @@ class Training:
                 continue
             self._spawn(self._run(job, None if shard.delivered else self._free.get_nowait()))
 
-    async def _serve(self, event: Event, request: RoundRequest, ticket: RoundTicket) -> None:
+    def _checked(
+        self, request: RoundRequest | OuterRequest, ticket: RoundTicket | OuterTicket
+    ) -> Admitted | AdmittedOuter:
+        """The shard or the step, if it is taken. Raises as admission does."""
+        match request, ticket:
+            case OuterRequest(), OuterTicket():
+                return self._admission.check_outer(request, ticket)
+            case RoundRequest(), RoundTicket():
+                return self._admission.check(request, ticket)
+        raise BadInput("ticket", "of another kind of job")
+
+    async def _serve(
+        self, event: Event, request: RoundRequest | OuterRequest, ticket: RoundTicket | OuterTicket
+    ) -> None:
         try:
-            job = self._admission.check(request, ticket)
-            self._carried.begun(job)
-            if not self._admission.has_deposit(job.assigned):
+            job = self._checked(request, ticket)
+            if isinstance(job, Admitted):
+                self._carried.begun(job)
+            if isinstance(job, Admitted) and not self._admission.has_deposit(job.assigned):
                 await self._until_paid_before(job)
             worker = await self._slot()
         except NodewireError as error:
@@ -217,20 +237,22 @@ class Training:
         self._kept.begun(event, ticket, paid_before=job.assigned.deposit_msat > 0)
         await self._run(job, worker)
 
-    async def _run(self, job: Admitted, worker: Worker | None) -> None:
-        """Do a shard's work with a worker, or without one only wait for its balance."""
+    async def _run(self, job: Admitted | AdmittedOuter, worker: Worker | None) -> None:
+        """Do a job's work with a worker, or without one only wait for its balance."""
         request = job.request
-        run = ShardRun(
-            job,
-            keys=self._keys,
-            blobs=self._blobs,
-            ledger=self._ledger,
-            publish=self._publish,
-            folder=self._folder,
-            patience_s=self._patience_s,
-            carried=self._carried,
-            made=self._made,
-        )
+        open_: Open = {
+            "keys": self._keys,
+            "blobs": self._blobs,
+            "ledger": self._ledger,
+            "publish": self._publish,
+            "folder": self._folder,
+            "patience_s": self._patience_s,
+        }
+        run: ShardRun | OuterRun
+        if isinstance(job, AdmittedOuter):
+            run = OuterRun(job, **open_)
+        else:
+            run = ShardRun(job, self._carried, self._made, **open_)
         self._runs[request.id] = run
         try:
             if worker is not None:
@@ -242,11 +264,12 @@ class Training:
             log.exception("round %s ended by a fault of this software", request.id[:8])
         else:
             log.info(
-                "round %d of %s served: shard %d, %d steps, %.3f sat earned",
+                "round %d of %s served: %s, %.3f sat earned",
                 request.round.round,
                 request.round.job[:8],
-                job.assigned.index,
-                job.assigned.steps,
+                "the outer step"
+                if isinstance(job, AdmittedOuter)
+                else f"shard {job.assigned.index}, {job.assigned.steps} steps",
                 job.assigned.price_msat / 1000,
             )
         finally:
@@ -254,9 +277,10 @@ class Training:
             await run.close()
         self._kept.over(request.id)
         self._made.over(request.id)
-        self._carried.over(job)
+        if isinstance(job, Admitted):
+            self._carried.over(job)
 
-    async def _work(self, run: ShardRun, worker: Worker) -> None:
+    async def _work(self, run: ShardRun | OuterRun, worker: Worker) -> None:
         """A slot is for the deposit and the work; who waits for its balance trains another shard meanwhile."""
         try:
             await run.deposit()
@@ -329,3 +353,7 @@ class Training:
         self._tickets = {key: one for key, one in list(self._tickets.items())[-MAX_WAITING:] if one[0] >= horizon}
         while len(self._seen) > MAX_SEEN:
             del self._seen[next(iter(self._seen))]
+
+
+def _parsed(event: Event) -> RoundRequest | OuterRequest:
+    return outer.parse(event) if event.kind == kinds.OUTER else rounds.parse(event)

@@ -15,6 +15,8 @@ the recipe; its weights files are the customer's folder of data and, where the r
     late.theta {round}*, late.judge {request, index}   -> judged {index, accepted, reason}, by the weights of its round
     step {counted}        theta and momenta of the next round, from these results -> stepped {loss}; "index:" is one of
                           the round, "index:request" a late one, parted by commas; without it, all of the round
+    bought {what}*, check {round, counted, seed, root} -> checked {fine, reason, loss}: theta and momenta of the next
+                          round as another has made them, taken over if a drawn part of them is what `step` makes
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ from nodewire.train import (
     state,
     validate,
 )
+from nodewire.train.actors.bought import BoughtStep
 from nodewire.train.actors.late import LateResults
 from nodewire.train.actors.pieces import HEADER_BYTES, Incoming, Tensors, digest, micro, number, pieces
 from nodewire.train.carried import NOTHING, Carried
@@ -71,6 +74,7 @@ class CoordinatorActor:
         self._incoming: dict[str, Incoming] = {}
         self._results: dict[int, _Result] = {}
         self._late = LateResults(recipe)
+        self._bought = BoughtStep(recipe)
         self._held: list[float] = []
         """Held-out losses of the weights before each round so far."""
         self._past: dict[int, tuple[State, dict[int, _Result]]] = {}
@@ -121,6 +125,11 @@ class CoordinatorActor:
                 return self._judge(number(frame, "round"))
             case "step":
                 return [self._step(frame.seq, frame.meta.get("counted"))]
+            case "bought":
+                self._bought.take(frame)
+                return []
+            case "check":
+                return [self._check(frame)]
             case "holds":
                 held = self._result_of(frame) is not None
                 return [Frame("held", 0, (), {"holds": held})]
@@ -260,17 +269,42 @@ class CoordinatorActor:
         return validate.Judgement("accept" if fine else "reject", reason, judgement.figures)
 
     def _step(self, seq: int, counted: object) -> Tensors:
-        before, self._round = self._theta, seq + 1
+        results = self._results_of(seq, counted)
+        theta, momenta = fragments.step(self._recipe, seq, self._theta, self._momenta, results)
+        self._go_on(seq, theta, momenta, self._loss(theta))
+        return Frame("stepped", seq, (), {"loss": micro(self._held[-1])})
+
+    def _check(self, frame: Tensors) -> Tensors:
+        """Take a step over that another has made, if it is right."""
+        round_ = number(frame, "round")
+        results = self._results_of(round_, frame.meta.get("counted"))
+        said: Meta = {"fine": False, "reason": "", "loss": 0}
+        try:
+            theta, momenta, loss = self._bought.checked(
+                round_, (self._theta, self._momenta), results, frame.meta, self._loss, self._held[-1]
+            )
+        except NodewireError as error:
+            said = {**said, "reason": f"{error.code}: {error}"[:200]}
+        else:
+            self._go_on(round_, theta, momenta, loss)
+            said = {**said, "fine": True, "loss": micro(loss)}
+        return Frame("checked", 0, (), said)
+
+    def _results_of(self, round_: int, counted: object) -> list[tuple[int, State]]:
+        """Weights and deltas of what a step is made of."""
         which = counted.split(",") if isinstance(counted, str) else [f"{index}:" for index in sorted(self._results)]
-        results = [(weight, delta) for weight, delta in (self._counted(one, seq) for one in which) if weight]
-        self._theta, self._momenta = fragments.step(self._recipe, seq, self._theta, self._momenta, results)
+        return [(weight, delta) for weight, delta in (self._counted(one, round_) for one in which) if weight]
+
+    def _go_on(self, seq: int, theta: State, momenta: State, loss: float) -> None:
+        """To the next round, with these weights."""
+        before, self._theta, self._momenta = self._theta, theta, momenta
+        self._round = seq + 1
         self._past[seq] = before, dict(self._results)
         self._past.pop(seq - self._kept_rounds, None)
         self._norms = [result.norm for result in self._results.values() if result.norm]
         self._results.clear()
         self._late.forget(seq)
-        self._held.append(self._loss(self._theta))
-        return Frame("stepped", seq, (), {"loss": micro(self._held[-1])})
+        self._held.append(loss)
 
     def _counted(self, which: str, round_: int) -> tuple[int, State]:
         """Weight and delta of one result in the step of a round."""
@@ -278,7 +312,9 @@ class CoordinatorActor:
         if request:
             late = self._late.counted(request, int(index), round_)
             return outer.lateness_weight(late.steps * self._recipe.batch, 1), late.delta
-        result = self._results[int(index)]
+        result = self._results.get(int(index))
+        if result is None:
+            raise BadInput("counted", f"shard {index} has no result here")
         return result.steps * self._recipe.batch, result.delta
 
     def _recall(self, frame: Tensors) -> list[Tensors]:

@@ -11,14 +11,15 @@ from __future__ import annotations
 from nodewire.errors import BadFrame, BadInput, Busy, NotFound
 from nodewire.kind import Limits, Params
 from nodewire.protocol.frame import Frame
-from nodewire.protocol.outer import MAX_INPUTS
 from nodewire.protocol.recipe import Recipe
-from nodewire.train import compress, outer, state, stepped
+from nodewire.train import carried, compress, fragments, outer, state, stepped
 from nodewire.train.actors.pieces import HEADER_BYTES, Incoming, Tensors, number, pieces
 from nodewire.train.state import State
 
 MAX_SESSIONS = 2
 """Steps that are open at a time; a slot has one worker."""
+MAX_UPDATES = 128
+"""Of one step; a request has fewer."""
 
 
 class OuterActor:
@@ -31,7 +32,7 @@ class OuterActor:
     def open(self, session: str, params: Params) -> None:
         if len(self._sessions) >= MAX_SESSIONS:
             raise Busy("sessions", f"{MAX_SESSIONS} are open")
-        self._sessions[session] = _OuterSession(Recipe.unpack(params["recipe"]))
+        self._sessions[session] = _OuterSession(Recipe.unpack(params["recipe"]), int(params["round"]))
 
     def receive(self, session: str, frame: Tensors) -> list[Tensors]:
         if session not in self._sessions:
@@ -43,14 +44,15 @@ class OuterActor:
 
 
 class _OuterSession:
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, round_: int) -> None:
         self._recipe = recipe
+        self._round = round_
         self._types = state.types(recipe.shapes())
         self._incoming: dict[str, Incoming] = {}
         self._theta: State | None = None
         self._momenta: State | None = None
         self._updates: dict[int, tuple[int, State]] = {}
-        """Weight and delta by index."""
+        """Weight and delta by place."""
         self._after: dict[str, State] | None = None
 
     def receive(self, frame: Tensors) -> list[Tensors]:
@@ -83,13 +85,13 @@ class _OuterSession:
         return whole
 
     def _update(self, frame: Tensors) -> list[Tensors]:
-        index, weight = number(frame, "index"), number(frame, "weight")
-        if index not in self._updates and len(self._updates) >= MAX_INPUTS:
-            raise BadInput("update", f"more than {MAX_INPUTS}")
+        at, weight = number(frame, "at"), number(frame, "weight")
+        if at not in self._updates and len(self._updates) >= MAX_UPDATES:
+            raise BadInput("update", f"more than {MAX_UPDATES}")
         shapes, how = self._recipe.shapes(), self._recipe.compression
         incoming = self._incoming.setdefault("update", Incoming(compress.most_bytes(shapes, how)))
         if (whole := incoming.take(frame)) is not None:
-            self._updates[index] = weight, compress.unpack(whole, shapes, how)
+            self._updates[at] = weight, carried.received(self._recipe, self._round, whole)
         return []
 
     def _step(self) -> Tensors:
@@ -98,7 +100,7 @@ class _OuterSession:
         rule = self._recipe.outer
         momenta = outer.start(rule, self._theta) if self._momenta is None else self._momenta
         results = [result for _, result in sorted(self._updates.items(), key=lambda row: row[0])]
-        theta, momenta = outer.step(rule, self._theta, momenta, results)
+        theta, momenta = fragments.step(self._recipe, self._round, self._theta, momenta, results)
         self._updates.clear()
         self._after = {"theta": theta, "momenta": momenta} if momenta else {"theta": theta}
         return Frame("stepped", 0, (), {"root": stepped.root(rule, theta, momenta).hex()})

@@ -1,0 +1,201 @@
+"""Outer steps: made by this customer's own worker, or bought, checked and taken over (8842)."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import Counter
+
+from nodewire.customer.training import choosing, lateness, receiving, watching
+from nodewire.customer.training.choosing import Need
+from nodewire.customer.training.course import Course
+from nodewire.customer.training.machine import Counted, Judged, Lost, Sealed, StepHere, Stepped, StepPublished
+from nodewire.customer.training.requesting import Used
+from nodewire.errors import BadCiphertext, BadHash, BadInput, NodewireError, TooLarge
+from nodewire.nostr import event as events
+from nodewire.protocol import delivery, kinds, outer
+from nodewire.protocol.manifest import BlobRef
+from nodewire.protocol.outer import MAX_INPUTS, Input, OuterDelivered, OuterDelivery
+from nodewire.protocol.trainer import Trainer
+from nodewire.store.sealed import sealed_bytes
+
+_HEADER_BYTES = 512
+"""Most of a safetensors header that one tensor takes."""
+
+
+async def here(course: Course, round_: int) -> bool:
+    """Make the step of `round_`; False: the coordinator is ahead of a training that has come to another end."""
+    counted = lateness.counted(course.state)
+    loss = await course.coordinator.step(round_, counted)
+    theta = await course.coordinator.theta()
+    if not set(counted) <= set(lateness.counted(course.state)):
+        return False  # one of them was found out meanwhile, by the audit of a round before
+    course.take(Stepped(round_, loss, theta, counted))
+    return True
+
+
+async def buy(course: Course, round_: int) -> None:
+    """Ask a provider for the step of `round_`; where there is none that is good enough, it is to be made here."""
+    state = course.state
+    assert state.theta is not None
+    counted = lateness.counted(state)
+    used = [_used(course, one, weight) for one in counted if (weight := _weight(course, one))]
+    if not 0 < len(used) <= MAX_INPUTS:
+        course.take(StepHere(round_, f"{len(used)} results, a request takes {MAX_INPUTS}"))
+        return
+    ad = await _provider(course, used)
+    if ad is None:
+        course.take(StepHere(round_, "nobody on the market makes it"))
+        return
+    price_msat = ad[1].price_msat(outer.work_gflop(course.recipe, len(used)))
+    if price_msat > _left_msat(course, counted):
+        course.take(StepHere(round_, f"{price_msat} msat are more than the rounds to come leave of the budget"))
+        return
+    momenta = state.outer.momenta
+    if momenta is None and round_ and outer.momenta_rows(course.recipe):
+        momenta = await course.coordinator.momenta()
+    try:
+        event, row = await course.requests.make_step(round_, used, ad, state.theta, momenta)
+    except (TooLarge, BadInput) as error:
+        course.take(StepHere(round_, str(error)))
+        return
+    if lateness.counted(course.state) != counted:
+        return  # another result came, or one was found out: it is pending again
+    course.asked_s[event.id] = time.monotonic()
+    course.take(StepPublished(round_, event.id, event.to_json(), row, counted, momenta))
+    await course.session.pool.publish(event)
+
+
+def _weight(course: Course, counted: Counted) -> int:
+    """Samples, halved for a late result; of what weighs nothing the step is not made."""
+    return counted.steps * course.recipe.batch >> course.state.round - counted.round
+
+
+def _used(course: Course, counted: Counted, weight: int) -> Used:
+    """What the step's provider needs of one result."""
+    work = course.state.work(counted.request, counted.provider)
+    assert work is not None
+    delivered = delivery.parse(events.parse(work.result))
+    opening = receiving.opened(course, delivered)
+    made_of = Input(result=delivered.id, index=counted.index, weight=weight, update=delivered.blob)
+    return Used(made_of, opening.key, opening.sha256)
+
+
+def _left_msat(course: Course, counted: tuple[Counted, ...]) -> int:
+    """What the budget has left if the rounds to come cost as much as this one: no training ends for want of a step that
+    could be made here."""
+    rows = [course.state.debts[one.request, one.provider].row for one in counted]
+    round_msat = sum(row.deposit_msat + row.balance_msat for row in rows)
+    to_come = course.state.rounds - course.state.round - 1
+    return course.budget_msat - course.state.committed_msat - to_come * round_msat
+
+
+async def _provider(course: Course, used: list[Used]) -> tuple[str, Trainer] | None:
+    """Who makes the step, and its ad: who made the last one, or the cheapest."""
+    state, recipe = course.state, course.recipe
+    assert state.theta is not None
+    try:
+        market = await choosing.trainers(course.session.pool)
+    except NodewireError:
+        return None
+    rows = max(1, outer.momenta_rows(recipe))
+    need = Need(
+        kind=kinds.OUTER,
+        family=recipe.family.name,
+        memory_bytes=outer.memory_bytes(recipe, len(used)),
+        blob_bytes=max(_most_bytes(course, rows), *(one.input.update.bytes for one in used)),
+        gflop=outer.work_gflop(recipe, len(used)),
+    )
+    dealt = choosing.deal(
+        {0: need},
+        market,
+        busy=Counter(work.provider for work in state.late if work.status in ("asked", "working")),
+        before={0: state.outer.provider},
+        excluded=state.outer.lost_by | state.banned,
+        failures=Counter(provider for provider, _ in state.failures),
+        measured_us={},
+        each_us={},
+    )
+    return (dealt[0], market[dealt[0]]) if dealt else None
+
+
+async def wait(course: Course, request: str, provider: str) -> None:
+    """Wait as long as steps, or else rounds, take here, then give the provider up."""
+    begun_s = course.asked_s.get(request, course.begun_s)
+    while True:
+        state = course.state
+        took_ms = state.outer.took_ms if len(state.outer.took_ms) > 1 else state.took_ms
+        patience_s = watching.patience_s(took_ms, course.recipe.deadline)
+        left_s = begun_s + patience_s - time.monotonic()
+        if left_s <= 0:
+            break
+        await asyncio.sleep(min(1.0, left_s))
+    course.take(Lost(request, provider, f"no outer step within {patience_s:.0f} s"))
+
+
+async def check(course: Course, request: str, provider: str) -> bool:
+    """Fetch a bought step, compute a drawn part of it again, and take it over; False: as `here`."""
+    state, job = course.state, course.state.outer
+    try:
+        delivered = outer.parse_result(events.parse(job.result))
+        opening = OuterDelivered.parse(receiving.decrypted(course, delivered.ciphertext, provider))
+        blobs = _blobs(course, delivered, opening, request)
+    except NodewireError as error:
+        course.take(Judged(request, provider, False, f"{error.code}: {error}"[:200]))
+        return True
+    try:
+        paths = {what: await course.session.blobs.get(ref) for what, (ref, _) in blobs.items()}
+    except NodewireError as error:
+        course.take(Lost(request, provider, f"{error.code}: {error}"[:200]))
+        return True
+    try:
+        for what, (_, sealed) in blobs.items():
+            await course.coordinator.bought(what, paths[what], sealed.key, sealed.plain_sha256)
+    except (BadCiphertext, BadHash, TooLarge) as error:
+        course.take(Judged(request, provider, False, f"{error.code}: {error}"[:200]))
+        return True
+    # What is computed again was not known to anybody when the provider committed to its work.
+    seed = secrets.token_bytes(32)
+    fine, reason, loss = await course.coordinator.check(state.round, job.counted, seed, opening.root)
+    if not fine:
+        course.take(Judged(request, provider, False, reason))
+        return True
+    if not set(job.counted) <= set(lateness.counted(course.state)):
+        course.take(Judged(request, provider, True, "a result that it is made of was found out"))
+        return False
+    theta, momenta = blobs["theta"][1], blobs["momenta"][1] if "momenta" in blobs else None
+    course.take(Stepped(state.round, loss, theta, job.counted, request, provider, momenta))
+    return True
+
+
+def _blobs(
+    course: Course, delivered: OuterDelivery, opening: OuterDelivered, request: str
+) -> dict[str, tuple[BlobRef, Sealed]]:
+    """What was delivered: weights, and momenta if the method has any.
+
+    Raises:
+        BadHash, BadInput, TooLarge: not what was asked for, or more than it can be.
+    """
+    row = course.state.debts[request, delivered.provider].row
+    if opening.commitment(delivered.provider, request, course.state.round) != delivered.commitment:
+        raise BadHash("x", "not what the result commits to")
+    if delivered.amount_msat != row.balance_msat:
+        raise BadInput("amount", f"{delivered.amount_msat} msat, agreed on {row.balance_msat}")
+    rows = outer.momenta_rows(course.recipe)
+    found = {"theta": (delivered.theta, opening.theta_key, opening.theta_sha256, 1)}
+    has = [delivered.momenta is not None, opening.momenta_key is not None, opening.momenta_sha256 is not None]
+    if has != [rows > 0] * 3:
+        raise BadInput("momenta", f"{course.recipe.outer.method} has {rows or 'none'} of them")
+    if delivered.momenta and opening.momenta_key and opening.momenta_sha256:
+        found["momenta"] = (delivered.momenta, opening.momenta_key, opening.momenta_sha256, rows)
+    for what, (ref, _, _, times) in found.items():
+        if ref.bytes > (most := _most_bytes(course, times)):
+            raise TooLarge(what, f"{ref.bytes} bytes, at most {most}")
+    return {what: (ref, Sealed(ref.sha256, ref.bytes, key, sha256)) for what, (ref, key, sha256, _) in found.items()}
+
+
+def _most_bytes(course: Course, rows: int) -> int:
+    """Of a ciphertext of so many numbers for each of theta's."""
+    recipe = course.recipe
+    return sealed_bytes(rows * (recipe.state_bytes() + _HEADER_BYTES * (len(recipe.shapes()) + 1)))

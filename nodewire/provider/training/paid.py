@@ -1,0 +1,184 @@
+"""A paid piece of training at its provider, whatever the work: deposit first, words to the customer, balance last."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import ClassVar, Generic, TypedDict, TypeVar
+
+from nodewire.errors import BadHash, NodewireError, PaymentRequired
+from nodewire.kind import Worker
+from nodewire.nostr import nip44
+from nodewire.nostr.event import Event
+from nodewire.nostr.keys import Keys
+from nodewire.pay.dues import Due
+from nodewire.pay.ledger import Ledger
+from nodewire.protocol import feedback
+from nodewire.protocol.frame import Array, Frame, Meta
+from nodewire.protocol.manifest import BlobRef
+from nodewire.protocol.round import BALANCE, DEPOSIT
+from nodewire.provider.training.admission import Admitted
+from nodewire.provider.training.outer_admission import AdmittedOuter
+from nodewire.store import sealed
+from nodewire.store.blobs import Blobs
+
+log = logging.getLogger("nodewire.provider")
+_NEVER_S = 2**53 - 1
+"""A deposit that nobody pays is no debt: nothing was done for it."""
+
+Publish = Callable[[Event], Awaitable[None]]
+Job = TypeVar("Job", Admitted, AdmittedOuter)
+
+
+class Open(TypedDict):
+    """What a run works with."""
+
+    keys: Keys
+    blobs: Blobs
+    ledger: Ledger
+    publish: Publish
+    folder: Path
+    patience_s: float
+
+
+class PaidRun(Generic[Job]):
+    """Runs once. `paid` is told of every payment of the request by this provider's own wallet."""
+
+    task: ClassVar[str]
+    """What the worker has it loaded as."""
+
+    def __init__(
+        self,
+        job: Job,
+        *,
+        keys: Keys,
+        blobs: Blobs,
+        ledger: Ledger,
+        publish: Publish,
+        folder: Path,
+        patience_s: float,
+    ) -> None:
+        self.job: Job = job
+        self._keys = keys
+        self._blobs = blobs
+        self._ledger = ledger
+        self._publish = publish
+        self._folder = folder
+        self._patience_s = patience_s
+        self._settled = asyncio.Condition()
+        self._conversation = nip44.conversation_key(keys, job.request.customer)
+        self._worker: Worker | None = None
+        """The one that has the session open."""
+
+    async def paid(self) -> None:
+        """Something of the request has been paid: the ledger knows what."""
+        async with self._settled:
+            self._settled.notify_all()
+
+    async def deposit(self) -> None:
+        """Ask for the deposit, and return when this provider's own wallet has it.
+
+        Raises:
+            PaymentRequired: it is not paid within the patience.
+        """
+        amount_msat = self.job.assigned.deposit_msat
+        if not amount_msat:
+            await self._say("processing")
+            return
+        key = self.job.key(DEPOSIT)
+        owed = self._ledger.owe(Due(key, self.job.request.customer, amount_msat, _NEVER_S))
+        if owed.state in ("settled", "receipted"):  # before this provider died
+            return
+        due = feedback.Due(DEPOSIT, 0, 1, amount_msat, self.job.assigned.ticket)
+        await self._say("payment-required", due=due)
+        await self._until_paid(DEPOSIT, self._patience_s)
+
+    async def close(self) -> None:
+        """Forget the session."""
+        if self._worker is not None:
+            try:
+                await self._worker.close(self.task, self.job.request.id)
+            except NodewireError as error:
+                log.info("job %s: its worker ended before: %s", self.job.request.id[:8], error)
+
+    async def balance(self) -> None:
+        """Return when the balance is paid.
+
+        Raises:
+            PaymentRequired: it is not, in its time.
+        """
+        if self.job.assigned.balance_msat:
+            due = self._ledger.due(self.job.key(BALANCE))
+            await self._until_paid(BALANCE, due.due_by_s - time.time())
+
+    async def refuse(self, error: NodewireError) -> None:
+        """Tell the customer that this came to nothing, and why."""
+        try:
+            await self._say("busy" if error.code == "busy" else "error", text=error.code)
+        except NodewireError as failure:
+            log.warning("feedback: %s", failure)
+
+    async def _until_paid(self, part: int, patience_s: float) -> None:
+        def is_paid() -> bool:
+            return self._ledger.due(self.job.key(part)).state in ("settled", "receipted")
+
+        try:
+            async with asyncio.timeout(max(0.0, patience_s)), self._settled:
+                await self._settled.wait_for(is_paid)
+        except TimeoutError as error:
+            what = "deposit" if part == DEPOSIT else "balance"
+            raise PaymentRequired(what, f"not paid within {patience_s:.0f} s") from error
+
+    async def _feed(
+        self, worker: Worker, edge: str, path: Path, key: str, sha256: str, said: Meta | None = None
+    ) -> None:
+        """The blob's plaintext into the worker, piece by piece, with what is `said` of it; nothing of it touches the
+        disk. Raises BadHash."""
+        digest, pieces, seq = hashlib.sha256(), sealed.unseal(path, key), 0
+        piece: bytes | None = await asyncio.to_thread(next, pieces)
+        while piece is not None:
+            following = await asyncio.to_thread(next, pieces, None)
+            digest.update(piece)
+            if following is None and digest.hexdigest() != sha256:
+                raise BadHash(edge, "not what the ticket says")
+            frame = Frame(
+                edge, seq, (Array("uint8", (len(piece),), piece),), {**(said or {}), "end": following is None}
+            )
+            await worker.receive(self.task, self.job.request.id, frame)
+            piece, seq = following, seq + 1
+
+    def _owe_balance(self) -> None:
+        """From the delivery on the customer owes the balance."""
+        job, request = self.job, self.job.request
+        if job.assigned.balance_msat:
+            due_by_s = int(max(time.time(), request.created_at + request.round.deadline_s) + self._patience_s)
+            self._ledger.owe(Due(job.key(BALANCE), request.customer, job.assigned.balance_msat, due_by_s))
+
+    async def _upload(self, pieces: Iterator[bytes]) -> BlobRef:
+        with tempfile.NamedTemporaryFile(dir=self._folder) as file:
+            for piece in pieces:
+                file.write(piece)
+            file.flush()
+            return await self._blobs.put(Path(file.name))
+
+    async def _say(
+        self, status: feedback.Status, *, text: str = "", due: feedback.Due | None = None, ciphertext: str = ""
+    ) -> None:
+        request = self.job.request
+        event = feedback.build(
+            self._keys,
+            request.id,
+            request.customer,
+            status,
+            created_at=int(time.time()),
+            text=text,
+            due=due,
+            kind=request.kind,
+            ciphertext=nip44.encrypt(ciphertext, self._conversation) if ciphertext else "",
+        )
+        await self._publish(event)
