@@ -20,15 +20,6 @@ from nodewire.protocol.schema import Hex32, Schema
 MAX_SNAPSHOTS = 128
 
 
-KEPT_BYTES = 64 * 2**20
-MAX_KEPT_ROUNDS = 64
-
-
-def kept_rounds(state_bytes: int, shards: int) -> int:
-    """For how many rounds a coordinator keeps what audits need: theta, and of each shard the update, packed and not."""
-    return min(MAX_KEPT_ROUNDS, max(2, KEPT_BYTES // (state_bytes * (2 * shards + 1))))
-
-
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A customer wants to see these snapshots (by segment) of what a provider has delivered for `request`."""

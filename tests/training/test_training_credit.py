@@ -8,7 +8,7 @@ from nodewire.customer.training import machine
 from nodewire.protocol.recipe import Recipe
 from nodewire.train import bare, state
 from tests.kinds.digits import TOML, dataset
-from tests.training.small_market import DEPOSIT_MSAT, LEAST_MSAT, opened, provider, train
+from tests.training.small_market import LEAST_MSAT, opened, provider, train
 
 ROUNDS = 8
 RECIPE = Recipe.from_toml(TOML.replace("rounds = 3", f"rounds = {ROUNDS}"))
@@ -52,6 +52,6 @@ async def test_a_customer_uses_no_more_than_half_of_the_credit_before_it_pays(tm
                 open_msat -= LEAST_MSAT
         most_msat = max(most_msat, open_msat)
     assert before_the_end(seen, machine.Paid) > 2 + 2
-    assert most_msat <= 2 * (4 + 2) * LEAST_MSAT - 2 * DEPOSIT_MSAT  # of both: the credit, and two rounds
+    assert most_msat <= 2 * (4 + 2) * LEAST_MSAT  # of both: the credit, and two rounds
     assert earned == {"ada": ROUNDS * LEAST_MSAT, "bea": ROUNDS * LEAST_MSAT}
     assert done.failures == ()

@@ -32,7 +32,7 @@ from nodewire.errors import first_of
 from nodewire.nostr import event as events
 from nodewire.nostr.nip01 import Filter
 from nodewire.protocol import kinds
-from nodewire.protocol.audit import kept_rounds
+from nodewire.protocol.keeping import kept_rounds
 
 
 class Rounds:

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from nodewire.errors import BadFrame, BadInput, NodewireError
 from nodewire.kind import Params
-from nodewire.protocol import audit
+from nodewire.protocol import keeping
 from nodewire.protocol.frame import Frame, Meta
 from nodewire.protocol.recipe import Recipe
 from nodewire.train import (
@@ -89,7 +89,7 @@ class CoordinatorActor:
         self._shards, held_out = data.split(self._dataset, int(params["shards"]), self._recipe)
         self._measured = data.samples(held_out, self._recipe, self._recipe.validation.samples)
         self._held = [self._loss(self._theta)]
-        self._kept_rounds = audit.kept_rounds(self._recipe.state_bytes(), len(self._shards))
+        self._kept_rounds = keeping.kept_rounds(self._recipe.state_bytes(), len(self._shards))
 
     def receive(self, session: str, frame: Tensors) -> list[Tensors]:
         match frame.edge:
