@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import random
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,6 +42,10 @@ MAX_BYTES = 4 * 1024**3
 SMALL_BYTES = 1 << 20
 _CHUNK_BYTES = 262_144
 _AUTHORIZED_S = 3_600  # an upload of gigabytes takes its time; the authorization is for this one hash only
+_BUSY = (429, 503)
+_BUSY_S = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+"""Pauses after which a server that has too much to do is asked again, each half to one and a half as long: a round's
+results come all at once."""
 _ROUNDS = 3  # over all servers; what has come in is kept between them
 _TIMEOUT = aiohttp.ClientTimeout(total=None, connect=10, sock_read=30)
 _HEX = frozenset("0123456789abcdef")
@@ -203,10 +208,15 @@ class Blobs:
         try:
             if not own and await self._holds(server, ref.sha256):
                 return None
-            with self.path(ref.sha256).open("rb") as file:
-                headers = {"Authorization": self._authorization(keys, ref.sha256), "Content-Type": type_}
-                async with self._http().put(f"{server}/upload", data=file, headers=headers) as response:
-                    return None if response.ok else _refusal(server, response)
+            tries = 0
+            while True:
+                with self.path(ref.sha256).open("rb") as file:
+                    headers = {"Authorization": self._authorization(keys, ref.sha256), "Content-Type": type_}
+                    async with self._http().put(f"{server}/upload", data=file, headers=headers) as response:
+                        if response.status not in _BUSY or tries == len(_BUSY_S):
+                            return None if response.ok else _refusal(server, response)
+                await asyncio.sleep(_BUSY_S[tries] * (0.5 + random.random()))
+                tries += 1
         except (aiohttp.ClientError, TimeoutError) as error:
             return LinkLost(server, str(error) or type(error).__name__)
 

@@ -15,6 +15,7 @@ from nodewire.nostr.keys import Keys
 from nodewire.protocol.delivery import Progress
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.recipe import Compression, Outer
+from nodewire.provider.training.kept import KeptShards
 from nodewire.store.blobs import Blobs
 from nodewire.train import bare, state
 from nodewire.verify.retraining import Retraining
@@ -241,3 +242,33 @@ async def test_a_transcript_has_what_was_carried_and_comes_out_again(market, tmp
     shards = tuple(one.model_copy(update={"carried": None}) if one is told else one for one in opened.shards)
     altered = market.transcript.model_copy(update={"opened": opened.model_copy(update={"shards": shards})})
     assert any("not the ticket" in fault.reason for fault in check(altered.signed(keys)).faults)
+
+
+async def test_who_dies_between_a_delivery_and_writing_it_down_delivers_again_without_training(market, monkeypatch):
+    steps, dying = [], asyncio.Event()
+
+    def count(edge, frames):
+        if edge == "train":
+            steps.append(frames[0].seq)
+        return frames
+
+    delivered = KeptShards.delivered
+    async with provider(market, "bea"):
+        with monkeypatch.context() as patch:
+            async with provider(market, "ada", alter=count) as ada:
+
+                def dies(self, request):
+                    (database,) = self._db.execute("PRAGMA database_list").fetchall()
+                    if "/ada/" not in database[2]:
+                        return delivered(self, request)
+                    dying.set()
+                    raise asyncio.CancelledError
+
+                patch.setattr(KeptShards, "delivered", dies)
+                training = asyncio.create_task(train(market, "dora", FEEDBACK))
+                await dying.wait()
+        async with provider(market, "ada", alter=count):
+            done, weights = await training
+    assert weights == expected(FEEDBACK, taken_over=handed_over(done))
+    mine = [debt for debt in done.debts.values() if debt.row.provider == ada.public and debt.balance == "paid"]
+    assert len(steps) <= 2 * len(mine)

@@ -37,7 +37,7 @@ class Sealed:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One shard in a published request. `lnurl` is where its provider is paid."""
+    """One shard in a published request, or its outer step (index -1). `lnurl` is where its provider is paid."""
 
     index: int
     provider: str
@@ -46,7 +46,7 @@ class Row:
     balance_msat: int
     lnurl: str
     ticket: str
-    """RoundTicket as JSON."""
+    """RoundTicket (OuterTicket) as JSON."""
     credit_msat: int = 0
     """What its provider lets be open besides the round before."""
 

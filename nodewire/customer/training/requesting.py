@@ -179,7 +179,7 @@ class Requests:
             raise TooLarge("inputs", f"{len(used)} are too many for a ticket")
         event = await self._signed(kinds.OUTER, tags, content, trainer.pow_bits)
         ticket = ticket.model_copy(update={"request": event.id})
-        row = Row(0, provider, 0, step.deposit_msat, step.balance_msat, trainer.lnurl, ticket.to_json())
+        row = Row(-1, provider, 0, step.deposit_msat, step.balance_msat, trainer.lnurl, ticket.to_json())
         return event, row
 
     async def _signed(self, kind: int, tags: list[list[str]], content: str, bits: int) -> Event:

@@ -83,7 +83,6 @@ class ShardRun(PaidRun[Admitted]):
             await self._deliver(*made)
         finally:
             living.cancel()
-        self._made.over(request)
 
     def check_asked(self) -> None:
         """Count a question for snapshots, each of which costs a look at the relays. Raises Busy: too many."""

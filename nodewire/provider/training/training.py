@@ -291,6 +291,7 @@ class Training:
         finally:
             self._free.put_nowait(worker)
         self._kept.delivered(run.job.request.id)
+        self._made.over(run.job.request.id)  # not before: who dies between the two would train again
 
     async def _slot(self) -> Worker:
         """A worker that is free, or will be in a moment: it has delivered, and the next round is here already.

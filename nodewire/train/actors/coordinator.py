@@ -54,7 +54,9 @@ from nodewire.train.state import State
 from nodewire.train.sums import distance, norm
 
 DOUBTED = ("norm: out",)
-"""Rejections that an honest result may meet, where rounds get shorter as a model converges: they are audited."""
+"""Rejections that an honest result may meet, where rounds get shorter as a model converges: they are audited, and
+before the outer step where that can be: one update that is a million times too long is the end of a model, whatever
+becomes of its provider afterwards."""
 
 
 class CoordinatorActor:
@@ -204,7 +206,7 @@ class CoordinatorActor:
         )[late.index]
         doubted = False
         if judged.outcome == "audit" or judged.reason.startswith(DOUBTED):
-            if float(self._recipe.audit.fraction):
+            if float(self._recipe.audit.fraction) and not self._is_at_once(judged):
                 doubted, judged = True, validate.Judgement()
             else:
                 judged = self._audited(late.round, late.index, judged, theta, beside[late.index])
@@ -229,7 +231,8 @@ class CoordinatorActor:
         for index, judgement in judgements.items():
             doubted = False
             if judgement.outcome == "audit" or judgement.reason.startswith(DOUBTED):
-                if float(self._recipe.audit.fraction):  # its provider will have to show more of it
+                if float(self._recipe.audit.fraction) and not self._is_at_once(judgement):
+                    # Its provider will have to show more of it.
                     doubted = True
                     judgement = validate.Judgement(figures=judgement.figures)
                 else:
@@ -242,6 +245,13 @@ class CoordinatorActor:
             meta: Meta = {"index": index, "accepted": accepted, "reason": judgement.reason[:200], "doubted": doubted}
             said.append(Frame("judged", len(said), (), meta))
         return said
+
+    def _is_at_once(self, judgement: validate.Judgement) -> bool:
+        """Whether a result is not waited for to be audited: it is out of all proportion, and what its provider carries
+        from round to round is nothing, so that the shard's round can be trained here."""
+        compression = self._recipe.compression
+        carries = float(compression.error_feedback) > 0 or compression.fragments > 1
+        return judgement.reason.startswith(DOUBTED) and not carries
 
     def _submission(self, round_: int, index: int, result: _Result) -> validate.Submission:
         shard = self._shards[index]
