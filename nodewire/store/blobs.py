@@ -39,6 +39,7 @@ from nodewire.nostr.keys import Keys
 from nodewire.protocol.manifest import BlobRef
 
 MAX_BYTES = 4 * 1024**3
+SMALL_BYTES = 1 << 20
 _CHUNK_BYTES = 262_144
 _AUTHORIZED_S = 3_600  # an upload of gigabytes takes its time; the authorization is for this one hash only
 _BUSY = (429, 503)
@@ -107,8 +108,9 @@ class Blobs:
                     return True
         return False
 
-    async def get(self, blob: BlobRef | str, max_bytes: int | None = None) -> Path:
-        """The file with exactly these bytes, from the cache or else from the first server that delivers.
+    async def get(self, blob: BlobRef | str, max_bytes: int | None = None, *, inline: bytes | None = None) -> Path:
+        """The file with exactly these bytes, from the cache or else from the first server that delivers; `inline` are
+        its bytes, where they came another way.
 
         Calls for the same blob at the same time share one download. A download that breaks off is resumed, there or at
         the next server.
@@ -119,6 +121,8 @@ class Blobs:
             BadHash: a server sent other bytes, and none sent the right ones.
             LinkLost, TimedOut: it could not be fetched now.
         """
+        if inline is not None:
+            self.keep(inline)
         sha256 = _hash(blob)
         cap = self._max_bytes if max_bytes is None else min(max_bytes, self._max_bytes)
         if isinstance(blob, BlobRef):
@@ -126,7 +130,7 @@ class Blobs:
                 raise TooLarge("blob", f"{blob.bytes} bytes, at most {cap}")
             cap = blob.bytes
         cached = self.path(sha256)
-        if cached.is_file():
+        if _is_whole(cached, sha256):
             if cached.stat().st_size > cap:
                 raise TooLarge("blob", f"{cached.stat().st_size} bytes, at most {cap}")
             return cached
@@ -157,6 +161,22 @@ class Blobs:
         if None not in outcomes:
             raise next(error for error in reversed(outcomes) if error is not None)
         return ref
+
+    def keep(self, data: bytes) -> BlobRef:
+        """Cache a small blob that came from elsewhere, such as in an event; `get` finds it from now on.
+
+        A power failure may lose it: small files are hashed again when they are got.
+
+        Raises:
+            TooLarge: above SMALL_BYTES.
+        """
+        if len(data) > SMALL_BYTES:
+            raise TooLarge("blob", f"{len(data)} bytes, at most {SMALL_BYTES} at once")
+        with _incoming(self._incoming) as part:
+            part.write(data)
+            sha256 = part.digest.hexdigest()
+            part.settle(self.path(sha256), sync=False)
+        return BlobRef(sha256=sha256, bytes=len(data))
 
     def _forget(self, key: tuple[str, int], done: asyncio.Task[Path]) -> None:
         del self._downloads[key]
@@ -290,10 +310,11 @@ class _Part:
         self.file.truncate()
         self.size, self.digest, self.sources = 0, hashlib.sha256(), set()
 
-    def settle(self, place: Path) -> None:
-        """Move the file to its place; after a crash it stands there whole or not at all."""
+    def settle(self, place: Path, *, sync: bool = True) -> None:
+        """Move the file to its place; after a power failure it stands there whole or not at all, if `sync`."""
         self.file.flush()
-        os.fsync(self.file.fileno())
+        if sync:
+            os.fsync(self.file.fileno())
         place.parent.mkdir(exist_ok=True)
         os.replace(self.path, place)
 
@@ -307,6 +328,16 @@ def _incoming(directory: Path) -> Iterator[_Part]:
             yield _Part(Path(name), file)
         finally:
             Path(name).unlink(missing_ok=True)
+
+
+def _is_whole(cached: Path, sha256: str) -> bool:
+    """Whether a blob is cached; a small one, which nobody may have synced, with the right bytes."""
+    try:
+        if cached.stat().st_size > SMALL_BYTES:
+            return True
+        return hashlib.sha256(cached.read_bytes()).hexdigest() == sha256
+    except OSError:
+        return False
 
 
 def _hash(blob: BlobRef | str) -> str:

@@ -161,9 +161,10 @@ async def test_who_dies_in_an_upload_does_not_train_for_it_again(market, monkeyp
 
     def count(edge, frames):
         if edge == "train":
-            steps.append(frames[0].seq)
+            steps.extend(frame.seq for frame in frames)
         return frames
 
+    monkeypatch.setattr("nodewire.protocol.inline.MAX_BYTES", 0)  # so small a result would not be uploaded
     put = Blobs.put
 
     async def hangs(self, source, *args, **kwargs):
@@ -219,9 +220,10 @@ def explodes(edge, frames):
     return [Frame(edge, frame.seq, (Array("uint8", (len(huge),), huge),), frame.meta)]
 
 
-async def test_an_update_out_of_all_proportion_is_audited_before_it_reaches_the_weights(market):
+@pytest.mark.parametrize("credit_msat", [0, 100 * LEAST_MSAT])
+async def test_an_update_out_of_all_proportion_is_audited_before_it_reaches_the_weights(market, credit_msat):
     async with (
-        provider(market, "ada", alter=explodes) as ada,
+        provider(market, "ada", alter=explodes, credit_msat=credit_msat) as ada,
         provider(market, "bea"),
         provider(market, "cyd", least_msat=2 * LEAST_MSAT),
     ):

@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from nodewire.customer.training import carrying, choosing, pacing, watching
 from nodewire.customer.training.choosing import Need
 from nodewire.customer.training.course import Course
-from nodewire.customer.training.machine import Lost, Missed, Sufficed
+from nodewire.customer.training.machine import Lost, Missed, Sealed, Sufficed
 from nodewire.customer.training.requesting import Ask
 from nodewire.errors import NodewireError, NoProvider, OverBudget
 from nodewire.nostr import event as events
 from nodewire.nostr import nip59
-from nodewire.protocol import kinds
+from nodewire.protocol import inline, kinds
 from nodewire.protocol import round as rounds
+from nodewire.protocol.manifest import BlobRef
 from nodewire.protocol.trainer import Trainer
 
 log = logging.getLogger("nodewire.customer")
@@ -56,12 +57,21 @@ async def publish(course: Course, round_: int) -> None:
         # Who has a shard of this round already gets a deposit for another: what it is owed for the first is paid later.
         taken = {work.provider for work in state.works if work.status not in ("idle", "missed")}
         last = {known: request for known, request in state.paid_last.items() if known not in taken}
-        made = []
+        made, small = [], await _small(course, state.theta)
+        # Who makes outer steps fetches weights and results from servers.
+        shown, most = (None, 0) if course.buys_steps else (small, inline.MAX_BYTES)
         for previous, some in choosing.grouped(dealt, last):
             ask = Ask(
-                round_, [(index, dealt[index]) for index in some], steps, previous, carrying.left(state, dealt, some)
+                round_,
+                [(index, dealt[index]) for index in some],
+                steps,
+                previous,
+                carrying.left(state, dealt, some),
+                most,
             )
-            made.append(await course.requests.make(ask, market, state.theta, state.shards, state.start))
+            made.append(await course.requests.make(ask, market, state.theta, state.shards, state.start, shown))
+        if small is not None and any(rounds.parse(events.parse(one.event)).theta is None for one in made):
+            await course.session.blobs.put(small)  # so many shards stand in a request that there is no room
         if not set(dealt) <= set(_idle(course, round_)):
             continue  # while a request was mined, enough results came
         for published in made:
@@ -70,6 +80,14 @@ async def publish(course: Course, round_: int) -> None:
         for published in made:
             await course.session.pool.publish(events.parse(published.event))
         return
+
+
+async def _small(course: Course, theta: Sealed) -> bytes | None:
+    """The weights' ciphertext, if it may stand in requests."""
+    if theta.bytes > inline.MAX_BYTES:
+        return None
+    path = await course.session.blobs.get(BlobRef(sha256=theta.sha256, bytes=theta.bytes))
+    return path.read_bytes()
 
 
 async def _find(course: Course, round_: int) -> tuple[Mapping[str, Trainer], dict[int, str], Mapping[str, int]] | None:

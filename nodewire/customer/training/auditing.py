@@ -68,7 +68,7 @@ async def audit(course: Course, request: str, provider: str) -> None:
         if answer is None:
             raise Withheld("snapshots", "it shows nothing")
         files = await _files(course, receiving.shown(course, answer), wanted)
-        update = await course.session.blobs.get(delivered.blob)
+        update = await course.session.blobs.get(delivered.blob, inline=delivered.result)
     except NodewireError as error:
         passed, reason = False, f"{error.code}: {error}"[:200]
     else:

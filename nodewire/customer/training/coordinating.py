@@ -16,6 +16,7 @@ from typing import NamedTuple
 from nodewire.customer.training.machine import Counted, Sealed
 from nodewire.errors import BadData, BadHash, NodewireError, WorkerFailed
 from nodewire.kind import Worker
+from nodewire.protocol import inline
 from nodewire.protocol.audit import Shown
 from nodewire.protocol.delivery import Delivered, Delivery
 from nodewire.protocol.frame import Array, Frame, Meta
@@ -81,8 +82,8 @@ class Coordinator:
         return await self._seal(await self._pieces("shard", {"index": index}))
 
     async def theta(self) -> Sealed:
-        """The weights as they are, sealed and uploaded."""
-        return await self._seal(await self._pieces("theta", {}))
+        """The weights as they are, sealed; uploaded, if they are too large to stand in requests."""
+        return await self._seal(await self._pieces("theta", {}), most_inline=inline.MAX_BYTES)
 
     async def start(self) -> Sealed:
         """What stays frozen, sealed and uploaded."""
@@ -239,8 +240,12 @@ class Coordinator:
             piece, seq = following, seq + 1
         return answer
 
-    async def _seal(self, pieces: Sequence[bytes]) -> Sealed:
+    async def _seal(self, pieces: Sequence[bytes], *, most_inline: int = 0) -> Sealed:
         key, digest = sealed.new_key(), hashlib.sha256()
+        if sealed.sealed_bytes(sum(map(len, pieces))) <= most_inline:
+            whole = b"".join(pieces)
+            ref = self._blobs.keep(b"".join(sealed.seal([whole], key)))
+            return Sealed(ref.sha256, ref.bytes, key, hashlib.sha256(whole).hexdigest())
         with tempfile.NamedTemporaryFile(dir=self._folder) as file:
             for piece in pieces:
                 digest.update(piece)

@@ -47,6 +47,8 @@ class Row:
     lnurl: str
     ticket: str
     """RoundTicket (OuterTicket) as JSON."""
+    credit_msat: int = 0
+    """What its provider lets be open besides the round before."""
 
 
 # What happens.
@@ -65,6 +67,8 @@ class Opened:
     """Whether a result counts in the step after its own round's."""
     start: Sealed | None = None
     """Frozen weights, where the recipe has an adapter."""
+    kept: int = 2
+    """Rounds for which the coordinator has what audits need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,6 +450,8 @@ class State:
     needed: int = 0
     """Results that are enough for an outer step."""
     late_counts: bool = False
+    kept: int = 2
+    """Rounds for which the coordinator has what audits need."""
     is_enough: bool = False
     """Nothing is waited for in this round any more, as long as so many results as are needed stand."""
     late: tuple[Work, ...] = ()

@@ -25,8 +25,8 @@ def pending(state: State) -> list[Action]:
     whole = False
     if not state.is_trained:
         idle = tuple(work.index for work in state.works if work.status == "idle")
-        # A coordinator keeps what audits need for two rounds: those of the round before the last come first.
-        late = any(debt.balance == "held" and debt.round < state.round - 1 for debt in state.debts.values())
+        # A coordinator keeps what audits need for some rounds: those that it would forget come first.
+        late = any(debt.balance == "held" and debt.round <= state.round - state.kept for debt in state.debts.values())
         # While a bought step is under way, the results that it is made of stay at hand.
         if idle and not late and not state.is_quorate and state.outer.status == "idle":
             actions.append(Publish(state.round, idle))

@@ -41,7 +41,7 @@ def apply(event: Event, state: State) -> State:
         NotAllowed: it cannot have happened in this state.
     """
     match event:
-        case Opened(rounds, shards, theta, needed, late, start):
+        case Opened(rounds, shards, theta, needed, late, start, kept):
             if state.rounds:
                 return state
             return replace(
@@ -53,6 +53,7 @@ def apply(event: Event, state: State) -> State:
                 thetas=(theta,),
                 needed=needed or len(shards),
                 late_counts=late,
+                kept=kept,
                 works=tuple(Work(i) for i in range(len(shards))),
             )
         case Published():

@@ -236,7 +236,7 @@ class Training:
             log.info("round %s refused: %s", request.id[:8], error)
             await self._tell(request.id, request.customer, request.kind, error)
             return
-        self._kept.begun(event, ticket)
+        self._kept.begun(event, ticket, paid_before=job.assigned.deposit_msat > 0)
         await self._run(job, worker)
 
     async def _run(self, job: Admitted | AdmittedOuter, worker: Worker | None) -> None:
@@ -314,10 +314,10 @@ class Training:
         """
 
         def is_paid() -> bool:
-            """All but the round before itself, which may be under audit: so two rounds are at stake at most."""
+            """All but the round before itself, which may be under audit, and what is given credit for."""
             before = self._admission.before(job)
             open_msat = before.amount_msat if before.state in ("due", "invoiced") else 0
-            return self._ledger.owed_msat(before.customer) <= open_msat
+            return self._ledger.owed_msat(before.customer) <= open_msat + self._ad.credit_msat
 
         try:
             async with asyncio.timeout(self._patience_s), self._settled:

@@ -27,6 +27,7 @@ from pathlib import Path
 
 from nodewire.errors import BadFrame, BadInput, NodewireError
 from nodewire.kind import Params
+from nodewire.protocol import keeping
 from nodewire.protocol.frame import Frame, Meta
 from nodewire.protocol.recipe import Recipe
 from nodewire.train import (
@@ -52,8 +53,6 @@ from nodewire.train.inner import Trainer
 from nodewire.train.state import State
 from nodewire.train.sums import distance, norm
 
-KEPT_ROUNDS = 2
-"""For which a coordinator keeps what is needed to audit them."""
 DOUBTED = ("norm: out",)
 """Rejections that an honest result may meet, where rounds get shorter as a model converges: they are audited, and
 before the outer step where that can be: one update that is a million times too long is the end of a model, whatever
@@ -92,6 +91,7 @@ class CoordinatorActor:
         self._shards, held_out = data.split(self._dataset, int(params["shards"]), self._recipe)
         self._measured = data.samples(held_out, self._recipe, self._recipe.validation.samples)
         self._held = [self._loss(self._theta)]
+        self._kept_rounds = keeping.kept_rounds(self._recipe.state_bytes(), len(self._shards))
 
     def receive(self, session: str, frame: Tensors) -> list[Tensors]:
         match frame.edge:
@@ -310,7 +310,7 @@ class CoordinatorActor:
         before, self._theta, self._momenta = self._theta, theta, momenta
         self._round = seq + 1
         self._past[seq] = before, dict(self._results)
-        self._past.pop(seq - KEPT_ROUNDS, None)
+        self._past.pop(seq - self._kept_rounds, None)
         self._norms = [result.norm for result in self._results.values() if result.norm]
         self._results.clear()
         self._late.forget(seq)
