@@ -29,11 +29,12 @@ _SESSION = "training"
 
 
 class Verdict(NamedTuple):
-    """`doubted`: it is accepted if more of it stands an audit."""
+    """`doubted`: it is accepted if more of it stands an audit; `harms`: and is no part of the weights before."""
 
     accepted: bool
     reason: str
     doubted: bool = False
+    harms: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +132,7 @@ class Coordinator:
     async def judge(self, round_: int) -> dict[int, Verdict]:
         """Of every result of the round by its shard: whether it is accepted, and if not, why."""
         said = await self._worker.receive(TASK, _SESSION, Frame("judge", 0, (), {"round": round_}))
-        return {
-            int(one.meta["index"] or 0): Verdict(
-                bool(one.meta["accepted"]), str(one.meta["reason"]), bool(one.meta["doubted"])
-            )
-            for one in said
-        }
+        return {int(one.meta["index"] or 0): _verdict(one) for one in said}
 
     async def judge_late(self, late: Late, index: int, theta: Sealed) -> Verdict:
         """Whether a late result is accepted, by the weights that its own round began with."""
@@ -145,7 +141,7 @@ class Coordinator:
             await self._put("late.theta", sealed.unseal(path, theta.key), {"round": late.round}, theta.plain_sha256)
             meta: Meta = {"request": late.request, "index": index}
             (said,) = await self._worker.receive(TASK, _SESSION, Frame("late.judge", 0, (), meta))
-        return Verdict(bool(said.meta["accepted"]), str(said.meta["reason"]), bool(said.meta["doubted"]))
+        return _verdict(said)
 
     async def audit(
         self, delivered: Delivery, past: Past, drawn: Sequence[int], shown: Mapping[int, tuple[Path, Shown]]
@@ -259,3 +255,8 @@ class Coordinator:
 def _which(round_: int, counted: Sequence[Counted]) -> str:
     """What a step is made of, as the worker reads it."""
     return ",".join(f"{one.index}:{one.request if one.round < round_ else ''}" for one in counted)
+
+
+def _verdict(said: Frame[Array]) -> Verdict:
+    meta = said.meta
+    return Verdict(bool(meta["accepted"]), str(meta["reason"]), bool(meta["doubted"]), bool(meta["harms"]))

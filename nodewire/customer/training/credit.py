@@ -2,7 +2,7 @@
 
 An audit and a payment take about as long as a small round. So of whoever gives credit they begin when half of it is
 used up, when what an audit needs would be forgotten, or when the training is over; then all that is open, at once.
-What is doubted is audited at once: the next weights wait for it.
+What the next weights wait for is audited at once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def without_put_off(actions: Sequence[Action], state: State) -> list[Action]:
 
 def _can_wait(action: Action, state: State) -> TypeGuard[Audit | Pay]:
     if isinstance(action, Audit):
-        return not state.debts[action.request, action.provider].doubted
+        return not state.debts[action.request, action.provider].harms
     return isinstance(action, Pay) and action.part == BALANCE
 
 

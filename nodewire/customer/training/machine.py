@@ -124,6 +124,8 @@ class Judged:
     audit: bool = False
     doubted: bool = False
     """More of it is drawn."""
+    harms: bool = False
+    """Nor is it a part of the next weights before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,6 +418,8 @@ class Debt:
     result: str = ""
     """The result event's JSON, until it is paid for or audited."""
     doubted: bool = False
+    harms: bool = False
+    """As it was judged."""
     close: str = ""
     """The id of the close that names it."""
     carried: str = ""

@@ -44,7 +44,7 @@ def pending(state: State) -> list[Action]:
             whole = not waiting
             if waiting:
                 actions.append(Judge(state.round, waiting))
-            elif not _is_doubted(state):
+            elif not _is_in_danger(state):
                 actions.extend(outer_machine.steps(state))
         elif state.is_quorate and not state.is_enough:
             actions.append(Linger(state.round))
@@ -69,9 +69,9 @@ def pending(state: State) -> list[Action]:
     return actions
 
 
-def _is_doubted(state: State) -> bool:
-    """Whether a result that the next weights would be made of waits for an audit that it may well not stand."""
+def _is_in_danger(state: State) -> bool:
+    """Whether the next weights would be made of a result that they must not be made of unless it stands its audit."""
     debts = [
         state.debts[work.request, work.provider] for work in (*state.works, *state.late) if work.status == "accepted"
     ]
-    return any(debt.doubted and debt.balance == "held" for debt in debts)
+    return any(debt.harms and debt.balance == "held" for debt in debts)

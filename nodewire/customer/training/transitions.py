@@ -182,9 +182,9 @@ def _worked(event: Worked, work: Work, state: State) -> State:
             state = measured(state, debt.row, took_ms)
         case Received(_, _, carried), "delivered":
             work, debt = replace(work, status="received"), replace(debt, carried=carried)
-        case Judged(_, provider, True, _, audit, doubted), "received":
+        case Judged(_, provider, True, _, audit, doubted, harms), "received":
             if audit:
-                debt = replace(debt, balance="held", doubted=doubted)
+                debt = replace(debt, balance="held", doubted=doubted, harms=harms)
             else:
                 debt = replace(debt, balance="owed" if debt.row.balance_msat else "none", result="")
             work = replace(work, status="accepted")

@@ -5,7 +5,7 @@ the recipe; its weights files are the customer's folder of data and, where the r
     model                 -> model {name}*       the files of a Hugging Face folder with what was trained
     restore {what, round}*                       theta or momenta as they were before some round
     result {round, index, steps}*                -> received {fine, reason} after the last
-    judge {round}         -> judged {index, accepted, reason, doubted}*, one for each result of the round
+    judge {round}         -> judged {index, accepted, reason, doubted, harms}*, one for each result of the round
     holds {round, index, update}                 -> held {holds}: whether it can be audited without being recalled
     recall.theta, recall.update {round, index, steps}*   what an audit needs of a round that was forgotten
     shown {segment}*, audit {round, index, update, request, provider, states, drawn, begun, carried}
@@ -53,6 +53,8 @@ from nodewire.train.inner import Trainer
 from nodewire.train.state import State
 from nodewire.train.sums import distance, norm
 
+HARMS = ("norm: out", "gain: the loss rises")
+"""Doubts about results that must not be part of the next weights before they have stood their audit."""
 DOUBTED = ("norm: out",)
 """Rejections that an honest result may meet, where rounds get shorter as a model converges: they are audited, and
 before the outer step where that can be: one update that is a million times too long is the end of a model, whatever
@@ -204,17 +206,16 @@ class CoordinatorActor:
             [self._submission(late.round, index, beside[index]) for index in sorted(beside)],
             self._loss,
         )[late.index]
-        doubted = False
+        doubted = harms = False
         if judged.outcome == "audit" or judged.reason.startswith(DOUBTED):
             if float(self._recipe.audit.fraction) and not self._is_at_once(judged):
-                doubted, judged = True, validate.Judgement()
+                doubted, harms, judged = True, judged.reason.startswith(HARMS), validate.Judgement()
             else:
                 judged = self._audited(late.round, late.index, judged, theta, beside[late.index])
         accepted = judged.outcome == "accept"
         if not accepted:
             self._late.drop(frame)
-        meta: Meta = {"index": late.index, "accepted": accepted, "reason": judged.reason[:200], "doubted": doubted}
-        return Frame("judged", 0, (), meta)
+        return Frame("judged", 0, (), _verdict(late.index, judged, doubted, harms))
 
     def _judge(self, round_: int) -> list[Tensors]:
         """The judgements on all results of the round; what was rejected is forgotten."""
@@ -229,11 +230,11 @@ class CoordinatorActor:
         )
         said: list[Tensors] = []
         for index, judgement in judgements.items():
-            doubted = False
+            doubted = harms = False
             if judgement.outcome == "audit" or judgement.reason.startswith(DOUBTED):
                 if float(self._recipe.audit.fraction) and not self._is_at_once(judgement):
                     # Its provider will have to show more of it.
-                    doubted = True
+                    doubted, harms = True, judgement.reason.startswith(HARMS)
                     judgement = validate.Judgement(figures=judgement.figures)
                 else:
                     judgement = self._audited(round_, index, judgement, self._theta, self._results[index])
@@ -242,8 +243,7 @@ class CoordinatorActor:
                 del self._results[index]
             elif "norm" in judgement.figures:
                 self._results[index].norm = judgement.figures["norm"]
-            meta: Meta = {"index": index, "accepted": accepted, "reason": judgement.reason[:200], "doubted": doubted}
-            said.append(Frame("judged", len(said), (), meta))
+            said.append(Frame("judged", len(said), (), _verdict(index, judgement, doubted, harms)))
         return said
 
     def _is_at_once(self, judgement: validate.Judgement) -> bool:
@@ -404,6 +404,16 @@ class CoordinatorActor:
 
     def _loss(self, theta: State) -> float:
         return self._trainer.loss(theta, self._measured)
+
+
+def _verdict(index: int, judgement: validate.Judgement, doubted: bool, harms: bool) -> Meta:
+    return {
+        "index": index,
+        "accepted": judgement.outcome == "accept",
+        "reason": judgement.reason[:200],
+        "doubted": doubted,
+        "harms": harms,
+    }
 
 
 @dataclass(slots=True)
