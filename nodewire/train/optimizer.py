@@ -96,7 +96,8 @@ class Optimizer:
         if self._clip:
             norm = torch.linalg.vector_norm(gradients)
             gradients.mul_((self._clip / (norm + 1e-6)).clamp_(max=1.0))
-        self._step(self._schedule(global_step), step)
+        rising = min(1.0, (step + 1) / self._inner.rise) if self._inner.rise else 1.0
+        self._step(self._schedule(global_step) * rising, step)
 
     def _sgd(self, scale: float, step: int) -> None:
         values, gradients, lr = self._flat.values, self._flat.gradients, float(self._inner.lr) * scale

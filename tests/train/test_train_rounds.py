@@ -50,6 +50,17 @@ def test_every_family_learns(name):
     assert len(update.states) == -(-of.steps // of.audit.segment)
 
 
+def test_the_rate_rises_in_every_round():
+    whole = {"optimizer": "sgd", "lr": "0.5"}
+    _, trainer, theta, shards, _ = trained("linear", **whole)
+    _, rising, *_ = trained("linear", **whole, rise=4)
+    for round in (0, 3):
+        one, quarter = (of.train(theta, shards[0], round, 0, 1).delta for of in (trainer, rising))
+        assert all(torch.allclose(4 * quarter[name], one[name], atol=1e-6) for name in theta)
+    few, all_ = (of.train(theta, shards[0], 0, 0).losses for of in (rising, trainer))
+    assert few[0] == all_[0] != few[-1]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_round_leaves_nothing_behind(name):
     _, trainer, theta, shards, _ = trained(name)
