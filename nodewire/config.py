@@ -176,6 +176,10 @@ class TrainConfig(Section):
     """The part of a price that a customer pays first, unless it paid for the round before."""
     most: Size = 2 * 10**9
     """The largest weights or shard that is fetched."""
+    fedstr: bool = False
+    """Serve requests in FEDSTR's layout (kind 8000), too, whose weights and shards are fetched from their URLs."""
+    private_endpoints: bool = False
+    """Fetch these over plain http from loopback and private addresses: for a market on this machine or network."""
 
 
 class ProviderConfig(Role):
