@@ -43,7 +43,7 @@ class Source:
     """Where the plaintext of that SHA-256 and size is: a URL, or the event itself (`inline`)."""
 
     sha256: str
-    bytes: int
+    size: int
     url: str = ""
     inline: bytes = b""
     key: str | None = None

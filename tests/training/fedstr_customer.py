@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -47,6 +48,7 @@ class Customer:
     async def ask(self, provider: str, tags: list[list[str]], *, encrypted: bool = False, created_at: int = 0) -> Event:
         """Publish a request for `provider`."""
         public = [["p", provider], ["relays", "ws://nowhere.invalid"], ["output", "application/safetensors"]]
+        public.append(["alt", secrets.token_hex(4)])  # two requests of one second are two
         content = ""
         if encrypted:
             content = nip44.encrypt(json.dumps(tags), nip44.conversation_key(self.keys, provider))

@@ -30,14 +30,12 @@ class FedstrAdmission:
 
         Raises:
             BadTag, BadEvent, BadRecipe, TooLarge, Unsupported: as `fedstr.parse`.
-            NotAllowed: too little work, a run or time that is not served, or a request that was served.
+            NotAllowed: too little work, a run or time that is not served.
             PaymentRequired: the customer let an earlier balance pass its time, or bids less than the price.
         """
         nip13.check(event, self._trainer.pow_bits)
         if self._ledger.in_debt(event.pubkey, now_s):
             raise PaymentRequired("customer", "an earlier round is unpaid")
-        if self._ledger.has_job(event.id):
-            raise NotAllowed("id", "this request has been served")
         asked = fedstr.parse(event, self._keys)
         if asked.kind not in self._trainer.kinds:
             raise NotAllowed("run", "not served here")
@@ -91,7 +89,7 @@ class FedstrAdmission:
 
 def stored_bytes(source: Source) -> int:
     """How much is fetched for it."""
-    return source.bytes if source.key is None else sealed.sealed_bytes(source.bytes)
+    return source.size if source.key is None else sealed.sealed_bytes(source.size)
 
 
 def _blob(source: Source) -> BlobRef:

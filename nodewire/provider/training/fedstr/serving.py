@@ -101,6 +101,8 @@ class Fedstr:
         async for event in self._pool.subscribe([wanted]):
             if event.id in self._seen or len(self._tasks) >= MAX_TASKS or not fedstr.is_ours(event, self._keys):
                 continue
+            if self._ledger.has_job(event.id):  # served before this provider was started: its customer knows
+                continue
             self._seen[event.id] = None
             while len(self._seen) > MAX_SEEN:
                 del self._seen[next(iter(self._seen))]
