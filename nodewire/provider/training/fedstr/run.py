@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import tempfile
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Unpack
 
@@ -25,6 +22,8 @@ from nodewire.provider.training.made import MadeResults
 from nodewire.provider.training.paid import Open
 from nodewire.provider.training.run import TASK, ShardRun
 
+FETCHED = "fetched"
+"""The folder of what was fetched and no worker has read yet."""
 BALANCE_EXPIRY_S = 30 * 86_400
 """So long a customer that is in debt can pay by the invoice that it has."""
 SETTLING_S = 5.0
@@ -57,15 +56,34 @@ class FedstrRun(ShardRun):
         self._servers = servers
         self._allow_private = allow_private
         self._fetch_s = fetch_s
+        self._fetched: dict[str, Path] = {}
 
-    async def prepare(self, worker: Worker) -> None:
-        """Weights and shard into the worker, which looks at them: what cannot be trained is not to be paid for.
+    async def fetch(self) -> None:
+        """Weights and shard onto the disk: no worker waits for somebody's server.
 
         Raises:
-            NodewireError: they are not to be had, not what the request says, or not the recipe's.
+            NodewireError: they are not to be had, or not of the size that the request says.
         """
-        if self._made.find(self._request.id) is None:
+        if self._made.find(self._request.id) is not None:
+            return  # this provider died while it delivered
+        for edge, source in self._sources.items():
+            path = self._fetched[edge] = self._folder / FETCHED / f"{self._request.id}-{edge}"
+            with path.open("wb") as file:
+                await self._write(source, file)
+
+    async def prepare(self, worker: Worker) -> None:
+        """Both into the worker, which looks at them: what cannot be trained is not to be paid for.
+
+        Raises:
+            NodewireError: they are not what the request says, or not the recipe's.
+        """
+        if self._fetched:
             await self._open(worker)
+
+    def forget(self) -> None:
+        """Remove what was fetched: the worker has it, or nobody wants it."""
+        for path in self._fetched.values():
+            path.unlink(missing_ok=True)
 
     async def deposit(self) -> None:
         amount_msat = self.job.assigned.deposit_msat
@@ -84,29 +102,26 @@ class FedstrRun(ShardRun):
         if self._worker is not None:
             return
         job = self.job
-        with ExitStack() as stack:
-            files = {edge: stack.enter_context(tempfile.NamedTemporaryFile(dir=self._folder)) for edge in self._sources}
-            await asyncio.gather(*(self._fetch(source, files[edge].file) for edge, source in self._sources.items()))
-            params = {
-                "recipe": job.recipe.pack(),
-                "round": self._request.round,
-                "index": self._request.index,
-                "steps": job.assigned.steps,
-                "start": "",
-            }
-            await worker.open(TASK, self._request.id, params)
-            self._worker = worker
-            for edge, source in self._sources.items():
-                await self._feed(worker, edge, Path(files[edge].name), source.key, source.sha256)
+        params = {
+            "recipe": job.recipe.pack(),
+            "round": self._request.round,
+            "index": self._request.index,
+            "steps": job.assigned.steps,
+            "start": "",
+        }
+        await worker.open(TASK, self._request.id, params)
+        self._worker = worker
+        for edge, source in self._sources.items():
+            await self._feed(worker, edge, self._fetched[edge], source.key, source.sha256)
+        self.forget()
 
-    async def _fetch(self, source: Source, file: IO[bytes]) -> None:
+    async def _write(self, source: Source, file: IO[bytes]) -> None:
         if source.url:
             await download(
                 source.url, file, stored_bytes(source), allow_private=self._allow_private, timeout_s=self._fetch_s
             )
         else:
             file.write(source.inline)
-        file.flush()
 
     async def _deliver(self, path: Path, made: Delivered) -> None:
         blob = await self._blobs.put(path)

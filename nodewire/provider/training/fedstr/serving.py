@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import time
 from collections.abc import Coroutine
 from pathlib import Path
@@ -25,7 +26,7 @@ from nodewire.provider.training.admission import TrainingAdmission
 from nodewire.provider.training.carried import CarriedFiles
 from nodewire.provider.training.fedstr.admission import FedstrAdmission
 from nodewire.provider.training.fedstr.kept import KeptRequests
-from nodewire.provider.training.fedstr.run import FedstrRun
+from nodewire.provider.training.fedstr.run import FETCHED, FedstrRun
 from nodewire.provider.training.made import MadeResults
 from nodewire.store.blobs import Blobs
 
@@ -61,7 +62,7 @@ class Fedstr:
         patience_s: float,
         servers: tuple[str, ...],
         allow_private: bool,
-        fetch_s: float = 300.0,
+        fetch_s: float = 120.0,
     ) -> None:
         self._keys = keys
         self._pool = pool
@@ -76,6 +77,10 @@ class Fedstr:
         self._made = MadeResults(folder / "made")
         self._carried = CarriedFiles(folder / "carried", 0)
         self._kept = KeptRequests(folder / "requests")
+        shutil.rmtree(folder / FETCHED, ignore_errors=True)
+        (folder / FETCHED).mkdir(mode=0o700)
+        self._fetching = asyncio.Semaphore(ad.concurrency)
+        """So many requests at a time have something on the disk that no worker has."""
         self._patience_s = patience_s
         self._servers = servers
         self._allow_private = allow_private
@@ -117,8 +122,7 @@ class Fedstr:
         """A request from its first look to its balance. `again`: it was under way when this provider died."""
         try:
             asked = fedstr.parse(event, self._keys) if again else self._glance(event)
-            run = await self._translated(asked)
-            worker = await self._slot()
+            run, worker = await self._begun(asked)
         except NodewireError as error:
             log.info("fedstr %s refused: %s", event.id[:8], error)
             self._kept.over(event.id)
@@ -147,6 +151,17 @@ class Fedstr:
         if list(self._unpaid.values()).count(asked.customer) >= MAX_UNPAID:
             raise PaymentRequired("customer", f"{MAX_UNPAID} results are not paid yet")
         return asked
+
+    async def _begun(self, asked: Asked) -> tuple[FedstrRun, Worker]:
+        """What the request needs, fetched, and a worker for it. Raises as admission and `FedstrRun.fetch`; Busy."""
+        async with self._fetching:
+            run = await self._translated(asked)
+            try:
+                await run.fetch()
+                return run, await self._slot()
+            except BaseException:
+                run.forget()
+                raise
 
     async def _translated(self, asked: Asked) -> FedstrRun:
         data = asked.data if isinstance(asked.data, Source) else await self._data_of(asked.data, asked.customer)
@@ -200,7 +215,7 @@ class Fedstr:
         return found[0]
 
     async def _work(self, event: Event, run: FedstrRun, worker: Worker) -> None:
-        """A slot is for what is fetched, the deposit and the work."""
+        """A slot is for the deposit and the work."""
         try:
             self._kept.begun(event)
             await run.prepare(worker)
@@ -210,6 +225,7 @@ class Fedstr:
             await run.refuse(error)
             raise
         finally:
+            run.forget()
             self._free.put_nowait(worker)
         self._kept.over(event.id)
 
