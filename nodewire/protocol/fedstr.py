@@ -31,6 +31,8 @@ from nodewire.protocol.trainer import TOPIC, Trainer
 MAX_REQUEST_BYTES = 24_576
 """Of a request's event as JSON: its result repeats it."""
 MAX_INPUTS = 8
+MAX_INPUT_BYTES = 1_280
+"""Of an input's tag in the plain."""
 RUNS = {"fedavg": kinds.FEDAVG, "diloco": kinds.DILOCO}
 Marker = Literal["data", "state"]
 _PRICES = ("msat_per_pflop", "least_msat", "deposit_ppm")
@@ -141,7 +143,7 @@ def parse(event: Event, keys: Keys) -> Asked:
         bid_msat=None if bid is None else tags.number("bid", bid, most=2**63 - 1),
         state=state,
         data=source(event, keys, "data"),
-        inputs=tuple(tag for tag in event.tags if tag[0] == "i"),
+        inputs=_repeated(event),
         text=text,
     )
 
@@ -246,6 +248,14 @@ def _said(event: Event, keys: Keys) -> Tags:
     ):
         raise BadEvent("content", "not an array of tags")
     return tuple(tuple(tag) for tag in said)
+
+
+def _repeated(event: Event) -> Tags:
+    """The `i` tags that a result repeats beside the whole request; together they fit an event. Raises TooLarge."""
+    inputs = tuple(tag for tag in event.tags if tag[0] == "i")
+    if any(sum(len(part.encode()) for part in tag) > MAX_INPUT_BYTES for tag in inputs):
+        raise TooLarge("i", f"more than {MAX_INPUT_BYTES} bytes in the plain")
+    return inputs
 
 
 def _marker(tag: tuple[str, ...]) -> str:

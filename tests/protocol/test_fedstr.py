@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodewire.errors import BadTag, NodewireError, Unsupported
+from nodewire.errors import BadTag, NodewireError, TooLarge, Unsupported
 from nodewire.nostr import event as events
 from nodewire.nostr import nip44
 from nodewire.nostr.keys import Keys
@@ -30,6 +30,8 @@ TAGS = [
     ["param", "recipe", json.dumps(RECIPE.document())],
 ]
 
+LINEAR = [["param", name, "4"] for name in ("inputs", "classes", "steps", "batch")] + [["param", "lr", "0.1"]]
+
 
 def request(tags, content="", kind=8000):
     return events.sign(CUSTOMER, kind, created_at=1_700_000_000, content=content, tags=[["p", PROVIDER.public], *tags])
@@ -47,6 +49,15 @@ def test_a_request_says_the_same_in_the_plain_and_encrypted(event):
     assert asked.deadline_s == RECIPE.deadline
     assert asked.data == Source(HASH, 1000, url="https://a.example/d", key=KEY)
     assert asked.state == Source(HASH, 2000, url="https://a.example/s")
+
+
+def test_a_result_has_room_for_the_largest_request_that_is_read():
+    padding = ["alt", '"' * 6_500]  # which takes two bytes each, and four in what a result repeats
+    inputs = [["i", "https://a.example/" + "a" * 1_000, "url", "", marker] for marker in ("data", "state", *"abcdef")]
+    event = request([padding, *inputs, *TAGS[2:4], *TAGS[5:7], ["param", "model", "linear"], *LINEAR])
+    asked = fedstr.parse(event, PROVIDER)
+    result = fedstr.result(PROVIDER, asked, "c" * 4_000, created_at=1, amount_msat=2**62, bolt11="l" * 2_048)
+    assert len(asked.text) > 20_000 and len(result.to_json()) <= events.MAX_BYTES
 
 
 def test_text_is_base64_and_a_job_without_a_marker_is_data():
@@ -87,6 +98,8 @@ def test_what_is_somebody_elses_is_not_ours(event):
         ([*TAGS, *([["i", "a", "url"]] * 7)], BadTag),
         ([TAGS[0], ["i", HASH, "job", "", "state"], *TAGS[2:]], Unsupported),
         ([["i", "not base64", "text", "", "data"], *TAGS[1:]], BadTag),
+        ([*TAGS, ["i", "a" * 1_300, "url"]], TooLarge),
+        ([*TAGS, ["alt", "a" * 25_000]], TooLarge),
         ([*TAGS, ["bid", "1.5"]], BadTag),
         ([*TAGS, ["output", "text/plain"]], Unsupported),
         ([*TAGS, ["param", "deadline", "99999999999"]], BadTag),

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from safetensors.numpy import load, save
 
 from nodewire.nostr import event as events
-from nodewire.nostr import nip44
+from nodewire.nostr import nip13, nip44
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
@@ -45,7 +45,9 @@ class Customer:
             async with self._came:
                 self._came.notify_all()
 
-    async def ask(self, provider: str, tags: list[list[str]], *, encrypted: bool = False, created_at: int = 0) -> Event:
+    async def ask(
+        self, provider: str, tags: list[list[str]], *, encrypted: bool = False, pow_bits: int = 0, created_at: int = 0
+    ) -> Event:
         """Publish a request for `provider`."""
         public = [["p", provider], ["relays", "ws://nowhere.invalid"], ["output", "application/safetensors"]]
         public.append(["alt", secrets.token_hex(4)])  # two requests of one second are two
@@ -55,7 +57,9 @@ class Customer:
             public.append(["encrypted"])
         else:
             public += tags
-        event = events.sign(self.keys, 8000, created_at=created_at or int(time.time()), content=content, tags=public)
+        at = created_at or int(time.time())
+        mined = nip13.mine(self.keys.public, 8000, pow_bits, created_at=at, content=content, tags=public)
+        event = events.sign(self.keys, 8000, created_at=at, content=content, tags=mined if pow_bits else public)
         await self.pool.publish(event)
         return event
 

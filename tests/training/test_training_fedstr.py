@@ -273,6 +273,16 @@ async def test_of_others_events_of_these_kinds_nothing_is_said(market, host):
         assert [one.said(event) for event in (added, sealed_, others)] == [[], [], []]
 
 
+async def test_work_is_asked_for_and_dates_are_of_today(market, host):
+    async with provider(market, "ada", fedstr=True, pow_bits=6) as ada, dora(market) as one:
+        idle = await one.ask(ada.public, round_of(host))
+        late = await one.ask(ada.public, round_of(host, deadline=5), created_at=int(time.time()) - 20, pow_bits=6)
+        early = await one.ask(ada.public, round_of(host), created_at=int(time.time()) + 300, pow_bits=6)
+        codes = [why(await one.answer(request, "error")) for request in (idle, late, early)]
+        assert codes == ["bad-tag", "not-allowed", "not-allowed"]
+        await one.buy(ada.public, round_of(host), pow_bits=6)
+
+
 async def test_switched_off_it_is_silent(market, host):
     async with provider(market, "ada") as ada, dora(market) as one:
         request = await one.ask(ada.public, round_of(host))

@@ -10,10 +10,15 @@ from nodewire.pay.ledger import Ledger
 from nodewire.protocol import fedstr
 from nodewire.protocol.fedstr import Asked, Source
 from nodewire.protocol.manifest import BlobRef
-from nodewire.protocol.round import Assigned, Round, RoundRequest, RoundTicket, job_of, seal_of, work_gflop
+from nodewire.protocol.round import BALANCE, Assigned, Round, RoundRequest, RoundTicket, job_of, seal_of, work_gflop
 from nodewire.protocol.trainer import Trainer
 from nodewire.provider.training.admission import Admitted, TrainingAdmission
 from nodewire.store import sealed
+
+MAX_UNPAID = 2
+"""Results of one customer that wait for their balance."""
+CLOCKS_S = 60.0
+"""Clocks that are less far apart are not told of it."""
 
 
 class FedstrAdmission:
@@ -31,11 +36,16 @@ class FedstrAdmission:
         Raises:
             BadTag, BadEvent, BadRecipe, TooLarge, Unsupported: as `fedstr.parse`.
             NotAllowed: too little work, a run or time that is not served.
-            PaymentRequired: the customer let an earlier balance pass its time, or bids less than the price.
+            PaymentRequired: the customer let an earlier balance pass its time, or has too many open, or bids less than
+                the price.
         """
         nip13.check(event, self._trainer.pow_bits)
         if self._ledger.in_debt(event.pubkey, now_s):
             raise PaymentRequired("customer", "an earlier round is unpaid")
+        if self._ledger.open_dues(event.pubkey, BALANCE) >= MAX_UNPAID:
+            raise PaymentRequired("customer", f"{MAX_UNPAID} results are not paid yet")
+        if event.created_at > now_s + CLOCKS_S:
+            raise NotAllowed("created_at", "in the future, where debts begin later")
         asked = fedstr.parse(event, self._keys)
         if asked.kind not in self._trainer.kinds:
             raise NotAllowed("run", "not served here")

@@ -10,7 +10,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from nodewire.errors import BadTag, Busy, NodewireError, NotFound, PaymentRequired
+from nodewire.errors import BadTag, Busy, NodewireError, NotFound
 from nodewire.kind import Worker
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
@@ -35,8 +35,6 @@ log = logging.getLogger("nodewire.provider")
 MAX_SEEN = 8_192
 MAX_TASKS = 256
 """Requests that are looked at, under way or unpaid at a time; of more nothing is said."""
-MAX_UNPAID = 2
-"""Results of one customer that wait for their balance."""
 MAX_HOPS = 16
 """Requests that are looked up, each naming the one before it, until one cites its data itself."""
 MAX_KNOWN = 1_024
@@ -86,8 +84,6 @@ class Fedstr:
         self._allow_private = allow_private
         self._fetch_s = fetch_s
         self._runs: dict[str, FedstrRun] = {}
-        self._unpaid: dict[str, str] = {}
-        """Customers by the requests whose results they have and have not paid."""
         self._known: dict[str, Source] = {}
         """The data of requests that were served, for those that name them."""
         self._seen: dict[str, None] = {}
@@ -121,8 +117,8 @@ class Fedstr:
     async def _serve(self, event: Event, *, again: bool) -> None:
         """A request from its first look to its balance. `again`: it was under way when this provider died."""
         try:
-            asked = fedstr.parse(event, self._keys) if again else self._glance(event)
-            run, worker = await self._begun(asked)
+            asked = fedstr.parse(event, self._keys) if again else self._admission.glance(event, time.time())
+            run, worker = await self._begun(asked, again=again)
         except NodewireError as error:
             log.info("fedstr %s refused: %s", event.id[:8], error)
             self._kept.over(event.id)
@@ -131,7 +127,6 @@ class Fedstr:
         self._runs[event.id] = run
         try:
             await self._work(event, run, worker)
-            self._unpaid[event.id] = event.pubkey
             await run.balance()
         except NodewireError as error:
             log.warning("fedstr %s ended: %s", event.id[:8], error)
@@ -140,25 +135,19 @@ class Fedstr:
         else:
             log.info("fedstr %s served, %.3f sat earned", event.id[:8], run.job.assigned.price_msat / 1000)
         finally:
-            self._unpaid.pop(event.id, None)
             del self._runs[event.id]
             await run.close()
         self._kept.over(event.id)
         self._made.over(event.id)
 
-    def _glance(self, event: Event) -> Asked:
-        asked = self._admission.glance(event, time.time())
-        if list(self._unpaid.values()).count(asked.customer) >= MAX_UNPAID:
-            raise PaymentRequired("customer", f"{MAX_UNPAID} results are not paid yet")
-        return asked
-
-    async def _begun(self, asked: Asked) -> tuple[FedstrRun, Worker]:
+    async def _begun(self, asked: Asked, *, again: bool) -> tuple[FedstrRun, Worker]:
         """What the request needs, fetched, and a worker for it. Raises as admission and `FedstrRun.fetch`; Busy."""
         async with self._fetching:
             run = await self._translated(asked)
             try:
                 await run.fetch()
-                return run, await self._slot()
+                until_s = asked.created_at + asked.deadline_s - time.time()
+                return run, await self._slot(max(SLOT_S, until_s) if again else SLOT_S)  # its deposit may be paid
             except BaseException:
                 run.forget()
                 raise
@@ -229,10 +218,10 @@ class Fedstr:
             self._free.put_nowait(worker)
         self._kept.over(event.id)
 
-    async def _slot(self) -> Worker:
+    async def _slot(self, wait_s: float) -> Worker:
         """A worker that is free, or will be in a moment. Raises Busy: none is."""
         try:
-            return await asyncio.wait_for(self._free.get(), SLOT_S)
+            return await asyncio.wait_for(self._free.get(), wait_s)
         except TimeoutError as error:
             raise Busy("concurrency", "all workers are training") from error
 
