@@ -64,7 +64,7 @@ def targets() -> dict[str, Target]:
     from nodewire.errors import BadInput
     from nodewire.nostr import event as events
     from nodewire.nostr.keys import Keys
-    from nodewire.protocol import audit, delivery, feedback, trainer
+    from nodewire.protocol import audit, closing, delivery, feedback, trainer
     from nodewire.protocol import round as rounds
     from nodewire.protocol.delivery import Delivered, Progress
     from nodewire.protocol.manifest import BlobRef
@@ -125,7 +125,12 @@ def targets() -> dict[str, Target]:
         name="ada", kinds=(8840, 8841), families=("mlp",), msat_per_pflop=5, gflops=50, memory_bytes=10**9,
         most_bytes=10**8, concurrency=2, lnurl="https://ada.example/pay",
     )  # fmt: skip
-    asked = audit.ask(me, 8841, request.id, other.public, [0, 1, 5], created_at=at)
+    counted = closing.Counted(
+        request=request.id, provider=other.public, index=0, result=result.id, commitment=commitment
+    )
+    close = closing.Close(job=round_.job, round=3, nonce="0c" * 32, results=(counted,), others=("0d" * 32,))
+    closed = closing.build(me, 8841, close, created_at=at)
+    asked = audit.ask(me, 8841, request.id, other.public, closed.id, [0, 1, 5], created_at=at)
     ad_event = trainer.build(other, ad, created_at=at)
 
     def ticket(data: bytes) -> None:
@@ -222,6 +227,7 @@ def targets() -> dict[str, Target]:
         "result.opening": _documents([json.loads(opening.to_json())], opened),
         "progress": _documents([{"v": 1, "step": 5, "loss": 1_000}], lambda data: void(Progress.parse(data))),
         "feedback": _events([say_due], event_read(feedback.parse)),
+        "round.closed": _events([closed], event_read(closing.parse)),
         "audit.asked": _events([asked], event_read(audit.parse)),
         "audit.showing": _documents(
             [json.loads(audit.Showing(shown=tuple(shown)).to_json())],
@@ -413,7 +419,8 @@ NAMES = (
     "recipe.toml", "recipe.json", "recipe.msgpack", "recipe.packed", "recipe.document", "update.f32", "update.int8",
     "update.int4", "update.topk8", "update.topk2", "shard.arrays", "shard.bytes", "shard.tokens", "shard.pairs",
     "theta",
-    "blob.sealed", "ticket", "request", "result", "result.opening", "progress", "feedback", "audit.asked",
+    "blob.sealed", "ticket", "request", "result", "result.opening", "progress", "feedback", "round.closed",
+    "audit.asked",
     "audit.showing",
     "trainer.ad",
 )  # fmt: skip

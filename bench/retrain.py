@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from nodewire.protocol import closing
+from nodewire.protocol import closing, drawing
 from nodewire.protocol.recipe import Recipe
 from nodewire.train import compress, inner, segments, state
 from nodewire.train.data import Shard
@@ -62,7 +62,7 @@ def committed(
     claim = segments.Claim(AUTHOR, REQUEST, round_, index, tuple(states), hashlib.sha256(packed).digest())
     root = claim.root()
     close = hashlib.sha256(b"close" + root).hexdigest()
-    drawn = closing.draw(close, root.hex(), len(states), float(recipe.audit.fraction))
+    drawn = drawing.draw(close, root.hex(), len(states), float(recipe.audit.fraction))
     shown = {end: segments.show(snapshots[end]) for end in closing.ends(drawn)}
     return {"claim": claim, "drawn": drawn, "shown": shown, "packed": packed}
 

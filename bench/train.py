@@ -5,7 +5,8 @@ Arms, each in a process of its own, warm, one thread a worker:
     bare      nodewire.train.bare: every round in one process
     plain     digits only: the same by torch.nn and torch.optim, as anybody writes it
     market    relay, Lightning network, providers and customer as processes; from the first request published to the
-              final weights, with payments and audits beside the rounds
+              final weights, with payments and audits beside the rounds or, as far as
+              providers give credit, after them (`until_paid_s`)
     flower    digits only, and where --flower names a Python that has flwr[simulation]: Flower's simulation, without
               its start
 
@@ -102,6 +103,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", choices=("digits", "bytes"), help="one of the two models")
     parser.add_argument("--providers", type=int, default=CLIENTS, help="their workers add up to the clients")
     parser.add_argument("--flower", help="a Python that has flwr[simulation], scikit-learn and torch")
+    parser.add_argument("--credit", type=int, default=1_000_000, help="msat: what providers let a customer owe")
     parser.add_argument("--train", action="append", default=[], metavar="LINE", help="a further line of [train]")
 
 
@@ -112,7 +114,7 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
             folder / "market",
             providers=options.providers,
             concurrency=-(-CLIENTS // options.providers),
-            train_lines=options.train,
+            train_lines=[f"credit_msat = {options.credit}", *options.train],
         )
         async with market:
             bench = _Bench(report, options, market, folder)

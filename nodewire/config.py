@@ -174,6 +174,9 @@ class TrainConfig(Section):
     """Rounds at a time, each in a worker of its own."""
     deposit_ppm: int = Field(default=200_000, ge=0, le=1_000_000)
     """The part of a price that a customer pays first, unless it paid for the round before."""
+    credit_msat: Msat = 0
+    """What a customer may owe, besides the round before, while its next round is trained: audits and payments take
+    about as long as a small round, and customers put them off as far as this lets them."""
     most: Size = 2 * 10**9
     """The largest weights or shard that is fetched."""
     fedstr: bool = False

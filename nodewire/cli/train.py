@@ -31,6 +31,9 @@ FIND_S = 30.0
 _AGAIN_S = 2.0
 
 
+_STEPS = "outer steps are bought beside it, as far as the budget has room"
+
+
 class OuterBy(StrEnum):
     SELF = "self"
     MARKET = "market"
@@ -70,6 +73,8 @@ def train(
     read = read_recipe(recipe)
     if quote:
         _quote(customer, read, data, shards, budget_msat, as_json=json)
+        if outer is OuterBy.MARKET and not json:
+            notes.print(_STEPS, soft_wrap=True)
         return
     if budget_msat is None:
         raise BadInput("--budget", "most that the training may cost, such as 50000sat; --quote says what it would")
@@ -239,6 +244,8 @@ async def _train(ask: _Ask, *, show: bool) -> Trained:
         quote = await _quoted(ask.customer, ask.recipe, ask.data, ask.shards, wait_s=FIND_S)
         if show:
             show_quote(quote, notes, budget_msat=ask.budget_msat)
+            if ask.buys_steps:
+                notes.print(_STEPS, soft_wrap=True)
         quote.check(ask.budget_msat)
         names = {offer.public: offer.name for offer in quote.offers}
         view = TrainingView(ask.recipe, ask.budget_msat, notes, names=names, seconds=quote.seconds)

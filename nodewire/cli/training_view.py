@@ -75,6 +75,9 @@ class TrainingView:
         self._progress: dict[str, Progress] = {}
         self._stepped_s: list[float] = []
         """When each round of this run ended; before them, when the first was asked for."""
+        self._step_requests: set[str] = set()
+        """Requests of outer steps that are bought."""
+        self._step = _Verdict("", "")
         self._live: Live | None = None
         self._says = True
 
@@ -131,6 +134,8 @@ class TrainingView:
                 self._stepped_s = self._stepped_s or [self._clock()]
                 for row in event.rows:
                     self._progress.pop(row.provider, None)
+            case machine.StepPublished():
+                self._step_requests.add(event.request)
             case machine.Stepped():
                 self._stepped_s.append(self._clock())
                 self._progress.clear()
@@ -152,6 +157,9 @@ class TrainingView:
 
     def _rule(self, request: str, provider: str, text: str, style: str) -> None:
         debt = self.state.debts[request, provider]
+        if request in self._step_requests:
+            self._step = _Verdict(f"{self._name(provider)} {text}", style)
+            return
         words = f"{self._name(provider)} {text}" if style != "green" else f"{text} (round {debt.round + 1})"
         self._verdicts[debt.row.index] = _Verdict(words, style)
 
@@ -172,6 +180,10 @@ class TrainingView:
             case machine.Published(round_, _, _, rows):
                 asked = ", ".join(f"{self._name(row.provider)} for shard {row.index}" for row in rows)
                 self._print(f"[dim]round {round_ + 1} of {self.state.rounds}: asked {asked}[/]")
+            case machine.StepPublished():
+                self._print(f"[dim]round {event.round + 1}: asked {who} for the outer step[/]")
+            case machine.StepHere(round_, reason):
+                self._print(f"[dim]round {round_ + 1}: the outer step is made here, {one_line(reason)}[/]")
             case machine.Judged(_, _, True, _, _):
                 self._print(f"{who} [green]accepted[/]")
             case machine.Audited(_, _, True, _):
@@ -269,6 +281,11 @@ class TrainingView:
                 f"{said.loss / 1_000_000:.4f}" if said else "",
                 Text(plain(verdict.text.replace("\n", " ")), style=verdict.style),
             )
+        outer = state.outer
+        if self._step_requests:
+            status = "" if outer.status == "idle" else outer.status
+            who = self._name(outer.provider) if outer.provider else "-"
+            table.add_row("step", who, Text(status, style=_STATE_STYLES.get(status, "dim")), "", "", self._step.text)
         if len(works) > _MOST_ROWS:
             table.add_row("", f"and {len(works) - _MOST_ROWS} more")
         return table

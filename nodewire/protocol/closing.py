@@ -6,7 +6,6 @@ Its id is what segments are drawn with. It names every result's commitment, so n
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
@@ -17,7 +16,8 @@ from nodewire.errors import BadEvent, BadInput, BadTag, NotAllowed
 from nodewire.nostr import event as _event
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
-from nodewire.protocol import canonical, kinds, tags
+from nodewire.protocol import kinds, tags
+from nodewire.protocol.drawing import draw
 from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.round import MAX_ROUNDS, MAX_SHARDS
 from nodewire.protocol.schema import Hex32, Schema
@@ -100,26 +100,17 @@ def drawn(closed: Closed, counted: Counted, recipe: Recipe, steps: int) -> tuple
     """The segments of a result that are computed again, ascending.
 
     The last is always among them of a result that is doubted, since behind it is seen whether the update is what came
-    of the work, and where something is carried, since with it goes what the next round begins with.
+    of the work, and where something is carried, since with it goes what the next round begins with. Where both are so,
+    all are: only its provider has what the round could be trained again from as a whole.
     """
     count = -(-steps // recipe.audit.segment)
-    fraction = float(recipe.audit.fraction) * (DOUBT if counted.doubted else 1)
     carries = recipe.compression.carries
+    fraction = float(recipe.audit.fraction) * (DOUBT if counted.doubted else 1)
+    if counted.doubted and carries:
+        fraction = 1.0
     most = MAX_DRAWN - (2 if carries else 1 if counted.doubted else 0)
     found = draw(closed.id, counted.commitment, count, min(1.0, fraction, most / count))
     return tuple(sorted({*found, count - 1})) if carries or counted.doubted else found
-
-
-def draw(seed: str, commitment: str, segments: int, fraction: float, least: int = 1) -> tuple[int, ...]:
-    """floor(segments x fraction) of a commitment's segments, at least `least`: the first of an order by random words.
-
-    Both strings are hex. The words are those of NIPS.md, "What is drawn".
-    """
-    many = min(segments, max(least, int(segments * fraction)))
-    of = canonical.encode(["segments", seed, commitment])
-    stream = hashlib.shake_256(b"nodewire/stream/1\x00" + of).digest(8 * segments)
-    words = [int.from_bytes(stream[at : at + 8], "little") for at in range(0, len(stream), 8)]
-    return tuple(sorted(sorted(range(segments), key=lambda i: (words[i], i))[:many]))
 
 
 def ends(segments: Iterable[int]) -> tuple[int, ...]:

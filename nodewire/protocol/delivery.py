@@ -15,7 +15,7 @@ from nodewire.errors import BadEvent, BadInput, BadTag
 from nodewire.nostr import event as _event
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
-from nodewire.protocol import canonical, kinds, merkle, tags
+from nodewire.protocol import canonical, inline, kinds, merkle, tags
 from nodewire.protocol.manifest import BlobRef
 from nodewire.protocol.schema import Count, Hex32, Schema
 
@@ -79,6 +79,8 @@ class Delivery:
     blob: BlobRef
     amount_msat: int
     ciphertext: str
+    result: bytes | None = None
+    """The result's ciphertext, where it stands in the event."""
 
 
 def build(
@@ -92,8 +94,9 @@ def build(
     amount_msat: int,
     ciphertext: str,
     created_at: int,
+    result: bytes | None = None,
 ) -> Event:
-    """The result of a request of `kind`."""
+    """The result of a request of `kind`; `result` is its ciphertext, if it is to stand in the event (`fits`)."""
     said = [
         ["e", request],
         ["p", customer],
@@ -102,6 +105,8 @@ def build(
         ["amount", str(amount_msat)],
         ["encrypted"],
     ]
+    if result is not None:
+        said += inline.tag(result, len(ciphertext) + 1_024)
     return _event.sign(keys, kinds.result_of(kind), created_at=created_at, content=ciphertext, tags=said)
 
 
@@ -127,4 +132,5 @@ def parse(event: Event) -> Delivery:
         blob=blob,
         amount_msat=tags.number("amount", tags.text(event, "amount"), most=2**63 - 1),
         ciphertext=event.content,
+        result=inline.of(event, blob),
     )

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from nodewire.errors import BadEvent, BadInput, BadTag, Unsupported
 from nodewire.nostr.event import Event
-from nodewire.protocol import canonical, kinds, start, tags
+from nodewire.protocol import canonical, inline, kinds, start, tags
 from nodewire.protocol.job import MAX_RELAYS
 from nodewire.protocol.manifest import BlobRef
 from nodewire.protocol.recipe import Recipe
@@ -72,6 +72,8 @@ class Round(Schema):
     """The request of the round before this one, if there was any."""
     deadline_s: int = Field(ge=1, le=31_536_000)
     """How long the customer waits for results, from `created_at`."""
+    inline: int = Field(default=0, ge=0, le=inline.MAX_BYTES)
+    """The longest result that may stand in its own event."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -103,6 +105,8 @@ class RoundRequest:
     kind: int
     round: Round
     relays: tuple[str, ...]
+    theta: bytes | None = None
+    """The weights' ciphertext, where it stands in the event."""
 
 
 class RoundTicket(Schema):
@@ -163,8 +167,14 @@ def seal_of(recipe_digest: str, salt: str) -> str:
     return canonical.digest("nodewire/recipe-seal/1", [recipe_digest, salt])
 
 
-def tags_and_content(round_: Round, *, relays: Sequence[str]) -> tuple[list[list[str]], str]:
-    """Tags and content of a request's event; the customer adds the NIP-13 nonce and signs."""
+def tags_and_content(
+    round_: Round, *, relays: Sequence[str], theta: bytes | None = None
+) -> tuple[list[list[str]], str]:
+    """Tags and content of a request's event; the customer adds the NIP-13 nonce and signs.
+
+    Args:
+        theta: the weights' ciphertext, to stand in the event if there is room: where not, it has to be on a server.
+    """
     said = [
         ["i", round_.theta.sha256, "blob"],
         *([["i", round_.previous, "job", relays[0] if relays else ""]] if round_.previous else []),
@@ -176,7 +186,10 @@ def tags_and_content(round_: Round, *, relays: Sequence[str]) -> tuple[list[list
         ["encrypted"],
         *(["p", shard.provider] for shard in round_.shards),
     ]
-    return said, round_.to_json()
+    content = round_.to_json()
+    if theta is not None:
+        said += inline.tag(theta, len(orjson.dumps([said, content])) + 1_024)
+    return said, content
 
 
 def parse(event: Event) -> RoundRequest:
@@ -200,7 +213,8 @@ def parse(event: Event) -> RoundRequest:
     relays = next((tag[1:] for tag in event.tags if tag[0] == "relays"), ())
     if len(relays) > MAX_RELAYS:
         raise BadTag("relays", f"more than {MAX_RELAYS}")
-    return RoundRequest(event.id, event.pubkey, event.created_at, event.kind, round_, tuple(relays))
+    theta = inline.of(event, round_.theta)
+    return RoundRequest(event.id, event.pubkey, event.created_at, event.kind, round_, tuple(relays), theta)
 
 
 def is_ticket(text: str) -> bool:

@@ -46,6 +46,8 @@ class Trainer(Schema):
     concurrency: int = Field(ge=1, le=4_096)
     deposit_ppm: Ppm = 0
     """The part of a round's price that it wants before it begins; who paid it for the round before is spared it."""
+    credit_msat: Msat = 0
+    """What a customer that has been served before may owe it, besides the round before, and still be served."""
     lnurl: HttpUrl | Literal[""] = ""
     """Its LNURL-pay endpoint; empty where everything is free."""
     pow_bits: int = Field(default=0, ge=0, le=64)

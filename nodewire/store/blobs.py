@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import random
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -38,8 +39,13 @@ from nodewire.nostr.keys import Keys
 from nodewire.protocol.manifest import BlobRef
 
 MAX_BYTES = 4 * 1024**3
+SMALL_BYTES = 1 << 20
 _CHUNK_BYTES = 262_144
 _AUTHORIZED_S = 3_600  # an upload of gigabytes takes its time; the authorization is for this one hash only
+_BUSY = (429, 503)
+_BUSY_S = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+"""Pauses after which a server that has too much to do is asked again, each half to one and a half as long: a round's
+results come all at once."""
 _ROUNDS = 3  # over all servers; what has come in is kept between them
 _TIMEOUT = aiohttp.ClientTimeout(total=None, connect=10, sock_read=30)
 _HEX = frozenset("0123456789abcdef")
@@ -102,8 +108,9 @@ class Blobs:
                     return True
         return False
 
-    async def get(self, blob: BlobRef | str, max_bytes: int | None = None) -> Path:
-        """The file with exactly these bytes, from the cache or else from the first server that delivers.
+    async def get(self, blob: BlobRef | str, max_bytes: int | None = None, *, inline: bytes | None = None) -> Path:
+        """The file with exactly these bytes, from the cache or else from the first server that delivers; `inline` are
+        its bytes, where they came another way.
 
         Calls for the same blob at the same time share one download. A download that breaks off is resumed, there or at
         the next server.
@@ -114,6 +121,8 @@ class Blobs:
             BadHash: a server sent other bytes, and none sent the right ones.
             LinkLost, TimedOut: it could not be fetched now.
         """
+        if inline is not None:
+            self.keep(inline)
         sha256 = _hash(blob)
         cap = self._max_bytes if max_bytes is None else min(max_bytes, self._max_bytes)
         if isinstance(blob, BlobRef):
@@ -121,7 +130,7 @@ class Blobs:
                 raise TooLarge("blob", f"{blob.bytes} bytes, at most {cap}")
             cap = blob.bytes
         cached = self.path(sha256)
-        if cached.is_file():
+        if _is_whole(cached, sha256):
             if cached.stat().st_size > cap:
                 raise TooLarge("blob", f"{cached.stat().st_size} bytes, at most {cap}")
             return cached
@@ -153,6 +162,22 @@ class Blobs:
             raise next(error for error in reversed(outcomes) if error is not None)
         return ref
 
+    def keep(self, data: bytes) -> BlobRef:
+        """Cache a small blob that came from elsewhere, such as in an event; `get` finds it from now on.
+
+        A power failure may lose it: small files are hashed again when they are got.
+
+        Raises:
+            TooLarge: above SMALL_BYTES.
+        """
+        if len(data) > SMALL_BYTES:
+            raise TooLarge("blob", f"{len(data)} bytes, at most {SMALL_BYTES} at once")
+        with _incoming(self._incoming) as part:
+            part.write(data)
+            sha256 = part.digest.hexdigest()
+            part.settle(self.path(sha256), sync=False)
+        return BlobRef(sha256=sha256, bytes=len(data))
+
     def _forget(self, key: tuple[str, int], done: asyncio.Task[Path]) -> None:
         del self._downloads[key]
         if not done.cancelled():
@@ -183,10 +208,15 @@ class Blobs:
         try:
             if not own and await self._holds(server, ref.sha256):
                 return None
-            with self.path(ref.sha256).open("rb") as file:
-                headers = {"Authorization": self._authorization(keys, ref.sha256), "Content-Type": type_}
-                async with self._http().put(f"{server}/upload", data=file, headers=headers) as response:
-                    return None if response.ok else _refusal(server, response)
+            tries = 0
+            while True:
+                with self.path(ref.sha256).open("rb") as file:
+                    headers = {"Authorization": self._authorization(keys, ref.sha256), "Content-Type": type_}
+                    async with self._http().put(f"{server}/upload", data=file, headers=headers) as response:
+                        if response.status not in _BUSY or tries == len(_BUSY_S):
+                            return None if response.ok else _refusal(server, response)
+                await asyncio.sleep(_BUSY_S[tries] * (0.5 + random.random()))
+                tries += 1
         except (aiohttp.ClientError, TimeoutError) as error:
             return LinkLost(server, str(error) or type(error).__name__)
 
@@ -280,10 +310,11 @@ class _Part:
         self.file.truncate()
         self.size, self.digest, self.sources = 0, hashlib.sha256(), set()
 
-    def settle(self, place: Path) -> None:
-        """Move the file to its place; after a crash it stands there whole or not at all."""
+    def settle(self, place: Path, *, sync: bool = True) -> None:
+        """Move the file to its place; after a power failure it stands there whole or not at all, if `sync`."""
         self.file.flush()
-        os.fsync(self.file.fileno())
+        if sync:
+            os.fsync(self.file.fileno())
         place.parent.mkdir(exist_ok=True)
         os.replace(self.path, place)
 
@@ -297,6 +328,16 @@ def _incoming(directory: Path) -> Iterator[_Part]:
             yield _Part(Path(name), file)
         finally:
             Path(name).unlink(missing_ok=True)
+
+
+def _is_whole(cached: Path, sha256: str) -> bool:
+    """Whether a blob is cached; a small one, which nobody may have synced, with the right bytes."""
+    try:
+        if cached.stat().st_size > SMALL_BYTES:
+            return True
+        return hashlib.sha256(cached.read_bytes()).hexdigest() == sha256
+    except OSError:
+        return False
 
 
 def _hash(blob: BlobRef | str) -> str:

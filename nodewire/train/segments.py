@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from nodewire.errors import BadData, BadHash, BadInput, BadUpdate, Withheld
-from nodewire.protocol import canonical, closing, merkle
+from nodewire.protocol import canonical, drawing, merkle
 from nodewire.protocol.recipe import Recipe
 from nodewire.train import carried, state
 from nodewire.train.carried import Carried
@@ -102,7 +102,7 @@ def drawn(seed: bytes, committed: bytes, segments: int, fraction: float, least: 
     Args:
         seed: the id of the event that closes the round, 32 bytes, unknown when `committed` was published.
     """
-    return closing.draw(seed.hex(), committed.hex(), segments, fraction, least)
+    return drawing.draw(seed.hex(), committed.hex(), segments, fraction, least)
 
 
 def show(snapshot: Snapshot) -> bytes:

@@ -141,12 +141,16 @@ _ORDER = {"accept": 0, "audit": 1, "reject": 2}
 def by_norm(rules: Validation, length: float, known: Sequence[float]) -> Judgement:
     """Inside the band around the median of `known` lengths (its own among them)?
 
-    With fewer than FEW lengths a result out of the band is audited: it is not known which of them is wrong.
+    With fewer than FEW lengths a result out of the band is audited: it is not known which of them is wrong. The median
+    of two is their mean, of which none is above the double, so there a length stands beside the other one.
     """
     figures = {"norm": length}
     if not length > 0:
         return Judgement("reject", "norm: no work", figures)
-    relative = length / median(known)
+    lengths = [one for one in known if one > 0]
+    if 1 < len(lengths) < FEW:
+        lengths.remove(length)
+    relative = length / median(lengths)
     figures["relative_norm"] = relative
     if float(rules.norm_low) <= relative <= float(rules.norm_high):
         return Judgement(figures=figures)

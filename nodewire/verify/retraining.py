@@ -82,7 +82,8 @@ class Retraining:
             reading.wrong("theta", "the transcript has no key to what it began with", 0)
             return False
         try:
-            path = await self._blobs.get(reading.requests[first.request].round.theta)
+            begun = reading.requests[first.request]
+            path = await self._blobs.get(begun.round.theta, inline=begun.theta)
             (said,) = await self._put("begin", sealed.unseal(path, ticket.theta_key), {}, made.before)
         except WorkerFailed:
             raise
@@ -129,7 +130,7 @@ class Retraining:
             if key not in reading.opened:
                 raise NotFound("result", "the transcript has no key to it")
             opening = reading.opened[key]
-            path = await self._blobs.get(reading.results[key].blob)
+            path = await self._blobs.get(reading.results[key].blob, inline=reading.results[key].result)
             (said,) = await self._put("update", sealed.unseal(path, opening.key), meta, opening.sha256)
         except WorkerFailed:
             raise

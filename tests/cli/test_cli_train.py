@@ -182,6 +182,12 @@ def test_a_budget_that_does_not_cover_it_is_told_what_it_would_do_for(folder):
         made.check(30_000)
 
 
+def test_what_is_trained_already_needs_no_trainer_and_no_budget(folder):
+    made = quoted(folder, {}, state=State(rounds=3, round=3))
+    assert (made.left, made.total_msat) == (0, 0)
+    made.check(0)
+
+
 def test_who_does_not_fit_is_said_with_the_reason(folder):
     small = ADA.model_copy(update={"name": "small", "memory_bytes": 10**6})
     other = ADA.model_copy(update={"name": "other", "families": ("decoder",)})

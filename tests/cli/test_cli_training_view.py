@@ -93,6 +93,23 @@ async def test_elsewhere_than_on_a_terminal_it_is_told_in_lines_with_every_reaso
     assert "the same command goes on" in view.stopped("stopped")
 
 
+async def test_outer_steps_that_are_bought_are_shown_and_counted(market):
+    console, tables = recorded(), []
+    view = TrainingView(TWO_ROUNDS, 10**6, console)
+
+    def watch(state_, event, who):
+        view.take(state_, event, who)
+        tables.append(drawn(recorded(), view))
+
+    async with provider(market, "ada"), provider(market, "oona", kinds=(8842,)) as oona:
+        done, _ = await train(market, "dora", TWO_ROUNDS, shards=1, on_change=watch, buys_steps=True)
+    assert done.is_trained
+    assert any(re.search(rf"step +{oona.public[:8]} +working", table) for table in tables)
+    assert view.history.paid_msat == 4 * LEAST_MSAT
+    delivered = sum(work.bytes for work in (done.theta, done.outer.momenta) if work)
+    assert view.history.down_bytes > 2 * delivered
+
+
 async def test_a_quote_is_what_it_comes_to(market):
     async with provider(market, "ada"), provider(market, "bea"):
         async with Pool([market.relay]) as pool:

@@ -114,6 +114,34 @@ def test_a_session_that_is_done_makes_room(coordinator):
         trainer.receive("2", Frame("reveal", 0, (), {"segment": 0}))
 
 
+def test_a_session_that_only_shows_makes_room_too(coordinator):
+    trainer = training_worker.load("trainer", b"", [], LIMITS)
+    params = {"recipe": RECIPE.pack(), "round": 0, "index": 0, "steps": 1}
+    for n in range(trainer_actor.MAX_SESSIONS):
+        trainer.open(str(n), params)
+    sent(trainer, "theta", joined(coordinator.receive("job", Frame("theta", 0))), "1")
+    sent(trainer, "shard", joined(coordinator.receive("job", Frame("shard", 0, (), {"index": 0}))), "1")
+    assert trainer.receive("1", Frame("reveal", 0, (), {"segment": 0}))
+    trainer.open("more", params)
+    with pytest.raises(NotFound):
+        trainer.receive("1", Frame("reveal", 0, (), {"segment": 0}))
+
+
+def test_who_has_trained_makes_room_before_the_memory_is_too_little(coordinator):
+    most = 2 * RECIPE.memory_bytes() + RECIPE.memory_bytes() // 2
+    trainer = training_worker.load("trainer", b"", [], Limits(most))
+    theta = joined(coordinator.receive("job", Frame("theta", 0)))
+    shard = joined(coordinator.receive("job", Frame("shard", 0, (), {"index": 0})))
+    for session in ("0", "1", "2"):
+        trainer.open(session, {"recipe": RECIPE.pack(), "round": 0, "index": 0, "steps": 1})
+        sent(trainer, "theta", theta, session)
+        sent(trainer, "shard", shard, session)
+        trainer.receive(session, Frame("train", 0))
+    with pytest.raises(NotFound):
+        trainer.receive("0", Frame("reveal", 0, (), {"segment": 0}))
+    assert trainer.receive("1", Frame("reveal", 0, (), {"segment": 0}))
+
+
 def test_a_claim_is_the_commitment_that_its_provider_has_published():
     states = ("ab" * 32, "cd" * 32)
     said = Delivered(key="01" * 32, sha256="ef" * 32, bytes=9, samples=1, losses=(), states=states)

@@ -8,7 +8,7 @@ import pytest
 
 from nodewire.errors import BadEvent, BadTag, NotAllowed
 from nodewire.nostr.keys import Keys
-from nodewire.protocol import closing
+from nodewire.protocol import closing, drawing
 from nodewire.protocol.audit import MAX_SNAPSHOTS
 from nodewire.protocol.closing import Close, Counted
 from nodewire.train import draw
@@ -61,7 +61,7 @@ def test_what_is_drawn_is_the_order_of_the_streams_words(segments):
     seed, root = "0d" * 32, "0e" * 32
     order = draw.order(segments, "segments", seed, root)
     many = max(1, int(segments * 0.15))
-    assert closing.draw(seed, root, segments, 0.15) == tuple(sorted(int(i) for i in order[:many]))
+    assert drawing.draw(seed, root, segments, 0.15) == tuple(sorted(int(i) for i in order[:many]))
 
 
 def test_of_a_doubted_result_four_times_as_much_is_drawn_and_its_end():

@@ -226,6 +226,41 @@ async def test_an_upload_that_every_server_refuses_says_why(tmp_path, unused_tcp
             await blobs.put(b"small")
 
 
+async def test_a_server_that_has_too_much_to_do_is_asked_again(tmp_path):
+    """The results of a round come all at once; whose upload was refused lost its work."""
+    config = Config(db=tmp_path / "e.sqlite", port=0, blobs=tmp_path / "served", blob_limits=BlobLimits(uploads=1))
+    bodies = [bytes([number]) * 300_000 for number in range(8)]
+    async with serve(config) as relay, Blobs([relay.http_url], tmp_path / "c", KEYS) as blobs:
+        refs = await asyncio.gather(*(blobs.put(body) for body in bodies))
+        assert [ref.bytes for ref in refs] == [300_000] * 8
+    async with serve(config) as relay, Blobs([relay.http_url], tmp_path / "d") as others:
+        for ref in refs:
+            assert (await others.get(ref)).exists()
+
+
+async def test_a_server_that_always_has_too_much_to_do_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr("nodewire.store.blobs._BUSY_S", (0.001, 0.001))
+    asked = []
+
+    async def busy(request):
+        asked.append(request.path)
+        return web.Response(status=503, headers={"X-Reason": "uploads"})
+
+    app = web.Application()
+    app.router.add_put("/upload", busy)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        async with Blobs([url], tmp_path / "c", KEYS) as blobs:
+            with pytest.raises(LinkLost, match="503 uploads"):
+                await blobs.put(b"small")
+    finally:
+        await runner.cleanup()
+    assert len(asked) == 3
+
+
 async def test_wrong_use_is_named(tmp_path):
     with pytest.raises(BadConfig, match="servers"):
         Blobs(["ftp://example.com"], tmp_path)

@@ -308,7 +308,7 @@ def test_nothing_trained_is_thrown_away():
 
 
 def test_four_fragments_learn_as_much_at_a_quarter_of_the_bytes():
-    document = recipe("decoder", steps=5).document() | {"rounds": 25, "batch": 8}
+    document = recipe("decoder", steps=5).document() | {"rounds": 25}
     ends, sizes = [], []
     for many in (1, 4):
         of = Recipe.from_document(document | {"compression": {"method": "int4", "fragments": many}})

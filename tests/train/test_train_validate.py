@@ -65,7 +65,8 @@ def test_a_length_is_judged_beside_the_median(length, outcome):
 
 
 def test_of_two_lengths_it_is_not_known_which_is_wrong():
-    assert [validate.by_norm(RULES, length, [1.0, 30.0]).outcome for length in (1.0, 30.0)] == ["audit", "accept"]
+    assert [validate.by_norm(RULES, length, [1.0, 30.0]).outcome for length in (1.0, 30.0)] == ["audit", "audit"]
+    assert [validate.by_norm(RULES, length, [1.0, 3.0]).outcome for length in (1.0, 3.0)] == ["accept", "accept"]
     assert validate.by_norm(RULES, 30.0, [1.0, 1.0, 30.0]).outcome == "reject"
 
 

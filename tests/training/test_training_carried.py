@@ -15,8 +15,9 @@ from nodewire.nostr.keys import Keys
 from nodewire.protocol.delivery import Progress
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.recipe import Compression, Outer
+from nodewire.provider.training.kept import KeptShards
 from nodewire.store.blobs import Blobs
-from nodewire.train import bare, state
+from nodewire.train import bare, compress, state
 from nodewire.verify.retraining import Retraining
 from nodewire.verify.transcript import check
 from tests.kinds.digits import RECIPE, dataset
@@ -160,9 +161,10 @@ async def test_who_dies_in_an_upload_does_not_train_for_it_again(market, monkeyp
 
     def count(edge, frames):
         if edge == "train":
-            steps.append(frames[0].seq)
+            steps.extend(frame.seq for frame in frames)
         return frames
 
+    monkeypatch.setattr("nodewire.protocol.inline.MAX_BYTES", 0)  # so small a result would not be uploaded
     put = Blobs.put
 
     async def hangs(self, source, *args, **kwargs):
@@ -208,9 +210,32 @@ def swollen(frame: Frame[Array]) -> Frame[Array]:
     return Frame(frame.edge, frame.seq, (Array("uint8", (len(whole),), whole),), frame.meta)
 
 
+def explodes(edge, frames):
+    """A provider whose states are honest, and whose update would be the end of the model."""
+    if edge != "update":
+        return frames
+    (frame,) = frames
+    delta = compress.unpack(bytes(frame.tensors[0].data), RECIPE.shapes(), FEEDBACK.compression)
+    huge, _ = compress.pack({name: 1e6 * one for name, one in delta.items()}, FEEDBACK.compression, None)
+    return [Frame(edge, frame.seq, (Array("uint8", (len(huge),), huge),), frame.meta)]
+
+
+@pytest.mark.parametrize("credit_msat", [0, 100 * LEAST_MSAT])
+async def test_an_update_out_of_all_proportion_is_audited_before_it_reaches_the_weights(market, credit_msat):
+    async with (
+        provider(market, "ada", alter=explodes, credit_msat=credit_msat) as ada,
+        provider(market, "bea"),
+        provider(market, "cyd", least_msat=2 * LEAST_MSAT),
+    ):
+        done, weights = await train(market, "dora", FEEDBACK)
+    assert {who for who, _ in done.failures} == {ada.public}
+    assert weights == expected(FEEDBACK, taken_over=handed_over(done))
+    assert await market.balance_msat("ada") == DEPOSIT_MSAT
+
+
 @pytest.mark.parametrize("cheat", [carries_on_more, shows_another, shows_nothing])
 async def test_who_lies_about_what_it_carries_gets_no_balance_for_it(market, monkeypatch, cheat):
-    monkeypatch.setattr("nodewire.customer.training.auditing.AUDIT_S", 1.0)
+    monkeypatch.setattr("nodewire.customer.training.auditing.AUDIT_S", 5.0)  # a machine may be busy
     async with (
         provider(market, "ada", alter=cheat) as ada,
         provider(market, "bea"),
@@ -240,3 +265,33 @@ async def test_a_transcript_has_what_was_carried_and_comes_out_again(market, tmp
     shards = tuple(one.model_copy(update={"carried": None}) if one is told else one for one in opened.shards)
     altered = market.transcript.model_copy(update={"opened": opened.model_copy(update={"shards": shards})})
     assert any("not the ticket" in fault.reason for fault in check(altered.signed(keys)).faults)
+
+
+async def test_who_dies_between_a_delivery_and_writing_it_down_delivers_again_without_training(market, monkeypatch):
+    steps, dying = [], asyncio.Event()
+
+    def count(edge, frames):
+        if edge == "train":
+            steps.append(frames[0].seq)
+        return frames
+
+    delivered = KeptShards.delivered
+    async with provider(market, "bea"):
+        with monkeypatch.context() as patch:
+            async with provider(market, "ada", alter=count) as ada:
+
+                def dies(self, request):
+                    (database,) = self._db.execute("PRAGMA database_list").fetchall()
+                    if "/ada/" not in database[2]:
+                        return delivered(self, request)
+                    dying.set()
+                    raise asyncio.CancelledError
+
+                patch.setattr(KeptShards, "delivered", dies)
+                training = asyncio.create_task(train(market, "dora", FEEDBACK))
+                await dying.wait()
+        async with provider(market, "ada", alter=count):
+            done, weights = await training
+    assert weights == expected(FEEDBACK, taken_over=handed_over(done))
+    mine = [debt for debt in done.debts.values() if debt.row.provider == ada.public and debt.balance == "paid"]
+    assert len(steps) <= 2 * len(mine)

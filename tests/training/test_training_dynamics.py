@@ -6,6 +6,7 @@ Whatever counted, the weights are the bare loop's with the same participation, w
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import AsyncExitStack
 
 import pytest
@@ -13,7 +14,9 @@ import torch
 
 from nodewire.customer.training import machine
 from nodewire.customer.training.journal import Journal
-from nodewire.customer.training.machine import Judged, Missed, Published, Stepped
+from nodewire.customer.training.machine import Judged, Lost, Missed, Published, Stepped
+from nodewire.errors import WorkerFailed
+from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
 from nodewire.nostr.pool import Pool
 from nodewire.protocol import round as rounds
@@ -190,14 +193,12 @@ async def test_a_customer_that_dies_around_a_quorum_and_a_late_result_pays_once_
     assert len({(event.request, event.provider) for event in accepted}) == len(accepted)
     assert await earned(market, "ada", "bea") == [
         LEAST_MSAT * len([e for e in accepted if e.provider == who])
-        for who in (await keys_of(market, "ada"), await keys_of(market, "bea"))
+        for who in (public(market, "ada"), public(market, "bea"))
     ]
     assert done.late == ()
 
 
-async def keys_of(market, name: str) -> str:
-    from nodewire.nostr.keys import Keys
-
+def public(market, name: str) -> str:
     return Keys.from_file(market.folder / name / "key").public
 
 
@@ -233,14 +234,40 @@ async def test_more_shards_than_providers_are_trained_one_after_the_other(market
     assert sum(await earned(market, "ada", "bea")) == 10 * LEAST_MSAT
 
 
-async def test_who_comes_with_a_much_better_price_takes_a_shard_over_in_the_next_round_and_who_leaves_costs_nothing(
-    market,
-):
-    """Bea comes while ada trains; ada leaves with an error in the last round."""
+async def test_who_leaves_in_the_middle_of_a_round_is_replaced_at_once_and_costs_one_reassignment(market):
+    recipe, rounds_ = of(rounds=3), 0
+    when: dict[str, float] = {}
+
+    async def leaves(edge: str) -> None:
+        nonlocal rounds_
+        rounds_ += edge == "theta"
+        if edge == "train" and rounds_ == 2:
+            raise WorkerFailed("train", "switched off")
+
+    def watch(now, event, who):
+        if isinstance(event, Lost):
+            when["lost"] = time.monotonic()
+        if isinstance(event, Published) and "lost" in when:
+            when.setdefault("asked", time.monotonic())
+
+    async with (
+        provider(market, "ada", hold=leaves) as ada,
+        provider(market, "bea"),
+        provider(market, "cyd", least_msat=LEAST_MSAT + 1) as cyd,
+    ):
+        done, weights = await train(market, "dora", recipe, on_change=watch)
+    assert weights == state.pack(bare.run(recipe, dataset(), 2)[0])
+    assert [who for who, _ in done.failures] == [ada.public]
+    assert when["asked"] - when["lost"] < 2
+    asked = [row.provider for event in journal(market) if isinstance(event, Published) for row in event.rows]
+    assert len(asked) == 7 and cyd.public in asked
+    assert (await earned(market, "ada"))[0] == LEAST_MSAT
+
+
+async def test_who_comes_with_a_much_better_price_takes_a_shard_over_in_the_next_round(market):
     recipe = of(rounds=3)
     gate = Gate()
-    stack = AsyncExitStack()
-    async with stack:
+    async with AsyncExitStack() as stack:
         dear = await stack.enter_async_context(provider(market, "ada", hold=gate, least_msat=2 * LEAST_MSAT))
         training = asyncio.create_task(train(market, "dora", recipe, shards=1))
         await gate.at.wait()

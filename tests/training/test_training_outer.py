@@ -8,6 +8,8 @@ from contextlib import AsyncExitStack
 import pytest
 import torch
 
+from nodewire.customer.training.history import History
+from nodewire.customer.training.journal import Journal
 from nodewire.errors import Busy
 from nodewire.nostr.nip01 import Filter
 from nodewire.nostr.pool import Pool
@@ -79,6 +81,11 @@ async def test_the_next_round_begins_with_the_providers_own_blobs_and_the_custom
     used = {tag[1] for one in (first, second) for tag in one.tags if tag[0] == "i" and tag[2] == "job"}
     assert used == {e.id for e in events if e.kind == 6841}  # chained: every result of both rounds
     assert {e.pubkey for e in results.values()} == {oona.public}
+    journal = Journal(market.folder / "dora" / "journal.db")
+    opened, history = journal.events()[0], History.of(journal.events())
+    journal.close()
+    assert history.up_bytes == opened.theta.bytes + sum(shard.bytes for shard in opened.shards)
+    assert history.down_bytes > 4 * opened.theta.bytes  # weights and momenta of two rounds, and updates
 
 
 def off_by_a_bit(of):

@@ -9,7 +9,7 @@ import torch
 from nodewire.customer.training import starting
 from nodewire.customer.training.coordinating import Coordinator, Past
 from nodewire.kind import Limits
-from nodewire.protocol import closing
+from nodewire.protocol import closing, drawing
 from nodewire.protocol.audit import Shown
 from nodewire.protocol.delivery import Delivered, Delivery
 from nodewire.protocol.frame import Array, Frame
@@ -113,7 +113,7 @@ async def test_a_round_is_trained_judged_audited_and_stepped_in_a_worker(tmp_pat
         assert await coordinator.result(0, 0, ONE_ROUND.steps, blobs.path(blob.sha256), key, digest) == (True, "")
         assert await coordinator.judge(0) == {0: (True, "", False)}
         shown = {}
-        drawn = closing.draw("01" * 32, delivered.commitment, 2, 0.5)
+        drawn = drawing.draw("01" * 32, delivered.commitment, 2, 0.5)
         for segment in closing.ends(drawn):
             plain = await joined(worker, "reveal", segment=segment)
             ref = await kept(plain, key)

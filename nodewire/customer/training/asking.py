@@ -6,18 +6,19 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from nodewire.customer.training import carrying, choosing, pacing, watching
 from nodewire.customer.training.choosing import Need
 from nodewire.customer.training.course import Course
-from nodewire.customer.training.machine import Lost, Missed, Sufficed
+from nodewire.customer.training.machine import Lost, Missed, Sealed, Sufficed
 from nodewire.customer.training.requesting import Ask
 from nodewire.errors import NodewireError, NoProvider, OverBudget
 from nodewire.nostr import event as events
 from nodewire.nostr import nip59
-from nodewire.protocol import kinds
+from nodewire.protocol import inline, kinds
 from nodewire.protocol import round as rounds
+from nodewire.protocol.manifest import BlobRef
 from nodewire.protocol.trainer import Trainer
 
 log = logging.getLogger("nodewire.customer")
@@ -29,6 +30,8 @@ FIND_S = 30.0
 _TICKET_S = 1.0
 _AGAIN_S = 2.0
 """Between two looks at the ads."""
+UNDER_WAY = ("asked", "working", "delivered")
+"""Shards at somebody who may be free when they are done."""
 _LOOK_S = 0.05
 """Between two looks at who is free."""
 
@@ -54,12 +57,21 @@ async def publish(course: Course, round_: int) -> None:
         # Who has a shard of this round already gets a deposit for another: what it is owed for the first is paid later.
         taken = {work.provider for work in state.works if work.status not in ("idle", "missed")}
         last = {known: request for known, request in state.paid_last.items() if known not in taken}
-        made = []
+        made, small = [], await _small(course, state.theta)
+        # Who makes outer steps fetches weights and results from servers.
+        shown, most = (None, 0) if course.buys_steps else (small, inline.MAX_BYTES)
         for previous, some in choosing.grouped(dealt, last):
             ask = Ask(
-                round_, [(index, dealt[index]) for index in some], steps, previous, carrying.left(state, dealt, some)
+                round_,
+                [(index, dealt[index]) for index in some],
+                steps,
+                previous,
+                carrying.left(state, dealt, some),
+                most,
             )
-            made.append(await course.requests.make(ask, market, state.theta, state.shards, state.start))
+            made.append(await course.requests.make(ask, market, state.theta, state.shards, state.start, shown))
+        if small is not None and any(rounds.parse(events.parse(one.event)).theta is None for one in made):
+            await course.session.blobs.put(small)  # so many shards stand in a request that there is no room
         if not set(dealt) <= set(_idle(course, round_)):
             continue  # while a request was mined, enough results came
         for published in made:
@@ -70,42 +82,57 @@ async def publish(course: Course, round_: int) -> None:
         return
 
 
+async def _small(course: Course, theta: Sealed) -> bytes | None:
+    """The weights' ciphertext, if it may stand in requests."""
+    if theta.bytes > inline.MAX_BYTES:
+        return None
+    path = await course.session.blobs.get(BlobRef(sha256=theta.sha256, bytes=theta.bytes))
+    return path.read_bytes()
+
+
 async def _find(course: Course, round_: int) -> tuple[Mapping[str, Trainer], dict[int, str], Mapping[str, int]] | None:
     """The trainers' ads, one of them for every shard that has none, and the steps that each makes in this round.
 
     Waits for a while; for as long as somebody is at a shard who may be free then. None: it is not needed any more.
     """
-    recipe, until_s, read_s = course.recipe, time.monotonic() + FIND_S, -_AGAIN_S
+    until_s, read_s, seen = time.monotonic() + FIND_S, -_AGAIN_S, None
     market: Mapping[str, Trainer] = {}
-    while idle := _idle(course, round_):
+    while _idle(course, round_):
         if time.monotonic() >= read_s + _AGAIN_S:
-            market, read_s = await choosing.trainers(course.session.pool), time.monotonic()
-            idle = _idle(course, round_)
-        state = course.state
-        under_way = [work for work in (*state.works, *state.late) if work.status in ("asked", "working", "delivered")]
-        each_us = pacing.step_us(market, state.step_us, recipe.flops_per_round() // recipe.steps)
-        failed = frozenset().union(*(work.excluded for work in state.works))
-        dealt = choosing.deal(
-            {index: _need(course, index) for index in idle},
-            market,
-            busy=Counter(work.provider for work in under_way if work.status != "delivered"),
-            before={work.index: work.provider for work in state.works if work.provider},
-            excluded=(failed - course.forgiven) | state.banned,
-            failures=Counter(provider for provider, _ in state.failures),
-            measured_us={one: each_us[one] for one in state.step_us if one in each_us},
-            each_us=each_us,
-        )
-        if dealt:
-            training = {work.provider for work in state.works if work.request} | set(dealt.values())
-            return market, dealt, pacing.steps(recipe, training, each_us)
-        if under_way:
+            market, read_s, seen = await choosing.trainers(course.session.pool), time.monotonic(), None
+        if course.state is not seen:  # nobody becomes free otherwise
+            seen = course.state
+            if dealt := _dealt(course, market, _idle(course, round_)):
+                return market, *dealt
+        if any(work.status in UNDER_WAY for work in (*course.state.works, *course.state.late)):
             until_s = time.monotonic() + FIND_S
         elif time.monotonic() > until_s:
-            raise NoProvider(
-                f"shard {idle[0]}", "nobody on the market trains it, or all who do are busy or have failed"
-            )
+            raise NoProvider(f"round {round_}", "nobody on the market trains it, or all who do are busy or have failed")
         await asyncio.sleep(_LOOK_S)
     return None
+
+
+def _dealt(
+    course: Course, market: Mapping[str, Trainer], idle: Sequence[int]
+) -> tuple[dict[int, str], Mapping[str, int]] | None:
+    """One of the market for each of these shards, as far as somebody is free, and their steps; None: nobody is."""
+    recipe, state = course.recipe, course.state
+    each_us = pacing.step_us(market, state.step_us, recipe.flops_per_round() // recipe.steps)
+    failed = frozenset().union(*(work.excluded for work in state.works))
+    dealt = choosing.deal(
+        {index: _need(course, index) for index in idle},
+        market,
+        busy=Counter(work.provider for work in (*state.works, *state.late) if work.status in ("asked", "working")),
+        before={work.index: work.provider for work in state.works if work.provider},
+        excluded=(failed - course.forgiven) | state.banned,
+        failures=Counter(provider for provider, _ in state.failures),
+        measured_us={one: each_us[one] for one in state.step_us if one in each_us},
+        each_us=each_us,
+    )
+    if not dealt:
+        return None
+    training = {work.provider for work in state.works if work.request} | set(dealt.values())
+    return dealt, pacing.steps(recipe, training, each_us)
 
 
 def _need(course: Course, index: int) -> Need:
@@ -177,7 +204,7 @@ async def linger(course: Course, round_: int) -> None:
     """Enough results are there: wait for the others a little, if anybody is at one."""
     requests = {work.request for work in course.state.works if work.request}
     begun_s = min((course.asked_s.get(request, course.begun_s) for request in requests), default=course.begun_s)
-    while any(work.status in ("asked", "working", "delivered") for work in course.state.works):
+    while any(work.status in UNDER_WAY for work in course.state.works):
         left_s = begun_s + watching.linger_s(course.state.took_ms, course.recipe.deadline) - time.monotonic()
         if left_s <= 0:
             break

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nodewire.customer.training import receiving
-from nodewire.customer.training.coordinating import Late, Past
+from nodewire.customer.training.coordinating import Late, Past, Verdict
 from nodewire.customer.training.course import Course
 from nodewire.customer.training.machine import Audited, Judged
 from nodewire.errors import NodewireError, Withheld
@@ -37,15 +37,18 @@ async def judge(course: Course, round_: int, waiting: Sequence[tuple[str, str]])
     is_audited = float(course.recipe.audit.fraction) > 0
     for request, provider in waiting:
         said = judged[course.state.debts[request, provider].row.index]
-        audit_ = said.accepted and is_audited
-        course.take(Judged(request, provider, said.accepted, said.reason, audit_, audit_ and said.doubted))
+        course.take(_judged(request, provider, said, is_audited))
 
 
 async def _judge_late(course: Course, late: Late, provider: str) -> None:
     index = course.state.debts[late.request, provider].row.index
     said = await course.coordinator.judge_late(late, index, course.state.thetas[late.round])
-    audit_ = said.accepted and float(course.recipe.audit.fraction) > 0
-    course.take(Judged(late.request, provider, said.accepted, said.reason, audit_, audit_ and said.doubted))
+    course.take(_judged(late.request, provider, said, float(course.recipe.audit.fraction) > 0))
+
+
+def _judged(request: str, provider: str, said: Verdict, is_audited: bool) -> Judged:
+    audit_ = said.accepted and is_audited
+    return Judged(request, provider, said.accepted, said.reason, audit_, audit_ and said.doubted, audit_ and said.harms)
 
 
 async def audit(course: Course, request: str, provider: str) -> None:
@@ -68,7 +71,7 @@ async def audit(course: Course, request: str, provider: str) -> None:
         if answer is None:
             raise Withheld("snapshots", "it shows nothing")
         files = await _files(course, receiving.shown(course, answer), wanted)
-        update = await course.session.blobs.get(delivered.blob)
+        update = await course.session.blobs.get(delivered.blob, inline=delivered.result)
     except NodewireError as error:
         passed, reason = False, f"{error.code}: {error}"[:200]
     else:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from nodewire.customer.training.machine import Counted, Sealed
 from nodewire.errors import BadData, BadHash, NodewireError, WorkerFailed
 from nodewire.kind import Worker
+from nodewire.protocol import inline
 from nodewire.protocol.audit import Shown
 from nodewire.protocol.delivery import Delivered, Delivery
 from nodewire.protocol.frame import Array, Frame, Meta
@@ -28,11 +29,12 @@ _SESSION = "training"
 
 
 class Verdict(NamedTuple):
-    """`doubted`: it is accepted if more of it stands an audit."""
+    """`doubted`: it is accepted if more of it stands an audit; `harms`: and is no part of the weights before."""
 
     accepted: bool
     reason: str
     doubted: bool = False
+    harms: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +83,8 @@ class Coordinator:
         return await self._seal(await self._pieces("shard", {"index": index}))
 
     async def theta(self) -> Sealed:
-        """The weights as they are, sealed and uploaded."""
-        return await self._seal(await self._pieces("theta", {}))
+        """The weights as they are, sealed; uploaded, if they are too large to stand in requests."""
+        return await self._seal(await self._pieces("theta", {}), most_inline=inline.MAX_BYTES)
 
     async def start(self) -> Sealed:
         """What stays frozen, sealed and uploaded."""
@@ -130,12 +132,7 @@ class Coordinator:
     async def judge(self, round_: int) -> dict[int, Verdict]:
         """Of every result of the round by its shard: whether it is accepted, and if not, why."""
         said = await self._worker.receive(TASK, _SESSION, Frame("judge", 0, (), {"round": round_}))
-        return {
-            int(one.meta["index"] or 0): Verdict(
-                bool(one.meta["accepted"]), str(one.meta["reason"]), bool(one.meta["doubted"])
-            )
-            for one in said
-        }
+        return {int(one.meta["index"] or 0): _verdict(one) for one in said}
 
     async def judge_late(self, late: Late, index: int, theta: Sealed) -> Verdict:
         """Whether a late result is accepted, by the weights that its own round began with."""
@@ -144,7 +141,7 @@ class Coordinator:
             await self._put("late.theta", sealed.unseal(path, theta.key), {"round": late.round}, theta.plain_sha256)
             meta: Meta = {"request": late.request, "index": index}
             (said,) = await self._worker.receive(TASK, _SESSION, Frame("late.judge", 0, (), meta))
-        return Verdict(bool(said.meta["accepted"]), str(said.meta["reason"]), bool(said.meta["doubted"]))
+        return _verdict(said)
 
     async def audit(
         self, delivered: Delivery, past: Past, drawn: Sequence[int], shown: Mapping[int, tuple[Path, Shown]]
@@ -239,8 +236,12 @@ class Coordinator:
             piece, seq = following, seq + 1
         return answer
 
-    async def _seal(self, pieces: Sequence[bytes]) -> Sealed:
+    async def _seal(self, pieces: Sequence[bytes], *, most_inline: int = 0) -> Sealed:
         key, digest = sealed.new_key(), hashlib.sha256()
+        if sealed.sealed_bytes(sum(map(len, pieces))) <= most_inline:
+            whole = b"".join(pieces)
+            ref = self._blobs.keep(b"".join(sealed.seal([whole], key)))
+            return Sealed(ref.sha256, ref.bytes, key, hashlib.sha256(whole).hexdigest())
         with tempfile.NamedTemporaryFile(dir=self._folder) as file:
             for piece in pieces:
                 digest.update(piece)
@@ -254,3 +255,8 @@ class Coordinator:
 def _which(round_: int, counted: Sequence[Counted]) -> str:
     """What a step is made of, as the worker reads it."""
     return ",".join(f"{one.index}:{one.request if one.round < round_ else ''}" for one in counted)
+
+
+def _verdict(said: Frame[Array]) -> Verdict:
+    meta = said.meta
+    return Verdict(bool(meta["accepted"]), str(meta["reason"]), bool(meta["doubted"]), bool(meta["harms"]))

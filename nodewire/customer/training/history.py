@@ -6,12 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Self
 
-from nodewire.customer.training.machine import Audited, Delivered, Event, Opened, Paid, Stepped
+from nodewire.customer.training.machine import Audited, Delivered, Event, Opened, Paid, Sealed, Stepped, StepPublished
 from nodewire.errors import NodewireError
 from nodewire.nostr import event as events
 from nodewire.nostr import nip44
 from nodewire.nostr.keys import Keys
-from nodewire.protocol import delivery
 from nodewire.protocol.audit import Showing
 
 
@@ -41,6 +40,8 @@ class History:
     points: list[Point] = field(default_factory=list)
     keys: Keys | None = None
     """The customer's: only they open what an audit's answer cites."""
+    _momenta: Sealed | None = None
+    """That the maker of the newest step has put there."""
 
     @classmethod
     def of(cls, events_: Iterable[Event], keys: Keys | None = None) -> Self:
@@ -51,19 +52,29 @@ class History:
 
     def take(self, event: Event) -> None:
         match event:
-            case Opened(_, shards, theta):
-                self.up_bytes += sum(shard.bytes for shard in shards) + theta.bytes
+            case Opened(start=start, shards=shards, theta=theta):
+                sealed = (*shards, theta, *((start,) if start else ()))
+                self.up_bytes += sum(one.bytes for one in sealed)
             case Delivered():
-                self.down_bytes += delivery.parse(events.parse(event.event)).blob.bytes
+                self.down_bytes += _cited_bytes(event.event)
+            case StepPublished() if event.momenta and event.momenta != self._momenta:
+                self.up_bytes += event.momenta.bytes
             case Audited() if event.answer and self.keys:
                 self.down_bytes += _shown_bytes(event.answer, self.keys)
             case Paid():
                 self.paid_msat += event.amount_msat
                 self.fees_msat += event.fee_msat
             case Stepped(round_, loss, theta):
+                self._momenta = event.momenta
                 now = self.up_bytes, self.down_bytes, self.paid_msat, self.fees_msat
                 self.points.append(Point(round_, loss / 1_000_000, *now))
-                self.up_bytes += theta.bytes
+                if not event.request:  # who made a bought step has put its weights there already
+                    self.up_bytes += theta.bytes
+
+
+def _cited_bytes(result: str) -> int:
+    """Of the ciphertexts that a result cites, a round's or an outer step's; it was parsed when it came."""
+    return sum(int(tag[3]) for tag in events.parse(result).tags if tag[0] == "i" and len(tag) == 4)
 
 
 def _shown_bytes(answer: str, keys: Keys) -> int:

@@ -11,11 +11,17 @@ import orjson
 
 from nodewire.customer.training import machine
 from nodewire.customer.training.machine import (
+    Begun,
     Closed,
     Counted,
+    Delivered,
+    DepositAsked,
     Event,
+    Judged,
     Opened,
+    Paid,
     Published,
+    Received,
     Row,
     Sealed,
     Stepped,
@@ -27,6 +33,8 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS events (seq INTEGER PRIMARY KEY, type TEXT NOT NULL, data TEXT NOT NULL) STRICT;
 """
+_AGAIN = (DepositAsked, Begun, Delivered, Received, Judged, Stepped, Paid)
+"""What is heard, computed or looked up again."""
 _TYPES: dict[str, type[Any]] = {cls.__name__: cls for cls in machine.Event.__args__}
 
 
@@ -57,8 +65,13 @@ class Journal:
         return str(kept)
 
     def append(self, event: Event) -> None:
-        """On disk when this returns."""
+        """Written when this returns, and no crash of this process loses it.
+
+        On disk, too, but for what was only heard or follows from that: relays say that again after a power failure, and
+        the ledger what was paid. Whatever is written later to be on disk takes it along.
+        """
         data = orjson.dumps(asdict(event)).decode()
+        self._db.execute(f"PRAGMA synchronous = {'NORMAL' if isinstance(event, _AGAIN) else 'FULL'}")
         self._db.execute("INSERT INTO events (type, data) VALUES (?, ?)", (type(event).__name__, data))
 
     def events(self) -> list[Event]:

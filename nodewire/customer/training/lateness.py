@@ -63,9 +63,9 @@ def after(event: Worked, work: Work, state: State) -> State:
             state = measured(state, debt.row, took_ms)
         case Received(), "delivered":
             work = replace(work, status="received")
-        case Judged(_, provider, True, _, audit, doubted), "received":
+        case Judged(_, provider, True, _, audit, doubted, harms), "received":
             if audit:
-                debt = replace(debt, balance="held", doubted=doubted)
+                debt = replace(debt, balance="held", doubted=doubted, harms=harms)
             else:
                 debt = replace(debt, balance="owed" if debt.row.balance_msat else "none", result="")
             out = not _may_count(work, state)

@@ -37,7 +37,7 @@ class Sealed:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One shard in a published request. `lnurl` is where its provider is paid."""
+    """One shard in a published request, or its outer step (index -1). `lnurl` is where its provider is paid."""
 
     index: int
     provider: str
@@ -46,7 +46,9 @@ class Row:
     balance_msat: int
     lnurl: str
     ticket: str
-    """RoundTicket as JSON."""
+    """RoundTicket (OuterTicket) as JSON."""
+    credit_msat: int = 0
+    """What its provider lets be open besides the round before."""
 
 
 # What happens.
@@ -65,6 +67,8 @@ class Opened:
     """Whether a result counts in the step after its own round's."""
     start: Sealed | None = None
     """Frozen weights, where the recipe has an adapter."""
+    kept: int = 2
+    """Rounds for which the coordinator has what audits need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,8 @@ class Judged:
     audit: bool = False
     doubted: bool = False
     """More of it is drawn."""
+    harms: bool = False
+    """Nor is it a part of the next weights before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,6 +418,8 @@ class Debt:
     result: str = ""
     """The result event's JSON, until it is paid for or audited."""
     doubted: bool = False
+    harms: bool = False
+    """As it was judged."""
     close: str = ""
     """The id of the close that names it."""
     carried: str = ""
@@ -446,6 +454,8 @@ class State:
     needed: int = 0
     """Results that are enough for an outer step."""
     late_counts: bool = False
+    kept: int = 2
+    """Rounds for which the coordinator has what audits need."""
     is_enough: bool = False
     """Nothing is waited for in this round any more, as long as so many results as are needed stand."""
     late: tuple[Work, ...] = ()

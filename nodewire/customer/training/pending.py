@@ -25,8 +25,8 @@ def pending(state: State) -> list[Action]:
     whole = False
     if not state.is_trained:
         idle = tuple(work.index for work in state.works if work.status == "idle")
-        # A coordinator keeps what audits need for two rounds: those of the round before the last come first.
-        late = any(debt.balance == "held" and debt.round < state.round - 1 for debt in state.debts.values())
+        # A coordinator keeps what audits need for some rounds: those that it would forget come first.
+        late = any(debt.balance == "held" and debt.round <= state.round - state.kept for debt in state.debts.values())
         # While a bought step is under way, the results that it is made of stay at hand.
         if idle and not late and not state.is_quorate and state.outer.status == "idle":
             actions.append(Publish(state.round, idle))
@@ -42,7 +42,10 @@ def pending(state: State) -> list[Action]:
         if state.is_quorate and all(work.status in ("received", "accepted") for work in waited):
             waiting = tuple((work.request, work.provider) for work in waited if work.status == "received")
             whole = not waiting
-            actions.extend([Judge(state.round, waiting)] if waiting else outer_machine.steps(state))
+            if waiting:
+                actions.append(Judge(state.round, waiting))
+            elif not _is_in_danger(state):
+                actions.extend(outer_machine.steps(state))
         elif state.is_quorate and not state.is_enough:
             actions.append(Linger(state.round))
         actions.extend(outer_machine.under_way(state))
@@ -64,3 +67,11 @@ def pending(state: State) -> list[Action]:
         if debt.balance == "owed":
             actions.append(Pay(request, provider, BALANCE))
     return actions
+
+
+def _is_in_danger(state: State) -> bool:
+    """Whether the next weights would be made of a result that they must not be made of unless it stands its audit."""
+    debts = [
+        state.debts[work.request, work.provider] for work in (*state.works, *state.late) if work.status == "accepted"
+    ]
+    return any(debt.harms and debt.balance == "held" for debt in debts)

@@ -52,6 +52,8 @@ class Quote:
     digest: str
     family: str
     rounds: int
+    left: int
+    """Rounds that an earlier run has not made."""
     shards: int
     parameters: int
     trained: int
@@ -98,6 +100,8 @@ class Quote:
             NoProvider: no trainer fits; says why.
             OverBudget: all rounds together cost more; says what would do.
         """
+        if not self.left:
+            return
         if not any(offer.shards for offer in self.offers):
             refusals = "; ".join(f"{offer.name} {offer.refusal}" for offer in self.offers if offer.refusal)
             raise NoProvider("trainers", refusals or "nobody on these relays trains")
@@ -161,6 +165,7 @@ def quote(
         digest=recipe.digest(),
         family=recipe.family.name,
         rounds=recipe.rounds,
+        left=left,
         shards=shards,
         parameters=recipe.parameters(),
         trained=recipe.trained(),

@@ -57,7 +57,7 @@ async def fetched(course: Course, request: str, provider: str, result: str) -> t
             raise TooLarge("result", f"{delivered.blob.bytes} bytes, at most {most}")
         if delivered.amount_msat != row.balance_msat:
             raise BadInput("amount", f"{delivered.amount_msat} msat, agreed on {row.balance_msat}")
-        path = await course.session.blobs.get(delivered.blob)
+        path = await course.session.blobs.get(delivered.blob, inline=delivered.result)
     except NodewireError as error:
         return False, f"{error.code}: {error}"[:200]
     late = Late(request, round_) if course.state.is_late(request, provider) else None

@@ -13,7 +13,7 @@ from nodewire.nostr import event as events
 from nodewire.nostr import nip13
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
-from nodewire.protocol import kinds, outer
+from nodewire.protocol import inline, kinds, outer
 from nodewire.protocol import round as rounds
 from nodewire.protocol.manifest import BlobRef
 from nodewire.protocol.outer import Input, Optimization, OuterTicket
@@ -35,6 +35,8 @@ class Ask:
     previous: str | None
     carried: Mapping[int, str] = field(default_factory=dict)
     """By shard, what its provider carries on from the round before."""
+    inline: int = inline.MAX_BYTES
+    """The longest result that may stand in its own event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +72,9 @@ class Requests:
         theta: Sealed,
         shards: Sequence[Sealed],
         start: Sealed | None = None,
+        inline_theta: bytes | None = None,
     ) -> Published:
-        """The signed request, with the tickets that open it."""
+        """The signed request, with the tickets that open it. `inline_theta` stands in it, if there is room."""
         recipe, assigned, tickets = self._recipe, [], []
         for index, provider in ask.dealt:
             shard = shards[index]
@@ -111,8 +114,9 @@ class Requests:
             shards=tuple(assigned),
             previous=ask.previous,
             deadline_s=recipe.deadline,
+            inline=ask.inline,
         )
-        tags, content = rounds.tags_and_content(round_, relays=self._relays)
+        tags, content = rounds.tags_and_content(round_, relays=self._relays, theta=inline_theta)
         bits = max(market[provider].pow_bits for _, provider in ask.dealt)
         event = await self._signed(self._kind, tags, content, bits)
         rows = tuple(
@@ -124,6 +128,7 @@ class Requests:
                 balance_msat=one.balance_msat,
                 lnurl=market[one.provider].lnurl,
                 ticket=ticket.model_copy(update={"request": event.id}).to_json(),
+                credit_msat=market[one.provider].credit_msat,
             )
             for one, ticket in zip(assigned, tickets, strict=True)
         )
@@ -174,7 +179,7 @@ class Requests:
             raise TooLarge("inputs", f"{len(used)} are too many for a ticket")
         event = await self._signed(kinds.OUTER, tags, content, trainer.pow_bits)
         ticket = ticket.model_copy(update={"request": event.id})
-        row = Row(0, provider, 0, step.deposit_msat, step.balance_msat, trainer.lnurl, ticket.to_json())
+        row = Row(-1, provider, 0, step.deposit_msat, step.balance_msat, trainer.lnurl, ticket.to_json())
         return event, row
 
     async def _signed(self, kind: int, tags: list[list[str]], content: str, bits: int) -> Event:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from nodewire.customer.training import asking, auditing, closing, paying, receiving, stepping
+from nodewire.customer.training import asking, auditing, closing, credit, paying, receiving, stepping
 from nodewire.customer.training.course import Course
 from nodewire.customer.training.machine import (
     Action,
@@ -32,6 +32,7 @@ from nodewire.errors import first_of
 from nodewire.nostr import event as events
 from nodewire.nostr.nip01 import Filter
 from nodewire.protocol import kinds
+from nodewire.protocol.keeping import kept_rounds
 
 
 class Rounds:
@@ -89,7 +90,8 @@ class Rounds:
         frozen = await course.coordinator.start() if course.recipe.adapter is not None else None
         theta = await course.coordinator.theta()
         recipe, late = course.recipe, course.recipe.late == "half"
-        course.take(Opened(recipe.rounds, tuple(sealed), theta, recipe.needed(course.shards), late, frozen))
+        needed, kept = recipe.needed(course.shards), kept_rounds(recipe.state_bytes(), course.shards)
+        course.take(Opened(recipe.rounds, tuple(sealed), theta, needed, late, frozen, kept))
 
     async def _resume(self) -> None:
         """Bring the coordinator to where the journal ends, and ask again what may not have been heard."""
@@ -114,7 +116,7 @@ class Rounds:
 
     def _begin(self, group: asyncio.TaskGroup) -> None:
         """Begin what is pending, end what is not any more."""
-        wanted = pending(self._course.state)
+        wanted = credit.without_put_off(pending(self._course.state), self._course.state)
         for action in list(self._running):
             task = self._running[action]
             if action not in wanted and isinstance(action, Call | Await | Linger | AwaitStep):

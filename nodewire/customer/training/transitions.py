@@ -41,7 +41,7 @@ def apply(event: Event, state: State) -> State:
         NotAllowed: it cannot have happened in this state.
     """
     match event:
-        case Opened(rounds, shards, theta, needed, late, start):
+        case Opened(rounds, shards, theta, needed, late, start, kept):
             if state.rounds:
                 return state
             return replace(
@@ -53,6 +53,7 @@ def apply(event: Event, state: State) -> State:
                 thetas=(theta,),
                 needed=needed or len(shards),
                 late_counts=late,
+                kept=kept,
                 works=tuple(Work(i) for i in range(len(shards))),
             )
         case Published():
@@ -181,9 +182,9 @@ def _worked(event: Worked, work: Work, state: State) -> State:
             state = measured(state, debt.row, took_ms)
         case Received(_, _, carried), "delivered":
             work, debt = replace(work, status="received"), replace(debt, carried=carried)
-        case Judged(_, provider, True, _, audit, doubted), "received":
+        case Judged(_, provider, True, _, audit, doubted, harms), "received":
             if audit:
-                debt = replace(debt, balance="held", doubted=doubted)
+                debt = replace(debt, balance="held", doubted=doubted, harms=harms)
             else:
                 debt = replace(debt, balance="owed" if debt.row.balance_msat else "none", result="")
             work = replace(work, status="accepted")

@@ -13,11 +13,12 @@ from nodewire.errors import Busy, NodewireError, NotAllowed, NotFound, WorkerFai
 from nodewire.kind import Worker
 from nodewire.nostr import nip44
 from nodewire.nostr.event import Event
-from nodewire.protocol import audit, closing, delivery
+from nodewire.protocol import audit, closing, delivery, inline
 from nodewire.protocol.audit import Asked, Showing, Shown
 from nodewire.protocol.closing import Closed
 from nodewire.protocol.delivery import Delivered, Progress
 from nodewire.protocol.frame import Array, Frame, Meta
+from nodewire.protocol.manifest import BlobRef
 from nodewire.provider.training.admission import Admitted
 from nodewire.provider.training.carried import NOTHING, CarriedFiles
 from nodewire.provider.training.made import MadeResults
@@ -32,6 +33,10 @@ MAX_ASKED = 64
 """Questions for them that are answered: a customer that died asks again, and finds what was said at its relays."""
 PROGRESS_S = 2.0
 """Between two words to the customer about how far it is."""
+TOGETHER_MS = 100
+"""For so long a worker trains before it answers: segments can be quicker than words about them."""
+SOON_S = 0.5
+"""After which a customer is told that work has begun."""
 ALIVE_S = 10.0
 """After so long without one it says that it is still at it."""
 
@@ -54,6 +59,11 @@ class ShardRun(PaidRun[Admitted]):
         self._answer: Event | None = None
         """To what was drawn: the same however often it is asked for."""
 
+    async def deposit(self) -> None:
+        """As of any work; where there is none, `train` says that it has begun unless it is done in a moment."""
+        if self.job.assigned.deposit_msat:
+            await super().deposit()
+
     async def train(self, worker: Worker) -> None:
         """Train and deliver; when this returns the balance is due.
 
@@ -65,7 +75,7 @@ class ShardRun(PaidRun[Admitted]):
         request = self.job.request.id
         living = asyncio.create_task(self._live())
         try:
-            made = self._made.find(request)
+            made: tuple[Path | bytes, Delivered] | None = self._made.find(request)
             if made is None:  # or else this provider died while it delivered
                 await self._open(worker)
                 losses, states, samples = await self._steps(worker)
@@ -73,7 +83,6 @@ class ShardRun(PaidRun[Admitted]):
             await self._deliver(*made)
         finally:
             living.cancel()
-        self._made.over(request)
 
     def check_asked(self) -> None:
         """Count a question for snapshots, each of which costs a look at the relays. Raises Busy: too many."""
@@ -145,21 +154,27 @@ class ShardRun(PaidRun[Admitted]):
         job, session = self.job, self.job.request.id
         ticket, round_ = job.ticket, job.request.round
         begun = self._carried.begun(job)
-        cited = (round_.theta, job.assigned.data, *([round_.start] if round_.start else []))
-        theta, shard, *frozen = await asyncio.gather(*map(self._blobs.get, cited))
+        cited = (round_.start,) if round_.start else ()
+        theta, *frozen = await asyncio.gather(
+            self._blobs.get(round_.theta, inline=job.request.theta), *map(self._blobs.get, cited)
+        )
         params = {
             "recipe": job.recipe.pack(),
             "round": round_.round,
             "index": job.assigned.index,
             "steps": job.assigned.steps,
             "start": job.start_name,
+            "shard": f"{round_.job}.{ticket.shard_sha256}",
         }
         await worker.open(TASK, session, params)
         self._worker = worker
         for path in frozen:
             await self._freeze(worker, path)
         await self._feed(worker, "theta", theta, ticket.theta_key, ticket.theta_sha256)
-        await self._feed(worker, "shard", shard, ticket.shard_key, ticket.shard_sha256)
+        (said,) = await worker.receive(TASK, session, Frame("held", 0))
+        if not said.meta["here"]:
+            shard = await self._blobs.get(job.assigned.data)
+            await self._feed(worker, "shard", shard, ticket.shard_key, ticket.shard_sha256)
         if begun is not None and ticket.carried is not None:
             path, key = begun
             await self._feed(worker, "carried", path, key, ticket.carried)
@@ -173,12 +188,14 @@ class ShardRun(PaidRun[Admitted]):
             await self._feed(worker, "start", path, job.ticket.start_key, job.start_sha256)
 
     async def _live(self) -> None:
-        """Say now and then that the work goes on, where segments are long: a late one that is silent is given up."""
+        """Say that the work has begun, unless it is done in a moment, and now and then that it goes on, where segments
+        are long: a late one that is silent is given up."""
+        pause_s = SOON_S
         while True:
-            await asyncio.sleep(max(0.0, self._said_s + ALIVE_S - time.monotonic()))
-            if time.monotonic() < self._said_s + ALIVE_S:
+            await asyncio.sleep(max(0.0, self._said_s + pause_s - time.monotonic()))
+            if time.monotonic() < self._said_s + pause_s:
                 continue
-            self._said_s = time.monotonic()
+            self._said_s, pause_s = time.monotonic(), ALIVE_S
             try:
                 await self._say("processing")
             except NodewireError as error:
@@ -193,21 +210,27 @@ class ShardRun(PaidRun[Admitted]):
         """Train, segment by segment: losses in millionths, the states' hashes, samples seen."""
         losses: list[int] = []
         states: list[str] = []
-        for seq in range(delivery.MAX_STATES):
+        done = 0
+        while len(states) < delivery.MAX_STATES:
             self._check_time()
-            (said,) = await worker.receive(TASK, self.job.request.id, Frame("train", seq))
-            step, loss, state = said.meta["step"], said.meta["loss"], said.meta["state"]
-            if not isinstance(step, int) or not isinstance(loss, int) or not isinstance(state, str):
-                raise WorkerFailed("train", "an answer that is none")
-            losses.append(loss)
-            states.append(state)
-            if said.meta["end"]:
-                return losses, states, int(said.meta["samples"] or 0)
-            await self._report(step, loss)
+            frame: Frame[Array] = Frame("train", len(states), (), {"ms": TOGETHER_MS})
+            for said in await worker.receive(TASK, self.job.request.id, frame):
+                step, loss, state = said.meta["step"], said.meta["loss"], said.meta["state"]
+                if not isinstance(step, int) or not isinstance(loss, int) or not isinstance(state, str):
+                    raise WorkerFailed("train", "an answer that is none")
+                losses.append(loss)
+                states.append(state)
+                if said.meta["end"]:
+                    return losses, states, int(said.meta["samples"] or 0)
+                done = step
+            await self._report(done, losses[-1])
         raise WorkerFailed("train", f"no end after {len(states)} segments")
 
-    async def _make(self, worker: Worker, losses: list[int], states: list[str], samples: int) -> tuple[Path, Delivered]:
-        """The packed update, sealed on disk, and what the customer needs to open it; what is carried on is, too."""
+    async def _make(
+        self, worker: Worker, losses: list[int], states: list[str], samples: int
+    ) -> tuple[Path | bytes, Delivered]:
+        """The packed update, sealed, and what the customer needs to open it; on disk if it is not small, or something
+        is carried on, which is, too."""
         job, request = self.job, self.job.request
         frames = await worker.receive(TASK, request.id, Frame("update", 0))
         pieces = [bytes(frame.tensors[0].data) for frame in frames]
@@ -229,12 +252,19 @@ class ShardRun(PaidRun[Admitted]):
             states=tuple(states),
             carried=kept,
         )
+        if kept is None and sealed.sealed_bytes(made.bytes) <= request.round.inline:
+            return b"".join(sealed.seal(pieces, made.key)), made  # made again as quickly as it is read
         return self._made.keep(request.id, made, pieces), made
 
-    async def _deliver(self, path: Path, made: Delivered) -> None:
-        """Upload the sealed update, and publish what the customer needs to open it."""
+    async def _deliver(self, update: Path | bytes, made: Delivered) -> None:
+        """Upload the sealed update if it is not small, and publish what the customer needs to open it."""
         job, request = self.job, self.job.request
-        blob = await self._blobs.put(path)
+        result = None
+        if sealed.sealed_bytes(made.bytes) <= request.round.inline:
+            result = update if isinstance(update, bytes) else await asyncio.to_thread(update.read_bytes)
+            blob = BlobRef(sha256=hashlib.sha256(result).hexdigest(), bytes=len(result))
+        else:
+            blob = await self._blobs.put(update)
         self._check_time()
         self._owe_balance()
         committed = made.commitment(self._keys.public, request.id, request.round.round, job.assigned.index)
@@ -248,7 +278,10 @@ class ShardRun(PaidRun[Admitted]):
             amount_msat=job.assigned.balance_msat,
             ciphertext=nip44.encrypt(made.to_json(), self._conversation),
             created_at=int(time.time()),
+            result=result,
         )
+        if result is not None and event.tag(inline.TAG) is None:  # there was no room for it
+            await self._blobs.put(result)
         self.committed = committed
         await self._publish(event)
 

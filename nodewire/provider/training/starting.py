@@ -105,6 +105,7 @@ def _describe(config: ProviderConfig, train: TrainConfig, public: str, lnurl: st
         most_bytes=train.most,
         concurrency=train.concurrency,
         deposit_ppm=train.deposit_ppm,
+        credit_msat=train.credit_msat,
         lnurl=lnurl if charges else "",
         pow_bits=config.pow_bits,
         hardware=config.hardware,

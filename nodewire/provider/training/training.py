@@ -86,6 +86,7 @@ class Training:
         self._tasks: set[asyncio.Task[None]] = set()
         self._refusing = 0
         self._settled = asyncio.Condition()
+        self._revealing = asyncio.Lock()
 
     @property
     def name(self) -> str:
@@ -175,7 +176,8 @@ class Training:
                 mine = delivery.parse(await self._event(counted.result))
                 if (mine.provider, mine.request) == (self._keys.public, asked.request):
                     run.committed = mine.commitment
-            await run.reveal(asked, closed, self._workers[0])
+            async with self._revealing:  # each opens a session of its own, where the worker has closed the shard's
+                await run.reveal(asked, closed, self._workers[0])
         except NodewireError as error:
             log.warning("round %s: snapshots are not shown: %s", asked.request[:8], error)
             await self._tell(asked.request, asked.customer, run.job.request.kind, error)
@@ -239,7 +241,7 @@ class Training:
             log.info("round %s refused: %s", request.id[:8], error)
             await self._tell(request.id, request.customer, request.kind, error)
             return
-        self._kept.begun(event, ticket)
+        self._kept.begun(event, ticket, paid_before=job.assigned.deposit_msat > 0)
         await self._run(job, worker)
 
     async def _run(self, job: Admitted | AdmittedOuter, worker: Worker | None) -> None:
@@ -296,6 +298,7 @@ class Training:
         finally:
             self._free.put_nowait(worker)
         self._kept.delivered(run.job.request.id)
+        self._made.over(run.job.request.id)  # not before: who dies between the two would train again
 
     async def _slot(self) -> Worker:
         """A worker that is free, or will be in a moment: it has delivered, and the next round is here already.
@@ -316,10 +319,10 @@ class Training:
         """
 
         def is_paid() -> bool:
-            """All but the round before itself, which may be under audit: so two rounds are at stake at most."""
+            """All but the round before itself, which may be under audit, and what is given credit for."""
             before = self._admission.before(job)
             open_msat = before.amount_msat if before.state in ("due", "invoiced") else 0
-            return self._ledger.owed_msat(before.customer) <= open_msat
+            return self._ledger.owed_msat(before.customer) <= open_msat + self._ad.credit_msat
 
         try:
             async with asyncio.timeout(self._patience_s), self._settled:

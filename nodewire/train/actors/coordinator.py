@@ -5,7 +5,7 @@ the recipe; its weights files are the customer's folder of data and, where the r
     model                 -> model {name}*       the files of a Hugging Face folder with what was trained
     restore {what, round}*                       theta or momenta as they were before some round
     result {round, index, steps}*                -> received {fine, reason} after the last
-    judge {round}         -> judged {index, accepted, reason, doubted}*, one for each result of the round
+    judge {round}         -> judged {index, accepted, reason, doubted, harms}*, one for each result of the round
     holds {round, index, update}                 -> held {holds}: whether it can be audited without being recalled
     recall.theta, recall.update {round, index, steps}*   what an audit needs of a round that was forgotten
     shown {segment}*, audit {round, index, update, request, provider, states, drawn, begun, carried}
@@ -27,6 +27,7 @@ from pathlib import Path
 
 from nodewire.errors import BadFrame, BadInput, NodewireError
 from nodewire.kind import Params
+from nodewire.protocol import keeping
 from nodewire.protocol.frame import Frame, Meta
 from nodewire.protocol.recipe import Recipe
 from nodewire.train import (
@@ -52,10 +53,12 @@ from nodewire.train.inner import Trainer
 from nodewire.train.state import State
 from nodewire.train.sums import distance, norm
 
-KEPT_ROUNDS = 2
-"""For which a coordinator keeps what is needed to audit them."""
+HARMS = ("norm: out", "gain: the loss rises")
+"""Doubts about results that must not be part of the next weights before they have stood their audit."""
 DOUBTED = ("norm: out",)
-"""Rejections that an honest result may meet, where rounds get shorter as a model converges: they are audited."""
+"""Rejections that an honest result may meet, where rounds get shorter as a model converges: they are audited, and
+before the outer step where that can be: one update that is a million times too long is the end of a model, whatever
+becomes of its provider afterwards."""
 
 
 class CoordinatorActor:
@@ -90,6 +93,7 @@ class CoordinatorActor:
         self._shards, held_out = data.split(self._dataset, int(params["shards"]), self._recipe)
         self._measured = data.samples(held_out, self._recipe, self._recipe.validation.samples)
         self._held = [self._loss(self._theta)]
+        self._kept_rounds = keeping.kept_rounds(self._recipe.state_bytes(), len(self._shards))
 
     def receive(self, session: str, frame: Tensors) -> list[Tensors]:
         match frame.edge:
@@ -202,17 +206,16 @@ class CoordinatorActor:
             [self._submission(late.round, index, beside[index]) for index in sorted(beside)],
             self._loss,
         )[late.index]
-        doubted = False
+        doubted = harms = False
         if judged.outcome == "audit" or judged.reason.startswith(DOUBTED):
-            if float(self._recipe.audit.fraction):
-                doubted, judged = True, validate.Judgement()
+            if float(self._recipe.audit.fraction) and not self._is_at_once(judged):
+                doubted, harms, judged = True, judged.reason.startswith(HARMS), validate.Judgement()
             else:
                 judged = self._audited(late.round, late.index, judged, theta, beside[late.index])
         accepted = judged.outcome == "accept"
         if not accepted:
             self._late.drop(frame)
-        meta: Meta = {"index": late.index, "accepted": accepted, "reason": judged.reason[:200], "doubted": doubted}
-        return Frame("judged", 0, (), meta)
+        return Frame("judged", 0, (), _verdict(late.index, judged, doubted, harms))
 
     def _judge(self, round_: int) -> list[Tensors]:
         """The judgements on all results of the round; what was rejected is forgotten."""
@@ -227,10 +230,11 @@ class CoordinatorActor:
         )
         said: list[Tensors] = []
         for index, judgement in judgements.items():
-            doubted = False
+            doubted = harms = False
             if judgement.outcome == "audit" or judgement.reason.startswith(DOUBTED):
-                if float(self._recipe.audit.fraction):  # its provider will have to show more of it
-                    doubted = True
+                if float(self._recipe.audit.fraction) and not self._is_at_once(judgement):
+                    # Its provider will have to show more of it.
+                    doubted, harms = True, judgement.reason.startswith(HARMS)
                     judgement = validate.Judgement(figures=judgement.figures)
                 else:
                     judgement = self._audited(round_, index, judgement, self._theta, self._results[index])
@@ -239,9 +243,15 @@ class CoordinatorActor:
                 del self._results[index]
             elif "norm" in judgement.figures:
                 self._results[index].norm = judgement.figures["norm"]
-            meta: Meta = {"index": index, "accepted": accepted, "reason": judgement.reason[:200], "doubted": doubted}
-            said.append(Frame("judged", len(said), (), meta))
+            said.append(Frame("judged", len(said), (), _verdict(index, judgement, doubted, harms)))
         return said
+
+    def _is_at_once(self, judgement: validate.Judgement) -> bool:
+        """Whether a result is not waited for to be audited: it is out of all proportion, and what its provider carries
+        from round to round is nothing, so that the shard's round can be trained here."""
+        compression = self._recipe.compression
+        carries = float(compression.error_feedback) > 0 or compression.fragments > 1
+        return judgement.reason.startswith(DOUBTED) and not carries
 
     def _submission(self, round_: int, index: int, result: _Result) -> validate.Submission:
         shard = self._shards[index]
@@ -300,7 +310,7 @@ class CoordinatorActor:
         before, self._theta, self._momenta = self._theta, theta, momenta
         self._round = seq + 1
         self._past[seq] = before, dict(self._results)
-        self._past.pop(seq - KEPT_ROUNDS, None)
+        self._past.pop(seq - self._kept_rounds, None)
         self._norms = [result.norm for result in self._results.values() if result.norm]
         self._results.clear()
         self._late.forget(seq)
@@ -394,6 +404,16 @@ class CoordinatorActor:
 
     def _loss(self, theta: State) -> float:
         return self._trainer.loss(theta, self._measured)
+
+
+def _verdict(index: int, judgement: validate.Judgement, doubted: bool, harms: bool) -> Meta:
+    return {
+        "index": index,
+        "accepted": judgement.outcome == "accept",
+        "reason": judgement.reason[:200],
+        "doubted": doubted,
+        "harms": harms,
+    }
 
 
 @dataclass(slots=True)

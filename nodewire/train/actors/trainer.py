@@ -2,9 +2,11 @@
 
 frozen                -> frozen {here}: whether what the recipe freezes is here from a session of the same `start`
 start*                if it is not: what stays frozen, where the recipe has an adapter; before the rest
+held                  -> held {here}: whether the shard is, from a session that named the same
 theta*, shard*        what it begins with
 carried*              and what it has carried from the round before, where it has
-train                 trains one segment -> trained {step, loss, state, samples, end}; loss in millionths
+train {ms}            trains one segment, and more until `ms` are over -> trained {step, loss, state, samples, end}*,
+                      losses in millionths
 update                -> update*, when the last segment is done
 carry                 -> carried*: what is carried from it; none if nothing is
 reveal {segment}      -> snapshot*: what the segment ended with, kept or computed again; number `count`: carried
@@ -12,6 +14,7 @@ reveal {segment}      -> snapshot*: what the segment ended with, kept or compute
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 from nodewire.errors import BadData, BadFrame, Busy, NotFound
@@ -20,6 +23,7 @@ from nodewire.protocol.frame import Frame, Meta
 from nodewire.protocol.recipe import Recipe
 from nodewire.train import carried, data, segments, state
 from nodewire.train.actors.frozen import Frozen, FrozenIn
+from nodewire.train.actors.held import HeldShard
 from nodewire.train.actors.pieces import HEADER_BYTES, Incoming, Tensors, micro, number, pieces
 from nodewire.train.carried import Carried
 from nodewire.train.data import Shard
@@ -37,28 +41,44 @@ class TrainerActor:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._sessions: dict[str, _ShardSession] = {}
-        self._frozen = Frozen()
+        self._frozen, self._held = Frozen(), HeldShard()
 
     def open(self, session: str, params: Params) -> None:
-        if len(self._sessions) >= MAX_SESSIONS:  # who has trained waits for its pay, and may be opened again
-            done = next((name for name, one in self._sessions.items() if one.is_done), None)
-            if done is None:
-                raise Busy("sessions", f"{MAX_SESSIONS} are open")
-            del self._sessions[done]
-        self._sessions[session] = _ShardSession(params, self._frozen)
+        recipe = Recipe.unpack(params["recipe"])
+        self._make_room(recipe.memory_bytes())
+        self._sessions[session] = _ShardSession(recipe, params, self._frozen, self._held)
+
+    def _make_room(self, needed: int) -> None:
+        """Close sessions that have trained, the oldest first: they wait for their pay, and may be opened again.
+
+        Raises:
+            Busy: too many are still at work.
+        """
+        done = [name for name, one in self._sessions.items() if one.is_done]
+        while done and (
+            len(self._sessions) >= MAX_SESSIONS or self._memory_bytes() + needed > self._limits.memory_bytes
+        ):
+            del self._sessions[done.pop(0)]
+        if len(self._sessions) >= MAX_SESSIONS:
+            raise Busy("sessions", f"{MAX_SESSIONS} are open")
+
+    def _memory_bytes(self) -> int:
+        return sum(one.memory_bytes for one in self._sessions.values())
 
     def receive(self, session: str, frame: Tensors) -> list[Tensors]:
         if session not in self._sessions:
             raise NotFound("session", "not open")
-        return self._sessions[session].receive(frame)
+        self._sessions[session] = used = self._sessions.pop(session)  # who has waited longest makes room first
+        return used.receive(frame)
 
     def close(self, session: str) -> None:
         self._sessions.pop(session, None)
 
 
 class _ShardSession:
-    def __init__(self, params: Params, frozen: Frozen) -> None:
-        self._recipe = recipe = Recipe.unpack(params["recipe"])
+    def __init__(self, recipe: Recipe, params: Params, frozen: Frozen, held: HeldShard) -> None:
+        self._recipe = recipe
+        self.memory_bytes = recipe.memory_bytes()
         self._round, self._index, self._steps = int(params["round"]), int(params["index"]), int(params["steps"])
         self._theta_in = Incoming(recipe.state_bytes() + HEADER_BYTES)
         self._shard_in = Incoming(data.MAX_SHARD_BYTES)
@@ -68,13 +88,15 @@ class _ShardSession:
         self._brought = b""
         """`_begun` as bytes."""
         self._delta: State | None = None
-        self._shard: Shard | None = None
+        self._shard_name, self._held = str(params.get("shard", "")), held
+        self._shard = held.find(self._shard_name, recipe)
         self._running: Iterator[Stretch] | None = None
         self._start, self._frozen = str(params.get("start", "")), frozen
         self._frozen_in: FrozenIn | None = None
         here = frozen.find(self._start, recipe)
         self._trained_by = Trainer(recipe, here) if recipe.adapter is None or here is not None else None
         self._update: Update | None = None
+        self._has_shown = False
         self._kept: dict[int, Snapshot] = {}
         """Snapshots by steps: all, or as many as KEPT_BYTES hold."""
         segments_ = segments.count(recipe, self._steps)
@@ -89,7 +111,8 @@ class _ShardSession:
 
     @property
     def is_done(self) -> bool:
-        return self._update is not None
+        """Whether nothing is lost with it: it has trained, or was opened again to show what it had."""
+        return self._update is not None or self._has_shown
 
     def receive(self, frame: Tensors) -> list[Tensors]:
         match frame.edge:
@@ -112,24 +135,35 @@ class _ShardSession:
             case "shard":
                 if (whole := self._shard_in.take(frame)) is not None:
                     self._shard = Shard.unpack(whole, self._recipe)
+                    self._held.keep(self._shard_name, self._recipe, self._shard)
                 return []
             case "carried":
                 if (whole := self._carried_in.take(frame)) is not None:
                     self._begun, self._brought = carried.unpack(whole, self._recipe), whole
                 return []
+            case "held":
+                return [Frame("held", 0, (), {"here": self._shard is not None})]
             case "train":
-                return [self._train(frame.seq)]
+                return self._train_for(frame)
             case "update":
                 return list(pieces("update", self._sent()[0]))
             case "carry":
                 kept = carried.packed(self._sent()[1])
                 return list(pieces("carried", kept)) if kept else []
             case "reveal":
-                segment = number(frame, "segment")
+                segment, self._has_shown = number(frame, "segment"), True
                 if segment == segments.count(self._recipe, self._steps):
                     return list(pieces("snapshot", self._brought or carried.EMPTY))
                 return list(pieces("snapshot", segments.show(self._snapshot(segment))))
         raise BadFrame("edge", f"{frame.edge[:40]!r} is unknown")
+
+    def _train_for(self, frame: Tensors) -> list[Tensors]:
+        """A segment, and further ones until `ms` are over."""
+        until_s = time.monotonic() + int(frame.meta.get("ms") or 0) / 1000
+        said = [self._train(frame.seq)]
+        while not said[-1].meta["end"] and time.monotonic() < until_s:
+            said.append(self._train(frame.seq + len(said)))
+        return said
 
     def _train(self, seq: int) -> Tensors:
         if self._running is None:
