@@ -26,7 +26,7 @@ from nodewire.protocol.feedback import Status
 from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.round import MAX_ROUNDS, MAX_SHARDS, OUTPUT
 from nodewire.protocol.schema import Count, Hex32, Schema
-from nodewire.protocol.trainer import TOPIC, Trainer
+from nodewire.protocol.trainer import Trainer
 
 MAX_REQUEST_BYTES = 24_576
 """Of a request's event as JSON: its result repeats it."""
@@ -222,7 +222,11 @@ def ad(keys: Keys, trainer: Trainer, *, created_at: int) -> Event:
     document = trainer.document()
     runs = [name for name, kind in RUNS.items() if kind in trainer.kinds]
     content = {"name": trainer.name, "runs": runs} | {name: document[name] for name in (*_PRICES, *_LIMITS)}
-    said = [["d", f"{trainer.name[:57]}.fedstr"], ["k", str(kinds.FEDSTR)], *(["t", topic] for topic in (TOPIC, *runs))]
+    said = [
+        ["d", f"{trainer.name[:57]}.fedstr"],
+        ["k", str(kinds.FEDSTR)],
+        *(["t", topic] for topic in ("fedstr", *runs)),
+    ]
     said.append(["i", trainer.hardware])
     return _event.sign(keys, kinds.AD, created_at=created_at, content=orjson.dumps(content).decode(), tags=said)
 

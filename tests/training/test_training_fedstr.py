@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from nodewire.customer.training.choosing import trainers
 from nodewire.errors import PaymentFailed
 from nodewire.nostr import event as events
 from nodewire.nostr.keys import Keys
@@ -62,6 +63,7 @@ def round_of(host, *, theta=THETA, number=0, recipe=TWO_ROUNDS, run="fedavg", sh
 async def test_a_plain_customer_buys_two_chained_rounds_and_gets_what_the_bare_loop_makes(market, host):
     async with provider(market, "ada", fedstr=True) as ada, dora(market) as one:
         (ad,) = await one.pool.fetch([Filter(kinds=frozenset({31990}), tags={"k": frozenset({"8000"})})])
+        assert list(await trainers(one.pool)) == [ada.public]  # to our own customers it is the trainer that it was
         assert ad.pubkey == ada.public and json.loads(ad.content)["least_msat"] == LEAST_MSAT
         first, result = await one.buy(ada.public, round_of(host))
         assert json.loads(result.tag("request"))["id"] == first.id
@@ -102,6 +104,31 @@ async def test_an_encrypted_request_of_plain_parameters_and_sealed_files_is_the_
     assert request.values("i") == result.values("i") == []
     said = "".join(event.to_json() for event in everything)
     assert all(secret not in said for secret in (key, other, host.base, hashlib.sha256(SHARD).hexdigest(), "momentum"))
+
+
+async def test_diloco_is_the_same_round_and_its_outer_step_the_customers(market, host):
+    document = {**RECIPE.document(), "name": "fedstr", "rounds": 2}
+    recipe = Recipe.from_document(document | {"outer": {"method": "nesterov", "lr": "0.7", "momentum": "0.9"}})
+    theta = {name: tensor.numpy() for name, tensor in initial(recipe).items()}
+    momenta = {name: np.zeros_like(array) for name, array in theta.items()}
+    plain = params(task="train", run="diloco", model="mlp", inputs=64, hidden="32", classes=10, steps=20, batch=32)
+    plain += params(lr="0.1", momentum="0.9", rounds=2, seed=7)
+    async with provider(market, "ada", fedstr=True) as ada, dora(market) as one:
+        for number in range(2):
+            weights = save(theta)
+            tags = [
+                *inputs("data", host.put("shard", SHARD), SHARD),
+                *inputs("state", host.put(f"theta{number}", weights), weights),
+                *plain,
+                *params(round=number),
+            ]
+            _, result = await one.buy(ada.public, tags)
+            for name, delta in (await one.update(result)).items():
+                g = delta.astype(np.float64)
+                v = 0.9 * momenta[name].astype(np.float64) + g
+                theta[name] = (theta[name].astype(np.float64) + 0.7 * (0.9 * v + g)).astype(np.float32)
+                momenta[name] = v.astype(np.float32)
+    assert same(theta, bare.run(recipe, dataset(), 1)[0])
 
 
 async def test_who_does_not_pay_the_deposit_gets_nothing_trained(market, host, monkeypatch):
