@@ -137,9 +137,13 @@ TAG = st.lists(WORD, max_size=5).flatmap(
 
 
 @settings(max_examples=60)
-@given(st.lists(TAG, max_size=24), st.permutations(TAGS))
-def test_whatever_tags_come_only_typed_errors_do(tags, valid):
-    event = events.Event("0" * 64, CUSTOMER.public, 0, 8000, tuple(tuple(t) for t in [*tags, *valid[:6]]), "", "")
+@given(st.lists(TAG, max_size=24), st.permutations(TAGS), st.none() | st.text(max_size=200), st.booleans())
+def test_whatever_tags_come_only_typed_errors_do(tags, valid, content, seals):
+    tags = [["p", PROVIDER.public], *tags, *valid[:6], *([["encrypted"]] if content is not None else [])]
+    if seals and content:
+        content = nip44.encrypt(content, nip44.conversation_key(CUSTOMER, PROVIDER.public))
+    event = events.Event("0" * 64, CUSTOMER.public, 0, 8000, tuple(map(tuple, tags)), content or "", "")
+    fedstr.is_ours(event, PROVIDER)
     try:
         fedstr.parse(event, PROVIDER)
     except NodewireError:

@@ -26,6 +26,7 @@ from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
 from nodewire.nostr.pool import Pool
+from nodewire.pay import invoices
 from nodewire.pay.sim_wallet import SimWallet
 
 SEGMENT = 2**20
@@ -80,8 +81,12 @@ class Customer:
         return [status(event) for event in self.heard if event.tag("e") == request.id]
 
     async def pay(self, event: Event) -> int:
-        """Pay the invoice in its `amount` tag."""
+        """Pay the invoice in its `amount` tag, which says what it is for."""
         _, amount, bolt11 = next(tag for tag in event.tags if tag[0] == "amount")
+        said = f"{event.tag('e')}:{int(event.kind == 6000)}"
+        invoice = invoices.decode(bolt11)
+        assert invoice.description_hash == hashlib.sha256(said.encode()).hexdigest()
+        assert invoice.amount_msat == int(amount)
         await self.wallet.pay(bolt11, max_fee_msat=1_000)
         self.paid_msat += int(amount)
         return int(amount)

@@ -300,6 +300,27 @@ async def test_of_others_events_of_these_kinds_nothing_is_said(market, host):
         assert [one.said(event) for event in (added, sealed_, others)] == [[], [], []]
 
 
+async def test_what_is_free_is_trained_at_once_and_asks_for_nothing(market, host):
+    async with provider(market, "ada", fedstr=True, least_msat=0, msat_per_pflop=0) as ada, dora(market) as one:
+        request = await one.ask(ada.public, round_of(host))
+        result = await one.answer(request, "result", "error")
+        assert [tag for event in one.heard for tag in event.tags if tag[0] == "amount"] == [("amount", "0")]
+        theta = stepped(THETA, await one.update(result))
+        assert "payment-required" not in one.said(request)
+    assert same(theta, bare.run(TWO_ROUNDS, dataset(), 1, rounds=1)[0])
+
+
+async def test_who_finds_all_workers_training_hears_it(market, host):
+    async with provider(market, "ada", fedstr=True) as ada, dora(market) as one:
+        first = await one.ask(ada.public, round_of(host))
+        asked = await one.answer(first, "payment-required")
+        second = await one.ask(ada.public, round_of(host, index=1))
+        assert why(await one.answer(second, "busy")) == "busy"
+        await one.pay(asked)
+        await one.pay(await one.answer(first, "result"))
+    assert await market.balance_msat("ada") == LEAST_MSAT
+
+
 async def test_work_is_asked_for_and_dates_are_of_today(market, host):
     async with provider(market, "ada", fedstr=True, pow_bits=6) as ada, dora(market) as one:
         idle = await one.ask(ada.public, round_of(host))
@@ -346,3 +367,37 @@ async def test_a_provider_that_dies_goes_on_is_paid_once_and_serves_nothing_twic
         expected, _ = bare.run(TWO_ROUNDS, dataset(), 1, rounds=1)
         assert same(stepped(THETA, await one.update(result)), expected)
     assert await market.balance_msat("ada") == LEAST_MSAT
+
+
+async def test_a_provider_that_dies_after_everything_that_it_says_asks_and_is_paid_for_each_thing_once(market, host):
+    died = asyncio.Event()
+    told: set[tuple[object, ...]] = set()
+
+    def dies(event):
+        if (what := (event.kind, event.tag("status"))) not in told:
+            told.add(what)
+            died.set()
+
+    async def ada():
+        while True:
+            died.clear()
+            async with provider(market, "ada", fedstr=True, published=dies):
+                await died.wait()
+
+    async with dora(market) as one:
+        (market.folder / "ada").mkdir()
+        public = Keys.from_file(market.folder / "ada" / "key").public
+        keeps_dying = asyncio.create_task(ada())
+        request = await one.ask(public, round_of(host))
+        await one.pay(await one.answer(request, "payment-required"))
+        result = await one.answer(request, "result")
+        await one.pay(result)
+        theta = stepped(THETA, await one.update(result))
+        await asyncio.sleep(1.0)
+        keeps_dying.cancel()
+        await asyncio.gather(keeps_dying, return_exceptions=True)
+        asked = {tag for event in one.heard for tag in event.tags if tag[0] == "amount"}
+    assert told >= {(7000, "payment-required"), (7000, "processing"), (6000, None)}
+    assert len([tag for tag in asked if len(tag) > 2]) == 2  # the same invoices, however often
+    assert same(theta, bare.run(TWO_ROUNDS, dataset(), 1, rounds=1)[0])
+    assert await market.balance_msat("ada") == LEAST_MSAT == one.paid_msat
