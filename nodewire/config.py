@@ -184,6 +184,12 @@ class TrainConfig(Section):
     private_endpoints: bool = False
     """Fetch these over plain http from loopback and private addresses: for a market on this machine or network."""
 
+    @model_validator(mode="after")
+    def _trains_for_fedstr(self) -> Self:
+        if self.fedstr and not {8840, 8841}.intersection(self.kinds):
+            raise ValueError("fedstr: neither 8840 nor 8841 is among the kinds")
+        return self
+
 
 class ProviderConfig(Role):
     name: Name | Literal[""] = ""

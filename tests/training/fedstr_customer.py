@@ -161,6 +161,8 @@ class Host:
         self.files: dict[str, bytes] = {}
         self.redirects: dict[str, str] = {}
         self.asked: list[str] = []
+        self.lost: set[str] = set()
+        """Whose connections break."""
         self.base = ""
 
     def put(self, name: str, data: bytes) -> str:
@@ -170,6 +172,9 @@ class Host:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
         self.asked.append(name)
+        if name in self.lost:
+            assert request.transport is not None
+            request.transport.abort()
         if name in self.redirects:
             raise web.HTTPFound(self.redirects[name])
         if name not in self.files:

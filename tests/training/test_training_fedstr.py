@@ -19,7 +19,7 @@ from nodewire.nostr import event as events
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
 from nodewire.protocol.recipe import Compression, Recipe
-from nodewire.provider.training.fedstr import run
+from nodewire.provider.training.fedstr import run, serving
 from nodewire.train import bare, data
 from nodewire.train.families import initial
 from tests.kinds.digits import RECIPE, dataset
@@ -340,7 +340,8 @@ async def test_switched_off_it_is_silent(market, host):
     assert host.asked == []
 
 
-async def test_a_provider_that_dies_goes_on_is_paid_once_and_serves_nothing_twice(market, host):
+async def test_a_provider_that_dies_goes_on_is_paid_once_and_serves_nothing_twice(market, host, monkeypatch):
+    monkeypatch.setattr(serving, "AGAIN_S", 0.2)
     training = asyncio.Event()
 
     async def hold(edge):
@@ -354,7 +355,11 @@ async def test_a_provider_that_dies_goes_on_is_paid_once_and_serves_nothing_twic
             request = await one.ask(ada.public, round_of(host))
             await one.pay(await one.answer(request, "payment-required"))
             await training.wait()
+        host.lost = {"shard"}  # nobody's fault, and over soon
         async with provider(market, "ada", fedstr=True, alter=noting(edges)):
+            await asyncio.sleep(0.5)
+            assert "error" not in one.said(request)
+            host.lost = set()
             result = await one.answer(request, "result")
             await one.pay(result)
             await asyncio.sleep(0.3)

@@ -10,7 +10,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from nodewire.errors import BadTag, Busy, NodewireError, NotFound
+from nodewire.errors import BadTag, Busy, LinkLost, NodewireError, NotFound, TimedOut
 from nodewire.kind import Worker
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
@@ -40,6 +40,8 @@ MAX_HOPS = 16
 MAX_KNOWN = 1_024
 WAITING_S = 30.0
 SLOT_S = 2.0
+AGAIN_S = 3.0
+"""Between two tries to fetch what was begun before this provider died."""
 
 
 class Fedstr:
@@ -142,15 +144,24 @@ class Fedstr:
 
     async def _begun(self, asked: Asked, *, again: bool) -> tuple[FedstrRun, Worker]:
         """What the request needs, fetched, and a worker for it. Raises as admission and `FedstrRun.fetch`; Busy."""
-        async with self._fetching:
-            run = await self._translated(asked)
+        while True:
+            left_s = asked.created_at + asked.deadline_s - time.time()
             try:
-                await run.fetch()
-                until_s = asked.created_at + asked.deadline_s - time.time()
-                return run, await self._slot(max(SLOT_S, until_s) if again else SLOT_S)  # its deposit may be paid
-            except BaseException:
-                run.forget()
-                raise
+                async with self._fetching:
+                    return await self._fetched(asked, max(SLOT_S, left_s) if again else SLOT_S)
+            except (LinkLost, TimedOut):
+                if not again or left_s <= 0:  # what was begun may have its deposit paid
+                    raise
+            await asyncio.sleep(AGAIN_S)
+
+    async def _fetched(self, asked: Asked, wait_s: float) -> tuple[FedstrRun, Worker]:
+        run = await self._translated(asked)
+        try:
+            await run.fetch()
+            return run, await self._slot(wait_s)
+        except BaseException:
+            run.forget()
+            raise
 
     async def _translated(self, asked: Asked) -> FedstrRun:
         data = asked.data if isinstance(asked.data, Source) else await self._data_of(asked.data, asked.customer)
