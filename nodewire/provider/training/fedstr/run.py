@@ -123,8 +123,8 @@ class FedstrRun(ShardRun):
         else:
             file.write(source.inline)
 
-    async def _deliver(self, path: Path, made: Delivered) -> None:
-        blob = await self._blobs.put(path)
+    async def _deliver(self, update: Path | bytes, made: Delivered) -> None:
+        blob = await self._blobs.put(update)
         self._check_time()
         self._owe_balance()
         amount_msat, bolt11 = self.job.assigned.balance_msat, ""
