@@ -130,23 +130,8 @@ def test_two_strangers_train_what_the_bare_loop_trains_and_are_paid_exactly(trai
     assert (audited["ok"], audited["recomputed"], audited["computed"], audited["faults"]) == (True, True, 6, [])
 
 
-def test_an_adapter_is_trained_on_texts_and_what_comes_of_it_is_registered(trainers, tmp_path):
-    given = models.given("bpe-decoder-lora", tmp_path, compression={"method": "int8"})
-    recipe, out = "\n".join(toml_lines(given.recipe.document())), tmp_path / "trained"
-    more = {"data": str(given.data), "start": str(given.start), "model": str(out)}
-    done = trainers.train("ines", recipe, **more)
-    expected, _ = bare.run(given.recipe, given.dataset, 2, start=given.tensors)
-    assert trainers.weights("ines") == state.pack(expected)
-    assert done["failures"] == []
-    where = ["--relay", trainers.relay, "--blossom", trainers.blossom, "--key", str(tmp_path / "author.nsec")]
-    made = trainers.command("register", str(out), "--target-vram", "50MB", *where)
-    assert made["name"] == "trained"
-    document = trainers.command("family", str(out))["family"]
-    whole = directory.merged(given.recipe, expected, given.tensors)
-    assert document["start"] == start.cited(whole).document()
-
-
 def test_what_went_over_the_relay_says_nothing_of_what_was_trained(trainers):
+    """Before anything is registered here: a manifest is public, and has names of layers."""
     trainers.train("emil")
     events = asyncio.run(trainers.events(Filter()))
     assert {8840, 6840, 7000, 9735, 31990} <= {event.kind for event in events}
@@ -161,6 +146,22 @@ def test_what_went_over_the_relay_says_nothing_of_what_was_trained(trainers):
     for secret in secrets:
         assert not [secret for dump in dumps if secret in dump]
     assert any(b"payment-required" in dump for dump in dumps)  # it would have been found
+
+
+def test_an_adapter_is_trained_on_texts_and_what_comes_of_it_is_registered(trainers, tmp_path):
+    given = models.given("bpe-decoder-lora", tmp_path, compression={"method": "int8"})
+    recipe, out = "\n".join(toml_lines(given.recipe.document())), tmp_path / "trained"
+    more = {"data": str(given.data), "start": str(given.start), "model": str(out)}
+    done = trainers.train("ines", recipe, **more)
+    expected, _ = bare.run(given.recipe, given.dataset, 2, start=given.tensors)
+    assert trainers.weights("ines") == state.pack(expected)
+    assert done["failures"] == []
+    where = ["--relay", trainers.relay, "--blossom", trainers.blossom, "--key", str(tmp_path / "author.nsec")]
+    made = trainers.command("register", str(out), "--target-vram", "50MB", *where)
+    assert made["name"] == "trained"
+    document = trainers.command("family", str(out))["family"]
+    whole = directory.merged(given.recipe, expected, given.tensors)
+    assert document["start"] == start.cited(whole).document()
 
 
 pytestmark = pytest.mark.timeout(300)

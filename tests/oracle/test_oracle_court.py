@@ -67,7 +67,7 @@ class Market4:
             name="t",
             f=1,
             genesis_s=genesis_s,
-            epoch_ms=800,
+            epoch_ms=1_200,
             skew_ms=50,
             beat_ms=400,
             bond_holders=[HOLDER.public],
