@@ -179,6 +179,16 @@ class TrainConfig(Section):
     about as long as a small round, and customers put them off as far as this lets them."""
     most: Size = 2 * 10**9
     """The largest weights or shard that is fetched."""
+    fedstr: bool = False
+    """Serve requests in FEDSTR's layout (kind 8000), too, whose weights and shards are fetched from their URLs."""
+    private_endpoints: bool = False
+    """Fetch these over plain http from loopback and private addresses: for a market on this machine or network."""
+
+    @model_validator(mode="after")
+    def _trains_for_fedstr(self) -> Self:
+        if self.fedstr and not {8840, 8841}.intersection(self.kinds):
+            raise ValueError("fedstr: neither 8840 nor 8841 is among the kinds")
+        return self
 
 
 class ProviderConfig(Role):

@@ -277,6 +277,11 @@ class Ledger:
         sql = "SELECT count(*) FROM dues WHERE job = ? AND payee = ? AND state IN ('due', 'invoiced')"
         return int(self._db.execute(sql, (job, payee)).fetchone()[0])
 
+    def open_dues(self, customer: str, chunk: int) -> int:
+        """How many of a customer key's dues of that number are not paid, overdue or not."""
+        sql = "SELECT count(*) FROM dues WHERE customer = ? AND chunk = ? AND state IN ('due', 'invoiced')"
+        return int(self._db.execute(sql, (customer, chunk)).fetchone()[0])
+
     def owed_msat(self, customer: str) -> int:
         """What a customer key has not paid, overdue or not."""
         sql = "SELECT sum(amount_msat) FROM dues WHERE customer = ? AND state IN ('due', 'invoiced')"

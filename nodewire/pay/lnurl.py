@@ -6,28 +6,22 @@ https://github.com/lnurl/luds: LUD-01 (bech32), LUD-06 (payRequest), LUD-16 (add
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
-import ipaddress
-import socket
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 import orjson
-from aiohttp.abc import AbstractResolver, ResolveResult
-from aiohttp.resolver import DefaultResolver
 from lnurl.helpers import url_decode, url_encode
 from yarl import URL
 
+from nodewire import dialling
 from nodewire.errors import BadInput, BadInvoice, BadZap, LinkLost, NotAllowed, TimedOut, TooLarge, from_dict
 from nodewire.nostr.event import Event
 from nodewire.pay import invoices
 from nodewire.pay.invoices import Invoice
 
-MAX_URL_CHARS = 1_024
 MAX_ANSWER_BYTES = 65_536
 
 Fetch = Callable[[Event, int], Awaitable[Invoice]]
@@ -45,7 +39,7 @@ def pay_url(text: str) -> str:
     Raises:
         BadInput: it is none of these.
     """
-    if len(text) > 2 * MAX_URL_CHARS:
+    if len(text) > 2 * dialling.MAX_URL_CHARS:
         raise TooLarge("lnurl", f"{len(text)} characters")
     if text.lower().startswith("lnurl1"):
         try:
@@ -55,7 +49,7 @@ def pay_url(text: str) -> str:
     elif "@" in text and "/" not in text:
         name, _, host = text.partition("@")
         text = f"https://{host}/.well-known/lnurlp/{name}"
-    _url(text)
+    dialling.parse(text)
     return text
 
 
@@ -103,7 +97,7 @@ async def fetch_invoice(
     text = zap_request.to_json()
     try:
         async with asyncio.timeout(timeout_s):
-            offer = await _get(_url(url), allow_private)
+            offer = await _get(dialling.parse(url), allow_private)
             callback = _callback(offer, amount_msat, nostr_pubkey)
             query = {"amount": str(amount_msat), "nostr": text, "lnurl": encode(url)}
             answer = await _get(callback.update_query(query), allow_private)
@@ -139,31 +133,12 @@ def _callback(offer: dict[str, Any], amount_msat: int, nostr_pubkey: str) -> URL
     callback = offer.get("callback")
     if not isinstance(callback, str):
         raise BadInput("callback", "not a string")
-    return _url(callback)
-
-
-def _url(text: str) -> URL:
-    if len(text) > MAX_URL_CHARS:
-        raise TooLarge("url", f"{len(text)} characters, at most {MAX_URL_CHARS}")
-    try:
-        url = URL(text)
-        port = url.port
-    except ValueError as error:
-        raise BadInput("url", "not a URL") from error
-    if url.scheme not in ("https", "http") or not url.host or port is None or url.user or url.fragment:
-        raise BadInput("url", "not an http(s) URL with a host and without user or fragment")
-    return url
+    return dialling.parse(callback)
 
 
 async def _get(url: URL, allow_private: bool) -> dict[str, Any]:
     """The JSON object at `url`, under 64 KB, without redirects."""
-    assert url.host is not None
-    if url.scheme == "http" and not allow_private:
-        raise NotAllowed("url", "https only")
-    policy = _Policy(public=url.scheme == "https", private=allow_private)
-    with contextlib.suppress(ValueError):  # a name: the resolver checks what it stands for
-        policy.check(ipaddress.ip_address(url.host))  # an address: no resolver is asked
-    connector = aiohttp.TCPConnector(resolver=_PolicyResolver(policy))
+    connector = dialling.connector(url, allow_private=allow_private)
     try:
         async with (
             aiohttp.ClientSession(connector=connector) as session,
@@ -188,41 +163,3 @@ async def _get(url: URL, allow_private: bool) -> dict[str, Any]:
         # Another nodewire tells its typed error; any other service only a reason.
         raise from_dict(answer) if "code" in answer else NotAllowed("lnurl", str(answer.get("reason"))[:200])
     return answer
-
-
-_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-
-
-@dataclass(frozen=True, slots=True)
-class _Policy:
-    """Which addresses may be dialled."""
-
-    public: bool
-    private: bool
-
-    def check(self, address: _Address) -> None:
-        """Raises NotAllowed."""
-        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-            address = address.ipv4_mapped
-        is_public = address.is_global and not address.is_multicast
-        if not (self.public if is_public else self.private):
-            raise NotAllowed("url", "plain http to a public address" if is_public else "not a public address")
-
-
-class _PolicyResolver(AbstractResolver):
-    """Resolves names under a policy, so that the addresses that are checked are those that are dialled."""
-
-    def __init__(self, policy: _Policy) -> None:
-        self._resolver = DefaultResolver()
-        self._policy = policy
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-    ) -> list[ResolveResult]:
-        found = await self._resolver.resolve(host, port, family)
-        for result in found:
-            self._policy.check(ipaddress.ip_address(result["host"].partition("%")[0]))
-        return found
-
-    async def close(self) -> None:
-        await self._resolver.close()

@@ -12,6 +12,7 @@ from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip57 import ZapRequest
 from nodewire.pay import invoices, zaps
+from nodewire.pay.debts import Key
 from nodewire.pay.dues import Due
 from nodewire.pay.invoices import Invoice
 from nodewire.pay.ledger import Ledger, Quote
@@ -72,6 +73,26 @@ class Till:
             raise BadZap("amount", f"{due.amount_msat} msat are due, not {amount_msat}")
         if self._expect is not None:
             self._expect(request)
+        return await self._invoice(key, amount_msat, zap_request, zaps.description_hash(zap_request), self._expiry_s)
+
+    async def plain_invoice(self, key: Key, *, expiry_s: int) -> Invoice:
+        """The invoice for a due whose customer sends no zap request, and gets no receipt but its preimage.
+
+        Its description's hash is of "JOB:CHUNK". While it lives it stays the same.
+
+        Raises:
+            NotFound: nothing is due for that.
+            NotAllowed: it is paid, or too many invoices are open.
+        """
+        due = self._ledger.due(key)
+        if due.state in ("settled", "receipted"):
+            raise NotAllowed("chunk", "it is paid")
+        said = zaps.description_hash(f"{key.job}:{key.chunk}")
+        return await self._invoice(key, due.amount_msat, "", said, expiry_s)
+
+    async def _invoice(
+        self, key: Key, amount_msat: int, zap_request: str, description_hash: str, expiry_s: int
+    ) -> Invoice:
         quotes = self._ledger.quotes(key)
         now_s = self._now_s()
         for earlier in quotes:
@@ -82,11 +103,7 @@ class Till:
         live = sum(not invoices.decode(earlier.bolt11).is_expired(now_s) for earlier in quotes[-MAX_QUOTES:])
         if live >= MAX_QUOTES:
             raise NotAllowed("invoice", f"{live} are open for this chunk")
-        invoice = await self._wallet.make_invoice(
-            amount_msat,
-            description_hash=zaps.description_hash(zap_request),
-            expiry_s=self._expiry_s,
-        )
+        invoice = await self._wallet.make_invoice(amount_msat, description_hash=description_hash, expiry_s=expiry_s)
         self._ledger.quoted(Quote(key, invoice.payment_hash, zap_request, invoice.bolt11))
         return invoice
 
@@ -127,7 +144,11 @@ class Till:
         """
         failed: list[NodewireError] = []
         for due in self._ledger.unreceipted():
-            signed, relays = self._receipt(due)
+            receipt = self._receipt(due)
+            if receipt is None:
+                self._ledger.receipted(due.key, "")
+                continue
+            signed, relays = receipt
             try:
                 await self._publish(signed, relays)
             except NodewireError as error:
@@ -136,12 +157,15 @@ class Till:
             self._ledger.receipted(due.key, signed.id)
         return failed
 
-    def _receipt(self, due: Due) -> tuple[Event, tuple[str, ...]]:
+    def _receipt(self, due: Due) -> tuple[Event, tuple[str, ...]] | None:
+        """The receipt and where it goes; None where nobody asked for one."""
         assert due.payment_hash is not None
         assert due.preimage is not None
         quote = self._ledger.quote(due.payment_hash)
         if quote is None:
             raise NotFound("quote", "a due was cleared by an invoice that is not in the book")
+        if not quote.zap_request:
+            return None
         signed = nip57.build_receipt(
             self._keys,
             quote.zap_request,

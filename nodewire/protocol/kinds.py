@@ -9,6 +9,8 @@ TRAINING = (FEDAVG, DILOCO, OUTER)
 """A round of training, by how its results become the next weights; and that outer step itself, as a paid job."""
 INFERENCE = 8843
 VERIFICATION = 8844
+FEDSTR, FEDSTR_RESULT = 8000, 6000
+"""Rounds of training in FEDSTR's own layout, behind a switch."""
 FEEDBACK = 7000
 INVENTORY = 8850
 BEACON = 8851

@@ -36,6 +36,7 @@ from nodewire.provider.grants import Grants
 from nodewire.provider.holding import Holding, recall_from
 from nodewire.provider.kept import KeptWork
 from nodewire.provider.serving import specialize
+from nodewire.provider.training.fedstr.serving import Fedstr
 from nodewire.provider.training.starting import open_training
 from nodewire.provider.training.training import Training
 from nodewire.provider.verifying import Verifying
@@ -59,16 +60,16 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
     till = Till(keys, wallet, ledger, publish)
     lnurl = await _serve_lnurl(stack, config, keys, till)
     ready: dict[str, Any] = {"ready": "provider", "npub": keys.npub, "public": keys.public, "lnurl": lnurl}
-    halves: list[Provider | Training] = []
+    halves: list[Provider | Training | Fedstr] = []
     if config.serve:
         provider, said = await _open_inference(stack, config, keys, pool, market, ledger, wallet, lnurl)
         halves.append(provider)
         ready |= said
     if config.train is not None:
-        training = await open_training(
-            stack, config, config.train, keys=keys, pool=pool, blobs=market.blobs, ledger=ledger, lnurl=lnurl
+        training, fedstr = await open_training(
+            stack, config, config.train, keys=keys, pool=pool, blobs=market.blobs, ledger=ledger, till=till, lnurl=lnurl
         )
-        halves.append(training)
+        halves += [training, *([fedstr] if fedstr else [])]
         ready |= {"trains": list(config.train.families), "name": ready.get("name", training.name)}
 
     def settled(due: Due) -> None:

@@ -28,6 +28,7 @@ from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.pool import Pool
 from nodewire.pay import lnurl_server
+from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
 from nodewire.pay.payer import Payer
 from nodewire.pay.sim_wallet import SimWallet
@@ -39,6 +40,7 @@ from nodewire.protocol.trainer import Trainer
 from nodewire.protocol.transcript import Transcript
 from nodewire.provider.starting import _listening_socket
 from nodewire.provider.training.admission import TrainingAdmission
+from nodewire.provider.training.fedstr.serving import Fedstr
 from nodewire.provider.training.kept import KeptShards
 from nodewire.provider.training.training import Training
 from nodewire.store.blobs import Blobs
@@ -133,6 +135,9 @@ async def provider(
     feed: Callable[[str, Any], Any] | None = None,
     hold: Callable[[str], Awaitable[None]] | None = None,
     published: Callable[[Event], None] | None = None,
+    patience_s: float = 20.0,
+    fedstr: bool = False,
+    allow_private: bool = True,
     **changes: Any,
 ) -> AsyncIterator[Keys]:
     """A trainer that runs until the block is left; entered again, it is the same one, restarted.
@@ -192,17 +197,42 @@ async def provider(
             kept=kept,
             workers=workers,
             folder=folder,
-            patience_s=20.0,
+            patience_s=patience_s,
         )
+        halves: list[Training | Fedstr] = [training]
+        if fedstr:
+            beside = Fedstr(
+                keys=keys,
+                pool=pool,
+                blobs=blobs,
+                ledger=ledger,
+                till=till,
+                ad=ad,
+                admission=training._admission,
+                free=training.free,
+                folder=folder / "fedstr",
+                patience_s=patience_s,
+                servers=(market.blossom,),
+                allow_private=allow_private,
+                fetch_s=5.0,
+            )
+            halves.append(beside)
         if published is not None:
-            training._publish = _watched(training._publish, published)
-        running = [asyncio.create_task(till.run(training.settled)), asyncio.create_task(training.run())]
+            for half in halves:
+                half._publish = _watched(half._publish, published)
+
+        def settled(due: Due) -> None:
+            for half in halves:
+                half.settled(due)
+
+        running = [asyncio.create_task(till.run(settled)), *(asyncio.create_task(half.run()) for half in halves)]
         try:
             yield keys
         finally:
-            for task in [*running, *training._tasks]:
+            left = [*running, *(task for half in halves for task in half._tasks)]
+            for task in left:
                 task.cancel()
-            await asyncio.gather(*running, *training._tasks, return_exceptions=True)
+            await asyncio.gather(*left, return_exceptions=True)
 
 
 def _watched(publish, published):

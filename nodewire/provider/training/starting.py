@@ -11,9 +11,11 @@ from nodewire.kind import installed_training
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.pool import Pool
 from nodewire.pay.ledger import Ledger
+from nodewire.pay.till import Till
 from nodewire.protocol import kinds
 from nodewire.protocol.trainer import Trainer
 from nodewire.provider.training.admission import TrainingAdmission
+from nodewire.provider.training.fedstr.serving import Fedstr
 from nodewire.provider.training.kept import KeptShards
 from nodewire.provider.training.outer_run import OUTER_TASK
 from nodewire.provider.training.run import TASK
@@ -31,9 +33,12 @@ async def open_training(
     pool: Pool,
     blobs: Blobs,
     ledger: Ledger,
+    till: Till,
     lnurl: str,
-) -> Training:
-    """What serves the rounds that `train` describes; its workers are ready when this returns.
+) -> tuple[Training, Fedstr | None]:
+    """What serves the rounds that `train` describes, and those in FEDSTR's layout where that is switched on.
+
+    Their workers are ready when this returns.
 
     Raises:
         BadConfig: no installed package serves a kind of round that the configuration names.
@@ -55,17 +60,34 @@ async def open_training(
     kept = KeptShards(folder / "shards.db")
     stack.callback(kept.close)
     ad = _describe(config, train, keys.public, lnurl)
-    return Training(
+    admission = TrainingAdmission(keys.public, ad, job_kinds, ledger)
+    training = Training(
         keys=keys,
         pool=pool,
         blobs=blobs,
         ledger=ledger,
         ad=ad,
-        admission=TrainingAdmission(keys.public, ad, job_kinds, ledger),
+        admission=admission,
         kept=kept,
         workers=workers,
         folder=folder,
         patience_s=config.patience_s,
+    )
+    if not train.fedstr:
+        return training, None
+    return training, Fedstr(
+        keys=keys,
+        pool=pool,
+        blobs=blobs,
+        ledger=ledger,
+        till=till,
+        ad=ad,
+        admission=admission,
+        free=training.free,
+        folder=folder / "fedstr",
+        patience_s=config.patience_s,
+        servers=config.blossom,
+        allow_private=train.private_endpoints,
     )
 
 

@@ -93,6 +93,11 @@ class Training:
         """The ad's."""
         return self._ad.name
 
+    @property
+    def free(self) -> asyncio.Queue[Worker]:
+        """The workers that are not training: who takes one puts it back."""
+        return self._free
+
     async def run(self) -> None:
         """Announce, then serve until cancelled."""
         event = trainer.build(self._keys, self._ad, created_at=int(time.time()))

@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from nodewire.errors import BadFrame, Busy, NotFound
+from nodewire.errors import BadData, BadFrame, Busy, NotFound
 from nodewire.kind import Limits, Params
 from nodewire.protocol.frame import Frame, Meta
 from nodewire.protocol.recipe import Recipe
@@ -129,6 +129,8 @@ class _ShardSession:
             case "theta":
                 if (whole := self._theta_in.take(frame)) is not None:
                     self._theta = state.unpack(whole, state.types(self._recipe.shapes()), field="theta")
+                    if not all(map(state.is_finite, self._theta.values())):
+                        raise BadData("theta", "not finite")
                 return []
             case "shard":
                 if (whole := self._shard_in.take(frame)) is not None:

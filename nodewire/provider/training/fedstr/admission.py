@@ -1,0 +1,106 @@
+"""Whether a request in FEDSTR's layout is taken: debts and time first; then, in our own terms, as any other round."""
+
+from __future__ import annotations
+
+from nodewire.errors import NotAllowed, PaymentRequired
+from nodewire.nostr import nip13
+from nodewire.nostr.event import Event
+from nodewire.nostr.keys import Keys
+from nodewire.pay.ledger import Ledger
+from nodewire.protocol import fedstr
+from nodewire.protocol.fedstr import Asked, Source
+from nodewire.protocol.manifest import BlobRef
+from nodewire.protocol.round import BALANCE, Assigned, Round, RoundRequest, RoundTicket, job_of, seal_of, work_gflop
+from nodewire.protocol.trainer import Trainer
+from nodewire.provider.training.admission import Admitted, TrainingAdmission
+from nodewire.store import sealed
+
+MAX_UNPAID = 2
+"""Results of one customer that wait for their balance."""
+CLOCKS_S = 60.0
+"""Clocks that are less far apart are not told of it."""
+
+
+class FedstrAdmission:
+    """Checks requests of kind 8000 against this provider's ad, and who owes it."""
+
+    def __init__(self, keys: Keys, trainer: Trainer, admission: TrainingAdmission, ledger: Ledger) -> None:
+        self._keys = keys
+        self._trainer = trainer
+        self._admission = admission
+        self._ledger = ledger
+
+    def glance(self, event: Event, now_s: float) -> Asked:
+        """What can be said before anything is fetched.
+
+        Raises:
+            BadTag, BadEvent, BadRecipe, TooLarge, Unsupported: as `fedstr.parse`.
+            NotAllowed: too little work, a run or time that is not served.
+            PaymentRequired: the customer let an earlier balance pass its time, or has too many open, or bids less than
+                the price.
+        """
+        nip13.check(event, self._trainer.pow_bits)
+        if self._ledger.in_debt(event.pubkey, now_s):
+            raise PaymentRequired("customer", "an earlier round is unpaid")
+        if self._ledger.open_dues(event.pubkey, BALANCE) >= MAX_UNPAID:
+            raise PaymentRequired("customer", f"{MAX_UNPAID} results are not paid yet")
+        if event.created_at > now_s + CLOCKS_S:
+            raise NotAllowed("created_at", "in the future, where debts begin later")
+        asked = fedstr.parse(event, self._keys)
+        if asked.kind not in self._trainer.kinds:
+            raise NotAllowed("run", "not served here")
+        if now_s > asked.created_at + asked.deadline_s:
+            raise NotAllowed("deadline", "it is over")
+        price_msat = self._price_msat(asked)
+        if asked.bid_msat is not None and asked.bid_msat < price_msat:
+            raise PaymentRequired("bid", f"{asked.bid_msat}, at least {price_msat}")
+        return asked
+
+    def check(self, asked: Asked, state: Source, data: Source) -> Admitted:
+        """The round in our own terms. Raises as `TrainingAdmission.check`."""
+        return self._admission.check(*self._translated(asked, state, data))
+
+    def _translated(self, asked: Asked, state: Source, data: Source) -> tuple[RoundRequest, RoundTicket]:
+        """What a customer of kind 8840 or 8841 would have sent. Nobody has: it is sealed with the request's own id."""
+        recipe, price_msat = asked.recipe, self._price_msat(asked)
+        ticket = RoundTicket(
+            request=asked.id,
+            index=asked.index,
+            salt=asked.id,
+            recipe=recipe.document(),
+            theta_key=state.key or sealed.new_key(),
+            theta_sha256=state.sha256,
+            shard_key=data.key or sealed.new_key(),
+            shard_sha256=data.sha256,
+        )
+        assigned = Assigned(
+            index=asked.index,
+            provider=self._keys.public,
+            data=_blob(data),
+            steps=recipe.steps,
+            gflop=work_gflop(recipe, recipe.steps),
+            price_msat=price_msat,
+            deposit_msat=self._trainer.deposit_msat(price_msat),
+            ticket=ticket.seal(),
+        )
+        round_ = Round(
+            job=job_of(asked.customer, asked.id),
+            round=asked.round,
+            seal=seal_of(recipe.digest(), asked.id),
+            theta=_blob(state),
+            shards=(assigned,),
+            deadline_s=asked.deadline_s,
+        )
+        return RoundRequest(asked.id, asked.customer, asked.created_at, asked.kind, round_, ()), ticket
+
+    def _price_msat(self, asked: Asked) -> int:
+        return self._trainer.price_msat(work_gflop(asked.recipe, asked.recipe.steps))
+
+
+def stored_bytes(source: Source) -> int:
+    """How much is fetched for it."""
+    return source.size if source.key is None else sealed.sealed_bytes(source.size)
+
+
+def _blob(source: Source) -> BlobRef:
+    return BlobRef(sha256=source.sha256, bytes=stored_bytes(source))
