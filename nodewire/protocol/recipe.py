@@ -74,7 +74,7 @@ class Inner(Schema):
     warmup: int = Field(default=0, ge=0, le=2**40)
     """Steps over which the rate rises from nothing."""
     rise: int = Field(default=0, ge=0, le=MAX_STEPS)
-    """Steps of every round over which its rate rises: a fresh optimizer's first ways go by few gradients, mostly noise."""
+    """Steps of every round over which its rate rises: the first ways of a fresh optimizer go by few gradients."""
     total: int = Field(default=0, ge=0, le=2**40)
     """Steps after which it has fallen to `floor`; 0: all of the recipe's."""
     floor: Share = "0.0"
