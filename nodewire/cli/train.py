@@ -43,7 +43,9 @@ def train(
     recipe: Annotated[Path, typer.Argument(help="The recipe, a TOML file.")],
     data: Annotated[Path, typer.Option(help="The folder with what is trained on; it leaves this machine encrypted.")],
     config: Annotated[Path, typer.Option("--config", "-c", help="The customer's TOML file.")],
-    budget: Annotated[str, typer.Option(help="Most that the training may cost, such as 50000sat.")] = "",
+    budget: Annotated[
+        str, typer.Option(help="Most that providers may get for it, such as 50000sat; routing fees come on top.")
+    ] = "",
     out: Annotated[
         Path | None, typer.Option(help="Folder for the results (default: the recipe's name), or a .safetensors file.")
     ] = None,
