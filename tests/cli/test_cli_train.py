@@ -275,6 +275,8 @@ def test_the_adapters_recipe_starts_from_the_decoder_in_the_repository():
 def test_the_small_recipes_learn(path, folder, tmp_path):
     recipe = read_recipe(path)
     recipe = recipe.model_copy(update={"rounds": 2})
-    found = {"digits": folder, "bytes": Path(__file__).parent.parent.parent / "docs"}[recipe.name]
+    if recipe.name == "bytes":
+        (tmp_path / "text").write_bytes(Path(json.__file__).with_name("decoder.py").read_bytes())
+    found = {"digits": folder, "bytes": tmp_path}[recipe.name]
     _, curve = bare.run(recipe, reading.read(recipe, found), 2)
     assert curve[-1].held_out < curve[0].held_out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -174,14 +174,13 @@ class Replay:
             self.update = self.update or frames
             self.rounds, self.at = self.rounds + 1, 0
             return self.update
-        if edge == "train":
-            if self.rounds == 0:
-                self.states.append(frames[0].meta["state"])
-            else:
-                said = {**frames[0].meta, "state": self.states[self.at]}
-                frames = [Frame(frames[0].edge, frames[0].seq, frames[0].tensors, said)]
-            self.at += 1
-        return frames
+        return [self._trained(one) for one in frames] if edge == "train" else frames
+
+    def _trained(self, frame: Frame) -> Frame:
+        if self.rounds == 0:
+            self.states.append(frame.meta["state"])
+        self.at += 1
+        return replace(frame, meta={**frame.meta, "state": self.states[self.at - 1]})
 
 
 async def test_a_result_of_an_earlier_round_is_not_paid_again(market):
@@ -273,12 +272,14 @@ def from_segment(first_wrong: int):
         if edge == "update":
             seq = 0
             return packed(lambda u: {name: 1.1 * t for name, t in u.items()})(edge, frames)
-        if edge == "train":
+        if edge != "train":
+            return frames
+        said = []
+        for frame in frames:
             seq += 1
-            if seq > first_wrong:
-                said = {**frames[0].meta, "state": hashlib.sha256(frames[0].meta["state"].encode()).hexdigest()}
-                return [Frame(frames[0].edge, frames[0].seq, frames[0].tensors, said)]
-        return frames
+            other = hashlib.sha256(frame.meta["state"].encode()).hexdigest()
+            said.append(replace(frame, meta={**frame.meta, "state": other}) if seq > first_wrong else frame)
+        return said
 
     return alter
 

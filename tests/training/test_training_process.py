@@ -7,7 +7,7 @@ import hashlib
 import torch
 
 from nodewire.customer.training import starting
-from nodewire.customer.training.coordinating import Coordinator, Past
+from nodewire.customer.training.coordinating import Coordinator, Past, Verdict
 from nodewire.kind import Limits
 from nodewire.protocol import closing, drawing
 from nodewire.protocol.audit import Shown
@@ -65,7 +65,7 @@ async def test_texts_are_tokenized_and_an_adapter_trained_behind_the_sandbox(tmp
         ref = await blobs.put(b"".join(sealed.seal([update], key)))
         digest = hashlib.sha256(update).hexdigest()
         assert await coordinator.result(0, 0, 2, blobs.path(ref.sha256), key, digest) == (True, "")
-        assert await coordinator.judge(0) == {0: (True, "", False)}
+        assert await coordinator.judge(0) == {0: Verdict(True, "")}
         await coordinator.step(0)
         expected, _ = bare.run(given.recipe, given.dataset, 1, start=given.tensors)
         assert await coordinator.weights() == state.pack(expected)
@@ -111,7 +111,7 @@ async def test_a_round_is_trained_judged_audited_and_stepped_in_a_worker(tmp_pat
         blob = await kept(update, key)
         delivered = Delivery(HASH, HASH, HASH, HASH, 0, opened.commitment(HASH, HASH, 0, 0), blob, 0, "")
         assert await coordinator.result(0, 0, ONE_ROUND.steps, blobs.path(blob.sha256), key, digest) == (True, "")
-        assert await coordinator.judge(0) == {0: (True, "", False)}
+        assert await coordinator.judge(0) == {0: Verdict(True, "")}
         shown = {}
         drawn = drawing.draw("01" * 32, delivered.commitment, 2, 0.5)
         for segment in closing.ends(drawn):

@@ -114,7 +114,7 @@ async def test_a_trainer_of_adapters_that_was_restarted_goes_on(market, tmp_path
     died = asyncio.Event()
     async with provider(market, "bea", families=FAMILIES):
         async with provider(
-            market, "ada", families=FAMILIES, published=lambda event: event.tag("status") == "processing" and died.set()
+            market, "ada", families=FAMILIES, published=lambda event: event.kind in (6840, 6841) and died.set()
         ):
             training = asyncio.create_task(train(market, "dora", given.recipe, data=given.data, start=given.start))
             await died.wait()
