@@ -126,8 +126,12 @@ async def test_a_call_that_a_cheater_had_a_hand_in_is_made_again(market):
             await customer.session.market.epoch(timeout_s=10, after=epoch.body.epoch - 1)
             trusted = (*market.public.values(), gil)
             terms = customer.terms.model_copy(update={"verify": "sampled", "trusted": trusted})
-            vectors = await customer.embed(market.encoder["address"], texts, terms=terms, wait=True)
-            done = customer.last
+            for _ in range(4):  # its bond may be an epoch too young for the first
+                vectors = await customer.embed(market.encoder["address"], texts, terms=terms, wait=True)
+                done = customer.last
+                if done["repaired"]:
+                    break
+                assert ("graph.1", gil) not in {(task["task"], task["provider"]) for task in done["tasks"]}
             honest = customer.terms.model_copy(update={"trusted": tuple(market.public.values())})
             same = await customer.embed(market.encoder["address"], texts, terms=honest)
     finally:
