@@ -9,7 +9,6 @@ no pooling, so a convolution is the sum of products that it is, over the shifted
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,9 +16,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from nodewire.errors import BadInput, NotFound, OverMemory, Unsupported
+from nodewire.graph.blob_folder import BlobFolder
 from nodewire.graph.carve import edge_name
 from nodewire.graph.cut import UNBOUNDED, kinds
 from nodewire.graph.format import NAMES, Input, Node, Output, Program, Shape, Weight
@@ -28,7 +28,7 @@ from nodewire.graph.verify import Verified, verify
 from nodewire.graph.whitelist import Ref
 from nodewire.kind import Registration
 from nodewire.protocol.families import Cnn, Family, Linear, Mlp
-from nodewire.protocol.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task, Tensor
+from nodewire.protocol.manifest import CUSTOMER, Edge, Manifest, Task, Tensor
 from nodewire.protocol.recipe import Recipe
 
 WEIGHTS, RECIPE = "model.safetensors", "recipe.json"
@@ -202,11 +202,11 @@ class _Writer:
 
     def __init__(self, done: Decomposition, weights: Mapping[str, torch.Tensor], target_bytes: int, out: Path) -> None:
         self._tasks = {name: _from_customer(made) for name, made in done.tasks.items()}
-        self._weights, self._target, self._out, self._volume = weights, target_bytes, out, done.volume
-        self._blobs: dict[str, Path] = {}
+        self._weights, self._target, self._volume = weights, target_bytes, done.volume
+        self._blobs = BlobFolder(out)
 
     def write(self, name: str) -> Registration:
-        self._out.mkdir(parents=True, exist_ok=True)
+        self._blobs.folder.mkdir(parents=True, exist_ok=True)
         edges: list[Edge] = []
         for task, made in self._tasks.items():
             by_edge: dict[str, list[Input]] = {}
@@ -220,7 +220,7 @@ class _Writer:
         manifest = Manifest(name=name, mode="run", tasks=tuple(tasks), edges=tuple(edges))
         report = [f"{name}: {len(tasks)} tasks under {self._target} bytes, {self._volume} rows a call"]
         report += [f"{task.name}: {task.memory_bytes} bytes in all" for task in tasks]
-        return Registration(manifest, self._blobs, tuple(report))
+        return Registration(manifest, self._blobs.paths, tuple(report))
 
     def _task(self, name: str, made: Verified) -> Task:
         # What the program declares is what any loader will find, so what was cut is checked as it was written.
@@ -230,30 +230,13 @@ class _Writer:
         return Task(
             name=name,
             engine="graph",
-            program=self._blob(encoded),
-            weights=(self._saved(stored),) if stored else (),
+            program=self._blobs.program(encoded),
+            weights=(self._blobs.weights(stored),) if stored else (),
             memory_bytes=_memory_bytes(made, self._target),
             slots=made.program.slots,
             flops=-(-made.flops // self._volume),
             limit=f"target of {self._target} bytes",
         )
-
-    def _saved(self, tensors: Mapping[str, torch.Tensor]) -> BlobRef:
-        path = self._out / "weights.partial"
-        save_file(dict(tensors), path)
-        return self._named(path)
-
-    def _blob(self, data: bytes) -> BlobRef:
-        path = self._out / "program.partial"
-        path.write_bytes(data)
-        return self._named(path)
-
-    def _named(self, path: Path) -> BlobRef:
-        with path.open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        size = path.stat().st_size
-        self._blobs[sha256] = path.rename(self._out / sha256)
-        return BlobRef(sha256=sha256, bytes=size)
 
 
 def _from_customer(made: Verified) -> Verified:

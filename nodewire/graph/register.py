@@ -9,17 +9,16 @@ and never less than one text of full length.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 
 from nodewire.errors import BadInput, OverMemory
 from nodewire.graph import bert, encoder_directory
+from nodewire.graph.blob_folder import BlobFolder
 from nodewire.graph.carve import Group, carve, edge_name
 from nodewire.graph.cut import UNBOUNDED, chain, cut, kinds
 from nodewire.graph.encoder import MAX_TEXTS_BYTES, TEXTS, DriverProgram
@@ -208,11 +207,11 @@ class _Writer:
         out: Path,
     ) -> None:
         self._said, self._done, self._constants = said, done, constants
-        self._target, self._out = target_bytes, out
-        self._blobs: dict[str, Path] = {}
+        self._target = target_bytes
+        self._blobs = BlobFolder(out)
 
     def write(self, name: str) -> Registration:
-        self._out.mkdir(parents=True, exist_ok=True)
+        self._blobs.folder.mkdir(parents=True, exist_ok=True)
         inputs = [edge for task, made in self._done.tasks.items() for edge in self._edges(task, made)]
         final = list(self._done.tasks)[-1]
         edges = [
@@ -236,7 +235,7 @@ class _Writer:
             tasks=tuple(tasks),
             edges=tuple(edges),
         )
-        return Registration(manifest, self._blobs, tuple(self._report(manifest)))
+        return Registration(manifest, self._blobs.paths, tuple(self._report(manifest)))
 
     def _driver(self, edges: list[Edge]) -> Task:
         program = DriverProgram(
@@ -251,7 +250,7 @@ class _Writer:
         return Task(
             name=DRIVER,
             engine="encoder.driver",
-            program=self._blob(program.encode()),
+            program=self._blobs.program(program.encode()),
             weights=(),
             memory_bytes=_DRIVER_BYTES + _TOKENIZER_GROWTH * len(self._said.tokenizer),
             slots=program.slots,
@@ -266,7 +265,7 @@ class _Writer:
         return Task(
             name=name,
             engine="graph",
-            program=self._blob(encoded),
+            program=self._blobs.program(encoded),
             weights=(self._weights(made.program.weights),) if made.program.weights else (),
             memory_bytes=_memory_bytes(made, self._target),
             slots=made.program.slots,
@@ -316,21 +315,7 @@ class _Writer:
                 if tuple(tensor.shape) != weight.shape:
                     raise BadInput(name, f"is {tuple(tensor.shape)}, config.json makes it {weight.shape}")
                 tensors[weight.name] = tensor.to(weight.dtype).contiguous()
-        path = self._out / "weights.partial"
-        save_file(tensors, path)
-        return self._named(path)
-
-    def _blob(self, data: bytes) -> BlobRef:
-        path = self._out / "program.partial"
-        path.write_bytes(data)
-        return self._named(path)
-
-    def _named(self, path: Path) -> BlobRef:
-        with path.open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        size = path.stat().st_size
-        self._blobs[sha256] = path.rename(self._out / sha256)
-        return BlobRef(sha256=sha256, bytes=size)
+        return self._blobs.weights(tensors)
 
     def _report(self, manifest: Manifest) -> list[str]:
         lines = [

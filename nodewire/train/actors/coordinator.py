@@ -249,9 +249,7 @@ class CoordinatorActor:
     def _is_at_once(self, judgement: validate.Judgement) -> bool:
         """Whether a result is not waited for to be audited: it is out of all proportion, and what its provider carries
         from round to round is nothing, so that the shard's round can be trained here."""
-        compression = self._recipe.compression
-        carries = float(compression.error_feedback) > 0 or compression.fragments > 1
-        return judgement.reason.startswith(DOUBTED) and not carries
+        return judgement.reason.startswith(DOUBTED) and not self._recipe.compression.carries
 
     def _submission(self, round_: int, index: int, result: _Result) -> validate.Submission:
         shard = self._shards[index]
