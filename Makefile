@@ -26,6 +26,9 @@ install: $(VENV)/.installed ## set up .venv: nodewire and what the demo needs
 demo: $(VENV)/.installed ## start a market on this machine and trade on it (ARGS="--stay" leaves it running)
 	@$(VENV)/bin/python demo/run.py $(ARGS)
 
+checkpoint: $(VENV)/.installed ## train the demo's two models anew, on a market of this machine (an hour)
+	@$(VENV)/bin/python -m demo.model.make $(ARGS)
+
 test: $(VENV)/.dev ## run the tests (ARGS="-k name -x")
 	@$(VENV)/bin/python -m pytest $(ARGS)
 

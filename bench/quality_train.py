@@ -140,7 +140,7 @@ def centralized(recipe: Any, dataset: Any, on_point: Callable[[Any], None]) -> A
     from nodewire.train.inner import Trainer
 
     (shard,), held_out = data.split(dataset, 1, recipe)
-    measured = data.samples(held_out, recipe, recipe.validation.samples)
+    measured = data.samples(held_out, recipe, recipe.measured())
     trainer, measuring = Trainer(recipe), Trainer(recipe)
     theta = initial(recipe)
     for number, done in enumerate(trainer.stretches(theta, shard, 0, 0)):
@@ -158,7 +158,7 @@ def with_losses(recipe: Any, dataset: Any, seed: int, on_point: Callable[[Any], 
 
     rng = random.Random(f"lost {seed}")
     shards, held_out = data.split(dataset, K, recipe)
-    measured = data.samples(held_out, recipe, recipe.validation.samples)
+    measured = data.samples(held_out, recipe, recipe.measured())
     trainer, theta = Trainer(recipe), initial(recipe)
     momenta = outer.start(recipe.outer, theta)
     for round_ in range(recipe.rounds):

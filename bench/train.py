@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import sys
 import sysconfig
@@ -184,7 +185,7 @@ class _Bench:
             self._customers += 1
             config = await self._market.customer_config(f"customer-{self._customers}")
             with config.open("a") as file:
-                file.write('[worker]\nmemory = "600MB"\nthreads = 1\n')
+                file.write(f'[worker]\nmemory = "600MB"\nthreads = {os.cpu_count()}\n')
             said |= {"config": str(config), "daemons": self._market.pids()}
         return await _json(sys.executable, "-m", "bench.train_arms", arm, json.dumps(said))
 

@@ -28,7 +28,7 @@ def load(engine: str, program: bytes, weights: Sequence[Path], limits: Limits) -
         return OuterActor(limits)
     if engine == "coordinator":
         folder, *begun = weights
-        return CoordinatorActor(Recipe.unpack(program), folder, *begun[:1])
+        return CoordinatorActor(Recipe.unpack(program), folder, *begun[:1], threads=limits.threads)
     if engine == "auditor":
         return AuditorActor(Recipe.unpack(program), weights)
     raise BadTask("engine", f"{engine[:40]!r} is not trainer, outer, coordinator or auditor")

@@ -97,6 +97,8 @@ class Outer(Schema):
     aggregate: Literal["mean", "trimmed", "median", "clip", "krum"] = "mean"
     tolerated: int = Field(default=0, ge=0, le=1_024)
     bound: Annotated[Real, between(0, 1e6, open_below=True)] = "2.0"
+    stored: Literal["f32", "bf16"] = "f32"
+    """What the last step's weights are rounded to; until then they are float32."""
 
     @model_validator(mode="after")
     def _tolerates_some(self) -> Self:
@@ -152,10 +154,10 @@ class Validation(Schema):
     gain: Annotated[Real, between(-1e4, 1e4)] = "-0.05"
     """Audited unless the held-out loss falls by more than this when the result alone is applied."""
     own: Annotated[Real, between(-1e4, 1e4)] = "0.0"
-    """Audited unless it is ahead of the others' aggregate by more than this on the round's own batches, less the same
-    on held-out data."""
-    samples: int = Field(default=256, ge=1, le=2**16)
-    """Samples that a loss is measured on."""
+    """Audited unless it is ahead of the updates' mean by more than this on the round's own batches, less the same on
+    held-out data."""
+    samples: int = Field(default=0, ge=0, le=2**16)
+    """Samples that a loss is measured on; 0: a tenth of what a shard's round trains on, from 32 to 256."""
 
 
 class Audit(Schema):
@@ -258,6 +260,8 @@ class Recipe(Schema):
         if self.loss == "contrastive" and self.batch < 2:
             raise ValueError("batch: one pair has nothing to be told from")
         self._adapter_fits()
+        if self.outer.stored == "bf16" and not isinstance(family, Decoder):
+            raise ValueError(f"outer.stored: {self.family.name} is stored as float32")
         if self.compression.fragments > self.rounds:
             raise ValueError("compression.fragments: more than rounds")
         if self.compression.fragments > 1 and self.late != "drop":
@@ -293,6 +297,14 @@ class Recipe(Schema):
         """Numbers of the whole model, frozen ones and adapters included."""
         whole = count(self.family.shapes())
         return whole if self.adapter is None else whole + count(self.shapes())
+
+    def measured(self) -> int:
+        """Samples that a loss is measured on. A result takes three such losses, which is a tenth of its training."""
+        return self.validation.samples or min(256, max(32, self.steps * self.batch // 10))
+
+    def outer_of(self, round: int) -> Outer:
+        """The rule of a round's outer step: only the last one rounds what it makes."""
+        return self.outer if round >= self.rounds - 1 else self.outer.model_copy(update={"stored": "f32"})
 
     def trained(self) -> int:
         """Numbers that are trained: the sum of the products of `shapes()`."""

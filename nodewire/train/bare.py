@@ -66,7 +66,7 @@ def run(
         taken_over: round and shard where another provider takes over, who has nothing of what the one before carried.
     """
     shards, held_out = data.split(dataset, k, recipe)
-    measured = data.samples(held_out, recipe, recipe.validation.samples)
+    measured = data.samples(held_out, recipe, recipe.measured())
     trainer = Trainer(recipe, start)
     theta = initial(recipe, start)
     momenta = outer.start(recipe.outer, theta)

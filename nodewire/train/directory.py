@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from nodewire.errors import BadInput
 from nodewire.graph import encoder_directory
@@ -120,7 +120,7 @@ def save(
 
 
 def files(recipe: Recipe, theta: State, start: State | None = None, tokenizer: bytes | None = None) -> dict[str, bytes]:
-    """What was trained, by file name: weights as float32, configuration, tokenizer, and the recipe.
+    """What was trained, by file name: weights as the recipe stores them, configuration, tokenizer, and the recipe.
 
     Args:
         start: what the recipe's model started from; needed with an adapter only.
@@ -136,10 +136,13 @@ def files(recipe: Recipe, theta: State, start: State | None = None, tokenizer: b
         if tokenizer is None:
             raise BadInput("tokenizer", "missing")
         made[TOKENIZER] = tokenizer
-        config = _llama(family) if isinstance(family, Decoder) else _bert(family)
+        config = _llama(family, recipe.outer.stored) if isinstance(family, Decoder) else _bert(family)
         made[CONFIG] = (json.dumps(config, indent=1) + "\n").encode()
     made[RECIPE] = (recipe.to_json() + "\n").encode()
-    made[WEIGHTS] = state.pack(merged(recipe, theta, start))
+    whole = merged(recipe, theta, start)
+    if recipe.outer.stored == "bf16":
+        whole = {name: tensor.bfloat16() for name, tensor in whole.items()}
+    made[WEIGHTS] = state.pack(whole)
     return made
 
 
@@ -157,7 +160,7 @@ def merged(recipe: Recipe, theta: State, start: State | None = None) -> State:
     return whole
 
 
-def _llama(family: Decoder) -> dict[str, Any]:
+def _llama(family: Decoder, stored: Literal["f32", "bf16"]) -> dict[str, Any]:
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(family.rope_theta)}
     if family.rope_scaling is not None:
         scaling = family.rope_scaling.model_dump()
@@ -183,7 +186,7 @@ def _llama(family: Decoder) -> dict[str, Any]:
         "mlp_bias": False,
         "bos_token_id": None,
         "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
-        "dtype": "float32",
+        "dtype": "float32" if stored == "f32" else "bfloat16",
     }
 
 

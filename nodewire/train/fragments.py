@@ -97,7 +97,7 @@ def step(recipe: Recipe, round: int, theta: State, momenta: State, results: Resu
     """
     fragment = of_round(recipe, round)
     parts = [(weight, fragment.of(delta)) for weight, delta in results]
-    after, kept = outer.step(recipe.outer, fragment.of(theta), fragment.of(momenta), parts)
+    after, kept = outer.step(recipe.outer_of(round), fragment.of(theta), fragment.of(momenta), parts)
     return fragment.into(after, theta), fragment.into(kept, momenta)
 
 

@@ -7,6 +7,7 @@ So who has (theta, recipe, shard, round, index) gets the same bits on an equal p
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -65,9 +66,10 @@ class Trainer:
 
     Args:
         start: the tensors that the recipe's model starts from; needed with an adapter only, which leaves them frozen.
+        threads: on which losses are measured, a batch on each; what they are does not depend on how many.
     """
 
-    def __init__(self, recipe: Recipe, start: State | None = None) -> None:
+    def __init__(self, recipe: Recipe, start: State | None = None, *, threads: int = 1) -> None:
         if recipe.adapter is not None and start is None:
             raise BadRecipe("family.start", "its tensors are not at hand")
         self.recipe = recipe
@@ -76,6 +78,7 @@ class Trainer:
         self._model = build(recipe, {**frozen, **self._flat.parameters})
         self._optimizer = Optimizer(recipe, self._flat)
         self._bf16 = recipe.precision == "bf16"
+        self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
 
     def train(
         self,
@@ -150,13 +153,16 @@ class Trainer:
 
     def loss(self, theta: State, samples: Batch) -> float:
         """The mean loss on samples (`data.samples`), a batch at a time."""
-        with _deterministic(), torch.no_grad(), self._precision():
+        size = self.recipe.batch
+        parts = list(zip(*(torch.split(tensor, size) for tensor in samples), strict=True))
+        with _deterministic():
             self._flat.load(theta)
-            total, size = 0.0, self.recipe.batch
-            parts = list(zip(*(torch.split(tensor, size) for tensor in samples), strict=True))
-            for part in parts:
-                total += float(self._model.loss(part)) * len(part[0])
-            return total / len(samples[0])
+            sums = self._pool.map(self._sum_of_losses, parts) if self._pool else map(self._sum_of_losses, parts)
+            return sum(sums) / len(samples[0])
+
+    def _sum_of_losses(self, part: Batch) -> float:
+        with torch.no_grad(), self._precision():
+            return float(self._model.loss(part)) * len(part[0])
 
     def outputs(self, theta: State, samples: Batch) -> Tensor:
         """The model's outputs on samples, all at once."""

@@ -74,7 +74,8 @@ def step(
                 v = b2 * momenta["v/" + name].double() + (1 - b2) * (g * g)
                 kept["m/" + name], kept["v/" + name] = m.float(), v.float()
                 way = m / (v.sqrt() + eps)
-        after[name] = (theta[name].double() + lr * way).float()
+        made = (theta[name].double() + lr * way).float()
+        after[name] = made.bfloat16().float() if rule.stored == "bf16" else made
     for name, tensor in [*after.items(), *kept.items()]:
         if not bool(torch.isfinite(tensor).all()):
             raise BadUpdate(name, "the step leaves the range of float32")

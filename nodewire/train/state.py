@@ -27,6 +27,7 @@ Types = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
 _CODES = {
     torch.float32: "F32",
+    torch.bfloat16: "BF16",
     torch.int64: "I64",
     torch.int32: "I32",
     torch.int16: "I16",
@@ -157,4 +158,4 @@ def digest(tensors: Mapping[str, Tensor]) -> bytes:
 
 def view(tensor: Tensor) -> memoryview:
     """The tensor's bytes, not copied if it is contiguous (all supported machines are little-endian)."""
-    return tensor.detach().contiguous().view(-1).numpy().data.cast("B")
+    return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data

@@ -10,9 +10,9 @@ does not reject: it asks for an audit before the pay (`segments`), which is righ
               decay: the moving average of held-out losses falls at the rate            reject
     cosine    the largest one with another's update, or one of the round before          audit: one of them is a copy
     gain      how far the held-out loss falls when the update alone is applied
-    own       how much lower the loss is with the update than with the others' aggregate: on the very batches that the
+    own       how much lower the loss is with the update than with all updates' mean: on the very batches that the
               round gave this shard, less the same on held-out data. Who trained on something else is no better there
-              than others are. (The difference of two gains on two sets alone says which set is easier.)
+              than all are. (The difference of two gains on two sets alone says which set is easier.)
               audit, both: not above the bound, or under THIN of the round's median
 """
 
@@ -96,7 +96,7 @@ def judge(
         theta: what the round began with.
         submissions: at most one for a shard.
         held: the loss on samples of the held-out set.
-        history: held-out losses of thetas of the rounds before and of this one, for the policy `decay`.
+        history: held-out losses of thetas of the rounds before and of this one, on the same samples.
         norms: of results that were accepted before, as their judgements' figures have them in `norm`.
         earlier: updates of the round before, which nobody may deliver again.
     """
@@ -117,19 +117,22 @@ def judge(
         note(one.index, by_norm(rules, lengths[one.index], known))
     for index, cosine in cosines({one.index: one.delta for one in submissions}, earlier).items():
         note(index, by_cosine(rules, cosine))
-    others = _Others([one for one in submissions if found[one.index].outcome != "reject"])
-    before, gains, margins = held(theta), {}, {}
-    for one in submissions:
+    standing = [one for one in submissions if found[one.index].outcome != "reject"]
+    means = _Means(standing)
+    before = history[-1] if history else held(theta)
+    everybody = _applied(theta, means.of_all()) if len(standing) > 1 else theta
+    reference = held(everybody) if len(standing) > 1 else before
+    gains, margins = {}, {}
+    for one in standing:
         mine = _applied(theta, one.delta)
-        theirs = _applied(theta, rest) if (rest := others.without(one)) else theta
-        loss, reference = held(mine), held(theirs) if rest else before
-        if rules.policy == "progress" and rest:
-            note(one.index, progress(rules, loss, reference))
+        loss = held(mine)
+        if rules.policy == "progress" and len(standing) > 1:
+            note(one.index, progress(rules, loss, held(_applied(theta, means.without(one)))))
         if rules.policy == "decay":
             note(one.index, decay(rules, history, loss))
         gains[one.index] = (before - loss) / shares[one.index]
-        margins[one.index] = ((one.own(theirs) - one.own(mine)) - (reference - loss)) / shares[one.index]
-    for index in found:
+        margins[one.index] = ((one.own(everybody) - one.own(mine)) - (reference - loss)) / shares[one.index]
+    for index in gains:
         note(index, by_gain(rules, gains[index], list(gains.values())))
         note(index, by_own(rules, margins[index], list(margins.values())))
     return found
@@ -172,7 +175,7 @@ def by_gain(rules: Validation, gain: float, gains: Sequence[float]) -> Judgement
 
 
 def by_own(rules: Validation, margin: float, margins: Sequence[float]) -> Judgement:
-    """Is it ahead of the others on what the round gave its shard, and about as far as they are on theirs?"""
+    """Is it ahead of all together on what the round gave its shard, and about as far as others are on theirs?"""
     if not margin > float(rules.own):
         return Judgement("audit", "own: trained on something else", {"own": margin})
     thin = _is_thin(margin, margins)
@@ -211,8 +214,8 @@ def by_audit(recipe: Recipe, off: float) -> Judgement:
 
 
 def own_samples(recipe: Recipe, shard: Shard, round: int, index: int, steps: int) -> Batch:
-    """Samples that a round gave a shard: whole batches of steps spread evenly over it, up to validation.samples."""
-    many = min(steps, max(1, recipe.validation.samples // recipe.batch))
+    """Samples that a round gave a shard: whole batches of steps spread evenly over it, up to `Recipe.measured`."""
+    many = min(steps, max(1, recipe.measured() // recipe.batch))
     at = [i * steps // many for i in range(many)]
     batches = [next(data.batches(shard, recipe, round, index, step, step + 1)) for step in at]
     return tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
@@ -231,24 +234,24 @@ def cosines(deltas: Mapping[int, State], earlier: Sequence[State] = ()) -> dict[
     return {index: float(row.max()) for index, row in zip(deltas, gram, strict=True)}
 
 
-class _Others:
-    """The weighted means of all updates but one."""
+class _Means:
+    """Weighted means of updates: of all of them, and of all but one."""
 
     def __init__(self, submissions: Sequence[Submission]) -> None:
-        self._weights = {one.index: one.weight for one in submissions}
+        self._weight = sum(one.weight for one in submissions)
         self._sums: dict[str, Tensor] = {}
         for one in submissions:
             for name, tensor in one.delta.items():
                 part = tensor.double() * one.weight
                 self._sums[name] = self._sums[name] + part if name in self._sums else part
 
-    def without(self, one: Submission) -> State | None:
-        """None if nobody is left."""
-        mine = self._weights.get(one.index, 0)
-        left = sum(self._weights.values()) - mine
-        if not left:
-            return None
-        return {name: ((self._sums[name] - one.delta[name].double() * mine) / left).float() for name in one.delta}
+    def of_all(self) -> State:
+        return {name: (total / self._weight).float() for name, total in self._sums.items()}
+
+    def without(self, one: Submission) -> State:
+        """There must be another."""
+        left = self._weight - one.weight
+        return {name: ((self._sums[name] - one.delta[name].double() * one.weight) / left).float() for name in one.delta}
 
 
 def _applied(theta: State, delta: State) -> State:

@@ -99,7 +99,7 @@ def submission(market: Scene, index: int, packed: bytes) -> validate.Submission:
 
 def judged(market: Scene, deliveries) -> dict[int, validate.Judgement]:
     recipe = market.recipe
-    held = data.samples(market.held_out, recipe, recipe.validation.samples)
+    held = data.samples(market.held_out, recipe, recipe.measured())
     submissions = [submission(market, i, delivery.packed) for i, delivery in enumerate(deliveries)]
 
     def loss(theta: State) -> float:

@@ -16,7 +16,7 @@ from nodewire.llm.sampling import parse_params
 from nodewire.llm.tokenizer import Tokenizer
 from nodewire.llm.whole import Whole
 from nodewire.protocol.recipe import Recipe
-from nodewire.train import data, directory, reading, state, vocabulary
+from nodewire.train import bare, data, directory, reading, state, vocabulary
 from nodewire.train.families import initial
 from nodewire.train.inner import Trainer
 from tests.train.recipes import NAMES, blob, made, recipe
@@ -49,6 +49,32 @@ def test_a_trained_byte_decoder_is_served_by_nodewire_and_read_by_transformers(n
         theirs = LlamaForCausalLM.from_pretrained(tmp_path)(ids).logits[0]
     torch.testing.assert_close(theirs, wanted, rtol=1e-3, atol=1e-4)
     assert Recipe.parse((tmp_path / "recipe.json").read_text()) == of
+
+
+def test_only_the_last_step_is_rounded_to_what_a_recipe_stores_and_the_folder_holds_the_same(tmp_path):
+    rounded, plain = (
+        Recipe.from_document(recipe("decoder").document() | {"outer": {"stored": stored}, "rounds": 2})
+        for stored in ("bf16", "f32")
+    )
+    dataset, _ = made(rounded)
+    assert_equal(bare.run(rounded, dataset, 2, rounds=1)[0], bare.run(plain, dataset, 2, rounds=1)[0])
+    theta = bare.run(rounded, dataset, 2)[0]
+    assert_equal(theta, {name: t.bfloat16().float() for name, t in bare.run(plain, dataset, 2)[0].items()})
+    directory.save(tmp_path, rounded, theta)
+    kept = load_file(tmp_path / "model.safetensors")
+    assert {tensor.dtype for tensor in kept.values()} == {torch.bfloat16}
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
+    assert_equal(directory.open_decoder(tmp_path).tensors, theta)
+
+
+def test_classifiers_are_stored_as_they_are():
+    with pytest.raises(BadRecipe, match="stored"):
+        Recipe.from_document(recipe("mlp").document() | {"outer": {"stored": "bf16"}})
+
+
+def assert_equal(some, others):
+    assert some.keys() == others.keys()
+    assert all(torch.equal(tensor, others[name]) for name, tensor in some.items())
 
 
 def test_a_byte_tokenizers_ids_are_bytes():

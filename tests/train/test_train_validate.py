@@ -108,23 +108,24 @@ def test_a_loss_that_is_no_number_is_audited():
     assert validate.by_own(RULES, float("nan"), [1.0]).outcome == "audit"
 
 
-def test_own_is_how_far_it_is_ahead_of_the_others_there_and_not_on_held_out_data():
+def test_own_is_how_far_it_is_ahead_of_the_mean_there_and_not_on_held_out_data():
     deltas, theta = [at(0.5, 0.3), at(0.3, 0.5), at(0.1, 0.7)], at(0.0, 0.0)
     results = submissions(*deltas)
-    others = at(0.2, 0.6)
+    everybody = at(0.3, 0.5)
     held = towards(1, 1)
-    ahead = (results[0].own(others) - results[0].own(deltas[0])) - (held(others) - held(deltas[0]))
+    ahead = (results[0].own(everybody) - results[0].own(deltas[0])) - (held(everybody) - held(deltas[0]))
     assert validate.judge(ruled(), theta, results, held)[0].figures["own"] == pytest.approx(ahead)
     alone = validate.judge(ruled(), theta, results[:1], held)[0].figures["own"]
     assert alone == pytest.approx((results[0].own(theta) - results[0].own(deltas[0])) - (held(theta) - held(deltas[0])))
 
 
-def test_others_are_weighed_and_who_is_rejected_is_none():
+def test_the_mean_is_of_all_but_who_is_rejected():
     a, b, bad = submissions(at(0.5, 0.3), at(0.3, 0.5), at(90.0, 0.0))
     theta, held = at(0.0, 0.0), towards(1, 1)
     found = validate.judge(ruled(), theta, [a, b, bad], held, norms=[0.6, 0.6])
     assert found[2].outcome == "reject"
-    ahead = (a.own(b.delta) - a.own(a.delta)) - (held(b.delta) - held(a.delta))
+    mean = at(0.4, 0.4)
+    ahead = (a.own(mean) - a.own(a.delta)) - (held(mean) - held(a.delta))
     assert found[0].figures["own"] == pytest.approx(ahead)
     heavy = replace(b, weight=300)
     assert validate.judge(ruled(), theta, [a, heavy, replace(a, index=3, delta=at(0.4, 0.1))], held)[0].figures[

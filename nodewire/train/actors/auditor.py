@@ -67,7 +67,7 @@ class AuditorActor:
         if folder is not None:
             dataset = reading.read(recipe, folder, begun.tokenizer)
             self._mine, held_out = data.split(dataset, int(params["shards"]), recipe)
-            self._measured = data.samples(held_out, self._recipe, self._recipe.validation.samples)
+            self._measured = data.samples(held_out, self._recipe, self._recipe.measured())
 
     def receive(self, session: str, frame: Tensors) -> list[Tensors]:
         match frame.edge:

@@ -60,7 +60,7 @@ class BoughtStep:
         if not isinstance(seed, bytes) or "theta" not in self._whole:
             raise BadInput("check", "a seed and theta come first")
         whole, self._whole = self._whole, {}
-        rule = self._recipe.outer
+        rule = self._recipe.outer_of(round_)
         theta = state.unpack(whole["theta"], self._types["theta"], field="theta")
         momenta: State = {}
         if self._types["momenta"]:

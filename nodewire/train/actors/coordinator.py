@@ -64,13 +64,13 @@ becomes of its provider afterwards."""
 class CoordinatorActor:
     """One training at its customer; `session` is ignored, for there is one."""
 
-    def __init__(self, recipe: Recipe, folder: Path, start_at: Path | None = None) -> None:
+    def __init__(self, recipe: Recipe, folder: Path, start_at: Path | None = None, *, threads: int = 1) -> None:
         self._recipe = recipe
         begun = start.read(recipe, start_at)
         self._tokenizer = begun.tokenizer
         self._frozen = begun.tensors if recipe.adapter is not None else None
         self._dataset = reading.read(recipe, folder, begun.tokenizer)
-        self._trainer = Trainer(recipe, self._frozen)
+        self._trainer = Trainer(recipe, self._frozen, threads=threads)
         self._theta: State = initial(recipe, begun.tensors)
         self._momenta: State = outer.start(recipe.outer, self._theta)
         self._round = 0
@@ -91,7 +91,7 @@ class CoordinatorActor:
 
     def open(self, session: str, params: Params) -> None:
         self._shards, held_out = data.split(self._dataset, int(params["shards"]), self._recipe)
-        self._measured = data.samples(held_out, self._recipe, self._recipe.validation.samples)
+        self._measured = data.samples(held_out, self._recipe, self._recipe.measured())
         self._held = [self._loss(self._theta)]
         self._kept_rounds = keeping.kept_rounds(self._recipe.state_bytes(), len(self._shards))
 
