@@ -22,6 +22,7 @@ the recipe; its weights files are the customer's folder of data and, where the r
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -46,6 +47,7 @@ from nodewire.train import (
     validate,
 )
 from nodewire.train.actors.bought import BoughtStep
+from nodewire.train.actors.harm import Harm
 from nodewire.train.actors.late import LateResults
 from nodewire.train.actors.pieces import HEADER_BYTES, Incoming, Tensors, digest, micro, number, pieces
 from nodewire.train.carried import NOTHING, Carried
@@ -231,12 +233,16 @@ class CoordinatorActor:
             earlier=[result.delta for result in self._past.get(round_ - 1, ({}, {}))[1].values()],
         )
         said: list[Tensors] = []
+        standing = [index for index, judgement in judgements.items() if judgement.outcome != "reject"]
+        harm = Harm(lambda: self._losses(self._theta), lambda indices: self._losses_without(round_, standing, indices))
         for index, judgement in judgements.items():
             doubted = harms = False
             if judgement.outcome == "audit" or judgement.reason.startswith(DOUBTED):
                 if float(self._recipe.audit.fraction) and not self._is_at_once(judgement):
                     # Its provider will have to show more of it.
                     doubted, harms = True, judgement.reason.startswith(HARMS)
+                    if harms and index in standing and not judgement.reason.startswith(DOUBTED):
+                        harms = harm.of(index, len(standing) > 1)
                     judgement = validate.Judgement(figures=judgement.figures)
                 else:
                     judgement = self._audited(round_, index, judgement, self._theta, self._results[index])
@@ -247,6 +253,14 @@ class CoordinatorActor:
                 self._results[index].norm = judgement.figures["norm"]
             said.append(Frame("judged", len(said), (), _verdict(index, judgement, doubted, harms)))
         return said
+
+    def _losses_without(self, round_: int, standing: Sequence[int], indices: Collection[int]) -> Tensor:
+        """Of the next weights, as they would be of the results that stand, but for some of these."""
+        results = [
+            (one.steps * self._recipe.batch, one.delta)
+            for one in (self._results[index] for index in sorted(standing) if index not in indices)
+        ]
+        return self._losses(fragments.step(self._recipe, round_, self._theta, self._momenta, results)[0])
 
     def _is_at_once(self, judgement: validate.Judgement) -> bool:
         """Whether a result is not waited for to be audited: it is out of all proportion, and what its provider carries
