@@ -10,8 +10,10 @@ So a segment that was moved, left out or cut off does not open, and a reader hol
 
 from __future__ import annotations
 
+import asyncio
+import io
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 
 from cryptography.exceptions import InvalidTag
@@ -21,6 +23,8 @@ from nodewire.errors import BadCiphertext, BadInput
 
 SEGMENT_BYTES = 1 << 20
 TAG_BYTES = 16
+HERE_BYTES = 1 << 18
+"""What is read and opened in less time than another thread takes to begin with it."""
 _MOST_SEGMENTS = 1 << 32
 
 
@@ -46,14 +50,14 @@ def seal(pieces: Iterable[bytes], key: str) -> Iterator[bytes]:
     yield cipher.encrypt(_nonce(index, last=True), bytes(waiting), None)
 
 
-def unseal(path: Path, key: str) -> Iterator[bytes]:
-    """The plaintext of the file at `path`, in pieces of at most 1 MiB.
+def unseal(source: Path | bytes, key: str) -> Iterator[bytes]:
+    """The plaintext of a ciphertext, or of the file that holds it, in pieces of at most 1 MiB.
 
     Raises:
         BadCiphertext: it was not made with this key, or something of it is missing or was changed.
     """
-    cipher, left = _cipher(key), path.stat().st_size
-    with path.open("rb") as file:
+    cipher, left = _cipher(key), size_of(source)
+    with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
         index = 0
         while True:
             segment = file.read(SEGMENT_BYTES + TAG_BYTES)
@@ -66,6 +70,23 @@ def unseal(path: Path, key: str) -> Iterator[bytes]:
             if left <= 0:
                 return
             index += 1
+
+
+def size_of(source: Path | bytes) -> int:
+    return len(source) if isinstance(source, bytes) else source.stat().st_size
+
+
+async def ahead(pieces: Iterator[bytes], total: int) -> AsyncIterator[tuple[bytes, bool]]:
+    """Pieces of about `total` bytes, each with whether it is the last; made in another thread unless they are small."""
+
+    async def following() -> bytes | None:
+        return next(pieces, None) if total <= HERE_BYTES else await asyncio.to_thread(next, pieces, None)
+
+    piece = await following()
+    while piece is not None:
+        later = await following()
+        yield piece, later is None
+        piece = later
 
 
 def _cipher(key: str) -> ChaCha20Poly1305:

@@ -45,13 +45,12 @@ def trained(trainer, theta: bytes, shard: bytes, round_: int, index: int):
     trainer.open("s", params)
     sent(trainer, "theta", theta)
     sent(trainer, "shard", shard)
-    said = []
+    said, update = [], []
     while not said or not said[-1]["end"]:
-        (frame,) = trainer.receive("s", Frame("train", len(said)))
+        frame, *update = trainer.receive("s", Frame("train", len(said)))
         said.append(frame.meta)
-    update = joined(trainer.receive("s", Frame("update", 0)))
     trainer.close("s")
-    return said, update
+    return said, joined(update)
 
 
 def test_coordinator_and_trainers_make_what_the_bare_loop_makes(coordinator):

@@ -79,7 +79,11 @@ class Local:
     async def receive(self, task, session, frame):
         await (self._hold(frame.edge) if self._hold else asyncio.sleep(0))
         frames = [to_arrays(one) for one in self.actors[task].receive(session, to_torch(self._feed(frame.edge, frame)))]
-        return self._alter(frame.edge, frames) if self._alter else frames
+        if not self._alter:
+            return frames
+        update = [one for one in frames if one.edge == "update" != frame.edge]  # comes with a round's last segment
+        altered = self._alter(frame.edge, frames[: len(frames) - len(update)])
+        return [*altered, *(self._alter("update", update) if update else ())]
 
     async def close(self, task, session):
         self.actors[task].close(session)

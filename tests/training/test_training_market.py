@@ -141,8 +141,9 @@ async def test_who_cheats_keeps_its_deposit_and_gets_no_more(market, cheat):
     assert weights == expected()
     assert len(done.failures) == 1
     assert await market.balance_msat("ada") == DEPOSIT_MSAT
-    assert await market.balance_msat("bea") == 3 * LEAST_MSAT  # it made ada's shard, too, when it was free
-    assert await market.balance_msat("cyd") == 2 * LEAST_MSAT  # and cyd in the second round: ada is not asked again
+    # Ada is not asked again: bea made its shard, too, if it was free by then, and else cyd, as in the second round.
+    bea, cyd = await market.balance_msat("bea"), await market.balance_msat("cyd")
+    assert (bea, cyd) in [(3 * LEAST_MSAT, 2 * LEAST_MSAT), (2 * LEAST_MSAT, 4 * LEAST_MSAT)]
 
 
 def explodes(edge, frames):

@@ -59,9 +59,9 @@ async def test_texts_are_tokenized_and_an_adapter_trained_behind_the_sandbox(tmp
         await worker.open("trainer", "s", {"recipe": given.recipe.pack(), "round": 0, "index": 0, "steps": 2})
         for edge, blob in begun.items():
             await put(worker, edge, b"".join(sealed.unseal(blobs.path(blob.sha256), blob.key)))
-        (said,) = await worker.receive("trainer", "s", Frame("train", 0))
+        said, *frames = await worker.receive("trainer", "s", Frame("train", 0))
         assert said.meta["end"]
-        update, key = await joined(worker, "update"), sealed.new_key()
+        update, key = whole(frames), sealed.new_key()
         ref = await blobs.put(b"".join(sealed.seal([update], key)))
         digest = hashlib.sha256(update).hexdigest()
         assert await coordinator.result(0, 0, 2, blobs.path(ref.sha256), key, digest) == (True, "")
@@ -75,7 +75,10 @@ async def test_texts_are_tokenized_and_an_adapter_trained_behind_the_sandbox(tmp
 
 
 async def joined(worker, edge, **meta) -> bytes:
-    frames = await worker.receive("trainer", "s", Frame(edge, 0, (), meta))
+    return whole(await worker.receive("trainer", "s", Frame(edge, 0, (), meta)))
+
+
+def whole(frames) -> bytes:
     return b"".join(bytes(frame.tensors[0].data) for frame in frames)
 
 
@@ -99,9 +102,9 @@ async def test_a_round_is_trained_judged_audited_and_stepped_in_a_worker(tmp_pat
             await put(worker, edge, b"".join(sealed.unseal(blobs.path(blob.sha256), blob.key)))
         states = []
         for seq in range(2):
-            (said,) = await worker.receive("trainer", "s", Frame("train", seq))
+            said, *frames = await worker.receive("trainer", "s", Frame("train", seq))
             states.append(said.meta["state"])
-        update = await joined(worker, "update")
+        update = whole(frames)
 
         async def kept(plain: bytes, key: str) -> BlobRef:
             return await blobs.put(b"".join(sealed.seal([plain], key)))
@@ -169,10 +172,10 @@ async def test_what_is_carried_goes_in_and_out_of_a_worker(tmp_path):
         if brought:
             await put(worker, "carried", brought)
         for seq in range(2):
-            await worker.receive("trainer", "s", Frame("train", seq))
+            _, *frames = await worker.receive("trainer", "s", Frame("train", seq))
         end = trainer.snapshot(carried.beginning(theta, begun), shard, round_, 0, recipe.steps)
         wanted, after = carried.send(recipe, round_, carried.moved(theta, end.theta), begun)
-        assert await joined(worker, "update") == wanted
+        assert whole(frames) == wanted
         assert await joined(worker, "reveal", segment=2) == (brought or carried.EMPTY)
         begun, brought = after, await joined(worker, "carry")
         assert brought == carried.packed(after)

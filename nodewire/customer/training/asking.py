@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from nodewire.customer.training import carrying, choosing, pacing, watching
 from nodewire.customer.training.choosing import Need
 from nodewire.customer.training.course import Course
-from nodewire.customer.training.machine import Lost, Missed, Sealed, Sufficed
+from nodewire.customer.training.machine import Lost, Missed, Sealed, State, Sufficed
 from nodewire.customer.training.requesting import Ask
 from nodewire.errors import NodewireError, NoProvider, OverBudget
 from nodewire.nostr import event as events
@@ -28,8 +28,6 @@ ANSWER_S = 20.0
 FIND_S = 30.0
 """For how long providers are looked for."""
 _TICKET_S = 1.0
-_AGAIN_S = 2.0
-"""Between two looks at the ads."""
 UNDER_WAY = ("asked", "working", "delivered")
 """Shards at somebody who may be free when they are done."""
 _LOOK_S = 0.05
@@ -70,15 +68,14 @@ async def publish(course: Course, round_: int) -> None:
                 most,
             )
             made.append(await course.requests.make(ask, market, state.theta, state.shards, state.start, shown))
-        if small is not None and any(rounds.parse(events.parse(one.event)).theta is None for one in made):
+        if small is not None and any(event.tag(inline.TAG) is None for _, event in made):
             await course.session.blobs.put(small)  # so many shards stand in a request that there is no room
         if not set(dealt) <= set(_idle(course, round_)):
             continue  # while a request was mined, enough results came
-        for published in made:
+        for published, _ in made:
             course.asked_s[published.request] = time.monotonic()
             course.take(published)
-        for published in made:
-            await course.session.pool.publish(events.parse(published.event))
+        await asyncio.gather(*(course.session.pool.publish(event) for _, event in made))
         return
 
 
@@ -95,13 +92,12 @@ async def _find(course: Course, round_: int) -> tuple[Mapping[str, Trainer], dic
 
     Waits for a while; for as long as somebody is at a shard who may be free then. None: it is not needed any more.
     """
-    until_s, read_s, seen = time.monotonic() + FIND_S, -_AGAIN_S, None
-    market: Mapping[str, Trainer] = {}
+    until_s = time.monotonic() + FIND_S
+    seen: tuple[State, Mapping[str, Trainer]] | None = None
     while _idle(course, round_):
-        if time.monotonic() >= read_s + _AGAIN_S:
-            market, read_s, seen = await choosing.trainers(course.session.pool), time.monotonic(), None
-        if course.state is not seen:  # nobody becomes free otherwise
-            seen = course.state
+        market = await course.ads.now()
+        if seen is None or course.state is not seen[0] or market is not seen[1]:  # nobody becomes free otherwise
+            seen = course.state, market
             if dealt := _dealt(course, market, _idle(course, round_)):
                 return market, *dealt
         if any(work.status in UNDER_WAY for work in (*course.state.works, *course.state.late)):

@@ -16,7 +16,7 @@ from nodewire.errors import NodewireError, Withheld
 from nodewire.nostr import event as events
 from nodewire.nostr.event import Event
 from nodewire.protocol import audit as audits
-from nodewire.protocol import closing, delivery
+from nodewire.protocol import closing
 from nodewire.protocol.audit import Showing, Shown
 from nodewire.protocol.round import RoundTicket
 
@@ -58,12 +58,12 @@ async def audit(course: Course, request: str, provider: str) -> None:
     answer at the relays. So there is no way to a balance around it.
     """
     debt = course.state.debts[request, provider]
-    delivered = delivery.parse(events.parse(debt.result))
+    delivered = course.deliveries.of(debt.result)
     closed = closing.parse(events.parse(course.state.closes[debt.close]))
     counted = closed.close.of(request, provider)
     assert counted is not None, debt.close
     drawn = closing.drawn(closed, counted, course.recipe, debt.row.steps)
-    opened, index = receiving.opened(course, delivered), debt.row.index
+    opened, index = course.deliveries.opened(debt.result), debt.row.index
     wanted = closing.shown(drawn, course.recipe, debt.row.steps)
     ask, answer = await _answer(course, request, provider, debt.close, wanted)
     course.answers.pop((request, provider), None)

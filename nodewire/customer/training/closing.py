@@ -7,8 +7,7 @@ import time
 
 from nodewire.customer.training.course import Course
 from nodewire.customer.training.machine import Closed
-from nodewire.nostr import event as events
-from nodewire.protocol import closing, delivery
+from nodewire.protocol import closing
 from nodewire.protocol.closing import MAX_COUNTED, MAX_OTHERS, Counted
 
 
@@ -21,7 +20,7 @@ async def close(course: Course, round_: int) -> None:
     counted = []
     for request, provider in keys:
         debt = state.debts[request, provider]
-        delivered = delivery.parse(events.parse(debt.result))
+        delivered = course.deliveries.of(debt.result)
         counted.append(
             Counted(
                 request=request,
@@ -33,7 +32,7 @@ async def close(course: Course, round_: int) -> None:
             )
         )
     others = [
-        events.parse(debt.result).id
+        course.deliveries.of(debt.result).id
         for (request, provider), debt in state.debts.items()
         if debt.round == round_ and debt.result and debt.balance == "none" and state.work(request, provider) is None
     ]

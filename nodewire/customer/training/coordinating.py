@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -105,22 +105,27 @@ class Coordinator:
     async def restore(self, theta: Sealed, round_: int) -> None:
         """Go on with what was the weights, and the outer optimizer's momenta, before `round_`."""
         path = await self._blobs.get(BlobRef(sha256=theta.sha256, bytes=theta.bytes))
-        await self._put(
-            "restore", sealed.unseal(path, theta.key), {"what": "theta", "round": round_}, theta.plain_sha256
-        )
+        await self._put("restore", path, theta.key, {"what": "theta", "round": round_}, theta.plain_sha256)
         momenta = self._momenta(round_)
         if momenta.exists():
-            await self._put("restore", [momenta.read_bytes()], {"what": "momenta"}, None)
+            await self._put("restore", momenta.read_bytes(), None, {"what": "momenta"}, None)
 
     async def result(
-        self, round_: int, index: int, steps: int, path: Path, key: str, sha256: str, late: Late | None = None
+        self,
+        round_: int,
+        index: int,
+        steps: int,
+        source: Path | bytes,
+        key: str,
+        sha256: str,
+        late: Late | None = None,
     ) -> tuple[bool, str]:
-        """Take the packed update in a sealed file: whether it is one of this recipe, and if not, why."""
+        """Take the packed update, sealed, in a file or as it is: whether it is one of this recipe, and if not, why."""
         meta: Meta = {"round": round_, "index": index, "steps": steps}
         if late is not None:
             meta = {**meta, "request": late.request}
         try:
-            said = await self._put("result" if late is None else "late", sealed.unseal(path, key), meta, sha256)
+            said = await self._put("result" if late is None else "late", source, key, meta, sha256)
         except WorkerFailed:
             raise
         except NodewireError as error:  # of whoever made the result
@@ -138,7 +143,7 @@ class Coordinator:
         """Whether a late result is accepted, by the weights that its own round began with."""
         path = await self._blobs.get(BlobRef(sha256=theta.sha256, bytes=theta.bytes))
         async with self._judging:
-            await self._put("late.theta", sealed.unseal(path, theta.key), {"round": late.round}, theta.plain_sha256)
+            await self._put("late.theta", path, theta.key, {"round": late.round}, theta.plain_sha256)
             meta: Meta = {"request": late.request, "index": index}
             (said,) = await self._worker.receive(TASK, _SESSION, Frame("late.judge", 0, (), meta))
         return _verdict(said)
@@ -154,7 +159,7 @@ class Coordinator:
                 await self._recall(past)
             try:
                 for segment, (path, what) in shown.items():
-                    await self._put("shown", sealed.unseal(path, what.key), {"segment": segment}, what.sha256)
+                    await self._put("shown", path, what.key, {"segment": segment}, what.sha256)
             except WorkerFailed:
                 raise
             except NodewireError as error:
@@ -176,8 +181,8 @@ class Coordinator:
         theta = past.theta
         path = await self._blobs.get(BlobRef(sha256=theta.sha256, bytes=theta.bytes))
         meta: Meta = {"round": past.round, "index": past.index, "steps": past.steps}
-        await self._put("recall.theta", sealed.unseal(path, theta.key), meta, theta.plain_sha256)
-        await self._put("recall.update", sealed.unseal(past.update, past.opened.key), meta, past.opened.sha256)
+        await self._put("recall.theta", path, theta.key, meta, theta.plain_sha256)
+        await self._put("recall.update", past.update, past.opened.key, meta, past.opened.sha256)
 
     async def step(self, round_: int, counted: Sequence[Counted] | None = None) -> int:
         """The outer step of these results, or all of the round; the held-out loss after it, in millionths."""
@@ -191,7 +196,7 @@ class Coordinator:
 
     async def bought(self, what: str, path: Path, key: str, sha256: str) -> None:
         """Take theta or momenta after a step of another's. Raises BadCiphertext, BadHash, TooLarge: its fault."""
-        await self._put("bought", sealed.unseal(path, key), {"what": what}, sha256)
+        await self._put("bought", path, key, {"what": what}, sha256)
 
     async def check(self, round_: int, counted: Sequence[Counted], seed: bytes, root: str) -> tuple[bool, str, int]:
         """Take a bought step over if it is right: whether it is, if not, why, and the held-out loss in millionths."""
@@ -219,21 +224,25 @@ class Coordinator:
         frames = await self._worker.receive(TASK, _SESSION, Frame(edge, 0, (), meta))
         return [bytes(frame.tensors[0].data) for frame in frames]
 
-    async def _put(self, edge: str, pieces: Iterable[bytes], meta: Meta, sha256: str | None) -> list[Frame[Array]]:
-        """Bytes into the worker; what it answers to the last. Raises BadHash, BadData before that one goes."""
-        digest, iterator, seq = hashlib.sha256(), iter(pieces), 0
-        piece: bytes | None = await asyncio.to_thread(next, iterator)
-        answer: list[Frame[Array]] = []
-        while piece is not None:
-            following = await asyncio.to_thread(next, iterator, None)
+    async def _put(
+        self, edge: str, source: Path | bytes, key: str | None, meta: Meta, sha256: str | None
+    ) -> list[Frame[Array]]:
+        """What is sealed under `key`, or bytes as they are, into the worker; what it answers to the last.
+
+        Raises:
+            BadHash, BadData: before the last piece goes.
+        """
+        digest, seq, answer = hashlib.sha256(), 0, list[Frame[Array]]()
+        pieces = iter([source]) if key is None and isinstance(source, bytes) else sealed.unseal(source, key or "")
+        async for piece, last in sealed.ahead(pieces, sealed.size_of(source)):
             digest.update(piece)
             if not piece:
                 raise BadData(edge, "no bytes")
-            if following is None and sha256 is not None and digest.hexdigest() != sha256:
+            if last and sha256 is not None and digest.hexdigest() != sha256:
                 raise BadHash(edge, "not what its hash says")
-            frame = Frame(edge, seq, (Array("uint8", (len(piece),), piece),), {**meta, "end": following is None})
+            frame = Frame(edge, seq, (Array("uint8", (len(piece),), piece),), {**meta, "end": last})
             answer = await self._worker.receive(TASK, _SESSION, frame)
-            piece, seq = following, seq + 1
+            seq += 1
         return answer
 
     async def _seal(self, pieces: Sequence[bytes], *, most_inline: int = 0) -> Sealed:

@@ -6,7 +6,9 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from nodewire.customer.training.ads import Ads
 from nodewire.customer.training.coordinating import Coordinator
+from nodewire.customer.training.deliveries import Deliveries
 from nodewire.customer.training.journal import Journal
 from nodewire.customer.training.machine import Event, State
 from nodewire.customer.training.requesting import Requests
@@ -49,6 +51,8 @@ class Course:
         """Whether outer steps are asked for on the market."""
         self.on_change = on_change or (lambda state, event, provider: None)
         self.state = State()
+        self.ads = Ads(session.pool)
+        self.deliveries = Deliveries(session.keys)
         self.changed = asyncio.Event()
         self.answers: dict[tuple[str, str], asyncio.Future[Answer]] = {}
         """By request and provider, what audits wait for."""

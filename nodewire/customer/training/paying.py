@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from nodewire.customer.training import choosing
 from nodewire.customer.training.course import Course
 from nodewire.customer.training.machine import Paid
 from nodewire.errors import NodewireError
@@ -38,7 +37,7 @@ async def pay(course: Course, request: str, provider: str, part: int) -> None:
 async def _endpoint(course: Course, provider: str, known: str) -> str:
     """Where a provider is paid now: it may have been restarted elsewhere."""
     try:
-        ad = (await choosing.trainers(course.session.pool)).get(provider)
+        ad = (await course.ads.now()).get(provider)
     except NodewireError:
         return known
     return ad.lnurl if ad is not None and ad.lnurl else known

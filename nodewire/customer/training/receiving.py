@@ -13,9 +13,8 @@ from nodewire.errors import BadHash, BadInput, NodewireError, TooLarge
 from nodewire.nostr import event as events
 from nodewire.nostr import nip44
 from nodewire.nostr.subscription import Subscription
-from nodewire.protocol import delivery, feedback, kinds, outer
+from nodewire.protocol import feedback, kinds, outer
 from nodewire.protocol.audit import Showing
-from nodewire.protocol.delivery import Delivered as Opening
 from nodewire.protocol.delivery import Progress
 from nodewire.protocol.round import DEPOSIT
 from nodewire.store.sealed import sealed_bytes
@@ -35,7 +34,7 @@ async def fetch(course: Course, request: str, provider: str) -> None:
     if not fine:
         course.take(Lost(request, provider, reason))
         return
-    carried = opened(course, delivery.parse(events.parse(work.result))).carried
+    carried = course.deliveries.opened(work.result).carried
     course.take(Received(request, provider, carried or ""))
 
 
@@ -43,8 +42,7 @@ async def fetched(course: Course, request: str, provider: str, result: str) -> t
     """Fetch and open what was delivered, and give it to the coordinator; if it is no result, why."""
     row = course.state.debts[request, provider].row
     try:
-        delivered = delivery.parse(events.parse(result))
-        opening = opened(course, delivered)
+        delivered, opening = course.deliveries.of(result), course.deliveries.opened(result)
         round_ = course.state.debts[request, provider].round
         if opening.commitment(provider, request, round_, row.index) != delivered.commitment:
             raise BadHash("x", "not what the result commits to")
@@ -57,15 +55,11 @@ async def fetched(course: Course, request: str, provider: str, result: str) -> t
             raise TooLarge("result", f"{delivered.blob.bytes} bytes, at most {most}")
         if delivered.amount_msat != row.balance_msat:
             raise BadInput("amount", f"{delivered.amount_msat} msat, agreed on {row.balance_msat}")
-        path = await course.session.blobs.get(delivered.blob, inline=delivered.result)
+        update = delivered.result if delivered.result is not None else await course.session.blobs.get(delivered.blob)
     except NodewireError as error:
         return False, f"{error.code}: {error}"[:200]
     late = Late(request, round_) if course.state.is_late(request, provider) else None
-    return await course.coordinator.result(round_, row.index, row.steps, path, opening.key, opening.sha256, late)
-
-
-def opened(course: Course, delivered: delivery.Delivery) -> Opening:
-    return Opening.parse(decrypted(course, delivered.ciphertext, delivered.provider))
+    return await course.coordinator.result(round_, row.index, row.steps, update, opening.key, opening.sha256, late)
 
 
 def shown(course: Course, answer: events.Event) -> Showing:
@@ -108,8 +102,12 @@ def _heard(course: Course, event: events.Event) -> None:
                 answer.set_result(event)
         return
     if event.kind != kinds.FEEDBACK:
-        (outer.parse_result if event.kind == kinds.result_of(kinds.OUTER) else delivery.parse)(event)
-        course.take(Delivered(request, event.pubkey, event.to_json(), _took_ms(course, request, event)))
+        if event.kind == kinds.result_of(kinds.OUTER):
+            outer.parse_result(event)
+            result = event.to_json()
+        else:
+            result = course.deliveries.heard(event)
+        course.take(Delivered(request, event.pubkey, result, _took_ms(course, request, event)))
         return
     said = feedback.parse(event)
     match said.status:

@@ -73,8 +73,9 @@ class Requests:
         shards: Sequence[Sealed],
         start: Sealed | None = None,
         inline_theta: bytes | None = None,
-    ) -> Published:
-        """The signed request, with the tickets that open it. `inline_theta` stands in it, if there is room."""
+    ) -> tuple[Published, Event]:
+        """The signed request with the tickets that open it, and its event. `inline_theta` stands in it, if there is
+        room."""
         recipe, assigned, tickets = self._recipe, [], []
         for index, provider in ask.dealt:
             shard = shards[index]
@@ -132,7 +133,7 @@ class Requests:
             )
             for one, ticket in zip(assigned, tickets, strict=True)
         )
-        return Published(ask.round, event.id, event.to_json(), rows)
+        return Published(ask.round, event.id, event.to_json(), rows), event
 
     async def make_step(
         self, round_: int, used: Sequence[Used], ad: tuple[str, Trainer], theta: Sealed, momenta: Sealed | None

@@ -80,6 +80,7 @@ class Rounds:
                 self._begin(group)
                 await course.changed.wait()
             listening.cancel()
+            course.ads.close()
             for task in self._running.values():
                 task.cancel()
 

@@ -14,7 +14,7 @@ from nodewire.customer.training.machine import Counted, Judged, Lost, Sealed, St
 from nodewire.customer.training.requesting import Used
 from nodewire.errors import BadCiphertext, BadHash, BadInput, NodewireError, TooLarge
 from nodewire.nostr import event as events
-from nodewire.protocol import delivery, kinds, outer
+from nodewire.protocol import kinds, outer
 from nodewire.protocol.manifest import BlobRef
 from nodewire.protocol.outer import MAX_INPUTS, Input, OuterDelivered, OuterDelivery
 from nodewire.protocol.trainer import Trainer
@@ -76,8 +76,7 @@ def _used(course: Course, counted: Counted, weight: int) -> Used:
     """What the step's provider needs of one result."""
     work = course.state.work(counted.request, counted.provider)
     assert work is not None
-    delivered = delivery.parse(events.parse(work.result))
-    opening = receiving.opened(course, delivered)
+    delivered, opening = course.deliveries.of(work.result), course.deliveries.opened(work.result)
     made_of = Input(result=delivered.id, index=counted.index, weight=weight, update=delivered.blob)
     return Used(made_of, opening.key, opening.sha256)
 
@@ -96,7 +95,7 @@ async def _provider(course: Course, used: list[Used]) -> tuple[str, Trainer] | N
     state, recipe = course.state, course.recipe
     assert state.theta is not None
     try:
-        market = await choosing.trainers(course.session.pool)
+        market = await course.ads.now()
     except NodewireError:
         return None
     rows = max(1, outer.momenta_rows(recipe))

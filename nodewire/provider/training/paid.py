@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import io
 import logging
 import tempfile
 import time
@@ -135,22 +136,20 @@ class PaidRun(Generic[Job]):
             raise PaymentRequired(what, f"not paid within {patience_s:.0f} s") from error
 
     async def _feed(
-        self, worker: Worker, edge: str, path: Path, key: str | None, sha256: str, said: Meta | None = None
-    ) -> None:
-        """The blob's plaintext into the worker, piece by piece, with what is `said` of it; nothing of it touches the
-        disk, unless it lay there without a key. Raises BadHash."""
-        digest, pieces, seq = hashlib.sha256(), _plain(path) if key is None else sealed.unseal(path, key), 0
-        piece: bytes | None = await asyncio.to_thread(next, pieces)
-        while piece is not None:
-            following = await asyncio.to_thread(next, pieces, None)
+        self, worker: Worker, edge: str, source: Path | bytes, key: str | None, sha256: str, said: Meta | None = None
+    ) -> list[Frame[Array]]:
+        """A blob's plaintext into the worker, piece by piece, with what is `said` of it; nothing of it touches the
+        disk, unless it lay there without a key. What the worker answers to the last. Raises BadHash."""
+        digest, seq, answer = hashlib.sha256(), 0, list[Frame[Array]]()
+        pieces = _plain(source) if key is None else sealed.unseal(source, key)
+        async for piece, last in sealed.ahead(pieces, sealed.size_of(source)):
             digest.update(piece)
-            if following is None and digest.hexdigest() != sha256:
+            if last and digest.hexdigest() != sha256:
                 raise BadHash(edge, "not what the ticket says")
-            frame = Frame(
-                edge, seq, (Array("uint8", (len(piece),), piece),), {**(said or {}), "end": following is None}
-            )
-            await worker.receive(self.task, self.job.request.id, frame)
-            piece, seq = following, seq + 1
+            frame = Frame(edge, seq, (Array("uint8", (len(piece),), piece),), {**(said or {}), "end": last})
+            answer = await worker.receive(self.task, self.job.request.id, frame)
+            seq += 1
+        return answer
 
     def _owe_balance(self) -> None:
         """From the delivery on the customer owes the balance."""
@@ -184,9 +183,9 @@ class PaidRun(Generic[Job]):
         await self._publish(event)
 
 
-def _plain(path: Path) -> Iterator[bytes]:
+def _plain(source: Path | bytes) -> Iterator[bytes]:
     """A file in pieces as `sealed.unseal` gives them: at least one."""
-    with path.open("rb") as file:
+    with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
         yield file.read(sealed.SEGMENT_BYTES)
         while piece := file.read(sealed.SEGMENT_BYTES):
             yield piece

@@ -78,8 +78,7 @@ class ShardRun(PaidRun[Admitted]):
             made: tuple[Path | bytes, Delivered] | None = self._made.find(request)
             if made is None:  # or else this provider died while it delivered
                 await self._open(worker)
-                losses, states, samples = await self._steps(worker)
-                made = await self._make(worker, losses, states, samples)
+                made = await self._make(worker, *await self._steps(worker))
             await self._deliver(*made)
         finally:
             living.cancel()
@@ -155,9 +154,7 @@ class ShardRun(PaidRun[Admitted]):
         ticket, round_ = job.ticket, job.request.round
         begun = self._carried.begun(job)
         cited = (round_.start,) if round_.start else ()
-        theta, *frozen = await asyncio.gather(
-            self._blobs.get(round_.theta, inline=job.request.theta), *map(self._blobs.get, cited)
-        )
+        theta, frozen = await asyncio.gather(self._theta(), asyncio.gather(*map(self._blobs.get, cited)))
         params = {
             "recipe": job.recipe.pack(),
             "round": round_.round,
@@ -170,14 +167,18 @@ class ShardRun(PaidRun[Admitted]):
         self._worker = worker
         for path in frozen:
             await self._freeze(worker, path)
-        await self._feed(worker, "theta", theta, ticket.theta_key, ticket.theta_sha256)
-        (said,) = await worker.receive(TASK, session, Frame("held", 0))
-        if not said.meta["here"]:
+        (said,) = await self._feed(worker, "theta", theta, ticket.theta_key, ticket.theta_sha256)
+        if not said.meta["shard"]:
             shard = await self._blobs.get(job.assigned.data)
             await self._feed(worker, "shard", shard, ticket.shard_key, ticket.shard_sha256)
         if begun is not None and ticket.carried is not None:
             path, key = begun
             await self._feed(worker, "carried", path, key, ticket.carried)
+
+    async def _theta(self) -> Path | bytes:
+        """The weights' ciphertext: out of the request, where it stands there, or else from a server."""
+        request = self.job.request
+        return request.theta if request.theta is not None else await self._blobs.get(request.round.theta)
 
     async def _freeze(self, worker: Worker, path: Path) -> None:
         """The frozen weights into the worker, unless it has them from a round before."""
@@ -206,34 +207,34 @@ class ShardRun(PaidRun[Admitted]):
         if time.time() > request.created_at + request.round.deadline_s:
             raise NotAllowed("deadline_s", "it is over")
 
-    async def _steps(self, worker: Worker) -> tuple[list[int], list[str], int]:
-        """Train, segment by segment: losses in millionths, the states' hashes, samples seen."""
+    async def _steps(self, worker: Worker) -> tuple[list[int], list[str], int, list[bytes]]:
+        """Train, segment by segment: losses in millionths, the states' hashes, samples seen, the packed update."""
         losses: list[int] = []
         states: list[str] = []
         done = 0
         while len(states) < delivery.MAX_STATES:
             self._check_time()
             frame: Frame[Array] = Frame("train", len(states), (), {"ms": TOGETHER_MS})
-            for said in await worker.receive(TASK, self.job.request.id, frame):
+            answer = await worker.receive(TASK, self.job.request.id, frame)
+            update = [bytes(said.tensors[0].data) for said in answer if said.edge == "update"]
+            for said in answer[: len(answer) - len(update)]:
                 step, loss, state = said.meta["step"], said.meta["loss"], said.meta["state"]
                 if not isinstance(step, int) or not isinstance(loss, int) or not isinstance(state, str):
                     raise WorkerFailed("train", "an answer that is none")
                 losses.append(loss)
                 states.append(state)
                 if said.meta["end"]:
-                    return losses, states, int(said.meta["samples"] or 0)
+                    return losses, states, int(said.meta["samples"] or 0), update
                 done = step
             await self._report(done, losses[-1])
         raise WorkerFailed("train", f"no end after {len(states)} segments")
 
     async def _make(
-        self, worker: Worker, losses: list[int], states: list[str], samples: int
+        self, worker: Worker, losses: list[int], states: list[str], samples: int, pieces: list[bytes]
     ) -> tuple[Path | bytes, Delivered]:
         """The packed update, sealed, and what the customer needs to open it; on disk if it is not small, or something
         is carried on, which is, too."""
         job, request = self.job, self.job.request
-        frames = await worker.receive(TASK, request.id, Frame("update", 0))
-        pieces = [bytes(frame.tensors[0].data) for frame in frames]
         sha256 = hashlib.sha256()
         for piece in pieces:
             sha256.update(piece)

@@ -2,12 +2,11 @@
 
 frozen                -> frozen {here}: whether what the recipe freezes is here from a session of the same `start`
 start*                if it is not: what stays frozen, where the recipe has an adapter; before the rest
-held                  -> held {here}: whether the shard is, from a session that named the same
-theta*, shard*        what it begins with
+theta*                what it begins with -> begun {shard}: whether the shard is here, of a session that named the same
+shard*                if it is not
 carried*              and what it has carried from the round before, where it has
 train {ms}            trains one segment, and more until `ms` are over -> trained {step, loss, state, samples, end}*,
-                      losses in millionths
-update                -> update*, when the last segment is done
+                      losses in millionths; after the last one update*
 carry                 -> carried*: what is carried from it; none if nothing is
 reveal {segment}      -> snapshot*: what the segment ended with, kept or computed again; number `count`: carried
 """
@@ -24,6 +23,7 @@ from nodewire.protocol.recipe import Recipe
 from nodewire.train import carried, data, segments, state
 from nodewire.train.actors.frozen import Frozen, FrozenIn
 from nodewire.train.actors.held import HeldShard
+from nodewire.train.actors.lent import LentTrainer
 from nodewire.train.actors.pieces import HEADER_BYTES, Incoming, Tensors, micro, number, pieces
 from nodewire.train.carried import Carried
 from nodewire.train.data import Shard
@@ -41,12 +41,17 @@ class TrainerActor:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._sessions: dict[str, _ShardSession] = {}
-        self._frozen, self._held = Frozen(), HeldShard()
+        self._frozen, self._held, self._lent = Frozen(), HeldShard(), LentTrainer()
+        self._read: tuple[bytes, Recipe] | None = None
+        """The last recipe: a training's rounds have the same."""
 
     def open(self, session: str, params: Params) -> None:
-        recipe = Recipe.unpack(params["recipe"])
+        if self._read is None or self._read[0] != params["recipe"]:
+            self._read = params["recipe"], Recipe.unpack(params["recipe"])
+            self._lent.forget()
+        recipe = self._read[1]
         self._make_room(recipe.memory_bytes())
-        self._sessions[session] = _ShardSession(recipe, params, self._frozen, self._held)
+        self._sessions[session] = _ShardSession(recipe, params, self._frozen, self._held, self._lent)
 
     def _make_room(self, needed: int) -> None:
         """Close sessions that have trained, the oldest first: they wait for their pay, and may be opened again.
@@ -76,7 +81,7 @@ class TrainerActor:
 
 
 class _ShardSession:
-    def __init__(self, recipe: Recipe, params: Params, frozen: Frozen, held: HeldShard) -> None:
+    def __init__(self, recipe: Recipe, params: Params, frozen: Frozen, held: HeldShard, lent: LentTrainer) -> None:
         self._recipe = recipe
         self.memory_bytes = recipe.memory_bytes()
         self._round, self._index, self._steps = int(params["round"]), int(params["index"]), int(params["steps"])
@@ -93,8 +98,10 @@ class _ShardSession:
         self._running: Iterator[Stretch] | None = None
         self._start, self._frozen = str(params.get("start", "")), frozen
         self._frozen_in: FrozenIn | None = None
-        here = frozen.find(self._start, recipe)
-        self._trained_by = Trainer(recipe, here) if recipe.adapter is None or here is not None else None
+        self._beside = frozen.find(self._start, recipe)
+        """What the adapter stands beside, where the recipe has one."""
+        self._lent = lent
+        self._trained_by: Trainer | None = None
         self._update: Update | None = None
         self._has_shown = False
         self._kept: dict[int, Snapshot] = {}
@@ -105,9 +112,18 @@ class _ShardSession:
 
     @property
     def _trainer(self) -> Trainer:
+        """This session's own until `_release`: a round's pause leaves its state in there."""
         if self._trained_by is None:
-            raise BadFrame("start", "what the adapter stands beside comes first")
+            if self._recipe.adapter is not None and self._beside is None:
+                raise BadFrame("start", "what the adapter stands beside comes first")
+            self._trained_by = self._lent.lend(self._recipe, self._beside)
         return self._trained_by
+
+    def _release(self) -> None:
+        """Nothing is left in the trainer that is wanted: another session may have it."""
+        if self._trained_by is not None:
+            self._lent.back(self._trained_by, self._recipe, self._beside)
+            self._trained_by = None
 
     @property
     def is_done(self) -> bool:
@@ -117,20 +133,21 @@ class _ShardSession:
     def receive(self, frame: Tensors) -> list[Tensors]:
         match frame.edge:
             case "frozen":
-                return [Frame("frozen", 0, (), {"here": self._trained_by is not None})]
+                return [Frame("frozen", 0, (), {"here": self._recipe.adapter is None or self._beside is not None})]
             case "start":
                 if self._frozen_in is None:
                     self._frozen_in = FrozenIn(self._recipe)
                 if (frozen := self._frozen_in.take(frame)) is not None:
                     self._frozen_in = None
                     self._frozen.keep(self._start, self._recipe, frozen)
-                    self._trained_by = Trainer(self._recipe, frozen)
+                    self._beside = frozen
                 return []
             case "theta":
                 if (whole := self._theta_in.take(frame)) is not None:
                     self._theta = state.unpack(whole, state.types(self._recipe.shapes()), field="theta")
                     if not all(map(state.is_finite, self._theta.values())):
                         raise BadData("theta", "not finite")
+                    return [Frame("begun", frame.seq, (), {"shard": self._shard is not None})]
                 return []
             case "shard":
                 if (whole := self._shard_in.take(frame)) is not None:
@@ -141,12 +158,8 @@ class _ShardSession:
                 if (whole := self._carried_in.take(frame)) is not None:
                     self._begun, self._brought = carried.unpack(whole, self._recipe), whole
                 return []
-            case "held":
-                return [Frame("held", 0, (), {"here": self._shard is not None})]
             case "train":
                 return self._train_for(frame)
-            case "update":
-                return list(pieces("update", self._sent()[0]))
             case "carry":
                 kept = carried.packed(self._sent()[1])
                 return list(pieces("carried", kept)) if kept else []
@@ -163,17 +176,19 @@ class _ShardSession:
         said = [self._train(frame.seq)]
         while not said[-1].meta["end"] and time.monotonic() < until_s:
             said.append(self._train(frame.seq + len(said)))
+        if said[-1].meta["end"]:
+            said += pieces("update", self._sent()[0])
         return said
 
     def _train(self, seq: int) -> Tensors:
+        if self._update is not None:
+            raise BadFrame("train", "the round is over")
         if self._running is None:
             if self._theta is None or self._shard is None:
                 raise BadFrame("train", "theta and shard come first")
             begin = carried.beginning(self._theta, self._begun)
             self._running = self._trainer.stretches(begin, self._shard, self._round, self._index, self._steps)
-        done = next(self._running, None)
-        if done is None:
-            raise BadFrame("train", "the round is over")
+        done = next(self._running)  # the one with the update is the last
         self._update = done.update
         if done.update is not None and self._theta is not None:
             self._delta = done.update.delta
@@ -188,6 +203,9 @@ class _ShardSession:
             "samples": done.update.samples if done.update else 0,
             "end": done.update is not None,
         }
+        if done.update is not None:
+            self._running = None
+            self._release()
         return Frame("trained", seq, (), said)
 
     def _sent(self) -> tuple[bytes, Carried | None]:
@@ -201,8 +219,11 @@ class _ShardSession:
         step = min((segment + 1) * self._recipe.audit.segment, self._steps)
         if self._theta is None or self._shard is None or segment < 0:
             raise BadFrame("reveal", "theta and shard come first")
+        if self._running is not None:
+            raise BadFrame("reveal", "the round is not over")
         begun = self._trainer.beginning(carried.beginning(self._theta, self._begun))
         near = max((kept for kept in self._kept.values() if kept.step <= step), key=lambda s: s.step, default=begun)
-        if near.step == step:
-            return near
-        return self._trainer.segment(near, self._shard, self._round, self._index, step - near.step)
+        if near.step != step:
+            near = self._trainer.segment(near, self._shard, self._round, self._index, step - near.step)
+        self._release()
+        return near

@@ -1,0 +1,75 @@
+"""The ads of those who train, as relays send them: read once, and from then on only what is new."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+
+from nodewire.errors import NodewireError, RelayRefused, TimedOut
+from nodewire.nostr.event import Event
+from nodewire.nostr.nip01 import Filter, newest_first
+from nodewire.nostr.pool import Pool
+from nodewire.nostr.subscription import Subscription
+from nodewire.protocol import kinds, trainer
+from nodewire.protocol.trainer import TOPIC, Trainer
+
+_FETCH_S = 10.0
+_AGAIN_S = 60.0
+"""After so long all are read again: relays do not tell that one was deleted."""
+
+
+class Ads:
+    """Of one training. `close` ends the subscription."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._subscription: Subscription | None = None
+        self._read_s = 0.0
+        self._newest: dict[str, Event] = {}
+        self._ads: dict[str, Trainer] = {}
+
+    async def now(self) -> Mapping[str, Trainer]:
+        """The newest ad of everybody, by public key; malformed ones are left out. Another mapping once that changes.
+
+        Raises:
+            RelayRefused, TimedOut: no relay answers.
+        """
+        subscription = self._subscription
+        if subscription is None or subscription.dropped or time.monotonic() > self._read_s + _AGAIN_S:
+            subscription = await self._open()
+        fresh = [event for event in subscription.drain() if self._is_newer(event)]
+        if fresh:
+            self._ads = dict(self._ads)
+        for event in sorted(fresh, key=newest_first, reverse=True):
+            self._newest[event.pubkey] = event
+            try:
+                self._ads[event.pubkey] = trainer.parse(event)
+            except NodewireError:
+                continue  # the one before it stands
+        return self._ads
+
+    def close(self) -> None:
+        if self._subscription is not None:
+            self._subscription.close()
+
+    def _is_newer(self, event: Event) -> bool:
+        known = self._newest.get(event.pubkey)
+        return known is None or newest_first(event) < newest_first(known)
+
+    async def _open(self) -> Subscription:
+        """A subscription whose stored events are here."""
+        self.close()
+        wanted = Filter(kinds=frozenset({kinds.AD}), tags={"t": frozenset({TOPIC})})
+        subscription = self._subscription = self._pool.subscribe([wanted])
+        with suppress(TimeoutError):  # what has come so far counts, if any relay has answered
+            await asyncio.wait_for(subscription.eose, _FETCH_S)
+        if "eose" not in subscription.standing.values():
+            self.close()
+            self._subscription = None
+            if subscription.closed:
+                raise RelayRefused("ads", "; ".join(subscription.closed.values())[:200])
+            raise TimedOut("ads", f"no relay answered within {_FETCH_S} s")
+        self._read_s, self._newest, self._ads = time.monotonic(), {}, {}
+        return subscription
