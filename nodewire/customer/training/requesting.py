@@ -54,6 +54,8 @@ class Requests:
     def __init__(self, keys: Keys, recipe: Recipe, kind: int, salt: str, relays: tuple[str, ...]) -> None:
         self._keys = keys
         self._recipe = recipe
+        self._document = recipe.document()
+        self._digest = recipe.digest()
         self._kind = kind
         self._salt = salt
         self._relays = relays
@@ -83,7 +85,7 @@ class Requests:
                 request=_UNKNOWN,
                 index=index,
                 salt=self._salt,
-                recipe=recipe.document(),
+                recipe=self._document,
                 theta_key=theta.key,
                 theta_sha256=theta.plain_sha256,
                 shard_key=shard.key,
@@ -109,7 +111,7 @@ class Requests:
         round_ = Round(
             job=self.job,
             round=ask.round,
-            seal=rounds.seal_of(recipe.digest(), self._salt),
+            seal=rounds.seal_of(self._digest, self._salt),
             theta=BlobRef(sha256=theta.sha256, bytes=theta.bytes),
             start=BlobRef(sha256=start.sha256, bytes=start.bytes) if start else None,
             shards=tuple(assigned),
@@ -150,7 +152,7 @@ class Requests:
                 "v": 1,
                 "request": _UNKNOWN,
                 "salt": self._salt,
-                "recipe": recipe.document(),
+                "recipe": self._document,
                 "theta_key": theta.key,
                 "theta_sha256": theta.plain_sha256,
                 "momenta_key": momenta.key if momenta else None,
@@ -163,7 +165,7 @@ class Requests:
         step = Optimization(
             job=self.job,
             round=round_,
-            seal=rounds.seal_of(recipe.digest(), self._salt),
+            seal=rounds.seal_of(self._digest, self._salt),
             provider=provider,
             theta=BlobRef(sha256=theta.sha256, bytes=theta.bytes),
             momenta=BlobRef(sha256=momenta.sha256, bytes=momenta.bytes) if momenta else None,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import orjson
+
 from nodewire.errors import BadInput, NotAllowed, NotFound, OverMemory, PaymentRequired, TooLarge
 from nodewire.kind import TrainingKind
 from nodewire.nostr import nip13
@@ -61,6 +63,9 @@ class TrainingAdmission:
         self._trainer = trainer
         self._kinds = job_kinds
         self._ledger = ledger
+        self._last: tuple[bytes, Recipe, str] | None = None
+        """The last ticket's recipe, as it stood there and as it was read, and its digest: a training's rounds have the
+        same."""
 
     def glance(self, event: Event, now_s: float) -> RoundRequest | OuterRequest:
         """What needs no ticket.
@@ -94,8 +99,8 @@ class TrainingAdmission:
             OverMemory, TooLarge: it does not fit this provider.
             PaymentRequired: less than the ad's price, or than its deposit of a first round.
         """
-        recipe = Recipe.from_document(ticket.recipe)
-        assigned = rounds.check_ticket(ticket, request, recipe.digest(), self._public)
+        recipe, digest = self._read(ticket)
+        assigned = rounds.check_ticket(ticket, request, digest, self._public)
         kind = self._kinds[request.kind]
         kind.check(recipe)
         rounds.check_supported(recipe)
@@ -120,6 +125,14 @@ class TrainingAdmission:
         if request.round.previous is None and not self.has_deposit(assigned):
             raise PaymentRequired("deposit_msat", f"{assigned.deposit_msat} is less than this provider's deposit")
         return Admitted(request, ticket, recipe, assigned, kind)
+
+    def _read(self, ticket: RoundTicket) -> tuple[Recipe, str]:
+        """The ticket's recipe and its digest. Raises BadRecipe, BadVersion."""
+        document = orjson.dumps(ticket.recipe)  # unlike dicts, tells 1 from True
+        if self._last is None or self._last[0] != document:
+            recipe = Recipe.from_document(ticket.recipe)
+            self._last = document, recipe, recipe.digest()
+        return self._last[1:]
 
     def check_outer(self, request: OuterRequest, ticket: OuterTicket) -> AdmittedOuter:
         """The outer step, if this provider makes it. Raises as `outer_admission.check`."""
