@@ -122,8 +122,6 @@ class Retraining:
             "round": one.round,
             "steps": one.steps,
             "weight": one.weight,
-            "request": one.request,
-            "provider": one.provider,
         }
         reading.held["update"] = reading.held.get("update", 0) + 1
         try:

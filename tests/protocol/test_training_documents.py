@@ -239,10 +239,12 @@ def test_a_commitment_is_its_authors_for_one_shard_of_one_request():
         made.commitment(PROVIDER.public, HASH, 2, 1),
         delivered(states=(HASH,)).commitment(PROVIDER.public, HASH, 2, 0),
         delivered(sha256="00" * 32).commitment(PROVIDER.public, HASH, 2, 0),
+        delivered(carried=HASH).commitment(PROVIDER.public, HASH, 2, 0),
+        delivered(carried="00" * 32).commitment(PROVIDER.public, HASH, 2, 0),
         made.commitment(PROVIDER.public, HASH, 3, 0),
         made.commitment(PROVIDER.public, HASH, 2, 0),
     }
-    assert len(others) == 7
+    assert len(others) == 9
     assert merkle.root([]) != merkle.root([merkle.leaf(bytes.fromhex(HASH))])
 
 

@@ -18,7 +18,7 @@ from nodewire.errors import BadData, BadHash, NodewireError, WorkerFailed
 from nodewire.kind import Worker
 from nodewire.protocol import inline
 from nodewire.protocol.audit import Shown
-from nodewire.protocol.delivery import Delivered, Delivery
+from nodewire.protocol.delivery import Delivered
 from nodewire.protocol.frame import Array, Frame, Meta
 from nodewire.protocol.manifest import BlobRef
 from nodewire.store import sealed
@@ -144,7 +144,7 @@ class Coordinator:
         return _verdict(said)
 
     async def audit(
-        self, delivered: Delivery, past: Past, drawn: Sequence[int], shown: Mapping[int, tuple[Path, Shown]]
+        self, past: Past, drawn: Sequence[int], shown: Mapping[int, tuple[Path, Shown]]
     ) -> tuple[bool, str]:
         """Compute what was drawn again from the snapshots in these files: whether it agrees, and if not, why."""
         at: Meta = {"round": past.round, "index": past.index, "update": past.opened.sha256}
@@ -161,8 +161,6 @@ class Coordinator:
                 return False, f"{error.code}: {error}"[:200]
             meta: Meta = {
                 **at,
-                "request": delivered.request,
-                "provider": delivered.provider,
                 "states": b"".join(map(bytes.fromhex, past.opened.states)),
                 "drawn": ",".join(map(str, drawn)),
                 "begun": past.begun or "",
