@@ -11,7 +11,7 @@ in the round before.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -194,22 +194,6 @@ def packing_off(
     if claim.carried is not None and carried.digest(carried.packed(after)) != claim.carried:
         return math.inf
     return off
-
-
-def first_other(states: Sequence[bytes], agrees: Callable[[int], bool]) -> int:
-    """The first snapshot that differs, by halving: where two who dispute a round let others judge one segment.
-
-    Args:
-        agrees: whether snapshot i is the same at both; the last is known to differ.
-    """
-    low, high = 0, len(states) - 1
-    while low < high:
-        middle = (low + high) // 2
-        if agrees(middle):
-            low = middle + 1
-        else:
-            high = middle
-    return low
 
 
 _MOMENTS = "moments."

@@ -172,16 +172,3 @@ def test_the_packing_is_checked_with_the_last_segment(method):
     done.packed, _ = compress.pack({n: 1.5 * t for n, t in done.delta.items()}, done.recipe.compression)
     assert done.off(2, claim=done.claimed(done.snapshots)) == pytest.approx(0.5, rel=0.01)
     assert done.off(1, claim=done.claimed(done.snapshots)) == 0.0
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 34])
-def test_the_first_other_state_is_found_by_halving(count):
-    for first in range(count):
-        asked = []
-
-        def agrees(i, first=first, asked=asked):
-            asked.append(i)
-            return i < first
-
-        assert segments.first_other([bytes(32)] * count, agrees) == first
-        assert len(asked) <= 6
