@@ -325,6 +325,15 @@ class Recipe(Schema):
         """Where the schedule ends: `inner.total`, or rounds x steps."""
         return self.inner.total or self.rounds * self.steps
 
+    def weight(self, steps: int, late: int = 0) -> int:
+        """What a result of so many steps weighs in an outer step: its samples, half of them (rounded down) where the
+        step is of the round after its own, and nothing later."""
+        return steps * self.batch >> late if late <= 1 else 0
+
+    def moments(self) -> int:
+        """Numbers that the inner optimizer keeps for each that is trained, at most."""
+        return {"sgd": int(float(self.inner.momentum) > 0), "adamw": 2, "muon": 2}[self.inner.optimizer]
+
     def flops_per_sample(self) -> int:
         """Of one sample, there and back: 3 x the family's forward operations (backward costs two forwards)."""
         return 3 * self.family.flops_per_sample(self.data.window)
@@ -343,14 +352,12 @@ class Recipe(Schema):
     def memory_bytes(self) -> int:
         """A provider's peak above an empty worker: 4 x (parameters + trained x (4 + moments) + batch x activations).
 
-        Four more copies of what is trained are theta as it came, its gradient, the beginning and the result; moments
-        are 1 for sgd with momentum, 2 for adamw and muon. Fragments and error feedback each add two copies, of what is
-        carried into a round and out of it. bf16 adds half of parameters and activations; 8 MiB are for samples. The
-        shard and the packed result come on top.
+        Four more copies of what is trained are theta as it came, its gradient, the beginning and the result. Fragments
+        and error feedback each add two copies, of what is carried into a round and out of it. bf16 adds half of
+        parameters and activations; 8 MiB are for samples. The shard and the packed result come on top.
         """
-        moments = {"sgd": int(float(self.inner.momentum) > 0), "adamw": 2, "muon": 2}[self.inner.optimizer]
         carried = 2 * (self.compression.fragments > 1) + 2 * (float(self.compression.error_feedback) > 0)
-        numbers = self.parameters() + self.trained() * (4 + moments + carried)
+        numbers = self.parameters() + self.trained() * (4 + self.moments() + carried)
         activations = self.batch * self.family.activations_per_sample(self.data.window)
         cast = 2 * (self.parameters() + activations) if self.precision == "bf16" else 0
         return 4 * (numbers + activations) + cast + 8 * 2**20

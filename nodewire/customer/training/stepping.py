@@ -68,8 +68,8 @@ async def buy(course: Course, round_: int) -> None:
 
 
 def _weight(course: Course, counted: Counted) -> int:
-    """Samples, halved for a late result; of what weighs nothing the step is not made."""
-    return counted.steps * course.recipe.batch >> course.state.round - counted.round
+    """Of what weighs nothing the step is not made."""
+    return course.recipe.weight(counted.steps, course.state.round - counted.round)
 
 
 def _used(course: Course, counted: Counted, weight: int) -> Used:

@@ -318,11 +318,11 @@ class CoordinatorActor:
         index, _, request = which.partition(":")
         if request:
             late = self._late.counted(request, int(index), round_)
-            return outer.lateness_weight(late.steps * self._recipe.batch, 1), late.delta
+            return self._recipe.weight(late.steps, 1), late.delta
         result = self._results.get(int(index))
         if result is None:
             raise BadInput("counted", f"shard {index} has no result here")
-        return result.steps * self._recipe.batch, result.delta
+        return self._recipe.weight(result.steps), result.delta
 
     def _recall(self, frame: Tensors) -> list[Tensors]:
         round_, most = number(frame, "round"), 3 * self._recipe.state_bytes() + HEADER_BYTES
