@@ -218,7 +218,8 @@ def parse(event: Event) -> RoundRequest:
 
 
 def is_ticket(text: str) -> bool:
-    """Whether a ticket's JSON opens a round of training and not a job of inference: it has a recipe."""
+    """Whether a ticket's JSON opens something of a training (a round's shard, or an outer step) and not a job of
+    inference: it has a recipe."""
     try:
         said = orjson.loads(text)
     except orjson.JSONDecodeError:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nodewire.customer.training.machine import Counted, Sealed
-from nodewire.errors import BadData, BadHash, NodewireError, WorkerFailed
+from nodewire.errors import NodewireError, WorkerFailed
 from nodewire.kind import Worker
 from nodewire.protocol import inline
 from nodewire.protocol.audit import Shown
@@ -23,6 +23,7 @@ from nodewire.protocol.frame import Array, Frame, Meta
 from nodewire.protocol.manifest import BlobRef
 from nodewire.store import sealed
 from nodewire.store.blobs import Blobs
+from nodewire.worker.feeding import feed
 
 TASK = "coordinator"
 _SESSION = "training"
@@ -218,21 +219,7 @@ class Coordinator:
         return [bytes(frame.tensors[0].data) for frame in frames]
 
     async def _put(self, edge: str, pieces: Iterable[bytes], meta: Meta, sha256: str | None) -> list[Frame[Array]]:
-        """Bytes into the worker; what it answers to the last. Raises BadHash, BadData before that one goes."""
-        digest, iterator, seq = hashlib.sha256(), iter(pieces), 0
-        piece: bytes | None = await asyncio.to_thread(next, iterator)
-        answer: list[Frame[Array]] = []
-        while piece is not None:
-            following = await asyncio.to_thread(next, iterator, None)
-            digest.update(piece)
-            if not piece:
-                raise BadData(edge, "no bytes")
-            if following is None and sha256 is not None and digest.hexdigest() != sha256:
-                raise BadHash(edge, "not what its hash says")
-            frame = Frame(edge, seq, (Array("uint8", (len(piece),), piece),), {**meta, "end": following is None})
-            answer = await self._worker.receive(TASK, _SESSION, frame)
-            piece, seq = following, seq + 1
-        return answer
+        return await feed(self._worker, TASK, _SESSION, edge, pieces, sha256, meta)
 
     async def _seal(self, pieces: Sequence[bytes], *, most_inline: int = 0) -> Sealed:
         key, digest = sealed.new_key(), hashlib.sha256()

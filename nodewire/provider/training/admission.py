@@ -85,10 +85,12 @@ class TrainingAdmission:
         return request
 
     def check(self, request: RoundRequest, ticket: RoundTicket) -> Admitted:
-        """The shard, if ticket, recipe and price are good; its deposit is for `deposit_is_waived` to judge.
+        """The shard, if ticket, recipe and price are good; where a round before stands for the deposit, `before` says
+        whether it does.
 
         Raises:
-            BadInput, BadRecipe: the ticket is not the sealed one, or its recipe is malformed or another kind's.
+            BadInput, BadRecipe: the ticket is not the sealed one, its recipe is malformed or another kind's, or frozen
+                weights are missing, of another size, or for nothing.
             Unsupported: what no provider of this version trains.
             NotAllowed: a family that is not trained here, or more steps than the recipe has.
             OverMemory, TooLarge: it does not fit this provider.

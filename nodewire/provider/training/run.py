@@ -16,11 +16,11 @@ from nodewire.nostr.event import Event
 from nodewire.protocol import audit, closing, delivery, inline
 from nodewire.protocol.audit import Asked, Showing, Shown
 from nodewire.protocol.closing import Closed
-from nodewire.protocol.delivery import Delivered, Progress
+from nodewire.protocol.delivery import NOTHING, Delivered, Progress
 from nodewire.protocol.frame import Array, Frame, Meta
 from nodewire.protocol.manifest import BlobRef
 from nodewire.provider.training.admission import Admitted
-from nodewire.provider.training.carried import NOTHING, CarriedFiles
+from nodewire.provider.training.carried import CarriedFiles
 from nodewire.provider.training.made import MadeResults
 from nodewire.provider.training.paid import Open, PaidRun
 from nodewire.store import sealed

@@ -1,7 +1,7 @@
 """The engine "outer" of kind 8842, at a provider: a session is one outer step.
 
 theta*, momenta*                      as they were before; momenta may be left out: zeros
-update {index, weight}*               packed, by ascending index
+update {at, weight}*                  packed; `at` is its place in the request
 step                                  -> stepped {root}
 after {what: theta | momenta}         -> after*
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 from nodewire.errors import BadFrame, BadInput, Busy, NotFound
 from nodewire.kind import Limits, Params
 from nodewire.protocol.frame import Frame
+from nodewire.protocol.outer import MAX_INPUTS
 from nodewire.protocol.recipe import Recipe
 from nodewire.train import carried, compress, fragments, outer, state, stepped
 from nodewire.train.actors.pieces import HEADER_BYTES, Incoming, Tensors, number, pieces
@@ -18,8 +19,6 @@ from nodewire.train.state import State
 
 MAX_SESSIONS = 2
 """Steps that are open at a time; a slot has one worker."""
-MAX_UPDATES = 128
-"""Of one step; a request has fewer."""
 
 
 class OuterActor:
@@ -86,8 +85,8 @@ class _OuterSession:
 
     def _update(self, frame: Tensors) -> list[Tensors]:
         at, weight = number(frame, "at"), number(frame, "weight")
-        if at not in self._updates and len(self._updates) >= MAX_UPDATES:
-            raise BadInput("update", f"more than {MAX_UPDATES}")
+        if at not in self._updates and len(self._updates) >= MAX_INPUTS:
+            raise BadInput("update", f"more than {MAX_INPUTS}")
         shapes, how = self._recipe.shapes(), self._recipe.compression
         incoming = self._incoming.setdefault("update", Incoming(compress.most_bytes(shapes, how)))
         if (whole := incoming.take(frame)) is not None:
