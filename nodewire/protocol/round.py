@@ -16,7 +16,6 @@ from pydantic import Field, model_validator
 from nodewire.errors import BadEvent, BadInput, BadTag, Unsupported
 from nodewire.nostr.event import Event
 from nodewire.protocol import canonical, inline, kinds, start, tags
-from nodewire.protocol.job import MAX_RELAYS
 from nodewire.protocol.manifest import BlobRef
 from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.schema import Count, Hex32, Msat, Schema
@@ -104,7 +103,6 @@ class RoundRequest:
     created_at: int
     kind: int
     round: Round
-    relays: tuple[str, ...]
     theta: bytes | None = None
     """The weights' ciphertext, where it stands in the event."""
 
@@ -210,11 +208,9 @@ def parse(event: Event) -> RoundRequest:
         raise BadTag("bid", "not the sum of the prices")
     if event.values("p") != [shard.provider for shard in round_.shards]:
         raise BadTag("p", "not the round's providers")
-    relays = next((tag[1:] for tag in event.tags if tag[0] == "relays"), ())
-    if len(relays) > MAX_RELAYS:
-        raise BadTag("relays", f"more than {MAX_RELAYS}")
+    tags.relays(event)
     theta = inline.of(event, round_.theta)
-    return RoundRequest(event.id, event.pubkey, event.created_at, event.kind, round_, tuple(relays), theta)
+    return RoundRequest(event.id, event.pubkey, event.created_at, event.kind, round_, theta)
 
 
 def is_ticket(text: str) -> bool:
