@@ -18,8 +18,8 @@ from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds, tags
 from nodewire.protocol.drawing import draw
-from nodewire.protocol.recipe import Recipe
-from nodewire.protocol.round import MAX_ROUNDS, MAX_SHARDS
+from nodewire.protocol.recipe import MAX_SHARDS, Recipe
+from nodewire.protocol.round import MAX_ROUNDS
 from nodewire.protocol.schema import Hex32, Schema
 
 MAX_COUNTED = 96

@@ -21,8 +21,6 @@ from nodewire.protocol.schema import Count, Hex32, Schema
 
 MAX_STATES = 384
 MAX_LOSSES = 256
-NOTHING = "0" * 64
-"""What is said to be carried on from a round where that is nothing."""
 
 
 class Delivered(Schema):

@@ -20,8 +20,8 @@ from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.protocol import canonical, kinds, tags
 from nodewire.protocol.manifest import BlobRef
-from nodewire.protocol.recipe import MAX_SAMPLES, Recipe
-from nodewire.protocol.round import MAX_ROUNDS, MAX_SHARDS, OUTPUT, job_of, seal_of
+from nodewire.protocol.recipe import MAX_SAMPLES, MAX_SHARDS, Recipe
+from nodewire.protocol.round import MAX_ROUNDS, OUTPUT, job_of, seal_of
 from nodewire.protocol.schema import Count, Hex32, Msat, Schema
 from nodewire.protocol.trainer import TOPIC
 

@@ -23,8 +23,13 @@ MAX_ROUND_FLOPS = 2**62
 MAX_WINDOW = 2**17
 MAX_BATCH = 2**16
 MAX_STEPS = 100_000
+MAX_SHARDS = 4_096
+"""Parts of the data."""
 MAX_SAMPLES = 2**29 - 1
 """In a round; they are the weight of its result, and a weight times a float32 is exact in float64."""
+
+NOTHING = "0" * 64
+"""The digest of what is carried on from a round where that is nothing."""
 
 Share = Annotated[Real, between(0, 1)]
 Rate = Annotated[Real, between(0, 1e4)]

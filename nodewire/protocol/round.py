@@ -17,11 +17,10 @@ from nodewire.errors import BadEvent, BadInput, BadTag, Unsupported
 from nodewire.nostr.event import Event
 from nodewire.protocol import canonical, inline, kinds, start, tags
 from nodewire.protocol.manifest import BlobRef
-from nodewire.protocol.recipe import Recipe
+from nodewire.protocol.recipe import MAX_SHARDS, Recipe
 from nodewire.protocol.schema import Count, Hex32, Msat, Schema
 from nodewire.protocol.trainer import TOPIC
 
-MAX_SHARDS = 4_096
 MAX_ASSIGNED = 128
 """Shards of one request: an event has 64 KB. A larger round is several requests."""
 MAX_ROUNDS = 1_000_000

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from nodewire.errors import BadData, TooLarge
 from nodewire.protocol.families import Decoder, Encoder
-from nodewire.protocol.recipe import Recipe
-from nodewire.protocol.round import MAX_SHARDS
+from nodewire.protocol.recipe import MAX_SHARDS, Recipe
 from nodewire.train import draw, state
 from nodewire.train.families import Batch
 

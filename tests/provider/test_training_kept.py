@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from nodewire.errors import NotCarried
-from nodewire.protocol.delivery import NOTHING, Delivered
+from nodewire.protocol.delivery import Delivered
+from nodewire.protocol.recipe import NOTHING
 from nodewire.provider.training import carried
 from nodewire.provider.training.carried import CarriedFiles
 from nodewire.provider.training.made import MadeResults

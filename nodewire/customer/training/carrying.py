@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from nodewire.customer.training.machine import State
-from nodewire.protocol.delivery import NOTHING
+from nodewire.protocol.recipe import NOTHING
 
 
 def left(state: State, dealt: Mapping[int, str], indices: Sequence[int]) -> dict[int, str]:

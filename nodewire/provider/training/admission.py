@@ -14,6 +14,7 @@ from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
 from nodewire.protocol import kinds, outer, start
 from nodewire.protocol import round as rounds
+from nodewire.protocol.families import HEADER_BYTES
 from nodewire.protocol.outer import OuterRequest, OuterTicket
 from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.round import BALANCE, Assigned, RoundRequest, RoundTicket, work_gflop
@@ -21,9 +22,6 @@ from nodewire.protocol.trainer import Trainer
 from nodewire.provider.training import outer_admission
 from nodewire.provider.training.outer_admission import AdmittedOuter
 from nodewire.store.sealed import sealed_bytes
-
-HEADER_BYTES = 256
-"""What a tensor's entry in a safetensors header has at most, its name included."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from nodewire.errors import NotCarried
 from nodewire.protocol import canonical
-from nodewire.protocol.delivery import NOTHING
+from nodewire.protocol.recipe import NOTHING
 from nodewire.provider.training.admission import Admitted
 from nodewire.store import sealed
 

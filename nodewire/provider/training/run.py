@@ -16,9 +16,10 @@ from nodewire.nostr.event import Event
 from nodewire.protocol import audit, closing, delivery, inline
 from nodewire.protocol.audit import Asked, Showing, Shown
 from nodewire.protocol.closing import Closed
-from nodewire.protocol.delivery import NOTHING, Delivered, Progress
+from nodewire.protocol.delivery import Delivered, Progress
 from nodewire.protocol.frame import Array, Frame, Meta
 from nodewire.protocol.manifest import BlobRef
+from nodewire.protocol.recipe import NOTHING
 from nodewire.provider.training.admission import Admitted
 from nodewire.provider.training.carried import CarriedFiles
 from nodewire.provider.training.made import MadeResults

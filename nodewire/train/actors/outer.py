@@ -11,7 +11,6 @@ from __future__ import annotations
 from nodewire.errors import BadFrame, BadInput, Busy, NotFound
 from nodewire.kind import Limits, Params
 from nodewire.protocol.frame import Frame
-from nodewire.protocol.outer import MAX_INPUTS
 from nodewire.protocol.recipe import Recipe
 from nodewire.train import carried, compress, fragments, outer, state, stepped
 from nodewire.train.actors.pieces import HEADER_BYTES, Incoming, Tensors, number, pieces
@@ -19,6 +18,8 @@ from nodewire.train.state import State
 
 MAX_SESSIONS = 2
 """Steps that are open at a time; a slot has one worker."""
+MAX_UPDATES = 128
+"""Of one step; a request has fewer."""
 
 
 class OuterActor:
@@ -85,8 +86,8 @@ class _OuterSession:
 
     def _update(self, frame: Tensors) -> list[Tensors]:
         at, weight = number(frame, "at"), number(frame, "weight")
-        if at not in self._updates and len(self._updates) >= MAX_INPUTS:
-            raise BadInput("update", f"more than {MAX_INPUTS}")
+        if at not in self._updates and len(self._updates) >= MAX_UPDATES:
+            raise BadInput("update", f"more than {MAX_UPDATES}")
         shapes, how = self._recipe.shapes(), self._recipe.compression
         incoming = self._incoming.setdefault("update", Incoming(compress.most_bytes(shapes, how)))
         if (whole := incoming.take(frame)) is not None:
