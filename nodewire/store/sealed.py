@@ -10,10 +10,9 @@ So a segment that was moved, left out or cut off does not open, and a reader hol
 
 from __future__ import annotations
 
-import asyncio
 import io
 import secrets
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from cryptography.exceptions import InvalidTag
@@ -23,8 +22,6 @@ from nodewire.errors import BadCiphertext, BadInput
 
 SEGMENT_BYTES = 1 << 20
 TAG_BYTES = 16
-HERE_BYTES = 1 << 18
-"""What is read and opened in less time than another thread takes to begin with it."""
 _MOST_SEGMENTS = 1 << 32
 
 
@@ -74,19 +71,6 @@ def unseal(source: Path | bytes, key: str) -> Iterator[bytes]:
 
 def size_of(source: Path | bytes) -> int:
     return len(source) if isinstance(source, bytes) else source.stat().st_size
-
-
-async def ahead(pieces: Iterator[bytes], total: int) -> AsyncIterator[tuple[bytes, bool]]:
-    """Pieces of about `total` bytes, each with whether it is the last; made in another thread unless they are small."""
-
-    async def following() -> bytes | None:
-        return next(pieces, None) if total <= HERE_BYTES else await asyncio.to_thread(next, pieces, None)
-
-    piece = await following()
-    while piece is not None:
-        later = await following()
-        yield piece, later is None
-        piece = later
 
 
 def _cipher(key: str) -> ChaCha20Poly1305:

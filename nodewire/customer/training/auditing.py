@@ -77,7 +77,7 @@ async def audit(course: Course, request: str, provider: str) -> None:
     else:
         begun = RoundTicket.parse(debt.row.ticket).carried
         past = Past(debt.round, index, debt.row.steps, update, opened, course.state.thetas[debt.round], begun)
-        passed, reason = await course.coordinator.audit(delivered, past, drawn, files)
+        passed, reason = await course.coordinator.audit(past, drawn, files)
     course.take(Audited(request, provider, passed, reason, ask.to_json(), answer.to_json() if answer else ""))
 
 

@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nodewire.customer.training.machine import Counted, Sealed
-from nodewire.errors import BadData, BadHash, NodewireError, WorkerFailed
+from nodewire.errors import NodewireError, WorkerFailed
 from nodewire.kind import Worker
 from nodewire.protocol import inline
 from nodewire.protocol.audit import Shown
-from nodewire.protocol.delivery import Delivered, Delivery
+from nodewire.protocol.delivery import Delivered
 from nodewire.protocol.frame import Array, Frame, Meta
 from nodewire.protocol.manifest import BlobRef
 from nodewire.store import sealed
 from nodewire.store.blobs import Blobs
+from nodewire.worker.feeding import feed
 
 TASK = "coordinator"
 _SESSION = "training"
@@ -149,7 +150,7 @@ class Coordinator:
         return _verdict(said)
 
     async def audit(
-        self, delivered: Delivery, past: Past, drawn: Sequence[int], shown: Mapping[int, tuple[Path, Shown]]
+        self, past: Past, drawn: Sequence[int], shown: Mapping[int, tuple[Path, Shown]]
     ) -> tuple[bool, str]:
         """Compute what was drawn again from the snapshots in these files: whether it agrees, and if not, why."""
         at: Meta = {"round": past.round, "index": past.index, "update": past.opened.sha256}
@@ -166,8 +167,6 @@ class Coordinator:
                 return False, f"{error.code}: {error}"[:200]
             meta: Meta = {
                 **at,
-                "request": delivered.request,
-                "provider": delivered.provider,
                 "states": b"".join(map(bytes.fromhex, past.opened.states)),
                 "drawn": ",".join(map(str, drawn)),
                 "begun": past.begun or "",
@@ -227,23 +226,10 @@ class Coordinator:
     async def _put(
         self, edge: str, source: Path | bytes, key: str | None, meta: Meta, sha256: str | None
     ) -> list[Frame[Array]]:
-        """What is sealed under `key`, or bytes as they are, into the worker; what it answers to the last.
-
-        Raises:
-            BadHash, BadData: before the last piece goes.
-        """
-        digest, seq, answer = hashlib.sha256(), 0, list[Frame[Array]]()
+        """What is sealed under `key`, or bytes as they are, into the worker; what it answers. Raises as `feed`."""
         pieces = iter([source]) if key is None and isinstance(source, bytes) else sealed.unseal(source, key or "")
-        async for piece, last in sealed.ahead(pieces, sealed.size_of(source)):
-            digest.update(piece)
-            if not piece:
-                raise BadData(edge, "no bytes")
-            if last and sha256 is not None and digest.hexdigest() != sha256:
-                raise BadHash(edge, "not what its hash says")
-            frame = Frame(edge, seq, (Array("uint8", (len(piece),), piece),), {**meta, "end": last})
-            answer = await self._worker.receive(TASK, _SESSION, frame)
-            seq += 1
-        return answer
+        total = sealed.size_of(source)
+        return await feed(self._worker, TASK, _SESSION, edge, pieces, sha256, meta, total=total)
 
     async def _seal(self, pieces: Sequence[bytes], *, most_inline: int = 0) -> Sealed:
         key, digest = sealed.new_key(), hashlib.sha256()

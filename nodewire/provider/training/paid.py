@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import io
 import logging
 import tempfile
@@ -12,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import ClassVar, Generic, TypedDict, TypeVar
 
-from nodewire.errors import BadHash, NodewireError, PaymentRequired
+from nodewire.errors import NodewireError, PaymentRequired
 from nodewire.kind import Worker
 from nodewire.nostr import nip44
 from nodewire.nostr.event import Event
@@ -27,6 +26,7 @@ from nodewire.provider.training.admission import Admitted
 from nodewire.provider.training.outer_admission import AdmittedOuter
 from nodewire.store import sealed
 from nodewire.store.blobs import Blobs
+from nodewire.worker.feeding import feed
 
 log = logging.getLogger("nodewire.provider")
 _NEVER_S = 2**53 - 1
@@ -138,18 +138,13 @@ class PaidRun(Generic[Job]):
     async def _feed(
         self, worker: Worker, edge: str, source: Path | bytes, key: str | None, sha256: str, said: Meta | None = None
     ) -> list[Frame[Array]]:
-        """A blob's plaintext into the worker, piece by piece, with what is `said` of it; nothing of it touches the
-        disk, unless it lay there without a key. What the worker answers to the last. Raises BadHash."""
-        digest, seq, answer = hashlib.sha256(), 0, list[Frame[Array]]()
-        pieces = _plain(source) if key is None else sealed.unseal(source, key)
-        async for piece, last in sealed.ahead(pieces, sealed.size_of(source)):
-            digest.update(piece)
-            if last and digest.hexdigest() != sha256:
-                raise BadHash(edge, "not what the ticket says")
-            frame = Frame(edge, seq, (Array("uint8", (len(piece),), piece),), {**(said or {}), "end": last})
-            answer = await worker.receive(self.task, self.job.request.id, frame)
-            seq += 1
-        return answer
+        """A blob's plaintext into the worker, with what is `said` of it; what it answers to the last piece.
+
+        Raises:
+            BadHash, BadData, BadCiphertext: it is not what the ticket says.
+        """
+        pieces, total = _plain(source) if key is None else sealed.unseal(source, key), sealed.size_of(source)
+        return await feed(worker, self.task, self.job.request.id, edge, pieces, sha256, said or {}, total=total)
 
     def _owe_balance(self) -> None:
         """From the delivery on the customer owes the balance."""

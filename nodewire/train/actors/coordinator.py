@@ -8,9 +8,8 @@ the recipe; its weights files are the customer's folder of data and, where the r
     judge {round}         -> judged {index, accepted, reason, doubted, harms}*, one for each result of the round
     holds {round, index, update}                 -> held {holds}: whether it can be audited without being recalled
     recall.theta, recall.update {round, index, steps}*   what an audit needs of a round that was forgotten
-    shown {segment}*, audit {round, index, update, request, provider, states, drawn, begun, carried}
-                                                 -> audited {accepted, reason}; the last two are digests of what was
-                                                 carried into the round and from it, where the recipe carries anything
+    shown {segment}*, audit {round, index, update, states, drawn, begun, carried} -> audited {accepted, reason}: the
+                          last two are digests of what was carried into the round and from it, where anything is
     late {request, round, index, steps}*         -> received, as result: one of a round before
     late.theta {round}*, late.judge {request, index}   -> judged {index, accepted, reason}, by the weights of its round
     step {counted}        theta and momenta of the next round, from these results -> stepped {loss}; "index:" is one of
@@ -338,11 +337,11 @@ class CoordinatorActor:
         index, _, request = which.partition(":")
         if request:
             late = self._late.counted(request, int(index), round_)
-            return outer.lateness_weight(late.steps * self._recipe.batch, 1), late.delta
+            return self._recipe.weight(late.steps, 1), late.delta
         result = self._results.get(int(index))
         if result is None:
             raise BadInput("counted", f"shard {index} has no result here")
-        return result.steps * self._recipe.batch, result.delta
+        return self._recipe.weight(result.steps), result.delta
 
     def _recall(self, frame: Tensors) -> list[Tensors]:
         round_, most = number(frame, "round"), 3 * self._recipe.state_bytes() + HEADER_BYTES
@@ -369,12 +368,9 @@ class CoordinatorActor:
             raise BadInput("audit", "of a result that is not here")
         theta, result = found
         claim = segments.Claim(
-            author=str(frame.meta["provider"]),
-            request=str(frame.meta["request"]),
             round=round_,
             index=index,
             states=tuple(states[at : at + 32] for at in range(0, len(states), 32)),
-            update=hashlib.sha256(result.packed).digest(),
             carried=digest(frame, "carried"),
         )
         judgement = validate.Judgement()
