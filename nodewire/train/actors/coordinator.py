@@ -56,8 +56,6 @@ from nodewire.train.inner import Trainer
 from nodewire.train.state import State
 from nodewire.train.sums import distance, norm
 
-THREADED_FLOPS = 10**8
-"""Of a loss: one of fewer is measured before other threads have begun with it."""
 HARMS = ("norm: out", "gain: the loss rises")
 """Doubts about results that must not be part of the next weights before they have stood their audit."""
 DOUBTED = ("norm: out",)
@@ -75,8 +73,7 @@ class CoordinatorActor:
         self._tokenizer = begun.tokenizer
         self._frozen = begun.tensors if recipe.adapter is not None else None
         self._dataset = reading.read(recipe, folder, begun.tokenizer)
-        is_quick = recipe.measured() * recipe.flops_per_sample() < THREADED_FLOPS
-        self._trainer = Trainer(recipe, self._frozen, threads=1 if is_quick else threads)
+        self._trainer = Trainer(recipe, self._frozen, threads=threads)
         self._theta: State = initial(recipe, begun.tensors)
         self._momenta: State = outer.start(recipe.outer, self._theta)
         self._round = 0
