@@ -70,7 +70,9 @@ async def test_texts_are_tokenized_and_an_adapter_trained_behind_the_sandbox(tmp
         expected, _ = bare.run(given.recipe, given.dataset, 1, start=given.tensors)
         assert await coordinator.weights() == state.pack(expected)
         written = await coordinator.model()
-    assert written == directory.files(given.recipe, expected, given.tensors, (elsewhere / "tokenizer.json").read_bytes())
+    assert written == directory.files(
+        given.recipe, expected, given.tensors, (elsewhere / "tokenizer.json").read_bytes()
+    )
     await worker.stop()
 
 
