@@ -1,6 +1,6 @@
 """How good a model DiLoCo makes: `python -m bench.quality_train [--json] [--quick] [--seed N]`: `make quality-train`.
 
-A byte-level decoder (139,000 parameters) learns the text of Python's standard library, on k = 4 shards of interleaved
+A byte-level decoder (123,200 parameters) learns the text of Python's standard library, on k = 4 shards of interleaved
 blocks, every tenth block held out, in stateless rounds of H = 20 steps. Rounds are run by the bare loop
 (`nodewire.train.bare`): what the market delivers equals it byte for byte (tests/training), so these are its curves.
 
