@@ -56,6 +56,7 @@ async def publish(course: Course, round_: int) -> None:
             )
         # Who has a shard of this round already gets a deposit for another: what it is owed for the first is paid later.
         taken = {work.provider for work in state.works if work.status not in ("idle", "missed")}
+        taken |= {work.provider for work in state.late if work.status != "accepted"}
         last = {known: request for known, request in state.paid_last.items() if known not in taken}
         made, small = [], await _small(course, state.theta)
         # Who makes outer steps fetches weights and results from servers.

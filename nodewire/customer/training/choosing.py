@@ -101,10 +101,14 @@ def deal(
 
 
 def grouped(dealt: Mapping[int, str], last: Mapping[str, str]) -> list[tuple[str | None, Sequence[int]]]:
-    """Shards by request: in each a provider stands once, and all had the same request before (None for the new)."""
+    """Shards by request: in each a provider stands once, and all had the same request before (None for the new).
+
+    A payment stands for one deposit: of a provider's shards the first follows its request before.
+    """
     groups: list[tuple[str | None, list[int], set[str]]] = []
+    left = dict(last)
     for index, provider in sorted(dealt.items()):
-        previous = last.get(provider)
+        previous = left.pop(provider, None)
         for known, indices, providers in groups:
             if known == previous and provider not in providers:
                 indices.append(index)

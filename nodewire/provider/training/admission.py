@@ -24,6 +24,8 @@ from nodewire.store.sealed import sealed_bytes
 
 HEADER_BYTES = 256
 """What a tensor's entry in a safetensors header has at most, its name included."""
+CLOCKS_S = 60.0
+"""Clocks that are less far apart are not told of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,8 @@ class TrainingAdmission:
             raise NotAllowed("p", "this provider has no shard of it")
         if request.kind not in self._trainer.kinds or request.kind not in self._kinds:
             raise NotAllowed("kind", f"{request.kind} is not served here")
+        if request.created_at > now_s + CLOCKS_S:
+            raise NotAllowed("created_at", "in the future, where debts begin later")
         if now_s > request.created_at + request.round.deadline_s:
             raise NotAllowed("deadline_s", "it is over")
         if self._ledger.in_debt(request.customer, now_s):

@@ -1,0 +1,163 @@
+"""Money for nothing, work for nothing, a training that never ends: what providers and customers of training try."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+
+import pytest
+import torch
+
+from nodewire.customer.training.machine import Paid
+from nodewire.customer.training.requesting import Ask, Requests
+from nodewire.nostr import event as events
+from nodewire.nostr import nip59
+from nodewire.nostr.keys import Keys
+from nodewire.nostr.pool import Pool
+from nodewire.protocol import kinds
+from nodewire.provider.training.kept import KeptShards
+from nodewire.provider.training.run import ShardRun
+from tests.kinds.digits import RECIPE
+from tests.training import small_market
+from tests.training.small_market import DEPOSIT_MSAT, LEAST_MSAT, provider, train
+from tests.training.test_training_market import expected
+
+torch.set_num_threads(1)
+ONE_ROUND = RECIPE.model_copy(update={"rounds": 1})
+TWO_ROUNDS = RECIPE.model_copy(update={"rounds": 2})
+NOWHERE = "http://127.0.0.1:1/.well-known/lnurlp/nodewire"
+
+
+@pytest.fixture
+async def market(tmp_path):
+    async with small_market.opened(tmp_path) as running:
+        yield running
+
+
+@pytest.mark.parametrize("deposit_ppm", [0, 250_000], ids=["balance", "deposit"])
+async def test_who_cannot_be_paid_does_not_keep_the_model_from_its_customer(market, monkeypatch, deposit_ppm):
+    monkeypatch.setattr("nodewire.customer.training.rounds.UNPAYABLE_S", 1.0)
+    async with (
+        provider(market, "ada", lnurl=NOWHERE, deposit_ppm=deposit_ppm, patience_s=0.5) as ada,
+        provider(market, "bea"),
+        provider(market, "cyd", least_msat=2 * LEAST_MSAT),
+    ):
+        async with asyncio.timeout(30):
+            done, weights = await train(market, "dora", ONE_ROUND)
+        assert weights == expected(ONE_ROUND)
+        assert [who for _, who in done.owed] == [ada.public]
+        assert list(done.owed.values()) == [DEPOSIT_MSAT if deposit_ppm else LEAST_MSAT]
+        paid = []
+        again, _ = await train(market, "dora", ONE_ROUND, on_change=lambda state, event, who: paid.append(event))
+        assert again.owed == done.owed  # it is not forgotten
+        assert not [event for event in paid if isinstance(event, Paid)]
+
+
+async def test_what_is_owed_is_paid_when_its_provider_can_be_paid_again(market, monkeypatch):
+    monkeypatch.setattr("nodewire.customer.training.rounds.UNPAYABLE_S", 1.0)
+    async with provider(market, "ada", lnurl=NOWHERE, deposit_ppm=0):
+        done, _ = await train(market, "dora", ONE_ROUND, shards=1)
+    assert sum(done.owed.values()) == LEAST_MSAT
+    monkeypatch.setattr("nodewire.customer.training.rounds.UNPAYABLE_S", 20.0)
+    async with provider(market, "ada", deposit_ppm=0):
+        done, weights = await train(market, "dora", ONE_ROUND, shards=1)
+    assert (done.owed, weights) == ({}, expected(ONE_ROUND, 1))
+    assert await market.balance_msat("ada") == LEAST_MSAT
+
+
+async def asked(market, name: str, done, provider_: str, ad, **changes) -> list[str]:
+    """Requests by hand of a customer that was served before: for each round of TWO_ROUNDS one at the same time."""
+    folder = market.folder / name
+    keys, theta = Keys.from_file(folder / "key"), done.thetas[0]
+    requests = Requests(keys, TWO_ROUNDS, 8840, "5a" * 32, (market.relay,))
+    inline = (folder / "blobs" / theta.sha256[:2] / theta.sha256).read_bytes()
+    sent = []
+    async with Pool([market.relay], keys=keys) as pool:
+        for round_ in (0, 1):
+            ask = Ask(round_, [(0, provider_)], {provider_: TWO_ROUNDS.steps}, **changes)
+            made = await requests.make(ask, {provider_: ad}, theta, done.shards, None, inline)
+            await pool.publish(events.parse(made.event))
+            now_s = int(time.time())
+            rumor = nip59.rumor(keys.public, kinds.TICKET, created_at=now_s, content=made.rows[0].ticket)
+            await pool.publish(nip59.wrap(rumor, keys, provider_, now_s=now_s, ephemeral=True))
+            sent.append(made.request)
+    return sent
+
+
+async def test_one_payment_stands_for_one_deposit(market):
+    """A customer that was served once would have work for nothing in every slot at once: it owes after deliveries."""
+    from nodewire.customer.training import choosing
+
+    said: list[events.Event] = []
+    async with provider(market, "ada", concurrency=2, published=said.append, patience_s=5.0) as ada:
+        done, _ = await train(market, "dora", TWO_ROUNDS, shards=1)
+        async with Pool([market.relay]) as pool:
+            ad = (await choosing.trainers(pool))[ada.public]
+        sent = await asked(market, "dora", done, ada.public, ad, previous=done.paid_last[ada.public])
+        async with asyncio.timeout(10):
+            while len([one for one in said if one.tag("e") in sent and one.tag("status") != "processing"]) < 2:
+                await asyncio.sleep(0.05)
+    answers = [(one.kind, one.tag("status")) for one in said if one.tag("e") in sent]
+    assert sorted(kind for kind, _ in answers) == [6840, 7000]
+    assert ("error" in {status for _, status in answers}) and 6840 in {kind for kind, _ in answers}
+
+
+async def test_two_shards_at_one_provider_follow_one_payment_once(market):
+    """So an honest customer pays a deposit for the second, and nobody is lost."""
+    async with provider(market, "ada", concurrency=2) as ada:
+        done, weights = await train(market, "dora", TWO_ROUNDS)
+    assert weights == expected(TWO_ROUNDS)
+    assert done.failures == ()
+    assert {who for _, who in done.debts} == {ada.public}
+    assert await market.balance_msat("ada") == 4 * LEAST_MSAT
+
+
+async def test_a_request_of_the_future_is_refused(market, monkeypatch):
+    """Its debt would begin there."""
+    said: list[events.Event] = []
+    real = time.time
+    async with provider(market, "ada", published=said.append) as ada:
+        monkeypatch.setattr("nodewire.customer.training.requesting.time.time", real)
+        from nodewire.provider.training.admission import TrainingAdmission
+
+        glance = TrainingAdmission.glance
+        # The provider's clock is what is late here: the request is an hour ahead of it.
+        monkeypatch.setattr(TrainingAdmission, "glance", lambda self, event, now_s: glance(self, event, now_s - 3600))
+        monkeypatch.setattr("nodewire.customer.training.asking.FIND_S", 0.1)
+        from nodewire.errors import NoProvider
+
+        with pytest.raises(NoProvider):
+            await train(market, "dora", ONE_ROUND, shards=1)
+    assert [one.content or one.tag("status") for one in said if one.kind == 7000]
+    assert await market.balance_msat("ada") == 0
+    assert ada.public
+
+
+@pytest.mark.parametrize("where", ["begun", "made"])
+async def test_a_full_disk_costs_a_provider_the_round_and_no_slot(market, monkeypatch, where):
+    """And its customer does not wait for the deadline of a round that nobody trains."""
+    full = sqlite3.OperationalError("database or disk is full")
+    broken = {"left": 1}
+
+    def once(real):
+        def call(self, *args, **named):
+            if broken["left"]:
+                broken["left"] -= 1
+                raise full
+            return real(self, *args, **named)
+
+        return call
+
+    if where == "begun":
+        monkeypatch.setattr(KeptShards, "begun", once(KeptShards.begun))
+    else:
+        monkeypatch.setattr(ShardRun, "_make", once(ShardRun._make))
+    async with provider(market, "ada"), provider(market, "cyd", least_msat=2 * LEAST_MSAT):
+        async with asyncio.timeout(15):
+            done, weights = await train(market, "dora", ONE_ROUND, shards=1)
+        assert weights == expected(ONE_ROUND, 1)
+        assert len(done.failures) == 1
+        async with asyncio.timeout(15):  # and its only slot is free
+            done, _ = await train(market, "eve", ONE_ROUND, shards=1)
+        assert done.failures == ()
