@@ -289,7 +289,8 @@ class Ledger:
 
     def unpaid_dues(self, customer: str) -> dict[Key, int]:
         """What a customer key has not paid, overdue or not: the amounts in msat."""
-        sql = "SELECT job, payee, chunk, attempt, amount_msat FROM dues WHERE customer = ? AND state IN ('due', 'invoiced')"
+        sql = "SELECT job, payee, chunk, attempt, amount_msat FROM dues WHERE customer = ?"
+        sql += " AND state IN ('due', 'invoiced')"
         return {Key(*key): amount_msat for *key, amount_msat in self._db.execute(sql, (customer,))}
 
     def in_debt(self, customer: str, now_s: float) -> bool:

@@ -90,8 +90,14 @@ async def test_one_payment_stands_for_one_deposit(market):
     from nodewire.customer.training import choosing
 
     said: list[events.Event] = []
-    async with provider(market, "ada", concurrency=2, published=said.append, patience_s=5.0) as ada:
+    slow = asyncio.Event()
+
+    async def hold(edge):
+        await asyncio.sleep(1.0 if slow.is_set() and edge == "train" else 0)
+
+    async with provider(market, "ada", concurrency=2, published=said.append, hold=hold) as ada:
         done, _ = await train(market, "dora", TWO_ROUNDS, shards=1)
+        slow.set()
         async with Pool([market.relay]) as pool:
             ad = (await choosing.trainers(pool))[ada.public]
         sent = await asked(market, "dora", done, ada.public, ad, previous=done.paid_last[ada.public])

@@ -59,7 +59,7 @@ class KeptShards:
         self._db.execute("DELETE FROM shards WHERE request = ?", (request,))
 
     def stands_for(self, previous: str, request: str) -> bool:
-        """Whether the payment of `previous` stands for this request's deposit: for the first that says so, and no other."""
+        """Whether the payment of `previous` stands for this request's deposit: for the first that says so alone."""
         self._db.execute("INSERT INTO chained VALUES (?, ?) ON CONFLICT DO NOTHING", (previous, request))
         (first,) = self._db.execute("SELECT request FROM chained WHERE previous = ?", (previous,)).fetchone()
         return bool(first == request)
