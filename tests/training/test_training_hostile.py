@@ -169,3 +169,71 @@ async def test_a_full_disk_costs_a_provider_the_round_and_no_slot(market, monkey
         async with asyncio.timeout(15):  # and its only slot is free
             done, _ = await train(market, "eve", ONE_ROUND, shards=1)
         assert done.failures == ()
+
+
+async def test_a_snapshot_of_another_size_is_not_even_fetched(market, monkeypatch):
+    """A provider that is asked for 30 kB and cites gigabytes would fill its customer's disk."""
+    upload, cheat, cited = ShardRun._upload, [], []
+
+    async def padded(self, pieces):
+        if self._keys.public not in cheat or self.committed is None:
+            return await upload(self, pieces)
+        cited.append(await upload(self, [*pieces, bytes(3_000_000)]))
+        return cited[-1]
+
+    monkeypatch.setattr(ShardRun, "_upload", padded)
+    async with (
+        provider(market, "ada") as ada,
+        provider(market, "cyd", least_msat=2 * LEAST_MSAT),
+    ):
+        cheat.append(ada.public)
+        done, _ = await train(market, "dora", ONE_ROUND, shards=1)
+    assert cited
+    assert [(who, "too-large" in reason) for who, reason in done.failures] == [(ada.public, True)]
+    assert not any((market.folder / "dora" / "blobs" / one.sha256[:2] / one.sha256).exists() for one in cited)
+    assert await market.balance_msat("ada") == DEPOSIT_MSAT
+
+
+async def test_one_process_at_a_time_is_at_a_training(tmp_path):
+    """Two would buy everything twice, and write a journal that nobody can go on from."""
+    from nodewire.config import CustomerConfig, WalletConfig
+    from nodewire.customer.training import training
+    from nodewire.customer.training.alone import alone
+    from nodewire.errors import Busy
+
+    config = CustomerConfig(
+        key=tmp_path / "key",
+        relays=("ws://127.0.0.1:1",),
+        blossom=("http://127.0.0.1:1",),
+        committee=f"38841:{'0' * 64}:none",
+        state=tmp_path,
+        wallet=WalletConfig(url="http://127.0.0.1:1", token_file=tmp_path / "token"),
+    )
+    folder = training.folder_of(config, ONE_ROUND, 2)
+    folder.mkdir(parents=True)
+    with alone(folder), pytest.raises(Busy, match="another process"):
+        await training.train(config, ONE_ROUND, tmp_path, shards=2, budget_msat=10**6)
+    with alone(folder):  # it is free again
+        pass
+
+
+async def test_a_full_disk_at_the_customer_is_a_typed_error_and_the_training_goes_on_later(market):
+    from nodewire.customer.training.journal import Journal
+    from nodewire.errors import BadConfig
+
+    async with provider(market, "ada"), provider(market, "bea"):
+        write, left = Journal.append, 9
+
+        def append(self, event):
+            nonlocal left
+            left -= 1
+            if not left:
+                self._db.execute("PRAGMA max_page_count = 1")  # SQLite says then what it says on a full disk
+            write(self, event)
+
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(BadConfig, match="full"):
+            patch.setattr(Journal, "append", append)
+            await train(market, "dora", ONE_ROUND)
+        done, weights = await train(market, "dora", ONE_ROUND)
+    assert weights == expected(ONE_ROUND)
+    assert [await market.balance_msat(name) for name in ("ada", "bea")] == [LEAST_MSAT] * 2
