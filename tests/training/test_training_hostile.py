@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
+from contextlib import AsyncExitStack
 
 import pytest
 import torch
 
 from nodewire.customer.training.machine import Paid
 from nodewire.customer.training.requesting import Ask, Requests
+from nodewire.errors import NotFound
 from nodewire.nostr import event as events
 from nodewire.nostr import nip59
 from nodewire.nostr.keys import Keys
@@ -234,6 +236,39 @@ async def test_a_full_disk_at_the_customer_is_a_typed_error_and_the_training_goe
         with pytest.MonkeyPatch.context() as patch, pytest.raises(BadConfig, match="full"):
             patch.setattr(Journal, "append", append)
             await train(market, "dora", ONE_ROUND)
-        done, weights = await train(market, "dora", ONE_ROUND)
+        _, weights = await train(market, "dora", ONE_ROUND)
     assert weights == expected(ONE_ROUND)
     assert [await market.balance_msat(name) for name in ("ada", "bea")] == [LEAST_MSAT] * 2
+
+
+def takes_the_money(edge, frames):
+    """A provider that takes its deposit, and does nothing."""
+    if edge == "train":
+        raise NotFound("train", "sorry")
+    return frames
+
+
+async def test_who_wants_everything_before_it_begins_is_not_asked(market):
+    async with (
+        provider(market, "ada", alter=takes_the_money, deposit_ppm=1_000_000),
+        provider(market, "bea", least_msat=2 * LEAST_MSAT),
+    ):
+        done, weights = await train(market, "dora", ONE_ROUND, shards=1)
+    assert (weights, done.failures) == (expected(ONE_ROUND, 1), ())
+    assert await market.balance_msat("ada") == 0
+
+
+async def test_thieves_of_deposits_get_an_eighth_of_a_budget_at_most(market):
+    """Any number of keys, each cheaper than honest work: as soon as one has done its work, strangers are not asked."""
+    budget_msat = 10 * LEAST_MSAT
+    thieves = [f"thief{n}" for n in range(8)]
+    async with AsyncExitStack() as stack:
+        for name in thieves:
+            await stack.enter_async_context(provider(market, name, alter=takes_the_money))
+        # It is the only one who works, and free when it has delivered.
+        await stack.enter_async_context(provider(market, "bea", least_msat=LEAST_MSAT - 1))
+        _, weights = await train(market, "dora", TWO_ROUNDS, budget_msat=budget_msat)
+        stolen = [await market.balance_msat(name) for name in thieves]
+    assert weights == expected(TWO_ROUNDS)
+    assert sum(stolen) <= budget_msat // 8 + DEPOSIT_MSAT
+    assert await market.balance_msat("bea") == 4 * (LEAST_MSAT - 1)

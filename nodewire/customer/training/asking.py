@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from nodewire.customer.training import carrying, choosing, pacing, watching
+from nodewire.customer.training import carrying, choosing, pacing, trusting, watching
 from nodewire.customer.training.choosing import Need
 from nodewire.customer.training.course import Course
 from nodewire.customer.training.machine import Lost, Missed, Sealed, Sufficed
@@ -97,16 +97,21 @@ async def _find(course: Course, round_: int) -> tuple[Mapping[str, Trainer], dic
     Waits for a while; for as long as somebody is at a shard who may be free then. None: it is not needed any more.
     """
     until_s, read_s, seen = time.monotonic() + FIND_S, -_AGAIN_S, None
+    asked: Mapping[str, Trainer] = {}
     market: Mapping[str, Trainer] = {}
+    is_wary = True
     while _idle(course, round_):
         if time.monotonic() >= read_s + _AGAIN_S:
             market, read_s, seen = await choosing.trainers(course.session.pool), time.monotonic(), None
         if course.state is not seen:  # nobody becomes free otherwise
             seen = course.state
-            if dealt := _dealt(course, market, _idle(course, round_)):
+            asked = trusting.asked(market, seen, course.budget_msat) if is_wary else market
+            if dealt := _dealt(course, asked, _idle(course, round_)):
                 return market, *dealt
         if any(work.status in UNDER_WAY for work in (*course.state.works, *course.state.late)):
             until_s = time.monotonic() + FIND_S
+        elif time.monotonic() > until_s and is_wary and asked is not market:  # rather strangers than nobody
+            is_wary, until_s, seen = False, time.monotonic() + FIND_S, None
         elif time.monotonic() > until_s:
             raise NoProvider(f"round {round_}", "nobody on the market trains it, or all who do are busy or have failed")
         await asyncio.sleep(_LOOK_S)

@@ -20,6 +20,9 @@ SLOWER = 2.0
 """So many times as dear as the best that is free, or as slow as that and as most, is who loses a shard without having
 failed it: shards that hop are fetched anew each time."""
 
+MOST_DEPOSIT_PPM = 500_000
+"""The most of a price that is paid before the work: who wants all of it has nothing to lose by doing none."""
+
 
 @dataclass(frozen=True, slots=True)
 class Need:
@@ -125,6 +128,7 @@ def _takes(ad: Trainer, wanted: Need) -> bool:
         and wanted.family in ad.families
         and wanted.memory_bytes <= ad.memory_bytes
         and wanted.blob_bytes <= ad.most_bytes
+        and ad.deposit_ppm <= MOST_DEPOSIT_PPM
     )
 
 

@@ -198,6 +198,8 @@ def why_not(ad: Trainer, need: Need) -> str:
         return f"has {ad.memory_bytes / 1e6:,.0f} MB of memory, it takes {need.memory_bytes / 1e6:,.0f} MB"
     if need.blob_bytes > ad.most_bytes:
         return f"fetches at most {ad.most_bytes / 1e6:,.0f} MB, shard or weights have {need.blob_bytes / 1e6:,.0f} MB"
+    if ad.deposit_ppm > choosing.MOST_DEPOSIT_PPM:
+        return f"wants {ad.deposit_ppm / 10_000:g} % before it begins"
     return ""
 
 
