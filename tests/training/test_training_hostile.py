@@ -272,3 +272,17 @@ async def test_thieves_of_deposits_get_an_eighth_of_a_budget_at_most(market):
     assert weights == expected(TWO_ROUNDS)
     assert sum(stolen) <= budget_msat // 8 + DEPOSIT_MSAT
     assert await market.balance_msat("bea") == 4 * (LEAST_MSAT - 1)
+
+
+async def test_rounds_do_not_fill_a_providers_disk(market, monkeypatch):
+    """Each brings new weights and leaves a result; most_bytes bounds what stays of them."""
+    monkeypatch.setattr("nodewire.store.bounded.YOUNG_S", 0.0)
+    monkeypatch.setattr("nodewire.protocol.inline.MAX_BYTES", 0)  # larger models travel by servers
+    monkeypatch.setattr("nodewire.provider.training.training.CACHED_TIMES", 1)
+    recipe = RECIPE.model_copy(update={"rounds": 8})
+    async with provider(market, "ada", most_bytes=170_000):
+        _, weights = await train(market, "dora", recipe, shards=1)
+    assert weights == expected(recipe, 1)
+    cached = [path.stat().st_size for path in (market.folder / "ada" / "blobs").rglob("*") if path.is_file()]
+    assert len(cached) > 2
+    assert sum(cached) <= 170_000

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import ClassVar, Generic, TypedDict, TypeVar
+from typing import ClassVar, Generic, Protocol, TypedDict, TypeVar
 
 from nodewire.errors import BadHash, NodewireError, PaymentRequired
 from nodewire.kind import Worker
@@ -25,7 +25,6 @@ from nodewire.protocol.round import BALANCE, DEPOSIT
 from nodewire.provider.training.admission import Admitted
 from nodewire.provider.training.outer_admission import AdmittedOuter
 from nodewire.store import sealed
-from nodewire.store.blobs import Blobs
 
 log = logging.getLogger("nodewire.provider")
 _NEVER_S = 2**53 - 1
@@ -35,11 +34,19 @@ Publish = Callable[[Event], Awaitable[None]]
 Job = TypeVar("Job", Admitted, AdmittedOuter)
 
 
+class Stored(Protocol):
+    """Where blobs come from and go to."""
+
+    async def get(self, blob: BlobRef, *, inline: bytes | None = None) -> Path: ...
+
+    async def put(self, source: Path | bytes) -> BlobRef: ...
+
+
 class Open(TypedDict):
     """What a run works with."""
 
     keys: Keys
-    blobs: Blobs
+    blobs: Stored
     ledger: Ledger
     publish: Publish
     folder: Path
@@ -57,7 +64,7 @@ class PaidRun(Generic[Job]):
         job: Job,
         *,
         keys: Keys,
-        blobs: Blobs,
+        blobs: Stored,
         ledger: Ledger,
         publish: Publish,
         folder: Path,

@@ -33,6 +33,7 @@ from nodewire.provider.training.outer_run import OuterRun
 from nodewire.provider.training.paid import Open
 from nodewire.provider.training.run import ShardRun
 from nodewire.store.blobs import Blobs
+from nodewire.store.bounded import BoundedBlobs
 
 log = logging.getLogger("nodewire.provider")
 
@@ -42,6 +43,9 @@ MAX_SEEN = 8_192
 MAX_REFUSING = 64
 CARRIED_TIMES = 8
 """So many times the largest weights may be kept for later rounds, for every shard that is trained at a time."""
+CACHED_TIMES = 4
+"""So many times the largest blob stays in the cache for every shard that is trained at a time: weights, frozen ones,
+the shard, the result."""
 WAITING_S = 30.0
 SLOT_S = 2.0
 
@@ -65,7 +69,7 @@ class Training:
     ) -> None:
         self._keys = keys
         self._pool = pool
-        self._blobs = blobs
+        self._blobs = BoundedBlobs(blobs, folder / "blobs.db", CACHED_TIMES * ad.concurrency * ad.most_bytes)
         self._ledger = ledger
         self._ad = ad
         self._admission = admission
