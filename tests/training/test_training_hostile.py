@@ -20,6 +20,7 @@ from nodewire.nostr.pool import Pool
 from nodewire.protocol import kinds
 from nodewire.provider.training.kept import KeptShards
 from nodewire.provider.training.run import ShardRun
+from nodewire.verify import transcript as transcripts
 from tests.kinds.digits import RECIPE
 from tests.training import small_market
 from tests.training.small_market import DEPOSIT_MSAT, LEAST_MSAT, provider, train
@@ -286,3 +287,30 @@ async def test_rounds_do_not_fill_a_providers_disk(market, monkeypatch):
     cached = [path.stat().st_size for path in (market.folder / "ada" / "blobs").rglob("*") if path.is_file()]
     assert len(cached) > 2
     assert sum(cached) <= 170_000
+
+
+async def test_a_transcript_cannot_keep_its_reader_busy_for_ever(market, monkeypatch):
+    """Each receipt is looked at for each part of a payment, however often the payment stands there."""
+    async with provider(market, "ada") as ada:
+        done, _ = await train(market, "dora", ONE_ROUND, shards=1)
+        keys = Keys.from_file(market.folder / "ada" / "key")
+    (request,) = done.requests
+    receipts = [
+        events.sign(keys, 9735, created_at=n, content="", tags=[["e", request], ["p", ada.public]]).to_json()
+        for n in range(40)
+    ]
+    looked = 0
+    real = transcripts.zaps.check_receipt
+
+    def check_receipt(*args, **named):
+        nonlocal looked
+        looked += 1
+        return real(*args, **named)
+
+    monkeypatch.setattr(transcripts.zaps, "check_receipt", check_receipt)
+    long = market.transcript.model_copy(
+        update={"payments": market.transcript.payments * 50, "receipts": tuple(receipts)}
+    )
+    faults = [(fault.step, fault.reason) for fault in transcripts.check(long).faults]
+    assert ("payment", "paid twice") in faults
+    assert looked <= 2 * len(receipts)
