@@ -94,7 +94,7 @@ def submission(market: Scene, index: int, packed: bytes) -> validate.Submission:
     delta = compress.unpack(packed, recipe.shapes(), recipe.compression)
     own = validate.own_samples(recipe, market.shards[index], market.round, index, recipe.steps)
     samples = recipe.steps * recipe.batch
-    return validate.Submission(index, recipe.steps, samples, delta, lambda theta: market.trainer.loss(theta, own))
+    return validate.Submission(index, recipe.steps, samples, delta, lambda theta: market.trainer.losses(theta, own))
 
 
 def judged(market: Scene, deliveries) -> dict[int, validate.Judgement]:
@@ -102,10 +102,10 @@ def judged(market: Scene, deliveries) -> dict[int, validate.Judgement]:
     held = data.samples(market.held_out, recipe, recipe.measured())
     submissions = [submission(market, i, delivery.packed) for i, delivery in enumerate(deliveries)]
 
-    def loss(theta: State) -> float:
-        return market.trainer.loss(theta, held)
+    def losses(theta: State) -> torch.Tensor:
+        return market.trainer.losses(theta, held)
 
-    return validate.judge(recipe, market.theta, submissions, loss, earlier=market.before)
+    return validate.judge(recipe, market.theta, submissions, losses, earlier=market.before)
 
 
 def off(market: Scene, delivery: Delivery, index: int, segment: int) -> float:
@@ -131,7 +131,7 @@ def test_the_honest_are_paid(market, honest):
 
 
 UNPAID_BEFORE_ANY_AUDIT = {"zero", "times ten"}
-HELD_BACK = {"copy", "copy and noise", "noise", "wrong shard", "garbage", "sign", "replay", "quarter rescaled"}
+HELD_BACK = {"copy", "copy and noise", "noise", "garbage", "sign", "replay", "quarter rescaled"}
 """Not paid before they are audited."""
 
 

@@ -25,6 +25,8 @@ import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from torch import Tensor
+
 from nodewire.errors import BadFrame, BadInput, NodewireError
 from nodewire.kind import Params
 from nodewire.protocol import keeping
@@ -204,7 +206,7 @@ class CoordinatorActor:
             self._recipe,
             theta,
             [self._submission(late.round, index, beside[index]) for index in sorted(beside)],
-            self._loss,
+            self._losses,
         )[late.index]
         doubted = harms = False
         if judged.outcome == "audit" or judged.reason.startswith(DOUBTED):
@@ -223,7 +225,7 @@ class CoordinatorActor:
             self._recipe,
             self._theta,
             [self._submission(round_, index, self._results[index]) for index in sorted(self._results)],
-            self._loss,
+            self._losses,
             history=self._held,
             norms=self._norms if self._recipe.compression.fragments == 1 else (),
             earlier=[result.delta for result in self._past.get(round_ - 1, ({}, {}))[1].values()],
@@ -259,7 +261,7 @@ class CoordinatorActor:
             result.steps,
             result.steps * self._recipe.batch,
             result.delta,
-            lambda theta: self._trainer.loss(theta, own),
+            lambda theta: self._trainer.losses(theta, own),
         )
 
     def _audited(
@@ -399,6 +401,9 @@ class CoordinatorActor:
             if found is not None and hashlib.sha256(found.packed).hexdigest() == update:
                 return theta, found
         return None
+
+    def _losses(self, theta: State) -> Tensor:
+        return self._trainer.losses(theta, self._measured)
 
     def _loss(self, theta: State) -> float:
         return self._trainer.loss(theta, self._measured)
