@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 import sys
 from typing import Annotated, Any
 
@@ -75,6 +76,8 @@ def main() -> None:
         first = first_of(error)
         if isinstance(first, OSError):  # a file or a port of this machine
             first = BadConfig(str(first.filename or "this machine"), first.strerror or str(first))
+        if isinstance(first, sqlite3.Error):  # such as a disk that is full
+            first = BadConfig("a database of this machine", str(first))
         if not isinstance(first, NodewireError):
             raise
         fail(first, as_json="--json" in sys.argv)

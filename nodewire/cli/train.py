@@ -110,6 +110,12 @@ def train(
         f"{sats(said['paid_msat'])} and {sats(said['fees_msat'])} in fees; results in {one_line(str(out))}",
         soft_wrap=True,
     )
+    if said["owed_msat"]:
+        console.print(
+            f"[yellow]owed[/] {sats(said['owed_msat'])} to providers that could not be paid: "
+            "the same command tries it again",
+            soft_wrap=True,
+        )
     if "registered" in said:
         console.print(f"[bold green]registered[/] {said['registered']['address']}", soft_wrap=True)
 

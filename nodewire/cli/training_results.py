@@ -69,6 +69,7 @@ def summary(recipe: Recipe, done: Trained) -> dict[str, Any]:
         "down_bytes": history.down_bytes,
         "paid_msat": done.paid_msat,
         "fees_msat": done.fees_msat,
+        "owed_msat": done.owed_msat,
     }
 
 

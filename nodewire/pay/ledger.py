@@ -287,6 +287,12 @@ class Ledger:
         sql = "SELECT sum(amount_msat) FROM dues WHERE customer = ? AND state IN ('due', 'invoiced')"
         return int(self._db.execute(sql, (customer,)).fetchone()[0] or 0)
 
+    def unpaid_dues(self, customer: str) -> dict[Key, int]:
+        """What a customer key has not paid, overdue or not: the amounts in msat."""
+        sql = "SELECT job, payee, chunk, attempt, amount_msat FROM dues WHERE customer = ?"
+        sql += " AND state IN ('due', 'invoiced')"
+        return {Key(*key): amount_msat for *key, amount_msat in self._db.execute(sql, (customer,))}
+
     def in_debt(self, customer: str, now_s: float) -> bool:
         """Whether a customer key has let a due pass its time: such a key gets no credit."""
         sql = "SELECT 1 FROM dues WHERE customer = ? AND state IN ('due', 'invoiced') AND due_by_s <= ? LIMIT 1"

@@ -48,6 +48,9 @@ _BUSY_S = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 results come all at once."""
 _ROUNDS = 3  # over all servers; what has come in is kept between them
 _TIMEOUT = aiohttp.ClientTimeout(total=None, connect=10, sock_read=30)
+LEAST_BYTES_S = 16_384
+SLOW_S = 60.0
+"""A server that sends or takes less than that a second, over so long, is given up: it would hold a round for ever."""
 _HEX = frozenset("0123456789abcdef")
 
 
@@ -212,7 +215,10 @@ class Blobs:
             while True:
                 with self.path(ref.sha256).open("rb") as file:
                     headers = {"Authorization": self._authorization(keys, ref.sha256), "Content-Type": type_}
-                    async with self._http().put(f"{server}/upload", data=file, headers=headers) as response:
+                    async with (
+                        asyncio.timeout(SLOW_S + ref.bytes / LEAST_BYTES_S),
+                        self._http().put(f"{server}/upload", data=file, headers=headers) as response,
+                    ):
                         if response.status not in _BUSY or tries == len(_BUSY_S):
                             return None if response.ok else _refusal(server, response)
                 await asyncio.sleep(_BUSY_S[tries] * (0.5 + random.random()))
@@ -264,11 +270,17 @@ class Blobs:
                 if part.size + (response.content_length or 0) > cap:
                     raise TooLarge("blob", f"{server} announces more than {cap} bytes")
                 part.sources.add(server)
+                came, since_s = 0, time.monotonic()
                 async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
                     if part.size + len(chunk) > cap:
                         part.restart()
                         raise TooLarge("blob", f"{server} sends more than {cap} bytes")
                     part.write(chunk)
+                    came += len(chunk)
+                    if time.monotonic() > since_s + SLOW_S:
+                        if came < LEAST_BYTES_S * SLOW_S:
+                            raise TimedOut(server, f"it sends {came / SLOW_S:.0f} bytes a second")
+                        came, since_s = 0, time.monotonic()
         except TimeoutError as error:
             raise TimedOut(server, "the server fell silent") from error
         except aiohttp.ClientError as error:

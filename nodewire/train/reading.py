@@ -66,9 +66,11 @@ def _files(path: Path) -> list[Path]:
     if path.is_file():
         files = [path]
     elif path.is_dir():
-        files = []
+        files, whole = [], path.resolve()
         for file in path.rglob("*"):
             if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts):
+                if file.is_symlink() and not file.resolve().is_relative_to(whole):
+                    raise BadData(str(file.relative_to(path))[:80], "leads out of the folder")
                 files.append(file)
                 if len(files) > MAX_FILES:
                     raise TooLarge("data", f"over {MAX_FILES} files")

@@ -13,11 +13,13 @@ from typing import Literal
 
 from nodewire.errors import BadHash, NodewireError, NotFound, WorkerFailed
 from nodewire.kind import Worker
+from nodewire.protocol import audit
 from nodewire.protocol.frame import Array, Frame, Meta
 from nodewire.protocol.manifest import BlobRef
 from nodewire.protocol.transcript import Made, Weighed
 from nodewire.store import sealed
 from nodewire.store.blobs import Blobs
+from nodewire.store.sealed import sealed_bytes
 from nodewire.verify.transcript import Reading
 from nodewire.worker.feeding import feed
 
@@ -82,7 +84,7 @@ class Retraining:
             return False
         try:
             begun = reading.requests[first.request]
-            path = await self._blobs.get(begun.round.theta, inline=begun.theta)
+            path = await self._blobs.get(begun.round.theta, self._most_bytes(), inline=begun.theta)
             (said,) = await self._put("begin", sealed.unseal(path, ticket.theta_key), {}, made.before)
         except WorkerFailed:
             raise
@@ -127,7 +129,8 @@ class Retraining:
             if key not in reading.opened:
                 raise NotFound("result", "the transcript has no key to it")
             opening = reading.opened[key]
-            path = await self._blobs.get(reading.results[key].blob, inline=reading.results[key].result)
+            delivered = reading.results[key]
+            path = await self._blobs.get(delivered.blob, self._most_bytes(), inline=delivered.result)
             (said,) = await self._put("update", sealed.unseal(path, opening.key), meta, opening.sha256)
         except WorkerFailed:
             raise
@@ -151,7 +154,7 @@ class Retraining:
             else:  # of what was carried into the round nobody else can know
                 shown = tuple(one for one in shown if one.segment == len(reading.opened[key].states))
             for snapshot in shown:
-                path = await self._blobs.get(snapshot.blob)
+                path = await self._blobs.get(snapshot.blob, self._most_bytes())
                 pieces = sealed.unseal(path, snapshot.key)
                 await self._put("shown", pieces, {"at": at, "segment": snapshot.segment}, snapshot.sha256)
         except WorkerFailed:
@@ -190,6 +193,12 @@ class Retraining:
             path = await self._blobs.get(BlobRef(sha256=assigned.data.sha256, bytes=assigned.data.bytes))
             await self._put("shard", sealed.unseal(path, ticket.shard_key), {"index": one.index}, ticket.shard_sha256)
         self._shard = one.index
+
+    def _most_bytes(self) -> int:
+        """Of a ciphertext of weights, snapshots or an update: what a transcript cites may be anything."""
+        recipe = self._reading.recipe
+        assert recipe is not None
+        return sealed_bytes(audit.most_bytes(recipe))
 
     async def _say(self, frame: Frame[Array]) -> list[Frame[Array]]:
         return await self._worker.receive(TASK, _SESSION, frame)

@@ -206,8 +206,9 @@ def _ticket(reading: Reading, one: OpenedShard) -> None:
     if ticket.seal() != assigned.ticket:
         reading.wrong("request", "not the ticket that was sealed", request.round.round, one.provider)
         return
-    made = next((made for made in reading.transcript.rounds if made.round == request.round.round), None)
-    if made is not None and made.before != one.theta_sha256:
+    rounds_, number = reading.transcript.rounds, request.round.round
+    made = rounds_[number] if number < len(rounds_) else None
+    if made is not None and made.round == number and made.before != one.theta_sha256:
         reading.wrong("theta", "another than what the round was asked to begin with", made.round, one.provider)
     if reading.data.setdefault(assigned.index, one).shard_sha256 != one.shard_sha256:
         reading.wrong("request", f"shard {assigned.index} is another than before", request.round.round, one.provider)
@@ -344,6 +345,7 @@ def _payments(reading: Reading) -> None:
             reading.wrong("payment", f"{one.amount_msat} msat, agreed on {agreed}", number, one.provider)
         if (one.request, one.provider, one.part) in paid:
             reading.wrong("payment", "paid twice", number, one.provider)
+            continue  # its receipts have been looked at, which takes long
         paid.add((one.request, one.provider, one.part))
         if one.part == BALANCE and (one.request, one.provider) not in reading.results:
             reading.wrong("payment", "a balance for nothing", number, one.provider)

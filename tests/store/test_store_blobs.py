@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from nodewire.errors import BadConfig, BadHash, BadInput, LinkLost, NotAllowed, NotFound, TooLarge
+from nodewire.errors import BadConfig, BadHash, BadInput, LinkLost, NotAllowed, NotFound, TimedOut, TooLarge
 from nodewire.nostr import nipb7
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.manifest import BlobRef
@@ -269,3 +269,48 @@ async def test_wrong_use_is_named(tmp_path):
             await blobs.get("../../etc/passwd")
         with pytest.raises(BadConfig, match="keys"):
             await blobs.put(b"unsigned")
+
+
+async def test_a_server_that_trickles_is_given_up(strange, server, tmp_path, monkeypatch):
+    """Each byte comes in time, the whole never would."""
+    monkeypatch.setattr("nodewire.store.blobs.SLOW_S", 0.2)
+
+    async def trickle(request):
+        response = web.StreamResponse(headers={"Content-Length": str(len(BODY))})
+        await response.prepare(request)
+        for at in range(len(BODY)):
+            await response.write(BODY[at : at + 1])
+            await asyncio.sleep(0.02)
+        return response
+
+    slow = await strange(trickle)
+    async with Blobs([slow], tmp_path / "a") as alone:
+        async with asyncio.timeout(10):
+            with pytest.raises(TimedOut, match="bytes a second"):
+                await alone.get(REF)
+    async with Blobs([server], tmp_path / "b", KEYS) as mine:
+        await mine.put(BODY)
+    async with Blobs([slow, server], tmp_path / "c") as both, asyncio.timeout(10):
+        assert (await both.get(REF)).read_bytes() == BODY
+
+
+async def test_a_server_that_takes_nothing_holds_no_upload(server, tmp_path, monkeypatch):
+    monkeypatch.setattr("nodewire.store.blobs.SLOW_S", 0.2)
+    monkeypatch.setattr("nodewire.store.blobs.LEAST_BYTES_S", 10**8)
+
+    async def deaf(reader, writer):
+        head = await reader.readuntil(b"\r\n\r\n")
+        if head.startswith(b"HEAD"):
+            writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+            await reader.readuntil(b"\r\n\r\n")
+        await asyncio.sleep(30)  # and reads no more
+
+    large = os.urandom(8_000_000)
+    listening = await asyncio.start_server(deaf, "127.0.0.1", 0, limit=2**14)
+    stuck = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    async with Blobs([stuck, server], tmp_path / "a", KEYS) as mine, asyncio.timeout(10):
+        await mine.put(large)
+    async with Blobs([stuck], tmp_path / "b", KEYS) as alone, asyncio.timeout(10):
+        with pytest.raises(LinkLost):
+            await alone.put(large)
+    listening.close()

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save, save_file
 
+from nodewire.customer.training.dataset import look
 from nodewire.errors import BadData, BadInput, NotFound, TooLarge
 from nodewire.train import data, draw, reading, state, vocabulary
 from nodewire.train.data import Shard
@@ -278,3 +279,17 @@ def test_arrays_that_do_not_fit_are_named(tensors, field, tmp_path):
     save_file(tensors, tmp_path / "data.safetensors")
     with pytest.raises(BadData, match=field):
         reading.read(recipe("mlp"), tmp_path)
+
+
+@pytest.mark.parametrize("read_", [reading.read, look])
+def test_a_link_out_of_the_folder_is_no_data(tmp_path, read_):
+    """A folder that somebody else has packed must not have its customer's own files sold to strangers."""
+    (tmp_path / "secret").write_bytes(b"key" * 2_000)
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "text").write_bytes(b"text" * 2_000)
+    (folder / "more").symlink_to("text")
+    read_(recipe("decoder"), folder)
+    (folder / "other").symlink_to(tmp_path / "secret")
+    with pytest.raises(BadData, match="out of the folder"):
+        read_(recipe("decoder"), folder)

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from nodewire.customer.training import carrying, choosing, pacing, watching
+from nodewire.customer.training import carrying, choosing, pacing, trusting, watching
 from nodewire.customer.training.choosing import Need
 from nodewire.customer.training.course import Course
 from nodewire.customer.training.machine import Lost, Missed, Sealed, State, Sufficed
@@ -54,6 +54,7 @@ async def publish(course: Course, round_: int) -> None:
             )
         # Who has a shard of this round already gets a deposit for another: what it is owed for the first is paid later.
         taken = {work.provider for work in state.works if work.status not in ("idle", "missed")}
+        taken |= {work.provider for work in state.late if work.status != "accepted"}
         last = {known: request for known, request in state.paid_last.items() if known not in taken}
         made, small = [], await _small(course, state.theta)
         # Who makes outer steps fetches weights and results from servers.
@@ -94,14 +95,19 @@ async def _find(course: Course, round_: int) -> tuple[Mapping[str, Trainer], dic
     """
     until_s = time.monotonic() + FIND_S
     seen: tuple[State, Mapping[str, Trainer]] | None = None
+    asked: Mapping[str, Trainer] = {}
+    is_wary = True
     while _idle(course, round_):
         market = await course.ads.now()
         if seen is None or course.state is not seen[0] or market is not seen[1]:  # nobody becomes free otherwise
             seen = course.state, market
-            if dealt := _dealt(course, market, _idle(course, round_)):
+            asked = trusting.asked(market, course.state, course.budget_msat) if is_wary else market
+            if dealt := _dealt(course, asked, _idle(course, round_)):
                 return market, *dealt
         if any(work.status in UNDER_WAY for work in (*course.state.works, *course.state.late)):
             until_s = time.monotonic() + FIND_S
+        elif time.monotonic() > until_s and is_wary and asked is not market:  # rather strangers than nobody
+            is_wary, until_s, seen = False, time.monotonic() + FIND_S, None
         elif time.monotonic() > until_s:
             raise NoProvider(f"round {round_}", "nobody on the market trains it, or all who do are busy or have failed")
         await asyncio.sleep(_LOOK_S)

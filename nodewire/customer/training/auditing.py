@@ -12,13 +12,14 @@ from nodewire.customer.training import receiving
 from nodewire.customer.training.coordinating import Late, Past, Verdict
 from nodewire.customer.training.course import Course
 from nodewire.customer.training.machine import Audited, Judged
-from nodewire.errors import NodewireError, Withheld
+from nodewire.errors import NodewireError, TooLarge, Withheld
 from nodewire.nostr import event as events
 from nodewire.nostr.event import Event
 from nodewire.protocol import audit as audits
 from nodewire.protocol import closing
 from nodewire.protocol.audit import Showing, Shown
 from nodewire.protocol.round import RoundTicket
+from nodewire.store.sealed import sealed_bytes
 
 log = logging.getLogger("nodewire.customer")
 
@@ -111,5 +112,8 @@ async def _answer(
 
 async def _files(course: Course, showing: Showing, wanted: Sequence[int]) -> dict[int, tuple[Path, Shown]]:
     """The snapshots' ciphertexts, as far as they are shown. Raises NodewireError: one is not to be had."""
-    shown = {one.segment: one for one in showing.shown}
+    shown, most = {one.segment: one for one in showing.shown}, sealed_bytes(audits.most_bytes(course.recipe))
+    for n in wanted:
+        if n in shown and shown[n].blob.bytes > most:
+            raise TooLarge("snapshot", f"{shown[n].blob.bytes} bytes, at most {most}")
     return {n: (await course.session.blobs.get(shown[n].blob), shown[n]) for n in wanted if n in shown}

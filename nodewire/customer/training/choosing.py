@@ -20,6 +20,9 @@ SLOWER = 2.0
 """So many times as dear as the best that is free, or as slow as that and as most, is who loses a shard without having
 failed it: shards that hop are fetched anew each time."""
 
+MOST_DEPOSIT_PPM = 500_000
+"""The most of a price that is paid before the work: who wants all of it has nothing to lose by doing none."""
+
 
 @dataclass(frozen=True, slots=True)
 class Need:
@@ -110,14 +113,20 @@ def why_not(ad: Trainer, need: Need) -> str:
         return f"has {ad.memory_bytes / 1e6:,.0f} MB of memory, it takes {need.memory_bytes / 1e6:,.0f} MB"
     if need.blob_bytes > ad.most_bytes:
         return f"fetches at most {ad.most_bytes / 1e6:,.0f} MB, shard or weights have {need.blob_bytes / 1e6:,.0f} MB"
+    if ad.deposit_ppm > MOST_DEPOSIT_PPM:
+        return f"wants {ad.deposit_ppm / 10_000:g} % before it begins"
     return ""
 
 
 def grouped(dealt: Mapping[int, str], last: Mapping[str, str]) -> list[tuple[str | None, Sequence[int]]]:
-    """Shards by request: in each a provider stands once, and all had the same request before (None for the new)."""
+    """Shards by request: in each a provider stands once, and all had the same request before (None for the new).
+
+    A payment stands for one deposit: of a provider's shards the first follows its request before.
+    """
     groups: list[tuple[str | None, list[int], set[str]]] = []
+    left = dict(last)
     for index, provider in sorted(dealt.items()):
-        previous = last.get(provider)
+        previous = left.pop(provider, None)
         for known, indices, providers in groups:
             if known == previous and provider not in providers:
                 indices.append(index)

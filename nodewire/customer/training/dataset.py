@@ -88,8 +88,12 @@ def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         raise NotFound("--data", f"nothing at {path}")
     files: list[Path] = []
+    whole = path.resolve()
     for file in path.rglob("*"):
         if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts):
+            if file.is_symlink() and not file.resolve().is_relative_to(whole):
+                name = str(file.relative_to(path))[:80]
+                raise BadData("--data", f"{name} leads out of the folder: copy what strangers may train on into it")
             files.append(file)
             if len(files) > MAX_FILES:
                 raise TooLarge("--data", f"over {MAX_FILES} files")

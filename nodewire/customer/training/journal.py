@@ -46,6 +46,7 @@ class Journal:
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         try:
             path.touch(mode=0o600)
             self._db = sqlite3.connect(path, isolation_level=None, timeout=10.0)
@@ -69,10 +70,16 @@ class Journal:
 
         On disk, too, but for what was only heard or follows from that: relays say that again after a power failure, and
         the ledger what was paid. Whatever is written later to be on disk takes it along.
+
+        Raises:
+            BadConfig: it cannot be written, for the disk is full, say; it has not happened then.
         """
         data = orjson.dumps(asdict(event)).decode()
-        self._db.execute(f"PRAGMA synchronous = {'NORMAL' if isinstance(event, _AGAIN) else 'FULL'}")
-        self._db.execute("INSERT INTO events (type, data) VALUES (?, ?)", (type(event).__name__, data))
+        try:
+            self._db.execute(f"PRAGMA synchronous = {'NORMAL' if isinstance(event, _AGAIN) else 'FULL'}")
+            self._db.execute("INSERT INTO events (type, data) VALUES (?, ?)", (type(event).__name__, data))
+        except sqlite3.Error as error:
+            raise BadConfig(str(self._path), f"{error}; where there is room again the training goes on") from error
 
     def events(self) -> list[Event]:
         """All of them, oldest first."""

@@ -480,6 +480,21 @@ class State:
         )
 
     @property
+    def is_paid_for(self) -> bool:
+        """Whether nothing is left to do but payments that do not get through."""
+        return self.is_trained and not self.late and not any(debt.balance == "held" for debt in self.debts.values())
+
+    @property
+    def owed(self) -> dict[tuple[str, str], int]:
+        """What is owed now and not paid, in msat, by request and provider."""
+        found: dict[tuple[str, str], int] = {}
+        for key, debt in self.debts.items():
+            owed = (debt.deposit == "owed") * debt.row.deposit_msat + (debt.balance == "owed") * debt.row.balance_msat
+            if owed:
+                found[key] = owed
+        return found
+
+    @property
     def committed_msat(self) -> int:
         """What was paid, is owed, or will be if what is under way turns out well."""
         open_ = {(work.request, work.provider) for work in (*self.works, *self.late) if work.request}

@@ -154,10 +154,10 @@ def quote(
     open_ = sum(work.status not in ("idle", "missed") for work in state.works)
     to_come_msat = left * round_msat - (round_msat * open_ // shards if left else 0)
     fees_msat = left * sum(offer.shards * fees.most(offer.price_msat) for offer in offers)
-    # A deposit is paid before the first round, and before every shard that somebody takes after one of the same round.
+    # A deposit is paid before the first round, and before every shard that somebody takes beside one of the same round.
     for offer in offers:
         if offer.deposit_msat:
-            more = max(0, offer.shards - market[offer.public].concurrency)
+            more = max(0, offer.shards - 1)
             fees_msat += fees.most(offer.deposit_msat) * (left * more + (0 if state.round else offer.shards - more))
     return Quote(
         recipe=recipe.name,

@@ -34,6 +34,9 @@ from nodewire.nostr.nip01 import Filter
 from nodewire.protocol import kinds
 from nodewire.protocol.keeping import kept_rounds
 
+UNPAYABLE_S = 90.0
+"""For so long payments are tried that do not get through when nothing else is left to do; then they stay owed."""
+
 
 class Rounds:
     """One training, new or from its journal. `run` ends when it is trained and paid."""
@@ -66,19 +69,29 @@ class Rounds:
             await self._follow(following)
         except BaseExceptionGroup as together:
             raise first_of(together) from together
+        owed = {request for request, _ in course.state.owed}
         for request in course.state.requests:
-            course.session.ledger.close_job(request)
+            if request not in owed:
+                course.session.ledger.close_job(request)
         return course.state
 
     async def _follow(self, wanted: Filter) -> None:
-        """Until it is over: do what is pending, hear what providers say."""
+        """Until it is over: do what is pending, hear what providers say.
+
+        Who cannot be paid, for its endpoint gives no invoice that is right, does not keep the model from its customer:
+        what it is owed stays in the journal, and is tried again whenever the training is taken up.
+        """
         course = self._course
         async with course.session.pool.subscribe([wanted]) as subscription, asyncio.TaskGroup() as group:
             listening = group.create_task(receiving.listen(course, subscription))
             while not course.state.is_over:
                 course.changed.clear()
                 self._begin(group)
-                await course.changed.wait()
+                try:
+                    async with asyncio.timeout(UNPAYABLE_S if course.state.is_paid_for else None):
+                        await course.changed.wait()
+                except TimeoutError:
+                    break
             listening.cancel()
             course.ads.close()
             for task in self._running.values():

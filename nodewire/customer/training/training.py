@@ -10,6 +10,7 @@ from pathlib import Path
 
 from nodewire.config import CustomerConfig
 from nodewire.customer.training import files
+from nodewire.customer.training.alone import alone
 from nodewire.customer.training.coordinating import Coordinator
 from nodewire.customer.training.course import Course, OnChange
 from nodewire.customer.training.history import History
@@ -41,6 +42,11 @@ class Trained:
     history: History
     transcript: Transcript | None = None
 
+    @property
+    def owed_msat(self) -> int:
+        """What is owed to providers that could not be paid so far."""
+        return sum(self.state.owed.values())
+
 
 async def train(
     config: CustomerConfig,
@@ -66,6 +72,7 @@ async def train(
     A training that was broken off (the same recipe and number of shards) goes on where it stood.
 
     Raises:
+        Busy: another process is at this very training.
         Unsupported, BadData, BadRecipe, BadTask: what was given cannot be trained.
         NotFound, BadHash: what the recipe cites is not there, or is something else.
         NoProvider, OverBudget: it cannot be bought, or not to its end.
@@ -73,8 +80,9 @@ async def train(
     check_supported(recipe)
     kind = kind_of(recipe)
     async with AsyncExitStack() as stack:
-        session = await open_session(stack, config)
         folder = _made(folder_of(config, recipe, shards), data)
+        stack.enter_context(alone(folder))
+        session = await open_session(stack, config)
         journal = Journal(folder / "journal.db")
         stack.callback(journal.close)
         requests = Requests(

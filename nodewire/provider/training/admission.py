@@ -25,6 +25,9 @@ from nodewire.provider.training import outer_admission
 from nodewire.provider.training.outer_admission import AdmittedOuter
 from nodewire.store.sealed import sealed_bytes
 
+CLOCKS_S = 60.0
+"""Clocks that are less far apart are not told of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
@@ -79,6 +82,8 @@ class TrainingAdmission:
             raise NotAllowed("p", "this provider has no shard of it")
         if request.kind not in self._trainer.kinds or request.kind not in self._kinds:
             raise NotAllowed("kind", f"{request.kind} is not served here")
+        if request.created_at > now_s + CLOCKS_S:
+            raise NotAllowed("created_at", "in the future, where debts begin later")
         if now_s > request.created_at + request.round.deadline_s:
             raise NotAllowed("deadline_s", "it is over")
         if self._ledger.in_debt(request.customer, now_s):

@@ -18,6 +18,7 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS shards (
     request TEXT PRIMARY KEY, event TEXT NOT NULL, ticket TEXT NOT NULL, delivered INTEGER NOT NULL DEFAULT 0
 ) STRICT;
+CREATE TABLE IF NOT EXISTS chained (previous TEXT PRIMARY KEY, request TEXT NOT NULL) STRICT;
 """
 
 
@@ -56,6 +57,12 @@ class KeptShards:
 
     def over(self, request: str) -> None:
         self._db.execute("DELETE FROM shards WHERE request = ?", (request,))
+
+    def stands_for(self, previous: str, request: str) -> bool:
+        """Whether the payment of `previous` stands for this request's deposit: for the first that says so alone."""
+        self._db.execute("INSERT INTO chained VALUES (?, ?) ON CONFLICT DO NOTHING", (previous, request))
+        (first,) = self._db.execute("SELECT request FROM chained WHERE previous = ?", (previous,)).fetchone()
+        return bool(first == request)
 
     def all(self) -> list[KeptShard]:
         """Oldest first."""

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import ClassVar, Generic, TypedDict, TypeVar
+from typing import ClassVar, Generic, Protocol, TypedDict, TypeVar
 
 from nodewire.errors import NodewireError, PaymentRequired
 from nodewire.kind import Worker
@@ -25,7 +25,6 @@ from nodewire.protocol.round import BALANCE, DEPOSIT
 from nodewire.provider.training.admission import Admitted
 from nodewire.provider.training.outer_admission import AdmittedOuter
 from nodewire.store import sealed
-from nodewire.store.blobs import Blobs
 from nodewire.worker.feeding import feed
 
 log = logging.getLogger("nodewire.provider")
@@ -36,11 +35,19 @@ Publish = Callable[[Event], Awaitable[None]]
 Job = TypeVar("Job", Admitted, AdmittedOuter)
 
 
+class Stored(Protocol):
+    """Where blobs come from and go to."""
+
+    async def get(self, blob: BlobRef, *, inline: bytes | None = None) -> Path: ...
+
+    async def put(self, source: Path | bytes) -> BlobRef: ...
+
+
 class Open(TypedDict):
     """What a run works with."""
 
     keys: Keys
-    blobs: Blobs
+    blobs: Stored
     ledger: Ledger
     publish: Publish
     folder: Path
@@ -58,7 +65,7 @@ class PaidRun(Generic[Job]):
         job: Job,
         *,
         keys: Keys,
-        blobs: Blobs,
+        blobs: Stored,
         ledger: Ledger,
         publish: Publish,
         folder: Path,

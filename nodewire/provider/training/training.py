@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from nodewire.errors import BadInput, Busy, NodewireError, NotFound, PaymentRequired
+from nodewire.errors import BadInput, Busy, NodewireError, NotFound, PaymentRequired, WorkerFailed
 from nodewire.kind import Worker
 from nodewire.nostr import nip59
 from nodewire.nostr.event import Event
@@ -33,6 +33,7 @@ from nodewire.provider.training.outer_run import OuterRun
 from nodewire.provider.training.paid import Open
 from nodewire.provider.training.run import ShardRun
 from nodewire.store.blobs import Blobs
+from nodewire.store.bounded import BoundedBlobs
 
 log = logging.getLogger("nodewire.provider")
 
@@ -42,6 +43,9 @@ MAX_SEEN = 8_192
 MAX_REFUSING = 64
 CARRIED_TIMES = 8
 """So many times the largest weights may be kept for later rounds, for every shard that is trained at a time."""
+CACHED_TIMES = 4
+"""So many times the largest blob stays in the cache for every shard that is trained at a time: weights, frozen ones,
+the shard, the result."""
 WAITING_S = 30.0
 SLOT_S = 2.0
 
@@ -65,7 +69,7 @@ class Training:
     ) -> None:
         self._keys = keys
         self._pool = pool
-        self._blobs = blobs
+        self._blobs = BoundedBlobs(blobs, folder / "blobs.db", CACHED_TIMES * ad.concurrency * ad.most_bytes)
         self._ledger = ledger
         self._ad = ad
         self._admission = admission
@@ -241,7 +245,12 @@ class Training:
             log.info("round %s refused: %s", request.id[:8], error)
             await self._tell(request.id, request.customer, request.kind, error)
             return
-        self._kept.begun(event, ticket, paid_before=job.assigned.deposit_msat > 0)
+        try:
+            self._kept.begun(event, ticket, paid_before=job.assigned.deposit_msat > 0)
+        except BaseException:  # a disk that is full must not take a slot with it
+            self._free.put_nowait(worker)
+            await self._tell(request.id, request.customer, request.kind, Busy("disk", "cannot be written"))
+            raise
         await self._run(job, worker)
 
     async def _run(self, job: Admitted | AdmittedOuter, worker: Worker | None) -> None:
@@ -295,6 +304,9 @@ class Training:
         except NodewireError as error:
             await run.refuse(error)
             raise
+        except Exception:  # of this machine, such as a full disk: the customer need not wait for its deadline
+            await run.refuse(WorkerFailed("round", "this provider's fault"))
+            raise
         finally:
             self._free.put_nowait(worker)
         self._kept.delivered(run.job.request.id)
@@ -315,14 +327,18 @@ class Training:
         """Return when rounds before the one before are paid for: its balance stands for a deposit.
 
         Raises:
-            PaymentRequired: they are not, within the patience.
+            PaymentRequired: they are not, within the patience; or it stands for another request's deposit already.
         """
+        previous = self._admission.before(job)
+        if not self._kept.stands_for(previous.key.job, job.request.id):
+            raise PaymentRequired("previous", "its payment stands for another request's deposit")
+        # What is delivered while this waits had a deposit of its own, and may wait for this very round.
+        then = set(self._ledger.unpaid_dues(previous.customer)) - {previous.key}
 
         def is_paid() -> bool:
             """All but the round before itself, which may be under audit, and what is given credit for."""
-            before = self._admission.before(job)
-            open_msat = before.amount_msat if before.state in ("due", "invoiced") else 0
-            return self._ledger.owed_msat(before.customer) <= open_msat + self._ad.credit_msat
+            unpaid = self._ledger.unpaid_dues(previous.customer)
+            return sum(unpaid[key] for key in then & set(unpaid)) <= self._ad.credit_msat
 
         try:
             async with asyncio.timeout(self._patience_s), self._settled:

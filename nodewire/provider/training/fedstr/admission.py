@@ -12,13 +12,11 @@ from nodewire.protocol.fedstr import Asked, Source
 from nodewire.protocol.manifest import BlobRef
 from nodewire.protocol.round import BALANCE, Assigned, Round, RoundRequest, RoundTicket, job_of, seal_of, work_gflop
 from nodewire.protocol.trainer import Trainer
-from nodewire.provider.training.admission import Admitted, TrainingAdmission
+from nodewire.provider.training.admission import CLOCKS_S, Admitted, TrainingAdmission
 from nodewire.store import sealed
 
 MAX_UNPAID = 2
 """Results of one customer that wait for their balance."""
-CLOCKS_S = 60.0
-"""Clocks that are less far apart are not told of it."""
 
 
 class FedstrAdmission:
