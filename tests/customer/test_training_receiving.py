@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from nodewire.customer.training import receiving
+from nodewire.customer.training.deliveries import Deliveries
 from nodewire.customer.training.machine import Debt, Row, State
 from nodewire.errors import NotFound
 from nodewire.nostr import nip44
@@ -32,6 +33,7 @@ class Course(SimpleNamespace):
             recipe=RECIPE,
             state=State(debts={(REQUEST, ADA.public): Debt(row, 3)}),
             session=SimpleNamespace(keys=ME, blobs=self),
+            deliveries=Deliveries(ME),
             coordinator=self,
             took=[],
         )
