@@ -29,7 +29,7 @@ ASK_AGAIN_S = 20.0
 
 
 async def judge(course: Course, round_: int, waiting: Sequence[tuple[str, str]]) -> None:
-    if round_ < course.state.round:
+    if round_ < course.state.round or course.state.debts[waiting[0]].undone:
         for request, provider in waiting:
             await _judge_late(course, Late(request, round_), provider)
         return
@@ -41,8 +41,9 @@ async def judge(course: Course, round_: int, waiting: Sequence[tuple[str, str]])
 
 
 async def _judge_late(course: Course, late: Late, provider: str) -> None:
-    index = course.state.debts[late.request, provider].row.index
-    said = await course.coordinator.judge_late(late, index, course.state.thetas[late.round])
+    debt = course.state.debts[late.request, provider]
+    assert debt.theta is not None
+    said = await course.coordinator.judge_late(late, debt.row.index, debt.theta, alone=debt.undone)
     course.take(_judged(late.request, provider, said, float(course.recipe.audit.fraction) > 0))
 
 
@@ -76,8 +77,13 @@ async def audit(course: Course, request: str, provider: str) -> None:
         passed, reason = False, f"{error.code}: {error}"[:200]
     else:
         begun = RoundTicket.parse(debt.row.ticket).carried
-        past = Past(debt.round, index, debt.row.steps, update, opened, course.state.thetas[debt.round], begun)
-        passed, reason = await course.coordinator.audit(delivered, past, drawn, files)
+        assert debt.theta is not None
+        past = Past(debt.round, index, debt.row.steps, update, opened, debt.theta, begun)
+
+        def is_undone() -> bool:
+            return course.state.debts[request, provider].undone
+
+        passed, reason = await course.coordinator.audit(delivered, past, drawn, files, is_undone)
     course.take(Audited(request, provider, passed, reason, ask.to_json(), answer.to_json() if answer else ""))
 
 

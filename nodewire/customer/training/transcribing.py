@@ -14,7 +14,7 @@ from nodewire.nostr.nip01 import Filter
 from nodewire.protocol.audit import Showing
 from nodewire.protocol.delivery import Delivered
 from nodewire.protocol.round import RoundTicket
-from nodewire.protocol.transcript import Made, Opened, OpenedShard, Payment, Transcript, Weighed
+from nodewire.protocol.transcript import Blamed, Made, Opened, OpenedShard, Payment, Transcript, UndoneSteps, Weighed
 
 log = logging.getLogger("nodewire.customer")
 
@@ -26,7 +26,9 @@ async def transcribe(course: Course, salt: str) -> Transcript:
     requests: dict[str, machine.Published] = {}
     delivered: dict[tuple[str, str], str] = {}
     steps: set[str] = set()
-    closes, asks, answers, payments, made = [], [], [], [], []
+    closes, asks, answers, payments = [], [], [], []
+    made: list[Made] = []
+    undone: list[UndoneSteps] = []
     recipe, before, shards = course.recipe, "", 0
     for event in course.journal.events():
         match event:
@@ -56,6 +58,11 @@ async def transcribe(course: Course, salt: str) -> Transcript:
                 after = event.theta.plain_sha256
                 made.append(Made(round=event.round, before=before, after=after, loss=event.loss, results=results))
                 before = after
+            case machine.Undone(round_, failed):
+                blamed = tuple(Blamed(request=request, provider=provider) for request, provider in failed)
+                undone.append(UndoneSteps(failed=blamed, rounds=tuple(made[round_:])))
+                before = made[round_].before
+                del made[round_:]
     return Transcript(
         customer=course.session.keys.public,
         job=course.requests.job,
@@ -71,6 +78,7 @@ async def transcribe(course: Course, salt: str) -> Transcript:
         receipts=await _receipts(course, list(requests)),
         payments=tuple(payments),
         rounds=tuple(made),
+        undone=tuple(undone),
         weights=before,
         opened=_opened(course, list(requests.values()), list(delivered.values()), answers),
     ).signed(course.session.keys)
