@@ -330,7 +330,9 @@ def test_whatever_providers_do_a_training_ends_and_pays_whom_it_accepted(seed, r
     counted = [(one.request, one.provider) for e in steps for one in e.counted]
     assert len(counted) == len(set(counted)) and set(counted) <= accepted
     assert not {key for key, debt in states[-1].debts.items() if debt.failed} & set(counted)
-    assert all(states[-1].debts[one.request, one.provider].theta == thetas[one.round] for e in steps for one in e.counted)
+    assert all(
+        states[-1].debts[one.request, one.provider].theta == thetas[one.round] for e in steps for one in e.counted
+    )
     work = [(one.index, one.round) for e in steps for one in e.counted]
     assert len(work) == len(set(work))  # nobody's and nothing counts twice
     if not late:

@@ -64,9 +64,7 @@ def pending(state: State) -> list[Action]:
                 if debt.undone or debt.round < state.round:
                     actions.append(Judge(debt.round, ((work.request, work.provider),)))
     unclosed = {(debt.round, debt.undone) for debt in state.debts.values() if debt.balance == "held" and not debt.close}
-    actions += [
-        Close(round_, undone) for round_, undone in sorted(unclosed) if undone or round_ < state.round or whole
-    ]
+    actions += [Close(round_, undone) for round_, undone in sorted(unclosed) if undone or round_ < state.round or whole]
     for (request, provider), debt in state.debts.items():
         if debt.deposit == "owed":
             actions.append(Pay(request, provider, DEPOSIT))

@@ -36,7 +36,9 @@ def pruned(state: State) -> State:
 def spoilt(state: State) -> State:
     """The state that knows which step is to be undone, after somebody failed an audit."""
     rounds = [
-        number for number, one in state.past.items() if any(_failed(state, (c.request, c.provider)) for c in one.counted)
+        number
+        for number, one in state.past.items()
+        if any(_failed(state, (c.request, c.provider)) for c in one.counted)
     ]
     return replace(state, spoilt=min(rounds)) if rounds else state
 
@@ -53,9 +55,7 @@ def undone(event: Undone, state: State) -> State:
     if state.spoilt is None or event.round not in state.past:
         return state
     was = state.past[event.round]
-    debts = {
-        key: replace(debt, undone=True) if debt.round > event.round else debt for key, debt in state.debts.items()
-    }
+    debts = {key: replace(debt, undone=True) if debt.round > event.round else debt for key, debt in state.debts.items()}
     # A late result of this very round is in time now.
     late_ones = [*state.late, *(work for one in state.past.values() for work in one.late)]
     in_time = {
@@ -80,7 +80,9 @@ def undone(event: Undone, state: State) -> State:
         late=tuple(late),
         counted=was.earlier,
         debts=debts,
-        outer=Outer(state.outer.bought, provider=state.outer.provider, momenta=was.momenta, took_ms=state.outer.took_ms),
+        outer=Outer(
+            state.outer.bought, provider=state.outer.provider, momenta=was.momenta, took_ms=state.outer.took_ms
+        ),
         past={number: one for number, one in state.past.items() if number < event.round},
         spoilt=None,
         again=event.round,
