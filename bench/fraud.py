@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from bench.report import Report, run, say
-from bench.retrain import AUTHOR, REQUEST, committed, read_shards, read_thetas
+from bench.retrain import committed, read_shards, read_thetas
 from nodewire.errors import NodewireError
 from nodewire.protocol.recipe import Recipe
 from nodewire.train import compress, data, outer, segments, state, validate
@@ -216,12 +216,10 @@ def looked_at(scenes: Sequence[Path], out: Path) -> dict[str, dict[str, Any]]:
 
 
 def read_made(path: Path, round_: int, index: int) -> dict[str, Any]:
-    import hashlib
-
     states, packed = (path / "states").read_bytes(), (path / "packed").read_bytes()
     leaves = tuple(states[at : at + 32] for at in range(0, len(states), 32))
     return {
-        "claim": segments.Claim(AUTHOR, REQUEST, round_, index, leaves, hashlib.sha256(packed).digest()),
+        "claim": segments.Claim(round_, index, leaves),
         "drawn": json.loads((path / "drawn").read_text()),
         "shown": {int(file.stem): file.read_bytes() for file in path.glob("*.snapshot")},
         "packed": packed,

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from nodewire.protocol import closing, drawing
+from nodewire.protocol.delivery import Delivered
 from nodewire.protocol.recipe import Recipe
 from nodewire.train import compress, inner, segments, state
 from nodewire.train.data import Shard
@@ -59,12 +60,19 @@ def committed(
     recipe: Recipe, round_: int, index: int, states: list[bytes], snapshots: list[Snapshot], packed: bytes
 ) -> dict[str, Any]:
     """What a provider commits to, then has drawn by a close that depends on it, and then shows."""
-    claim = segments.Claim(AUTHOR, REQUEST, round_, index, tuple(states), hashlib.sha256(packed).digest())
-    root = claim.root()
-    close = hashlib.sha256(b"close" + root).hexdigest()
-    drawn = drawing.draw(close, root.hex(), len(states), float(recipe.audit.fraction))
+    delivered = Delivered(
+        key="00" * 32,
+        sha256=hashlib.sha256(packed).hexdigest(),
+        bytes=len(packed),
+        samples=recipe.steps * recipe.batch,
+        losses=(),
+        states=tuple(state.hex() for state in states),
+    )
+    commitment = delivered.commitment(AUTHOR, REQUEST, round_, index)
+    close = hashlib.sha256(b"close" + bytes.fromhex(commitment)).hexdigest()
+    drawn = drawing.draw(close, commitment, len(states), float(recipe.audit.fraction), closing.MAX_DRAWN)
     shown = {end: segments.show(snapshots[end]) for end in closing.ends(drawn)}
-    return {"claim": claim, "drawn": drawn, "shown": shown, "packed": packed}
+    return {"claim": segments.Claim(round_, index, tuple(states)), "drawn": drawn, "shown": shown, "packed": packed}
 
 
 def write(path: Path, made: dict[str, Any]) -> None:

@@ -150,7 +150,8 @@ class TrainingKind(Protocol):
     """One kind of training round: what the entry point `nodewire.training` names.
 
     `worker_entry` loads the engines "trainer", whose sessions are shards of rounds, "outer", whose sessions are outer
-    steps, and "coordinator", whose sessions are whole trainings at their customer.
+    steps, "coordinator", whose sessions are whole trainings at their customer, and "auditor", whose session is a
+    training computed again from its transcript.
     """
 
     request: int

@@ -2,9 +2,9 @@
 
     python -m demo.model.make [--out demo/model/pycoder] [--folder .checkpoint] [--only draft]
 
-What is trained on is the sources of Python's standard library; how, the recipes beside this script. A relay, a Lightning
-network, two trainers and the customer are processes started by public commands. Of each model the transcript is
-computed again before it is taken; it comes to stand beside the weights, whose hash it ends with. Two CPU cores take
+What is trained on is the sources of Python's standard library; how, the recipes beside this script. A relay, a
+Lightning network, two trainers and the customer are processes started by public commands. Of each model the transcript
+is computed again before it is taken; it comes to stand beside the weights, whose hash it ends with. Two CPU cores take
 about an hour.
 """
 

@@ -18,8 +18,8 @@ from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds, tags
 from nodewire.protocol.drawing import draw
-from nodewire.protocol.recipe import Recipe
-from nodewire.protocol.round import MAX_ROUNDS, MAX_SHARDS
+from nodewire.protocol.recipe import MAX_SHARDS, Recipe
+from nodewire.protocol.round import MAX_ROUNDS
 from nodewire.protocol.schema import Hex32, Schema
 
 MAX_COUNTED = 96
@@ -101,7 +101,7 @@ def drawn(closed: Closed, counted: Counted, recipe: Recipe, steps: int) -> tuple
 
     The last is always among them of a result that is doubted, since behind it is seen whether the update is what came
     of the work, and where something is carried, since with it goes what the next round begins with. Where both are so,
-    all are: only its provider has what the round could be trained again from as a whole.
+    all are, as far as they can be shown: only its provider has what the round could be trained again from as a whole.
     """
     count = -(-steps // recipe.audit.segment)
     carries = recipe.compression.carries
@@ -109,7 +109,7 @@ def drawn(closed: Closed, counted: Counted, recipe: Recipe, steps: int) -> tuple
     if counted.doubted and carries:
         fraction = 1.0
     most = MAX_DRAWN - (2 if carries else 1 if counted.doubted else 0)
-    found = draw(closed.id, counted.commitment, count, min(1.0, fraction, most / count))
+    found = draw(closed.id, counted.commitment, count, min(1.0, fraction), most)
     return tuple(sorted({*found, count - 1})) if carries or counted.doubted else found
 
 

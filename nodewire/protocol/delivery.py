@@ -21,8 +21,6 @@ from nodewire.protocol.schema import Count, Hex32, Schema
 
 MAX_STATES = 384
 MAX_LOSSES = 256
-Loss = int
-"""In millionths."""
 
 
 class Delivered(Schema):
@@ -43,7 +41,7 @@ class Delivered(Schema):
     states: tuple[Hex32, ...] = Field(max_length=MAX_STATES)
     """Digests of the snapshots after every segment."""
     carried: Hex32 | None = None
-    """SHA-256 of what its provider carries on from this round, zeros if nothing; None in recipes that carry nothing."""
+    """SHA-256 of what its provider carries on from this round, or NOTHING; None in recipes that carry nothing."""
 
     def commitment(self, provider: str, request: str, round_: int, index: int) -> str:
         """The event's `x`: the Merkle root over the snapshots' digests and the packed update's hash, for whom and what.

@@ -1,4 +1,7 @@
-"""Which segments of a commitment are computed again. NIPS.md, "Commitments and audits"."""
+"""What everybody draws alike: random bytes from what they are drawn for, and the segments that are computed again.
+
+NIPS.md, "What is drawn", "Commitments and audits".
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,20 @@ import hashlib
 
 from nodewire.protocol import canonical
 
+_TAG = b"nodewire/stream/1\x00"
 
-def draw(seed: str, commitment: str, segments: int, fraction: float, least: int = 1) -> tuple[int, ...]:
-    """floor(segments x fraction) of a commitment's segments, at least `least`: the first of an order by random words.
 
-    Both strings are hex. The words are those of NIPS.md, "What is drawn".
+def stream(size: int, *of: int | str) -> bytes:
+    """The first `size` bytes of SHAKE-256(tag || canonical msgpack of the list `of`)."""
+    return hashlib.shake_256(_TAG + canonical.encode(list(of))).digest(size)
+
+
+def draw(seed: str, commitment: str, segments: int, fraction: float, most: int) -> tuple[int, ...]:
+    """The segments of a commitment that are computed again, ascending: floor(segments x fraction), from 1 to `most`.
+
+    They are the first of an order by 8-byte words of the stream. Both strings are hex.
     """
-    many = min(segments, max(least, int(segments * fraction)))
-    of = canonical.encode(["segments", seed, commitment])
-    stream = hashlib.shake_256(b"nodewire/stream/1\x00" + of).digest(8 * segments)
-    words = [int.from_bytes(stream[at : at + 8], "little") for at in range(0, len(stream), 8)]
+    many = min(most, segments, max(1, int(segments * fraction)))
+    data = stream(8 * segments, "segments", seed, commitment)
+    words = [int.from_bytes(data[at : at + 8], "little") for at in range(0, len(data), 8)]
     return tuple(sorted(sorted(range(segments), key=lambda i: (words[i], i))[:many]))

@@ -18,6 +18,8 @@ Shapes = dict[str, tuple[int, ...]]
 """Names and shapes in the family's order, which is that of every State."""
 
 MAX_LAYERS = 256
+HEADER_BYTES = 512
+"""Of a safetensors header, at most: for each tensor, its name included, and once for what surrounds them."""
 MAX_LARGEST = 1e12
 READING_TOML = {"numbers": True}
 """The validation context in which bare numbers are taken for Real fields."""

@@ -23,8 +23,8 @@ from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds, tags
 from nodewire.protocol.families import READING_TOML
 from nodewire.protocol.feedback import Status
-from nodewire.protocol.recipe import Recipe
-from nodewire.protocol.round import MAX_ROUNDS, MAX_SHARDS, OUTPUT
+from nodewire.protocol.recipe import MAX_SHARDS, Recipe
+from nodewire.protocol.round import MAX_ROUNDS, OUTPUT
 from nodewire.protocol.schema import Count, Hex32, Schema
 from nodewire.protocol.trainer import Trainer
 

@@ -18,12 +18,11 @@ from pydantic import Field
 from nodewire.errors import BadEvent, BadInput, BadTag, TooLarge
 from nodewire.nostr.event import Event
 from nodewire.nostr.event import parse as parse_event
-from nodewire.protocol import canonical, kinds
+from nodewire.protocol import canonical, kinds, tags
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.plan import Plan
 from nodewire.protocol.schema import Count, Hex32, Name, Schema
 
-MAX_RELAYS = 8
 MAX_PARTIALS = 64
 _ADDRESS = re.compile(rf"{kinds.MANIFEST}:[0-9a-f]{{64}}:[a-z0-9][a-z0-9._-]{{0,63}}")
 
@@ -113,9 +112,6 @@ def parse(event: Event) -> Request:
     ticket = event.tag("ticket") or ""
     if not re.fullmatch(r"[0-9a-f]{64}", ticket):
         raise BadTag("ticket", "not the seal of the job's tickets")
-    relays = next((t[1:] for t in event.tags if t[0] == "relays"), ())
-    if len(relays) > MAX_RELAYS:
-        raise BadTag("relays", f"more than {MAX_RELAYS}")
     return Request(
         id=event.id,
         customer=event.pubkey,
@@ -126,7 +122,7 @@ def parse(event: Event) -> Request:
         certificate_event=certificate,
         partials=tuple(parse_event(partial) for partial in partials),
         bid_msat=int(bid),
-        relays=tuple(relays),
+        relays=tags.relays(event),
         ticket=ticket,
     )
 

@@ -19,10 +19,9 @@ from nodewire.nostr import event as _event
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.protocol import canonical, kinds, tags
-from nodewire.protocol.job import MAX_RELAYS
 from nodewire.protocol.manifest import BlobRef
-from nodewire.protocol.recipe import MAX_SAMPLES, Recipe
-from nodewire.protocol.round import MAX_ROUNDS, MAX_SHARDS, OUTPUT, job_of, seal_of
+from nodewire.protocol.recipe import MAX_SAMPLES, MAX_SHARDS, Recipe
+from nodewire.protocol.round import MAX_ROUNDS, OUTPUT, job_of, seal_of
 from nodewire.protocol.schema import Count, Hex32, Msat, Schema
 from nodewire.protocol.trainer import TOPIC
 
@@ -96,7 +95,6 @@ class OuterRequest:
     created_at: int
     kind: int
     round: Optimization
-    relays: tuple[str, ...]
 
 
 class OuterTicket(Schema):
@@ -219,10 +217,8 @@ def parse(event: Event) -> OuterRequest:
         raise BadTag("bid", "not the price")
     if event.values("p") != [step.provider]:
         raise BadTag("p", "not the provider")
-    relays = next((tag[1:] for tag in event.tags if tag[0] == "relays"), ())
-    if len(relays) > MAX_RELAYS:
-        raise BadTag("relays", f"more than {MAX_RELAYS}")
-    return OuterRequest(event.id, event.pubkey, event.created_at, event.kind, step, tuple(relays))
+    tags.relays(event)
+    return OuterRequest(event.id, event.pubkey, event.created_at, event.kind, step)
 
 
 def is_ticket(text: str) -> bool:

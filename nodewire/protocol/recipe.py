@@ -23,8 +23,13 @@ MAX_ROUND_FLOPS = 2**62
 MAX_WINDOW = 2**17
 MAX_BATCH = 2**16
 MAX_STEPS = 100_000
+MAX_SHARDS = 4_096
+"""Parts of the data."""
 MAX_SAMPLES = 2**29 - 1
 """In a round; they are the weight of its result, and a weight times a float32 is exact in float64."""
+
+NOTHING = "0" * 64
+"""The digest of what is carried on from a round where that is nothing."""
 
 Share = Annotated[Real, between(0, 1)]
 Rate = Annotated[Real, between(0, 1e4)]
@@ -325,6 +330,15 @@ class Recipe(Schema):
         """Where the schedule ends: `inner.total`, or rounds x steps."""
         return self.inner.total or self.rounds * self.steps
 
+    def weight(self, steps: int, late: int = 0) -> int:
+        """What a result of so many steps weighs in an outer step: its samples, half of them (rounded down) where the
+        step is of the round after its own, and nothing later."""
+        return steps * self.batch >> late if late <= 1 else 0
+
+    def moments(self) -> int:
+        """Numbers that the inner optimizer keeps for each that is trained, at most."""
+        return {"sgd": int(float(self.inner.momentum) > 0), "adamw": 2, "muon": 2}[self.inner.optimizer]
+
     def flops_per_sample(self) -> int:
         """Of one sample, there and back: 3 x the family's forward operations (backward costs two forwards)."""
         return 3 * self.family.flops_per_sample(self.data.window)
@@ -343,14 +357,12 @@ class Recipe(Schema):
     def memory_bytes(self) -> int:
         """A provider's peak above an empty worker: 4 x (parameters + trained x (4 + moments) + batch x activations).
 
-        Four more copies of what is trained are theta as it came, its gradient, the beginning and the result; moments
-        are 1 for sgd with momentum, 2 for adamw and muon. Fragments and error feedback each add two copies, of what is
-        carried into a round and out of it. bf16 adds half of parameters and activations; 8 MiB are for samples. The
-        shard and the packed result come on top.
+        Four more copies of what is trained are theta as it came, its gradient, the beginning and the result. Fragments
+        and error feedback each add two copies, of what is carried into a round and out of it. bf16 adds half of
+        parameters and activations; 8 MiB are for samples. The shard and the packed result come on top.
         """
-        moments = {"sgd": int(float(self.inner.momentum) > 0), "adamw": 2, "muon": 2}[self.inner.optimizer]
         carried = 2 * (self.compression.fragments > 1) + 2 * (float(self.compression.error_feedback) > 0)
-        numbers = self.parameters() + self.trained() * (4 + moments + carried)
+        numbers = self.parameters() + self.trained() * (4 + self.moments() + carried)
         activations = self.batch * self.family.activations_per_sample(self.data.window)
         cast = 2 * (self.parameters() + activations) if self.precision == "bf16" else 0
         return 4 * (numbers + activations) + cast + 8 * 2**20

@@ -16,13 +16,11 @@ from pydantic import Field, model_validator
 from nodewire.errors import BadEvent, BadInput, BadTag, Unsupported
 from nodewire.nostr.event import Event
 from nodewire.protocol import canonical, inline, kinds, start, tags
-from nodewire.protocol.job import MAX_RELAYS
 from nodewire.protocol.manifest import BlobRef
-from nodewire.protocol.recipe import Recipe
+from nodewire.protocol.recipe import MAX_SHARDS, Recipe
 from nodewire.protocol.schema import Count, Hex32, Msat, Schema
 from nodewire.protocol.trainer import TOPIC
 
-MAX_SHARDS = 4_096
 MAX_ASSIGNED = 128
 """Shards of one request: an event has 64 KB. A larger round is several requests."""
 MAX_ROUNDS = 1_000_000
@@ -104,7 +102,6 @@ class RoundRequest:
     created_at: int
     kind: int
     round: Round
-    relays: tuple[str, ...]
     theta: bytes | None = None
     """The weights' ciphertext, where it stands in the event."""
 
@@ -210,15 +207,14 @@ def parse(event: Event) -> RoundRequest:
         raise BadTag("bid", "not the sum of the prices")
     if event.values("p") != [shard.provider for shard in round_.shards]:
         raise BadTag("p", "not the round's providers")
-    relays = next((tag[1:] for tag in event.tags if tag[0] == "relays"), ())
-    if len(relays) > MAX_RELAYS:
-        raise BadTag("relays", f"more than {MAX_RELAYS}")
+    tags.relays(event)
     theta = inline.of(event, round_.theta)
-    return RoundRequest(event.id, event.pubkey, event.created_at, event.kind, round_, tuple(relays), theta)
+    return RoundRequest(event.id, event.pubkey, event.created_at, event.kind, round_, theta)
 
 
 def is_ticket(text: str) -> bool:
-    """Whether a ticket's JSON opens a round of training and not a job of inference: it has a recipe."""
+    """Whether a ticket's JSON opens something of a training (a round's shard, or an outer step) and not a job of
+    inference: it has a recipe."""
     try:
         said = orjson.loads(text)
     except orjson.JSONDecodeError:

@@ -11,6 +11,8 @@ from nodewire.nostr.event import Event
 
 _HEX = frozenset("0123456789abcdef")
 MAX_EPOCH = 2**40
+MAX_RELAYS = 8
+"""Of a request."""
 
 
 def check_kind(event: Event, kind: int) -> None:
@@ -43,6 +45,14 @@ def number(name: str, value: str, most: int = 10**15 - 1) -> int:
     if not (value.isascii() and value.isdecimal() and len(value) <= 19 and int(value) <= most):
         raise BadTag(name, f"{value[:20]!r} is not a decimal number up to {most}")
     return int(value)
+
+
+def relays(event: Event) -> tuple[str, ...]:
+    """Where a request's customer listens; empty if it does not say. Raises BadTag: more than MAX_RELAYS."""
+    found = next((tag[1:] for tag in event.tags if tag[0] == "relays"), ())
+    if len(found) > MAX_RELAYS:
+        raise BadTag("relays", f"more than {MAX_RELAYS}")
+    return tuple(found)
 
 
 def epoch_topic(epoch: int) -> str:

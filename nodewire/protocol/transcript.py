@@ -14,8 +14,8 @@ from nodewire.errors import BadSignature
 from nodewire.nostr import keys as _keys
 from nodewire.nostr.keys import Keys
 from nodewire.protocol import canonical
-from nodewire.protocol.recipe import MAX_STEPS
-from nodewire.protocol.round import MAX_ROUNDS, MAX_SHARDS
+from nodewire.protocol.recipe import MAX_SHARDS, MAX_STEPS
+from nodewire.protocol.round import MAX_ROUNDS
 from nodewire.protocol.schema import Count, Hex32, Hex64, Label, Msat, Schema
 
 MAX_TRANSCRIPT_BYTES = 2**28

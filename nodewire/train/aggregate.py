@@ -22,9 +22,6 @@ from nodewire.errors import BadInput
 from nodewire.train.state import State
 from nodewire.train.sums import PIECE, distance, norm
 
-MAX_WEIGHT = (1 << 29) - 1
-"""With 24 bits of float32 a product stays within float64's 53."""
-
 Results = Sequence[tuple[int, State]]
 
 

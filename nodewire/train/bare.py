@@ -75,7 +75,7 @@ def run(
     curve = []
     many = recipe.rounds if rounds is None else rounds
     participation = everybody(recipe, k, many) if participation is None else participation
-    trained: dict[int, list[tuple[Part, int, State]]] = {}
+    trained: dict[int, list[tuple[Part, State]]] = {}
     for round in range(many):
         # What was trained in this round, whenever it counts: by shard, and nothing twice.
         mine = sorted({p for r in (round, round + 1) for p in participation.get(r, ()) if p.round == round}, key=_key)
@@ -89,7 +89,7 @@ def run(
                 delta = carried.moved(theta, trainer.now(part.steps).theta)
             packed, after[part.index] = carried.send(recipe, round, delta, begun)
             delta = carried.received(recipe, round, packed)
-            trained[round].append((part, update.samples, delta))
+            trained[round].append((part, delta))
             losses.append(sum(update.losses) / len(update.losses))
             size += len(packed)
         counted = set(participation[round])
@@ -97,8 +97,8 @@ def run(
         results = [
             (part, weight, delta)
             for one in (trained.pop(round - 1, []), trained[round])
-            for part, samples, delta in one
-            if part in counted and (weight := outer.lateness_weight(samples, round - part.round))
+            for part, delta in one
+            if part in counted and (weight := recipe.weight(part.steps, round - part.round))
         ]
         results.sort(key=lambda result: _key(result[0]))
         theta, momenta = fragments.step(

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 import torch
 
 from nodewire.errors import BadData, BadHash, BadUpdate, Withheld
+from nodewire.protocol import recipe as recipes
 from nodewire.protocol.recipe import Recipe
 from nodewire.train import compress, fragments, state
 from nodewire.train.compress import LARGEST
 from nodewire.train.state import State
 
-NOTHING = bytes(32)
+NOTHING = bytes.fromhex(recipes.NOTHING)
 """What is committed to where nothing is carried."""
 EMPTY = state.pack({})
 """What is shown for nothing: a file without tensors, for messages have bytes."""

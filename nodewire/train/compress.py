@@ -5,12 +5,12 @@ recipe alone, so who unpacks checks them before it takes memory. f32 holds the t
 numbers as one row, in the family's order, cut into blocks (the last one filled up with zeros), and hold
 
     int8     `scales` f32 [blocks]: s = max|x| / 127; `codes` i8 [numbers]: x / s
-    int4     `scales` f32 [blocks]: s = max|x| / 7; `codes` u8 [half the numbers]: x / s as two's complements of 4 bits,
-             the earlier one in the low half of a byte
+    int4     `scales` f32 [blocks]: s = max|x| / 7; `codes` u8 [ceil(numbers / 2)]: x / s as two's complements of 4
+             bits, the earlier one in the low half of a byte
     topk     of each block only the k largest |x| (of equals the earlier): `places` i16 [blocks, k] in it, ascending;
       bits 8   `scales` f32 [blocks] and `codes` i8 [blocks, k], as int8
       bits 2   `scales` f32 [blocks, 2]: mean|x| of the kept numbers up to their mean, and of those above it;
-               `codes` u8 [blocks, k / 4]: 2 bits each, 1 = negative, 2 = above the mean, earlier ones in lower bits
+               `codes` u8 [blocks, ceil(k / 4)]: 2 bits each, 1 = negative, 2 = above the mean, earlier ones lower
 
 Divisions are float32, rounded to even; means are float64 (`sums.fold`): the same bits on every machine. A scale below
 2^-126 is 0, and then so are the block's codes. No number may be above 2^64, which no step of training makes.

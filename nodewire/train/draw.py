@@ -5,20 +5,15 @@ Libraries promise nothing about their generators across releases; a recomputed b
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
 import numpy.typing as npt
 
-from nodewire.protocol import canonical
-
-_TAG = b"nodewire/stream/1\x00"
+from nodewire.protocol.drawing import stream
 
 
 def words(count: int, *of: int | str) -> npt.NDArray[np.uint64]:
-    """`count` uniform 64-bit words: SHAKE-256(tag || canonical msgpack of the list `of`), little-endian."""
-    stream = hashlib.shake_256(_TAG + canonical.encode(list(of))).digest(8 * count)
-    return np.frombuffer(stream, "<u8")
+    """`count` uniform 64-bit words of the stream of `of`, little-endian."""
+    return np.frombuffer(stream(8 * count, *of), "<u8")
 
 
 def order(count: int, *of: int | str) -> npt.NDArray[np.int64]:
@@ -28,5 +23,4 @@ def order(count: int, *of: int | str) -> npt.NDArray[np.int64]:
 
 def uniform(count: int, bound: float, *of: int | str) -> npt.NDArray[np.float32]:
     """`count` float32 from [-bound, bound): (word / 2^31 - 1) x bound of 32-bit words, in float64."""
-    stream = hashlib.shake_256(_TAG + canonical.encode(list(of))).digest(4 * count)
-    return ((np.frombuffer(stream, "<u4") / 2.0**31 - 1.0) * bound).astype(np.float32)
+    return ((np.frombuffer(stream(4 * count, *of), "<u4") / 2.0**31 - 1.0) * bound).astype(np.float32)

@@ -152,17 +152,21 @@ class Trainer:
             return self._snapshot(last, copied=True)
 
     def loss(self, theta: State, samples: Batch) -> float:
-        """The mean loss on samples (`data.samples`), a batch at a time."""
+        """The mean loss on samples (`data.samples`)."""
+        return float(self.losses(theta, samples).mean())
+
+    def losses(self, theta: State, samples: Batch) -> Tensor:
+        """The loss on each sample, float64 [n]; they are taken a batch at a time."""
         size = self.recipe.batch
         parts = list(zip(*(torch.split(tensor, size) for tensor in samples), strict=True))
         with _deterministic():
             self._flat.load(theta)
-            sums = self._pool.map(self._sum_of_losses, parts) if self._pool else map(self._sum_of_losses, parts)
-            return sum(sums) / len(samples[0])
+            found = self._pool.map(self._losses, parts) if self._pool else map(self._losses, parts)
+            return torch.cat(list(found))
 
-    def _sum_of_losses(self, part: Batch) -> float:
+    def _losses(self, part: Batch) -> Tensor:
         with torch.no_grad(), self._precision():
-            return float(self._model.loss(part)) * len(part[0])
+            return self._model.losses(part).double()
 
     def outputs(self, theta: State, samples: Batch) -> Tensor:
         """The model's outputs on samples, all at once."""

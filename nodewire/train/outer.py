@@ -15,13 +15,10 @@ import torch
 from torch import Tensor
 
 from nodewire.errors import BadUpdate
-from nodewire.protocol.recipe import Outer
+from nodewire.protocol.recipe import MAX_SAMPLES, Outer
 from nodewire.train import aggregate
-from nodewire.train.aggregate import MAX_WEIGHT, Results
+from nodewire.train.aggregate import Results
 from nodewire.train.state import State
-
-MAX_LATENESS = 1
-"""Rounds after which a late result is worth nothing."""
 
 
 def start(rule: Outer, theta: State) -> State:
@@ -32,11 +29,6 @@ def start(rule: Outer, theta: State) -> State:
 
 
 _PREFIXES = {"average": (), "nesterov": ("",), "fedadam": ("m/", "v/")}
-
-
-def lateness_weight(weight: int, late: int) -> int:
-    """What a result weighs that comes `late` rounds after its own: half after one, nothing after that."""
-    return weight >> late if late <= MAX_LATENESS else 0
 
 
 def prefixes(rule: Outer) -> tuple[str, ...]:
@@ -101,8 +93,8 @@ def _check(theta: State, momenta: State, rule: Outer, results: Results) -> None:
         raise BadUpdate("results", "none")
     expected = {name: tensor.shape for name, tensor in theta.items()}
     for weight, delta in results:
-        if not 1 <= weight <= MAX_WEIGHT:
-            raise BadUpdate("weight", f"{weight}, expected 1 to {MAX_WEIGHT}")
+        if not 1 <= weight <= MAX_SAMPLES:
+            raise BadUpdate("weight", f"{weight}, expected 1 to {MAX_SAMPLES}")
         if {name: tensor.shape for name, tensor in delta.items()} != expected:
             raise BadUpdate("delta", "of other names or shapes than theta")
     wanted = {prefix + name: shape for prefix in _PREFIXES[rule.method] for name, shape in expected.items()}

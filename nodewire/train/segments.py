@@ -1,30 +1,23 @@
-"""What a round's work is committed to by, and any part of it computed again. NIPS.md, "Commitments and audits".
+"""Any part of a round's work computed again: how far it is from what was claimed. NIPS.md, "Commitments and audits".
 
-    leaf i     = merkle.leaf(digest of the snapshot after segment i)           i = 0 .. segments - 1
-    next leaf  = merkle.leaf(SHA-256 of the packed update)
-    last leaf  = merkle.leaf(digest of what is carried into the next round)    of recipes that carry anything
-    root       = H("nodewire/round/1", canonical [author, request, round, index, Merkle root])
-
-A provider publishes its root before anybody's update is shown, so whoever copies one has committed to another. Its
-author is part of it: nobody can open another's. Which segments are computed again is drawn when the round is closed,
-from an id that nobody knew before. Of a drawn segment the provider shows the snapshots at both ends; who audits
-trains from the first one and compares. Equal profiles give equal bits; between unlike machines the distance counts,
-as a share of the segment's own way. Where something is carried, the last segment is always drawn: with it packing and
-what is carried on are computed again, so what a round begins with has been checked in the round before.
+What a provider commits to before anybody's update is shown is `protocol.delivery`'s to say; which segments are
+computed again is drawn when the round is closed (`protocol.closing`). Of a drawn segment the provider shows the
+snapshots at both ends; who audits trains from the first one and compares. Equal profiles give equal bits; between
+unlike machines the distance counts, as a share of the segment's own way. Where something is carried, the last segment
+is always drawn: with it packing and what is carried on are computed again, so what a round begins with has been checked
+in the round before.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from nodewire.errors import BadData, BadHash, BadInput, BadUpdate, Withheld
-from nodewire.protocol import canonical, drawing, merkle
 from nodewire.protocol.recipe import Recipe
 from nodewire.train import carried, state
 from nodewire.train.carried import Carried
@@ -43,66 +36,20 @@ STRAYED = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The leaves that a provider shows once a round is closed, and whose they are."""
+    """What a provider has committed to, as far as computing it again needs it."""
 
-    author: str
-    request: str
     round: int
     index: int
     """Of the shard."""
     states: tuple[bytes, ...]
     """The snapshots' digests, one per segment."""
-    update: bytes
-    """SHA-256 of the packed update."""
     carried: bytes | None = None
     """The digest of what is carried on; None in recipes that carry nothing."""
-
-    def root(self) -> bytes:
-        """The 32 bytes that were to be published before."""
-        return root(self.author, self.request, self.round, self.index, merkle.root(self._leaves()))
-
-    def proof(self, segment: int) -> tuple[bytes, ...]:
-        """The Merkle proof of one snapshot's digest (of the packed update, for the number after the last)."""
-        return merkle.proof(self._leaves(), segment)
-
-    def check(self, committed: bytes, recipe: Recipe, steps: int, packed: bytes) -> None:
-        """That these are the leaves under a published root, as many as `steps` have, and `packed` the update.
-
-        Raises:
-            BadUpdate: more or fewer snapshots than segments; something carried where nothing is, or the other way.
-            BadHash: another root, or another update.
-        """
-        if len(self.states) != count(recipe, steps):
-            raise BadUpdate("states", f"{len(self.states)}, but {steps} steps have {count(recipe, steps)} segments")
-        if (self.carried is None) == recipe.compression.carries:
-            raise BadUpdate("carried", "to be said where the recipe carries something, and only there")
-        if self.root() != committed:
-            raise BadHash("root", "not what was committed to")
-        if hashlib.sha256(packed).digest() != self.update:
-            raise BadHash("update", "not what was committed to")
-
-    def _leaves(self) -> list[bytes]:
-        more = () if self.carried is None else (self.carried,)
-        return [merkle.leaf(data) for data in (*self.states, self.update, *more)]
-
-
-def root(author: str, request: str, round: int, index: int, tree: bytes) -> bytes:
-    """A commitment: the Merkle root `tree`, and for whom, for what and by whom."""
-    return canonical.tagged_hash("nodewire/round/1", canonical.encode([author, request, round, index, tree]))
 
 
 def count(recipe: Recipe, steps: int) -> int:
     """Segments of a round of so many steps; the last one may be shorter."""
     return -(-steps // recipe.audit.segment)
-
-
-def drawn(seed: bytes, committed: bytes, segments: int, fraction: float, least: int = 1) -> tuple[int, ...]:
-    """The segments of a commitment that are computed again, ascending: floor(segments x fraction), at least `least`.
-
-    Args:
-        seed: the id of the event that closes the round, 32 bytes, unknown when `committed` was published.
-    """
-    return drawing.draw(seed.hex(), committed.hex(), segments, fraction, least)
 
 
 def show(snapshot: Snapshot) -> bytes:
@@ -247,22 +194,6 @@ def packing_off(
     if claim.carried is not None and carried.digest(carried.packed(after)) != claim.carried:
         return math.inf
     return off
-
-
-def first_other(states: Sequence[bytes], agrees: Callable[[int], bool]) -> int:
-    """The first snapshot that differs, by halving: where two who dispute a round let others judge one segment.
-
-    Args:
-        agrees: whether snapshot i is the same at both; the last is known to differ.
-    """
-    low, high = 0, len(states) - 1
-    while low < high:
-        middle = (low + high) // 2
-        if agrees(middle):
-            low = middle + 1
-        else:
-            high = middle
-    return low
 
 
 _MOMENTS = "moments."

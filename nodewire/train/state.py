@@ -19,7 +19,7 @@ from torch import Tensor
 from nodewire.errors import BadData, BadTask, TooLarge
 from nodewire.llm.tensorfile import DTYPES, Stored, read_header, read_into
 from nodewire.protocol import canonical
-from nodewire.protocol.families import Shapes
+from nodewire.protocol.families import HEADER_BYTES, Shapes
 
 State = Mapping[str, Tensor]
 Types = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
@@ -34,8 +34,6 @@ _CODES = {
     torch.int8: "I8",
     torch.uint8: "U8",
 }
-_HEADER_BYTES = 512
-"""Most of a header that one tensor takes."""
 
 
 def pack(tensors: Mapping[str, Tensor]) -> bytes:
@@ -92,7 +90,7 @@ def unpack(data: bytes, expected: Types, *, field: str = "tensors") -> dict[str,
 
 def most_header_bytes(expected: Types) -> int:
     """The longest header that `unpack` reads, its own length's 8 bytes not counted."""
-    return _HEADER_BYTES * (len(expected) + 1)
+    return HEADER_BYTES * (len(expected) + 1)
 
 
 def _span(name: str, entry: dict[str, Any], expected: Types, field: str) -> tuple[int, int, tuple[int, ...]]:

@@ -13,7 +13,8 @@ does not reject: it asks for an audit before the pay (`segments`), which is righ
     own       how much lower the loss is with the update than with all updates' mean: on the very batches that the
               round gave this shard, less the same on held-out data. Who trained on something else is no better there
               than all are. (The difference of two gains on two sets alone says which set is easier.)
-              audit, both: not above the bound, or under THIN of the round's median
+              audit, both: not above the bound, or under THIN of the round's median. What chance alone does is left out:
+              means over samples are taken for SURE standard errors better than they are (but for a loss that rises)
 """
 
 from __future__ import annotations
@@ -36,11 +37,13 @@ from nodewire.train.state import State
 from nodewire.train.sums import PIECE, norm
 
 Outcome = Literal["accept", "audit", "reject"]
-Loss = Callable[[State], float]
-"""The mean loss of a theta on fixed samples."""
+Losses = Callable[[State], Tensor]
+"""A theta's losses on fixed samples, float64 [n]."""
 
 THIN = 0.75
 """Share of the median of the round's gains below which a result is audited."""
+SURE = 2.0
+"""Standard errors. With none an honest result is doubted in every second round; audits find who gains from that."""
 STEPS_POWER = 0.75
 """Lengths and gains grow with about this power of a round's steps (lengths: .61 after a half, .37 after a quarter), so
 who was given fewer steps than the recipe's is compared with what it would have by all of them."""
@@ -71,7 +74,7 @@ class Submission:
     steps: int
     weight: int
     delta: State
-    own: Loss
+    own: Losses
     """On batches that the round gave this shard (`own_samples`)."""
 
 
@@ -84,7 +87,7 @@ def judge(
     recipe: Recipe,
     theta: State,
     submissions: Sequence[Submission],
-    held: Loss,
+    held: Losses,
     *,
     history: Sequence[float] = (),
     norms: Sequence[float] = (),
@@ -95,8 +98,8 @@ def judge(
     Args:
         theta: what the round began with.
         submissions: at most one for a shard.
-        held: the loss on samples of the held-out set.
-        history: held-out losses of thetas of the rounds before and of this one, on the same samples.
+        held: on samples of the held-out set.
+        history: held-out losses of thetas of the rounds before and of this one, for the policy `decay`.
         norms: of results that were accepted before, as their judgements' figures have them in `norm`.
         earlier: updates of the round before, which nobody may deliver again.
     """
@@ -118,23 +121,28 @@ def judge(
     for index, cosine in cosines({one.index: one.delta for one in submissions}, earlier).items():
         note(index, by_cosine(rules, cosine))
     standing = [one for one in submissions if found[one.index].outcome != "reject"]
+    if not standing:
+        return found
     means = _Means(standing)
-    before = history[-1] if history else held(theta)
+    before = held(theta)
     everybody = _applied(theta, means.of_all()) if len(standing) > 1 else theta
     reference = held(everybody) if len(standing) > 1 else before
-    gains, margins = {}, {}
+    gains: dict[int, Tensor] = {}
+    margins: dict[int, tuple[float, float]] = {}
     for one in standing:
-        mine = _applied(theta, one.delta)
-        loss = held(mine)
+        mine, share = _applied(theta, one.delta), shares[one.index]
+        losses = held(mine)
+        loss = float(losses.mean())
         if rules.policy == "progress" and len(standing) > 1:
-            note(one.index, progress(rules, loss, held(_applied(theta, means.without(one)))))
+            note(one.index, progress(rules, loss, float(held(_applied(theta, means.without(one))).mean())))
         if rules.policy == "decay":
             note(one.index, decay(rules, history, loss))
-        gains[one.index] = (before - loss) / shares[one.index]
-        margins[one.index] = ((one.own(everybody) - one.own(mine)) - (reference - loss)) / shares[one.index]
-    for index in gains:
-        note(index, by_gain(rules, gains[index], list(gains.values())))
-        note(index, by_own(rules, margins[index], list(margins.values())))
+        gains[one.index] = (before - losses) / share
+        margins[one.index] = _difference(one.own(everybody) - one.own(mine), reference - losses, share)
+    usual = _middle(list(gains.values()))
+    for index, gain in gains.items():
+        note(index, by_gain(rules, gain, usual))
+        note(index, by_own(rules, *margins[index], [margin for margin, _ in margins.values()]))
     return found
 
 
@@ -166,26 +174,46 @@ def by_cosine(rules: Validation, cosine: float) -> Judgement:
     return Judgement("audit" if alike else "accept", "cosine: alike" if alike else "", {"cosine": cosine})
 
 
-def by_gain(rules: Validation, gain: float, gains: Sequence[float]) -> Judgement:
-    """Does the held-out loss fall (or not rise further than the rules allow), and about as far as with others'?"""
-    if not gain > float(rules.gain):
-        return Judgement("audit", "gain: the loss rises", {"gain": gain})
-    thin = _is_thin(gain, gains)
-    return Judgement("audit" if thin else "accept", "gain: less than others" if thin else "", {"gain": gain})
+def by_gain(rules: Validation, gain: Tensor, usual: Tensor) -> Judgement:
+    """Does the held-out loss fall (or not rise further than the rules allow), and about as far as with others'?
+
+    Args:
+        gain: by how much it falls on each sample, float64 [n]; `usual`: with the result in the middle.
+    """
+    mean, middle = float(gain.mean()), float(usual.mean())
+    if not mean > float(rules.gain):
+        return Judgement("audit", "gain: the loss rises", {"gain": mean})
+    behind = gain - THIN * usual
+    # Where most gain nothing, less than most says nothing.
+    thin = middle > 0 and not float(behind.mean()) + SURE * _error(behind) >= 0
+    return Judgement("audit" if thin else "accept", "gain: less than others" if thin else "", {"gain": mean})
 
 
-def by_own(rules: Validation, margin: float, margins: Sequence[float]) -> Judgement:
-    """Is it ahead of all together on what the round gave its shard, and about as far as others are on theirs?"""
-    if not margin > float(rules.own):
+def by_own(rules: Validation, margin: float, error: float, margins: Sequence[float]) -> Judgement:
+    """Is it ahead of all together on what the round gave its shard, and about as far as others are on theirs?
+
+    `error`: the margin's standard error.
+    """
+    at_best, usual = margin + SURE * error, median(margins)
+    if not at_best > float(rules.own):
         return Judgement("audit", "own: trained on something else", {"own": margin})
-    thin = _is_thin(margin, margins)
+    thin = usual > 0 and at_best < THIN * usual
     return Judgement("audit" if thin else "accept", "own: less than others" if thin else "", {"own": margin})
 
 
-def _is_thin(gain: float, gains: Sequence[float]) -> bool:
-    """Where most gain nothing, less than most says nothing."""
-    usual = median(gains)
-    return usual > 0 and gain < THIN * usual
+def _difference(own: Tensor, held: Tensor, share: float) -> tuple[float, float]:
+    """How much larger the mean of one is, and the standard error of that; both a share's."""
+    return float(own.mean() - held.mean()) / share, math.hypot(_error(own), _error(held)) / share
+
+
+def _error(numbers: Tensor) -> float:
+    """The standard error of their mean; of a single one nothing is known."""
+    return float(numbers.std()) / math.sqrt(len(numbers)) if len(numbers) > 1 else math.inf
+
+
+def _middle(gains: Sequence[Tensor]) -> Tensor:
+    """The lower of those in the middle, by their means."""
+    return sorted(gains, key=lambda gain: float(gain.mean()))[(len(gains) - 1) // 2]
 
 
 def progress(rules: Validation, loss: float, others: float) -> Judgement:

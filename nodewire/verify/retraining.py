@@ -7,13 +7,11 @@ can hold.
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from nodewire.errors import BadData, BadHash, NodewireError, NotFound, WorkerFailed
+from nodewire.errors import BadHash, NodewireError, NotFound, WorkerFailed
 from nodewire.kind import Worker
 from nodewire.protocol.frame import Array, Frame, Meta
 from nodewire.protocol.manifest import BlobRef
@@ -21,6 +19,7 @@ from nodewire.protocol.transcript import Made, Weighed
 from nodewire.store import sealed
 from nodewire.store.blobs import Blobs
 from nodewire.verify.transcript import Reading
+from nodewire.worker.feeding import feed
 
 TASK = "auditor"
 _SESSION = "transcript"
@@ -122,8 +121,6 @@ class Retraining:
             "round": one.round,
             "steps": one.steps,
             "weight": one.weight,
-            "request": one.request,
-            "provider": one.provider,
         }
         reading.held["update"] = reading.held.get("update", 0) + 1
         try:
@@ -198,18 +195,4 @@ class Retraining:
         return await self._worker.receive(TASK, _SESSION, frame)
 
     async def _put(self, edge: str, pieces: Iterator[bytes], meta: Meta, sha256: str) -> list[Frame[Array]]:
-        """Bytes into the worker; what it answers to the last. Raises BadHash, BadData before that one goes."""
-        digest, seq = hashlib.sha256(), 0
-        piece: bytes | None = await asyncio.to_thread(next, pieces)
-        answer: list[Frame[Array]] = []
-        while piece is not None:
-            following = await asyncio.to_thread(next, pieces, None)
-            digest.update(piece)
-            if not piece:
-                raise BadData(edge, "no bytes")
-            if following is None and digest.hexdigest() != sha256:
-                raise BadHash(edge, "not what its hash says")
-            array = Array("uint8", (len(piece),), piece)
-            answer = await self._say(Frame(edge, seq, (array,), {**meta, "end": following is None}))
-            piece, seq = following, seq + 1
-        return answer
+        return await feed(self._worker, TASK, _SESSION, edge, pieces, sha256, meta)

@@ -299,7 +299,7 @@ def _chain(reading: Reading, rounds_: Sequence[Made], first: int, before: str) -
                 reading.wrong("round", "counts a result of another round", number, one.provider)
             elif (one.index, one.steps) != (assigned.index, assigned.steps):
                 reading.wrong("round", "counts another shard or other steps than were asked for", number, one.provider)
-            elif recipe is not None and one.weight != (one.steps * recipe.batch) >> late:
+            elif recipe is not None and one.weight != recipe.weight(one.steps, late):
                 reading.wrong("weight", f"{one.weight} for {one.steps} steps, {late} rounds late", number, one.provider)
             elif key in stepped:
                 reading.wrong("round", "counts a result twice", number, one.provider)

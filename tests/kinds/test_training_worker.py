@@ -8,10 +8,9 @@ import torch
 from kinds import training_worker
 from nodewire.errors import BadFrame, BadTask, Busy, NotFound, TooLarge
 from nodewire.kind import Limits
-from nodewire.protocol.delivery import Delivered
 from nodewire.protocol.frame import Frame
 from nodewire.protocol.recipe import Audit
-from nodewire.train import bare, compress, segments, state
+from nodewire.train import bare, compress, state
 from nodewire.train.actors import pieces
 from nodewire.train.actors import trainer as trainer_actor
 from tests.kinds.digits import RECIPE, dataset
@@ -140,13 +139,6 @@ def test_who_has_trained_makes_room_before_the_memory_is_too_little(coordinator)
     with pytest.raises(NotFound):
         trainer.receive("0", Frame("reveal", 0, (), {"segment": 0}))
     assert trainer.receive("1", Frame("reveal", 0, (), {"segment": 0}))
-
-
-def test_a_claim_is_the_commitment_that_its_provider_has_published():
-    states = ("ab" * 32, "cd" * 32)
-    said = Delivered(key="01" * 32, sha256="ef" * 32, bytes=9, samples=1, losses=(), states=states)
-    claim = segments.Claim("aa" * 32, "bb" * 32, 3, 1, tuple(map(bytes.fromhex, states)), bytes.fromhex("ef" * 32))
-    assert claim.root().hex() == said.commitment("aa" * 32, "bb" * 32, 3, 1)
 
 
 def test_a_round_without_work_is_rejected_and_the_other_accepted(coordinator):

@@ -47,6 +47,11 @@ def test_a_recipe_says_what_it_costs():
     assert recipe.total_steps() == 240
 
 
+def test_a_late_result_weighs_half_and_one_that_is_later_nothing():
+    recipe = Recipe.from_toml(DIGITS).model_copy(update={"batch": 25})
+    assert [recipe.weight(3, late) for late in range(4)] == [75, 37, 0, 0]
+
+
 @pytest.mark.parametrize(
     ("said", "instead", "field"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -61,7 +62,12 @@ def test_what_is_drawn_is_the_order_of_the_streams_words(segments):
     seed, root = "0d" * 32, "0e" * 32
     order = draw.order(segments, "segments", seed, root)
     many = max(1, int(segments * 0.15))
-    assert drawing.draw(seed, root, segments, 0.15) == tuple(sorted(int(i) for i in order[:many]))
+    assert drawing.draw(seed, root, segments, 0.15, 64) == tuple(sorted(int(i) for i in order[:many]))
+
+
+def test_every_segment_is_drawn_as_often_as_any_other():
+    hits = Counter(one for i in range(2_000) for one in drawing.draw(f"{i:064x}", "00" * 32, 10, 0.2, 64))
+    assert set(hits) == set(range(10)) and all(330 < hit < 470 for hit in hits.values())
 
 
 def test_of_a_doubted_result_four_times_as_much_is_drawn_and_its_end():
@@ -73,6 +79,13 @@ def test_of_a_doubted_result_four_times_as_much_is_drawn_and_its_end():
     all_of_it = recipe.model_copy(update={"audit": recipe.audit.model_copy(update={"fraction": "1.0"})})
     for one in closed.close.results:
         assert len(closing.ends(closing.drawn(closed, one, all_of_it, 384))) <= MAX_SNAPSHOTS
+
+
+@pytest.mark.parametrize("count", [64, 98, 103, 384])
+def test_as_many_are_drawn_as_can_be_shown_and_no_fewer(count):
+    recipe = RECIPE.model_copy(update={"audit": RECIPE.audit.model_copy(update={"segment": 1, "fraction": "1.0"})})
+    closed = closing.parse(closing.build(KEYS, 8840, close(), created_at=1))
+    assert len(closing.drawn(closed, closed.close.results[0], recipe, count)) == closing.MAX_DRAWN
 
 
 def test_both_ends_of_a_segment_are_shown_and_none_before_the_first():

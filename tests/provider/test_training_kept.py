@@ -10,8 +10,9 @@ import pytest
 
 from nodewire.errors import NotCarried
 from nodewire.protocol.delivery import Delivered
+from nodewire.protocol.recipe import NOTHING
 from nodewire.provider.training import carried
-from nodewire.provider.training.carried import NOTHING, CarriedFiles
+from nodewire.provider.training.carried import CarriedFiles
 from nodewire.provider.training.made import MadeResults
 from nodewire.store import sealed
 

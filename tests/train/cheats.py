@@ -7,12 +7,13 @@ its update), commits to in time, and shows whenever it is asked, so that nothing
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 
+from nodewire.protocol.delivery import Delivered
 from nodewire.protocol.recipe import Recipe
 from nodewire.train import compress, data, outer, segments
 from nodewire.train.data import Shard
@@ -33,10 +34,11 @@ def author(index: int) -> str:
 
 @dataclass
 class Delivery:
-    """What one provider gives: published root, packed update, the leaves, and the snapshots behind them."""
+    """What one provider gives: what it has committed to, packed update, what opens it, and the snapshots behind it."""
 
-    root: bytes
+    commitment: str
     packed: bytes
+    opening: Delivered
     claim: Claim
     snapshots: list[Snapshot]
 
@@ -93,8 +95,21 @@ def worked(of: Scene, index: int, shard: Shard | None = None) -> tuple[State, li
 def deliver(of: Scene, index: int, delta: State, snapshots: list[Snapshot]) -> Delivery:
     packed, _ = compress.pack(delta, of.recipe.compression)
     states = tuple(snapshot.digest() for snapshot in snapshots)
-    claim = Claim(author(index), REQUEST, of.round, index, states, hashlib.sha256(packed).digest())
-    return Delivery(claim.root(), packed, claim, snapshots)
+    opening = opened(packed, states)
+    commitment = opening.commitment(author(index), REQUEST, of.round, index)
+    return Delivery(commitment, packed, opening, Claim(of.round, index, states), snapshots)
+
+
+def opened(packed: bytes, states: Sequence[bytes]) -> Delivered:
+    """What a provider says of an update to its customer alone."""
+    return Delivered(
+        key="00" * 32,
+        sha256=hashlib.sha256(packed).hexdigest(),
+        bytes=len(packed),
+        samples=1,
+        losses=(),
+        states=tuple(state.hex() for state in states),
+    )
 
 
 def made_up(of: Scene, delta: State, done: list[Snapshot] | None = None) -> list[Snapshot]:

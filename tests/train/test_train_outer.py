@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodewire.errors import BadInput, BadUpdate
-from nodewire.protocol.recipe import Outer
+from nodewire.protocol.recipe import MAX_SAMPLES, Outer
 from nodewire.train import aggregate, outer
 from nodewire.train.sums import PIECE, distance, dot, fold, norm
 
@@ -106,14 +106,10 @@ def test_one_result_of_any_weight_is_itself():
 
 
 @settings(max_examples=30, deadline=None)
-@given(weights=st.lists(st.integers(1, aggregate.MAX_WEIGHT), min_size=1, max_size=5))
+@given(weights=st.lists(st.integers(1, MAX_SAMPLES), min_size=1, max_size=5))
 def test_equal_results_give_themselves_whatever_they_weigh(weights):
     delta = state(1)
     assert all(torch.equal(t.float(), delta[n]) for n, t in aggregate.mean([(w, delta) for w in weights]).items())
-
-
-def test_a_late_result_weighs_half_and_one_that_is_later_nothing():
-    assert [outer.lateness_weight(100, late) for late in range(4)] == [100, 50, 0, 0]
 
 
 def test_what_spans_pieces_is_aggregated_like_the_rest():

@@ -27,8 +27,12 @@ def at(*numbers: float) -> dict[str, torch.Tensor]:
 
 
 def towards(*goal: float):
-    """A loss: half the squared distance from a goal."""
-    return lambda theta: float((theta["x"] - torch.tensor(goal)).square().sum()) / 2
+    """A loss, on two samples alike: half the squared distance from a goal."""
+    return lambda theta: ((theta["x"] - torch.tensor(goal)).square().sum() / 2).double().expand(2)
+
+
+def of(losses: torch.Tensor) -> float:
+    return float(losses.mean())
 
 
 def submission(index, delta, steps=STEPS):
@@ -104,8 +108,9 @@ def test_a_loss_that_rises_is_audited():
 
 
 def test_a_loss_that_is_no_number_is_audited():
-    assert validate.by_gain(RULES, float("nan"), [1.0]).outcome == "audit"
-    assert validate.by_own(RULES, float("nan"), [1.0]).outcome == "audit"
+    assert validate.by_gain(RULES, torch.tensor([1.0, float("nan")]), torch.ones(2)).outcome == "audit"
+    assert validate.by_own(RULES, float("nan"), 0.0, [1.0]).outcome == "audit"
+    assert validate.by_own(RULES, 1.0, float("nan"), [1.0]).outcome == "audit"
 
 
 def test_own_is_how_far_it_is_ahead_of_the_mean_there_and_not_on_held_out_data():
@@ -113,10 +118,10 @@ def test_own_is_how_far_it_is_ahead_of_the_mean_there_and_not_on_held_out_data()
     results = submissions(*deltas)
     everybody = at(0.3, 0.5)
     held = towards(1, 1)
-    ahead = (results[0].own(everybody) - results[0].own(deltas[0])) - (held(everybody) - held(deltas[0]))
+    ahead = of(results[0].own(everybody) - results[0].own(deltas[0]) - held(everybody) + held(deltas[0]))
     assert validate.judge(ruled(), theta, results, held)[0].figures["own"] == pytest.approx(ahead)
     alone = validate.judge(ruled(), theta, results[:1], held)[0].figures["own"]
-    assert alone == pytest.approx((results[0].own(theta) - results[0].own(deltas[0])) - (held(theta) - held(deltas[0])))
+    assert alone == pytest.approx(of(results[0].own(theta) - results[0].own(deltas[0]) - held(theta) + held(deltas[0])))
 
 
 def test_the_mean_is_of_all_but_who_is_rejected():
@@ -125,7 +130,7 @@ def test_the_mean_is_of_all_but_who_is_rejected():
     found = validate.judge(ruled(), theta, [a, b, bad], held, norms=[0.6, 0.6])
     assert found[2].outcome == "reject"
     mean = at(0.4, 0.4)
-    ahead = (a.own(mean) - a.own(a.delta)) - (held(mean) - held(a.delta))
+    ahead = of(a.own(mean) - a.own(a.delta) - held(mean) + held(a.delta))
     assert found[0].figures["own"] == pytest.approx(ahead)
     heavy = replace(b, weight=300)
     assert validate.judge(ruled(), theta, [a, heavy, replace(a, index=3, delta=at(0.4, 0.1))], held)[0].figures[
@@ -135,9 +140,12 @@ def test_the_mean_is_of_all_but_who_is_rejected():
 
 def test_who_is_not_ahead_on_its_own_batches_is_audited():
     usual = [0.04, 0.03, 0.05]
-    assert validate.by_own(RULES, 0.03, [*usual, 0.03]).outcome == "accept"
-    assert validate.by_own(RULES, 0.01, [*usual, 0.01]).reason == "own: less than others"
-    assert validate.by_own(RULES, -0.01, [*usual, -0.01]).reason == "own: trained on something else"
+    assert validate.by_own(RULES, 0.03, 0.0, [*usual, 0.03]).outcome == "accept"
+    assert validate.by_own(RULES, 0.01, 0.0, [*usual, 0.01]).reason == "own: less than others"
+    assert validate.by_own(RULES, -0.01, 0.0, [*usual, -0.01]).reason == "own: trained on something else"
+    # What chance alone may have done is no reason.
+    assert validate.by_own(RULES, 0.01, 0.015, [*usual, 0.01]).outcome == "accept"
+    assert validate.by_own(RULES, -0.01, 0.015, [*usual, -0.01]).reason == "own: less than others"
 
 
 def test_progress_rejects_whom_the_others_leave_behind():
@@ -145,8 +153,8 @@ def test_progress_rejects_whom_the_others_leave_behind():
     rules = ruled(policy="progress", gamma="0.3")
     found = validate.judge(rules, at(0.0, 0.0), submissions(at(1, 0.6), at(0.6, 1), at(0.3, -0.2)), towards(1, 1))
     assert outcomes(found)[2] == "reject" and found[2].reason == "progress: others are ahead"
-    others = towards(1, 1)(at(0.8, 0.8))
-    assert found[2].figures["behind"] == pytest.approx(towards(1, 1)(at(0.3, -0.2)) - others)
+    others = of(towards(1, 1)(at(0.8, 0.8)))
+    assert found[2].figures["behind"] == pytest.approx(of(towards(1, 1)(at(0.3, -0.2))) - others)
     assert "reject" not in outcomes(found)[:2]
     patient = ruled(policy="progress", gamma="1.0")
     again = validate.judge(patient, at(0.0, 0.0), submissions(at(1, 0.6), at(0.6, 1), at(0.3, -0.2)), towards(1, 1))

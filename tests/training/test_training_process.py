@@ -11,7 +11,7 @@ from nodewire.customer.training.coordinating import Coordinator, Past, Verdict
 from nodewire.kind import Limits
 from nodewire.protocol import closing, drawing
 from nodewire.protocol.audit import Shown
-from nodewire.protocol.delivery import Delivered, Delivery
+from nodewire.protocol.delivery import Delivered
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import BlobRef
 from nodewire.protocol.recipe import Compression, Outer
@@ -109,11 +109,10 @@ async def test_a_round_is_trained_judged_audited_and_stepped_in_a_worker(tmp_pat
         key, digest = sealed.new_key(), hashlib.sha256(update).hexdigest()
         opened = Delivered(key=key, sha256=digest, bytes=len(update), samples=640, losses=(), states=tuple(states))
         blob = await kept(update, key)
-        delivered = Delivery(HASH, HASH, HASH, HASH, 0, opened.commitment(HASH, HASH, 0, 0), blob, 0, "")
         assert await coordinator.result(0, 0, ONE_ROUND.steps, blobs.path(blob.sha256), key, digest) == (True, "")
         assert await coordinator.judge(0) == {0: Verdict(True, "")}
         shown = {}
-        drawn = drawing.draw("01" * 32, delivered.commitment, 2, 0.5)
+        drawn = drawing.draw("01" * 32, opened.commitment(HASH, HASH, 0, 0), 2, 0.5, 64)
         for segment in closing.ends(drawn):
             plain = await joined(worker, "reveal", segment=segment)
             ref = await kept(plain, key)
@@ -122,7 +121,7 @@ async def test_a_round_is_trained_judged_audited_and_stepped_in_a_worker(tmp_pat
         assert shown
         await coordinator.step(0)
         past = Past(0, 0, ONE_ROUND.steps, blobs.path(blob.sha256), opened, theta)
-        assert await coordinator.audit(delivered, past, drawn, shown) == (True, "")
+        assert await coordinator.audit(past, drawn, shown) == (True, "")
         expected, _ = bare.run(ONE_ROUND, dataset(), 1)
         assert await coordinator.weights() == state.pack(expected)
     await worker.stop()

@@ -83,7 +83,7 @@ async def audit(course: Course, request: str, provider: str) -> None:
         def is_undone() -> bool:
             return course.state.debts[request, provider].undone
 
-        passed, reason = await course.coordinator.audit(delivered, past, drawn, files, is_undone)
+        passed, reason = await course.coordinator.audit(past, drawn, files, is_undone)
     course.take(Audited(request, provider, passed, reason, ask.to_json(), answer.to_json() if answer else ""))
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from nodewire.customer.training.machine import State
-
-NOTHING = "0" * 64
+from nodewire.protocol.recipe import NOTHING
 
 
 def left(state: State, dealt: Mapping[int, str], indices: Sequence[int]) -> dict[int, str]:

@@ -84,7 +84,7 @@ def deal(
         fits = [
             public
             for public, ad in market.items()
-            if public not in excluded and taken[public] < ad.concurrency and _takes(ad, need)
+            if public not in excluded and taken[public] < ad.concurrency and not why_not(ad, need)
         ]
         if not fits:
             continue
@@ -100,6 +100,19 @@ def deal(
     return dealt
 
 
+def why_not(ad: Trainer, need: Need) -> str:
+    """Why a trainer does not take a round, in a few words; empty if it does."""
+    if need.kind not in ad.kinds:
+        return f"takes no rounds of kind {need.kind}"
+    if need.family not in ad.families:
+        return f"trains no {need.family}, only {', '.join(ad.families)}"
+    if need.memory_bytes > ad.memory_bytes:
+        return f"has {ad.memory_bytes / 1e6:,.0f} MB of memory, it takes {need.memory_bytes / 1e6:,.0f} MB"
+    if need.blob_bytes > ad.most_bytes:
+        return f"fetches at most {ad.most_bytes / 1e6:,.0f} MB, shard or weights have {need.blob_bytes / 1e6:,.0f} MB"
+    return ""
+
+
 def grouped(dealt: Mapping[int, str], last: Mapping[str, str]) -> list[tuple[str | None, Sequence[int]]]:
     """Shards by request: in each a provider stands once, and all had the same request before (None for the new)."""
     groups: list[tuple[str | None, list[int], set[str]]] = []
@@ -113,15 +126,6 @@ def grouped(dealt: Mapping[int, str], last: Mapping[str, str]) -> list[tuple[str
         else:
             groups.append((previous, [index], {provider}))
     return [(previous, indices) for previous, indices, _ in groups]
-
-
-def _takes(ad: Trainer, wanted: Need) -> bool:
-    return (
-        wanted.kind in ad.kinds
-        and wanted.family in ad.families
-        and wanted.memory_bytes <= ad.memory_bytes
-        and wanted.blob_bytes <= ad.most_bytes
-    )
 
 
 def _rank(public: str, ad: Trainer, wanted: Need) -> tuple[int, int, str]:

@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nodewire.customer.training.machine import Counted, Sealed
-from nodewire.errors import BadData, BadHash, NodewireError, NotFound, WorkerFailed
+from nodewire.errors import NodewireError, NotFound, WorkerFailed
 from nodewire.kind import Worker
 from nodewire.protocol import inline
 from nodewire.protocol.audit import Shown
-from nodewire.protocol.delivery import Delivered, Delivery
+from nodewire.protocol.delivery import Delivered
 from nodewire.protocol.frame import Array, Frame, Meta
 from nodewire.protocol.manifest import BlobRef
 from nodewire.store import sealed
 from nodewire.store.blobs import Blobs
+from nodewire.worker.feeding import feed
 
 TASK = "coordinator"
 _SESSION = "training"
@@ -161,7 +162,6 @@ class Coordinator:
 
     async def audit(
         self,
-        delivered: Delivery,
         past: Past,
         drawn: Sequence[int],
         shown: Mapping[int, tuple[Path, Shown]],
@@ -186,8 +186,6 @@ class Coordinator:
                 return False, f"{error.code}: {error}"[:200]
             meta: Meta = {
                 **at,
-                "request": delivered.request,
-                "provider": delivered.provider,
                 "states": b"".join(map(bytes.fromhex, past.opened.states)),
                 "drawn": ",".join(map(str, drawn)),
                 "alone": alone,
@@ -252,21 +250,7 @@ class Coordinator:
         return [bytes(frame.tensors[0].data) for frame in frames]
 
     async def _put(self, edge: str, pieces: Iterable[bytes], meta: Meta, sha256: str | None) -> list[Frame[Array]]:
-        """Bytes into the worker; what it answers to the last. Raises BadHash, BadData before that one goes."""
-        digest, iterator, seq = hashlib.sha256(), iter(pieces), 0
-        piece: bytes | None = await asyncio.to_thread(next, iterator)
-        answer: list[Frame[Array]] = []
-        while piece is not None:
-            following = await asyncio.to_thread(next, iterator, None)
-            digest.update(piece)
-            if not piece:
-                raise BadData(edge, "no bytes")
-            if following is None and sha256 is not None and digest.hexdigest() != sha256:
-                raise BadHash(edge, "not what its hash says")
-            frame = Frame(edge, seq, (Array("uint8", (len(piece),), piece),), {**meta, "end": following is None})
-            answer = await self._worker.receive(TASK, _SESSION, frame)
-            piece, seq = following, seq + 1
-        return answer
+        return await feed(self._worker, TASK, _SESSION, edge, pieces, sha256, meta)
 
     async def _seal(self, pieces: Sequence[bytes], *, most_inline: int = 0) -> Sealed:
         key, digest = sealed.new_key(), hashlib.sha256()

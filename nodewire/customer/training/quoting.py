@@ -21,7 +21,6 @@ from nodewire.store.sealed import sealed_bytes
 _HEADER_BYTES = 128
 """About what a safetensors file says of each tensor."""
 _FEES = Fees()
-_MOMENTS = {"sgd": 1, "adamw": 2, "muon": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +133,7 @@ def quote(
     header = _HEADER_BYTES * (len(recipe.shapes()) + 1)
     shard_bytes = sealed_bytes(data.shard_bytes(recipe, shards) + _HEADER_BYTES)
     theta_bytes = sealed_bytes(recipe.state_bytes() + header)
-    audit_bytes = _audited(recipe) * sealed_bytes((1 + _moments(recipe)) * recipe.state_bytes() + 2 * header)
+    audit_bytes = _audited(recipe) * sealed_bytes((1 + recipe.moments()) * recipe.state_bytes() + 2 * header)
     gflop = work_gflop(recipe, recipe.steps)
     frozen_bytes = _frozen_bytes(recipe)
     weights_bytes = max(theta_bytes, frozen_bytes)
@@ -188,19 +187,6 @@ def quote(
     )
 
 
-def why_not(ad: Trainer, need: Need) -> str:
-    """Why a trainer does not take a round, in a few words; empty if it does."""
-    if need.kind not in ad.kinds:
-        return f"takes no rounds of kind {need.kind}"
-    if need.family not in ad.families:
-        return f"trains no {need.family}, only {', '.join(ad.families)}"
-    if need.memory_bytes > ad.memory_bytes:
-        return f"has {ad.memory_bytes / 1e6:,.0f} MB of memory, it takes {need.memory_bytes / 1e6:,.0f} MB"
-    if need.blob_bytes > ad.most_bytes:
-        return f"fetches at most {ad.most_bytes / 1e6:,.0f} MB, shard or weights have {need.blob_bytes / 1e6:,.0f} MB"
-    return ""
-
-
 def _dealt(need: Need, shards: int, market: Mapping[str, Trainer]) -> Counter[str]:
     """How many shards each would get, if all are free: as many turns as it takes; none where nobody fits."""
     dealt: Counter[str] = Counter()
@@ -231,7 +217,7 @@ def _offer(public: str, ad: Trainer, need: Need, shards: int) -> Offer:
         gflops=ad.gflops,
         seconds=need.gflop / ad.gflops,
         shards=shards,
-        refusal=why_not(ad, need),
+        refusal=choosing.why_not(ad, need),
     )
 
 
@@ -244,12 +230,10 @@ def _frozen_bytes(recipe: Recipe) -> int:
     )
 
 
-def _moments(recipe: Recipe) -> int:
-    return _MOMENTS[recipe.inner.optimizer]
-
-
 def _audited(recipe: Recipe) -> int:
-    """Snapshots that an audit of one result has shown, at most."""
-    fraction = float(recipe.audit.fraction)
+    """Snapshots that an audit of one result has shown, at most, if nothing speaks against it; what was carried into the
+    round counts as one."""
+    fraction, carries = float(recipe.audit.fraction), recipe.compression.carries
     segments = -(-recipe.steps // recipe.audit.segment)
-    return 2 * max(1, int(segments * fraction)) if fraction else 0
+    drawn = min(segments, max(1, int(segments * fraction)) + carries)
+    return 2 * drawn + carries if fraction else 0

@@ -17,12 +17,12 @@ from nodewire.protocol import delivery, feedback, kinds, outer
 from nodewire.protocol.audit import Showing
 from nodewire.protocol.delivery import Delivered as Opening
 from nodewire.protocol.delivery import Progress
+from nodewire.protocol.families import HEADER_BYTES
 from nodewire.protocol.round import DEPOSIT
 from nodewire.store.sealed import sealed_bytes
 
 log = logging.getLogger("nodewire.customer")
 
-_HEADER_BYTES = 512
 _LEAST_TOLD_MS = 500
 """What is known of two events of the same second."""
 
@@ -52,7 +52,7 @@ async def fetched(course: Course, request: str, provider: str, result: str) -> t
             raise BadInput("states", f"{len(opening.states)} for {row.steps} steps")
         if (opening.carried is None) == course.recipe.compression.carries:
             raise BadInput("carried", "to be said where the recipe carries something, and only there")
-        most = sealed_bytes(course.recipe.upload_bytes() + _HEADER_BYTES * (len(course.recipe.shapes()) + 1))
+        most = sealed_bytes(course.recipe.upload_bytes() + HEADER_BYTES * (len(course.recipe.shapes()) + 1))
         if delivered.blob.bytes > most:
             raise TooLarge("result", f"{delivered.blob.bytes} bytes, at most {most}")
         if delivered.amount_msat != row.balance_msat:

@@ -15,13 +15,11 @@ from nodewire.customer.training.requesting import Used
 from nodewire.errors import BadCiphertext, BadHash, BadInput, NodewireError, TooLarge
 from nodewire.nostr import event as events
 from nodewire.protocol import delivery, kinds, outer
+from nodewire.protocol.families import HEADER_BYTES
 from nodewire.protocol.manifest import BlobRef
 from nodewire.protocol.outer import MAX_INPUTS, Input, OuterDelivered, OuterDelivery
 from nodewire.protocol.trainer import Trainer
 from nodewire.store.sealed import sealed_bytes
-
-_HEADER_BYTES = 512
-"""Most of a safetensors header that one tensor takes."""
 
 
 async def here(course: Course, round_: int) -> bool:
@@ -69,8 +67,8 @@ async def buy(course: Course, round_: int) -> None:
 
 
 def _weight(course: Course, counted: Counted) -> int:
-    """Samples, halved for a late result; of what weighs nothing the step is not made."""
-    return counted.steps * course.recipe.batch >> course.state.round - counted.round
+    """Of what weighs nothing the step is not made."""
+    return course.recipe.weight(counted.steps, course.state.round - counted.round)
 
 
 def _used(course: Course, counted: Counted, weight: int) -> Used:
@@ -200,4 +198,4 @@ def _blobs(
 def _most_bytes(course: Course, rows: int) -> int:
     """Of a ciphertext of so many numbers for each of theta's."""
     recipe = course.recipe
-    return sealed_bytes(rows * (recipe.state_bytes() + _HEADER_BYTES * (len(recipe.shapes()) + 1)))
+    return sealed_bytes(rows * (recipe.state_bytes() + HEADER_BYTES * (len(recipe.shapes()) + 1)))

@@ -81,11 +81,11 @@ async def train(
             session.keys, recipe, kind.request, journal.fact("salt", secrets.token_hex(32)), config.relays
         )
 
-        async def begun() -> WorkerProcess:
+        async def started() -> WorkerProcess:
             readable = [folder, data, *(starting.readable(start) if start else ())]
             return await WorkerProcess.start(kind.worker_entry, config.worker.limits, readable=readable)
 
-        worker = LastingWorker(begun)
+        worker = LastingWorker(started)
         stack.push_async_callback(worker.stop)
         coordinator = Coordinator(worker, session.blobs, folder)
         await coordinator.open(recipe.pack(), data, shards, start)

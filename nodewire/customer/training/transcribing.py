@@ -13,6 +13,7 @@ from nodewire.nostr import nip44
 from nodewire.nostr.nip01 import Filter
 from nodewire.protocol.audit import Showing
 from nodewire.protocol.delivery import Delivered
+from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.round import RoundTicket
 from nodewire.protocol.transcript import Blamed, Made, Opened, OpenedShard, Payment, Transcript, UndoneSteps, Weighed
 
@@ -54,7 +55,7 @@ async def transcribe(course: Course, salt: str) -> Transcript:
                     )
                 )
             case machine.Stepped():
-                results = tuple(_weighed(one, event.round, recipe.batch) for one in event.counted)
+                results = tuple(_weighed(one, event.round, recipe) for one in event.counted)
                 after = event.theta.plain_sha256
                 made.append(Made(round=event.round, before=before, after=after, loss=event.loss, results=results))
                 before = after
@@ -84,14 +85,14 @@ async def transcribe(course: Course, salt: str) -> Transcript:
     ).signed(course.session.keys)
 
 
-def _weighed(counted: machine.Counted, round_: int, batch: int) -> Weighed:
+def _weighed(counted: machine.Counted, round_: int, recipe: Recipe) -> Weighed:
     return Weighed(
         request=counted.request,
         provider=counted.provider,
         index=counted.index,
         round=counted.round,
         steps=counted.steps,
-        weight=(counted.steps * batch) >> (round_ - counted.round),
+        weight=recipe.weight(counted.steps, round_ - counted.round),
     )
 
 

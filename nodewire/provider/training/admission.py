@@ -14,6 +14,7 @@ from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
 from nodewire.protocol import kinds, outer, start
 from nodewire.protocol import round as rounds
+from nodewire.protocol.families import HEADER_BYTES
 from nodewire.protocol.outer import OuterRequest, OuterTicket
 from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.round import BALANCE, Assigned, RoundRequest, RoundTicket, work_gflop
@@ -21,9 +22,6 @@ from nodewire.protocol.trainer import Trainer
 from nodewire.provider.training import outer_admission
 from nodewire.provider.training.outer_admission import AdmittedOuter
 from nodewire.store.sealed import sealed_bytes
-
-HEADER_BYTES = 256
-"""What a tensor's entry in a safetensors header has at most, its name included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +83,12 @@ class TrainingAdmission:
         return request
 
     def check(self, request: RoundRequest, ticket: RoundTicket) -> Admitted:
-        """The shard, if ticket, recipe and price are good; its deposit is for `deposit_is_waived` to judge.
+        """The shard, if ticket, recipe and price are good; where a round before stands for the deposit, `before` says
+        whether it does.
 
         Raises:
-            BadInput, BadRecipe: the ticket is not the sealed one, or its recipe is malformed or another kind's.
+            BadInput, BadRecipe: the ticket is not the sealed one, its recipe is malformed or another kind's, or frozen
+                weights are missing, of another size, or for nothing.
             Unsupported: what no provider of this version trains.
             NotAllowed: a family that is not trained here, or more steps than the recipe has.
             OverMemory, TooLarge: it does not fit this provider.

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from nodewire.errors import NotCarried
 from nodewire.protocol import canonical
+from nodewire.protocol.recipe import NOTHING
 from nodewire.provider.training.admission import Admitted
 from nodewire.store import sealed
 
-NOTHING = "0" * 64
 _NAME = re.compile(r"(\d{1,12})-([0-9a-f]{64})-(\d{1,4})-([0-9a-f]{64})")
 
 

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from nodewire.errors import NotAllowed, OverMemory, PaymentRequired, TooLarge
 from nodewire.pay.debts import Key
 from nodewire.protocol import outer
+from nodewire.protocol.families import HEADER_BYTES
 from nodewire.protocol.outer import Optimization, OuterRequest, OuterTicket
 from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.trainer import Trainer
 from nodewire.store.sealed import sealed_bytes
-
-HEADER_BYTES = 512
-"""What a tensor's entry in a safetensors header has at most, its name included."""
 
 
 @dataclass(frozen=True, slots=True)

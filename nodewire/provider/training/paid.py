@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import tempfile
 import time
@@ -11,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import ClassVar, Generic, TypedDict, TypeVar
 
-from nodewire.errors import BadHash, NodewireError, PaymentRequired
+from nodewire.errors import NodewireError, PaymentRequired
 from nodewire.kind import Worker
 from nodewire.nostr import nip44
 from nodewire.nostr.event import Event
@@ -19,13 +18,14 @@ from nodewire.nostr.keys import Keys
 from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
 from nodewire.protocol import feedback
-from nodewire.protocol.frame import Array, Frame, Meta
+from nodewire.protocol.frame import Meta
 from nodewire.protocol.manifest import BlobRef
 from nodewire.protocol.round import BALANCE, DEPOSIT
 from nodewire.provider.training.admission import Admitted
 from nodewire.provider.training.outer_admission import AdmittedOuter
 from nodewire.store import sealed
 from nodewire.store.blobs import Blobs
+from nodewire.worker.feeding import feed
 
 log = logging.getLogger("nodewire.provider")
 _NEVER_S = 2**53 - 1
@@ -137,20 +137,9 @@ class PaidRun(Generic[Job]):
     async def _feed(
         self, worker: Worker, edge: str, path: Path, key: str | None, sha256: str, said: Meta | None = None
     ) -> None:
-        """The blob's plaintext into the worker, piece by piece, with what is `said` of it; nothing of it touches the
-        disk, unless it lay there without a key. Raises BadHash."""
-        digest, pieces, seq = hashlib.sha256(), _plain(path) if key is None else sealed.unseal(path, key), 0
-        piece: bytes | None = await asyncio.to_thread(next, pieces)
-        while piece is not None:
-            following = await asyncio.to_thread(next, pieces, None)
-            digest.update(piece)
-            if following is None and digest.hexdigest() != sha256:
-                raise BadHash(edge, "not what the ticket says")
-            frame = Frame(
-                edge, seq, (Array("uint8", (len(piece),), piece),), {**(said or {}), "end": following is None}
-            )
-            await worker.receive(self.task, self.job.request.id, frame)
-            piece, seq = following, seq + 1
+        """The blob's plaintext into the worker, with what is `said` of it. Raises BadHash, BadData, BadCiphertext."""
+        pieces = _plain(path) if key is None else sealed.unseal(path, key)
+        await feed(worker, self.task, self.job.request.id, edge, pieces, sha256, said or {})
 
     def _owe_balance(self) -> None:
         """From the delivery on the customer owes the balance."""

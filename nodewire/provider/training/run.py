@@ -19,8 +19,9 @@ from nodewire.protocol.closing import Closed
 from nodewire.protocol.delivery import Delivered, Progress
 from nodewire.protocol.frame import Array, Frame, Meta
 from nodewire.protocol.manifest import BlobRef
+from nodewire.protocol.recipe import NOTHING
 from nodewire.provider.training.admission import Admitted
-from nodewire.provider.training.carried import NOTHING, CarriedFiles
+from nodewire.provider.training.carried import CarriedFiles
 from nodewire.provider.training.made import MadeResults
 from nodewire.provider.training.paid import Open, PaidRun
 from nodewire.store import sealed

@@ -5,7 +5,7 @@ as far as they are at hand.
     begin*                       theta before the first round -> begun {initial}: whether the recipe begins with it
     own {index}                  -> owned {sha256}: of a shard of the data in the folder, which is used from now on
     shard {index}*               a shard from elsewhere; one is kept
-    update {index, round, steps, weight, request, provider}*   -> updated {fine, reason}: a result that the round counts
+    update {index, round, steps, weight}*   -> updated {fine, reason}: a result that the round counts
     shown {at, segment}*, segments {at, states, drawn, begun, carried}   -> audited {segment, reason}: of update number
                                  `at`, the first segment that is other work, or -1; what is drawn from what was shown,
                                  or the whole. Digests are of what was carried into the round (shown, too) and from it
@@ -111,8 +111,7 @@ class AuditorActor:
             delta = carried.received(recipe, round_, whole)
         except NodewireError as error:
             return [Frame("updated", 0, (), {"fine": False, "reason": f"{error.code}: {error}"[:200]})]
-        request, provider = str(frame.meta["request"]), str(frame.meta["provider"])
-        self._updates.append(_Update(index, round_, steps, weight, request, provider, whole, delta))
+        self._updates.append(_Update(index, round_, steps, weight, whole, delta))
         return [Frame("updated", 0, (), {"fine": True, "reason": ""})]
 
     def _segments(self, frame: Tensors) -> Tensors:
@@ -131,15 +130,7 @@ class AuditorActor:
         drawn = [int(one) for one in str(frame.meta["drawn"]).split(",") if one]
         if not drawn:
             return self._whole(update, theta, leaves, self._shard[1], begun)
-        claim = segments.Claim(
-            update.provider,
-            update.request,
-            update.round,
-            update.index,
-            leaves,
-            hashlib.sha256(update.packed).digest(),
-            digest(frame, "carried"),
-        )
+        claim = segments.Claim(update.round, update.index, leaves, digest(frame, "carried"))
 
         def reveal(i: int) -> bytes | None:
             return self._shown.get((at, i))
@@ -203,7 +194,5 @@ class _Update:
     round: int
     steps: int
     weight: int
-    request: str
-    provider: str
     packed: bytes
     delta: State

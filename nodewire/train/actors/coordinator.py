@@ -9,9 +9,9 @@ the recipe; its weights files are the customer's folder of data and, where the r
     judge {round}         -> judged {index, accepted, reason, doubted, harms}*, one for each result of the round
     holds {round, index, update}                 -> held {holds}: whether it can be audited without being recalled
     recall.theta, recall.update {round, index, steps}*   what an audit needs of a round that was forgotten
-    shown {segment}*, audit {round, index, update, request, provider, states, drawn, begun, carried, alone}
-                                                 -> audited {accepted, reason}; the last two are digests of what was
-                                                 carried into the round and from it, where the recipe carries anything
+    shown {segment}*, audit {round, index, update, states, drawn, begun, carried, alone} -> audited {accepted, reason}:
+                          begun and carried are digests of what was carried into the round and from it, where anything
+                          is; alone as below
     late {request, round, index, steps}*         -> received, as result: one of a round before
     late.theta {round}*, late.judge {request, index, alone}   -> judged {index, accepted, reason}, by the weights of its
                           round; alone, where these are not those of the round that has its number now
@@ -26,6 +26,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from torch import Tensor
 
 from nodewire.errors import BadFrame, BadInput, NodewireError
 from nodewire.kind import Params
@@ -213,7 +215,7 @@ class CoordinatorActor:
             self._recipe,
             theta,
             [self._submission(late.round, index, beside[index]) for index in sorted(beside)],
-            self._loss,
+            self._losses,
         )[late.index]
         doubted = harms = False
         if judged.outcome == "audit" or judged.reason.startswith(DOUBTED):
@@ -232,7 +234,7 @@ class CoordinatorActor:
             self._recipe,
             self._theta,
             [self._submission(round_, index, self._results[index]) for index in sorted(self._results)],
-            self._loss,
+            self._losses,
             history=self._held,
             norms=self._norms if self._recipe.compression.fragments == 1 else (),
             earlier=[result.delta for result in self._past.get(round_ - 1, ({}, {}))[1].values()],
@@ -268,7 +270,7 @@ class CoordinatorActor:
             result.steps,
             result.steps * self._recipe.batch,
             result.delta,
-            lambda theta: self._trainer.loss(theta, own),
+            lambda theta: self._trainer.losses(theta, own),
         )
 
     def _audited(
@@ -328,11 +330,11 @@ class CoordinatorActor:
         index, _, request = which.partition(":")
         if request:
             late = self._late.counted(request, int(index), round_)
-            return outer.lateness_weight(late.steps * self._recipe.batch, 1), late.delta
+            return self._recipe.weight(late.steps, 1), late.delta
         result = self._results.get(int(index))
         if result is None:
             raise BadInput("counted", f"shard {index} has no result here")
-        return result.steps * self._recipe.batch, result.delta
+        return self._recipe.weight(result.steps), result.delta
 
     def _recall(self, frame: Tensors) -> list[Tensors]:
         round_, most = number(frame, "round"), 3 * self._recipe.state_bytes() + HEADER_BYTES
@@ -359,12 +361,9 @@ class CoordinatorActor:
             raise BadInput("audit", "of a result that is not here")
         theta, result = found
         claim = segments.Claim(
-            author=str(frame.meta["provider"]),
-            request=str(frame.meta["request"]),
             round=round_,
             index=index,
             states=tuple(states[at : at + 32] for at in range(0, len(states), 32)),
-            update=hashlib.sha256(result.packed).digest(),
             carried=digest(frame, "carried"),
         )
         judgement = validate.Judgement()
@@ -408,6 +407,9 @@ class CoordinatorActor:
             if found is not None and hashlib.sha256(found.packed).hexdigest() == update:
                 return theta, found
         return None
+
+    def _losses(self, theta: State) -> Tensor:
+        return self._trainer.losses(theta, self._measured)
 
     def _loss(self, theta: State) -> float:
         return self._trainer.loss(theta, self._measured)

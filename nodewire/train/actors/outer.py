@@ -1,7 +1,7 @@
 """The engine "outer" of kind 8842, at a provider: a session is one outer step.
 
 theta*, momenta*                      as they were before; momenta may be left out: zeros
-update {index, weight}*               packed, by ascending index
+update {at, weight}*                  packed; `at` is its place in the request
 step                                  -> stepped {root}
 after {what: theta | momenta}         -> after*
 """

@@ -25,6 +25,9 @@ class Classifier:
     def loss(self, batch: Batch) -> Tensor:
         return self._loss(self._scores(batch[0]).float(), batch[1])
 
+    def losses(self, batch: Batch) -> Tensor:
+        return self._loss(self._scores(batch[0]).float(), batch[1], reduction="none").view(len(batch[0]), -1).mean(1)
+
 
 def build(family: Linear | Mlp | Cnn, weights: Weights, *, squared: bool) -> Classifier:
     match family:

@@ -34,6 +34,10 @@ class DecoderModel:
     def loss(self, batch: Batch) -> Tensor:
         return F.cross_entropy(self.outputs(batch).float().flatten(0, 1), batch[0][:, 1:].flatten())
 
+    def losses(self, batch: Batch) -> Tensor:
+        each = F.cross_entropy(self.outputs(batch).float().flatten(0, 1), batch[0][:, 1:].flatten(), reduction="none")
+        return each.view(len(batch[0]), -1).mean(1)
+
 
 class _Layer:
     def __init__(self, family: Decoder, weights: Weights, at: str) -> None:

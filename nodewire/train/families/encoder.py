@@ -42,8 +42,12 @@ class EncoderModel:
         return F.normalize(pooled.float(), dim=1)
 
     def loss(self, batch: Batch) -> Tensor:
+        return self.losses(batch).mean()
+
+    def losses(self, batch: Batch) -> Tensor:
         first, second = self.outputs(batch).chunk(2)
-        return F.cross_entropy(first @ second.T / self._temperature, torch.arange(len(first)))
+        scores = first @ second.T / self._temperature
+        return F.cross_entropy(scores, torch.arange(len(first)), reduction="none")
 
 
 class _Norm:

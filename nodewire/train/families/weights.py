@@ -21,6 +21,9 @@ class Model(Protocol):
     def loss(self, batch: Batch) -> Tensor:
         """The mean loss of a batch, float32 []."""
 
+    def losses(self, batch: Batch) -> Tensor:
+        """The losses of a batch's samples, float32 [n], of which that is the mean."""
+
 
 class Weights:
     """A model's tensors by name; `matrix` makes the linear maps, with low-rank adapters where there are any."""

@@ -91,7 +91,7 @@ class FedstrAdmission:
             shards=(assigned,),
             deadline_s=asked.deadline_s,
         )
-        return RoundRequest(asked.id, asked.customer, asked.created_at, asked.kind, round_, ()), ticket
+        return RoundRequest(asked.id, asked.customer, asked.created_at, asked.kind, round_), ticket
 
     def _price_msat(self, asked: Asked) -> int:
         return self._trainer.price_msat(work_gflop(asked.recipe, asked.recipe.steps))
