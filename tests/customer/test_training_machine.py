@@ -299,6 +299,7 @@ def checked(state: State) -> None:
     actions = pending(state)
     assert actions
     assert len(actions) == len(set(actions))
+    assert state.spoilt is None or state.spoilt in state.past
     pays = [action for action in actions if isinstance(action, Pay)]
     for pay in pays:
         debt = state.debts[pay.request, pay.provider]
