@@ -177,7 +177,7 @@ class TrainingView:
                 self._print(f"{who} [yellow]lost[/] {one_line(reason)}")
             case machine.Undone(round_, failed):
                 whose = " and ".join(dict.fromkeys(self._name(provider) for _, provider in failed))
-                self._print(f"[yellow]round {round_ + 1} is made again[/]: work of {whose} failed its audit")
+                self._print(f"[yellow]round {round_ + 1} is made again[/]: the work of {whose} failed its audit")
             case machine.Missed(_, _, reason):
                 self._print(f"{who} [yellow]not waited for[/] {one_line(reason)}")
             case _ if self._live is not None:

@@ -33,7 +33,8 @@ async def judge(course: Course, round_: int, waiting: Sequence[tuple[str, str]])
         for request, provider in waiting:
             await _judge_late(course, Late(request, round_), provider)
         return
-    judged = await course.coordinator.judge(round_)
+    debts = course.state.debts
+    judged = await course.coordinator.judge(round_, [debts[key].row.index for key in waiting])
     is_audited = float(course.recipe.audit.fraction) > 0
     for request, provider in waiting:
         said = judged[course.state.debts[request, provider].row.index]

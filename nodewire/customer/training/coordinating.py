@@ -145,9 +145,11 @@ class Coordinator:
             raise WorkerFailed("result", "no answer")
         return bool(said[0].meta["fine"]), str(said[0].meta["reason"])
 
-    async def judge(self, round_: int) -> dict[int, Verdict]:
-        """Of every result of the round by its shard: whether it is accepted, and if not, why."""
-        said = await self._worker.receive(TASK, _SESSION, Frame("judge", 0, (), {"round": round_}))
+    async def judge(self, round_: int, waiting: Iterable[int]) -> dict[int, Verdict]:
+        """Of every result of the round by its shard: whether it is accepted, and if not, why. All but those that are
+        `waiting` were accepted before; they are there to compare with."""
+        meta: Meta = {"round": round_, "waiting": ",".join(map(str, waiting))}
+        said = await self._worker.receive(TASK, _SESSION, Frame("judge", 0, (), meta))
         return {int(one.meta["index"] or 0): _verdict(one) for one in said}
 
     async def judge_late(self, late: Late, index: int, theta: Sealed, *, alone: bool = False) -> Verdict:

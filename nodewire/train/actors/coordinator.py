@@ -6,7 +6,8 @@ the recipe; its weights files are the customer's folder of data and, where the r
     restore {what, round}*                       theta, then momenta, as they were before some round; with theta all
                                                  that is known of that round and later ones is forgotten
     result {round, index, steps}*                -> received {fine, reason} after the last
-    judge {round}         -> judged {index, accepted, reason, doubted, harms}*, one for each result of the round
+    judge {round, waiting}   -> judged {index, accepted, reason, doubted, harms}*, one for each result of the round;
+                          those of shards in `waiting`, parted by commas (else all), are forgotten if rejected
     holds {round, index, update}                 -> held {holds}: whether it can be audited without being recalled
     recall.theta, recall.update {round, index, steps}*   what an audit needs of a round that was forgotten
     shown {segment}*, audit {round, index, update, states, drawn, begun, carried, alone} -> audited {accepted, reason}:
@@ -130,7 +131,9 @@ class CoordinatorActor:
             case "late.judge":
                 return [self._judge_late(frame)]
             case "judge":
-                return self._judge(number(frame, "round"))
+                waiting = frame.meta.get("waiting")
+                indices = set(map(int, waiting.split(","))) if isinstance(waiting, str) else set(self._results)
+                return self._judge(number(frame, "round"), indices)
             case "step":
                 return [self._step(frame.seq, frame.meta.get("counted"))]
             case "bought":
@@ -228,8 +231,11 @@ class CoordinatorActor:
             self._late.drop(frame)
         return Frame("judged", 0, (), _verdict(late.index, judged, doubted, harms))
 
-    def _judge(self, round_: int) -> list[Tensors]:
-        """The judgements on all results of the round; what was rejected is forgotten."""
+    def _judge(self, round_: int, waiting: set[int]) -> list[Tensors]:
+        """The judgements on all results of the round; what was rejected of those that wait for it is forgotten.
+
+        What was accepted before, beside others, counts.
+        """
         judgements = validate.judge(
             self._recipe,
             self._theta,
@@ -250,7 +256,7 @@ class CoordinatorActor:
                 else:
                     judgement = self._audited(round_, index, judgement, self._theta, self._results[index])
             accepted = judgement.outcome == "accept"
-            if not accepted:
+            if not accepted and index in waiting:
                 del self._results[index]
             elif "norm" in judgement.figures:
                 self._results[index].norm = judgement.figures["norm"]
