@@ -215,15 +215,15 @@ def judged(results: int, numbers: int, seed: int) -> dict[str, float]:
     deltas = [state_(0.01) for _ in range(results)]
     earlier = [state_(0.01) for _ in range(results)]
 
-    def loss(theta_: Any) -> float:
-        return float(theta_["bias"].sum()) / 1e6
+    def losses(theta_: Any) -> torch.Tensor:
+        return theta_["bias"][:4].double() / 1e6
 
-    submissions = [validate.Submission(i, 1, 4, delta, loss) for i, delta in enumerate(deltas)]
+    submissions = [validate.Submission(i, 1, 4, delta, losses) for i, delta in enumerate(deltas)]
     began_kb, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     validate.cosines(dict(enumerate(deltas)), earlier)
     cosines_s = time.process_time() - began
     began = time.process_time()
-    found = validate.judge(recipe, theta, submissions, loss, earlier=earlier)
+    found = validate.judge(recipe, theta, submissions, losses, earlier=earlier)
     judged_s = time.process_time() - began
     assert len(found) == results
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - began_kb) * 1024

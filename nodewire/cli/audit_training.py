@@ -84,7 +84,7 @@ def _show(found: dict[str, Any], *, opened: bool, configured: bool) -> None:
 async def _recomputed(
     reading: Reading, role: AnyRole, data: Path | None, start: Path | None, segments: Segments | str, *, show: bool
 ) -> int:
-    from nodewire.customer.training import starting
+    from nodewire.customer.training import files
     from nodewire.nostr.keys import Keys
     from nodewire.store.blobs import Blobs
     from nodewire.verify.retraining import Retraining
@@ -102,7 +102,7 @@ async def _recomputed(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         blobs = await stack.enter_async_context(Blobs(role.blossom, role.blobs, keys=Keys.generate()))
         given = [path for path in (data, start) if path is not None]
-        readable = [folder, *(one for path in given for one in starting.readable(path))]
+        readable = [folder, *(one for path in given for one in files.readable(path))]
         worker = await WorkerProcess.start(kind.worker_entry, limits, readable=readable)
         stack.push_async_callback(worker.stop)
         (folder / "recipe").write_bytes(recipe.pack())

@@ -14,7 +14,7 @@ from kinds.k8840 import KIND as FEDAVG
 from kinds.k8841 import KIND as DILOCO
 from kinds.k8842 import KIND as OUTER
 from nodewire.config import CustomerConfig, WalletConfig
-from nodewire.customer.training import starting
+from nodewire.customer.training import files
 from nodewire.customer.training.coordinating import Coordinator
 from nodewire.customer.training.course import Course, OnChange
 from nodewire.customer.training.journal import Journal
@@ -301,5 +301,5 @@ async def train(
         done = await Rounds(course).run()
         market.transcript = await transcribe(course, journal.fact("salt", ""))
         if model is not None:
-            starting.write(model, await coordinator.model())
+            files.write(model, await coordinator.model())
         return done, await coordinator.weights()

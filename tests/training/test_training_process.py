@@ -6,7 +6,7 @@ import hashlib
 
 import torch
 
-from nodewire.customer.training import starting
+from nodewire.customer.training import files
 from nodewire.customer.training.coordinating import Coordinator, Past, Verdict
 from nodewire.kind import Limits
 from nodewire.protocol import closing, drawing
@@ -42,7 +42,7 @@ async def test_texts_are_tokenized_and_an_adapter_trained_behind_the_sandbox(tmp
         (given.start / name).rename(elsewhere / name)
         (given.start / name).symlink_to(elsewhere / name)
     (folder / "empty").touch()
-    readable = [given.data, folder, *starting.readable(given.start)]
+    readable = [given.data, folder, *files.readable(given.start)]
     worker = await WorkerProcess.start(
         "kinds.training_worker", Limits(200 * 10**6), readable=readable, arena_bytes=16 * 2**20
     )
@@ -69,8 +69,10 @@ async def test_texts_are_tokenized_and_an_adapter_trained_behind_the_sandbox(tmp
         await coordinator.step(0)
         expected, _ = bare.run(given.recipe, given.dataset, 1, start=given.tensors)
         assert await coordinator.weights() == state.pack(expected)
-        files = await coordinator.model()
-    assert files == directory.files(given.recipe, expected, given.tensors, (elsewhere / "tokenizer.json").read_bytes())
+        written = await coordinator.model()
+    assert written == directory.files(
+        given.recipe, expected, given.tensors, (elsewhere / "tokenizer.json").read_bytes()
+    )
     await worker.stop()
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nodewire.config import CustomerConfig
-from nodewire.customer.training import starting
+from nodewire.customer.training import files
 from nodewire.customer.training.coordinating import Coordinator
 from nodewire.customer.training.course import Course, OnChange
 from nodewire.customer.training.history import History
@@ -82,7 +82,7 @@ async def train(
         )
 
         async def started() -> WorkerProcess:
-            readable = [folder, data, *(starting.readable(start) if start else ())]
+            readable = [folder, data, *(files.readable(start) if start else ())]
             return await WorkerProcess.start(kind.worker_entry, config.worker.limits, readable=readable)
 
         worker = LastingWorker(started)
@@ -105,7 +105,7 @@ async def train(
             on_begin(course)
         state = await Rounds(course).run()
         if model is not None:
-            starting.write(model, await coordinator.model())
+            files.write(model, await coordinator.model())
         spent = [session.ledger.spent(job=request) for request in state.requests]
         return Trained(
             requests.job,

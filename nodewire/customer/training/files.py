@@ -1,4 +1,4 @@
-"""The files on the customer's disk that a training begins with and leaves behind, beside its data."""
+"""Files on the customer's disk that a training reads and leaves behind, beside its data."""
 
 from __future__ import annotations
 
