@@ -64,6 +64,10 @@ def summary(recipe: Recipe, done: Trained) -> dict[str, Any]:
         ],
         "requests": list(state.requests),
         "providers": sorted({provider for _, provider in state.debts}),
+        "undone": [
+            {"round": event.round, "providers": list(dict.fromkeys(provider for _, provider in event.failed))}
+            for event in history.undone
+        ],
         "failures": [{"provider": provider, "reason": reason} for provider, reason in state.failures],
         "up_bytes": history.up_bytes,
         "down_bytes": history.down_bytes,

@@ -139,6 +139,8 @@ class TrainingView:
             case machine.Stepped():
                 self._stepped_s.append(self._clock())
                 self._progress.clear()
+            case machine.Undone():
+                self._progress.clear()
             case machine.Judged(request, provider, True, _, audit):
                 self._rule(request, provider, "accepted, to be audited" if audit else "accepted", "green")
             case machine.Judged(request, provider, False, reason, _):
@@ -173,6 +175,9 @@ class TrainingView:
                 self._print(f"{who} [red]failed its audit[/] {one_line(reason)}; it is not paid")
             case machine.Lost(_, _, reason):
                 self._print(f"{who} [yellow]lost[/] {one_line(reason)}")
+            case machine.Undone(round_, failed):
+                whose = " and ".join(dict.fromkeys(self._name(provider) for _, provider in failed))
+                self._print(f"[yellow]round {round_ + 1} is made again[/]: the work of {whose} failed its audit")
             case machine.Missed(_, _, reason):
                 self._print(f"{who} [yellow]not waited for[/] {one_line(reason)}")
             case _ if self._live is not None:

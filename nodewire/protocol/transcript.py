@@ -20,6 +20,8 @@ from nodewire.protocol.schema import Count, Hex32, Hex64, Label, Msat, Schema
 
 MAX_TRANSCRIPT_BYTES = 2**28
 
+MAX_UNDONE = 2**16
+
 EventText = str
 """A signed event as JSON."""
 
@@ -43,6 +45,20 @@ class Made(Schema):
     after: Hex32
     loss: Count
     results: tuple[Weighed, ...] = Field(min_length=1, max_length=2 * MAX_SHARDS)
+
+
+class Blamed(Schema):
+    """A result that failed its audit after it had counted, or waited for it when another of its provider's failed."""
+
+    request: Hex32
+    provider: Hex32
+
+
+class UndoneSteps(Schema):
+    """Outer steps that were made one after the other and are no part of the weights, and the results that it is for."""
+
+    failed: tuple[Blamed, ...] = Field(min_length=1, max_length=MAX_UNDONE)
+    rounds: tuple[Made, ...] = Field(min_length=1, max_length=MAX_UNDONE)
 
 
 class Payment(Schema):
@@ -95,6 +111,8 @@ class Transcript(Schema):
     """Of zaps."""
     payments: tuple[Payment, ...] = ()
     rounds: tuple[Made, ...] = Field(min_length=1)
+    undone: tuple[UndoneSteps, ...] = ()
+    """In the order in which it was gone back."""
     weights: Hex32
     """SHA-256 of the final weights as safetensors."""
     opened: Opened | None = None
@@ -116,4 +134,6 @@ class Transcript(Schema):
     def _said(self) -> bytes:
         said = self.document()
         del said["opened"], said["sig"]
+        if not self.undone:  # as they were signed before there were any
+            del said["undone"]
         return bytes.fromhex(canonical.digest(self.TAG, said))

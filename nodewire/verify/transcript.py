@@ -5,9 +5,9 @@ Nothing is fetched and nothing computed here (`nodewire.verify.retraining` does 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 from nodewire.errors import NodewireError
@@ -22,7 +22,7 @@ from nodewire.protocol.closing import Closed, Counted
 from nodewire.protocol.delivery import Delivered, Delivery
 from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.round import BALANCE, DEPOSIT, RoundRequest, RoundTicket
-from nodewire.protocol.transcript import OpenedShard, Transcript
+from nodewire.protocol.transcript import Made, OpenedShard, Transcript
 
 MAX_FAULTS = 1_000
 T = TypeVar("T")
@@ -30,8 +30,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`step`: signature, recipe, request, result, close, draw, answer, round, carried, weight, theta, weights, payment;
-    computed again: update, theta, weights, loss, segment."""
+    """`step`: signature, recipe, request, result, close, draw, answer, round, undone, carried, weight, theta, weights,
+    payment; computed again: update, theta, weights, loss, segment."""
 
     step: str
     reason: str
@@ -57,6 +57,15 @@ class Reading:
     """By shard."""
     faults: list[Fault] = field(default_factory=list)
     held: dict[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def begun(self) -> dict[int, set[str]]:
+        """By round, what it may have begun with: also after steps that were undone."""
+        found: dict[int, set[str]] = {0: {self.transcript.rounds[0].before}}
+        steps = (*self.transcript.rounds, *(made for undone in self.transcript.undone for made in undone.rounds))
+        for made in steps:
+            found.setdefault(made.round + 1, set()).add(made.after)
+        return found
 
     def wrong(
         self, step: str, reason: str, round_: int | None = None, provider: str = "", segment: int | None = None
@@ -102,6 +111,7 @@ def check(transcript: Transcript) -> Reading:
     for event in _events(reading, "close", transcript.closes):
         _close(reading, event)
     _rounds(reading)
+    _undone(reading)
     _carried(reading)
     _audits(reading)
     _payments(reading)
@@ -206,10 +216,10 @@ def _ticket(reading: Reading, one: OpenedShard) -> None:
     if ticket.seal() != assigned.ticket:
         reading.wrong("request", "not the ticket that was sealed", request.round.round, one.provider)
         return
-    rounds_, number = reading.transcript.rounds, request.round.round
-    made = rounds_[number] if number < len(rounds_) else None
-    if made is not None and made.round == number and made.before != one.theta_sha256:
-        reading.wrong("theta", "another than what the round was asked to begin with", made.round, one.provider)
+    number = request.round.round
+    begun = reading.begun.get(number, set())
+    if begun and one.theta_sha256 not in begun:
+        reading.wrong("theta", "another than what the round was asked to begin with", number, one.provider)
     if reading.data.setdefault(assigned.index, one).shard_sha256 != one.shard_sha256:
         reading.wrong("request", f"shard {assigned.index} is another than before", request.round.round, one.provider)
     reading.shards[one.request, one.provider] = one
@@ -238,13 +248,43 @@ def _close(reading: Reading, event: Event) -> None:
 
 def _rounds(reading: Reading) -> None:
     transcript, recipe = reading.transcript, reading.recipe
-    before = transcript.rounds[0].before
+    if not _chain(reading, transcript.rounds, 0, transcript.rounds[0].before):
+        return
+    if recipe is not None and len(transcript.rounds) < recipe.rounds:
+        reading.wrong("round", f"{len(transcript.rounds)} rounds, the recipe has {recipe.rounds}")
+    if transcript.weights != transcript.rounds[-1].after:
+        reading.wrong("weights", "not what the last round has made")
+
+
+def _undone(reading: Reading) -> None:
+    """Steps that are no part of the weights: that they were as others are, and that what they are blamed on is."""
+    transcript = reading.transcript
+    begun = reading.begun
+    counted = {(one.request, one.provider) for made in transcript.rounds for one in made.results}
+    paid = {(one.request, one.provider) for one in transcript.payments if one.part == BALANCE}
+    for undone in transcript.undone:
+        reading.held["undone"] = reading.held.get("undone", 0) + 1
+        first = undone.rounds[0]
+        known = begun.get(first.round, set())
+        _chain(reading, undone.rounds, first.round, first.before if first.before in known else "")
+        failed = {(one.request, one.provider) for one in undone.failed}
+        if not failed & {(one.request, one.provider) for one in first.results}:
+            reading.wrong("undone", "for nothing that its first step was made of", first.round)
+        for key in failed & counted:
+            reading.wrong("undone", "what failed its audit counts all the same", _round_of(reading, key[0]), key[1])
+        for key in failed & paid:
+            reading.wrong("payment", "a balance for what failed its audit", _round_of(reading, key[0]), key[1])
+
+
+def _chain(reading: Reading, rounds_: Sequence[Made], first: int, before: str) -> bool:
+    """Steps that were made one after the other, and what they were made of; False: rounds are missing."""
+    recipe = reading.recipe
     stepped: set[tuple[str, str]] = set()
-    for number, made in enumerate(transcript.rounds):
+    for number, made in enumerate(rounds_, first):
         reading.held["round"] = reading.held.get("round", 0) + 1
         if made.round != number:
             reading.wrong("round", f"stands where {number} should", made.round)
-            return
+            return False
         if made.before != before:
             reading.wrong("theta", "does not begin with what the round before has made", number)
         before = made.after
@@ -267,27 +307,26 @@ def _rounds(reading: Reading) -> None:
             is_audited = recipe is not None and float(recipe.audit.fraction) > 0
             if is_audited and key not in reading.counted:
                 reading.wrong("close", "no close names a result that counts", number, one.provider)
-    if recipe is not None and len(transcript.rounds) < recipe.rounds:
-        reading.wrong("round", f"{len(transcript.rounds)} rounds, the recipe has {recipe.rounds}")
-    if transcript.weights != transcript.rounds[-1].after:
-        reading.wrong("weights", "not what the last round has made")
+    return True
 
 
 def _carried(reading: Reading) -> None:
     """That nobody was told to begin with anything but what it carried on from its result of the round before."""
-    left: dict[tuple[int, int, str], str | None] = {}
-    for made in reading.transcript.rounds:
+    transcript = reading.transcript
+    left: dict[tuple[str, int, str], str | None] = {}
+    """By theta after the step that it counted in."""
+    for made in (*transcript.rounds, *(made for undone in transcript.undone for made in undone.rounds)):
         for one in made.results:
             opening = reading.opened.get((one.request, one.provider))
             if one.round == made.round and opening is not None:
-                left[made.round, one.index, one.provider] = opening.carried
+                left[made.after, one.index, one.provider] = opening.carried
     for (id_, provider), ticket in reading.shards.items():
         round_ = reading.requests[id_].round
         assigned = round_.of(provider)
         if ticket.carried is None or assigned is None:
             continue
         reading.held["carried"] = reading.held.get("carried", 0) + 1
-        if left.get((round_.round - 1, assigned.index, provider)) != ticket.carried:
+        if left.get((ticket.theta_sha256, assigned.index, provider)) != ticket.carried:
             reading.wrong("carried", "not what was carried on from the round before", round_.round, provider)
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from nodewire.cli.braille import curve
 from nodewire.cli.training_results import place, write
 from nodewire.cli.training_view import TrainingView
-from nodewire.customer.training import choosing
+from nodewire.customer.training import choosing, machine
 from nodewire.customer.training.dataset import look
 from nodewire.customer.training.history import History
 from nodewire.customer.training.journal import Journal
@@ -68,6 +68,14 @@ async def test_the_live_view_shows_rounds_shards_losses_and_money(market):
     assert view.history.paid_msat == 4 * LEAST_MSAT
     assert "done" in seen[-1]
     assert re.search("[\u2801-\u28ff]", seen[-1])
+
+
+def test_a_round_that_is_made_again_is_told_with_whose_work_it_is_for():
+    console = recorded(width=200)
+    view = TrainingView(TWO_ROUNDS, 10**6, console, names={"ab" * 32: "ada"})
+    failed = (("01" * 32, "ab" * 32), ("02" * 32, "ab" * 32), ("02" * 32, "cd" * 32))
+    view.take(machine.State(rounds=9), machine.Undone(6, failed), "")
+    assert "round 7 is made again: the work of ada and cdcdcdcd failed its audit" in console.export_text()
 
 
 async def test_elsewhere_than_on_a_terminal_it_is_told_in_lines_with_every_reason(market):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodewire.customer.training import lateness, machine, watching
+from nodewire.customer.training import lateness, machine, undoing, watching
 from nodewire.customer.training.journal import Journal
 from nodewire.customer.training.machine import (
     Audit,
@@ -39,6 +39,8 @@ from nodewire.customer.training.machine import (
     Step,
     Stepped,
     Sufficed,
+    Undo,
+    Undone,
 )
 from nodewire.customer.training.pending import pending
 from nodewire.customer.training.transitions import apply
@@ -276,14 +278,17 @@ def walk(
                 event = draw.choice((Received(request, provider), Lost(request, provider, "bad-hash")))
             case Judge(_, waiting):
                 event = Judged(*draw.choice(waiting), draw.random() < 0.7, "", draw.random() < 0.5)
-            case Close(round_):
-                event = Closed(round_, f"c{len(events)}", "{}", state.unclosed(round_))
+            case Close(round_, undone):
+                event = Closed(round_, f"c{len(events)}", "{}", state.unclosed(round_, undone))
             case Audit(request, provider):
                 event = Audited(request, provider, draw.random() < 0.8, "")
             case Pay(request, provider, part):
                 event = Paid(request, provider, part, 1, 0)
             case Step(round_):
-                event = Stepped(round_, 1, BLOB, lateness.counted(state))
+                theta = replace(BLOB, key=f"{len(events):064x}")
+                event = Stepped(round_, 1, theta, lateness.counted(state))
+            case Undo(round_):
+                event = Undone(round_, undoing.culprits(state, round_))
         events.append(event)
         states.append(apply(event, state))
     return events, states
@@ -294,6 +299,7 @@ def checked(state: State) -> None:
     actions = pending(state)
     assert actions
     assert len(actions) == len(set(actions))
+    assert state.spoilt is None or state.spoilt in state.past
     pays = [action for action in actions if isinstance(action, Pay)]
     for pay in pays:
         debt = state.debts[pay.request, pay.provider]
@@ -321,12 +327,29 @@ def test_whatever_providers_do_a_training_ends_and_pays_whom_it_accepted(seed, r
     assert {provider for _, provider in accepted - balances} <= failed
     assert len(states[-1].losses) == rounds
     assert pending(states[-1]) == []
-    counted = [(one.request, one.provider) for e in events if isinstance(e, Stepped) for one in e.counted]
+    steps, thetas = lineage(events)
+    counted = [(one.request, one.provider) for e in steps for one in e.counted]
     assert len(counted) == len(set(counted)) and set(counted) <= accepted
-    work = [(one.index, one.round) for e in events if isinstance(e, Stepped) for one in e.counted]
+    assert not {key for key, debt in states[-1].debts.items() if debt.failed} & set(counted)
+    assert all(
+        states[-1].debts[one.request, one.provider].theta == thetas[one.round] for e in steps for one in e.counted
+    )
+    work = [(one.index, one.round) for e in steps for one in e.counted]
     assert len(work) == len(set(work))  # nobody's and nothing counts twice
     if not late:
-        assert all(one.round == e.round for e in events if isinstance(e, Stepped) for one in e.counted)
+        assert all(one.round == e.round for e in steps for one in e.counted)
+
+
+def lineage(events: list[machine.Event]) -> tuple[list[Stepped], list[Sealed]]:
+    """The steps that the weights at the end are made of, and what their rounds began with."""
+    steps: list[Stepped] = []
+    for event in events:
+        match event:
+            case Undone(round_):
+                del steps[round_:]
+            case Stepped():
+                steps.append(event)
+    return steps, [BLOB, *(event.theta for event in steps)]
 
 
 @given(st.integers(0, 2**32), st.integers(1, 3), st.booleans())

@@ -148,8 +148,12 @@ def test_a_round_without_work_is_rejected_and_the_other_accepted(coordinator):
     sent(coordinator, "result", update, "job", index=0, steps=RECIPE.steps, round=0)
     nothing = compress.pack(zeros, RECIPE.compression)[0]
     sent(coordinator, "result", nothing, "job", index=1, steps=RECIPE.steps, round=0)
+    # What was accepted before, and is rejected beside others now, stays: it counts.
+    judged = coordinator.receive("job", Frame("judge", 0, (), {"round": 0, "waiting": "0"}))
+    assert [one.meta["accepted"] for one in judged] == [True, False], judged
     judged = coordinator.receive("job", Frame("judge", 0, (), {"round": 0}))
     assert [one.meta["accepted"] for one in judged] == [True, False], judged
+    assert len(coordinator.receive("job", Frame("judge", 0, (), {"round": 0}))) == 1
 
 
 def test_a_copy_is_computed_again_where_nothing_is_audited_and_else_more_of_it_is_drawn(tmp_path):

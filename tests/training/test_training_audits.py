@@ -7,7 +7,7 @@ import asyncio
 import pytest
 import torch
 
-from nodewire.errors import Busy
+from nodewire.errors import Busy, NoProvider
 from nodewire.nostr.nip01 import Filter
 from nodewire.nostr.pool import Pool
 from nodewire.protocol import audit, closing
@@ -80,12 +80,20 @@ async def test_a_provider_shows_nothing_that_the_close_does_not_draw(market, mon
     monkeypatch.setattr("nodewire.protocol.audit.ask", fishes)
     monkeypatch.setattr("nodewire.customer.training.auditing.AUDIT_S", 1.0)
     heard = asyncio.Event()
+    monkeypatch.setattr("nodewire.customer.training.asking.FIND_S", 1.0)
+    failures: tuple[tuple[str, str], ...] = ()
+
+    def watch(now, event, who):
+        nonlocal failures
+        failures = now.failures
+
     async with provider(market, "ada", published=lambda event: event.tag("status") == "error" and heard.set()):
-        done, _ = await train(market, "dora", recipe, shards=1)
+        with pytest.raises(NoProvider):  # to make the round again
+            await train(market, "dora", recipe, shards=1, on_change=watch)
         async with Pool([market.relay]) as pool:
             assert not await pool.fetch([Filter(kinds=frozenset({6844}))])
     assert heard.is_set()
-    assert any("withheld" in reason for _, reason in done.failures)
+    assert any("withheld" in reason for _, reason in failures)
 
 
 async def test_who_is_asked_again_after_a_crash_gives_the_same_answer(market):

@@ -150,7 +150,7 @@ def _need(course: Course, index: int) -> Need:
 def _idle(course: Course, round_: int) -> list[int]:
     """The shards that somebody is to be found for."""
     state = course.state
-    if state.round != round_ or state.is_quorate:
+    if state.round != round_ or state.is_quorate or state.spoilt is not None:
         return []
     return [work.index for work in state.works if work.status == "idle"]
 

@@ -30,11 +30,12 @@ ASK_AGAIN_S = 20.0
 
 
 async def judge(course: Course, round_: int, waiting: Sequence[tuple[str, str]]) -> None:
-    if round_ < course.state.round:
+    if round_ < course.state.round or course.state.debts[waiting[0]].undone:
         for request, provider in waiting:
             await _judge_late(course, Late(request, round_), provider)
         return
-    judged = await course.coordinator.judge(round_)
+    debts = course.state.debts
+    judged = await course.coordinator.judge(round_, [debts[key].row.index for key in waiting])
     is_audited = float(course.recipe.audit.fraction) > 0
     for request, provider in waiting:
         said = judged[course.state.debts[request, provider].row.index]
@@ -42,8 +43,9 @@ async def judge(course: Course, round_: int, waiting: Sequence[tuple[str, str]])
 
 
 async def _judge_late(course: Course, late: Late, provider: str) -> None:
-    index = course.state.debts[late.request, provider].row.index
-    said = await course.coordinator.judge_late(late, index, course.state.thetas[late.round])
+    debt = course.state.debts[late.request, provider]
+    assert debt.theta is not None
+    said = await course.coordinator.judge_late(late, debt.row.index, debt.theta, alone=debt.undone)
     course.take(_judged(late.request, provider, said, float(course.recipe.audit.fraction) > 0))
 
 
@@ -77,8 +79,13 @@ async def audit(course: Course, request: str, provider: str) -> None:
         passed, reason = False, f"{error.code}: {error}"[:200]
     else:
         begun = RoundTicket.parse(debt.row.ticket).carried
-        past = Past(debt.round, index, debt.row.steps, update, opened, course.state.thetas[debt.round], begun)
-        passed, reason = await course.coordinator.audit(past, drawn, files)
+        assert debt.theta is not None
+        past = Past(debt.round, index, debt.row.steps, update, opened, debt.theta, begun)
+
+        def is_undone() -> bool:
+            return course.state.debts[request, provider].undone
+
+        passed, reason = await course.coordinator.audit(past, drawn, files, is_undone)
     course.take(Audited(request, provider, passed, reason, ask.to_json(), answer.to_json() if answer else ""))
 
 

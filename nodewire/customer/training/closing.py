@@ -11,10 +11,10 @@ from nodewire.protocol import closing
 from nodewire.protocol.closing import MAX_COUNTED, MAX_OTHERS, Counted
 
 
-async def close(course: Course, round_: int) -> None:
+async def close(course: Course, round_: int, undone: bool = False) -> None:
     """Name the results that count. What was signed is written down first: there is never a second draw of a result."""
     state = course.state
-    keys = state.unclosed(round_)[:MAX_COUNTED]
+    keys = state.unclosed(round_, undone)[:MAX_COUNTED]
     if not keys:
         return
     counted = []
@@ -34,7 +34,10 @@ async def close(course: Course, round_: int) -> None:
     others = [
         course.deliveries.of(debt.result).id
         for (request, provider), debt in state.debts.items()
-        if debt.round == round_ and debt.result and debt.balance == "none" and state.work(request, provider) is None
+        if (debt.round, debt.undone) == (round_, undone)
+        and debt.result
+        and debt.balance == "none"
+        and state.work(request, provider) is None
     ]
     made = closing.Close(
         job=course.requests.job,

@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from nodewire.customer.training.machine import Counted, Sealed
-from nodewire.errors import NodewireError, WorkerFailed
+from nodewire.errors import NodewireError, NotFound, WorkerFailed
 from nodewire.kind import Worker
 from nodewire.protocol import inline
 from nodewire.protocol.audit import Shown
@@ -103,13 +104,27 @@ class Coordinator:
         """The weights as they are: a safetensors file."""
         return b"".join(await self._pieces("theta", {}))
 
+    @asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        """While no audit and no late judgement is under way in the worker."""
+        async with self._auditing, self._judging:
+            yield
+
     async def restore(self, theta: Sealed, round_: int) -> None:
-        """Go on with what was the weights, and the outer optimizer's momenta, before `round_`."""
+        """Go on with what was the weights, and the outer optimizer's momenta, before `round_`. What the worker knew of
+        that round and of later ones is forgotten.
+
+        Raises:
+            NotFound: the momenta are not in the training's folder any more.
+        """
         path = await self._blobs.get(BlobRef(sha256=theta.sha256, bytes=theta.bytes))
         await self._put("restore", path, theta.key, {"what": "theta", "round": round_}, theta.plain_sha256)
+        if not round_:
+            return  # there are none before the first
         momenta = self._momenta(round_)
-        if momenta.exists():
-            await self._put("restore", momenta.read_bytes(), None, {"what": "momenta"}, None)
+        if not momenta.exists():
+            raise NotFound("momenta", f"{momenta} is gone")
+        await self._put("restore", momenta.read_bytes(), None, {"what": "momenta"}, None)
 
     async def result(
         self,
@@ -135,28 +150,39 @@ class Coordinator:
             raise WorkerFailed("result", "no answer")
         return bool(said[0].meta["fine"]), str(said[0].meta["reason"])
 
-    async def judge(self, round_: int) -> dict[int, Verdict]:
-        """Of every result of the round by its shard: whether it is accepted, and if not, why."""
-        said = await self._worker.receive(TASK, _SESSION, Frame("judge", 0, (), {"round": round_}))
+    async def judge(self, round_: int, waiting: Iterable[int]) -> dict[int, Verdict]:
+        """Of every result of the round by its shard: whether it is accepted, and if not, why. All but those that are
+        `waiting` were accepted before; they are there to compare with."""
+        meta: Meta = {"round": round_, "waiting": ",".join(map(str, waiting))}
+        said = await self._worker.receive(TASK, _SESSION, Frame("judge", 0, (), meta))
         return {int(one.meta["index"] or 0): _verdict(one) for one in said}
 
-    async def judge_late(self, late: Late, index: int, theta: Sealed) -> Verdict:
-        """Whether a late result is accepted, by the weights that its own round began with."""
+    async def judge_late(self, late: Late, index: int, theta: Sealed, *, alone: bool = False) -> Verdict:
+        """Whether a late result is accepted, by the weights that its own round began with; `alone`: not beside others
+        of that number, which began with other weights."""
         path = await self._blobs.get(BlobRef(sha256=theta.sha256, bytes=theta.bytes))
         async with self._judging:
             await self._put("late.theta", path, theta.key, {"round": late.round}, theta.plain_sha256)
-            meta: Meta = {"request": late.request, "index": index}
+            meta: Meta = {"request": late.request, "index": index, "alone": alone}
             (said,) = await self._worker.receive(TASK, _SESSION, Frame("late.judge", 0, (), meta))
         return _verdict(said)
 
     async def audit(
-        self, past: Past, drawn: Sequence[int], shown: Mapping[int, tuple[Path, Shown]]
+        self,
+        past: Past,
+        drawn: Sequence[int],
+        shown: Mapping[int, tuple[Path, Shown]],
+        is_undone: Callable[[], bool],
     ) -> tuple[bool, str]:
-        """Compute what was drawn again from the snapshots in these files: whether it agrees, and if not, why."""
+        """Compute what was drawn again from the snapshots in these files: whether it agrees, and if not, why.
+
+        Of a round that `is_undone` by now the worker may know another of the same number.
+        """
         at: Meta = {"round": past.round, "index": past.index, "update": past.opened.sha256}
         async with self._auditing:
+            alone = is_undone()
             (said,) = await self._worker.receive(TASK, _SESSION, Frame("holds", 0, (), at))
-            if not said.meta["holds"]:
+            if alone or not said.meta["holds"]:
                 await self._recall(past)
             try:
                 for segment, (path, what) in shown.items():
@@ -169,6 +195,7 @@ class Coordinator:
                 **at,
                 "states": b"".join(map(bytes.fromhex, past.opened.states)),
                 "drawn": ",".join(map(str, drawn)),
+                "alone": alone,
                 "begun": past.begun or "",
                 "carried": past.opened.carried or "",
             }
@@ -211,10 +238,16 @@ class Coordinator:
         if not isinstance(loss, int):
             raise WorkerFailed("step", "an answer that is none")
         momenta = b"".join(await self._pieces("momenta", {}))
-        # Those of the round before stay until the journal says that this step was made.
         self._momenta(round_ + 1).write_bytes(momenta)
-        self._momenta(round_ - 1).unlink(missing_ok=True)
         return loss
+
+    def forget(self, oldest: int) -> None:
+        """Steps before that of round `oldest` are never undone. Momenta of the round before it stay: after a power
+        failure the journal may not know of the newest step."""
+        for path in self._folder.glob("momenta-*.safetensors"):
+            number = path.stem.removeprefix("momenta-")
+            if number.isdecimal() and int(number) < oldest - 1:
+                path.unlink(missing_ok=True)
 
     def _momenta(self, round_: int) -> Path:
         return self._folder / f"momenta-{round_}.safetensors"

@@ -6,7 +6,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Self
 
-from nodewire.customer.training.machine import Audited, Delivered, Event, Opened, Paid, Sealed, Stepped, StepPublished
+from nodewire.customer.training.machine import (
+    Audited,
+    Delivered,
+    Event,
+    Opened,
+    Paid,
+    Sealed,
+    Stepped,
+    StepPublished,
+    Undone,
+)
 from nodewire.errors import NodewireError
 from nodewire.nostr import event as events
 from nodewire.nostr import nip44
@@ -38,6 +48,8 @@ class History:
     paid_msat: int = 0
     fees_msat: int = 0
     points: list[Point] = field(default_factory=list)
+    undone: list[Undone] = field(default_factory=list)
+    """Whose rounds' points are not among the others any more; what they have cost is."""
     keys: Keys | None = None
     """The customer's: only they open what an audit's answer cites."""
     _momenta: Sealed | None = None
@@ -64,6 +76,9 @@ class History:
             case Paid():
                 self.paid_msat += event.amount_msat
                 self.fees_msat += event.fee_msat
+            case Undone(round_):
+                del self.points[round_:]
+                self.undone.append(event)
             case Stepped(round_, loss, theta):
                 self._momenta = event.momenta
                 now = self.up_bytes, self.down_bytes, self.paid_msat, self.fees_msat

@@ -26,6 +26,7 @@ from nodewire.customer.training.machine import (
     Sealed,
     Stepped,
     StepPublished,
+    Undone,
 )
 from nodewire.errors import BadConfig
 
@@ -98,6 +99,8 @@ def _event(type_: str, data: dict[str, Any]) -> Event:
         data["theta"] = Sealed(**data["theta"])
     if cls is Closed:
         data["results"] = tuple(tuple(key) for key in data["results"])
+    if cls is Undone:
+        data["failed"] = tuple(tuple(key) for key in data["failed"])
     if cls is StepPublished:
         data["row"] = Row(**data["row"])
     if cls in (Stepped, StepPublished):

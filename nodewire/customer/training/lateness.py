@@ -46,7 +46,7 @@ def after(event: Worked, work: Work, state: State) -> State:
     present = state.works[work.index]
     match event, work.status:
         case Delivered(_, _, result, took_ms), "asked" | "working" if (
-            debt.round == state.round and present.status == "idle"
+            debt.round == state.round and not debt.undone and present.status == "idle"
         ):  # nobody has taken it over yet
             work = replace(work, status="delivered", result=result, excluded=present.excluded)
             state = measured(state, debt.row, took_ms)
@@ -61,8 +61,8 @@ def after(event: Worked, work: Work, state: State) -> State:
         case Delivered(_, _, result, took_ms), "asked" | "working":
             work, debt = replace(work, status="delivered", result=result), replace(debt, result=result)
             state = measured(state, debt.row, took_ms)
-        case Received(), "delivered":
-            work = replace(work, status="received")
+        case Received(_, _, carried), "delivered":
+            work, debt = replace(work, status="received"), replace(debt, carried=carried)
         case Judged(_, provider, True, _, audit, doubted, harms), "received":
             if audit:
                 debt = replace(debt, balance="held", doubted=doubted, harms=harms)
@@ -90,8 +90,9 @@ def after(event: Worked, work: Work, state: State) -> State:
 
 def _may_count(work: Work, state: State) -> bool:
     """Only in the step after its own round's; and not if another's result of the same shard counted there, or will."""
-    round_ = state.debts[work.request, work.provider].round
-    if not state.late_counts or state.is_trained or state.round != round_ + 1:
+    debt = state.debts[work.request, work.provider]
+    round_ = debt.round
+    if not state.late_counts or debt.undone or state.is_trained or state.round != round_ + 1:
         return False
     return (work.index, round_) not in {(one.index, one.round) for one in (*state.counted, *counted(state))}
 

@@ -15,6 +15,9 @@ judged beside those that were accepted. When all are accepted comes the outer st
 A result that is not waited for any more, because its provider takes long, may still come as a late one: beside the
 rounds, up to the request's deadline. Its shard is dealt to another, or the round is stepped without it (`missed`) if
 enough others are there.
+
+Audits run beside later rounds. A result that fails its own after a step was made of it has spoilt that round and all
+after it: the training goes back to before that step (`undoing`).
 """
 
 from __future__ import annotations
@@ -214,6 +217,14 @@ class Stepped:
 
 
 @dataclass(frozen=True, slots=True)
+class Undone:
+    """The steps from `round` on are no part of the weights any more, because of these results (request, provider)."""
+
+    round: int
+    failed: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class StepsBy:
     """Who makes outer steps from now on: a provider (`bought`), or this customer."""
 
@@ -256,6 +267,7 @@ Event = (
     | Missed
     | Sufficed
     | Stepped
+    | Undone
     | StepsBy
     | StepPublished
     | StepHere
@@ -319,6 +331,8 @@ class Close:
     """Say which results of the round count, so that segments can be drawn of them."""
 
     round: int
+    undone: bool = False
+    """Of those that a step was undone under."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +352,13 @@ class Pay:
 
 @dataclass(frozen=True, slots=True)
 class Step:
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Undo:
+    """Go back to before the step of `round`, once nothing of the present round is being done any more."""
+
     round: int
 
 
@@ -364,7 +385,22 @@ class CheckStep:
     provider: str
 
 
-Action = Publish | Call | Await | Linger | Fetch | Judge | Close | Audit | Pay | Step | BuyStep | AwaitStep | CheckStep
+Action = (
+    Publish
+    | Call
+    | Await
+    | Linger
+    | Fetch
+    | Judge
+    | Close
+    | Audit
+    | Pay
+    | Step
+    | Undo
+    | BuyStep
+    | AwaitStep
+    | CheckStep
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,6 +460,28 @@ class Debt:
     """The id of the close that names it."""
     carried: str = ""
     """The digest of what its provider carries on from it."""
+    theta: Sealed | None = None
+    """What its round began with."""
+    failed: bool = False
+    """Its audit, or another's of the same provider while this one waited."""
+    undone: bool = False
+    """It began with weights that are none any more: it is owed as any other, and never counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """How a round stood when its step was made: what going back to it needs."""
+
+    works: tuple[Work, ...]
+    late: tuple[Work, ...]
+    """That counted in it."""
+    is_enough: bool
+    counted: tuple[Counted, ...]
+    """What it was made of."""
+    earlier: tuple[Counted, ...]
+    """What the step before it was made of."""
+    momenta: Sealed | None
+    """As `Outer.momenta`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,6 +524,12 @@ class State:
     """By provider, microseconds a step that its newest results took, request and delivery included."""
 
     outer: Outer = Outer()
+    past: dict[int, Before] = field(default_factory=dict)
+    """By round, as far back as a step may have to be undone."""
+    spoilt: int | None = None
+    """The first round whose step was made of what has failed its audit since, until it is undone."""
+    again: int = -1
+    """The round that was gone back to last."""
 
     @property
     def is_trained(self) -> bool:
@@ -475,6 +539,7 @@ class State:
     def is_over(self) -> bool:
         return (
             self.is_trained
+            and self.spoilt is None
             and not self.late
             and not any({"owed", "held"} & {debt.deposit, debt.balance} for debt in self.debts.values())
         )
@@ -506,10 +571,12 @@ class State:
             total += debt.row.balance_msat if debt.balance != "none" or key in open_ else 0
         return total
 
-    def unclosed(self, round_: int) -> tuple[tuple[str, str], ...]:
+    def unclosed(self, round_: int, undone: bool = False) -> tuple[tuple[str, str], ...]:
         """The results of a round that wait for their audit, and that no close names yet; by shard."""
         keys = [
-            k for k, debt in self.debts.items() if debt.round == round_ and debt.balance == "held" and not debt.close
+            key
+            for key, debt in self.debts.items()
+            if (debt.round, debt.undone) == (round_, undone) and debt.balance == "held" and not debt.close
         ]
         return tuple(sorted(keys, key=lambda key: (self.debts[key].row.index, key)))
 

@@ -15,6 +15,7 @@ from nodewire.customer.training.machine import (
     Pay,
     Publish,
     State,
+    Undo,
 )
 from nodewire.protocol.round import BALANCE, DEPOSIT
 
@@ -23,7 +24,10 @@ def pending(state: State) -> list[Action]:
     """All that is to be done now, the present round first; what has been begun is still among it until it is done."""
     actions: list[Action] = []
     whole = False
-    if not state.is_trained:
+    if state.spoilt is not None:
+        # What a worker is busy with for the present round, a step that was bought among it, comes to its end before.
+        actions.extend(outer_machine.under_way(state) or [Undo(state.spoilt)])
+    elif not state.is_trained:
         idle = tuple(work.index for work in state.works if work.status == "idle")
         # A coordinator keeps what audits need for some rounds: those that it would forget come first.
         late = any(debt.balance == "held" and debt.round <= state.round - state.kept for debt in state.debts.values())
@@ -49,16 +53,18 @@ def pending(state: State) -> list[Action]:
         elif state.is_quorate and not state.is_enough:
             actions.append(Linger(state.round))
         actions.extend(outer_machine.under_way(state))
-    for work in state.late:
+    for work in state.late if state.spoilt is None else ():
         match work.status:
             case "asked" | "working":
                 actions.append(Await(work.request, work.provider, late=True))
             case "delivered":
                 actions.append(Fetch(work.request, work.provider))
-            case "received" if (round_ := state.debts[work.request, work.provider].round) < state.round:
-                actions.append(Judge(round_, ((work.request, work.provider),)))
-    unclosed = {debt.round for debt in state.debts.values() if debt.balance == "held" and not debt.close}
-    actions += [Close(round_) for round_ in sorted(unclosed) if round_ < state.round or whole]
+            case "received":
+                debt = state.debts[work.request, work.provider]
+                if debt.undone or debt.round < state.round:
+                    actions.append(Judge(debt.round, ((work.request, work.provider),)))
+    unclosed = {(debt.round, debt.undone) for debt in state.debts.values() if debt.balance == "held" and not debt.close}
+    actions += [Close(round_, undone) for round_, undone in sorted(unclosed) if undone or round_ < state.round or whole]
     for (request, provider), debt in state.debts.items():
         if debt.deposit == "owed":
             actions.append(Pay(request, provider, DEPOSIT))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from nodewire.customer.training import asking, auditing, closing, credit, paying, receiving, stepping
+from nodewire.customer.training import asking, auditing, closing, credit, paying, receiving, stepping, undoing
 from nodewire.customer.training.course import Course
 from nodewire.customer.training.machine import (
     Action,
@@ -25,6 +25,8 @@ from nodewire.customer.training.machine import (
     State,
     Step,
     StepsBy,
+    Undo,
+    Undone,
 )
 from nodewire.customer.training.pending import pending
 from nodewire.customer.training.transitions import apply
@@ -130,6 +132,8 @@ class Rounds:
 
     def _begin(self, group: asyncio.TaskGroup) -> None:
         """Begin what is pending, end what is not any more."""
+        if any(isinstance(action, Undo) and not task.done() for action, task in self._running.items()):
+            return
         wanted = credit.without_put_off(pending(self._course.state), self._course.state)
         for action in list(self._running):
             task = self._running[action]
@@ -137,6 +141,10 @@ class Rounds:
                 task.cancel()
             if task.done() or task.cancelling():
                 del self._running[action]
+        if any(isinstance(action, Undo) for action in wanted) and not all(
+            isinstance(action, Audit | Pay | Close) for action in self._running
+        ):  # what the coordinator is given for the present round must not come after it went back
+            wanted = [action for action in wanted if not isinstance(action, Undo)]
         publishing = any(isinstance(action, Publish) for action in self._running)
         for action in wanted:
             if action not in self._running and not (publishing and isinstance(action, Publish)):
@@ -158,14 +166,18 @@ class Rounds:
                 await receiving.fetch(course, request, provider)
             case Judge(round_, waiting):
                 await auditing.judge(course, round_, waiting)
-            case Close(round_):
-                await closing.close(course, round_)
+            case Close(round_, undone):
+                await closing.close(course, round_, undone)
             case Audit(request, provider):
                 await auditing.audit(course, request, provider)
             case Pay(request, provider, part):
                 await paying.pay(course, request, provider, part)
             case Step(round_):
                 if not await stepping.here(course, round_):
+                    await self._restore()
+            case Undo(round_):
+                async with course.coordinator.alone():
+                    course.take(Undone(round_, undoing.culprits(course.state, round_)))
                     await self._restore()
             case BuyStep(round_):
                 await stepping.buy(course, round_)

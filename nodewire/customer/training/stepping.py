@@ -7,7 +7,7 @@ import secrets
 import time
 from collections import Counter
 
-from nodewire.customer.training import choosing, lateness, receiving, watching
+from nodewire.customer.training import choosing, lateness, receiving, undoing, watching
 from nodewire.customer.training.choosing import Need
 from nodewire.customer.training.course import Course
 from nodewire.customer.training.machine import Counted, Judged, Lost, Sealed, StepHere, Stepped, StepPublished
@@ -27,9 +27,10 @@ async def here(course: Course, round_: int) -> bool:
     counted = lateness.counted(course.state)
     loss = await course.coordinator.step(round_, counted)
     theta = await course.coordinator.theta()
-    if not set(counted) <= set(lateness.counted(course.state)):
-        return False  # one of them was found out meanwhile, by the audit of a round before
+    if course.state.spoilt is not None or not set(counted) <= set(lateness.counted(course.state)):
+        return False  # one of them, or of a round before, was found out meanwhile
     course.take(Stepped(round_, loss, theta, counted))
+    course.coordinator.forget(undoing.oldest(course.state))
     return True
 
 
@@ -58,7 +59,7 @@ async def buy(course: Course, round_: int) -> None:
     except (TooLarge, BadInput) as error:
         course.take(StepHere(round_, str(error)))
         return
-    if lateness.counted(course.state) != counted:
+    if lateness.counted(course.state) != counted or course.state.spoilt is not None:
         return  # another result came, or one was found out: it is pending again
     course.asked_s[event.id] = time.monotonic()
     course.take(StepPublished(round_, event.id, event.to_json(), row, counted, momenta))
@@ -163,6 +164,7 @@ async def check(course: Course, request: str, provider: str) -> bool:
         return False
     theta, momenta = blobs["theta"][1], blobs["momenta"][1] if "momenta" in blobs else None
     course.take(Stepped(state.round, loss, theta, job.counted, request, provider, momenta))
+    course.coordinator.forget(undoing.oldest(course.state))
     return True
 
 

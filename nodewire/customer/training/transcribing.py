@@ -15,7 +15,7 @@ from nodewire.protocol.audit import Showing
 from nodewire.protocol.delivery import Delivered
 from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.round import RoundTicket
-from nodewire.protocol.transcript import Made, Opened, OpenedShard, Payment, Transcript, Weighed
+from nodewire.protocol.transcript import Blamed, Made, Opened, OpenedShard, Payment, Transcript, UndoneSteps, Weighed
 
 log = logging.getLogger("nodewire.customer")
 
@@ -27,7 +27,9 @@ async def transcribe(course: Course, salt: str) -> Transcript:
     requests: dict[str, machine.Published] = {}
     delivered: dict[tuple[str, str], str] = {}
     steps: set[str] = set()
-    closes, asks, answers, payments, made = [], [], [], [], []
+    closes, asks, answers, payments = [], [], [], []
+    made: list[Made] = []
+    undone: list[UndoneSteps] = []
     recipe, before, shards = course.recipe, "", 0
     for event in course.journal.events():
         match event:
@@ -57,6 +59,11 @@ async def transcribe(course: Course, salt: str) -> Transcript:
                 after = event.theta.plain_sha256
                 made.append(Made(round=event.round, before=before, after=after, loss=event.loss, results=results))
                 before = after
+            case machine.Undone(round_, failed):
+                blamed = tuple(Blamed(request=request, provider=provider) for request, provider in failed)
+                undone.append(UndoneSteps(failed=blamed, rounds=tuple(made[round_:])))
+                before = made[round_].before
+                del made[round_:]
     return Transcript(
         customer=course.session.keys.public,
         job=course.requests.job,
@@ -72,6 +79,7 @@ async def transcribe(course: Course, salt: str) -> Transcript:
         receipts=await _receipts(course, list(requests)),
         payments=tuple(payments),
         rounds=tuple(made),
+        undone=tuple(undone),
         weights=before,
         opened=_opened(course, list(requests.values()), list(delivered.values()), answers),
     ).signed(course.session.keys)

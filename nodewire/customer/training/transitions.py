@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodewire.customer.training import lateness, outer_machine
+from nodewire.customer.training import lateness, outer_machine, undoing
 from nodewire.customer.training.lateness import Worked
 from nodewire.customer.training.machine import (
     Audited,
@@ -27,6 +27,7 @@ from nodewire.customer.training.machine import (
     StepPublished,
     StepsBy,
     Sufficed,
+    Undone,
     Work,
 )
 from nodewire.customer.training.measuring import measured
@@ -64,6 +65,8 @@ def apply(event: Event, state: State) -> State:
             return lateness.spared(replace(state, is_enough=True))
         case Stepped():
             return _stepped(event, state)
+        case Undone():
+            return lateness.spared(undoing.undone(event, state))
         case StepsBy() | StepPublished() | StepHere():
             return outer_machine.applied(event, state)
         case Paid(request, provider, part, _, _):
@@ -99,8 +102,9 @@ def _stepped(event: Stepped, state: State) -> State:
         is_enough=False,
         late=tuple(work for work in state.late if work.status != "accepted"),
         counted=event.counted,
+        past={**state.past, event.round: undoing.before(event, state)},
     )
-    return outer_machine.stepped(event, following)
+    return undoing.pruned(outer_machine.stepped(event, following))
 
 
 def _published(event: Published, state: State) -> State:
@@ -115,7 +119,7 @@ def _published(event: Published, state: State) -> State:
         else work
         for work in state.works
     )
-    debts = {(event.request, row.provider): Debt(row, event.round) for row in event.rows}
+    debts = {(event.request, row.provider): Debt(row, event.round, theta=state.theta) for row in event.rows}
     return replace(
         state,
         works=works,
@@ -144,7 +148,7 @@ def _audited(event: Audited, state: State) -> State:
         return replace(state, closes=_waited_for(state))
     # Nothing more of who did other work than it has committed to, and nothing that waits for an audit is paid.
     debts = {
-        (request, provider): replace(one, balance="none", result="")
+        (request, provider): replace(one, balance="none", result="", failed=True)
         if one.balance == "held" and provider == event.provider
         else one
         for (request, provider), one in state.debts.items()
@@ -157,7 +161,7 @@ def _audited(event: Audited, state: State) -> State:
     failures, banned = (*state.failures, (event.provider, event.reason)), state.banned | {event.provider}
     late = tuple(work for work in state.late if work.provider != event.provider)
     state = replace(state, debts=debts, works=works, late=late, paid_last=kept, failures=failures, banned=banned)
-    return replace(state, closes=_waited_for(state))
+    return undoing.spoilt(replace(state, closes=_waited_for(state)))
 
 
 def _waited_for(state: State) -> dict[str, str]:

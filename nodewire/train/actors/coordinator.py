@@ -3,15 +3,19 @@ the recipe; its weights files are the customer's folder of data and, where the r
 
     shard {index}         -> shard*              theta, momenta, start -> theta*, momenta*, start*
     model                 -> model {name}*       the files of a Hugging Face folder with what was trained
-    restore {what, round}*                       theta or momenta as they were before some round
+    restore {what, round}*                       theta, then momenta, as they were before some round; with theta all
+                                                 that is known of that round and later ones is forgotten
     result {round, index, steps}*                -> received {fine, reason} after the last
-    judge {round}         -> judged {index, accepted, reason, doubted, harms}*, one for each result of the round
+    judge {round, waiting}   -> judged {index, accepted, reason, doubted, harms}*, one for each result of the round;
+                          those of shards in `waiting`, parted by commas (else all), are forgotten if rejected
     holds {round, index, update}                 -> held {holds}: whether it can be audited without being recalled
     recall.theta, recall.update {round, index, steps}*   what an audit needs of a round that was forgotten
-    shown {segment}*, audit {round, index, update, states, drawn, begun, carried} -> audited {accepted, reason}: the
-                          last two are digests of what was carried into the round and from it, where anything is
+    shown {segment}*, audit {round, index, update, states, drawn, begun, carried, alone} -> audited {accepted, reason}:
+                          begun and carried are digests of what was carried into the round and from it, where anything
+                          is; alone as below
     late {request, round, index, steps}*         -> received, as result: one of a round before
-    late.theta {round}*, late.judge {request, index}   -> judged {index, accepted, reason}, by the weights of its round
+    late.theta {round}*, late.judge {request, index, alone}   -> judged {index, accepted, reason}, by the weights of its
+                          round; alone, where these are not those of the round that has its number now
     step {counted}        theta and momenta of the next round, from these results -> stepped {loss}; "index:" is one of
                           the round, "index:request" a late one, parted by commas; without it, all of the round
     bought {what}*, check {round, counted, seed, root} -> checked {fine, reason, loss}: theta and momenta of the next
@@ -129,7 +133,9 @@ class CoordinatorActor:
             case "late.judge":
                 return [self._judge_late(frame)]
             case "judge":
-                return self._judge(number(frame, "round"))
+                waiting = frame.meta.get("waiting")
+                indices = set(map(int, waiting.split(","))) if isinstance(waiting, str) else set(self._results)
+                return self._judge(number(frame, "round"), indices)
             case "step":
                 return [self._step(frame.seq, frame.meta.get("counted"))]
             case "bought":
@@ -138,6 +144,7 @@ class CoordinatorActor:
             case "check":
                 return [self._check(frame)]
             case "holds":
+                self._recalled = None
                 held = self._result_of(frame) is not None
                 return [Frame("held", 0, (), {"holds": held})]
             case "recall.theta" | "recall.update":
@@ -166,7 +173,12 @@ class CoordinatorActor:
             if what == "theta":
                 self._theta = tensors
                 self._round = number(frame, "round")
-                self._held = [self._loss(tensors)]
+                self._held, self._norms = [self._loss(tensors)], []
+                self._results.clear()
+                self._late = LateResults(self._recipe)
+                self._past = {number_: past for number_, past in self._past.items() if number_ < self._round}
+                if not self._round:
+                    self._momenta = outer.start(self._recipe.outer, tensors)
             else:
                 self._momenta = tensors
         return []
@@ -202,7 +214,8 @@ class CoordinatorActor:
     def _judge_late(self, frame: Tensors) -> Tensors:
         """The judgement on a late result, beside what was accepted of its round as far as that is still known."""
         theta, late = self._late.to_judge(frame)
-        beside = {**self._past.get(late.round, ({}, {}))[1], late.index: _Result(late.steps, late.delta, late.packed)}
+        others = {} if frame.meta.get("alone") else self._past.get(late.round, ({}, {}))[1]
+        beside = {**others, late.index: _Result(late.steps, late.delta, late.packed)}
         judged = validate.judge(
             self._recipe,
             theta,
@@ -216,12 +229,15 @@ class CoordinatorActor:
             else:
                 judged = self._audited(late.round, late.index, judged, theta, beside[late.index])
         accepted = judged.outcome == "accept"
-        if not accepted:
+        if not accepted or frame.meta.get("alone"):  # it never counts
             self._late.drop(frame)
         return Frame("judged", 0, (), _verdict(late.index, judged, doubted, harms))
 
-    def _judge(self, round_: int) -> list[Tensors]:
-        """The judgements on all results of the round; what was rejected is forgotten."""
+    def _judge(self, round_: int, waiting: set[int]) -> list[Tensors]:
+        """The judgements on all results of the round; what was rejected of those that wait for it is forgotten.
+
+        What was accepted before, beside others, counts.
+        """
         judgements = validate.judge(
             self._recipe,
             self._theta,
@@ -246,7 +262,7 @@ class CoordinatorActor:
                 else:
                     judgement = self._audited(round_, index, judgement, self._theta, self._results[index])
             accepted = judgement.outcome == "accept"
-            if not accepted:
+            if not accepted and index in waiting:
                 del self._results[index]
             elif "norm" in judgement.figures:
                 self._results[index].norm = judgement.figures["norm"]
@@ -394,7 +410,7 @@ class CoordinatorActor:
             return None
         committed = digest(frame, "begun") or NOTHING
         begun = carried.shown(shown, self._recipe, committed)
-        before = self._past.get(number(frame, "round") - 1)
+        before = None if frame.meta.get("alone") else self._past.get(number(frame, "round") - 1)
         update = before[1].get(number(frame, "index")) if before is not None else None
         if update is not None:
             carried.check_residual(begun, update.packed, self._recipe)
@@ -405,7 +421,7 @@ class CoordinatorActor:
         round_, index, update = number(frame, "round"), number(frame, "index"), frame.meta["update"]
         kept = [(self._round, self._theta, self._results), *((n, *past) for n, past in self._past.items())]
         if self._recalled is not None:
-            kept.append(self._recalled)
+            kept.insert(0, self._recalled)
         for known, theta, results in kept:
             found = results.get(index) if known == round_ else None
             if found is not None and hashlib.sha256(found.packed).hexdigest() == update:

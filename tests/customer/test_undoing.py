@@ -1,0 +1,188 @@
+"""Going back to before a step: what counts again, what is owed all the same, and how long it can be gone back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nodewire.customer.training import lateness, undoing
+from nodewire.customer.training.history import History
+from nodewire.customer.training.machine import (
+    Audit,
+    Audited,
+    Await,
+    Begun,
+    Close,
+    Closed,
+    Delivered,
+    Event,
+    Fetch,
+    Judge,
+    Judged,
+    Opened,
+    Paid,
+    Pay,
+    Publish,
+    Published,
+    Received,
+    Row,
+    Sealed,
+    State,
+    Stepped,
+    StepPublished,
+    StepsBy,
+    Sufficed,
+    Undo,
+    Undone,
+)
+from nodewire.customer.training.pending import pending
+from nodewire.customer.training.transitions import apply
+from nodewire.protocol.round import BALANCE
+
+BLOB = Sealed("ab" * 32, 100, "cd" * 32, "ef" * 32)
+
+
+def theta(number: int) -> Sealed:
+    return replace(BLOB, key=f"{number:064x}")
+
+
+def row(index: int, provider: str) -> Row:
+    return Row(index, provider, 20, 0, 100, "http://pay", "{}")
+
+
+def after(state: State, *events: Event) -> State:
+    for event in events:
+        state = apply(event, state)
+    return state
+
+
+def opened(shards: int = 2, *, needed: int = 0, late: bool = False, kept: int = 4) -> State:
+    return apply(Opened(4, (BLOB,) * shards, theta(0), needed, late, None, kept), State())
+
+
+def came(request: str, *providers: str) -> list[Event]:
+    return [
+        event
+        for one in providers
+        for event in (Begun(request, one), Delivered(request, one, "{}", 900), Received(request, one))
+    ]
+
+
+def accepted(request: str, *providers: str) -> list[Event]:
+    return [Judged(request, one, True, "", True) for one in providers]
+
+
+def stepped(state: State, number: int = 0) -> State:
+    """A round of ada and bea that is closed, its step made, its audits open."""
+    round_, request = state.round, f"r{state.round}-{number}"
+    rows = tuple(row(index, provider) for index, provider in enumerate(("ada", "bea")))
+    state = after(state, Published(round_, request, "{}", rows), *came(request, "ada", "bea"))
+    state = after(state, *accepted(request, "ada", "bea"))
+    state = after(state, Closed(round_, f"c{request}", "{}", ((request, "ada"), (request, "bea"))))
+    return after(state, Stepped(round_, 10 - round_, theta(round_ + 1), lateness.counted(state)))
+
+
+def test_what_failed_is_made_again_by_another_and_what_came_since_is_owed():
+    state = stepped(stepped(opened()))
+    rows = (row(0, "ada"), row(1, "bea"))
+    state = after(
+        state, Published(2, "r2", "{}", rows), Begun("r2", "bea"), Audited("r1-0", "ada", False, "other work")
+    )
+    # Nothing else of ada's is audited any more, so all of it that counted has to go.
+    assert state.spoilt == 0
+    assert pending(state) == [Undo(0), Audit("r0-0", "bea"), Audit("r1-0", "bea")]
+    event = Undone(0, undoing.culprits(state, 0))
+    assert event.failed == (("r0-0", "ada"), ("r1-0", "ada"))
+    state = after(state, event)
+    assert (state.round, state.theta, state.thetas, state.losses) == (0, theta(0), (theta(0),), ())
+    assert [(work.status, work.provider) for work in state.works] == [("idle", ""), ("accepted", "bea")]
+    assert state.works[0].excluded == {"ada"}
+    assert [(work.status, work.request) for work in state.late] == [("working", "r2")]
+    assert [key for key, debt in state.debts.items() if debt.undone] == [
+        ("r1-0", "ada"),
+        ("r1-0", "bea"),
+        ("r2", "ada"),
+        ("r2", "bea"),
+    ]
+    assert state.debts["r2", "bea"].theta == theta(2)
+    assert pending(state) == [
+        Publish(0, (0,)),
+        Await("r2", "bea", late=True),
+        Audit("r0-0", "bea"),
+        Audit("r1-0", "bea"),
+    ]
+    assert apply(event, state) is state
+    # What comes of it is judged, closed, audited and paid beside the rounds, and is no part of them.
+    state = after(state, Delivered("r2", "bea", "{}", 900))
+    assert Fetch("r2", "bea") in pending(state)
+    state = after(state, Received("r2", "bea"))
+    assert Judge(2, (("r2", "bea"),)) in pending(state)
+    state = after(state, *accepted("r2", "bea"))
+    assert state.late == () and Close(2, True) in pending(state)
+    assert state.unclosed(2) == () and state.unclosed(2, True) == (("r2", "bea"),)
+    state = after(state, Closed(2, "c2", "{}", (("r2", "bea"),)), Audited("r2", "bea", True, ""))
+    assert Pay("r2", "bea", BALANCE) in pending(state)
+    state = after(state, Paid("r2", "bea", BALANCE, 100, 0))
+    assert state.debts["r2", "bea"].balance == "paid" and state.round == 0
+
+
+def test_a_failed_audit_of_what_counts_in_no_step_undoes_nothing():
+    state = after(stepped(opened()), Published(1, "r1", "{}", (row(0, "cyd"), row(1, "dan"))))
+    state = after(state, *came("r1", "cyd", "dan"), *accepted("r1", "cyd", "dan"))
+    state = after(state, Closed(1, "c1", "{}", (("r1", "cyd"), ("r1", "dan"))), Audited("r1", "cyd", False, ""))
+    assert state.spoilt is None and pending(state)[0] == Publish(1, (0,))
+    assert apply(Undone(0), state) is state
+
+
+def test_a_late_result_of_the_round_that_is_made_again_is_in_time():
+    state = opened(3, needed=2, late=True)
+    rows = tuple(row(index, provider) for index, provider in enumerate(("ada", "bea", "cyd")))
+    state = after(state, Published(0, "r0", "{}", rows), Begun("r0", "cyd"), *came("r0", "ada", "bea"), Sufficed(0))
+    state = after(state, *accepted("r0", "ada", "bea"), Closed(0, "c0", "{}", (("r0", "ada"), ("r0", "bea"))))
+    state = after(state, Stepped(0, 9, theta(1), lateness.counted(state)))
+    state = after(state, Delivered("r0", "cyd", "{}", 900), Received("r0", "cyd", "11" * 32), *accepted("r0", "cyd"))
+    assert [(one.index, one.round) for one in lateness.counted(state)] == [(2, 0)]
+    state = after(state, Audited("r0", "ada", False, "other work"), Undone(0))
+    assert [work.status for work in state.works] == ["missed", "accepted", "accepted"] and state.late == ()
+    assert [(one.provider, one.round) for one in lateness.counted(state)] == [("bea", 0), ("cyd", 0)]
+
+
+def test_a_bought_step_comes_to_its_end_before_it_is_gone_back():
+    state = after(stepped(opened()), StepsBy(True), Audited("r0-0", "bea", True, ""))
+    state = after(state, Published(1, "r1", "{}", (row(0, "cyd"), row(1, "dan"))), *came("r1", "cyd", "dan"))
+    state = after(state, Judged("r1", "cyd", True, ""), Judged("r1", "dan", True, ""))
+    counted = lateness.counted(state)
+    state = after(state, StepPublished(1, "s1", "{}", row(-1, "eve"), counted, None), Begun("s1", "eve"))
+    state = after(state, Audited("r0-0", "ada", False, "other work"))
+    assert not any(isinstance(action, Undo) for action in pending(state))
+    state = after(state, Delivered("s1", "eve", "{}", 900), Stepped(1, 5, theta(2), counted, "s1", "eve", BLOB))
+    assert pending(state)[0] == Undo(0)
+    state = after(state, Undone(0))
+    assert state.outer.momenta is None and state.debts["s1", "eve"].balance == "owed"
+
+
+def test_it_can_be_gone_back_only_as_far_as_audits_are_open():
+    state = stepped(stepped(opened()))
+    assert undoing.oldest(state) == 0
+    state = after(state, Audited("r0-0", "ada", True, ""), Audited("r0-0", "bea", True, ""))
+    state = stepped(state)
+    assert undoing.oldest(state) == 1 and sorted(state.past) == [1, 2]
+
+
+@pytest.mark.parametrize("kept", [1, 2, 3])
+def test_no_more_rounds_are_kept_than_audits_are_waited_for(kept):
+    state = opened(kept=kept)
+    for _ in range(kept):
+        assert any(isinstance(action, Publish) for action in pending(state))
+        state = stepped(state)
+    assert not any(isinstance(action, Publish) for action in pending(state)) and len(state.past) == kept
+
+
+def test_a_history_has_the_points_of_what_was_not_undone_and_the_money_of_all():
+    steps = [Stepped(number, 10 - number, theta(number)) for number in (0, 1, 2)]
+    paid = Paid("r0", "ada", BALANCE, 100, 1)
+    history = History.of([*steps[:2], paid, Undone(1, (("r1", "bea"),)), *steps[1:]])
+    assert [point.round for point in history.points] == [0, 1, 2]
+    assert [point.paid_msat for point in history.points] == [0, 100, 100]
+    assert [event.round for event in history.undone] == [1]
