@@ -212,8 +212,8 @@ def _error(numbers: Tensor) -> float:
 
 
 def _middle(gains: Sequence[Tensor]) -> Tensor:
-    """The lower of those in the middle, by their means."""
-    return sorted(gains, key=lambda gain: float(gain.mean()))[(len(gains) - 1) // 2]
+    """The upper of those in the middle, by their means: of two one would be its own measure else."""
+    return sorted(gains, key=lambda gain: float(gain.mean()))[len(gains) // 2]
 
 
 def progress(rules: Validation, loss: float, others: float) -> Judgement:

@@ -79,8 +79,8 @@ async def asked(market, name: str, done, provider_: str, ad, **changes) -> list[
     async with Pool([market.relay], keys=keys) as pool:
         for round_ in (0, 1):
             ask = Ask(round_, [(0, provider_)], {provider_: TWO_ROUNDS.steps}, **changes)
-            made = await requests.make(ask, {provider_: ad}, theta, done.shards, None, inline)
-            await pool.publish(events.parse(made.event))
+            made, event = await requests.make(ask, {provider_: ad}, theta, done.shards, None, inline)
+            await pool.publish(event)
             now_s = int(time.time())
             rumor = nip59.rumor(keys.public, kinds.TICKET, created_at=now_s, content=made.rows[0].ticket)
             await pool.publish(nip59.wrap(rumor, keys, provider_, now_s=now_s, ephemeral=True))

@@ -65,7 +65,7 @@ async def test_texts_are_tokenized_and_an_adapter_trained_behind_the_sandbox(tmp
         ref = await blobs.put(b"".join(sealed.seal([update], key)))
         digest = hashlib.sha256(update).hexdigest()
         assert await coordinator.result(0, 0, 2, blobs.path(ref.sha256), key, digest) == (True, "")
-        assert await coordinator.judge(0) == {0: Verdict(True, "")}
+        assert await coordinator.judge(0, [0]) == {0: Verdict(True, "")}
         await coordinator.step(0)
         expected, _ = bare.run(given.recipe, given.dataset, 1, start=given.tensors)
         assert await coordinator.weights() == state.pack(expected)
@@ -115,7 +115,7 @@ async def test_a_round_is_trained_judged_audited_and_stepped_in_a_worker(tmp_pat
         opened = Delivered(key=key, sha256=digest, bytes=len(update), samples=640, losses=(), states=tuple(states))
         blob = await kept(update, key)
         assert await coordinator.result(0, 0, ONE_ROUND.steps, blobs.path(blob.sha256), key, digest) == (True, "")
-        assert await coordinator.judge(0) == {0: Verdict(True, "")}
+        assert await coordinator.judge(0, [0]) == {0: Verdict(True, "")}
         shown = {}
         drawn = drawing.draw("01" * 32, opened.commitment(HASH, HASH, 0, 0), 2, 0.5, 64)
         for segment in closing.ends(drawn):
@@ -126,7 +126,7 @@ async def test_a_round_is_trained_judged_audited_and_stepped_in_a_worker(tmp_pat
         assert shown
         await coordinator.step(0)
         past = Past(0, 0, ONE_ROUND.steps, blobs.path(blob.sha256), opened, theta)
-        assert await coordinator.audit(past, drawn, shown) == (True, "")
+        assert await coordinator.audit(past, drawn, shown, lambda: False) == (True, "")
         expected, _ = bare.run(ONE_ROUND, dataset(), 1)
         assert await coordinator.weights() == state.pack(expected)
     await worker.stop()

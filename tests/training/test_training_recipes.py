@@ -96,7 +96,7 @@ async def test_frozen_weights_are_fetched_and_fed_once_a_training(market, tmp_pa
 
     async def counted(self, worker, edge, path, key, sha256):
         fed.append((self.job.assigned.provider, edge))
-        await feed(self, worker, edge, path, key, sha256)
+        return await feed(self, worker, edge, path, key, sha256)
 
     monkeypatch.setattr(ShardRun, "_feed", counted)
     async with provider(market, "ada", families=FAMILIES) as ada, provider(market, "bea", families=FAMILIES) as bea:

@@ -9,7 +9,7 @@ import time
 from nodewire.customer.training.coordinating import Late
 from nodewire.customer.training.course import Course
 from nodewire.customer.training.machine import Begun, Delivered, DepositAsked, Lost, Received
-from nodewire.errors import BadHash, BadInput, NodewireError, TooLarge
+from nodewire.errors import BadConfig, BadHash, BadInput, NodewireError, TooLarge
 from nodewire.nostr import event as events
 from nodewire.nostr import nip44
 from nodewire.nostr.subscription import Subscription
@@ -75,6 +75,8 @@ async def listen(course: Course, subscription: Subscription) -> None:
     async for event in subscription:
         try:
             _heard(course, event)
+        except BadConfig:  # the journal cannot be written
+            raise
         except NodewireError as error:
             log.info("%d by %s ignored: %s", event.kind, event.pubkey[:8], error)
 
