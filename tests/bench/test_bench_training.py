@@ -37,7 +37,7 @@ def test_a_lost_result_is_not_counted_and_one_of_a_round_always_comes():
 def test_all_arms_see_as_many_samples_by_as_many_operations_and_the_same_schedule():
     arms = {arm: Recipe.from_document(quality_train.document(arm, 1, 40)) for arm in quality_train.ARMS}
     central, diloco = arms["central"], arms["f32"]
-    assert 450_000 < diloco.trained() < 480_000
+    assert 120_000 < diloco.trained() < 480_000
     samples = quality_train.K * diloco.rounds * diloco.steps * diloco.batch
     assert central.rounds * central.steps * central.batch == samples
     assert central.total_steps() == diloco.total_steps() == 800
