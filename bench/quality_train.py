@@ -6,8 +6,8 @@ blocks, every tenth block held out, in stateless rounds of H = 20 steps. Rounds 
 
 The inner optimizer is Muon, for both. A fresh AdamW in every round begins with steps that go by the signs of single
 gradients, which are mostly noise, and 20 steps are too few to make up for that; orthogonal steps begin better, and
-better still if the rate rises within the round. Batches are large enough that a worker's own gradient is mostly signal
-(32 x 64 bytes; with a quarter of that it is 5 % instead of 3 %): what is noise, only synchronous averaging takes away.
+better still if the rate rises within the round. Batches are large (32 x 64 bytes): what is noise in a worker's own
+gradient, only synchronous averaging takes away.
 
 Arms, each with three seeds (of the first weights, the deal of blocks, and the windows that steps read):
 
@@ -51,7 +51,7 @@ LABELS = {
     "int4": "DiLoCo, int4",
     "dropped": "DiLoCo, half of the results lost",
 }
-CENTRAL, DILOCO = ("0.02", "", ""), ("0.02", "0.9", "0.8")
+CENTRAL, DILOCO = ("0.03", "", ""), ("0.02", "0.9", "0.8")
 """Rate of the inner Muon; outer rate and momentum: what `--tune` found best for each."""
 TUNED = {
     "central": (("0.01", "", ""), ("0.02", "", ""), ("0.03", "", ""), ("0.04", "", "")),
