@@ -1,11 +1,11 @@
 """How good a model DiLoCo makes: `python -m bench.quality_train [--json] [--quick] [--seed N]`: `make quality-train`.
 
 A byte-level decoder (123,200 parameters) learns the text of Python's standard library, on k = 4 shards of interleaved
-blocks, every tenth block held out, in stateless rounds of H = 20 steps. Rounds are run by the bare loop
+blocks, every tenth block held out, in stateless rounds of H = 40 steps. Rounds are run by the bare loop
 (`nodewire.train.bare`): what the market delivers equals it byte for byte (tests/training), so these are its curves.
 
 The inner optimizer is Muon, for both. A fresh AdamW in every round begins with steps that go by the signs of single
-gradients, which are mostly noise, and 20 steps are too few to make up for that; orthogonal steps begin better, and
+gradients, which are mostly noise, and a round is too short to make up for that; orthogonal steps begin better, and
 better still if the rate rises within the round. Batches are large (32 x 64 bytes): what is noise in a worker's own
 gradient, only synchronous averaging takes away.
 
@@ -39,7 +39,7 @@ from typing import Any
 
 from bench.report import Report, run, say
 
-K, STEPS, ROUNDS, QUICK_ROUNDS = 4, 20, 40, 4
+K, STEPS, ROUNDS, QUICK_ROUNDS = 4, 40, 40, 4
 BATCH, WINDOW, RISE = 32, 64, 5
 SEEDS = 3
 CURVE_SAMPLES, FINAL_SAMPLES = 256, 2_048

@@ -40,7 +40,7 @@ def test_all_arms_see_as_many_samples_by_as_many_operations_and_the_same_schedul
     assert 120_000 < diloco.trained() < 480_000
     samples = quality_train.K * diloco.rounds * diloco.steps * diloco.batch
     assert central.rounds * central.steps * central.batch == samples
-    assert central.total_steps() == diloco.total_steps() == 800
+    assert central.total_steps() == diloco.total_steps() == 1_600
     assert central.family == diloco.family and central.data == diloco.data
     assert arms["int4"].upload_bytes() * 7.5 < arms["f32"].upload_bytes()
 
