@@ -43,7 +43,7 @@ Losses = Callable[[State], Tensor]
 THIN = 0.75
 """Share of the median of the round's gains below which a result is audited."""
 SURE = 2.0
-"""Standard errors. With none an honest result is doubted in every second round; audits find who gains from that."""
+"""Standard errors. With none two honest results of five are doubted; audits find who gains from that."""
 STEPS_POWER = 0.75
 """Lengths and gains grow with about this power of a round's steps (lengths: .61 after a half, .37 after a quarter), so
 who was given fewer steps than the recipe's is compared with what it would have by all of them."""
