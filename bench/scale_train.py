@@ -143,7 +143,7 @@ async def _customer(folder: Path, market: Any, size: int) -> dict[str, Any]:
 
 def buy(said: dict[str, Any]) -> dict[str, Any]:
     """The customer's process: buys the training and tells what it took."""
-    from nodewire.customer.training.machine import Stepped
+    from nodewire.customer.training.events import Stepped
     from nodewire.protocol.recipe import Recipe
     from nodewire.train import bare, state
     from nodewire.train.actors import coordinator

@@ -6,38 +6,31 @@ from dataclasses import replace
 
 import pytest
 
-from nodewire.customer.training import lateness, machine
-from nodewire.customer.training.journal import Journal
-from nodewire.customer.training.machine import (
-    Audit,
+from nodewire.customer.training import lateness
+from nodewire.customer.training.actions import Audit, AwaitStep, BuyStep, Call, CheckStep, Close, Pay, Publish, Step
+from nodewire.customer.training.events import (
     Audited,
-    AwaitStep,
     Begun,
-    BuyStep,
-    Call,
-    CheckStep,
-    Close,
     Closed,
     Delivered,
     DepositAsked,
+    Event,
     Judged,
     Lost,
     Opened,
     Paid,
-    Pay,
-    Publish,
     Published,
     Received,
     Row,
     Sealed,
-    State,
-    Step,
     StepHere,
     Stepped,
     StepPublished,
     StepsBy,
 )
+from nodewire.customer.training.journal import Journal
 from nodewire.customer.training.pending import pending
+from nodewire.customer.training.state import State
 from nodewire.customer.training.transitions import apply
 from nodewire.protocol.round import BALANCE, DEPOSIT
 
@@ -49,14 +42,14 @@ def row(index: int, provider: str) -> Row:
     return Row(index, provider, 20, 25, 75, "http://pay", "{}")
 
 
-def after(*events: machine.Event, state: State | None = None) -> State:
+def after(*events: Event, state: State | None = None) -> State:
     state = State() if state is None else state
     for event in events:
         state = apply(event, state)
     return state
 
 
-def accepted(provider: str, request: str, audit: bool = False) -> list[machine.Event]:
+def accepted(provider: str, request: str, audit: bool = False) -> list[Event]:
     return [
         Begun(request, provider),
         Delivered(request, provider, "{}", 100),

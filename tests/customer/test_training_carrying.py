@@ -5,23 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nodewire.customer.training import carrying
-from nodewire.customer.training.machine import (
+from nodewire.customer.training.actions import Publish
+from nodewire.customer.training.events import (
     Begun,
     Counted,
     Delivered,
     Judged,
     Lost,
     Opened,
-    Publish,
     Published,
     Received,
     Row,
     Sealed,
-    State,
     Stepped,
-    Work,
 )
 from nodewire.customer.training.pending import pending
+from nodewire.customer.training.state import State, Work
 from nodewire.customer.training.transitions import apply
 
 BLOB = Sealed("aa" * 32, 100, "bb" * 32, "cc" * 32)

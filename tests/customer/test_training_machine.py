@@ -9,40 +9,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodewire.customer.training import lateness, machine, undoing, watching
-from nodewire.customer.training.journal import Journal
-from nodewire.customer.training.machine import (
-    Audit,
+from nodewire.customer.training import lateness, undoing, watching
+from nodewire.customer.training.actions import Audit, Await, Call, Close, Fetch, Judge, Linger, Pay, Publish, Step, Undo
+from nodewire.customer.training.events import (
     Audited,
-    Await,
     Begun,
-    Call,
-    Close,
     Closed,
     Delivered,
     DepositAsked,
-    Fetch,
-    Judge,
+    Event,
     Judged,
-    Linger,
     Lost,
     Missed,
     Opened,
     Paid,
-    Pay,
-    Publish,
     Published,
     Received,
     Row,
     Sealed,
-    State,
-    Step,
     Stepped,
     Sufficed,
-    Undo,
     Undone,
 )
+from nodewire.customer.training.journal import Journal
 from nodewire.customer.training.pending import pending
+from nodewire.customer.training.state import State
 from nodewire.customer.training.transitions import apply
 from nodewire.errors import NotAllowed
 from nodewire.protocol.round import BALANCE, DEPOSIT
@@ -55,7 +46,7 @@ def row(index: int, provider: str, deposit_msat: int = 25) -> Row:
     return Row(index, provider, 20, deposit_msat, 100 - deposit_msat, "http://pay", "{}")
 
 
-def after(*events: machine.Event, state: State | None = None) -> State:
+def after(*events: Event, state: State | None = None) -> State:
     state = state or apply(OPENED, State())
     for event in events:
         state = apply(event, state)
@@ -65,7 +56,7 @@ def after(*events: machine.Event, state: State | None = None) -> State:
 ASKED = Published(0, "r0", "{}", (row(0, "ada"), row(1, "bea")))
 
 
-def delivered(request: str, provider: str) -> list[machine.Event]:
+def delivered(request: str, provider: str) -> list[Event]:
     return [Begun(request, provider), Delivered(request, provider, "{}", 900), Received(request, provider)]
 
 
@@ -99,11 +90,11 @@ def test_who_is_rejected_or_lost_is_replaced_and_not_paid():
     assert state.committed_msat == 100
 
 
-def audited(*providers: str, number: int) -> list[machine.Event]:
+def audited(*providers: str, number: int) -> list[Event]:
     """A whole round of these providers, whose work waits for its audits."""
     request = f"r{number}"
     rows = tuple(row(index, provider) for index, provider in enumerate(providers))
-    events: list[machine.Event] = [Published(number, request, "{}", rows)]
+    events: list[Event] = [Published(number, request, "{}", rows)]
     for provider in providers:
         events += [*delivered(request, provider), Judged(request, provider, True, "", True)]
     closed = Closed(number, f"c{number}", "{}", tuple((request, provider) for provider in providers))
@@ -247,13 +238,11 @@ def test_what_is_late_and_never_comes_is_not_owed_and_a_training_does_not_end_be
     assert state.is_over
 
 
-def walk(
-    seed: int, rounds: int, shards: int, needed: int = 0, late: bool = False
-) -> tuple[list[machine.Event], list[State]]:
+def walk(seed: int, rounds: int, shards: int, needed: int = 0, late: bool = False) -> tuple[list[Event], list[State]]:
     """A training in which providers refuse, die, linger and cheat at random, until it is over; the state after each
     event."""
     draw = random.Random(seed)
-    events: list[machine.Event] = [Opened(rounds, (BLOB,) * shards, BLOB, needed, late)]
+    events: list[Event] = [Opened(rounds, (BLOB,) * shards, BLOB, needed, late)]
     states, number = [apply(events[0], State())], 0
     while not states[-1].is_over:
         state = states[-1]
@@ -264,7 +253,7 @@ def walk(
                 number += 1
                 some = draw.sample(indices, draw.randint(1, len(indices)))
                 rows = tuple(row(i, f"p{draw.randrange(10**6)}", draw.choice((0, 25))) for i in sorted(some))
-                event: machine.Event = Published(round_, f"r{number}", "{}", rows)
+                event: Event = Published(round_, f"r{number}", "{}", rows)
             case Call(request, provider):
                 event = draw.choice(
                     (DepositAsked(request, provider), Begun(request, provider), Lost(request, provider, "busy"))
@@ -340,7 +329,7 @@ def test_whatever_providers_do_a_training_ends_and_pays_whom_it_accepted(seed, r
         assert all(one.round == e.round for e in steps for one in e.counted)
 
 
-def lineage(events: list[machine.Event]) -> tuple[list[Stepped], list[Sealed]]:
+def lineage(events: list[Event]) -> tuple[list[Stepped], list[Sealed]]:
     """The steps that the weights at the end are made of, and what their rounds began with."""
     steps: list[Stepped] = []
     for event in events:

@@ -7,36 +7,29 @@ from dataclasses import replace
 import pytest
 
 from nodewire.customer.training import lateness, undoing
-from nodewire.customer.training.history import History
-from nodewire.customer.training.machine import (
-    Audit,
+from nodewire.customer.training.actions import Audit, Await, Close, Fetch, Judge, Pay, Publish, Undo
+from nodewire.customer.training.events import (
     Audited,
-    Await,
     Begun,
-    Close,
     Closed,
     Delivered,
     Event,
-    Fetch,
-    Judge,
     Judged,
     Opened,
     Paid,
-    Pay,
-    Publish,
     Published,
     Received,
     Row,
     Sealed,
-    State,
     Stepped,
     StepPublished,
     StepsBy,
     Sufficed,
-    Undo,
     Undone,
 )
+from nodewire.customer.training.history import History
 from nodewire.customer.training.pending import pending
+from nodewire.customer.training.state import State
 from nodewire.customer.training.transitions import apply
 from nodewire.protocol.round import BALANCE
 

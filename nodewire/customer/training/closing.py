@@ -6,7 +6,7 @@ import secrets
 import time
 
 from nodewire.customer.training.course import Course
-from nodewire.customer.training.machine import Closed
+from nodewire.customer.training.events import Closed
 from nodewire.protocol import closing
 from nodewire.protocol.closing import MAX_COUNTED, MAX_OTHERS, Counted
 

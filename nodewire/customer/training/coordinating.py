@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from nodewire.customer.training.machine import Counted, Sealed
+from nodewire.customer.training.events import Counted, Sealed
 from nodewire.errors import NodewireError, NotFound, WorkerFailed
 from nodewire.kind import Worker
 from nodewire.protocol import inline

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Self
 
-from nodewire.customer.training.machine import (
+from nodewire.customer.training.events import (
     Audited,
     Delivered,
     Event,

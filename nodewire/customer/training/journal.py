@@ -5,12 +5,11 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import orjson
 
-from nodewire.customer.training import machine
-from nodewire.customer.training.machine import (
+from nodewire.customer.training.events import (
     Begun,
     Closed,
     Counted,
@@ -36,7 +35,7 @@ CREATE TABLE IF NOT EXISTS events (seq INTEGER PRIMARY KEY, type TEXT NOT NULL, 
 """
 _AGAIN = (DepositAsked, Begun, Delivered, Received, Judged, Stepped, Paid)
 """What is heard, computed or looked up again."""
-_TYPES: dict[str, type[Any]] = {cls.__name__: cls for cls in machine.Event.__args__}
+_TYPES: dict[str, type[Any]] = {cls.__name__: cls for cls in get_args(Event)}
 
 
 class Journal:

@@ -8,19 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodewire.customer.training.machine import (
-    Begun,
-    Counted,
-    Delivered,
-    DepositAsked,
-    Judged,
-    Lost,
-    Missed,
-    Received,
-    State,
-    Work,
-)
+from nodewire.customer.training.events import Begun, Counted, Delivered, DepositAsked, Judged, Lost, Missed, Received
 from nodewire.customer.training.measuring import measured
+from nodewire.customer.training.state import State, Work
 
 Worked = DepositAsked | Begun | Delivered | Received | Judged | Lost | Missed
 

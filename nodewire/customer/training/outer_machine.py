@@ -12,27 +12,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodewire.customer.training.lateness import Worked
-from nodewire.customer.training.machine import (
-    Action,
-    AwaitStep,
+from nodewire.customer.training.actions import Action, AwaitStep, BuyStep, Call, CheckStep, Step
+from nodewire.customer.training.events import (
     Begun,
-    BuyStep,
-    Call,
-    CheckStep,
-    Debt,
     Delivered,
     DepositAsked,
     Judged,
     Lost,
-    Outer,
-    State,
-    Step,
     StepHere,
     Stepped,
     StepPublished,
     StepsBy,
 )
+from nodewire.customer.training.lateness import Worked
+from nodewire.customer.training.state import Debt, Outer, State
 
 MAX_FAILURES = 3
 """In one round; after that its step is made here."""

@@ -8,7 +8,7 @@ import time
 
 from nodewire.customer.training.coordinating import Late
 from nodewire.customer.training.course import Course
-from nodewire.customer.training.machine import Begun, Delivered, DepositAsked, Lost, Received
+from nodewire.customer.training.events import Begun, Delivered, DepositAsked, Lost, Received
 from nodewire.errors import BadConfig, BadHash, BadInput, NodewireError, TooLarge
 from nodewire.nostr import event as events
 from nodewire.nostr import nip44

@@ -10,7 +10,7 @@ from collections import Counter
 from nodewire.customer.training import choosing, lateness, receiving, undoing, watching
 from nodewire.customer.training.choosing import Need
 from nodewire.customer.training.course import Course
-from nodewire.customer.training.machine import Counted, Judged, Lost, Sealed, StepHere, Stepped, StepPublished
+from nodewire.customer.training.events import Counted, Judged, Lost, Sealed, StepHere, Stepped, StepPublished
 from nodewire.customer.training.requesting import Used
 from nodewire.errors import BadCiphertext, BadHash, BadInput, NodewireError, TooLarge
 from nodewire.nostr import event as events

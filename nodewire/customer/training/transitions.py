@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nodewire.customer.training import lateness, outer_machine, undoing
-from nodewire.customer.training.lateness import Worked
-from nodewire.customer.training.machine import (
+from nodewire.customer.training.events import (
     Audited,
     Begun,
     Closed,
-    Debt,
     Delivered,
     DepositAsked,
     Event,
@@ -21,16 +19,16 @@ from nodewire.customer.training.machine import (
     Paid,
     Published,
     Received,
-    State,
     StepHere,
     Stepped,
     StepPublished,
     StepsBy,
     Sufficed,
     Undone,
-    Work,
 )
+from nodewire.customer.training.lateness import Worked
 from nodewire.customer.training.measuring import measured
+from nodewire.customer.training.state import Debt, State, Work
 from nodewire.errors import NotAllowed, NotCarried
 from nodewire.protocol.round import DEPOSIT
 
