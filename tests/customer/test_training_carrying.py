@@ -8,13 +8,13 @@ from nodewire.customer.training import carrying
 from nodewire.customer.training.actions import Publish
 from nodewire.customer.training.events import (
     Begun,
-    Counted,
-    Delivered,
+    Contribution,
     Judged,
     Lost,
     Opened,
     Published,
     Received,
+    ResultCame,
     Row,
     Sealed,
     Stepped,
@@ -38,8 +38,8 @@ def after(*events, state: State | None = None) -> State:
     return state
 
 
-def counted(index: int, provider: str, round_: int = 0) -> Counted:
-    return Counted(index, round_, 20, "r0", provider)
+def counted(index: int, provider: str, round_: int = 0) -> Contribution:
+    return Contribution(index, round_, 20, "r0", provider)
 
 
 def done(carried: str = LEFT, *, counts: bool = True) -> State:
@@ -48,7 +48,7 @@ def done(carried: str = LEFT, *, counts: bool = True) -> State:
     for provider in ("ada", "bea"):
         events += [
             Begun("r0", provider),
-            Delivered("r0", provider, "{}", 5),
+            ResultCame("r0", provider, "{}", 5),
             Received("r0", provider, carried if provider == "ada" else ""),
             Judged("r0", provider, True, ""),
         ]

@@ -14,8 +14,7 @@ from nodewire.customer.training.actions import Audit, Await, Call, Close, Fetch,
 from nodewire.customer.training.events import (
     Audited,
     Begun,
-    Closed,
-    Delivered,
+    ClosePublished,
     DepositAsked,
     Event,
     Judged,
@@ -25,6 +24,7 @@ from nodewire.customer.training.events import (
     Paid,
     Published,
     Received,
+    ResultCame,
     Row,
     Sealed,
     Stepped,
@@ -57,7 +57,7 @@ ASKED = Published(0, "r0", "{}", (row(0, "ada"), row(1, "bea")))
 
 
 def delivered(request: str, provider: str) -> list[Event]:
-    return [Begun(request, provider), Delivered(request, provider, "{}", 900), Received(request, provider)]
+    return [Begun(request, provider), ResultCame(request, provider, "{}", 900), Received(request, provider)]
 
 
 def test_what_is_pending_follows_a_shard_through_its_round():
@@ -67,7 +67,7 @@ def test_what_is_pending_follows_a_shard_through_its_round():
     assert pending(state) == [Call("r0", "ada"), Call("r0", "bea")]
     state = after(DepositAsked("r0", "ada"), Begun("r0", "bea"), state=state)
     assert pending(state) == [Await("r0", "ada"), Await("r0", "bea"), Pay("r0", "ada", DEPOSIT)]
-    state = after(Paid("r0", "ada", DEPOSIT, 25, 1), Delivered("r0", "ada", "{}", 900), state=state)
+    state = after(Paid("r0", "ada", DEPOSIT, 25, 1), ResultCame("r0", "ada", "{}", 900), state=state)
     assert pending(state) == [Fetch("r0", "ada"), Await("r0", "bea")]
     state = after(Received("r0", "ada"), *delivered("r0", "bea"), state=state)
     assert pending(state) == [Judge(0, (("r0", "ada"), ("r0", "bea")))]
@@ -97,7 +97,7 @@ def audited(*providers: str, number: int) -> list[Event]:
     events: list[Event] = [Published(number, request, "{}", rows)]
     for provider in providers:
         events += [*delivered(request, provider), Judged(request, provider, True, "", True)]
-    closed = Closed(number, f"c{number}", "{}", tuple((request, provider) for provider in providers))
+    closed = ClosePublished(number, f"c{number}", "{}", tuple((request, provider) for provider in providers))
     return [*events, closed, Stepped(number, 1, BLOB)]
 
 
@@ -144,9 +144,9 @@ def test_a_word_that_comes_late_or_twice_changes_nothing():
         OPENED,
         Begun("r0", "ada"),
         DepositAsked("r0", "ada"),
-        Delivered("r0", "ada", "{}", 5),
+        ResultCame("r0", "ada", "{}", 5),
         Begun("r0", "bea"),
-        Delivered("r0", "bea", "{}", 5),
+        ResultCame("r0", "bea", "{}", 5),
         Judged("r0", "bea", True, ""),
         Stepped(7, 1, BLOB),
         Begun("unknown", "ada"),
@@ -218,7 +218,7 @@ def test_a_late_result_does_not_count_beside_the_one_that_replaced_it():
 def test_who_was_given_up_and_delivers_before_another_has_its_shard_is_taken_back():
     state = apply(Opened(2, (BLOB,), BLOB), State())
     state = after(Published(0, "r0", "{}", (row(0, "ada"),)), Begun("r0", "ada"), state=state)
-    state = after(Missed("r0", "ada", "slow"), Delivered("r0", "ada", "{}", 900), state=state)
+    state = after(Missed("r0", "ada", "slow"), ResultCame("r0", "ada", "{}", 900), state=state)
     assert state.late == ()
     assert pending(state) == [Fetch("r0", "ada")]
     assert pending(after(Lost("r0", "ada", "bad-hash"), state=state)) == [Publish(0, (0,))]
@@ -260,7 +260,7 @@ def walk(seed: int, rounds: int, shards: int, needed: int = 0, late: bool = Fals
                 )
             case Await(request, provider, is_late):
                 gone = Lost(request, provider, "gone") if is_late else Missed(request, provider, "slow")
-                event = draw.choice((Delivered(request, provider, "{}", 5), Lost(request, provider, "error"), gone))
+                event = draw.choice((ResultCame(request, provider, "{}", 5), Lost(request, provider, "error"), gone))
             case Linger(round_):
                 event = Sufficed(round_)
             case Fetch(request, provider):
@@ -268,7 +268,7 @@ def walk(seed: int, rounds: int, shards: int, needed: int = 0, late: bool = Fals
             case Judge(_, waiting):
                 event = Judged(*draw.choice(waiting), draw.random() < 0.7, "", draw.random() < 0.5)
             case Close(round_, undone):
-                event = Closed(round_, f"c{len(events)}", "{}", state.unclosed(round_, undone))
+                event = ClosePublished(round_, f"c{len(events)}", "{}", state.unclosed(round_, undone))
             case Audit(request, provider):
                 event = Audited(request, provider, draw.random() < 0.8, "")
             case Pay(request, provider, part):
@@ -362,7 +362,7 @@ def test_the_journal_gives_the_state_back_at_every_moment(tmp_path_factory, seed
 def test_what_is_said_twice_changes_nothing_more(seed, needed, late):
     """Relays repeat, and a customer that died hears again what it has heard: what providers say is taken once."""
     events, states = walk(seed, 2, 3, needed, late)
-    said = (DepositAsked, Begun, Delivered, Received, Judged, Lost, Missed, Sufficed, Published, Audited)
+    said = (DepositAsked, Begun, ResultCame, Received, Judged, Lost, Missed, Sufficed, Published, Audited)
     last = states[-1]
     for at, event in enumerate(events):
         if isinstance(event, said):

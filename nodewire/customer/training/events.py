@@ -1,6 +1,7 @@
 """What happens in a training: the events that its journal keeps, in order, and the values that stand in them.
 
-A class's name and its fields are how it is written there (`journal.py`): what is renamed here must still be read.
+Its fields are written there by their names (`journal.py`), so a field keeps its name, and a new one has a default: what
+was written before must still be read. `request` and `close` are ids of Nostr events, in hex; providers are public keys.
 """
 
 from __future__ import annotations
@@ -63,19 +64,23 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class DepositAsked:
+    """The provider has the request and its ticket, and begins when its deposit is paid."""
+
     request: str
     provider: str
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
+    """The provider says that it works, without a deposit or after it."""
+
     request: str
     provider: str
 
 
 @dataclass(frozen=True, slots=True)
-class Delivered:
-    """A provider's result event has come. `event` is its JSON, `took_ms` the time since the request."""
+class ResultCame:
+    """A provider's result event has come. `event` is its JSON, `took_ms` milliseconds since the request."""
 
     request: str
     provider: str
@@ -95,21 +100,22 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """`audit`: what is accepted is paid only when a part of it was computed again."""
+    """A result was held against the others of its round, or an outer step was checked; `reason` of a rejection."""
 
     request: str
     provider: str
     accepted: bool
     reason: str
     audit: bool = False
+    """What is accepted is paid only when a part of it was computed again."""
     doubted: bool = False
     """More of it is drawn."""
     harms: bool = False
-    """Nor is it a part of the next weights before."""
+    """It is no part of the next weights before its audit."""
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class ClosePublished:
     """A close is signed and goes out; `event` is its JSON. What is drawn of `results` (request, provider) is fixed."""
 
     round: int
@@ -120,7 +126,7 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """`ask` and `answer` are the events' JSON, as far as there are any."""
+    """Drawn segments were computed again, or not shown in time. `ask` and `answer` are the events' JSON, if any."""
 
     request: str
     provider: str
@@ -132,7 +138,7 @@ class Audited:
 
 @dataclass(frozen=True, slots=True)
 class Paid:
-    """`part` is DEPOSIT or BALANCE."""
+    """`part` is DEPOSIT or BALANCE (`protocol.round`); what is owed is never paid in part."""
 
     request: str
     provider: str
@@ -167,7 +173,7 @@ class Sufficed:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class Contribution:
     """A result that an outer step was made of; `round` is its own, which for a late one is the round before."""
 
     index: int
@@ -184,7 +190,7 @@ class Stepped:
     round: int
     loss: int
     theta: Sealed
-    counted: tuple[Counted, ...] = ()
+    counted: tuple[Contribution, ...] = ()
     """In the order in which they were added up."""
     request: str = ""
     """If another has made it, of its request; it was checked, and its balance is owed."""
@@ -216,7 +222,7 @@ class StepPublished:
     request: str
     event: str
     row: Row
-    counted: tuple[Counted, ...]
+    counted: tuple[Contribution, ...]
     """What the step is to be made of."""
     momenta: Sealed | None
 
@@ -234,10 +240,10 @@ Event = (
     | Published
     | DepositAsked
     | Begun
-    | Delivered
+    | ResultCame
     | Received
     | Judged
-    | Closed
+    | ClosePublished
     | Audited
     | Paid
     | Lost

@@ -8,11 +8,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodewire.customer.training.events import Begun, Counted, Delivered, DepositAsked, Judged, Lost, Missed, Received
+from nodewire.customer.training.events import (
+    Begun,
+    Contribution,
+    DepositAsked,
+    Judged,
+    Lost,
+    Missed,
+    Received,
+    ResultCame,
+)
 from nodewire.customer.training.measuring import measured
 from nodewire.customer.training.state import State, Work
 
-Worked = DepositAsked | Begun | Delivered | Received | Judged | Lost | Missed
+Worked = DepositAsked | Begun | ResultCame | Received | Judged | Lost | Missed
 
 
 def spared(state: State) -> State:
@@ -35,7 +44,7 @@ def after(event: Worked, work: Work, state: State) -> State:
     debt, out = state.debts[key], False
     present = state.works[work.index]
     match event, work.status:
-        case Delivered(_, _, result, took_ms), "asked" | "working" if (
+        case ResultCame(_, _, result, took_ms), "asked" | "working" if (
             debt.round == state.round and not debt.undone and present.status == "idle"
         ):  # nobody has taken it over yet
             work = replace(work, status="delivered", result=result, excluded=present.excluded)
@@ -48,7 +57,7 @@ def after(event: Worked, work: Work, state: State) -> State:
             )
         case Begun(), "asked":
             work = replace(work, status="working")
-        case Delivered(_, _, result, took_ms), "asked" | "working":
+        case ResultCame(_, _, result, took_ms), "asked" | "working":
             work, debt = replace(work, status="delivered", result=result), replace(debt, result=result)
             state = measured(state, debt.row, took_ms)
         case Received(_, _, carried), "delivered":
@@ -87,11 +96,11 @@ def _may_count(work: Work, state: State) -> bool:
     return (work.index, round_) not in {(one.index, one.round) for one in (*state.counted, *counted(state))}
 
 
-def counted(state: State) -> tuple[Counted, ...]:
+def counted(state: State) -> tuple[Contribution, ...]:
     """What this round's outer step is made of: by shard, of one shard the late result first."""
     works = [work for work in (*state.late, *state.works) if work.status == "accepted"]
     found = []
     for work in works:
         debt = state.debts[work.request, work.provider]
-        found.append(Counted(work.index, debt.round, debt.row.steps, work.request, work.provider))
+        found.append(Contribution(work.index, debt.round, debt.row.steps, work.request, work.provider))
     return tuple(sorted(found, key=lambda one: (one.index, one.round)))

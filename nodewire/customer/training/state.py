@@ -26,7 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from nodewire.customer.training.events import Counted, Row, Sealed
+from nodewire.customer.training.events import Contribution, Row, Sealed
 
 Status = Literal["idle", "asked", "working", "delivered", "received", "accepted", "missed"]
 
@@ -57,7 +57,7 @@ class Outer:
     request: str = ""
     result: str = ""
     """The result event's JSON."""
-    counted: tuple[Counted, ...] = ()
+    counted: tuple[Contribution, ...] = ()
     """What it is made of."""
     momenta: Sealed | None = None
     """Before this round's step; None before the first one, and where they stand on no server."""
@@ -104,9 +104,9 @@ class Before:
     late: tuple[Work, ...]
     """That counted in it."""
     is_enough: bool
-    counted: tuple[Counted, ...]
+    counted: tuple[Contribution, ...]
     """What it was made of."""
-    earlier: tuple[Counted, ...]
+    earlier: tuple[Contribution, ...]
     """What the step before it was made of."""
     momenta: Sealed | None
     """As `Outer.momenta`."""
@@ -146,7 +146,7 @@ class State:
     """Nothing is waited for in this round any more, as long as so many results as are needed stand."""
     late: tuple[Work, ...] = ()
     """Shards that are not waited for any more, and still may come; also those that will count in this round's step."""
-    counted: tuple[Counted, ...] = ()
+    counted: tuple[Contribution, ...] = ()
     """In the newest outer step."""
     step_us: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """By provider, microseconds a step that its newest results took, request and delivery included."""

@@ -39,11 +39,11 @@ async def transcribe(course: Course, salt: str) -> Transcript:
                 requests[event.request] = event
             case happened.StepPublished():
                 steps.add(event.request)  # a step is made again from its results, whoever made it
-            case happened.Delivered() | happened.Paid() if event.request in steps:
+            case happened.ResultCame() | happened.Paid() if event.request in steps:
                 continue
-            case happened.Delivered():
+            case happened.ResultCame():
                 delivered.setdefault((event.request, event.provider), event.event)
-            case happened.Closed():
+            case happened.ClosePublished():
                 closes.append(event.event)
             case happened.Audited():
                 asks += [event.ask] if event.ask else []
@@ -85,7 +85,7 @@ async def transcribe(course: Course, salt: str) -> Transcript:
     ).signed(course.session.keys)
 
 
-def _weighed(counted: happened.Counted, round_: int, recipe: Recipe) -> Weighed:
+def _weighed(counted: happened.Contribution, round_: int, recipe: Recipe) -> Weighed:
     return Weighed(
         request=counted.request,
         provider=counted.provider,

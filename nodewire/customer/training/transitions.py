@@ -8,8 +8,7 @@ from nodewire.customer.training import lateness, outer_machine, undoing
 from nodewire.customer.training.events import (
     Audited,
     Begun,
-    Closed,
-    Delivered,
+    ClosePublished,
     DepositAsked,
     Event,
     Judged,
@@ -19,6 +18,7 @@ from nodewire.customer.training.events import (
     Paid,
     Published,
     Received,
+    ResultCame,
     StepHere,
     Stepped,
     StepPublished,
@@ -71,7 +71,7 @@ def apply(event: Event, state: State) -> State:
             debt = state.debts[request, provider]
             debt = replace(debt, deposit="paid") if part == DEPOSIT else replace(debt, balance="paid")
             return replace(state, debts={**state.debts, (request, provider): debt})
-        case Closed():
+        case ClosePublished():
             return _closed(event, state)
         case Audited():
             return lateness.spared(_audited(event, state))
@@ -126,7 +126,7 @@ def _published(event: Published, state: State) -> State:
     )
 
 
-def _closed(event: Closed, state: State) -> State:
+def _closed(event: ClosePublished, state: State) -> State:
     debts = dict(state.debts)
     for key in event.results:
         if debts[key].balance == "held" and not debts[key].close:
@@ -179,7 +179,7 @@ def _worked(event: Worked, work: Work, state: State) -> State:
             work = replace(work, status="working")
         case Begun(), "asked":
             work = replace(work, status="working")
-        case Delivered(_, _, result, took_ms), "asked" | "working":
+        case ResultCame(_, _, result, took_ms), "asked" | "working":
             work, debt = replace(work, status="delivered", result=result), replace(debt, result=result)
             state = measured(state, debt.row, took_ms)
         case Received(_, _, carried), "delivered":
