@@ -91,7 +91,9 @@ async def train(
 
         async def started() -> WorkerProcess:
             readable = [folder, data, *(files.readable(start) if start else ())]
-            return await WorkerProcess.start(kind.worker_entry, config.worker.limits, readable=readable)
+            return await WorkerProcess.start(
+                kind.worker_entry, config.worker.limits, readable=readable, call_timeout_s=LONG_CALL_S
+            )
 
         worker = LastingWorker(started)
         stack.push_async_callback(worker.stop)
