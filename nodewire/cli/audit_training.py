@@ -88,7 +88,7 @@ async def _recomputed(
     from nodewire.nostr.keys import Keys
     from nodewire.store.blobs import Blobs
     from nodewire.verify.retraining import Retraining
-    from nodewire.worker.client import WorkerProcess
+    from nodewire.worker.client import LONG_CALL_S, WorkerProcess
 
     recipe = reading.recipe
     assert recipe is not None  # or there were faults

@@ -26,7 +26,7 @@ from nodewire.kind import TrainingKind, installed_training
 from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.round import check_supported
 from nodewire.protocol.transcript import Transcript
-from nodewire.worker.client import WorkerProcess
+from nodewire.worker.client import LONG_CALL_S, WorkerProcess
 from nodewire.worker.lasting import LastingWorker
 
 
