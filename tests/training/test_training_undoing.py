@@ -203,6 +203,7 @@ async def test_a_customer_that_dies_after_everything_that_happens_goes_back_all_
 
 async def test_two_cheats_in_different_rounds(market, monkeypatch, tmp_path):
     """The later one is found first; then the earlier one, and both rounds are made again."""
+    monkeypatch.setattr("nodewire.customer.training.auditing.ASK_AGAIN_S", 0.1)  # also of who has failed by now
     recipe = RECIPE.model_copy(update={"rounds": 5})
     early, late = Cheat(0), Cheat(1)
 
