@@ -9,6 +9,7 @@ from typing import Any
 
 from nodewire.customer.training import choosing
 from nodewire.customer.training.choosing import Need
+from nodewire.customer.training.costing import Record
 from nodewire.customer.training.dataset import Dataset
 from nodewire.customer.training.machine import State
 from nodewire.errors import NoProvider, OverBudget
@@ -197,7 +198,7 @@ def _dealt(need: Need, shards: int, market: Mapping[str, Trainer]) -> Counter[st
             busy=Counter(),
             before={},
             excluded=frozenset(),
-            failures=Counter(),
+            record=Record(),
             measured_us={},
             each_us={},
         )

@@ -7,7 +7,7 @@ import secrets
 import time
 from collections import Counter
 
-from nodewire.customer.training import choosing, lateness, receiving, undoing, watching
+from nodewire.customer.training import choosing, costing, lateness, receiving, undoing, watching
 from nodewire.customer.training.choosing import Need
 from nodewire.customer.training.course import Course
 from nodewire.customer.training.machine import Counted, Judged, Lost, Sealed, StepHere, Stepped, StepPublished
@@ -111,7 +111,7 @@ async def _provider(course: Course, used: list[Used]) -> tuple[str, Trainer] | N
         busy=Counter(work.provider for work in state.late if work.status in ("asked", "working")),
         before={0: state.outer.provider},
         excluded=state.outer.lost_by | state.banned,
-        failures=Counter(provider for provider, _ in state.failures),
+        record=costing.record_of(state, course.budget_msat),
         measured_us={},
         each_us={},
     )
