@@ -26,7 +26,7 @@ from nodewire.kind import TrainingKind, installed_training
 from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.round import check_supported
 from nodewire.protocol.transcript import Transcript
-from nodewire.worker.client import WorkerProcess
+from nodewire.worker.client import LONG_CALL_S, WorkerProcess
 from nodewire.worker.lasting import LastingWorker
 
 
@@ -91,7 +91,9 @@ async def train(
 
         async def started() -> WorkerProcess:
             readable = [folder, data, *(files.readable(start) if start else ())]
-            return await WorkerProcess.start(kind.worker_entry, config.worker.limits, readable=readable)
+            return await WorkerProcess.start(
+                kind.worker_entry, config.worker.limits, readable=readable, call_timeout_s=LONG_CALL_S
+            )
 
         worker = LastingWorker(started)
         stack.push_async_callback(worker.stop)
