@@ -299,6 +299,39 @@ async def test_a_cheat_a_quorum_and_a_late_result(market, monkeypatch, tmp_path)
     await verified(market, recipe, tmp_path)
 
 
+class Deaf(asyncio.Future):
+    """Of an answer that is never heard."""
+
+    def set_result(self, result):
+        pass
+
+
+async def test_an_audit_that_is_under_way_when_another_of_its_provider_fails_comes_to_nothing(market, monkeypatch):
+    monkeypatch.setattr(auditing, "ASK_AGAIN_S", 0.05)
+    cheat, asked = Cheat(0), asyncio.Event()
+    async with (
+        cheating(market, monkeypatch, "ada", cheat) as ada,
+        provider(market, "bea") as bea,
+        provider(market, "cyd", least_msat=2 * LEAST_MSAT) as cyd,
+    ):
+        answer = auditing._answer
+
+        async def unheard(course, request, provider_, *args):
+            if (provider_, course.state.debts[request, provider_].round) == (ada.public, 1):
+                course.answers[request, provider_] = Deaf()
+                asked.set()
+            elif provider_ == ada.public:
+                await asked.wait()
+            return await answer(course, request, provider_, *args)
+
+        monkeypatch.setattr(auditing, "_answer", unheard)
+        done, weights = await train(market, "dora", RECIPE, on_change=found(cheat, 1))
+    assert undone(market) == [(0, {ada.public})]
+    assert weights == state.pack(bare.run(RECIPE, dataset(), 2)[0])
+    assert {who for who, _ in done.failures} == {ada.public}
+    await check_pay(market, done, ("ada", ada), ("bea", bea), ("cyd", cyd))
+
+
 async def test_where_the_budget_does_not_suffice_for_it_the_training_ends_and_goes_on_with_more(market, monkeypatch):
     cheat = Cheat(0)
     recipe = RECIPE.model_copy(update={"rounds": 2})

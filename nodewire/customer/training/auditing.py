@@ -61,19 +61,25 @@ async def audit(course: Course, request: str, provider: str) -> None:
     """Have the ends of the segments shown that the round's close draws, and compute them again.
 
     All that it needs outlives this process: the close in the journal, theta and update as sealed blobs, the provider's
-    answer at the relays. So there is no way to a balance around it.
+    answer at the relays. So there is no way to a balance around it. When another audit of the same provider has failed
+    meanwhile, nothing depends on this one any more.
     """
     debt = course.state.debts[request, provider]
+    if debt.balance != "held":
+        return
     delivered = course.deliveries.of(debt.result)
-    closed = closing.parse(events.parse(course.state.closes[debt.close]))
+    close = events.parse(course.state.closes[debt.close])
+    closed = closing.parse(close)
     counted = closed.close.of(request, provider)
     assert counted is not None, debt.close
     drawn = closing.drawn(closed, counted, course.recipe, debt.row.steps)
     opened, index = course.deliveries.opened(debt.result), debt.row.index
     wanted = closing.shown(drawn, course.recipe, debt.row.steps)
     patience_s = AUDIT_S + AUDIT_TIMES * debt.row.steps * _step_s(course, provider)
-    ask, answer = await _answer(course, request, provider, debt.close, wanted, patience_s)
+    ask, answer = await _answer(course, request, provider, close, wanted, patience_s)
     course.answers.pop((request, provider), None)
+    if course.state.debts[request, provider].balance != "held":
+        return
     try:
         if answer is None:
             raise Withheld("snapshots", "it shows nothing")
@@ -99,7 +105,7 @@ def _step_s(course: Course, provider: str) -> float:
 
 
 async def _answer(
-    course: Course, request: str, provider: str, close: str, wanted: Sequence[int], patience_s: float
+    course: Course, request: str, provider: str, close: Event, wanted: Sequence[int], patience_s: float
 ) -> tuple[Event, Event | None]:
     """What is asked, and what the provider says to it; it may have said so before a crash of this customer.
 
@@ -109,10 +115,10 @@ async def _answer(
     heard = course.answers.setdefault((request, provider), asyncio.get_running_loop().create_future())
     until_s: float | None = None
     while True:
-        asked = audits.ask(keys, course.kind, request, provider, close, wanted, created_at=int(time.time()))
+        asked = audits.ask(keys, course.kind, request, provider, close.id, wanted, created_at=int(time.time()))
         if not heard.done():
             try:
-                await pool.publish(events.parse(course.state.closes[close]), timeout_s=10.0)
+                await pool.publish(close, timeout_s=10.0)
                 await pool.publish(asked, timeout_s=10.0)
             except NodewireError as error:
                 log.warning("round %s: %s is not asked for snapshots yet: %s", request[:8], provider[:8], error)
@@ -122,7 +128,8 @@ async def _answer(
         await asyncio.wait([heard], timeout=max(0.0, left_s))
         if heard.done():
             return asked, heard.result()
-        if until_s is not None and time.monotonic() >= until_s:
+        is_held = course.state.debts[request, provider].balance == "held"
+        if not is_held or (until_s is not None and time.monotonic() >= until_s):
             return asked, None
 
 
