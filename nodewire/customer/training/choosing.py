@@ -11,9 +11,11 @@ from nodewire.customer.training.costing import Record
 from nodewire.errors import NodewireError
 from nodewire.nostr.nip01 import Filter, newest_first
 from nodewire.nostr.pool import Pool
-from nodewire.protocol import kinds, trainer
+from nodewire.protocol import kinds, outer, trainer
+from nodewire.protocol.families import HEADER_BYTES
 from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.trainer import TOPIC, Trainer
+from nodewire.store.sealed import sealed_bytes
 
 _FETCH_S = 10.0
 DEARER = 1.5
@@ -40,6 +42,22 @@ def need_of(recipe: Recipe, kind: int, *, shard_bytes: int, weights_bytes: int, 
     """Of a shard, and of the largest of the blobs with weights."""
     memory = max(recipe.memory_bytes() + recipe.upload_bytes() + shard_bytes, recipe.hardware.memory_bytes)
     return Need(kind, recipe.family.name, memory, max(shard_bytes, weights_bytes), gflop)
+
+
+def step_need_of(recipe: Recipe, inputs: int, *, updates_bytes: int = 0) -> Need:
+    """What the provider of an outer step must have room for; `updates_bytes` is the largest of its inputs."""
+    return Need(
+        kind=kinds.OUTER,
+        family=recipe.family.name,
+        memory_bytes=outer.memory_bytes(recipe, inputs),
+        blob_bytes=max(most_bytes(recipe, max(1, outer.momenta_rows(recipe))), updates_bytes),
+        gflop=outer.work_gflop(recipe, inputs),
+    )
+
+
+def most_bytes(recipe: Recipe, rows: int) -> int:
+    """Of a ciphertext of so many numbers for each of theta's."""
+    return sealed_bytes(rows * (recipe.state_bytes() + HEADER_BYTES * (len(recipe.shapes()) + 1)))
 
 
 async def trainers(pool: Pool) -> dict[str, Trainer]:
