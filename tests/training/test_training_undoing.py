@@ -11,11 +11,12 @@ import torch
 
 from nodewire.customer.training import auditing, machine
 from nodewire.customer.training.journal import Journal
-from nodewire.customer.training.machine import Judged, Stepped, Undone
+from nodewire.customer.training.machine import Judged, Published, Stepped, Undone
 from nodewire.errors import OverBudget
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.delivery import Progress
 from nodewire.protocol.recipe import Compression, Outer, Recipe
+from nodewire.protocol.round import RoundTicket
 from nodewire.store.blobs import Blobs
 from nodewire.train import bare, state
 from nodewire.train.bare import Part
@@ -230,7 +231,7 @@ async def test_two_cheats_in_different_rounds(market, monkeypatch, tmp_path):
     [{"method": "int4", "error_feedback": "1.0"}, {"method": "int8", "error_feedback": "1.0", "fragments": 2}],
     ids=["feedback", "both"],
 )
-async def test_where_something_is_carried_the_round_after_the_one_made_again_begins_with_nothing(
+async def test_where_something_is_carried_the_round_after_the_one_made_again_goes_on_from_it(
     market, tmp_path, monkeypatch, changes
 ):
     recipe = RECIPE.model_copy(update={"rounds": 4, "compression": Compression(**changes)})
@@ -244,11 +245,20 @@ async def test_where_something_is_carried_the_round_after_the_one_made_again_beg
         done, weights = await train(market, "dora", recipe, on_change=found(cheat, 2))
     assert undone(market) == [(1, {ada.public})]
     assert {who for who, _ in done.failures} == {ada.public}
-    # Who made the culprit's shard again begins with nothing, too, and so does whoever gets a shard from another.
-    taken_over = {(2, 0), (2, 1)} | handed_over(lineage(journal(market)))
+    # Nothing is lost but what the culprit had: only who gets a shard from another begins with nothing.
+    taken_over = handed_over(lineage(journal(market)))
     assert weights == expected(market, recipe, taken_over=taken_over)
+    assert begun_with(journal(market), 2) == {(2, index) in taken_over for index in (0, 1)}
+    assert not {(2, 0), (2, 1)} <= taken_over
     await check_pay(market, done, ("ada", ada), ("bea", bea), ("cyd", cyd))
     await verified(market, recipe, tmp_path)
+
+
+def begun_with(events: list[machine.Event], round_: int) -> set[bool]:
+    """Whether those whose results count in a round were told to begin with nothing."""
+    rows = {(e.request, row.provider): row for e in events if isinstance(e, Published) for row in e.rows}
+    (step,) = [step for step in lineage(events) if step.round == round_]
+    return {RoundTicket.parse(rows[c.request, c.provider].ticket).carried is None for c in step.counted}
 
 
 def lies_of(round_: int):
