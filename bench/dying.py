@@ -11,7 +11,7 @@ import signal
 import sys
 
 from nodewire.customer.training import journal
-from nodewire.customer.training.machine import Event
+from nodewire.customer.training.events import Event
 
 
 def dies_before(name: str) -> None:

@@ -15,8 +15,8 @@ import torch
 
 from bench import chaos_train, mutations, quality_train, scale_train
 from bench.late_cheat import longer
+from nodewire.customer.training.events import Published, Sufficed, Undone
 from nodewire.customer.training.journal import Journal
-from nodewire.customer.training.machine import Published, Sufficed, Undone
 from nodewire.protocol.recipe import Recipe
 from nodewire.train import bare, compress, state
 from tests.train import recipes
@@ -153,7 +153,7 @@ def test_a_customer_that_is_to_die_before_an_event_leaves_a_journal_without_it(t
 from pathlib import Path
 from bench.dying import dies_before
 from nodewire.customer.training.journal import Journal
-from nodewire.customer.training.machine import Sufficed, Undone
+from nodewire.customer.training.events import Sufficed, Undone
 dies_before("Undone")
 journal = Journal(Path("journal.db"))
 journal.append(Sufficed(0))

@@ -15,8 +15,8 @@ from rich.console import Console
 from nodewire.cli.training_quote import show_quote
 from nodewire.cli.training_recipe import read_recipe
 from nodewire.customer.training.dataset import look
-from nodewire.customer.training.machine import Outer, State
 from nodewire.customer.training.quoting import Quote, quote
+from nodewire.customer.training.state import Outer, State
 from nodewire.customer.training.training import _made, kind_of
 from nodewire.errors import BadConfig, BadData, BadRecipe, NoProvider, NotFound, OverBudget
 from nodewire.protocol.recipe import Recipe

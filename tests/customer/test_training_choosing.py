@@ -10,7 +10,7 @@ import pytest
 from nodewire.customer.training import pacing
 from nodewire.customer.training.choosing import Need, deal, grouped
 from nodewire.customer.training.costing import Record, record_of
-from nodewire.customer.training.machine import Delivered, Judged, Lost, Opened, Published, Received
+from nodewire.customer.training.events import Judged, Lost, Opened, Published, Received, ResultCame
 from nodewire.protocol.trainer import Trainer
 from tests.customer.test_training_carrying import BLOB, after, row
 
@@ -99,7 +99,7 @@ def test_speed_counts_among_equals_by_what_was_measured_and_where_the_deadline_w
 
 def test_what_is_known_of_providers_is_what_came_of_their_shards():
     events = [Opened(3, (BLOB, BLOB), BLOB), Published(0, "r0", "{}", (row(0, "ada"), row(1, "bea")))]
-    events += [Delivered("r0", "ada", "{}", 5), Received("r0", "ada"), Judged("r0", "ada", True, "")]
+    events += [ResultCame("r0", "ada", "{}", 5), Received("r0", "ada"), Judged("r0", "ada", True, "")]
     events += [Lost("r0", "bea", "no answer")]
     record = record_of(after(*events), 1_000)
     assert (record.good, record.failed, record.worth_msat) == (Counter(["ada"]), Counter(["bea"]), 166)

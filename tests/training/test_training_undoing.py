@@ -9,9 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nodewire.customer.training import auditing, machine
+from nodewire.customer.training import auditing
+from nodewire.customer.training.events import Event, Judged, Published, Stepped, Undone
 from nodewire.customer.training.journal import Journal
-from nodewire.customer.training.machine import Judged, Published, Stepped, Undone
+from nodewire.customer.training.state import State
 from nodewire.errors import OverBudget
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.delivery import Progress
@@ -88,7 +89,7 @@ class Killed(Exception):
     """The customer's process ends here."""
 
 
-def journal(market) -> list[machine.Event]:
+def journal(market) -> list[Event]:
     one = Journal(market.folder / "dora" / "journal.db")
     try:
         return one.events()
@@ -96,7 +97,7 @@ def journal(market) -> list[machine.Event]:
         one.close()
 
 
-def lineage(events: list[machine.Event]) -> list[Stepped]:
+def lineage(events: list[Event]) -> list[Stepped]:
     steps: list[Stepped] = []
     for event in events:
         if isinstance(event, Undone):
@@ -115,7 +116,7 @@ def undone(market) -> list[tuple[int, set[str]]]:
     return [(e.round, {who for _, who in e.failed}) for e in journal(market) if isinstance(e, Undone)]
 
 
-async def check_pay(market, done: machine.State, *keys: tuple[str, Keys]) -> None:
+async def check_pay(market, done: State, *keys: tuple[str, Keys]) -> None:
     """Everybody has what was owed to it, and nothing twice: prices of what passed, deposits of the rest."""
     for name, who in keys:
         debts = [debt for debt in done.debts.values() if debt.row.provider == who.public]
@@ -203,6 +204,7 @@ async def test_a_customer_that_dies_after_everything_that_happens_goes_back_all_
 
 async def test_two_cheats_in_different_rounds(market, monkeypatch, tmp_path):
     """The later one is found first; then the earlier one, and both rounds are made again."""
+    monkeypatch.setattr("nodewire.customer.training.auditing.ASK_AGAIN_S", 0.1)  # also of who has failed by now
     recipe = RECIPE.model_copy(update={"rounds": 5})
     early, late = Cheat(0), Cheat(1)
 
@@ -254,7 +256,7 @@ async def test_where_something_is_carried_the_round_after_the_one_made_again_goe
     await verified(market, recipe, tmp_path)
 
 
-def begun_with(events: list[machine.Event], round_: int) -> set[bool]:
+def begun_with(events: list[Event], round_: int) -> set[bool]:
     """Whether those whose results count in a round were told to begin with nothing."""
     rows = {(e.request, row.provider): row for e in events if isinstance(e, Published) for row in e.rows}
     (step,) = [step for step in lineage(events) if step.round == round_]

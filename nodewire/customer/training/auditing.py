@@ -12,7 +12,7 @@ from statistics import median
 from nodewire.customer.training import receiving
 from nodewire.customer.training.coordinating import Late, Past, Verdict
 from nodewire.customer.training.course import Course
-from nodewire.customer.training.machine import Audited, Judged
+from nodewire.customer.training.events import Audited, Judged
 from nodewire.errors import NodewireError, TooLarge, Withheld
 from nodewire.nostr import event as events
 from nodewire.nostr.event import Event

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from nodewire.customer.training.machine import State
+from nodewire.customer.training.state import State
 
 _GOOD, _BAD = 2.0, 0.5
 MOST_TRIES = 7.0

@@ -11,7 +11,7 @@ from nodewire.customer.training import choosing
 from nodewire.customer.training.choosing import Need
 from nodewire.customer.training.costing import Record
 from nodewire.customer.training.dataset import Dataset
-from nodewire.customer.training.machine import State
+from nodewire.customer.training.state import State
 from nodewire.errors import NoProvider, OverBudget
 from nodewire.pay.payer import Fees
 from nodewire.protocol.outer import MAX_INPUTS

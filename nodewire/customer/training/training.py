@@ -15,10 +15,10 @@ from nodewire.customer.training.coordinating import Coordinator
 from nodewire.customer.training.course import Course, OnChange
 from nodewire.customer.training.history import History
 from nodewire.customer.training.journal import Journal
-from nodewire.customer.training.machine import State
 from nodewire.customer.training.requesting import Requests
 from nodewire.customer.training.rounds import Rounds
 from nodewire.customer.training.session import open_session
+from nodewire.customer.training.state import State
 from nodewire.customer.training.transcribing import transcribe
 from nodewire.customer.training.transitions import apply
 from nodewire.errors import NodewireError, NotAllowed, NotFound
