@@ -22,6 +22,7 @@ Figures:
 - resumed_s: from the kill to the next word of the training by whom was killed (an event on the relay, a row of the
   customer's journal), or the training's end. With a provider that stays dead: until another
   one speaks of its shard.
+- starts_s: how long the provider's process takes to be ready on this machine, which resumed_s holds, too.
 """
 
 from __future__ import annotations
@@ -267,6 +268,8 @@ class Trial:
         """How long a provider usually trains a shard."""
         self.data = folder / "data"
         self.past: set[str] = set()
+        self.starts_s: list[float] = []
+        """How long killed providers took to be ready again."""
 
     def prepare(self) -> None:
         from nodewire.train import state
@@ -379,7 +382,7 @@ class Trial:
         await self.market.kill_provider(victim.name)
         struck, outcome.struck = time.monotonic(), True
         if outcome.who == "provider":
-            starting = asyncio.create_task(self.market.start_provider(victim.name))
+            starting = asyncio.create_task(self._start_provider(victim.name))
             speaks = await self._until(lambda: bool(world.said(victim, struck)), customer)
             await starting
         else:
@@ -421,7 +424,12 @@ class Trial:
         """Start who is dead."""
         for name, provider in self.market.providers.items():
             if provider.process is not None and provider.process.returncode is not None:
-                await self.market.start_provider(name)
+                await self._start_provider(name)
+
+    async def _start_provider(self, name: str) -> None:
+        began = time.monotonic()
+        await self.market.start_provider(name)
+        self.starts_s.append(round(time.monotonic() - began, 3))
 
 
 async def measure(report: Report, options: argparse.Namespace) -> None:
@@ -462,6 +470,7 @@ async def _measure(report: Report, options: argparse.Namespace, folder: Path) ->
         network = market.processes["simnet"]
         network.terminate()  # it has its journal for itself
         await network.wait()
+        report.arms["starts_s"] = spread(trial.starts_s)
         _judge(report, outcomes, settled(market))
 
 
