@@ -14,10 +14,12 @@ import pytest
 import torch
 
 from bench import chaos_train, mutations, quality_train, scale_train
-from bench.late_cheat import longer
+from bench.late_cheat import Following, LateCheat, longer
 from nodewire.customer.training.events import Published, Sufficed, Undone
 from nodewire.customer.training.journal import Journal
 from nodewire.protocol.recipe import Recipe
+from nodewire.provider.training.run import ShardRun
+from nodewire.provider.training.training import Training
 from nodewire.train import bare, compress, state
 from tests.train import recipes
 
@@ -146,6 +148,12 @@ def test_the_late_cheats_update_is_longer_and_has_the_form_of_one(method):
     honest, cheat = (compress.unpack(one, recipe.shapes(), recipe.compression) for one in (packed, longer(packed)))
     assert all(torch.allclose(cheat[name], 1.02 * honest[name]) for name in honest)
     assert any(not torch.equal(cheat[name], honest[name]) for name in honest)
+
+
+def test_what_the_late_cheat_changes_is_what_providers_do():
+    for cheat, honest in ((LateCheat, ShardRun), (Following, Training)):
+        changed = {name for name in vars(cheat) if not name.startswith("__")}
+        assert changed and changed <= set(vars(honest))
 
 
 def test_a_customer_that_is_to_die_before_an_event_leaves_a_journal_without_it(tmp_path):
