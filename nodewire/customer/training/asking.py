@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from nodewire.customer.training import carrying, choosing, pacing, trusting, watching
+from nodewire.customer.training import carrying, choosing, costing, pacing, trusting, watching
 from nodewire.customer.training.choosing import Need
 from nodewire.customer.training.course import Course
 from nodewire.customer.training.events import Lost, Missed, Sealed, Sufficed
@@ -128,9 +128,10 @@ def _dealt(
         busy=Counter(work.provider for work in (*state.works, *state.late) if work.status in ("asked", "working")),
         before={work.index: work.provider for work in state.works if work.provider},
         excluded=(failed - course.forgiven) | state.banned,
-        failures=Counter(provider for provider, _ in state.failures),
+        record=costing.record_of(state, course.budget_msat),
         measured_us={one: each_us[one] for one in state.step_us if one in each_us},
         each_us=each_us,
+        late=pacing.late(recipe, each_us),
     )
     if not dealt:
         return None

@@ -62,9 +62,12 @@ async def audit(course: Course, request: str, provider: str) -> None:
     """Have the ends of the segments shown that the round's close draws, and compute them again.
 
     All that it needs outlives this process: the close in the journal, theta and update as sealed blobs, the provider's
-    answer at the relays. So there is no way to a balance around it.
+    answer at the relays. So there is no way to a balance around it. When another audit of the same provider has failed
+    meanwhile, nothing depends on this one any more.
     """
     debt = course.state.debts[request, provider]
+    if debt.balance != "held":
+        return
     delivered = course.deliveries.of(debt.result)
     close = events.parse(course.state.closes[debt.close])
     closed = closing.parse(close)
@@ -76,6 +79,8 @@ async def audit(course: Course, request: str, provider: str) -> None:
     patience_s = AUDIT_S + AUDIT_TIMES * debt.row.steps * _step_s(course, provider)
     ask, answer = await _answer(course, request, provider, close, wanted, patience_s)
     course.answers.pop((request, provider), None)
+    if course.state.debts[request, provider].balance != "held":
+        return
     try:
         if answer is None:
             raise Withheld("snapshots", "it shows nothing")
@@ -124,7 +129,8 @@ async def _answer(
         await asyncio.wait([heard], timeout=max(0.0, left_s))
         if heard.done():
             return asked, heard.result()
-        if until_s is not None and time.monotonic() >= until_s:
+        is_held = course.state.debts[request, provider].balance == "held"
+        if not is_held or (until_s is not None and time.monotonic() >= until_s):
             return asked, None
 
 

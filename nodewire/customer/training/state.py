@@ -160,8 +160,6 @@ class State:
     """By round, as far back as a step may have to be undone."""
     spoilt: int | None = None
     """The first round whose step was made of what has failed its audit since, until it is undone."""
-    again: int = -1
-    """The round that was gone back to last."""
 
     @property
     def is_trained(self) -> bool:
