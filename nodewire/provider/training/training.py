@@ -32,6 +32,7 @@ from nodewire.provider.training.outer_admission import AdmittedOuter
 from nodewire.provider.training.outer_run import OuterRun
 from nodewire.provider.training.paid import Open
 from nodewire.provider.training.run import ShardRun
+from nodewire.provider.training.slots import Slots
 from nodewire.store.blobs import Blobs
 from nodewire.store.bounded import BoundedBlobs
 
@@ -47,7 +48,6 @@ CACHED_TIMES = 4
 """So many times the largest blob stays in the cache for every shard that is trained at a time: weights, frozen ones,
 the shard, the result."""
 WAITING_S = 30.0
-SLOT_S = 2.0
 
 
 class Training:
@@ -75,9 +75,7 @@ class Training:
         self._admission = admission
         self._kept = kept
         self._workers = tuple(workers)
-        self._free: asyncio.Queue[Worker] = asyncio.Queue()
-        for worker in workers:
-            self._free.put_nowait(worker)
+        self._slots = Slots(workers)
         self._folder = folder
         self._carried = CarriedFiles(folder / "carried", CARRIED_TIMES * ad.concurrency * ad.most_bytes)
         self._made = MadeResults(folder / "made")
@@ -100,7 +98,7 @@ class Training:
     @property
     def free(self) -> asyncio.Queue[Worker]:
         """The workers that are not training: who takes one puts it back."""
-        return self._free
+        return self._slots.free
 
     async def run(self) -> None:
         """Announce, then serve until cancelled."""
@@ -215,10 +213,7 @@ class Training:
                 log.warning("round %s is not gone on with: %s", shard.event.id[:8], error)
                 self._kept.over(shard.event.id)
                 continue
-            if not shard.delivered and self._free.empty():  # fewer slots than before
-                self._kept.over(shard.event.id)
-                continue
-            self._spawn(self._run(job, None if shard.delivered else self._free.get_nowait()))
+            self._spawn(self._run(job, is_delivered=shard.delivered))
 
     def _checked(
         self, request: RoundRequest | OuterRequest, ticket: RoundTicket | OuterTicket
@@ -240,7 +235,11 @@ class Training:
                 self._carried.begun(job)
             if isinstance(job, Admitted) and not self._admission.has_deposit(job.assigned):
                 await self._until_paid_before(job)
-            worker = await self._slot()
+            worker = None
+            if job.assigned.deposit_msat:
+                await self._slots.room()
+            else:
+                worker = await self._slots.soon()
         except NodewireError as error:
             log.info("round %s refused: %s", request.id[:8], error)
             await self._tell(request.id, request.customer, request.kind, error)
@@ -248,13 +247,17 @@ class Training:
         try:
             self._kept.begun(event, ticket, paid_before=job.assigned.deposit_msat > 0)
         except BaseException:  # a disk that is full must not take a slot with it
-            self._free.put_nowait(worker)
+            if worker is not None:
+                self._slots.free.put_nowait(worker)
             await self._tell(request.id, request.customer, request.kind, Busy("disk", "cannot be written"))
             raise
         await self._run(job, worker)
 
-    async def _run(self, job: Admitted | AdmittedOuter, worker: Worker | None) -> None:
-        """Do a job's work with a worker, or without one only wait for its balance."""
+    async def _run(
+        self, job: Admitted | AdmittedOuter, worker: Worker | None = None, *, is_delivered: bool = False
+    ) -> None:
+        """Do a job's work, with this worker or one that it gets when its deposit is here; if that is done, only wait
+        for the balance."""
         request = job.request
         open_: Open = {
             "keys": self._keys,
@@ -271,7 +274,7 @@ class Training:
             run = ShardRun(job, self._carried, self._made, **open_)
         self._runs[request.id] = run
         try:
-            if worker is not None:
+            if not is_delivered:
                 await self._work(run, worker)
             await run.balance()
         except NodewireError as error:
@@ -296,10 +299,12 @@ class Training:
         if isinstance(job, Admitted):
             self._carried.over(job)
 
-    async def _work(self, run: ShardRun | OuterRun, worker: Worker) -> None:
-        """A slot is for the deposit and the work; who waits for its balance trains another shard meanwhile."""
+    async def _work(self, run: ShardRun | OuterRun, worker: Worker | None) -> None:
+        """A slot is for the work alone; who waits for a deposit or balance trains another shard meanwhile."""
         try:
-            await run.deposit()
+            await self._slots.after(run.deposit(), run.has_deposit)
+            if worker is None:
+                worker = await self._slots.paid(run.wait)
             await run.train(worker)
         except NodewireError as error:
             await run.refuse(error)
@@ -308,20 +313,10 @@ class Training:
             await run.refuse(WorkerFailed("round", "this provider's fault"))
             raise
         finally:
-            self._free.put_nowait(worker)
+            if worker is not None:
+                self._slots.free.put_nowait(worker)
         self._kept.delivered(run.job.request.id)
         self._made.over(run.job.request.id)  # not before: who dies between the two would train again
-
-    async def _slot(self) -> Worker:
-        """A worker that is free, or will be in a moment: it has delivered, and the next round is here already.
-
-        Raises:
-            Busy: none is.
-        """
-        try:
-            return await asyncio.wait_for(self._free.get(), SLOT_S)
-        except TimeoutError as error:
-            raise Busy("concurrency", "all workers are training") from error
 
     async def _until_paid_before(self, job: Admitted) -> None:
         """Return when rounds before the one before are paid for: its balance stands for a deposit.

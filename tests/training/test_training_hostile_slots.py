@@ -1,0 +1,90 @@
+"""Requests that nobody pays for, from keys that cost nothing: workers, memory and books are for those who pay."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from contextlib import asynccontextmanager
+
+import pytest
+import torch
+
+from nodewire.customer.training import choosing
+from nodewire.customer.training.machine import Sealed
+from nodewire.customer.training.requesting import Ask, Requests
+from nodewire.nostr import event as events
+from nodewire.nostr import nip59
+from nodewire.nostr.keys import Keys
+from nodewire.nostr.pool import Pool
+from nodewire.protocol import kinds
+from nodewire.protocol.trainer import Trainer
+from tests.kinds.digits import RECIPE
+from tests.training import small_market
+from tests.training.small_market import LEAST_MSAT, provider, train
+from tests.training.test_training_market import expected
+
+torch.set_num_threads(1)
+ONE_ROUND = RECIPE.model_copy(update={"rounds": 1})
+TWO_ROUNDS = RECIPE.model_copy(update={"rounds": 2})
+BLOB = Sealed("ab" * 32, 10_000, "cd" * 32, "ef" * 32)
+
+
+@pytest.fixture
+async def market(tmp_path):
+    async with small_market.opened(tmp_path) as running:
+        yield running
+
+
+async def ad_of(pool: Pool, public: str) -> Trainer:
+    async with asyncio.timeout(10):
+        while public not in (found := await choosing.trainers(pool)):
+            await asyncio.sleep(0.05)
+        return found[public]
+
+
+async def ask(pool: Pool, relay: str, public: str, ad: Trainer) -> str:
+    """A request and its ticket from a new key, which will not pay."""
+    keys = Keys.generate()
+    requests = Requests(keys, ONE_ROUND, 8840, secrets.token_hex(32), (relay,))
+    wanted = Ask(0, [(0, public)], {public: ONE_ROUND.steps}, None)
+    made, event = await requests.make(wanted, {public: ad}, BLOB, (BLOB,), None, None)
+    now_s = int(time.time())
+    rumor = nip59.rumor(keys.public, kinds.TICKET, created_at=now_s, content=made.rows[0].ticket)
+    await pool.publish(event)
+    await pool.publish(nip59.wrap(rumor, keys, public, now_s=now_s, ephemeral=True))
+    return made.request
+
+
+@asynccontextmanager
+async def flood(market, public: str, pause_s: float):
+    """Such requests, one after the other, as long as the block lasts."""
+    sent: list[str] = []
+
+    async def send() -> None:
+        async with Pool([market.relay]) as pool:
+            ad = await ad_of(pool, public)
+            while True:
+                sent.append(await ask(pool, market.relay, public, ad))
+                await asyncio.sleep(pause_s)
+
+    sending = asyncio.create_task(send())
+    try:
+        while len(sent) < 3:
+            await asyncio.sleep(0.05)
+        yield sent
+    finally:
+        sending.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await sending
+
+
+async def test_who_does_not_pay_holds_no_worker(market, monkeypatch):
+    """One request every half second from fresh keys would keep every worker from those who pay, for nothing."""
+    monkeypatch.setattr("nodewire.customer.training.asking.FIND_S", 5.0)
+    async with provider(market, "ada") as ada, flood(market, ada.public, 0.5):
+        async with asyncio.timeout(15):
+            _, weights = await train(market, "dora", TWO_ROUNDS, shards=1)
+    assert weights == expected(TWO_ROUNDS, 1)
+    assert await market.balance_msat("ada") == 2 * LEAST_MSAT
