@@ -23,6 +23,7 @@ from nodewire.protocol.trainer import Trainer
 from tests.kinds.digits import RECIPE
 from tests.training import small_market
 from tests.training.small_market import LEAST_MSAT, provider, train
+from tests.training.test_training_hostile import asked
 from tests.training.test_training_market import expected
 
 torch.set_num_threads(1)
@@ -88,3 +89,62 @@ async def test_who_does_not_pay_holds_no_worker(market, monkeypatch):
             _, weights = await train(market, "dora", TWO_ROUNDS, shards=1)
     assert weights == expected(TWO_ROUNDS, 1)
     assert await market.balance_msat("ada") == 2 * LEAST_MSAT
+
+
+async def test_a_deposit_that_was_never_paid_is_no_debt(market):
+    """Or a request that was given up would keep the later rounds of its customer from a provider."""
+    said: list[events.Event] = []
+    async with provider(market, "ada", concurrency=2, patience_s=1.0, published=said.append) as ada:
+        done, _ = await train(market, "dora", TWO_ROUNDS, shards=1)
+        async with Pool([market.relay]) as pool:
+            ad = await ad_of(pool, ada.public)
+        unpaid = await asked(market, "dora", done, ada.public, ad, previous=None)
+        async with asyncio.timeout(10):
+            while sum(one.tag("e") in unpaid and one.tag("status") == "payment-required" for one in said) < 2:
+                await asyncio.sleep(0.05)
+        sent = await asked(market, "dora", done, ada.public, ad, previous=done.paid_last[ada.public])
+        async with asyncio.timeout(10):
+            while not (told := [one for one in said if one.tag("e") in sent and one.kind == 6840]):
+                await asyncio.sleep(0.05)
+    assert len(told) == 1
+
+
+async def test_nothing_is_paid_for_what_was_refused_meanwhile(market, monkeypatch):
+    """A payment that takes longer than a provider's patience would be a deposit for nothing."""
+    from nodewire.customer.training import paying
+
+    pay = paying.pay
+
+    async def late(course, request, provider_, part):
+        await asyncio.sleep(1.5 if provider_ == ada.public else 0)
+        await pay(course, request, provider_, part)
+
+    monkeypatch.setattr(paying, "pay", late)
+    async with provider(market, "ada", patience_s=0.5) as ada, provider(market, "bea", least_msat=2 * LEAST_MSAT):
+        async with asyncio.timeout(25):
+            done, weights = await train(market, "dora", ONE_ROUND, shards=1)
+    assert weights == expected(ONE_ROUND, 1)
+    assert (done.owed, await market.balance_msat("ada")) == ({}, 0)
+    assert done.committed_msat == 2 * LEAST_MSAT
+
+
+async def test_the_newest_of_too_many_unpaid_requests_are_kept(market, monkeypatch):
+    """So whoever pays at once gets a worker, however many do not; and the book keeps nothing of these."""
+    from nodewire.pay.ledger import Ledger
+    from nodewire.provider.training import slots
+
+    monkeypatch.setattr(slots, "MAX_UNPAID", 4)
+    monkeypatch.setattr(slots, "SLOT_S", 0.2)
+    said: list[events.Event] = []
+    async with provider(market, "ada", published=said.append) as ada, Pool([market.relay]) as pool:
+        ad = await ad_of(pool, ada.public)
+        sent = [await ask(pool, market.relay, ada.public, ad) for _ in range(8)]
+        async with asyncio.timeout(10):
+            while sum(one.tag("status") == "busy" for one in said) < 4:
+                await asyncio.sleep(0.05)
+        assert {one.tag("e") for one in said if one.tag("status") == "busy"} < set(sent)
+        book = Ledger(market.folder / "ada" / "ledger.db")
+        assert sum(book.has_job(request) for request in sent) == 4
+        book.close()
+        async with asyncio.timeout(10):
+            await train(market, "dora", ONE_ROUND, shards=1)

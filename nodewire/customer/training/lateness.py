@@ -11,6 +11,7 @@ from dataclasses import replace
 from nodewire.customer.training.machine import (
     Begun,
     Counted,
+    Debt,
     Delivered,
     DepositAsked,
     Judged,
@@ -75,7 +76,7 @@ def after(event: Worked, work: Work, state: State) -> State:
             Lost(_, provider, reason),
             "asked" | "working" | "delivered",
         ):
-            out = True
+            out, debt = True, over(debt)
             kept = {known: request for known, request in state.paid_last.items() if known != provider}
             state = replace(state, paid_last=kept, failures=(*state.failures, (provider, reason)))
         case _:
@@ -86,6 +87,11 @@ def after(event: Worked, work: Work, state: State) -> State:
         if not out or (one.request, one.provider) != key
     )
     return replace(state, late=late, debts={**state.debts, key: debt})
+
+
+def over(debt: Debt) -> Debt:
+    """Of work that came to nothing: its deposit is not paid any more, if it was not."""
+    return replace(debt, deposit="none") if debt.deposit == "owed" else debt
 
 
 def _may_count(work: Work, state: State) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from nodewire.customer.training import lateness
 from nodewire.customer.training.lateness import Worked
 from nodewire.customer.training.machine import (
     Action,
@@ -88,7 +89,7 @@ def after(event: Worked, state: State) -> State:
             outer = _failed(outer)
             state = replace(state, failures=(*state.failures, (provider, reason)), banned=state.banned | {provider})
         case Lost(_, provider, reason), _:
-            outer = _failed(outer)
+            outer, debt = _failed(outer), lateness.over(debt)
             state = replace(state, failures=(*state.failures, (provider, reason)))
         case _:
             return state

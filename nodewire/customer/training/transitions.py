@@ -202,6 +202,7 @@ def _worked(event: Worked, work: Work, state: State) -> State:
             work = Work(work.index, excluded=work.excluded | {provider})
             kept = {known: request for known, request in state.paid_last.items() if known != provider}
             state = replace(state, paid_last=kept, failures=(*state.failures, (provider, reason)))
+            debt = lateness.over(debt)
         case Missed(_, provider, reason), "working":
             state = replace(state, late=(*state.late, work), failures=(*state.failures, (provider, reason)))
             work = Work(work.index, excluded=work.excluded | {provider})

@@ -110,6 +110,10 @@ class PaidRun(Generic[Job]):
         """Whether the deposit has come, where there is one."""
         return not self.job.assigned.deposit_msat or self._is_paid(DEPOSIT)
 
+    def forgo_deposit(self) -> None:
+        """It is not waited for any more: from now on there is no invoice for it, unless one is out already."""
+        self._ledger.forgo(self.job.key(DEPOSIT))
+
     async def wait(self) -> None:
         """Say that this has not been forgotten; a relay that does not take it changes nothing."""
         try:

@@ -22,7 +22,7 @@ from nodewire.protocol import audit, closing, delivery, feedback, kinds, outer, 
 from nodewire.protocol import round as rounds
 from nodewire.protocol.audit import Asked
 from nodewire.protocol.outer import OuterRequest, OuterTicket
-from nodewire.protocol.round import RoundRequest, RoundTicket
+from nodewire.protocol.round import BALANCE, RoundRequest, RoundTicket
 from nodewire.protocol.trainer import Trainer
 from nodewire.provider.training.admission import Admitted, TrainingAdmission
 from nodewire.provider.training.carried import CarriedFiles
@@ -302,7 +302,11 @@ class Training:
     async def _work(self, run: ShardRun | OuterRun, worker: Worker | None) -> None:
         """A slot is for the work alone; who waits for a deposit or balance trains another shard meanwhile."""
         try:
-            await self._slots.after(run.deposit(), run.has_deposit)
+            try:
+                await self._slots.after(run.deposit(), run.has_deposit)
+            except NodewireError:
+                run.forgo_deposit()
+                raise
             if worker is None:
                 worker = await self._slots.paid(run.wait)
             await run.train(worker)
@@ -328,7 +332,8 @@ class Training:
         if not self._kept.stands_for(previous.key.job, job.request.id):
             raise PaymentRequired("previous", "its payment stands for another request's deposit")
         # What is delivered while this waits had a deposit of its own, and may wait for this very round.
-        then = set(self._ledger.unpaid_dues(previous.customer)) - {previous.key}
+        # A deposit that nobody paid is no debt: nothing was done for it.
+        then = {key for key in self._ledger.unpaid_dues(previous.customer) if key.chunk == BALANCE} - {previous.key}
 
         def is_paid() -> bool:
             """All but the round before itself, which may be under audit, and what is given credit for."""
