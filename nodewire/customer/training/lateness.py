@@ -21,7 +21,7 @@ from nodewire.customer.training.machine import (
     State,
     Work,
 )
-from nodewire.customer.training.measuring import measured
+from nodewire.customer.training.measuring import forgotten, measured
 
 Worked = DepositAsked | Begun | Delivered | Received | Judged | Lost | Missed
 
@@ -55,12 +55,12 @@ def after(event: Worked, work: Work, state: State) -> State:
                 state,
                 works=tuple(work if one is present else one for one in state.works),
                 late=tuple(one for one in state.late if (one.request, one.provider) != key),
-                debts={**state.debts, key: replace(debt, result=result)},
+                debts={**state.debts, key: replace(debt, result=result, took_ms=took_ms)},
             )
         case Begun(), "asked":
             work = replace(work, status="working")
         case Delivered(_, _, result, took_ms), "asked" | "working":
-            work, debt = replace(work, status="delivered", result=result), replace(debt, result=result)
+            work, debt = replace(work, status="delivered", result=result), replace(debt, result=result, took_ms=took_ms)
             state = measured(state, debt.row, took_ms)
         case Received(_, _, carried), "delivered":
             work, debt = replace(work, status="received"), replace(debt, carried=carried)
@@ -76,7 +76,7 @@ def after(event: Worked, work: Work, state: State) -> State:
             Lost(_, provider, reason),
             "asked" | "working" | "delivered",
         ):
-            out, debt = True, over(debt)
+            out, debt, state = True, over(debt), forgotten(state, debt.row, debt.took_ms)
             kept = {known: request for known, request in state.paid_last.items() if known != provider}
             state = replace(state, paid_last=kept, failures=(*state.failures, (provider, reason)))
         case _:

@@ -30,7 +30,7 @@ from nodewire.customer.training.machine import (
     Undone,
     Work,
 )
-from nodewire.customer.training.measuring import measured
+from nodewire.customer.training.measuring import forgotten, measured
 from nodewire.errors import NotAllowed, NotCarried
 from nodewire.protocol.round import DEPOSIT
 
@@ -146,6 +146,7 @@ def _audited(event: Audited, state: State) -> State:
         passed = replace(debt, balance="owed" if debt.row.balance_msat else "none", result="")
         state = replace(state, debts={**state.debts, key: passed})
         return replace(state, closes=_waited_for(state))
+    state = forgotten(state, debt.row, debt.took_ms)
     # Nothing more of who did other work than it has committed to, and nothing that waits for an audit is paid.
     debts = {
         (request, provider): replace(one, balance="none", result="", failed=True)
@@ -182,7 +183,7 @@ def _worked(event: Worked, work: Work, state: State) -> State:
         case Begun(), "asked":
             work = replace(work, status="working")
         case Delivered(_, _, result, took_ms), "asked" | "working":
-            work, debt = replace(work, status="delivered", result=result), replace(debt, result=result)
+            work, debt = replace(work, status="delivered", result=result), replace(debt, result=result, took_ms=took_ms)
             state = measured(state, debt.row, took_ms)
         case Received(_, _, carried), "delivered":
             work, debt = replace(work, status="received"), replace(debt, carried=carried)
@@ -202,7 +203,7 @@ def _worked(event: Worked, work: Work, state: State) -> State:
             work = Work(work.index, excluded=work.excluded | {provider})
             kept = {known: request for known, request in state.paid_last.items() if known != provider}
             state = replace(state, paid_last=kept, failures=(*state.failures, (provider, reason)))
-            debt = lateness.over(debt)
+            state, debt = forgotten(state, debt.row, debt.took_ms), lateness.over(debt)
         case Missed(_, provider, reason), "working":
             state = replace(state, late=(*state.late, work), failures=(*state.failures, (provider, reason)))
             work = Work(work.index, excluded=work.excluded | {provider})

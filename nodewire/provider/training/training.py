@@ -16,6 +16,7 @@ from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
 from nodewire.nostr.pool import Pool
+from nodewire.nostr.subscription import Subscription
 from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
 from nodewire.protocol import audit, closing, delivery, feedback, kinds, outer, trainer
@@ -26,6 +27,7 @@ from nodewire.protocol.round import BALANCE, RoundRequest, RoundTicket
 from nodewire.protocol.trainer import Trainer
 from nodewire.provider.training.admission import Admitted, TrainingAdmission
 from nodewire.provider.training.carried import CarriedFiles
+from nodewire.provider.training.clocks import CLOCKS_S, until_set
 from nodewire.provider.training.kept import KeptShards
 from nodewire.provider.training.made import MadeResults
 from nodewire.provider.training.outer_admission import AdmittedOuter
@@ -105,14 +107,29 @@ class Training:
         event = trainer.build(self._keys, self._ad, created_at=int(time.time()))
         await self._pool.publish(event, timeout_s=30.0)
         self._go_on()
+        while await self._listen():
+            log.warning("the clock was set")
+
+    async def _listen(self) -> bool:
+        """Serve until relays send nothing more; or, True, the clock was set, by which old requests are told from new
+        ones, and relays are to be asked anew."""
         mine = {"p": frozenset({self._keys.public})}
+        asked = frozenset({*self._ad.kinds, kinds.VERIFICATION})
         wanted = [
-            Filter(
-                kinds=frozenset({*self._ad.kinds, kinds.VERIFICATION}), tags=mine, since=int(time.time() - WAITING_S)
-            ),
+            Filter(kinds=asked, tags=mine, since=int(time.time() - WAITING_S - CLOCKS_S)),
             Filter(kinds=frozenset({nip59.EPHEMERAL_GIFT_WRAP}), tags=mine),
         ]
-        async for event in self._pool.subscribe(wanted):
+        async with self._pool.subscribe(wanted) as subscription:
+            is_set = asyncio.create_task(until_set())
+            is_set.add_done_callback(lambda _: subscription.close())
+            try:
+                await self._hear(subscription)
+                return is_set.done()
+            finally:
+                is_set.cancel()
+
+    async def _hear(self, subscription: Subscription) -> None:
+        async for event in subscription:
             self._forget_old()
             try:
                 if event.kind == nip59.EPHEMERAL_GIFT_WRAP:
