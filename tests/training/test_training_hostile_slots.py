@@ -148,3 +148,44 @@ async def test_the_newest_of_too_many_unpaid_requests_are_kept(market, monkeypat
         book.close()
         async with asyncio.timeout(10):
             await train(market, "dora", ONE_ROUND, shards=1)
+
+
+async def test_tickets_that_open_nothing_take_no_more_memory_than_they_have_bytes(market, monkeypatch):
+    """A ticket of 24 KB with a recipe of empty objects was 0.6 MB as a document, and 1,024 of them are kept."""
+    import tracemalloc
+
+    from nodewire.provider.training.training import Training
+    from nodewire.protocol.round import RoundTicket
+
+    run, running = Training.run, []
+    monkeypatch.setattr(Training, "run", lambda self: (running.append(self), run(self))[1])
+    digest = "ab" * 32
+    plain = RoundTicket(
+        request=digest,
+        index=0,
+        salt=digest,
+        recipe={"a": 0},
+        theta_key=digest,
+        theta_sha256=digest,
+        shard_key=digest,
+        shard_sha256=digest,
+    ).to_json()
+    empty = "[" + ",".join(["{}"] * 7_800) + "]"
+    count = 20
+    async with provider(market, "ada") as ada, Pool([market.relay]) as pool:
+        await ad_of(pool, ada.public)
+        keys, now_s = Keys.generate(), int(time.time())
+        wraps = []
+        for n in range(count):
+            content = plain.replace('"a":0', f'"a":{empty}').replace(f'"request":"{digest}"', f'"request":"{n:064x}"')
+            rumor = nip59.rumor(keys.public, kinds.TICKET, created_at=now_s, content=content)
+            wraps.append(nip59.wrap(rumor, keys, ada.public, now_s=now_s, ephemeral=True))
+        tracemalloc.start()
+        try:
+            for wrapped in wraps:
+                running[0]._ticketed(wrapped)
+            took, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert len(running[0]._tickets) == count
+    assert took < count * 64_000
