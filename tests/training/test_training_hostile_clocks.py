@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from nodewire.customer.training.machine import Begun, Stepped
+from nodewire.errors import NodewireError
 from tests.kinds.digits import RECIPE
 from tests.training import small_market
 from tests.training.small_market import LEAST_MSAT, provider, train
@@ -60,8 +61,6 @@ async def test_a_customer_whose_clock_is_a_minute_off_hears_its_providers(market
 
 async def test_a_clock_that_was_an_hour_ahead_and_is_right_again_costs_nothing(market, monkeypatch):
     """A training that was begun by it would be deaf for an hour, however often it is taken up."""
-    from nodewire.errors import NodewireError
-
     monkeypatch.setattr("nodewire.customer.training.asking.FIND_S", 2.0)
     monkeypatch.setattr("nodewire.customer.training.asking.ANSWER_S", 2.0)
     clock = Clock(monkeypatch, *CUSTOMERS)

@@ -6,20 +6,25 @@ import asyncio
 import contextlib
 import secrets
 import time
+import tracemalloc
 from contextlib import asynccontextmanager
 
 import pytest
 import torch
 
-from nodewire.customer.training import choosing
+from nodewire.customer.training import choosing, paying
 from nodewire.customer.training.machine import Sealed
 from nodewire.customer.training.requesting import Ask, Requests
 from nodewire.nostr import event as events
 from nodewire.nostr import nip59
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.pool import Pool
+from nodewire.pay.ledger import Ledger
 from nodewire.protocol import kinds
+from nodewire.protocol.round import RoundTicket
 from nodewire.protocol.trainer import Trainer
+from nodewire.provider.training import slots
+from nodewire.provider.training.training import Training
 from tests.kinds.digits import RECIPE
 from tests.training import small_market
 from tests.training.small_market import LEAST_MSAT, provider, train
@@ -111,8 +116,6 @@ async def test_a_deposit_that_was_never_paid_is_no_debt(market):
 
 async def test_nothing_is_paid_for_what_was_refused_meanwhile(market, monkeypatch):
     """A payment that takes longer than a provider's patience would be a deposit for nothing."""
-    from nodewire.customer.training import paying
-
     pay = paying.pay
 
     async def late(course, request, provider_, part):
@@ -130,9 +133,6 @@ async def test_nothing_is_paid_for_what_was_refused_meanwhile(market, monkeypatc
 
 async def test_the_newest_of_too_many_unpaid_requests_are_kept(market, monkeypatch):
     """So whoever pays at once gets a worker, however many do not; and the book keeps nothing of these."""
-    from nodewire.pay.ledger import Ledger
-    from nodewire.provider.training import slots
-
     monkeypatch.setattr(slots, "MAX_UNPAID", 4)
     monkeypatch.setattr(slots, "SLOT_S", 0.2)
     said: list[events.Event] = []
@@ -152,11 +152,6 @@ async def test_the_newest_of_too_many_unpaid_requests_are_kept(market, monkeypat
 
 async def test_tickets_that_open_nothing_take_no_more_memory_than_they_have_bytes(market, monkeypatch):
     """A ticket of 24 KB with a recipe of empty objects was 0.6 MB as a document, and 1,024 of them are kept."""
-    import tracemalloc
-
-    from nodewire.provider.training.training import Training
-    from nodewire.protocol.round import RoundTicket
-
     run, running = Training.run, []
     monkeypatch.setattr(Training, "run", lambda self: (running.append(self), run(self))[1])
     digest = "ab" * 32
