@@ -7,8 +7,8 @@ import time
 
 import pytest
 import torch
-
 from nodewire.customer.training.machine import Begun, Stepped
+
 from nodewire.errors import NodewireError
 from tests.kinds.digits import RECIPE
 from tests.training import small_market
@@ -41,9 +41,9 @@ class Clock:
             monkeypatch.setattr(f"{module}.time", Shifted)
 
 
-CUSTOMERS = [f"nodewire.customer.training.{one}" for one in ("rounds", "asking", "receiving", "auditing", "closing")] + [
-    "nodewire.customer.training.requesting"
-]
+CUSTOMERS = [
+    f"nodewire.customer.training.{one}" for one in ("rounds", "asking", "receiving", "auditing", "closing")
+] + ["nodewire.customer.training.requesting"]
 PROVIDERS = [f"nodewire.provider.training.{one}" for one in ("training", "run", "paid", "carried", "clocks")]
 
 

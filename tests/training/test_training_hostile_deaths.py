@@ -54,9 +54,7 @@ class Mortal:
         def write(writer, *args, **named):
             if self.dead.is_set():
                 raise Killed
-            what = f"{cls.__name__}.{name}" + (
-                f" {type(args[-1]).__name__}" if name in ("append", "record") else ""
-            )
+            what = f"{cls.__name__}.{name}" + (f" {type(args[-1]).__name__}" if name in ("append", "record") else "")
             self._die(f"before {what}")
             done = real(writer, *args, **named)
             self._die(f"after {what}")

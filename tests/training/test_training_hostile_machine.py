@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from nodewire.customer.training.machine import (
     Audited,
     Begun,
@@ -17,6 +16,7 @@ from nodewire.customer.training.machine import (
     Sealed,
     State,
 )
+
 from nodewire.customer.training.transitions import apply
 
 BLOB = Sealed("ab" * 32, 100, "cd" * 32, "ef" * 32)

@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 import torch
+from nodewire.customer.training.machine import Sealed
 
 from nodewire.customer.training import choosing, paying
-from nodewire.customer.training.machine import Sealed
 from nodewire.customer.training.requesting import Ask, Requests
 from nodewire.nostr import event as events
 from nodewire.nostr import nip59

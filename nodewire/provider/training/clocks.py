@@ -14,5 +14,7 @@ async def until_set() -> None:
     """Return when the wall clock was set by more than a few seconds: what was asked of relays by it asks for the
     wrong time."""
     ahead_s = time.time() - time.monotonic()
-    while abs(time.time() - time.monotonic() - ahead_s) < CLOCKS_S / 4:
+    while True:
         await asyncio.sleep(_LOOK_S)
+        if abs(time.time() - time.monotonic() - ahead_s) > CLOCKS_S / 4:
+            return

@@ -10,7 +10,7 @@ from nodewire.errors import Busy
 from nodewire.kind import Worker
 
 SLOT_S = 2.0
-"""For so long a worker is waited for that is free in a moment, and those who were asked for a deposit before go first."""
+"""For so long a worker is waited for that is free in a moment, and who was asked for a deposit before goes first."""
 MAX_UNPAID = 64
 """Jobs whose deposit is waited for at a time."""
 WORD_S = 10.0
