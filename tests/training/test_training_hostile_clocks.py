@@ -7,8 +7,8 @@ import time
 
 import pytest
 import torch
-from nodewire.customer.training.machine import Begun, Stepped
 
+from nodewire.customer.training.events import Begun, Stepped
 from nodewire.errors import NodewireError
 from tests.kinds.digits import RECIPE
 from tests.training import small_market

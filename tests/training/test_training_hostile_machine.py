@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import pytest
-from nodewire.customer.training.machine import (
+
+from nodewire.customer.training.events import (
     Audited,
     Begun,
-    Delivered,
     Judged,
     Lost,
     Opened,
     Published,
     Received,
+    ResultCame,
     Row,
     Sealed,
-    State,
 )
-
+from nodewire.customer.training.state import State
 from nodewire.customer.training.transitions import apply
 
 BLOB = Sealed("ab" * 32, 100, "cd" * 32, "ef" * 32)
@@ -43,8 +43,8 @@ def begun(*providers: str) -> State:
 )
 def test_who_delivers_rubbish_at_once_does_not_hurry_the_others(end):
     """Patience goes by what results take: honest work would be given up, dealt again, and paid twice."""
-    state = apply(Delivered("r", "ada", "{}", 60_000), begun("ada", "eve"))
+    state = apply(ResultCame("r", "ada", "{}", 60_000), begun("ada", "eve"))
     honest = state.took_ms, state.step_us
-    for event in (Delivered("r", "eve", "{}", 1), *end):
+    for event in (ResultCame("r", "eve", "{}", 1), *end):
         state = apply(event, state)
     assert (state.took_ms, state.step_us) == honest

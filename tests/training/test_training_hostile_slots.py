@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 import torch
-from nodewire.customer.training.machine import Sealed
 
 from nodewire.customer.training import choosing, paying
+from nodewire.customer.training.events import Sealed
 from nodewire.customer.training.requesting import Ask, Requests
 from nodewire.nostr import event as events
 from nodewire.nostr import nip59
@@ -182,5 +182,5 @@ async def test_tickets_that_open_nothing_take_no_more_memory_than_they_have_byte
             took, _ = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-        assert len(running[0]._tickets) == count
+        assert len(running[0]._arrivals._tickets) == count
     assert took < count * 64_000

@@ -8,7 +8,8 @@ carried*              and what it has carried from the round before, where it ha
 train {ms}            trains one segment, and more until `ms` are over -> trained {step, loss, state, samples, end}*,
                       losses in millionths; after the last one update*
 carry                 -> carried*: what is carried from it; none if nothing is
-reveal {segment}      -> snapshot*: what the segment ended with, kept or computed again; number `count`: carried
+reveal {segment, ms}  -> snapshot*: what the segment ended with, kept or computed again; number `count`: carried.
+                      Or revealing {step}: it is not there yet after `ms`, and will be if it is asked for on and on
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from nodewire.train.state import State
 
 MAX_SESSIONS = 4
 KEPT_BYTES = 16 * 2**20
-"""Of a round's snapshots; what is not kept is computed again from the one before."""
+"""Of a round's snapshots, or more where there is room for another round like it; what is not kept is computed again
+from the one before."""
 
 
 class TrainerActor:
@@ -50,22 +52,27 @@ class TrainerActor:
             self._read = params["recipe"], Recipe.unpack(params["recipe"])
             self._lent.forget()
         recipe = self._read[1]
-        self._make_room(recipe.memory_bytes())
-        self._sessions[session] = _ShardSession(recipe, params, self._frozen, self._held, self._lent)
+        spare = self._limits.memory_bytes - 2 * recipe.memory_bytes()
+        opened = _ShardSession(recipe, params, self._frozen, self._held, self._lent, max(KEPT_BYTES, spare // 2))
+        self._make_room(opened.memory_bytes)
+        self._sessions[session] = opened
 
     def _make_room(self, needed: int) -> None:
         """Close sessions that have trained, the oldest first: they wait for their pay, and may be opened again.
 
         Raises:
-            Busy: too many are still at work.
+            Busy: those that are still at work leave no room.
         """
         done = [name for name, one in self._sessions.items() if one.is_done]
-        while done and (
-            len(self._sessions) >= MAX_SESSIONS or self._memory_bytes() + needed > self._limits.memory_bytes
-        ):
+
+        def is_full() -> bool:
+            over = self._memory_bytes() + needed > self._limits.memory_bytes
+            return len(self._sessions) >= MAX_SESSIONS or (over and len(self._sessions) > 0)
+
+        while done and is_full():
             del self._sessions[done.pop(0)]
-        if len(self._sessions) >= MAX_SESSIONS:
-            raise Busy("sessions", f"{MAX_SESSIONS} are open")
+        if is_full():
+            raise Busy("sessions", f"{len(self._sessions)} are at work")
 
     def _memory_bytes(self) -> int:
         return sum(one.memory_bytes for one in self._sessions.values())
@@ -81,9 +88,11 @@ class TrainerActor:
 
 
 class _ShardSession:
-    def __init__(self, recipe: Recipe, params: Params, frozen: Frozen, held: HeldShard, lent: LentTrainer) -> None:
+    def __init__(
+        self, recipe: Recipe, params: Params, frozen: Frozen, held: HeldShard, lent: LentTrainer, kept_bytes: int
+    ) -> None:
+        """`kept_bytes`: of snapshots that may be kept."""
         self._recipe = recipe
-        self.memory_bytes = recipe.memory_bytes()
         self._round, self._index, self._steps = int(params["round"]), int(params["index"]), int(params["steps"])
         self._theta_in = Incoming(recipe.state_bytes() + HEADER_BYTES)
         self._shard_in = Incoming(data.MAX_SHARD_BYTES)
@@ -105,10 +114,12 @@ class _ShardSession:
         self._update: Update | None = None
         self._has_shown = False
         self._kept: dict[int, Snapshot] = {}
-        """Snapshots by steps: all, or as many as KEPT_BYTES hold."""
-        segments_ = segments.count(recipe, self._steps)
-        size = recipe.state_bytes() * 3
-        self._every = max(1, -(-segments_ * size // KEPT_BYTES))
+        """Snapshots by steps: all, or as many as may be kept."""
+        all_bytes = segments.count(recipe, self._steps) * recipe.state_bytes() * (1 + recipe.moments())
+        self._every = max(1, -(-all_bytes // kept_bytes))
+        self.memory_bytes = recipe.memory_bytes() + min(all_bytes, kept_bytes)
+        self._revealing: Snapshot | None = None
+        """The last that was computed again: others are computed on from it."""
 
     @property
     def _trainer(self) -> Trainer:
@@ -167,7 +178,7 @@ class _ShardSession:
                 segment, self._has_shown = number(frame, "segment"), True
                 if segment == segments.count(self._recipe, self._steps):
                     return list(pieces("snapshot", self._brought or carried.EMPTY))
-                return list(pieces("snapshot", segments.show(self._snapshot(segment))))
+                return self._reveal(segment, time.monotonic() + int(frame.meta.get("ms") or 0) / 1000)
         raise BadFrame("edge", f"{frame.edge[:40]!r} is unknown")
 
     def _train_for(self, frame: Tensors) -> list[Tensors]:
@@ -214,16 +225,25 @@ class _ShardSession:
             raise BadFrame("update", "there is none yet")
         return carried.send(self._recipe, self._round, self._delta, self._begun)
 
-    def _snapshot(self, segment: int) -> Snapshot:
-        """After a segment: the kept one, or from the one before it (or the round's beginning) on."""
-        step = min((segment + 1) * self._recipe.audit.segment, self._steps)
+    def _reveal(self, segment: int, until_s: float) -> list[Tensors]:
+        """The snapshot after a segment; or how far it is, where it is computed again: at least a segment a call."""
+        step, every = min((segment + 1) * self._recipe.audit.segment, self._steps), self._recipe.audit.segment
         if self._theta is None or self._shard is None or segment < 0:
             raise BadFrame("reveal", "theta and shard come first")
         if self._running is not None:
             raise BadFrame("reveal", "the round is not over")
-        begun = self._trainer.beginning(carried.beginning(self._theta, self._begun))
-        near = max((kept for kept in self._kept.values() if kept.step <= step), key=lambda s: s.step, default=begun)
-        if near.step != step:
-            near = self._trainer.segment(near, self._shard, self._round, self._index, step - near.step)
+        near = self._nearest(step)
+        while near.step != step:
+            few = min(every - near.step % every, step - near.step)
+            near = self._revealing = self._trainer.segment(near, self._shard, self._round, self._index, few)
+            if near.step != step and time.monotonic() >= until_s:
+                return [Frame("revealing", 0, (), {"step": near.step})]
         self._release()
-        return near
+        return list(pieces("snapshot", segments.show(near)))
+
+    def _nearest(self, step: int) -> Snapshot:
+        """The last snapshot at or before `step` that is here."""
+        assert self._theta is not None
+        here = [*self._kept.values(), *([self._revealing] if self._revealing is not None else [])]
+        near = max((kept for kept in here if kept.step <= step), key=lambda kept: kept.step, default=None)
+        return near or self._trainer.beginning(carried.beginning(self._theta, self._begun))
