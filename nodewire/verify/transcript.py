@@ -283,6 +283,7 @@ def _chain(reading: Reading, rounds_: Sequence[Made], first: int, before: str) -
     """Steps that were made one after the other, and what they were made of; False: rounds are missing."""
     recipe = reading.recipe
     stepped: set[tuple[str, str]] = set()
+    begun = {made.round: made.before for made in rounds_}
     for number, made in enumerate(rounds_, first):
         reading.held["round"] = reading.held.get("round", 0) + 1
         if made.round != number:
@@ -307,6 +308,9 @@ def _chain(reading: Reading, rounds_: Sequence[Made], first: int, before: str) -
             elif key in stepped:
                 reading.wrong("round", "counts a result twice", number, one.provider)
             stepped.add(key)
+            ticket = reading.shards.get(key)
+            if ticket is not None and ticket.theta_sha256 != begun.get(one.round, ticket.theta_sha256):
+                reading.wrong("theta", "counts what began with weights that are none of its row", number, one.provider)
             is_audited = recipe is not None and float(recipe.audit.fraction) > 0
             if is_audited and key not in reading.counted:
                 reading.wrong("close", "no close names a result that counts", number, one.provider)

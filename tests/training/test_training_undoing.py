@@ -379,6 +379,13 @@ async def test_alterations_of_what_was_undone_are_named(market, monkeypatch):
     assert "theta" in faults(undone=())
     cut = steps.model_copy(update={"rounds": steps.rounds[1:]})
     assert "theta" in faults(undone=(cut,))
+    # What began with a step that was undone counts for nothing: or a customer could name any weights such a step's,
+    # have a round trained from there, and show it as one of this training.
+    strayed = steps.rounds[-1]
+    counted = transcript.rounds[strayed.round].model_copy(update={"results": strayed.results})
+    rounds = (*transcript.rounds[: strayed.round], counted, *transcript.rounds[strayed.round + 1 :])
+    assert strayed.before != counted.before
+    assert "theta" in faults(rounds=rounds)
     other = steps.rounds[0].results[1 - [r.provider for r in steps.rounds[0].results].index(steps.failed[0].provider)]
     blamed = steps.failed[0].model_copy(update={"request": other.request, "provider": other.provider})
     assert {"undone", "payment"} <= faults(undone=(steps.model_copy(update={"failed": (blamed,)}),))

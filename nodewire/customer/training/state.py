@@ -82,6 +82,8 @@ class Debt:
     balance: Literal["none", "held", "owed", "paid"] = "none"
     result: str = ""
     """The result event's JSON, until it is paid for or audited."""
+    took_ms: int = 0
+    """As it was delivered; 0 if it was not."""
     doubted: bool = False
     harms: bool = False
     """As it was judged."""

@@ -22,11 +22,9 @@ from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.round import BALANCE, Assigned, RoundRequest, RoundTicket, work_gflop
 from nodewire.protocol.trainer import Trainer
 from nodewire.provider.training import outer_admission
+from nodewire.provider.training.clocks import CLOCKS_S
 from nodewire.provider.training.outer_admission import AdmittedOuter
 from nodewire.store.sealed import sealed_bytes
-
-CLOCKS_S = 60.0
-"""Clocks that are less far apart are not told of it."""
 
 
 @dataclass(frozen=True, slots=True)

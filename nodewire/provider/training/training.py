@@ -16,16 +16,19 @@ from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
 from nodewire.nostr.pool import Pool
+from nodewire.nostr.subscription import Subscription
 from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
 from nodewire.protocol import audit, feedback, kinds, outer, trainer
 from nodewire.protocol import round as rounds
 from nodewire.protocol.outer import OuterRequest, OuterTicket
-from nodewire.protocol.round import RoundRequest, RoundTicket
+from nodewire.protocol.round import BALANCE, RoundRequest, RoundTicket
 from nodewire.protocol.trainer import Trainer
+from nodewire.provider.training import arrivals
 from nodewire.provider.training.admission import Admitted, TrainingAdmission
 from nodewire.provider.training.arrivals import WAITING_S, Arrivals, Complete
 from nodewire.provider.training.carried import CarriedFiles
+from nodewire.provider.training.clocks import CLOCKS_S, until_set
 from nodewire.provider.training.kept import KeptShards
 from nodewire.provider.training.made import MadeResults
 from nodewire.provider.training.outer_admission import AdmittedOuter
@@ -33,6 +36,7 @@ from nodewire.provider.training.outer_run import OuterRun
 from nodewire.provider.training.paid import Open
 from nodewire.provider.training.revealing import Revealing
 from nodewire.provider.training.run import ShardRun
+from nodewire.provider.training.slots import Slots
 from nodewire.store.blobs import Blobs
 from nodewire.store.bounded import BoundedBlobs
 
@@ -44,7 +48,6 @@ CARRIED_TIMES = 8
 CACHED_TIMES = 4
 """So many times the largest blob stays in the cache for every shard that is trained at a time: weights, frozen ones,
 the shard, the result."""
-SLOT_S = 2.0
 
 
 class Training:
@@ -72,9 +75,7 @@ class Training:
         self._admission = admission
         self._kept = kept
         self._workers = tuple(workers)
-        self._free: asyncio.Queue[Worker] = asyncio.Queue()
-        for worker in workers:
-            self._free.put_nowait(worker)
+        self._slots = Slots(workers)
         self._folder = folder
         self._carried = CarriedFiles(folder / "carried", CARRIED_TIMES * ad.concurrency * ad.most_bytes)
         self._made = MadeResults(folder / "made")
@@ -94,21 +95,36 @@ class Training:
     @property
     def free(self) -> asyncio.Queue[Worker]:
         """The workers that are not training: who takes one puts it back."""
-        return self._free
+        return self._slots.free
 
     async def run(self) -> None:
         """Announce, then serve until cancelled."""
         event = trainer.build(self._keys, self._ad, created_at=int(time.time()))
         await self._pool.publish(event, timeout_s=30.0)
         self._go_on()
+        while await self._listen():
+            log.warning("the clock was set")
+
+    async def _listen(self) -> bool:
+        """Serve until relays send nothing more; or, True, the clock was set, by which old requests are told from new
+        ones, and relays are to be asked anew."""
         mine = {"p": frozenset({self._keys.public})}
+        asked = frozenset({*self._ad.kinds, kinds.VERIFICATION})
         wanted = [
-            Filter(
-                kinds=frozenset({*self._ad.kinds, kinds.VERIFICATION}), tags=mine, since=int(time.time() - WAITING_S)
-            ),
+            Filter(kinds=asked, tags=mine, since=int(time.time() - WAITING_S - CLOCKS_S)),
             Filter(kinds=frozenset({nip59.EPHEMERAL_GIFT_WRAP}), tags=mine),
         ]
-        async for event in self._pool.subscribe(wanted):
+        async with self._pool.subscribe(wanted) as subscription:
+            is_set = asyncio.create_task(until_set())
+            is_set.add_done_callback(lambda _: subscription.close())
+            try:
+                await self._hear(subscription)
+                return is_set.done()
+            finally:
+                is_set.cancel()
+
+    async def _hear(self, subscription: Subscription) -> None:
+        async for event in subscription:
             self._arrivals.forget_old()
             try:
                 if event.kind == nip59.EPHEMERAL_GIFT_WRAP:
@@ -145,11 +161,10 @@ class Training:
         rumor = nip59.unwrap(event, self._keys)
         if rumor.kind != kinds.TICKET or not rounds.is_ticket(rumor.content):
             return
-        document = OuterTicket if outer.is_ticket(rumor.content) else RoundTicket
-        ticket = document.parse(rumor.content)
-        if ticket.request in self._runs:
+        request = arrivals.ticket(rumor.content).request
+        if request in self._runs:
             return
-        self._begin(self._arrivals.ticketed(rumor.pubkey, ticket))
+        self._begin(self._arrivals.ticketed(rumor.pubkey, request, rumor.content))
 
     def _audited(self, event: Event) -> None:
         """A customer wants to see some of the work that it has not paid for yet; a few times."""
@@ -173,10 +188,7 @@ class Training:
                 log.warning("round %s is not gone on with: %s", shard.event.id[:8], error)
                 self._kept.over(shard.event.id)
                 continue
-            if not shard.delivered and self._free.empty():  # fewer slots than before
-                self._kept.over(shard.event.id)
-                continue
-            self._spawn(self._run(job, None if shard.delivered else self._free.get_nowait()))
+            self._spawn(self._run(job, is_delivered=shard.delivered))
 
     def _checked(
         self, request: RoundRequest | OuterRequest, ticket: RoundTicket | OuterTicket
@@ -198,7 +210,11 @@ class Training:
                 self._carried.begun(job)
             if isinstance(job, Admitted) and not self._admission.has_deposit(job.assigned):
                 await self._until_paid_before(job)
-            worker = await self._slot()
+            worker = None
+            if job.assigned.deposit_msat:
+                await self._slots.room()
+            else:
+                worker = await self._slots.soon()
         except NodewireError as error:
             log.info("round %s refused: %s", request.id[:8], error)
             await self._tell(request.id, request.customer, request.kind, error)
@@ -206,13 +222,17 @@ class Training:
         try:
             self._kept.begun(event, ticket, paid_before=job.assigned.deposit_msat > 0)
         except BaseException:  # a disk that is full must not take a slot with it
-            self._free.put_nowait(worker)
+            if worker is not None:
+                self._slots.free.put_nowait(worker)
             await self._tell(request.id, request.customer, request.kind, Busy("disk", "cannot be written"))
             raise
         await self._run(job, worker)
 
-    async def _run(self, job: Admitted | AdmittedOuter, worker: Worker | None) -> None:
-        """Do a job's work with a worker, or without one only wait for its balance."""
+    async def _run(
+        self, job: Admitted | AdmittedOuter, worker: Worker | None = None, *, is_delivered: bool = False
+    ) -> None:
+        """Do a job's work, with this worker or one that it gets when its deposit is here; if that is done, only wait
+        for the balance."""
         request = job.request
         open_: Open = {
             "keys": self._keys,
@@ -229,7 +249,7 @@ class Training:
             run = ShardRun(job, self._carried, self._made, **open_)
         self._runs[request.id] = run
         try:
-            if worker is not None:
+            if not is_delivered:
                 await self._work(run, worker)
             await run.balance()
         except NodewireError as error:
@@ -254,10 +274,16 @@ class Training:
         if isinstance(job, Admitted):
             self._carried.over(job)
 
-    async def _work(self, run: ShardRun | OuterRun, worker: Worker) -> None:
-        """A slot is for the deposit and the work; who waits for its balance trains another shard meanwhile."""
+    async def _work(self, run: ShardRun | OuterRun, worker: Worker | None) -> None:
+        """A slot is for the work alone; who waits for a deposit or balance trains another shard meanwhile."""
         try:
-            await run.deposit()
+            try:
+                await self._slots.after(run.deposit(), run.has_deposit)
+            except NodewireError:
+                run.forgo_deposit()
+                raise
+            if worker is None:
+                worker = await self._slots.paid(run.wait)
             await run.train(worker)
         except NodewireError as error:
             await run.refuse(error)
@@ -266,20 +292,10 @@ class Training:
             await run.refuse(WorkerFailed("round", "this provider's fault"))
             raise
         finally:
-            self._free.put_nowait(worker)
+            if worker is not None:
+                self._slots.free.put_nowait(worker)
         self._kept.delivered(run.job.request.id)
         self._made.over(run.job.request.id)  # not before: who dies between the two would train again
-
-    async def _slot(self) -> Worker:
-        """A worker that is free, or will be in a moment: it has delivered, and the next round is here already.
-
-        Raises:
-            Busy: none is.
-        """
-        try:
-            return await asyncio.wait_for(self._free.get(), SLOT_S)
-        except TimeoutError as error:
-            raise Busy("concurrency", "all workers are training") from error
 
     async def _until_paid_before(self, job: Admitted) -> None:
         """Return when rounds before the one before are paid for: its balance stands for a deposit.
@@ -291,7 +307,8 @@ class Training:
         if not self._kept.stands_for(previous.key.job, job.request.id):
             raise PaymentRequired("previous", "its payment stands for another request's deposit")
         # What is delivered while this waits had a deposit of its own, and may wait for this very round.
-        then = set(self._ledger.unpaid_dues(previous.customer)) - {previous.key}
+        # A deposit that nobody paid is no debt: nothing was done for it.
+        then = {key for key in self._ledger.unpaid_dues(previous.customer) if key.chunk == BALANCE} - {previous.key}
 
         def is_paid() -> bool:
             """All but the round before itself, which may be under audit, and what is given credit for."""
