@@ -367,6 +367,10 @@ class Recipe(Schema):
         cast = 2 * (self.parameters() + activations) if self.precision == "bf16" else 0
         return 4 * (numbers + activations) + cast + 8 * 2**20
 
+    def round_bytes(self, shard_bytes: int) -> int:
+        """All that a round takes at a provider: `memory_bytes`, its shard, and the packed result."""
+        return self.memory_bytes() + shard_bytes + self.upload_bytes()
+
     def state_bytes(self) -> int:
         """Tensor bytes of theta or of one uncompressed pseudo-gradient: 4 per trained number."""
         return 4 * self.trained()

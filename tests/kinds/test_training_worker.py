@@ -190,6 +190,6 @@ def test_what_comes_out_of_turn_is_a_typed_error(coordinator):
         with pytest.raises(BadFrame):
             trainer.receive("s", Frame(edge, 0))
     with pytest.raises(TooLarge):
-        sent(trainer, "theta", bytes(4 * 10**6))
+        sent(trainer, "theta", b"\xff" * 4 * 10**6)
     with pytest.raises(BadTask):
         training_worker.load("graph", b"", [], LIMITS)

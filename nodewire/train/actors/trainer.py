@@ -14,9 +14,9 @@ reveal {segment}      -> snapshot*: what the segment ended with, kept or compute
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from nodewire.errors import BadData, BadFrame, Busy, NotFound
+from nodewire.errors import BadData, BadFrame, BadUpdate, Busy, NotFound
 from nodewire.kind import Limits, Params
 from nodewire.protocol.frame import Frame, Meta
 from nodewire.protocol.recipe import Recipe
@@ -24,10 +24,10 @@ from nodewire.train import carried, data, segments, state
 from nodewire.train.actors.frozen import Frozen, FrozenIn
 from nodewire.train.actors.held import HeldShard
 from nodewire.train.actors.lent import LentTrainer
-from nodewire.train.actors.pieces import HEADER_BYTES, Incoming, Tensors, micro, number, pieces
+from nodewire.train.actors.pieces import HEADER_BYTES, IncomingTensors, Pieces, Tensors, micro, number
 from nodewire.train.carried import Carried
 from nodewire.train.data import Shard
-from nodewire.train.inner import Snapshot, Stretch, Trainer, Update
+from nodewire.train.inner import Snapshot, Stretch, Trainer
 from nodewire.train.state import State
 
 MAX_SESSIONS = 4
@@ -50,7 +50,7 @@ class TrainerActor:
             self._read = params["recipe"], Recipe.unpack(params["recipe"])
             self._lent.forget()
         recipe = self._read[1]
-        self._make_room(recipe.memory_bytes())
+        self._make_room(_needed(recipe, params))
         self._sessions[session] = _ShardSession(recipe, params, self._frozen, self._held, self._lent)
 
     def _make_room(self, needed: int) -> None:
@@ -70,7 +70,7 @@ class TrainerActor:
     def _memory_bytes(self) -> int:
         return sum(one.memory_bytes for one in self._sessions.values())
 
-    def receive(self, session: str, frame: Tensors) -> list[Tensors]:
+    def receive(self, session: str, frame: Tensors) -> Sequence[Tensors]:
         if session not in self._sessions:
             raise NotFound("session", "not open")
         self._sessions[session] = used = self._sessions.pop(session)  # who has waited longest makes room first
@@ -80,19 +80,25 @@ class TrainerActor:
         self._sessions.pop(session, None)
 
 
+def _needed(recipe: Recipe, params: Params) -> int:
+    """What admission has counted of a session, as far as whoever opens it says how large its shard is."""
+    return recipe.round_bytes(int(params.get("shard_bytes", 0)))
+
+
 class _ShardSession:
     def __init__(self, recipe: Recipe, params: Params, frozen: Frozen, held: HeldShard, lent: LentTrainer) -> None:
         self._recipe = recipe
-        self.memory_bytes = recipe.memory_bytes()
+        self.memory_bytes = _needed(recipe, params)
         self._round, self._index, self._steps = int(params["round"]), int(params["index"]), int(params["steps"])
-        self._theta_in = Incoming(recipe.state_bytes() + HEADER_BYTES)
-        self._shard_in = Incoming(data.MAX_SHARD_BYTES)
-        self._carried_in = Incoming(carried.most_bytes(recipe))
+        shapes = recipe.shapes()
+        self._theta_in = IncomingTensors(state.types(shapes), recipe.state_bytes() + HEADER_BYTES, "theta")
+        most = int(params.get("shard_bytes", data.MAX_SHARD_BYTES))
+        self._shard_in = IncomingTensors(data.expected(recipe), most, "shard")
+        self._carried_in = IncomingTensors(carried.types(recipe), carried.most_bytes(recipe), "carried")
         self._theta: State | None = None
         self._begun: Carried | None = None
-        self._brought = b""
-        """`_begun` as bytes."""
-        self._delta: State | None = None
+        self._after: Carried | None = None
+        """What is carried on, until snapshots are asked for."""
         self._shard_name, self._held = str(params.get("shard", "")), held
         self._shard = held.find(self._shard_name, recipe)
         self._running: Iterator[Stretch] | None = None
@@ -102,8 +108,7 @@ class _ShardSession:
         """What the adapter stands beside, where the recipe has one."""
         self._lent = lent
         self._trained_by: Trainer | None = None
-        self._update: Update | None = None
-        self._has_shown = False
+        self._has_trained = self._has_shown = False
         self._kept: dict[int, Snapshot] = {}
         """Snapshots by steps: all, or as many as KEPT_BYTES hold."""
         segments_ = segments.count(recipe, self._steps)
@@ -128,9 +133,9 @@ class _ShardSession:
     @property
     def is_done(self) -> bool:
         """Whether nothing is lost with it: it has trained, or was opened again to show what it had."""
-        return self._update is not None or self._has_shown
+        return self._has_trained or self._has_shown
 
-    def receive(self, frame: Tensors) -> list[Tensors]:
+    def receive(self, frame: Tensors) -> Sequence[Tensors]:
         match frame.edge:
             case "frozen":
                 return [Frame("frozen", 0, (), {"here": self._recipe.adapter is None or self._beside is not None})]
@@ -143,79 +148,92 @@ class _ShardSession:
                     self._beside = frozen
                 return []
             case "theta":
-                if (whole := self._theta_in.take(frame)) is not None:
-                    self._theta = state.unpack(whole, state.types(self._recipe.shapes()), field="theta")
-                    if not all(map(state.is_finite, self._theta.values())):
+                if (theta := self._theta_in.take(frame)) is not None:
+                    if not all(map(state.is_finite, theta.values())):
                         raise BadData("theta", "not finite")
+                    self._theta = theta
                     return [Frame("begun", frame.seq, (), {"shard": self._shard is not None})]
                 return []
             case "shard":
-                if (whole := self._shard_in.take(frame)) is not None:
-                    self._shard = Shard.unpack(whole, self._recipe)
+                if (tensors := self._shard_in.take(frame)) is not None:
+                    self._shard = Shard.of(tensors, self._recipe)
                     self._held.keep(self._shard_name, self._recipe, self._shard)
                 return []
             case "carried":
-                if (whole := self._carried_in.take(frame)) is not None:
-                    self._begun, self._brought = carried.unpack(whole, self._recipe), whole
+                self._carried(frame)
                 return []
             case "train":
                 return self._train_for(frame)
             case "carry":
-                kept = carried.packed(self._sent()[1])
-                return list(pieces("carried", kept)) if kept else []
+                if not self._has_trained:
+                    raise BadFrame("carry", "there is nothing yet")
+                return Pieces("carried", state.parts(self._after.named())) if self._after is not None else []
             case "reveal":
+                self._after = None
                 segment, self._has_shown = number(frame, "segment"), True
                 if segment == segments.count(self._recipe, self._steps):
-                    return list(pieces("snapshot", self._brought or carried.EMPTY))
-                return list(pieces("snapshot", segments.show(self._snapshot(segment))))
+                    return Pieces("snapshot", state.parts(self._begun.named() if self._begun is not None else {}))
+                return Pieces("snapshot", state.parts(segments.named(self._snapshot(segment))))
         raise BadFrame("edge", f"{frame.edge[:40]!r} is unknown")
 
-    def _train_for(self, frame: Tensors) -> list[Tensors]:
+    def _carried(self, frame: Tensors) -> None:
+        """Raises BadFrame, TooLarge, BadUpdate: it is not of this recipe."""
+        try:
+            tensors = self._carried_in.take(frame)
+        except BadData as error:
+            raise BadUpdate(error.field, error.reason) from error
+        if tensors is not None:
+            self._begun = carried.of(tensors, self._recipe)
+
+    def _train_for(self, frame: Tensors) -> Sequence[Tensors]:
         """A segment, and further ones until `ms` are over."""
         until_s = time.monotonic() + int(frame.meta.get("ms") or 0) / 1000
-        said = [self._train(frame.seq)]
-        while not said[-1].meta["end"] and time.monotonic() < until_s:
-            said.append(self._train(frame.seq + len(said)))
-        if said[-1].meta["end"]:
-            said += pieces("update", self._sent()[0])
-        return said
+        said, sent = self._train(frame.seq)
+        frames = [said]
+        while sent is None and time.monotonic() < until_s:
+            said, sent = self._train(frame.seq + len(frames))
+            frames.append(said)
+        return frames if sent is None else Pieces("update", state.parts(sent), after=frames)
 
-    def _train(self, seq: int) -> Tensors:
-        if self._update is not None:
+    def _train(self, seq: int) -> tuple[Tensors, State | None]:
+        """What is said of one segment; after the last one the tensors of the packed update."""
+        if self._has_trained:
             raise BadFrame("train", "the round is over")
+        if self._theta is None:
+            raise BadFrame("train", "theta and shard come first")
         if self._running is None:
-            if self._theta is None or self._shard is None:
+            if self._shard is None:
                 raise BadFrame("train", "theta and shard come first")
-            begin = carried.beginning(self._theta, self._begun)
-            self._running = self._trainer.stretches(begin, self._shard, self._round, self._index, self._steps)
+            self._running = self._trainer.stretches(
+                carried.beginning(self._theta, self._begun),
+                self._shard,
+                self._round,
+                self._index,
+                self._steps,
+                since=self._theta,
+            )
         done = next(self._running)  # the one with the update is the last
-        self._update = done.update
-        if done.update is not None and self._theta is not None:
-            self._delta = done.update.delta
-            if self._recipe.compression.carries:
-                self._delta = carried.moved(self._theta, self._trainer.now(done.step).theta)
         if float(self._recipe.audit.fraction) and (seq + 1) % self._every == 0:
             self._kept[done.step] = self._trainer.now(done.step)
+        sent, samples = None, 0
+        if done.update is not None:
+            self._running = None
+            samples = done.update.samples
+            sent, self._after = carried.sending(self._recipe, self._round, done.update.delta, self._begun)
+            self._has_trained = True
+            self._release()
         said: Meta = {
             "step": done.step,
             "loss": micro(done.loss),
             "state": done.state.hex(),
-            "samples": done.update.samples if done.update else 0,
-            "end": done.update is not None,
+            "samples": samples,
+            "end": sent is not None,
         }
-        if done.update is not None:
-            self._running = None
-            self._release()
-        return Frame("trained", seq, (), said)
-
-    def _sent(self) -> tuple[bytes, Carried | None]:
-        """The packed update, and what is carried from it."""
-        if self._delta is None:
-            raise BadFrame("update", "there is none yet")
-        return carried.send(self._recipe, self._round, self._delta, self._begun)
+        return Frame("trained", seq, (), said), sent
 
     def _snapshot(self, segment: int) -> Snapshot:
-        """After a segment: the kept one, or from the one before it (or the round's beginning) on."""
+        """After a segment: the kept one, or from the one before it (or the round's beginning) on, and then the trainer's
+        own until that goes on."""
         step = min((segment + 1) * self._recipe.audit.segment, self._steps)
         if self._theta is None or self._shard is None or segment < 0:
             raise BadFrame("reveal", "theta and shard come first")
@@ -224,6 +242,7 @@ class _ShardSession:
         begun = self._trainer.beginning(carried.beginning(self._theta, self._begun))
         near = max((kept for kept in self._kept.values() if kept.step <= step), key=lambda s: s.step, default=begun)
         if near.step != step:
-            near = self._trainer.segment(near, self._shard, self._round, self._index, step - near.step)
+            more = step - near.step
+            near = self._trainer.segment(near, self._shard, self._round, self._index, more, copied=False)
         self._release()
         return near
