@@ -11,23 +11,22 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 import torch
 
 from nodewire.errors import NodewireError
-from nodewire.kind import Limits
+from nodewire.kind import Limits, Worker
 from nodewire.protocol import start
+from nodewire.protocol.families import Shapes, count
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import BlobRef
 from nodewire.protocol.recipe import Recipe
 from nodewire.train import state
-from nodewire.train.families import initial
 from nodewire.worker.client import WorkerProcess
 from nodewire.worker.feeding import feed
 from nodewire.worker.serve import RESERVE_BYTES
@@ -36,15 +35,16 @@ PIECE_BYTES = 1 << 20
 _TASK = "trainer"
 _BLOB = {"sha256": "00" * 32, "bytes": 1_000}
 
-_MLP = {"name": "mlp", "inputs": 512, "hidden": [1024, 1024], "classes": 10}
-_WIDE = {"name": "mlp", "inputs": 2048, "hidden": [2048], "classes": 2048}
+_MLP = {"name": "mlp", "inputs": 512, "hidden": [256, 256], "classes": 10}
+_WIDE = {"name": "mlp", "inputs": 2048, "hidden": [512, 512], "classes": 2048}
+_SQUARE = {"name": "mlp", "inputs": 1024, "hidden": [1024], "classes": 16}
 _CNN = {"name": "cnn", "channels": 3, "height": 32, "width": 32, "filters": [64, 64, 128], "pool": True, "classes": 10}
 _DECODER = {
     "name": "decoder",
     "tokens": "byte",
     "width": 256,
     "inner": 576,
-    "layers": 6,
+    "layers": 4,
     "heads": 8,
     "kv_heads": 4,
     "head_dim": 32,
@@ -52,10 +52,10 @@ _DECODER = {
 }
 _ENCODER = {
     "name": "encoder",
-    "vocabulary": 8192,
+    "vocabulary": 4096,
     "width": 256,
     "inner": 1024,
-    "layers": 4,
+    "layers": 2,
     "heads": 8,
     "positions": 128,
     "start": _BLOB,
@@ -65,11 +65,12 @@ _LORA = {"rank": 8, "alpha": 16, "targets": ["q_proj", "v_proj", "down_proj"]}
 _FAMILIES: dict[str, dict[str, Any]] = {
     "linear": {"family": {"name": "linear", "inputs": 784, "classes": 10}, "batch": 64},
     "mlp": {"family": _MLP, "batch": 64},
-    "wide": {"family": _WIDE, "batch": 64},
-    "cnn": {"family": _CNN, "batch": 32},
-    "decoder": {"family": _DECODER, "batch": 8},
-    "lora": {"family": _DECODER | {"start": _BLOB}, "batch": 8, "adapter": _LORA},
-    "encoder": {"family": _ENCODER, "batch": 16},
+    "square": {"family": _SQUARE, "batch": 8},
+    "wide": {"family": _WIDE, "batch": 8},
+    "cnn": {"family": _CNN, "batch": 16},
+    "decoder": {"family": _DECODER, "batch": 4},
+    "lora": {"family": _DECODER | {"start": _BLOB}, "batch": 4, "adapter": _LORA},
+    "encoder": {"family": _ENCODER, "batch": 8},
     "encoder_lora": {"family": _ENCODER, "batch": 16, "adapter": _LORA | {"targets": ["query", "value"]}},
 }
 _OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -118,22 +119,21 @@ class Taken:
 
 def recipe(family: str, optimizer: str, compression: str, precision: str = "f32", **other: Any) -> Recipe:
     """A recipe of the grid's, with a step or two."""
-    document: dict[str, Any] = {"v": 1, "name": "memory", "steps": 4, "rounds": 4, "audit": {"segment": 2}}
+    document: dict[str, Any] = {"v": 1, "name": "memory", "steps": 2, "rounds": 4, "audit": {"segment": 1}}
     document |= _FAMILIES[family] | {"inner": _OPTIMIZERS[optimizer], "compression": _COMPRESSIONS[compression]}
     match document["family"]["name"]:
         case "decoder":
-            document |= {"loss": "next_token", "data": {"layout": "bytes", "window": 256}}
+            document |= {"loss": "next_token", "data": {"layout": "bytes", "window": 128}}
         case "encoder":
             document |= {"loss": "contrastive", "data": {"layout": "texts", "window": 64}}
         case _:
             document |= {"loss": "cross_entropy", "data": {"layout": "arrays"}}
     made = Recipe.from_document(document | {"precision": precision} | other)
-    if made.adapter is None:
-        if getattr(made.family, "start", None) is None:
-            return made
-    size = len(start.header(made.family.shapes())) + 4 * sum(map(int, (np.prod(s) for s in made.family.shapes().values())))
-    family_ = made.family.model_copy(update={"start": BlobRef(sha256="00" * 32, bytes=size)})  # type: ignore[union-attr]
-    return made.model_copy(update={"family": family_})
+    if getattr(made.family, "start", None) is None:
+        return made
+    shapes = made.family.shapes()
+    cited = BlobRef(sha256="00" * 32, bytes=len(start.header(shapes)) + 4 * count(shapes))
+    return made.model_copy(update={"family": made.family.model_copy(update={"start": cited})})
 
 
 def grid() -> Iterator[Point]:
@@ -180,26 +180,35 @@ def shard_of(of: Recipe, nbytes: int) -> bytes:
     )
 
 
+def theta_of(of: Recipe) -> tuple[bytes, bytes]:
+    """Weights to begin with, and what is frozen beside them, if anything is."""
+    drawn = torch.Generator().manual_seed(2)
+
+    def some(shapes: Shapes) -> bytes:
+        return state.pack({name: torch.rand(shape, generator=drawn) * 0.04 - 0.02 for name, shape in shapes.items()})
+
+    return some(of.shapes()), some(of.family.shapes()) if of.adapter is not None else b""
+
+
 async def measured(of: Point, cap: float = 1.0, limit: int = 0) -> Taken:
     """A round and the next one in a worker capped at `cap` times what is counted, or at `limit` bytes."""
-    shard = shard_of(of.recipe, of.shard_bytes)
-    counted = of.recipe.memory_bytes() + len(shard) + of.recipe.upload_bytes()
-    taken = Taken(of.name, counted)
+    shard, (theta, frozen) = shard_of(of.recipe, of.shard_bytes), theta_of(of.recipe)
+    taken = Taken(of.name, of.recipe.round_bytes(len(shard)))
     with TemporaryDirectory() as folder:
-        limits = Limits(limit or int(cap * counted))
+        limits = Limits(limit or int(cap * taken.counted))
         worker = await WorkerProcess.start("kinds.training_worker", limits, readable=[Path(folder)])
         (Path(folder) / "program").write_bytes(b"")
         await worker.load(_TASK, "trainer", Path(folder) / "program", [])
-        empty = _status(worker.hello.pid)["VmPeak"]
+        empty = status(worker.hello.pid)["VmPeak"]
 
         def note(what: str) -> None:
-            taken.peak = max(0, _status(worker.hello.pid)["VmPeak"] - empty - RESERVE_BYTES)
+            taken.peak = max(0, status(worker.hello.pid)["VmPeak"] - empty - RESERVE_BYTES)
             taken.after[what] = taken.peak
 
         try:
             carried = b""
             for round_ in range(2):
-                carried = await _round(worker, of.recipe, round_, shard, carried, note)
+                carried = await one_round(worker, of.recipe, round_, (theta, frozen, shard, carried), note)
         except NodewireError as error:
             taken.error = f"{error.code}: {error}"
         finally:
@@ -207,49 +216,45 @@ async def measured(of: Point, cap: float = 1.0, limit: int = 0) -> Taken:
     return taken
 
 
-async def _round(worker: WorkerProcess, of: Recipe, round_: int, shard: bytes, carried: bytes, note: Any) -> bytes:
+async def one_round(
+    worker: Worker, of: Recipe, round_: int, parts: tuple[bytes, bytes, bytes, bytes], note: Callable[[str], None]
+) -> bytes:
+    """A round as a provider has it: theta, frozen weights, shard and what was carried in; what is carried on."""
+    theta, frozen, shard, carried = parts
     session = str(round_)
-    plain = of.model_copy(update={"adapter": None, "family": of.family.model_copy(update={"start": None})})
-    begun = initial(plain) if of.adapter is not None else None
-    theta = state.pack(initial(of, begun) if begun is not None or plain == of else initial(plain))
-    params = {"recipe": of.pack(), "round": round_, "index": 0, "steps": of.steps, "start": "s", "shard": "d"}
-    await worker.open(_TASK, session, params)
+    params: dict[str, Any] = {"recipe": of.pack(), "round": round_, "index": 0, "steps": of.steps}
+    await worker.open(_TASK, session, params | {"start": "s", "shard": "d", "shard_bytes": len(shard)})
 
-    async def fed(edge: str, whole: bytes) -> Any:
+    async def fed(edge: str, whole: bytes) -> list[Frame[Array]]:
         cut = (whole[at : at + PIECE_BYTES] for at in range(0, len(whole), PIECE_BYTES))
-        return await feed(worker, _TASK, session, edge, cut, None, {})
+        answer = await feed(worker, _TASK, session, edge, cut, None, {})
+        note(f"{round_} {edge}")
+        return answer
 
     async def asked(edge: str, seq: int = 0, **meta: Any) -> list[Frame[Array]]:
-        return await worker.receive(_TASK, session, Frame(edge, seq, (), meta))
+        answer = await worker.receive(_TASK, session, Frame(edge, seq, (), meta))
+        note(f"{round_} {edge} {meta.get('segment', seq)}")
+        return answer
 
-    if begun is not None:
-        (said,) = await asked("frozen")
-        if not said.meta["here"]:
-            await fed("start", state.pack(begun))
-            note(f"{round_} start")
-    (said,) = await fed("theta", theta)
-    note(f"{round_} theta")
-    if not said.meta["shard"]:
+    if frozen and not (await asked("frozen"))[0].meta["here"]:
+        await fed("start", frozen)
+    if not (await fed("theta", theta))[0].meta["shard"]:
         await fed("shard", shard)
-        note(f"{round_} shard")
     if carried:
         await fed("carried", carried)
-        note(f"{round_} carried")
     for seq in range(of.steps):
-        answer = await asked("train", seq)
-        note(f"{round_} train {seq}")
-        if any(one.edge == "update" for one in answer):
+        if any(one.edge == "update" for one in await asked("train", seq)):
             break
     left = await asked("carry")
-    note(f"{round_} carry")
     segments = -(-of.steps // of.audit.segment)
     for segment in (*range(segments), *([segments] if of.compression.carries else [])):
         await asked("reveal", segment=segment)
-        note(f"{round_} reveal {segment}")
+    await worker.close(_TASK, session)
     return b"".join(bytes(one.tensors[0].data) for one in left)
 
 
-def _status(pid: int) -> Mapping[str, int]:
+def status(pid: int) -> Mapping[str, int]:
+    """What the kernel says of a process's memory, bytes."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.startswith("Vm")}
 

@@ -80,7 +80,7 @@ class Shard:
 
     tensors: Tensors
 
-    @cached_property
+    @property
     def packed(self) -> bytes:
         """The shard as safetensors bytes."""
         return state.pack(self.tensors)
@@ -88,7 +88,10 @@ class Shard:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of `packed`: 64 hex digits."""
-        return hashlib.sha256(self.packed).hexdigest()
+        digest = hashlib.sha256()
+        for part in state.parts(self.tensors):
+            digest.update(part)
+        return digest.hexdigest()
 
     @classmethod
     def unpack(cls, data: bytes, recipe: Recipe) -> Shard:

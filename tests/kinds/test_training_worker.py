@@ -8,6 +8,7 @@ import torch
 from kinds import training_worker
 from nodewire.errors import BadFrame, BadTask, Busy, NotFound, TooLarge
 from nodewire.kind import Limits
+from nodewire.protocol import recipe as recipes
 from nodewire.protocol.frame import Frame
 from nodewire.protocol.recipe import Audit
 from nodewire.train import bare, compress, state
@@ -84,8 +85,8 @@ def test_a_provider_shows_what_it_went_through_or_computes_it_again(coordinator,
     theta = joined(coordinator.receive("job", Frame("theta", 0)))
     shard = joined(coordinator.receive("job", Frame("shard", 0, (), {"index": 0})))
     shown = []
-    for most in (trainer_actor.KEPT_BYTES, 1):
-        monkeypatch.setattr(trainer_actor, "KEPT_BYTES", most)
+    for most in (recipes.KEPT_BYTES, 1):
+        monkeypatch.setattr(recipes, "KEPT_BYTES", most)
         trainer = training_worker.load("trainer", b"", [], LIMITS)
         trainer.open("s", {"recipe": RECIPE.pack(), "round": 0, "index": 0, "steps": RECIPE.steps})
         sent(trainer, "theta", theta)
@@ -126,7 +127,7 @@ def test_a_session_that_only_shows_makes_room_too(coordinator):
 
 
 def test_who_has_trained_makes_room_before_the_memory_is_too_little(coordinator):
-    most = 2 * RECIPE.memory_bytes() + RECIPE.memory_bytes() // 2
+    most = 2 * RECIPE.round_bytes(0) + RECIPE.round_bytes(0) // 2
     trainer = training_worker.load("trainer", b"", [], Limits(most))
     theta = joined(coordinator.receive("job", Frame("theta", 0)))
     shard = joined(coordinator.receive("job", Frame("shard", 0, (), {"index": 0})))

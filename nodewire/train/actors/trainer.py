@@ -31,8 +31,6 @@ from nodewire.train.inner import Snapshot, Stretch, Trainer
 from nodewire.train.state import State
 
 MAX_SESSIONS = 4
-KEPT_BYTES = 16 * 2**20
-"""Of a round's snapshots; what is not kept is computed again from the one before."""
 
 
 class TrainerActor:
@@ -110,10 +108,8 @@ class _ShardSession:
         self._trained_by: Trainer | None = None
         self._has_trained = self._has_shown = False
         self._kept: dict[int, Snapshot] = {}
-        """Snapshots by steps: all, or as many as KEPT_BYTES hold."""
-        segments_ = segments.count(recipe, self._steps)
-        size = recipe.state_bytes() * 3
-        self._every = max(1, -(-segments_ * size // KEPT_BYTES))
+        """Snapshots by steps: all, or as many as the recipe's memory has room for."""
+        self._every = recipe.kept_every(segments.count(recipe, self._steps))
 
     @property
     def _trainer(self) -> Trainer:
