@@ -33,8 +33,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.market import ROOT
-from bench.report import Report, run, say
+from bench.report import Report, run
+from processes.market import ROOT
+from processes.saying import say
 
 SIZES, QUICK_SIZES = (4, 16, 64, 256), (2, 8)
 ROUNDS = 3
@@ -143,7 +144,7 @@ async def _customer(folder: Path, market: Any, size: int) -> dict[str, Any]:
 
 def buy(said: dict[str, Any]) -> dict[str, Any]:
     """The customer's process: buys the training and tells what it took."""
-    from nodewire.customer.training.machine import Stepped
+    from nodewire.customer.training.events import Stepped
     from nodewire.protocol.recipe import Recipe
     from nodewire.train import bare, state
     from nodewire.train.actors import coordinator

@@ -106,17 +106,18 @@ def market(recipe: Recipe, data: Path, k: int, config: Path, daemons: Sequence[i
     import uvloop
 
     from nodewire.config import CustomerConfig
-    from nodewire.customer.training import machine
+    from nodewire.customer.training import events as happened
+    from nodewire.customer.training.state import State
     from nodewire.customer.training.training import train
 
     times: dict[str, float] = {}
     rounds: list[float] = []
 
-    def on_change(state: machine.State, event: object, provider: str) -> None:
-        if isinstance(event, machine.Published) and not times:
+    def on_change(state: State, event: object, provider: str) -> None:
+        if isinstance(event, happened.Published) and not times:
             times["cpu"], times["worker"] = _cpu_s(daemons), _cpu_s([os.getpid()])
             times["begun"] = time.monotonic()
-        if isinstance(event, machine.Stepped):
+        if isinstance(event, happened.Stepped):
             rounds.append(time.monotonic() - times["begun"])
             if state.is_trained:
                 times["cpu"], times["worker"] = (

@@ -1,7 +1,9 @@
-"""What a round takes of a worker's memory, beside what admission counts: `python -m bench.train_memory [--json] [NAME ...]`.
+"""What a round takes of a worker's memory, beside what admission counts.
 
-Each point of the grid is one worker as the daemon starts it, capped at exactly what `Recipe.memory_bytes`, its shard and
-its result are (`--cap` times that). It is shown a round from weights to snapshots, and then the next one with what it
+`python -m bench.train_memory [--json] [--cap TIMES] [NAME ...]`
+
+Each point of the grid is one worker as the daemon starts it, capped at exactly what `Recipe.round_bytes` says (`--cap` times
+that). It is shown a round from weights to snapshots, and then the next one with what it
 carried. The peak is the kernel's own (VmPeak): all that was ever mapped, the cap's measure too.
 """
 
@@ -274,7 +276,9 @@ def main() -> None:
         taken = asyncio.run(measured(next(one for one in grid() if one.name == of), given.cap))
         failed |= bool(taken.error)
         if given.json:
-            print(json.dumps({"name": of, "counted": taken.counted, "peak": taken.peak, "error": taken.error}), flush=True)
+            print(
+                json.dumps({"name": of, "counted": taken.counted, "peak": taken.peak, "error": taken.error}), flush=True
+            )
         else:
             mb = f"{taken.peak / 1e6:8.1f} MB of {taken.counted / 1e6:8.1f} MB"
             print(f"{of:44} {mb} {taken.share:5.2f}  {taken.error[:80]}", flush=True)

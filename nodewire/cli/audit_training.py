@@ -88,7 +88,7 @@ async def _recomputed(
     from nodewire.nostr.keys import Keys
     from nodewire.store.blobs import Blobs
     from nodewire.verify.retraining import Retraining
-    from nodewire.worker.client import WorkerProcess
+    from nodewire.worker.client import LONG_CALL_S, WorkerProcess
 
     recipe = reading.recipe
     assert recipe is not None  # or there were faults
@@ -103,7 +103,7 @@ async def _recomputed(
         blobs = await stack.enter_async_context(Blobs(role.blossom, role.blobs, keys=Keys.generate()))
         given = [path for path in (data, start) if path is not None]
         readable = [folder, *(one for path in given for one in files.readable(path))]
-        worker = await WorkerProcess.start(kind.worker_entry, limits, readable=readable)
+        worker = await WorkerProcess.start(kind.worker_entry, limits, readable=readable, call_timeout_s=LONG_CALL_S)
         stack.push_async_callback(worker.stop)
         (folder / "recipe").write_bytes(recipe.pack())
         one = Retraining(

@@ -17,8 +17,9 @@ from rich.text import Text
 from nodewire.cli.braille import curve
 from nodewire.cli.output import one_line, plain, sats
 from nodewire.cli.training_quote import duration, size
-from nodewire.customer.training import machine
+from nodewire.customer.training import events as happened
 from nodewire.customer.training.history import History
+from nodewire.customer.training.state import State, Work
 from nodewire.customer.training.transitions import apply
 from nodewire.protocol.delivery import Progress
 
@@ -64,7 +65,7 @@ class TrainingView:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.history = History()
-        self.state = machine.State()
+        self.state = State()
         self._recipe = recipe
         self._budget_msat = budget_msat
         self._console = console
@@ -101,7 +102,7 @@ class TrainingView:
             yield
             self._live.refresh()
 
-    def take(self, state: machine.State, event: machine.Event | Progress, provider: str) -> None:
+    def take(self, state: State, event: happened.Event | Progress, provider: str) -> None:
         self.state = state
         if isinstance(event, Progress):
             self._progress[provider] = event
@@ -127,34 +128,34 @@ class TrainingView:
     def _name(self, public: str) -> str:
         return one_line(self._names.get(public, "")[:24]) or public[:8]
 
-    def _note(self, event: machine.Event) -> None:
+    def _note(self, event: happened.Event) -> None:
         """Remember what the table shows."""
         match event:
-            case machine.Published():
+            case happened.Published():
                 self._stepped_s = self._stepped_s or [self._clock()]
                 for row in event.rows:
                     self._progress.pop(row.provider, None)
-            case machine.StepPublished():
+            case happened.StepPublished():
                 self._step_requests.add(event.request)
-            case machine.Stepped():
+            case happened.Stepped():
                 self._stepped_s.append(self._clock())
                 self._progress.clear()
-            case machine.Undone():
+            case happened.Undone():
                 self._progress.clear()
-            case machine.Judged(request, provider, True, _, audit):
+            case happened.Judged(request, provider, True, _, audit):
                 self._rule(request, provider, "accepted, to be audited" if audit else "accepted", "green")
-            case machine.Judged(request, provider, False, reason, _):
+            case happened.Judged(request, provider, False, reason, _):
                 self._rule(request, provider, f"rejected: {reason}", "red")
-            case machine.Audited(request, provider, passed, reason):
+            case happened.Audited(request, provider, passed, reason):
                 self._rule(
                     request,
                     provider,
                     "audited ok" if passed else f"failed its audit: {reason}",
                     "green" if passed else "red",
                 )
-            case machine.Lost(request, provider, reason):
+            case happened.Lost(request, provider, reason):
                 self._rule(request, provider, f"lost: {reason}", "yellow")
-            case machine.Missed(request, provider, reason):
+            case happened.Missed(request, provider, reason):
                 self._rule(request, provider, f"not waited for: {reason}", "yellow")
 
     def _rule(self, request: str, provider: str, text: str, style: str) -> None:
@@ -165,35 +166,35 @@ class TrainingView:
         words = f"{self._name(provider)} {text}" if style != "green" else f"{text} (round {debt.round + 1})"
         self._verdicts[debt.row.index] = _Verdict(words, style)
 
-    def _say(self, event: machine.Event | Progress, provider: str) -> None:
+    def _say(self, event: happened.Event | Progress, provider: str) -> None:
         """A line for what happened; above the live view only what went wrong."""
         who = self._name(provider)
         match event:
-            case machine.Judged(_, _, False, reason, _):
+            case happened.Judged(_, _, False, reason, _):
                 self._print(f"{who} [red]rejected[/] {one_line(reason)}")
-            case machine.Audited(_, _, False, reason):
+            case happened.Audited(_, _, False, reason):
                 self._print(f"{who} [red]failed its audit[/] {one_line(reason)}; it is not paid")
-            case machine.Lost(_, _, reason):
+            case happened.Lost(_, _, reason):
                 self._print(f"{who} [yellow]lost[/] {one_line(reason)}")
-            case machine.Undone(round_, failed):
+            case happened.Undone(round_, failed):
                 whose = " and ".join(dict.fromkeys(self._name(provider) for _, provider in failed))
                 self._print(f"[yellow]round {round_ + 1} is made again[/]: the work of {whose} failed its audit")
-            case machine.Missed(_, _, reason):
+            case happened.Missed(_, _, reason):
                 self._print(f"{who} [yellow]not waited for[/] {one_line(reason)}")
             case _ if self._live is not None:
                 return
-            case machine.Published(round_, _, _, rows):
+            case happened.Published(round_, _, _, rows):
                 asked = ", ".join(f"{self._name(row.provider)} for shard {row.index}" for row in rows)
                 self._print(f"[dim]round {round_ + 1} of {self.state.rounds}: asked {asked}[/]")
-            case machine.StepPublished():
+            case happened.StepPublished():
                 self._print(f"[dim]round {event.round + 1}: asked {who} for the outer step[/]")
-            case machine.StepHere(round_, reason):
+            case happened.StepHere(round_, reason):
                 self._print(f"[dim]round {round_ + 1}: the outer step is made here, {one_line(reason)}[/]")
-            case machine.Judged(_, _, True, _, _):
+            case happened.Judged(_, _, True, _, _):
                 self._print(f"{who} [green]accepted[/]")
-            case machine.Audited(_, _, True, _):
+            case happened.Audited(_, _, True, _):
                 self._print(f"[dim]{who} audited ok[/]")
-            case machine.Stepped(round_, loss, _):
+            case happened.Stepped(round_, loss, _):
                 spent = sats(self.history.paid_msat + self.history.fees_msat)
                 self._print(f"[bold]round {round_ + 1}[/] held-out loss {loss / 1_000_000:.4f}, {spent} spent")
             case Progress():
@@ -247,13 +248,13 @@ class TrainingView:
         works = self.state.works
         return sum(map(self._share, works)) / len(works) if works else 0.0
 
-    def _share(self, work: machine.Work) -> float:
+    def _share(self, work: Work) -> float:
         if work.status in ("delivered", "received", "accepted"):
             return 1.0
         said = self._progress.get(work.provider)
         return min(1.0, said.step / self._steps(work)) if work.status == "working" and said else 0.0
 
-    def _steps(self, work: machine.Work) -> int:
+    def _steps(self, work: Work) -> int:
         """That its trainer was asked for."""
         debt = self.state.debts.get((work.request, work.provider))
         return debt.row.steps if debt else self._recipe.steps

@@ -29,7 +29,8 @@ MAX_SAMPLES = 2**29 - 1
 """In a round; they are the weight of its result, and a weight times a float32 is exact in float64."""
 
 KEPT_BYTES = 16 * 2**20
-"""Of a round's snapshots that a provider keeps; what is not kept is computed again from the one before."""
+"""Of a round's snapshots that a provider keeps, or more where it has room for another round like it; what is not kept
+is computed again from the one before."""
 
 NOTHING = "0" * 64
 """The digest of what is carried on from a round where that is nothing."""
@@ -361,10 +362,10 @@ class Recipe(Schema):
         """A provider's peak above an empty worker, but for shard and result (`round_bytes`). In float32 numbers:
 
         of the whole model 1; of each that is trained 3 (theta as it came, its gradient, the delta), the optimizer's
-        moments, 2 for each thing that is carried (into the round and out of it), and 1 with fragments, for the one that
-        is packed; twice the largest tensor, whose gradient is added up; a batch's activations; for Muon what making the
-        largest matrix orthogonal takes. bf16 adds half of model and activations. Then snapshots that are kept (`kept_bytes`),
-        32 bytes for each of 2^18 numbers that are packed at a time, and 8 MiB.
+        moments, 2 for each thing that is carried (into the round and out of it), and 1 with fragments, for the one
+        that is packed; twice the largest tensor, whose gradient is added up; a batch's activations; for Muon what
+        making the largest matrix orthogonal takes. bf16 adds half of model and activations, and 4 MiB. Then snapshots
+        that are kept (`kept_bytes`), 32 bytes for each of 2^18 numbers that are packed at a time, and 8 MiB.
         """
         how, shapes = self.compression, self.shapes()
         carried = 2 * ((how.fragments > 1) + (float(how.error_feedback) > 0)) + (how.fragments > 1)
@@ -374,20 +375,21 @@ class Recipe(Schema):
             sides = (sorted(shape) for shape in shapes.values() if len(shape) == 2)
             numbers += max((2 * a * (a + b) for a, b in sides), default=0)
         activations = self.batch * self.family.activations_per_sample(self.data.window)
-        cast = 2 * (self.parameters() + activations) if self.precision == "bf16" else 0
+        cast = 2 * (self.parameters() + activations) + 4 * 2**20 if self.precision == "bf16" else 0
         return 4 * (numbers + activations) + cast + self.kept_bytes() + 32 * min(self.trained(), 2**18) + 8 * 2**20
 
     def kept_bytes(self) -> int:
-        """Of a round's snapshots that a provider keeps until they are audited: each so-manieth, so that they are no more
-        than KEPT_BYTES; the others are computed again."""
+        """Of a round's snapshots that a provider keeps until they are audited: each so-manieth, so that they are no
+        more than KEPT_BYTES; the others are computed again."""
         if not float(self.audit.fraction):
             return 0
         segments = -(-self.steps // self.audit.segment)
-        return segments // self.kept_every(segments) * 3 * self.state_bytes()
+        every = max(1, -(-segments * self.snapshot_bytes() // KEPT_BYTES))
+        return segments // every * self.snapshot_bytes()
 
-    def kept_every(self, segments: int) -> int:
-        """Of so many segments' snapshots each so-manieth is kept."""
-        return max(1, -(-segments * 3 * self.state_bytes() // KEPT_BYTES))
+    def snapshot_bytes(self) -> int:
+        """Of theta and moments, at most."""
+        return (1 + self.moments()) * self.state_bytes()
 
     def round_bytes(self, shard_bytes: int) -> int:
         """All that a round takes at a provider: `memory_bytes`, the shard, 32 bytes for each of its rows (the order in

@@ -77,7 +77,7 @@ def unpack(data: bytes, recipe: Recipe) -> Carried | None:
 
 
 def of(tensors: State, recipe: Recipe) -> Carried:
-    """What is carried, as the tensors of its bytes (`types`). Raises BadUpdate: a number is not finite, or above 2^64."""
+    """What is carried, of the tensors of its bytes (`types`). Raises BadUpdate: not finite, or above 2^64."""
     for name, tensor in tensors.items():
         if not compress.is_small(tensor):
             raise BadUpdate(f"carried.{name}", "a number that is not finite, or above 2^64")

@@ -155,7 +155,7 @@ def _without(left: State, sent: State, how: Compression) -> State:
 
 
 def _by_place(whole: State, parts: Mapping[str, Tensor], how: Compression) -> Iterator[tuple[Tensor, Tensor]]:
-    """What stretches of an update's tensors hold, beside the stretches of `whole` that they are of. Raises BadUpdate."""
+    """Stretches of `whole`, each with what an update holds of it. Raises BadUpdate."""
     sizes = [tensor.numel() for tensor in whole.values()]
     rows = _decoded(parts, sum(sizes), how)
     row = torch.empty(0)
@@ -255,7 +255,10 @@ def _decoded(parts: Mapping[str, Tensor], numbers: int, how: Compression) -> Ite
     blocks = size // how.block
     of_codes = {"int8": size, "int4": size // 2, "topk": blocks}[how.method]
     for i in range(-(-numbers // size)):
-        few = {"scales": scales[i * blocks : (i + 1) * blocks], "codes": parts["codes"][i * of_codes : (i + 1) * of_codes]}
+        few = {
+            "scales": scales[i * blocks : (i + 1) * blocks],
+            "codes": parts["codes"][i * of_codes : (i + 1) * of_codes],
+        }
         if how.method == "topk":
             few["places"] = parts["places"][i * blocks : (i + 1) * blocks]
         yield _row(few, min(size, numbers - i * size), how)

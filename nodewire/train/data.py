@@ -22,7 +22,6 @@ from nodewire.protocol.recipe import MAX_SHARDS, Recipe
 from nodewire.train import draw, state
 from nodewire.train.families import Batch
 
-MAX_DATA_BYTES = 2**35
 MAX_SHARD_BYTES = 2**32
 GATHERED_BYTES = 4 * 2**20
 """Samples of so many bytes are gathered at a time, for several steps at once where they are small."""

@@ -37,6 +37,7 @@ from nodewire.train.state import State
 from nodewire.train.sums import PIECE, norm
 
 Outcome = Literal["accept", "audit", "reject"]
+Threat = Literal["none", "possible", "sure"]
 Losses = Callable[[State], Tensor]
 """A theta's losses on fixed samples, float64 [n]."""
 
@@ -63,6 +64,16 @@ class Judgement:
     """The check that decided; empty for `accept`."""
     figures: Mapping[str, float] = field(default_factory=dict)
     """What was measured, by check."""
+    threat: Threat = "none"
+    """To the next weights, were they made of it before an audit. `possible`: the update alone raises the loss.
+    `sure`: it is out of all proportion; one that is a million times too long is the end of a model, whatever becomes
+    of its provider afterwards."""
+
+    @property
+    def is_doubted(self) -> bool:
+        """Whether it is audited before it is paid or refused. What is out of proportion is, too, though its outcome be
+        `reject`: where rounds get shorter as a model converges, an honest result may be."""
+        return self.outcome == "audit" or self.threat == "sure"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +176,7 @@ def by_norm(rules: Validation, length: float, known: Sequence[float]) -> Judgeme
     figures["relative_norm"] = relative
     if float(rules.norm_low) <= relative <= float(rules.norm_high):
         return Judgement(figures=figures)
-    return Judgement("reject" if len(known) >= FEW else "audit", "norm: out of the band", figures)
+    return Judgement("reject" if len(known) >= FEW else "audit", "norm: out of the band", figures, "sure")
 
 
 def by_cosine(rules: Validation, cosine: float) -> Judgement:
@@ -182,7 +193,7 @@ def by_gain(rules: Validation, gain: Tensor, usual: Tensor) -> Judgement:
     """
     mean, middle = float(gain.mean()), float(usual.mean())
     if not mean > float(rules.gain):
-        return Judgement("audit", "gain: the loss rises", {"gain": mean})
+        return Judgement("audit", "gain: the loss rises", {"gain": mean}, "possible")
     behind = gain - THIN * usual
     # Where most gain nothing, less than most says nothing.
     thin = middle > 0 and not float(behind.mean()) + SURE * _error(behind) >= 0

@@ -19,6 +19,9 @@ from nodewire.worker.spawn import Spawned, spawn
 
 ARENA_BYTES = 256 * 2**20
 """Default size of each arena, and so of the largest frame. Untouched pages cost nothing."""
+CALL_S = 120.0
+LONG_CALL_S = 3_600.0
+"""For calls that are long by nature: a segment of a training's round, or a round computed again."""
 _STOP_S = 5.0
 
 
@@ -72,7 +75,7 @@ class WorkerProcess:
         *,
         readable: Sequence[Path] = (),
         arena_bytes: int = ARENA_BYTES,
-        call_timeout_s: float = 120.0,
+        call_timeout_s: float = CALL_S,
         load_timeout_s: float = 600.0,
         start_timeout_s: float = 120.0,
     ) -> Self:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from nodewire.kind import Limits, Params, Worker
 from nodewire.protocol.frame import Array, Frame
-from nodewire.worker.client import WorkerProcess
+from nodewire.worker.client import CALL_S, WorkerProcess
 
 _log = logging.getLogger("nodewire.worker")
 
@@ -96,12 +96,16 @@ class LastingWorker:
             await self._process.stop()
 
 
-def maker(stack: AsyncExitStack, limits: Limits, readable: Path) -> Callable[[str], LastingWorker]:
+def maker(
+    stack: AsyncExitStack, limits: Limits, readable: Path, call_timeout_s: float = CALL_S
+) -> Callable[[str], LastingWorker]:
     """What makes a worker around a kind's entry module: capped by `limits`, reading below `readable`, stopped with
     `stack`. Its process starts when something is loaded."""
 
     def make(entry: str) -> LastingWorker:
-        worker = LastingWorker(lambda: WorkerProcess.start(entry, limits, readable=[readable]))
+        worker = LastingWorker(
+            lambda: WorkerProcess.start(entry, limits, readable=[readable], call_timeout_s=call_timeout_s)
+        )
         stack.push_async_callback(worker.stop)
         return worker
 

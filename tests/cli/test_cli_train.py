@@ -15,8 +15,8 @@ from rich.console import Console
 from nodewire.cli.training_quote import show_quote
 from nodewire.cli.training_recipe import read_recipe
 from nodewire.customer.training.dataset import look
-from nodewire.customer.training.machine import State
 from nodewire.customer.training.quoting import Quote, quote
+from nodewire.customer.training.state import State
 from nodewire.customer.training.training import kind_of
 from nodewire.errors import BadConfig, BadData, BadRecipe, NoProvider, OverBudget
 from nodewire.protocol.recipe import Recipe

@@ -14,11 +14,13 @@ from rich.console import Console
 from nodewire.cli.braille import curve
 from nodewire.cli.training_results import place, write
 from nodewire.cli.training_view import TrainingView
-from nodewire.customer.training import choosing, machine
+from nodewire.customer.training import choosing
+from nodewire.customer.training import events as happened
 from nodewire.customer.training.dataset import look
 from nodewire.customer.training.history import History
 from nodewire.customer.training.journal import Journal
 from nodewire.customer.training.quoting import quote
+from nodewire.customer.training.state import State
 from nodewire.customer.training.training import Trained
 from nodewire.errors import BadInput
 from nodewire.nostr.keys import Keys
@@ -74,7 +76,7 @@ def test_a_round_that_is_made_again_is_told_with_whose_work_it_is_for():
     console = recorded(width=200)
     view = TrainingView(TWO_ROUNDS, 10**6, console, names={"ab" * 32: "ada"})
     failed = (("01" * 32, "ab" * 32), ("02" * 32, "ab" * 32), ("02" * 32, "cd" * 32))
-    view.take(machine.State(rounds=9), machine.Undone(6, failed), "")
+    view.take(State(rounds=9), happened.Undone(6, failed), "")
     assert "round 7 is made again: the work of ada and cdcdcdcd failed its audit" in console.export_text()
 
 

@@ -6,38 +6,31 @@ from dataclasses import replace
 
 import pytest
 
-from nodewire.customer.training import lateness, machine
-from nodewire.customer.training.journal import Journal
-from nodewire.customer.training.machine import (
-    Audit,
+from nodewire.customer.training import lateness
+from nodewire.customer.training.actions import Audit, AwaitStep, BuyStep, Call, CheckStep, Close, Pay, Publish, Step
+from nodewire.customer.training.events import (
     Audited,
-    AwaitStep,
     Begun,
-    BuyStep,
-    Call,
-    CheckStep,
-    Close,
-    Closed,
-    Delivered,
+    ClosePublished,
     DepositAsked,
+    Event,
     Judged,
     Lost,
     Opened,
     Paid,
-    Pay,
-    Publish,
     Published,
     Received,
+    ResultCame,
     Row,
     Sealed,
-    State,
-    Step,
     StepHere,
     Stepped,
     StepPublished,
     StepsBy,
 )
+from nodewire.customer.training.journal import Journal
 from nodewire.customer.training.pending import pending
+from nodewire.customer.training.state import State
 from nodewire.customer.training.transitions import apply
 from nodewire.protocol.round import BALANCE, DEPOSIT
 
@@ -49,17 +42,17 @@ def row(index: int, provider: str) -> Row:
     return Row(index, provider, 20, 25, 75, "http://pay", "{}")
 
 
-def after(*events: machine.Event, state: State | None = None) -> State:
+def after(*events: Event, state: State | None = None) -> State:
     state = State() if state is None else state
     for event in events:
         state = apply(event, state)
     return state
 
 
-def accepted(provider: str, request: str, audit: bool = False) -> list[machine.Event]:
+def accepted(provider: str, request: str, audit: bool = False) -> list[Event]:
     return [
         Begun(request, provider),
-        Delivered(request, provider, "{}", 100),
+        ResultCame(request, provider, "{}", 100),
         Received(request, provider),
         Judged(request, provider, True, "", audit),
         *(Paid(request, provider, BALANCE, 75, 0) for _ in range(not audit)),
@@ -87,7 +80,7 @@ def test_a_step_is_bought_once_all_results_are_accepted_and_paid_when_it_was_che
     assert (pending(state), state.committed_msat) == ([Call("s0", "oona")], 200 + 100)
     state = apply(DepositAsked("s0", "oona"), state)
     assert pending(state) == [AwaitStep("s0", "oona"), Pay("s0", "oona", DEPOSIT)]
-    state = after(Paid("s0", "oona", DEPOSIT, 25, 0), Delivered("s0", "oona", "{r}", 70), state=state)
+    state = after(Paid("s0", "oona", DEPOSIT, 25, 0), ResultCame("s0", "oona", "{r}", 70), state=state)
     assert pending(state) == [CheckStep("s0", "oona")]
     state = apply(bought(state), state)
     assert pending(state) == [Publish(1, (0, 1)), Pay("s0", "oona", BALANCE)]
@@ -101,7 +94,7 @@ def test_a_step_is_bought_once_all_results_are_accepted_and_paid_when_it_was_che
 def test_it_is_not_asked_for_while_an_audit_may_take_a_result_away():
     state = after(OPENED, StepsBy(True), ASKED, *accepted("ada", "r0", audit=True), *accepted("bea", "r0"))
     assert pending(state) == [Close(0)]
-    state = apply(Closed(0, "c0", "{}", (("r0", "ada"),)), state)
+    state = apply(ClosePublished(0, "c0", "{}", (("r0", "ada"),)), state)
     assert pending(state) == [Audit("r0", "ada")]
     assert BuyStep(0) in pending(apply(Audited("r0", "ada", True, ""), state))
     assert Publish(0, (0,)) in pending(apply(Audited("r0", "ada", False, "other work"), state))
@@ -117,7 +110,7 @@ def test_steps_are_made_here_by_whoever_does_not_buy_them_or_finds_nobody(here):
 
 
 def test_a_wrong_step_is_not_paid_and_who_made_it_is_asked_for_nothing_more():
-    state = after(published(), DepositAsked("s0", "oona"), Delivered("s0", "oona", "{}", 70), state=after(*ROUND))
+    state = after(published(), DepositAsked("s0", "oona"), ResultCame("s0", "oona", "{}", 70), state=after(*ROUND))
     state = apply(Judged("s0", "oona", False, "bad-update"), state)
     assert pending(state) == [BuyStep(0), Pay("s0", "oona", DEPOSIT)]
     assert state.debts["s0", "oona"].balance == "none"
@@ -146,7 +139,7 @@ def test_while_a_step_is_under_way_no_result_that_it_is_made_of_is_replaced():
     assert [work.status for work in state.works] == ["idle", "accepted"]
     assert pending(state) == [AwaitStep("s0", "oona")]
     # What was asked for is right, and paid, though another has to be made.
-    state = after(Delivered("s0", "oona", "{}", 7), Judged("s0", "oona", True, "found out"), state=state)
+    state = after(ResultCame("s0", "oona", "{}", 7), Judged("s0", "oona", True, "found out"), state=state)
     assert pending(state) == [Publish(0, (0,)), Pay("s0", "oona", BALANCE)]
 
 
@@ -154,16 +147,16 @@ def test_words_that_come_twice_or_late_change_nothing():
     state = after(*ROUND, published(), DepositAsked("s0", "oona"))
     assert after(published("s1", "pia"), DepositAsked("s0", "oona"), StepHere(0, ""), state=state) is state
     assert apply(Judged("s0", "oona", True, ""), state) is state  # nothing was delivered
-    done = after(Delivered("s0", "oona", "{}", 7), state=state)
+    done = after(ResultCame("s0", "oona", "{}", 7), state=state)
     done = apply(bought(done), done)
-    for event in (Lost("s0", "oona", "late"), Delivered("s0", "oona", "{}", 1), Judged("s0", "oona", False, "")):
+    for event in (Lost("s0", "oona", "late"), ResultCame("s0", "oona", "{}", 1), Judged("s0", "oona", False, "")):
         assert apply(event, done) is done
     assert apply(StepsBy(True), done) is done
 
 
 def test_the_journal_gives_the_same_events_back(tmp_path):
     state = after(*ROUND)
-    events = [*ROUND, published(momenta=BLOB), DepositAsked("s0", "oona"), Delivered("s0", "oona", "{}", 7)]
+    events = [*ROUND, published(momenta=BLOB), DepositAsked("s0", "oona"), ResultCame("s0", "oona", "{}", 7)]
     events.append(bought(after(*events)))
     events.append(StepHere(1, "nobody"))
     journal = Journal(tmp_path / "journal.db")

@@ -5,23 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nodewire.customer.training import carrying
-from nodewire.customer.training.machine import (
+from nodewire.customer.training.actions import Publish
+from nodewire.customer.training.events import (
     Begun,
-    Counted,
-    Delivered,
+    Contribution,
     Judged,
     Lost,
     Opened,
-    Publish,
     Published,
     Received,
+    ResultCame,
     Row,
     Sealed,
-    State,
     Stepped,
-    Work,
 )
 from nodewire.customer.training.pending import pending
+from nodewire.customer.training.state import State, Work
 from nodewire.customer.training.transitions import apply
 
 BLOB = Sealed("aa" * 32, 100, "bb" * 32, "cc" * 32)
@@ -39,8 +38,8 @@ def after(*events, state: State | None = None) -> State:
     return state
 
 
-def counted(index: int, provider: str, round_: int = 0) -> Counted:
-    return Counted(index, round_, 20, "r0", provider)
+def counted(index: int, provider: str, round_: int = 0) -> Contribution:
+    return Contribution(index, round_, 20, "r0", provider)
 
 
 def done(carried: str = LEFT, *, counts: bool = True) -> State:
@@ -49,7 +48,7 @@ def done(carried: str = LEFT, *, counts: bool = True) -> State:
     for provider in ("ada", "bea"):
         events += [
             Begun("r0", provider),
-            Delivered("r0", provider, "{}", 5),
+            ResultCame("r0", provider, "{}", 5),
             Received("r0", provider, carried if provider == "ada" else ""),
             Judged("r0", provider, True, ""),
         ]

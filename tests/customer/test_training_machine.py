@@ -9,40 +9,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodewire.customer.training import lateness, machine, undoing, watching
-from nodewire.customer.training.journal import Journal
-from nodewire.customer.training.machine import (
-    Audit,
+from nodewire.customer.training import lateness, undoing, watching
+from nodewire.customer.training.actions import Audit, Await, Call, Close, Fetch, Judge, Linger, Pay, Publish, Step, Undo
+from nodewire.customer.training.events import (
     Audited,
-    Await,
     Begun,
-    Call,
-    Close,
-    Closed,
-    Delivered,
+    ClosePublished,
     DepositAsked,
-    Fetch,
-    Judge,
+    Event,
     Judged,
-    Linger,
     Lost,
     Missed,
     Opened,
     Paid,
-    Pay,
-    Publish,
     Published,
     Received,
+    ResultCame,
     Row,
     Sealed,
-    State,
-    Step,
     Stepped,
     Sufficed,
-    Undo,
     Undone,
 )
+from nodewire.customer.training.journal import Journal
 from nodewire.customer.training.pending import pending
+from nodewire.customer.training.state import State
 from nodewire.customer.training.transitions import apply
 from nodewire.errors import NotAllowed
 from nodewire.protocol.round import BALANCE, DEPOSIT
@@ -55,7 +46,7 @@ def row(index: int, provider: str, deposit_msat: int = 25) -> Row:
     return Row(index, provider, 20, deposit_msat, 100 - deposit_msat, "http://pay", "{}")
 
 
-def after(*events: machine.Event, state: State | None = None) -> State:
+def after(*events: Event, state: State | None = None) -> State:
     state = state or apply(OPENED, State())
     for event in events:
         state = apply(event, state)
@@ -65,8 +56,8 @@ def after(*events: machine.Event, state: State | None = None) -> State:
 ASKED = Published(0, "r0", "{}", (row(0, "ada"), row(1, "bea")))
 
 
-def delivered(request: str, provider: str) -> list[machine.Event]:
-    return [Begun(request, provider), Delivered(request, provider, "{}", 900), Received(request, provider)]
+def delivered(request: str, provider: str) -> list[Event]:
+    return [Begun(request, provider), ResultCame(request, provider, "{}", 900), Received(request, provider)]
 
 
 def test_what_is_pending_follows_a_shard_through_its_round():
@@ -76,7 +67,7 @@ def test_what_is_pending_follows_a_shard_through_its_round():
     assert pending(state) == [Call("r0", "ada"), Call("r0", "bea")]
     state = after(DepositAsked("r0", "ada"), Begun("r0", "bea"), state=state)
     assert pending(state) == [Await("r0", "ada"), Await("r0", "bea"), Pay("r0", "ada", DEPOSIT)]
-    state = after(Paid("r0", "ada", DEPOSIT, 25, 1), Delivered("r0", "ada", "{}", 900), state=state)
+    state = after(Paid("r0", "ada", DEPOSIT, 25, 1), ResultCame("r0", "ada", "{}", 900), state=state)
     assert pending(state) == [Fetch("r0", "ada"), Await("r0", "bea")]
     state = after(Received("r0", "ada"), *delivered("r0", "bea"), state=state)
     assert pending(state) == [Judge(0, (("r0", "ada"), ("r0", "bea")))]
@@ -99,14 +90,14 @@ def test_who_is_rejected_or_lost_is_replaced_and_not_paid():
     assert state.committed_msat == 100
 
 
-def audited(*providers: str, number: int) -> list[machine.Event]:
+def audited(*providers: str, number: int) -> list[Event]:
     """A whole round of these providers, whose work waits for its audits."""
     request = f"r{number}"
     rows = tuple(row(index, provider) for index, provider in enumerate(providers))
-    events: list[machine.Event] = [Published(number, request, "{}", rows)]
+    events: list[Event] = [Published(number, request, "{}", rows)]
     for provider in providers:
         events += [*delivered(request, provider), Judged(request, provider, True, "", True)]
-    closed = Closed(number, f"c{number}", "{}", tuple((request, provider) for provider in providers))
+    closed = ClosePublished(number, f"c{number}", "{}", tuple((request, provider) for provider in providers))
     return [*events, closed, Stepped(number, 1, BLOB)]
 
 
@@ -153,9 +144,9 @@ def test_a_word_that_comes_late_or_twice_changes_nothing():
         OPENED,
         Begun("r0", "ada"),
         DepositAsked("r0", "ada"),
-        Delivered("r0", "ada", "{}", 5),
+        ResultCame("r0", "ada", "{}", 5),
         Begun("r0", "bea"),
-        Delivered("r0", "bea", "{}", 5),
+        ResultCame("r0", "bea", "{}", 5),
         Judged("r0", "bea", True, ""),
         Stepped(7, 1, BLOB),
         Begun("unknown", "ada"),
@@ -227,7 +218,7 @@ def test_a_late_result_does_not_count_beside_the_one_that_replaced_it():
 def test_who_was_given_up_and_delivers_before_another_has_its_shard_is_taken_back():
     state = apply(Opened(2, (BLOB,), BLOB), State())
     state = after(Published(0, "r0", "{}", (row(0, "ada"),)), Begun("r0", "ada"), state=state)
-    state = after(Missed("r0", "ada", "slow"), Delivered("r0", "ada", "{}", 900), state=state)
+    state = after(Missed("r0", "ada", "slow"), ResultCame("r0", "ada", "{}", 900), state=state)
     assert state.late == ()
     assert pending(state) == [Fetch("r0", "ada")]
     assert pending(after(Lost("r0", "ada", "bad-hash"), state=state)) == [Publish(0, (0,))]
@@ -247,13 +238,11 @@ def test_what_is_late_and_never_comes_is_not_owed_and_a_training_does_not_end_be
     assert state.is_over
 
 
-def walk(
-    seed: int, rounds: int, shards: int, needed: int = 0, late: bool = False
-) -> tuple[list[machine.Event], list[State]]:
+def walk(seed: int, rounds: int, shards: int, needed: int = 0, late: bool = False) -> tuple[list[Event], list[State]]:
     """A training in which providers refuse, die, linger and cheat at random, until it is over; the state after each
     event."""
     draw = random.Random(seed)
-    events: list[machine.Event] = [Opened(rounds, (BLOB,) * shards, BLOB, needed, late)]
+    events: list[Event] = [Opened(rounds, (BLOB,) * shards, BLOB, needed, late)]
     states, number = [apply(events[0], State())], 0
     while not states[-1].is_over:
         state = states[-1]
@@ -264,14 +253,14 @@ def walk(
                 number += 1
                 some = draw.sample(indices, draw.randint(1, len(indices)))
                 rows = tuple(row(i, f"p{draw.randrange(10**6)}", draw.choice((0, 25))) for i in sorted(some))
-                event: machine.Event = Published(round_, f"r{number}", "{}", rows)
+                event: Event = Published(round_, f"r{number}", "{}", rows)
             case Call(request, provider):
                 event = draw.choice(
                     (DepositAsked(request, provider), Begun(request, provider), Lost(request, provider, "busy"))
                 )
             case Await(request, provider, is_late):
                 gone = Lost(request, provider, "gone") if is_late else Missed(request, provider, "slow")
-                event = draw.choice((Delivered(request, provider, "{}", 5), Lost(request, provider, "error"), gone))
+                event = draw.choice((ResultCame(request, provider, "{}", 5), Lost(request, provider, "error"), gone))
             case Linger(round_):
                 event = Sufficed(round_)
             case Fetch(request, provider):
@@ -279,7 +268,7 @@ def walk(
             case Judge(_, waiting):
                 event = Judged(*draw.choice(waiting), draw.random() < 0.7, "", draw.random() < 0.5)
             case Close(round_, undone):
-                event = Closed(round_, f"c{len(events)}", "{}", state.unclosed(round_, undone))
+                event = ClosePublished(round_, f"c{len(events)}", "{}", state.unclosed(round_, undone))
             case Audit(request, provider):
                 event = Audited(request, provider, draw.random() < 0.8, "")
             case Pay(request, provider, part):
@@ -340,7 +329,7 @@ def test_whatever_providers_do_a_training_ends_and_pays_whom_it_accepted(seed, r
         assert all(one.round == e.round for e in steps for one in e.counted)
 
 
-def lineage(events: list[machine.Event]) -> tuple[list[Stepped], list[Sealed]]:
+def lineage(events: list[Event]) -> tuple[list[Stepped], list[Sealed]]:
     """The steps that the weights at the end are made of, and what their rounds began with."""
     steps: list[Stepped] = []
     for event in events:
@@ -373,7 +362,7 @@ def test_the_journal_gives_the_state_back_at_every_moment(tmp_path_factory, seed
 def test_what_is_said_twice_changes_nothing_more(seed, needed, late):
     """Relays repeat, and a customer that died hears again what it has heard: what providers say is taken once."""
     events, states = walk(seed, 2, 3, needed, late)
-    said = (DepositAsked, Begun, Delivered, Received, Judged, Lost, Missed, Sufficed, Published, Audited)
+    said = (DepositAsked, Begun, ResultCame, Received, Judged, Lost, Missed, Sufficed, Published, Audited)
     last = states[-1]
     for at, event in enumerate(events):
         if isinstance(event, said):

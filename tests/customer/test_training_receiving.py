@@ -9,7 +9,8 @@ import pytest
 
 from nodewire.customer.training import receiving
 from nodewire.customer.training.deliveries import Deliveries
-from nodewire.customer.training.machine import Debt, Row, State
+from nodewire.customer.training.events import Row
+from nodewire.customer.training.state import Debt, State
 from nodewire.errors import NotFound
 from nodewire.nostr import nip44
 from nodewire.nostr.keys import Keys

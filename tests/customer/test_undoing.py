@@ -7,36 +7,29 @@ from dataclasses import replace
 import pytest
 
 from nodewire.customer.training import lateness, undoing
-from nodewire.customer.training.history import History
-from nodewire.customer.training.machine import (
-    Audit,
+from nodewire.customer.training.actions import Audit, Await, Close, Fetch, Judge, Pay, Publish, Undo
+from nodewire.customer.training.events import (
     Audited,
-    Await,
     Begun,
-    Close,
-    Closed,
-    Delivered,
+    ClosePublished,
     Event,
-    Fetch,
-    Judge,
     Judged,
     Opened,
     Paid,
-    Pay,
-    Publish,
     Published,
     Received,
+    ResultCame,
     Row,
     Sealed,
-    State,
     Stepped,
     StepPublished,
     StepsBy,
     Sufficed,
-    Undo,
     Undone,
 )
+from nodewire.customer.training.history import History
 from nodewire.customer.training.pending import pending
+from nodewire.customer.training.state import State
 from nodewire.customer.training.transitions import apply
 from nodewire.protocol.round import BALANCE
 
@@ -65,7 +58,7 @@ def came(request: str, *providers: str) -> list[Event]:
     return [
         event
         for one in providers
-        for event in (Begun(request, one), Delivered(request, one, "{}", 900), Received(request, one))
+        for event in (Begun(request, one), ResultCame(request, one, "{}", 900), Received(request, one))
     ]
 
 
@@ -79,7 +72,7 @@ def stepped(state: State, number: int = 0) -> State:
     rows = tuple(row(index, provider) for index, provider in enumerate(("ada", "bea")))
     state = after(state, Published(round_, request, "{}", rows), *came(request, "ada", "bea"))
     state = after(state, *accepted(request, "ada", "bea"))
-    state = after(state, Closed(round_, f"c{request}", "{}", ((request, "ada"), (request, "bea"))))
+    state = after(state, ClosePublished(round_, f"c{request}", "{}", ((request, "ada"), (request, "bea"))))
     return after(state, Stepped(round_, 10 - round_, theta(round_ + 1), lateness.counted(state)))
 
 
@@ -114,14 +107,14 @@ def test_what_failed_is_made_again_by_another_and_what_came_since_is_owed():
     ]
     assert apply(event, state) is state
     # What comes of it is judged, closed, audited and paid beside the rounds, and is no part of them.
-    state = after(state, Delivered("r2", "bea", "{}", 900))
+    state = after(state, ResultCame("r2", "bea", "{}", 900))
     assert Fetch("r2", "bea") in pending(state)
     state = after(state, Received("r2", "bea"))
     assert Judge(2, (("r2", "bea"),)) in pending(state)
     state = after(state, *accepted("r2", "bea"))
     assert state.late == () and Close(2, True) in pending(state)
     assert state.unclosed(2) == () and state.unclosed(2, True) == (("r2", "bea"),)
-    state = after(state, Closed(2, "c2", "{}", (("r2", "bea"),)), Audited("r2", "bea", True, ""))
+    state = after(state, ClosePublished(2, "c2", "{}", (("r2", "bea"),)), Audited("r2", "bea", True, ""))
     assert Pay("r2", "bea", BALANCE) in pending(state)
     state = after(state, Paid("r2", "bea", BALANCE, 100, 0))
     assert state.debts["r2", "bea"].balance == "paid" and state.round == 0
@@ -130,7 +123,7 @@ def test_what_failed_is_made_again_by_another_and_what_came_since_is_owed():
 def test_a_failed_audit_of_what_counts_in_no_step_undoes_nothing():
     state = after(stepped(opened()), Published(1, "r1", "{}", (row(0, "cyd"), row(1, "dan"))))
     state = after(state, *came("r1", "cyd", "dan"), *accepted("r1", "cyd", "dan"))
-    state = after(state, Closed(1, "c1", "{}", (("r1", "cyd"), ("r1", "dan"))), Audited("r1", "cyd", False, ""))
+    state = after(state, ClosePublished(1, "c1", "{}", (("r1", "cyd"), ("r1", "dan"))), Audited("r1", "cyd", False, ""))
     assert state.spoilt is None and pending(state)[0] == Publish(1, (0,))
     assert apply(Undone(0), state) is state
 
@@ -139,9 +132,9 @@ def test_a_late_result_of_the_round_that_is_made_again_is_in_time():
     state = opened(3, needed=2, late=True)
     rows = tuple(row(index, provider) for index, provider in enumerate(("ada", "bea", "cyd")))
     state = after(state, Published(0, "r0", "{}", rows), Begun("r0", "cyd"), *came("r0", "ada", "bea"), Sufficed(0))
-    state = after(state, *accepted("r0", "ada", "bea"), Closed(0, "c0", "{}", (("r0", "ada"), ("r0", "bea"))))
+    state = after(state, *accepted("r0", "ada", "bea"), ClosePublished(0, "c0", "{}", (("r0", "ada"), ("r0", "bea"))))
     state = after(state, Stepped(0, 9, theta(1), lateness.counted(state)))
-    state = after(state, Delivered("r0", "cyd", "{}", 900), Received("r0", "cyd", "11" * 32), *accepted("r0", "cyd"))
+    state = after(state, ResultCame("r0", "cyd", "{}", 900), Received("r0", "cyd", "11" * 32), *accepted("r0", "cyd"))
     assert [(one.index, one.round) for one in lateness.counted(state)] == [(2, 0)]
     state = after(state, Audited("r0", "ada", False, "other work"), Undone(0))
     assert [work.status for work in state.works] == ["missed", "accepted", "accepted"] and state.late == ()
@@ -156,7 +149,7 @@ def test_a_bought_step_comes_to_its_end_before_it_is_gone_back():
     state = after(state, StepPublished(1, "s1", "{}", row(-1, "eve"), counted, None), Begun("s1", "eve"))
     state = after(state, Audited("r0-0", "ada", False, "other work"))
     assert not any(isinstance(action, Undo) for action in pending(state))
-    state = after(state, Delivered("s1", "eve", "{}", 900), Stepped(1, 5, theta(2), counted, "s1", "eve", BLOB))
+    state = after(state, ResultCame("s1", "eve", "{}", 900), Stepped(1, 5, theta(2), counted, "s1", "eve", BLOB))
     assert pending(state)[0] == Undo(0)
     state = after(state, Undone(0))
     assert state.outer.momenta is None and state.debts["s1", "eve"].balance == "owed"

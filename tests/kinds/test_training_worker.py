@@ -81,21 +81,49 @@ def test_a_coordinator_goes_on_from_where_another_stood(coordinator, tmp_path):
     assert joined(coordinator.receive("job", Frame("theta", 0))) == state.pack(altered) != theta
 
 
+def revealed(trainer, segment: int) -> tuple[bytes, list[int]]:
+    """The snapshot, and the steps at which it was asked for again."""
+    steps = []
+    while True:
+        frames = trainer.receive("s", Frame("reveal", 0, (), {"segment": segment, "ms": 0}))
+        if frames[0].edge == "snapshot":
+            return joined(frames), steps
+        steps.append(frames[0].meta["step"])
+
+
 def test_a_provider_shows_what_it_went_through_or_computes_it_again(coordinator, monkeypatch):
     theta = joined(coordinator.receive("job", Frame("theta", 0)))
     shard = joined(coordinator.receive("job", Frame("shard", 0, (), {"index": 0})))
-    shown = []
-    for most in (recipes.KEPT_BYTES, 1):
-        monkeypatch.setattr(recipes, "KEPT_BYTES", most)
-        trainer = training_worker.load("trainer", b"", [], LIMITS)
+    monkeypatch.setattr(recipes, "KEPT_BYTES", 1)
+    shown, asked = [], []
+    for spare in (10**9, 0):
+        trainer = training_worker.load("trainer", b"", [], Limits(2 * RECIPE.round_bytes(0) + spare))
         trainer.open("s", {"recipe": RECIPE.pack(), "round": 0, "index": 0, "steps": RECIPE.steps})
         sent(trainer, "theta", theta)
         sent(trainer, "shard", shard)
         for seq in range(2):
             trainer.receive("s", Frame("train", seq))
-        shown.append([joined(trainer.receive("s", Frame("reveal", 0, (), {"segment": n}))) for n in (0, 1)])
+        both = [revealed(trainer, segment) for segment in (1, 0)]
+        shown.append([snapshot for snapshot, _ in both])
+        asked.append([steps for _, steps in both])
     assert shown[0] == shown[1]
     assert shown[0][0] != shown[0][1]
+    assert asked == [[[], []], [[10], []]]  # what is computed again takes a turn for every segment
+
+
+def test_what_is_shown_waits_for_room_beside_a_round(coordinator):
+    trainer = training_worker.load("trainer", b"", [], Limits(RECIPE.round_bytes(0) + 2**20))
+    params = {"recipe": RECIPE.pack(), "round": 0, "index": 0, "steps": RECIPE.steps}
+    theta = joined(coordinator.receive("job", Frame("theta", 0)))
+    shard = joined(coordinator.receive("job", Frame("shard", 0, (), {"index": 0})))
+    trainer.open("trains", params)
+    with pytest.raises(Busy):
+        trainer.open("s", params)
+    sent(trainer, "theta", theta, "trains")
+    sent(trainer, "shard", shard, "trains")
+    for seq in range(2):
+        trainer.receive("trains", Frame("train", seq))
+    trainer.open("s", params)
 
 
 def test_a_session_that_is_done_makes_room(coordinator):

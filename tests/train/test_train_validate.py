@@ -74,6 +74,16 @@ def test_of_two_lengths_it_is_not_known_which_is_wrong():
     assert validate.by_norm(RULES, 30.0, [1.0, 1.0, 30.0]).outcome == "reject"
 
 
+def test_what_is_out_of_all_proportion_is_doubted_whatever_its_outcome():
+    two, four = validate.by_norm(RULES, 30.0, [1.0, 30.0]), validate.by_norm(RULES, 30.0, [1.0, 1.0, 1.0, 30.0])
+    assert [(one.outcome, one.threat, one.is_doubted) for one in (two, four)] == [
+        ("audit", "sure", True),
+        ("reject", "sure", True),
+    ]
+    idle = validate.by_norm(RULES, 0.0, [1.0, 1.0, 1.0, 0.0])
+    assert (idle.threat, idle.is_doubted) == ("none", False)
+
+
 def test_who_was_given_fewer_steps_may_do_less():
     theta, whole = at(0.0, 0.0), [at(0.5, 0.4), at(0.4, 0.5), at(0.5, 0.5)]
     short = submission(3, at(0.02, 0.12), steps=1)
@@ -104,7 +114,7 @@ def test_cosines_are_those_of_all_numbers():
 
 def test_a_loss_that_rises_is_audited():
     found = validate.judge(ruled(), at(0.0, 0.0), submissions(at(0.5, 0.3), at(-0.5, 0.1)), towards(1, 1))
-    assert found[1] == Judgement("audit", "gain: the loss rises", found[1].figures)
+    assert found[1] == Judgement("audit", "gain: the loss rises", found[1].figures, "possible")
 
 
 def test_a_loss_that_is_no_number_is_audited():

@@ -18,10 +18,10 @@ from nodewire.customer.training import files
 from nodewire.customer.training.coordinating import Coordinator
 from nodewire.customer.training.course import Course, OnChange
 from nodewire.customer.training.journal import Journal
-from nodewire.customer.training.machine import State
 from nodewire.customer.training.requesting import Requests
 from nodewire.customer.training.rounds import Rounds
 from nodewire.customer.training.session import TrainingSession
+from nodewire.customer.training.state import State
 from nodewire.customer.training.transcribing import transcribe
 from nodewire.kind import Limits
 from nodewire.nostr.event import Event

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nodewire.customer.training.machine import Published
+from nodewire.customer.training.events import Published
 from nodewire.errors import NotFound, WorkerFailed
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.delivery import Progress

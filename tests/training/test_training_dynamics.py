@@ -12,9 +12,8 @@ from contextlib import AsyncExitStack
 import pytest
 import torch
 
-from nodewire.customer.training import machine
+from nodewire.customer.training.events import Event, Judged, Lost, Missed, Published, Stepped
 from nodewire.customer.training.journal import Journal
-from nodewire.customer.training.machine import Judged, Lost, Missed, Published, Stepped
 from nodewire.errors import WorkerFailed
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
@@ -41,7 +40,7 @@ def of(**changes: object) -> Recipe:
     return Recipe.from_document(RECIPE.document() | {"rounds": 2} | changes)
 
 
-def journal(market, name: str = "dora") -> list[machine.Event]:
+def journal(market, name: str = "dora") -> list[Event]:
     one = Journal(market.folder / name / "journal.db")
     try:
         return one.events()

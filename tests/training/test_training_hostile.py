@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 import pytest
 import torch
 
-from nodewire.customer.training.machine import Paid
+from nodewire.customer.training.events import Paid
 from nodewire.customer.training.requesting import Ask, Requests
 from nodewire.errors import NotFound
 from nodewire.nostr import event as events

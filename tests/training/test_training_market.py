@@ -195,6 +195,19 @@ async def test_whose_work_does_not_stand_an_audit_gets_no_balance(market, monkey
     assert await market.balance_msat("ada") == DEPOSIT_MSAT
 
 
+async def test_who_needs_as_long_as_its_rounds_take_to_show_its_work_is_waited_for(market, monkeypatch):
+    """It has to compute it again, beside the next round."""
+    monkeypatch.setattr("nodewire.customer.training.auditing.AUDIT_S", 0.1)
+
+    async def hold(edge):
+        await asyncio.sleep({"train": 1.5, "reveal": 0.5}.get(edge, 0.0))
+
+    async with provider(market, "ada", hold=hold), provider(market, "bea", hold=hold):
+        done, weights = await train(market, "dora", TWO_ROUNDS)
+    assert weights == expected()
+    assert done.failures == ()
+
+
 async def test_a_provider_that_was_restarted_shows_what_it_computes_again(market):
     """It has delivered, and lost what it kept of the work."""
     async with provider(market, "bea"):

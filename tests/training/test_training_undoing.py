@@ -9,9 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nodewire.customer.training import auditing, machine
+from nodewire.customer.training import auditing
+from nodewire.customer.training.events import Event, Judged, Stepped, Undone
 from nodewire.customer.training.journal import Journal
-from nodewire.customer.training.machine import Judged, Stepped, Undone
+from nodewire.customer.training.state import State
 from nodewire.errors import OverBudget
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.delivery import Progress
@@ -87,7 +88,7 @@ class Killed(Exception):
     """The customer's process ends here."""
 
 
-def journal(market) -> list[machine.Event]:
+def journal(market) -> list[Event]:
     one = Journal(market.folder / "dora" / "journal.db")
     try:
         return one.events()
@@ -95,7 +96,7 @@ def journal(market) -> list[machine.Event]:
         one.close()
 
 
-def lineage(events: list[machine.Event]) -> list[Stepped]:
+def lineage(events: list[Event]) -> list[Stepped]:
     steps: list[Stepped] = []
     for event in events:
         if isinstance(event, Undone):
@@ -114,7 +115,7 @@ def undone(market) -> list[tuple[int, set[str]]]:
     return [(e.round, {who for _, who in e.failed}) for e in journal(market) if isinstance(e, Undone)]
 
 
-async def check_pay(market, done: machine.State, *keys: tuple[str, Keys]) -> None:
+async def check_pay(market, done: State, *keys: tuple[str, Keys]) -> None:
     """Everybody has what was owed to it, and nothing twice: prices of what passed, deposits of the rest."""
     for name, who in keys:
         debts = [debt for debt in done.debts.values() if debt.row.provider == who.public]
@@ -202,6 +203,7 @@ async def test_a_customer_that_dies_after_everything_that_happens_goes_back_all_
 
 async def test_two_cheats_in_different_rounds(market, monkeypatch, tmp_path):
     """The later one is found first; then the earlier one, and both rounds are made again."""
+    monkeypatch.setattr("nodewire.customer.training.auditing.ASK_AGAIN_S", 0.1)  # also of who has failed by now
     recipe = RECIPE.model_copy(update={"rounds": 5})
     early, late = Cheat(0), Cheat(1)
 

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from nodewire.customer.training import carrying, choosing, pacing, trusting, watching
 from nodewire.customer.training.choosing import Need
 from nodewire.customer.training.course import Course
-from nodewire.customer.training.machine import Lost, Missed, Sealed, State, Sufficed
+from nodewire.customer.training.events import Lost, Missed, Sealed, Sufficed
 from nodewire.customer.training.requesting import Ask
+from nodewire.customer.training.state import State
 from nodewire.errors import NodewireError, NoProvider, OverBudget
 from nodewire.nostr import event as events
 from nodewire.nostr import nip59

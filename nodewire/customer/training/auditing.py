@@ -7,11 +7,12 @@ import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 from nodewire.customer.training import receiving
 from nodewire.customer.training.coordinating import Late, Past, Verdict
 from nodewire.customer.training.course import Course
-from nodewire.customer.training.machine import Audited, Judged
+from nodewire.customer.training.events import Audited, Judged
 from nodewire.errors import NodewireError, TooLarge, Withheld
 from nodewire.nostr import event as events
 from nodewire.nostr.event import Event
@@ -24,7 +25,9 @@ from nodewire.store.sealed import sealed_bytes
 log = logging.getLogger("nodewire.customer")
 
 AUDIT_S = 60.0
-"""Within which a provider must show what is audited."""
+AUDIT_TIMES = 3
+"""Within which a provider must show what is audited, and so many times what its rounds take: it may have to compute all
+of the round again, beside the next one."""
 ASK_AGAIN_S = 20.0
 """A provider that was restarted has heard nothing."""
 
@@ -62,13 +65,15 @@ async def audit(course: Course, request: str, provider: str) -> None:
     """
     debt = course.state.debts[request, provider]
     delivered = course.deliveries.of(debt.result)
-    closed = closing.parse(events.parse(course.state.closes[debt.close]))
+    close = events.parse(course.state.closes[debt.close])
+    closed = closing.parse(close)
     counted = closed.close.of(request, provider)
     assert counted is not None, debt.close
     drawn = closing.drawn(closed, counted, course.recipe, debt.row.steps)
     opened, index = course.deliveries.opened(debt.result), debt.row.index
     wanted = closing.shown(drawn, course.recipe, debt.row.steps)
-    ask, answer = await _answer(course, request, provider, debt.close, wanted)
+    patience_s = AUDIT_S + AUDIT_TIMES * debt.row.steps * _step_s(course, provider)
+    ask, answer = await _answer(course, request, provider, close, wanted, patience_s)
     course.answers.pop((request, provider), None)
     try:
         if answer is None:
@@ -89,8 +94,13 @@ async def audit(course: Course, request: str, provider: str) -> None:
     course.take(Audited(request, provider, passed, reason, ask.to_json(), answer.to_json() if answer else ""))
 
 
+def _step_s(course: Course, provider: str) -> float:
+    """Seconds that a step takes at a provider, from what its results took here."""
+    return median(course.state.step_us.get(provider, (0,))) / 1e6
+
+
 async def _answer(
-    course: Course, request: str, provider: str, close: str, wanted: Sequence[int]
+    course: Course, request: str, provider: str, close: Event, wanted: Sequence[int], patience_s: float
 ) -> tuple[Event, Event | None]:
     """What is asked, and what the provider says to it; it may have said so before a crash of this customer.
 
@@ -100,15 +110,15 @@ async def _answer(
     heard = course.answers.setdefault((request, provider), asyncio.get_running_loop().create_future())
     until_s: float | None = None
     while True:
-        asked = audits.ask(keys, course.kind, request, provider, close, wanted, created_at=int(time.time()))
+        asked = audits.ask(keys, course.kind, request, provider, close.id, wanted, created_at=int(time.time()))
         if not heard.done():
             try:
-                await pool.publish(events.parse(course.state.closes[close]), timeout_s=10.0)
+                await pool.publish(close, timeout_s=10.0)
                 await pool.publish(asked, timeout_s=10.0)
             except NodewireError as error:
                 log.warning("round %s: %s is not asked for snapshots yet: %s", request[:8], provider[:8], error)
             else:
-                until_s = until_s or time.monotonic() + AUDIT_S
+                until_s = until_s or time.monotonic() + patience_s
         left_s = ASK_AGAIN_S if until_s is None else min(ASK_AGAIN_S, until_s - time.monotonic())
         await asyncio.wait([heard], timeout=max(0.0, left_s))
         if heard.done():

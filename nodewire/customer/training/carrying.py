@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from nodewire.customer.training.machine import State
+from nodewire.customer.training.state import State
 from nodewire.protocol.recipe import NOTHING
 
 

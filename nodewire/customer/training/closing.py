@@ -6,7 +6,7 @@ import secrets
 import time
 
 from nodewire.customer.training.course import Course
-from nodewire.customer.training.machine import Closed
+from nodewire.customer.training.events import ClosePublished
 from nodewire.protocol import closing
 from nodewire.protocol.closing import MAX_COUNTED, MAX_OTHERS, Counted
 
@@ -47,4 +47,4 @@ async def close(course: Course, round_: int, undone: bool = False) -> None:
         others=tuple(others[-MAX_OTHERS:]),
     )
     event = closing.build(course.session.keys, course.kind, made, created_at=int(time.time()))
-    course.take(Closed(round_, event.id, event.to_json(), keys))
+    course.take(ClosePublished(round_, event.id, event.to_json(), keys))

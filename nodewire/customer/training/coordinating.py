@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from nodewire.customer.training.machine import Counted, Sealed
+from nodewire.customer.training.events import Contribution, Sealed
 from nodewire.errors import NodewireError, NotFound, WorkerFailed
 from nodewire.kind import Worker
 from nodewire.protocol import inline
@@ -210,7 +210,7 @@ class Coordinator:
         await self._put("recall.theta", path, theta.key, meta, theta.plain_sha256)
         await self._put("recall.update", past.update, past.opened.key, meta, past.opened.sha256)
 
-    async def step(self, round_: int, counted: Sequence[Counted] | None = None) -> int:
+    async def step(self, round_: int, counted: Sequence[Contribution] | None = None) -> int:
         """The outer step of these results, or all of the round; the held-out loss after it, in millionths."""
         meta: Meta = {} if counted is None else {"counted": _which(round_, counted)}
         (said,) = await self._worker.receive(TASK, _SESSION, Frame("step", round_, (), meta))
@@ -224,7 +224,9 @@ class Coordinator:
         """Take theta or momenta after a step of another's. Raises BadCiphertext, BadHash, TooLarge: its fault."""
         await self._put("bought", path, key, {"what": what}, sha256)
 
-    async def check(self, round_: int, counted: Sequence[Counted], seed: bytes, root: str) -> tuple[bool, str, int]:
+    async def check(
+        self, round_: int, counted: Sequence[Contribution], seed: bytes, root: str
+    ) -> tuple[bool, str, int]:
         """Take a bought step over if it is right: whether it is, if not, why, and the held-out loss in millionths."""
         meta: Meta = {"round": round_, "counted": _which(round_, counted), "seed": seed, "root": root}
         (said,) = await self._worker.receive(TASK, _SESSION, Frame("check", 0, (), meta))
@@ -280,7 +282,7 @@ class Coordinator:
         return Sealed(ref.sha256, ref.bytes, key, digest.hexdigest())
 
 
-def _which(round_: int, counted: Sequence[Counted]) -> str:
+def _which(round_: int, counted: Sequence[Contribution]) -> str:
     """What a step is made of, as the worker reads it."""
     return ",".join(f"{one.index}:{one.request if one.round < round_ else ''}" for one in counted)
 

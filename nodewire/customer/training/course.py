@@ -9,10 +9,11 @@ from collections.abc import Callable
 from nodewire.customer.training.ads import Ads
 from nodewire.customer.training.coordinating import Coordinator
 from nodewire.customer.training.deliveries import Deliveries
+from nodewire.customer.training.events import Event
 from nodewire.customer.training.journal import Journal
-from nodewire.customer.training.machine import Event, State
 from nodewire.customer.training.requesting import Requests
 from nodewire.customer.training.session import TrainingSession
+from nodewire.customer.training.state import State
 from nodewire.customer.training.transitions import apply
 from nodewire.nostr.event import Event as Answer
 from nodewire.protocol.delivery import Progress

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TypeGuard
 
-from nodewire.customer.training.machine import Action, Audit, Pay, State
+from nodewire.customer.training.actions import Action, Audit, Pay
+from nodewire.customer.training.state import State
 from nodewire.protocol.round import BALANCE
 
 AUDITS_TOGETHER = 2

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Self
 
-from nodewire.customer.training.machine import (
+from nodewire.customer.training.events import (
     Audited,
-    Delivered,
     Event,
     Opened,
     Paid,
+    ResultCame,
     Sealed,
     Stepped,
     StepPublished,
@@ -67,7 +67,7 @@ class History:
             case Opened(start=start, shards=shards, theta=theta):
                 sealed = (*shards, theta, *((start,) if start else ()))
                 self.up_bytes += sum(one.bytes for one in sealed)
-            case Delivered():
+            case ResultCame():
                 self.down_bytes += _cited_bytes(event.event)
             case StepPublished() if event.momenta and event.momenta != self._momenta:
                 self.up_bytes += event.momenta.bytes

@@ -5,16 +5,14 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import orjson
 
-from nodewire.customer.training import machine
-from nodewire.customer.training.machine import (
+from nodewire.customer.training.events import (
     Begun,
-    Closed,
-    Counted,
-    Delivered,
+    ClosePublished,
+    Contribution,
     DepositAsked,
     Event,
     Judged,
@@ -22,6 +20,7 @@ from nodewire.customer.training.machine import (
     Paid,
     Published,
     Received,
+    ResultCame,
     Row,
     Sealed,
     Stepped,
@@ -34,9 +33,12 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS events (seq INTEGER PRIMARY KEY, type TEXT NOT NULL, data TEXT NOT NULL) STRICT;
 """
-_AGAIN = (DepositAsked, Begun, Delivered, Received, Judged, Stepped, Paid)
+_AGAIN = (DepositAsked, Begun, ResultCame, Received, Judged, Stepped, Paid)
 """What is heard, computed or looked up again."""
-_TYPES: dict[str, type[Any]] = {cls.__name__: cls for cls in machine.Event.__args__}
+_WRITTEN = {ResultCame: "Delivered", ClosePublished: "Closed"}
+"""Journals outlive names: the tags of events that are called otherwise in the code."""
+_TAGS: dict[type[Any], str] = {cls: _WRITTEN.get(cls, cls.__name__) for cls in get_args(Event)}
+_TYPES: dict[str, type[Any]] = {tag: cls for cls, tag in _TAGS.items()}
 
 
 class Journal:
@@ -78,7 +80,7 @@ class Journal:
         data = orjson.dumps(asdict(event)).decode()
         try:
             self._db.execute(f"PRAGMA synchronous = {'NORMAL' if isinstance(event, _AGAIN) else 'FULL'}")
-            self._db.execute("INSERT INTO events (type, data) VALUES (?, ?)", (type(event).__name__, data))
+            self._db.execute("INSERT INTO events (type, data) VALUES (?, ?)", (_TAGS[type(event)], data))
         except sqlite3.Error as error:
             raise BadConfig(str(self._path), f"{error}; where there is room again the training goes on") from error
 
@@ -97,7 +99,7 @@ def _event(type_: str, data: dict[str, Any]) -> Event:
         data["start"] = Sealed(**data["start"]) if data.get("start") else None
     if cls in (Opened, Stepped):
         data["theta"] = Sealed(**data["theta"])
-    if cls is Closed:
+    if cls is ClosePublished:
         data["results"] = tuple(tuple(key) for key in data["results"])
     if cls is Undone:
         data["failed"] = tuple(tuple(key) for key in data["failed"])
@@ -106,6 +108,6 @@ def _event(type_: str, data: dict[str, Any]) -> Event:
     if cls in (Stepped, StepPublished):
         momenta = data.get("momenta")
         data["momenta"] = Sealed(**momenta) if momenta else None
-        data["counted"] = tuple(Counted(**one) for one in data.get("counted", ()))
+        data["counted"] = tuple(Contribution(**one) for one in data.get("counted", ()))
     event: Event = cls(**data)
     return event

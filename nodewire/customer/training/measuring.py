@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodewire.customer.training.machine import Row, State
+from nodewire.customer.training.events import Row
+from nodewire.customer.training.state import State
 
 KEPT = 256
 """Results by which patience goes; what is older says little of the machines that train now."""

@@ -12,27 +12,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodewire.customer.training.lateness import Worked
-from nodewire.customer.training.machine import (
-    Action,
-    AwaitStep,
+from nodewire.customer.training.actions import Action, AwaitStep, BuyStep, Call, CheckStep, Step
+from nodewire.customer.training.events import (
     Begun,
-    BuyStep,
-    Call,
-    CheckStep,
-    Debt,
-    Delivered,
     DepositAsked,
     Judged,
     Lost,
-    Outer,
-    State,
-    Step,
+    ResultCame,
     StepHere,
     Stepped,
     StepPublished,
     StepsBy,
+    Worked,
 )
+from nodewire.customer.training.state import Debt, Outer, State
 
 MAX_FAILURES = 3
 """In one round; after that its step is made here."""
@@ -78,7 +71,7 @@ def after(event: Worked, state: State) -> State:
             outer = replace(outer, status="working")
         case Begun(), "asked":
             outer = replace(outer, status="working")
-        case Delivered(_, _, result, took_ms), "asked" | "working":
+        case ResultCame(_, _, result, took_ms), "asked" | "working":
             took = (*outer.took_ms, took_ms) if took_ms else outer.took_ms
             outer = replace(outer, status="delivered", result=result, took_ms=took[-64:])
         case Judged(_, _, True, _, _), "delivered":  # right, but of results of which one is not accepted any more

@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from nodewire.customer.training.course import Course
-from nodewire.customer.training.machine import Paid
+from nodewire.customer.training.events import Paid
 from nodewire.errors import NodewireError
 from nodewire.pay.debts import Key
 from nodewire.protocol.round import DEPOSIT

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nodewire.customer.training import outer_machine
-from nodewire.customer.training.machine import (
+from nodewire.customer.training.actions import (
     Action,
     Audit,
     Await,
@@ -14,9 +14,9 @@ from nodewire.customer.training.machine import (
     Linger,
     Pay,
     Publish,
-    State,
     Undo,
 )
+from nodewire.customer.training.state import State
 from nodewire.protocol.round import BALANCE, DEPOSIT
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from nodewire.customer.training import choosing
 from nodewire.customer.training.choosing import Need
 from nodewire.customer.training.dataset import Dataset
-from nodewire.customer.training.machine import State
+from nodewire.customer.training.state import State
 from nodewire.errors import NoProvider, OverBudget
 from nodewire.pay.payer import Fees
 from nodewire.protocol.recipe import Recipe

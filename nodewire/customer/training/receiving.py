@@ -8,7 +8,7 @@ import time
 
 from nodewire.customer.training.coordinating import Late
 from nodewire.customer.training.course import Course
-from nodewire.customer.training.machine import Begun, Delivered, DepositAsked, Lost, Received
+from nodewire.customer.training.events import Begun, DepositAsked, Lost, Received, ResultCame
 from nodewire.errors import BadConfig, BadHash, BadInput, NodewireError, TooLarge
 from nodewire.nostr import event as events
 from nodewire.nostr import nip44
@@ -109,7 +109,7 @@ def _heard(course: Course, event: events.Event) -> None:
             result = event.to_json()
         else:
             result = course.deliveries.heard(event)
-        course.take(Delivered(request, event.pubkey, result, _took_ms(course, request, event)))
+        course.take(ResultCame(request, event.pubkey, result, _took_ms(course, request, event)))
         return
     said = feedback.parse(event)
     match said.status:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from nodewire.customer.training.machine import Published, Row, Sealed
+from nodewire.customer.training.events import Published, Row, Sealed
 from nodewire.errors import TooLarge
 from nodewire.nostr import event as events
 from nodewire.nostr import nip13

@@ -6,8 +6,7 @@ import asyncio
 import time
 
 from nodewire.customer.training import asking, auditing, closing, credit, paying, receiving, stepping, undoing
-from nodewire.customer.training.course import Course
-from nodewire.customer.training.machine import (
+from nodewire.customer.training.actions import (
     Action,
     Audit,
     Await,
@@ -19,16 +18,15 @@ from nodewire.customer.training.machine import (
     Fetch,
     Judge,
     Linger,
-    Opened,
     Pay,
     Publish,
-    State,
     Step,
-    StepsBy,
     Undo,
-    Undone,
 )
+from nodewire.customer.training.course import Course
+from nodewire.customer.training.events import Opened, StepsBy, Undone
 from nodewire.customer.training.pending import pending
+from nodewire.customer.training.state import State
 from nodewire.customer.training.transitions import apply
 from nodewire.errors import first_of
 from nodewire.nostr import event as events

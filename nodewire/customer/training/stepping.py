@@ -10,7 +10,7 @@ from collections import Counter
 from nodewire.customer.training import choosing, lateness, receiving, undoing, watching
 from nodewire.customer.training.choosing import Need
 from nodewire.customer.training.course import Course
-from nodewire.customer.training.machine import Counted, Judged, Lost, Sealed, StepHere, Stepped, StepPublished
+from nodewire.customer.training.events import Contribution, Judged, Lost, Sealed, StepHere, Stepped, StepPublished
 from nodewire.customer.training.requesting import Used
 from nodewire.errors import BadCiphertext, BadHash, BadInput, NodewireError, TooLarge
 from nodewire.nostr import event as events
@@ -66,12 +66,12 @@ async def buy(course: Course, round_: int) -> None:
     await course.session.pool.publish(event)
 
 
-def _weight(course: Course, counted: Counted) -> int:
+def _weight(course: Course, counted: Contribution) -> int:
     """Of what weighs nothing the step is not made."""
     return course.recipe.weight(counted.steps, course.state.round - counted.round)
 
 
-def _used(course: Course, counted: Counted, weight: int) -> Used:
+def _used(course: Course, counted: Contribution, weight: int) -> Used:
     """What the step's provider needs of one result."""
     work = course.state.work(counted.request, counted.provider)
     assert work is not None
@@ -80,7 +80,7 @@ def _used(course: Course, counted: Counted, weight: int) -> Used:
     return Used(made_of, opening.key, opening.sha256)
 
 
-def _left_msat(course: Course, counted: tuple[Counted, ...]) -> int:
+def _left_msat(course: Course, counted: tuple[Contribution, ...]) -> int:
     """What the budget has left if the rounds to come cost as much as this one: no training ends for want of a step that
     could be made here."""
     rows = [course.state.debts[one.request, one.provider].row for one in counted]

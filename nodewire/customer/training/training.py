@@ -15,10 +15,10 @@ from nodewire.customer.training.coordinating import Coordinator
 from nodewire.customer.training.course import Course, OnChange
 from nodewire.customer.training.history import History
 from nodewire.customer.training.journal import Journal
-from nodewire.customer.training.machine import State
 from nodewire.customer.training.requesting import Requests
 from nodewire.customer.training.rounds import Rounds
 from nodewire.customer.training.session import open_session
+from nodewire.customer.training.state import State
 from nodewire.customer.training.transcribing import transcribe
 from nodewire.customer.training.transitions import apply
 from nodewire.errors import BadInput, NodewireError, NotAllowed
@@ -26,7 +26,7 @@ from nodewire.kind import TrainingKind, installed_training
 from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.round import check_supported
 from nodewire.protocol.transcript import Transcript
-from nodewire.worker.client import WorkerProcess
+from nodewire.worker.client import LONG_CALL_S, WorkerProcess
 from nodewire.worker.lasting import LastingWorker
 
 
@@ -91,7 +91,9 @@ async def train(
 
         async def started() -> WorkerProcess:
             readable = [folder, data, *(files.readable(start) if start else ())]
-            return await WorkerProcess.start(kind.worker_entry, config.worker.limits, readable=readable)
+            return await WorkerProcess.start(
+                kind.worker_entry, config.worker.limits, readable=readable, call_timeout_s=LONG_CALL_S
+            )
 
         worker = LastingWorker(started)
         stack.push_async_callback(worker.stop)

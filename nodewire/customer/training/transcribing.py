@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from nodewire.customer.starting import NETWORKS
-from nodewire.customer.training import machine
+from nodewire.customer.training import events as happened
 from nodewire.customer.training.course import Course
 from nodewire.errors import NodewireError
 from nodewire.nostr import event as events
@@ -24,7 +24,7 @@ _ZAPPED = 9735
 
 async def transcribe(course: Course, salt: str) -> Transcript:
     """All that happened so far, signed; after at least one outer step."""
-    requests: dict[str, machine.Published] = {}
+    requests: dict[str, happened.Published] = {}
     delivered: dict[tuple[str, str], str] = {}
     steps: set[str] = set()
     closes, asks, answers, payments = [], [], [], []
@@ -33,33 +33,33 @@ async def transcribe(course: Course, salt: str) -> Transcript:
     recipe, before, shards = course.recipe, "", 0
     for event in course.journal.events():
         match event:
-            case machine.Opened():
+            case happened.Opened():
                 before, shards = event.theta.plain_sha256, len(event.shards)
-            case machine.Published():
+            case happened.Published():
                 requests[event.request] = event
-            case machine.StepPublished():
+            case happened.StepPublished():
                 steps.add(event.request)  # a step is made again from its results, whoever made it
-            case machine.Delivered() | machine.Paid() if event.request in steps:
+            case happened.ResultCame() | happened.Paid() if event.request in steps:
                 continue
-            case machine.Delivered():
+            case happened.ResultCame():
                 delivered.setdefault((event.request, event.provider), event.event)
-            case machine.Closed():
+            case happened.ClosePublished():
                 closes.append(event.event)
-            case machine.Audited():
+            case happened.Audited():
                 asks += [event.ask] if event.ask else []
                 answers += [event.answer] if event.answer else []
-            case machine.Paid():
+            case happened.Paid():
                 payments.append(
                     Payment(
                         request=event.request, provider=event.provider, part=event.part, amount_msat=event.amount_msat
                     )
                 )
-            case machine.Stepped():
+            case happened.Stepped():
                 results = tuple(_weighed(one, event.round, recipe) for one in event.counted)
                 after = event.theta.plain_sha256
                 made.append(Made(round=event.round, before=before, after=after, loss=event.loss, results=results))
                 before = after
-            case machine.Undone(round_, failed):
+            case happened.Undone(round_, failed):
                 blamed = tuple(Blamed(request=request, provider=provider) for request, provider in failed)
                 undone.append(UndoneSteps(failed=blamed, rounds=tuple(made[round_:])))
                 before = made[round_].before
@@ -85,7 +85,7 @@ async def transcribe(course: Course, salt: str) -> Transcript:
     ).signed(course.session.keys)
 
 
-def _weighed(counted: machine.Counted, round_: int, recipe: Recipe) -> Weighed:
+def _weighed(counted: happened.Contribution, round_: int, recipe: Recipe) -> Weighed:
     return Weighed(
         request=counted.request,
         provider=counted.provider,
@@ -96,7 +96,7 @@ def _weighed(counted: machine.Counted, round_: int, recipe: Recipe) -> Weighed:
     )
 
 
-def _opened(course: Course, requests: list[machine.Published], results: list[str], answers: list[str]) -> Opened:
+def _opened(course: Course, requests: list[happened.Published], results: list[str], answers: list[str]) -> Opened:
     def plain(text: str) -> tuple[str, str]:
         event = events.parse(text)
         key = nip44.conversation_key(course.session.keys, event.pubkey)

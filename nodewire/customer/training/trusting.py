@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nodewire.customer.training.machine import State
+from nodewire.customer.training.state import State
 from nodewire.protocol.trainer import Trainer
 
 MOST_LOST = 8

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodewire.customer.training.machine import Before, Outer, State, Stepped, Undone, Work
+from nodewire.customer.training.events import Stepped, Undone
+from nodewire.customer.training.state import Before, Outer, State, Work
 
 Key = tuple[str, str]
 """Request and provider."""

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import logging
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Unpack
 
@@ -17,7 +18,7 @@ from nodewire.protocol import audit, closing, delivery, inline
 from nodewire.protocol.audit import Asked, Showing, Shown
 from nodewire.protocol.closing import Closed
 from nodewire.protocol.delivery import Delivered, Progress
-from nodewire.protocol.frame import Array, Frame, Meta
+from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import BlobRef
 from nodewire.protocol.recipe import NOTHING
 from nodewire.provider.training.admission import Admitted
@@ -38,6 +39,8 @@ TOGETHER_MS = 100
 """For so long a worker trains before it answers: segments can be quicker than words about them."""
 SOON_S = 0.5
 """After which a customer is told that work has begun."""
+ROOM_S = 1.0
+"""Between two tries to find room in a worker for what is to be shown."""
 ALIVE_S = 10.0
 """After so long without one it says that it is still at it."""
 
@@ -137,17 +140,28 @@ class ShardRun(PaidRun[Admitted]):
         return audit.show(self._keys, request.kind, request.id, request.customer, text, created_at=int(time.time()))
 
     async def _snapshot(self, segment: int, worker: Worker) -> list[bytes]:
-        meta: Meta = {"segment": segment}
-        frame: Frame[Array] = Frame("reveal", 0, (), meta)
-        if self._worker is not None:
+        """What a segment ended with, out of the session that trained or another one. The next round, which is trained
+        meanwhile, goes first: it may leave no room for this one, until it is done."""
+        with suppress(NotFound, WorkerFailed):  # it had to make room, or died
+            if self._worker is not None:
+                return await self._shows(self._worker, segment)
+        until_s = time.monotonic() + self.job.request.round.deadline_s
+        while True:
             try:
-                frames = await self._worker.receive(TASK, self.job.request.id, frame)
-                return [bytes(one.tensors[0].data) for one in frames]
-            except (NotFound, WorkerFailed):  # it had to make room, or died
-                pass
-        await self._open(worker)
-        frames = await worker.receive(TASK, self.job.request.id, frame)
-        return [bytes(one.tensors[0].data) for one in frames]
+                await self._open(worker)
+                return await self._shows(worker, segment)
+            except (NotFound, Busy):
+                if time.monotonic() > until_s:
+                    raise
+                await asyncio.sleep(ROOM_S)
+
+    async def _shows(self, worker: Worker, segment: int) -> list[bytes]:
+        """The snapshot's bytes, computed again where they are not kept, in turns with whatever else it trains."""
+        frame: Frame[Array] = Frame("reveal", 0, (), {"segment": segment, "ms": TOGETHER_MS})
+        while True:
+            said = await worker.receive(TASK, self.job.request.id, frame)
+            if said[0].edge != "revealing":
+                return [bytes(one.tensors[0].data) for one in said]
 
     async def _open(self, worker: Worker) -> None:
         """A session with theta and shard."""

@@ -159,9 +159,7 @@ class AuditorActor:
         """Train all of it: where the end is other work, the first state that differs is where it began."""
         recipe, other, begin = self._recipe, -1, carried.beginning(theta, begun)
         try:
-            stretches = self._trainer.stretches(
-                begin, shard, update.round, update.index, update.steps, since=theta
-            )
+            stretches = self._trainer.stretches(begin, shard, update.round, update.index, update.steps, since=theta)
             for at, done in enumerate(stretches):
                 other = at if other < 0 and done.state != leaves[at] else other
                 delta = done.update.delta if done.update is not None else {}

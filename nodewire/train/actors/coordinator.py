@@ -60,13 +60,6 @@ from nodewire.train.inner import Trainer
 from nodewire.train.state import State
 from nodewire.train.sums import distance, norm
 
-HARMS = ("norm: out", "gain: the loss rises")
-"""Doubts about results that must not be part of the next weights before they have stood their audit."""
-DOUBTED = ("norm: out",)
-"""Rejections that an honest result may meet, where rounds get shorter as a model converges: they are audited, and
-before the outer step where that can be: one update that is a million times too long is the end of a model, whatever
-becomes of its provider afterwards."""
-
 
 class CoordinatorActor:
     """One training at its customer; `session` is ignored, for there is one."""
@@ -223,9 +216,9 @@ class CoordinatorActor:
             self._losses,
         )[late.index]
         doubted = harms = False
-        if judged.outcome == "audit" or judged.reason.startswith(DOUBTED):
+        if judged.is_doubted:
             if float(self._recipe.audit.fraction) and not self._is_at_once(judged):
-                doubted, harms, judged = True, judged.reason.startswith(HARMS), validate.Judgement()
+                doubted, harms, judged = True, judged.threat != "none", validate.Judgement()
             else:
                 judged = self._audited(late.round, late.index, judged, theta, beside[late.index])
         accepted = judged.outcome == "accept"
@@ -252,11 +245,11 @@ class CoordinatorActor:
         harm = Harm(lambda: self._losses(self._theta), lambda indices: self._losses_without(round_, standing, indices))
         for index, judgement in judgements.items():
             doubted = harms = False
-            if judgement.outcome == "audit" or judgement.reason.startswith(DOUBTED):
+            if judgement.is_doubted:
                 if float(self._recipe.audit.fraction) and not self._is_at_once(judgement):
                     # Its provider will have to show more of it.
-                    doubted, harms = True, judgement.reason.startswith(HARMS)
-                    if harms and index in standing and not judgement.reason.startswith(DOUBTED):
+                    doubted, harms = True, judgement.threat != "none"
+                    if judgement.threat == "possible" and index in standing:
                         harms = harm.of(index, len(standing) > 1)
                     judgement = validate.Judgement(figures=judgement.figures)
                 else:
@@ -280,7 +273,7 @@ class CoordinatorActor:
     def _is_at_once(self, judgement: validate.Judgement) -> bool:
         """Whether a result is not waited for to be audited: it is out of all proportion, and what its provider carries
         from round to round is nothing, so that the shard's round can be trained here."""
-        return judgement.reason.startswith(DOUBTED) and not self._recipe.compression.carries
+        return judgement.threat == "sure" and not self._recipe.compression.carries
 
     def _submission(self, round_: int, index: int, result: _Result) -> validate.Submission:
         shard = self._shards[index]

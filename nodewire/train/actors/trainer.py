@@ -8,7 +8,8 @@ carried*              and what it has carried from the round before, where it ha
 train {ms}            trains one segment, and more until `ms` are over -> trained {step, loss, state, samples, end}*,
                       losses in millionths; after the last one update*
 carry                 -> carried*: what is carried from it; none if nothing is
-reveal {segment}      -> snapshot*: what the segment ended with, kept or computed again; number `count`: carried
+reveal {segment, ms}  -> snapshot*: what the segment ended with, kept or computed again; number `count`: carried.
+                      Or revealing {step}: it is not there yet after `ms`, and will be if it is asked for on and on
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Iterator, Sequence
 
 from nodewire.errors import BadData, BadFrame, BadUpdate, Busy, NotFound
 from nodewire.kind import Limits, Params
+from nodewire.protocol import recipe as recipes
 from nodewire.protocol.frame import Frame, Meta
 from nodewire.protocol.recipe import Recipe
 from nodewire.train import carried, data, segments, state
@@ -48,22 +50,26 @@ class TrainerActor:
             self._read = params["recipe"], Recipe.unpack(params["recipe"])
             self._lent.forget()
         recipe = self._read[1]
-        self._make_room(_needed(recipe, params))
-        self._sessions[session] = _ShardSession(recipe, params, self._frozen, self._held, self._lent)
+        opened = _ShardSession(recipe, params, self._frozen, self._held, self._lent, self._limits.memory_bytes)
+        self._make_room(opened.memory_bytes)
+        self._sessions[session] = opened
 
     def _make_room(self, needed: int) -> None:
         """Close sessions that have trained, the oldest first: they wait for their pay, and may be opened again.
 
         Raises:
-            Busy: too many are still at work.
+            Busy: those that are still at work leave no room.
         """
         done = [name for name, one in self._sessions.items() if one.is_done]
-        while done and (
-            len(self._sessions) >= MAX_SESSIONS or self._memory_bytes() + needed > self._limits.memory_bytes
-        ):
+
+        def is_full() -> bool:
+            over = self._memory_bytes() + needed > self._limits.memory_bytes
+            return len(self._sessions) >= MAX_SESSIONS or (over and len(self._sessions) > 0)
+
+        while done and is_full():
             del self._sessions[done.pop(0)]
-        if len(self._sessions) >= MAX_SESSIONS:
-            raise Busy("sessions", f"{MAX_SESSIONS} are open")
+        if is_full():
+            raise Busy("sessions", f"{len(self._sessions)} are at work")
 
     def _memory_bytes(self) -> int:
         return sum(one.memory_bytes for one in self._sessions.values())
@@ -78,15 +84,12 @@ class TrainerActor:
         self._sessions.pop(session, None)
 
 
-def _needed(recipe: Recipe, params: Params) -> int:
-    """What admission has counted of a session, as far as whoever opens it says how large its shard is."""
-    return recipe.round_bytes(int(params.get("shard_bytes", 0)))
-
-
 class _ShardSession:
-    def __init__(self, recipe: Recipe, params: Params, frozen: Frozen, held: HeldShard, lent: LentTrainer) -> None:
+    def __init__(
+        self, recipe: Recipe, params: Params, frozen: Frozen, held: HeldShard, lent: LentTrainer, room: int
+    ) -> None:
+        """`room`: bytes that all sessions together may take."""
         self._recipe = recipe
-        self.memory_bytes = _needed(recipe, params)
         self._round, self._index, self._steps = int(params["round"]), int(params["index"]), int(params["steps"])
         shapes = recipe.shapes()
         self._theta_in = IncomingTensors(state.types(shapes), recipe.state_bytes() + HEADER_BYTES, "theta")
@@ -108,8 +111,17 @@ class _ShardSession:
         self._trained_by: Trainer | None = None
         self._has_trained = self._has_shown = False
         self._kept: dict[int, Snapshot] = {}
-        """Snapshots by steps: all, or as many as the recipe's memory has room for."""
-        self._every = recipe.kept_every(segments.count(recipe, self._steps))
+        """Snapshots by steps: all, or as many as may be kept."""
+        counted = recipe.round_bytes(int(params.get("shard_bytes", 0)))  # as admission does
+        spare = (room - 2 * counted) // 2
+        all_bytes = segments.count(recipe, self._steps) * recipe.snapshot_bytes()
+        kept_bytes = max(recipes.KEPT_BYTES, spare)
+        self._every = max(1, -(-all_bytes // kept_bytes))
+        self.memory_bytes = counted - recipe.kept_bytes() + min(all_bytes, kept_bytes)
+        self._revealing: Snapshot | None = None
+        """The last that was computed again: others are computed on from it. It is the trainer's own while this session
+        has that, and a copy afterwards."""
+        self._has_room = spare >= recipe.snapshot_bytes()
 
     @property
     def _trainer(self) -> Trainer:
@@ -169,7 +181,7 @@ class _ShardSession:
                 segment, self._has_shown = number(frame, "segment"), True
                 if segment == segments.count(self._recipe, self._steps):
                     return Pieces("snapshot", state.parts(self._begun.named() if self._begun is not None else {}))
-                return Pieces("snapshot", state.parts(segments.named(self._snapshot(segment))))
+                return self._reveal(segment, time.monotonic() + int(frame.meta.get("ms") or 0) / 1000)
         raise BadFrame("edge", f"{frame.edge[:40]!r} is unknown")
 
     def _carried(self, frame: Tensors) -> None:
@@ -227,18 +239,28 @@ class _ShardSession:
         }
         return Frame("trained", seq, (), said), sent
 
-    def _snapshot(self, segment: int) -> Snapshot:
-        """After a segment: the kept one, or from the one before it (or the round's beginning) on, and then the trainer's
-        own until that goes on."""
-        step = min((segment + 1) * self._recipe.audit.segment, self._steps)
+    def _reveal(self, segment: int, until_s: float) -> Sequence[Tensors]:
+        """The snapshot after a segment; or how far it is, where it is computed again: at least a segment a call."""
+        step, every = min((segment + 1) * self._recipe.audit.segment, self._steps), self._recipe.audit.segment
         if self._theta is None or self._shard is None or segment < 0:
             raise BadFrame("reveal", "theta and shard come first")
         if self._running is not None:
             raise BadFrame("reveal", "the round is not over")
-        begun = self._trainer.beginning(carried.beginning(self._theta, self._begun))
-        near = max((kept for kept in self._kept.values() if kept.step <= step), key=lambda s: s.step, default=begun)
-        if near.step != step:
-            more = step - near.step
-            near = self._trainer.segment(near, self._shard, self._round, self._index, more, copied=False)
-        self._release()
-        return near
+        near = self._nearest(step)
+        while near.step != step:
+            few = min(every - near.step % every, step - near.step)
+            near = self._trainer.segment(near, self._shard, self._round, self._index, few, copied=False)
+            self._revealing = near
+            if near.step != step and time.monotonic() >= until_s:
+                return [Frame("revealing", 0, (), {"step": near.step})]
+        if self._trained_by is not None:  # the snapshot is its state, until somebody goes on with it
+            self._revealing = self._trained_by.now(step) if near is self._revealing and self._has_room else None
+            self._release()
+        return Pieces("snapshot", state.parts(segments.named(near)))
+
+    def _nearest(self, step: int) -> Snapshot:
+        """The last snapshot at or before `step` that is here."""
+        assert self._theta is not None
+        here = [*self._kept.values(), *([self._revealing] if self._revealing is not None else [])]
+        near = max((kept for kept in here if kept.step <= step), key=lambda kept: kept.step, default=None)
+        return near or self._trainer.beginning(carried.beginning(self._theta, self._begun))

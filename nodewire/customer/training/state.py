@@ -1,7 +1,8 @@
-"""A training as its customer sees it: a pure state machine, no I/O, no clock. Its events, actions and state.
+"""A training as its customer sees it: the state of a pure machine, no I/O, no clock.
 
-`transitions.apply` takes note of what happened, `pending` says what is to be done now. Nothing else drives a
-training, so one that died goes on where its journal ends: the events are applied again, and what is pending is begun.
+`transitions.apply` takes note of what happened (`events.py`), `pending` says what is to be done now (`actions.py`).
+Nothing else drives a training, so one that died goes on where its journal ends: the events are applied again, and what
+is pending is begun.
 
 A shard in a round:
 
@@ -25,382 +26,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from nodewire.customer.training.events import Contribution, Row, Sealed
+
 Status = Literal["idle", "asked", "working", "delivered", "received", "accepted", "missed"]
-
-
-@dataclass(frozen=True, slots=True)
-class Sealed:
-    """A ciphertext on the blob servers: its hash and size, its key, the plaintext's hash."""
-
-    sha256: str
-    bytes: int
-    key: str
-    plain_sha256: str
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One shard in a published request, or its outer step (index -1). `lnurl` is where its provider is paid."""
-
-    index: int
-    provider: str
-    steps: int
-    deposit_msat: int
-    balance_msat: int
-    lnurl: str
-    ticket: str
-    """RoundTicket (OuterTicket) as JSON."""
-    credit_msat: int = 0
-    """What its provider lets be open besides the round before."""
-
-
-# What happens.
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """The data are split and sealed. `shards` in the order of their indices; `theta` is what round 0 begins with."""
-
-    rounds: int
-    shards: tuple[Sealed, ...]
-    theta: Sealed
-    needed: int = 0
-    """Results that are enough for an outer step; 0: all."""
-    late: bool = False
-    """Whether a result counts in the step after its own round's."""
-    start: Sealed | None = None
-    """Frozen weights, where the recipe has an adapter."""
-    kept: int = 2
-    """Rounds for which the coordinator has what audits need."""
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """A request is signed and goes out. `event` is its JSON."""
-
-    round: int
-    request: str
-    event: str
-    rows: tuple[Row, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DepositAsked:
-    request: str
-    provider: str
-
-
-@dataclass(frozen=True, slots=True)
-class Begun:
-    request: str
-    provider: str
-
-
-@dataclass(frozen=True, slots=True)
-class Delivered:
-    """A provider's result event has come. `event` is its JSON, `took_ms` the time since the request."""
-
-    request: str
-    provider: str
-    event: str
-    took_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """The result was opened, is what its provider has committed to, and has the model's names and shapes."""
-
-    request: str
-    provider: str
-    carried: str = ""
-    """The digest of what its provider carries on, where the recipe carries anything."""
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """`audit`: what is accepted is paid only when a part of it was computed again."""
-
-    request: str
-    provider: str
-    accepted: bool
-    reason: str
-    audit: bool = False
-    doubted: bool = False
-    """More of it is drawn."""
-    harms: bool = False
-    """Nor is it a part of the next weights before."""
-
-
-@dataclass(frozen=True, slots=True)
-class Closed:
-    """A close is signed and goes out; `event` is its JSON. What is drawn of `results` (request, provider) is fixed."""
-
-    round: int
-    close: str
-    event: str
-    results: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Audited:
-    """`ask` and `answer` are the events' JSON, as far as there are any."""
-
-    request: str
-    provider: str
-    passed: bool
-    reason: str
-    ask: str = ""
-    answer: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Paid:
-    """`part` is DEPOSIT or BALANCE."""
-
-    request: str
-    provider: str
-    part: int
-    amount_msat: int
-    fee_msat: int
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """Nothing will come of a shard at this provider: it refused, failed, or let its time pass."""
-
-    request: str
-    provider: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Missed:
-    """A result is not waited for any more; it is paid, and may count as late, if it comes by its deadline."""
-
-    request: str
-    provider: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Sufficed:
-    """Enough results are there, and the others were waited for long enough: the round is stepped without them."""
-
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """A result that an outer step was made of; `round` is its own, which for a late one is the round before."""
-
-    index: int
-    round: int
-    steps: int
-    request: str
-    provider: str
-
-
-@dataclass(frozen=True, slots=True)
-class Stepped:
-    """The outer step of `round` is done: `theta` is for the next, `loss` is the held-out one in millionths."""
-
-    round: int
-    loss: int
-    theta: Sealed
-    counted: tuple[Counted, ...] = ()
-    """In the order in which they were added up."""
-    request: str = ""
-    """If another has made it, of its request; it was checked, and its balance is owed."""
-    provider: str = ""
-    momenta: Sealed | None = None
-    """The outer optimizer's, as that provider has sealed them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Undone:
-    """The steps from `round` on are no part of the weights any more, because of these results (request, provider)."""
-
-    round: int
-    failed: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class StepsBy:
-    """Who makes outer steps from now on: a provider (`bought`), or this customer."""
-
-    bought: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StepPublished:
-    """The request (8842) for a round's outer step is signed and goes out. `event` is its JSON."""
-
-    round: int
-    request: str
-    event: str
-    row: Row
-    counted: tuple[Counted, ...]
-    """What the step is to be made of."""
-    momenta: Sealed | None
-
-
-@dataclass(frozen=True, slots=True)
-class StepHere:
-    """Nobody is found for the outer step of this round: it is made here."""
-
-    round: int
-    reason: str
-
-
-Event = (
-    Opened
-    | Published
-    | DepositAsked
-    | Begun
-    | Delivered
-    | Received
-    | Judged
-    | Closed
-    | Audited
-    | Paid
-    | Lost
-    | Missed
-    | Sufficed
-    | Stepped
-    | Undone
-    | StepsBy
-    | StepPublished
-    | StepHere
-)
-
-
-# What is to be done.
-
-
-@dataclass(frozen=True, slots=True)
-class Publish:
-    """Find providers for these shards and ask them."""
-
-    round: int
-    indices: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """Send the ticket until the provider says something; give it up after a while."""
-
-    request: str
-    provider: str
-
-
-@dataclass(frozen=True, slots=True)
-class Await:
-    """Wait for the result as long as makes sense; for a late one up to its deadline."""
-
-    request: str
-    provider: str
-    late: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Linger:
-    """Enough results of the round are there: wait a little for the others."""
-
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    """Get a result, open it, and see whether it is one."""
-
-    request: str
-    provider: str
-
-
-@dataclass(frozen=True, slots=True)
-class Judge:
-    """All results of the round are there; those of `waiting` are to be judged beside the others. Or a late one's."""
-
-    round: int
-    waiting: tuple[tuple[str, str], ...]
-    """Request and provider."""
-
-
-@dataclass(frozen=True, slots=True)
-class Close:
-    """Say which results of the round count, so that segments can be drawn of them."""
-
-    round: int
-    undone: bool = False
-    """Of those that a step was undone under."""
-
-
-@dataclass(frozen=True, slots=True)
-class Audit:
-    """Have the provider show some of its work, and compute it again."""
-
-    request: str
-    provider: str
-
-
-@dataclass(frozen=True, slots=True)
-class Pay:
-    request: str
-    provider: str
-    part: int
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class Undo:
-    """Go back to before the step of `round`, once nothing of the present round is being done any more."""
-
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class BuyStep:
-    """Find a provider for the outer step and ask it."""
-
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class AwaitStep:
-    """Wait for an outer step as long as makes sense."""
-
-    request: str
-    provider: str
-
-
-@dataclass(frozen=True, slots=True)
-class CheckStep:
-    """Get an outer step, compute a part of it again, and take it over."""
-
-    request: str
-    provider: str
-
-
-Action = (
-    Publish
-    | Call
-    | Await
-    | Linger
-    | Fetch
-    | Judge
-    | Close
-    | Audit
-    | Pay
-    | Step
-    | Undo
-    | BuyStep
-    | AwaitStep
-    | CheckStep
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,7 +57,7 @@ class Outer:
     request: str = ""
     result: str = ""
     """The result event's JSON."""
-    counted: tuple[Counted, ...] = ()
+    counted: tuple[Contribution, ...] = ()
     """What it is made of."""
     momenta: Sealed | None = None
     """Before this round's step; None before the first one, and where they stand on no server."""
@@ -476,9 +104,9 @@ class Before:
     late: tuple[Work, ...]
     """That counted in it."""
     is_enough: bool
-    counted: tuple[Counted, ...]
+    counted: tuple[Contribution, ...]
     """What it was made of."""
-    earlier: tuple[Counted, ...]
+    earlier: tuple[Contribution, ...]
     """What the step before it was made of."""
     momenta: Sealed | None
     """As `Outer.momenta`."""
@@ -518,7 +146,7 @@ class State:
     """Nothing is waited for in this round any more, as long as so many results as are needed stand."""
     late: tuple[Work, ...] = ()
     """Shards that are not waited for any more, and still may come; also those that will count in this round's step."""
-    counted: tuple[Counted, ...] = ()
+    counted: tuple[Contribution, ...] = ()
     """In the newest outer step."""
     step_us: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """By provider, microseconds a step that its newest results took, request and delivery included."""
