@@ -2,8 +2,8 @@
 
 `python -m bench.train_memory [--json] [--cap TIMES] [NAME ...]`
 
-Each point of the grid is one worker as the daemon starts it, capped at exactly what `Recipe.round_bytes` says (`--cap` times
-that). It is shown a round from weights to snapshots, and then the next one with what it
+Each point of the grid is one worker as the daemon starts it, capped at exactly what `Recipe.round_bytes` says
+(`--cap` times that). It is shown a round from weights to snapshots, and then the next one with what it
 carried. The peak is the kernel's own (VmPeak): all that was ever mapped, the cap's measure too.
 """
 
@@ -250,7 +250,7 @@ async def one_round(
     left = await asked("carry")
     segments = -(-of.steps // of.audit.segment)
     for segment in (*range(segments), *([segments] if of.compression.carries else [])):
-        await asked("reveal", segment=segment)
+        await asked("reveal", segment=segment, ms=600_000)
     await worker.close(_TASK, session)
     return b"".join(bytes(one.tensors[0].data) for one in left)
 

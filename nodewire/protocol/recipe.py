@@ -362,13 +362,14 @@ class Recipe(Schema):
         """A provider's peak above an empty worker, but for shard and result (`round_bytes`). In float32 numbers:
 
         of the whole model 1; of each that is trained 3 (theta as it came, its gradient, the delta), the optimizer's
-        moments, 2 for each thing that is carried (into the round and out of it), and 1 with fragments, for the one
-        that is packed; twice the largest tensor, whose gradient is added up; a batch's activations; for Muon what
+        moments, 3 with error feedback (what is carried into the round and out of it, and what a worker's heap loses
+        between rounds), and 5 with fragments (that, where the round begins, and the part that is packed); twice the
+        largest tensor, whose gradient is added up; a batch's activations; for Muon what
         making the largest matrix orthogonal takes. bf16 adds half of model and activations, and 4 MiB. Then snapshots
         that are kept (`kept_bytes`), 32 bytes for each of 2^18 numbers that are packed at a time, and 8 MiB.
         """
         how, shapes = self.compression, self.shapes()
-        carried = 2 * ((how.fragments > 1) + (float(how.error_feedback) > 0)) + (how.fragments > 1)
+        carried = 5 * (how.fragments > 1) + 3 * (float(how.error_feedback) > 0)
         numbers = self.parameters() + self.trained() * (3 + self.moments() + carried)
         numbers += 2 * max(math.prod(shape) for shape in shapes.values())
         if self.inner.optimizer == "muon":
