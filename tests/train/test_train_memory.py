@@ -1,4 +1,4 @@
-"""Memory: a worker that is capped at exactly what admission counts makes a round, and the next; with less it says so."""
+"""A worker that is capped at exactly what admission counts makes a round, and the next; with less it says so."""
 
 from __future__ import annotations
 
