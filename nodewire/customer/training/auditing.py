@@ -33,6 +33,7 @@ ASK_AGAIN_S = 20.0
 
 
 async def judge(course: Course, round_: int, waiting: Sequence[tuple[str, str]]) -> None:
+    """Judge the results (request, provider) of a round beside each other, or a late one by its own round's weights."""
     if round_ < course.state.round or course.state.debts[waiting[0]].undone:
         for request, provider in waiting:
             await _judge_late(course, Late(request, round_), provider)

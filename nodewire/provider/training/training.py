@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from nodewire.errors import BadInput, Busy, NodewireError, NotFound, PaymentRequired, WorkerFailed
+from nodewire.errors import BadInput, Busy, NodewireError, PaymentRequired, WorkerFailed
 from nodewire.kind import Worker
 from nodewire.nostr import nip59
 from nodewire.nostr.event import Event
@@ -18,35 +18,32 @@ from nodewire.nostr.nip01 import Filter
 from nodewire.nostr.pool import Pool
 from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
-from nodewire.protocol import audit, closing, delivery, feedback, kinds, outer, trainer
+from nodewire.protocol import audit, feedback, kinds, outer, trainer
 from nodewire.protocol import round as rounds
-from nodewire.protocol.audit import Asked
 from nodewire.protocol.outer import OuterRequest, OuterTicket
 from nodewire.protocol.round import RoundRequest, RoundTicket
 from nodewire.protocol.trainer import Trainer
 from nodewire.provider.training.admission import Admitted, TrainingAdmission
+from nodewire.provider.training.arrivals import WAITING_S, Arrivals, Complete
 from nodewire.provider.training.carried import CarriedFiles
 from nodewire.provider.training.kept import KeptShards
 from nodewire.provider.training.made import MadeResults
 from nodewire.provider.training.outer_admission import AdmittedOuter
 from nodewire.provider.training.outer_run import OuterRun
 from nodewire.provider.training.paid import Open
+from nodewire.provider.training.revealing import Revealing
 from nodewire.provider.training.run import ShardRun
 from nodewire.store.blobs import Blobs
 from nodewire.store.bounded import BoundedBlobs
 
 log = logging.getLogger("nodewire.provider")
 
-MAX_WAITING = 1_024
-"""Requests without ticket, and tickets without request; the newest are kept."""
-MAX_SEEN = 8_192
 MAX_REFUSING = 64
 CARRIED_TIMES = 8
 """So many times the largest weights may be kept for later rounds, for every shard that is trained at a time."""
 CACHED_TIMES = 4
 """So many times the largest blob stays in the cache for every shard that is trained at a time: weights, frozen ones,
 the shard, the result."""
-WAITING_S = 30.0
 SLOT_S = 2.0
 
 
@@ -82,15 +79,12 @@ class Training:
         self._carried = CarriedFiles(folder / "carried", CARRIED_TIMES * ad.concurrency * ad.most_bytes)
         self._made = MadeResults(folder / "made")
         self._patience_s = patience_s
-        self._requests: dict[str, tuple[float, Event, RoundRequest | OuterRequest]] = {}
-        self._tickets: dict[tuple[str, str], tuple[float, RoundTicket | OuterTicket]] = {}
-        """By request and author: anybody can read a request and send a ticket for it, which opens nothing."""
+        self._arrivals = Arrivals()
         self._runs: dict[str, ShardRun | OuterRun] = {}
-        self._seen: dict[str, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._refusing = 0
         self._settled = asyncio.Condition()
-        self._revealing = asyncio.Lock()
+        self._revealing = Revealing(keys.public, pool, self._runs, self._workers[0])
 
     @property
     def name(self) -> str:
@@ -115,7 +109,7 @@ class Training:
             Filter(kinds=frozenset({nip59.EPHEMERAL_GIFT_WRAP}), tags=mine),
         ]
         async for event in self._pool.subscribe(wanted):
-            self._forget_old()
+            self._arrivals.forget_old()
             try:
                 if event.kind == nip59.EPHEMERAL_GIFT_WRAP:
                     self._ticketed(event)
@@ -137,17 +131,15 @@ class Training:
             self._settled.notify_all()
 
     def _requested(self, event: Event) -> None:
-        if event.id in self._seen:
+        if not self._arrivals.is_new(event.id):
             return
-        self._seen[event.id] = None
         try:
             request = self._admission.glance(event, time.time())
         except NodewireError as error:
             if self._keys.public in event.values("p") and self._refusing < MAX_REFUSING:
                 self._spawn(self._refuse(event, error))
             raise
-        self._requests[request.id] = time.monotonic(), event, request
-        self._begin_if_complete(request.id)
+        self._begin(self._arrivals.requested(event, request))
 
     def _ticketed(self, event: Event) -> None:
         rumor = nip59.unwrap(event, self._keys)
@@ -157,58 +149,24 @@ class Training:
         ticket = document.parse(rumor.content)
         if ticket.request in self._runs:
             return
-        self._tickets.setdefault((ticket.request, rumor.pubkey), (time.monotonic(), ticket))
-        self._begin_if_complete(ticket.request)
+        self._begin(self._arrivals.ticketed(rumor.pubkey, ticket))
 
     def _audited(self, event: Event) -> None:
         """A customer wants to see some of the work that it has not paid for yet; a few times."""
-        if event.id in self._seen or event.tag("k") not in {str(kind) for kind in self._ad.kinds}:
+        if event.tag("k") not in {str(kind) for kind in self._ad.kinds} or not self._arrivals.is_new(event.id):
             return  # of inference, or answered
-        self._seen[event.id] = None
         asked = audit.parse(event)
-        run = self._runs.get(asked.request)
-        if not isinstance(run, ShardRun) or run.job.request.customer != asked.customer:
-            raise NotFound("e", "nothing of that customer waits for its balance here")
-        run.check_asked()
-        self._spawn(self._reveal(run, asked))
+        self._spawn(self._revealing.reveal(self._revealing.asked_of(asked), asked))
 
-    async def _reveal(self, run: ShardRun, asked: Asked) -> None:
-        try:
-            closed = closing.parse(await self._event(asked.close))
-            counted = closed.close.of(asked.request, self._keys.public)
-            if run.committed is None and counted is not None:  # delivered before this provider died
-                mine = delivery.parse(await self._event(counted.result))
-                if (mine.provider, mine.request) == (self._keys.public, asked.request):
-                    run.committed = mine.commitment
-            async with self._revealing:  # each opens a session of its own, where the worker has closed the shard's
-                await run.reveal(asked, closed, self._workers[0])
-        except NodewireError as error:
-            log.warning("round %s: snapshots are not shown: %s", asked.request[:8], error)
-            await self._tell(asked.request, asked.customer, run.job.request.kind, error)
-
-    async def _event(self, id_: str) -> Event:
-        """The event with that id. Raises NotFound: no relay has it."""
-        found = await self._pool.fetch([Filter(ids=frozenset({id_}))], timeout_s=10.0)
-        if not found:
-            raise NotFound("event", f"no relay has {id_[:16]}")
-        return found[0]
-
-    def _begin_if_complete(self, id_: str) -> None:
-        """A shard begins when its request and its ticket are here, from the same key."""
-        if id_ not in self._requests:
-            return
-        _, event, request = self._requests[id_]
-        if (id_, request.customer) not in self._tickets:
-            return
-        del self._requests[id_]
-        _, ticket = self._tickets.pop((id_, request.customer))
-        self._spawn(self._serve(event, request, ticket))
+    def _begin(self, complete: Complete | None) -> None:
+        if complete is not None:
+            self._spawn(self._serve(*complete))
 
     def _go_on(self) -> None:
         """Begin again what was under way when this provider died."""
         self._made.only([shard.event.id for shard in self._kept.all()])
         for shard in self._kept.all():
-            self._seen[shard.event.id] = None
+            self._arrivals.is_new(shard.event.id)
             try:
                 job = self._checked(_parsed(shard.event), shard.ticket)
             except NodewireError as error:
@@ -370,13 +328,6 @@ class Training:
 
     async def _publish(self, event: Event) -> None:
         await self._pool.publish(event, timeout_s=10.0)
-
-    def _forget_old(self) -> None:
-        horizon = time.monotonic() - WAITING_S
-        self._requests = {key: one for key, one in list(self._requests.items())[-MAX_WAITING:] if one[0] >= horizon}
-        self._tickets = {key: one for key, one in list(self._tickets.items())[-MAX_WAITING:] if one[0] >= horizon}
-        while len(self._seen) > MAX_SEEN:
-            del self._seen[next(iter(self._seen))]
 
 
 def _parsed(event: Event) -> RoundRequest | OuterRequest:
