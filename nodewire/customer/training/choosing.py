@@ -40,7 +40,7 @@ class Need:
 
 def need_of(recipe: Recipe, kind: int, *, shard_bytes: int, weights_bytes: int, gflop: int) -> Need:
     """Of a shard, and of the largest of the blobs with weights."""
-    memory = max(recipe.memory_bytes() + recipe.upload_bytes() + shard_bytes, recipe.hardware.memory_bytes)
+    memory = max(recipe.round_bytes(shard_bytes), recipe.hardware.memory_bytes)
     return Need(kind, recipe.family.name, memory, max(shard_bytes, weights_bytes), gflop)
 
 

@@ -112,7 +112,7 @@ class TrainingAdmission:
             raise NotAllowed("family", f"{recipe.family.name} is not trained here")
         if assigned.steps > recipe.steps or request.round.round >= recipe.rounds:
             raise NotAllowed("steps", "more steps or rounds than the recipe has")
-        needed = recipe.memory_bytes() + assigned.data.bytes + recipe.upload_bytes()
+        needed = recipe.round_bytes(assigned.data.bytes)
         if max(needed, recipe.hardware.memory_bytes) > trainer.memory_bytes:
             raise OverMemory("memory_bytes", f"{needed} bytes, a round may take {trainer.memory_bytes} here")
         most_theta = sealed_bytes(recipe.state_bytes() + HEADER_BYTES * (len(recipe.shapes()) + 1))
