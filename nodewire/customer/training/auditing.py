@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
 from nodewire.customer.training import receiving
 from nodewire.customer.training.coordinating import Late, Past, Verdict
@@ -24,10 +25,13 @@ from nodewire.store.sealed import sealed_bytes
 
 log = logging.getLogger("nodewire.customer")
 
+Fetched = TypeVar("Fetched")
+
 AUDIT_S = 60.0
 AUDIT_TIMES = 3
 """Within which a provider must show what is audited, and so many times what its rounds take: it may have to compute all
 of the round again, beside the next one."""
+FETCH_AGAIN_S = 2.0
 ASK_AGAIN_S = 20.0
 """A provider that was restarted has heard nothing."""
 
@@ -84,8 +88,9 @@ async def audit(course: Course, request: str, provider: str) -> None:
     try:
         if answer is None:
             raise Withheld("snapshots", "it shows nothing")
-        files = await _files(course, receiving.shown(course, answer), wanted)
-        update = await course.session.blobs.get(delivered.blob, inline=delivered.result)
+        showing, until_s = receiving.shown(course, answer), time.monotonic() + patience_s
+        files = await _patiently(lambda: _files(course, showing, wanted), until_s)
+        update = await _patiently(lambda: course.session.blobs.get(delivered.blob, inline=delivered.result), until_s)
     except NodewireError as error:
         passed, reason = False, f"{error.code}: {error}"[:200]
     else:
@@ -132,6 +137,22 @@ async def _answer(
         is_held = course.state.debts[request, provider].balance == "held"
         if not is_held or (until_s is not None and time.monotonic() >= until_s):
             return asked, None
+
+
+async def _patiently(fetch: Callable[[], Awaitable[Fetched]], until_s: float) -> Fetched:
+    """What is fetched, tried again while it is only out of reach: a server that is down is not the provider's fault.
+
+    Raises:
+        NodewireError: it is not what was said; or not to be had by `until_s` (monotonic).
+    """
+    while True:
+        try:
+            return await fetch()
+        except NodewireError as error:
+            if not error.retryable or time.monotonic() > until_s:
+                raise
+            log.warning("what a provider shows is not to be had yet: %s", error)
+        await asyncio.sleep(FETCH_AGAIN_S)
 
 
 async def _files(course: Course, showing: Showing, wanted: Sequence[int]) -> dict[int, tuple[Path, Shown]]:
