@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 
+import pytest
 import torch
 
 from nodewire.customer.training import files
 from nodewire.customer.training.coordinating import Coordinator, Past, Verdict
+from nodewire.errors import BadFrame
 from nodewire.kind import Limits
 from nodewire.protocol import closing, drawing
 from nodewire.protocol.audit import Shown
@@ -192,8 +194,11 @@ async def test_what_is_carried_goes_in_and_out_of_a_worker(tmp_path):
         end = trainer.snapshot(carried.beginning(theta, begun), shard, round_, 0, recipe.steps)
         wanted, after = carried.send(recipe, round_, carried.moved(theta, end.theta), begun)
         assert whole(frames) == wanted
+        carried_on = await joined(worker, "carry")
+        assert carried_on == carried.packed(after)
         assert await joined(worker, "reveal", segment=2) == (brought or carried.EMPTY)
-        begun, brought = after, await joined(worker, "carry")
-        assert brought == carried.packed(after)
+        with pytest.raises(BadFrame):
+            await joined(worker, "carry")
+        begun, brought = after, carried_on
         await worker.close("trainer", "s")
     await worker.stop()

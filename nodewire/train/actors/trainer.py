@@ -7,7 +7,7 @@ shard*                if it is not
 carried*              and what it has carried from the round before, where it has
 train {ms}            trains one segment, and more until `ms` are over -> trained {step, loss, state, samples, end}*,
                       losses in millionths; after the last one update*
-carry                 -> carried*: what is carried from it; none if nothing is
+carry                 -> carried*: what is carried from it; none if nothing is. Not any more once snapshots were shown
 reveal {segment, ms}  -> snapshot*: what the segment ended with, kept or computed again; number `count`: carried.
                       Or revealing {step}: it is not there yet after `ms`, and will be if it is asked for on and on
 """
@@ -175,6 +175,8 @@ class _ShardSession:
             case "carry":
                 if not self._has_trained:
                     raise BadFrame("carry", "there is nothing yet")
+                if self._has_shown:
+                    raise BadFrame("carry", "it comes before snapshots do")
                 return Pieces("carried", state.parts(self._after.named())) if self._after is not None else []
             case "reveal":
                 self._after = None
