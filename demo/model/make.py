@@ -61,8 +61,9 @@ async def nodewire(*arguments: str) -> None:
 
 async def made(name: str, folder: Path, config: Path) -> Path:
     """Train one model and compute its transcript again; the folder of its results."""
-    out, given = folder / name, ("--data", str(folder / "data"), "--config", str(config))
-    bought = ("--start", str(folder / "start"), "--shards", str(SHARDS), "--budget", "1000sat", "--out", str(out))
+    out = folder / name
+    given = ("--data", str(folder / "data"), "--start", str(folder / "start"), "--config", str(config))
+    bought = ("--shards", str(SHARDS), "--budget", "1000sat", "--out", str(out))
     await nodewire("train", str(RECIPES[name]), *given, *bought)
     await nodewire("audit", str(out / "transcript.json"), *given)
     return out
