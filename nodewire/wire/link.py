@@ -102,7 +102,7 @@ class Link(asyncio.BufferedProtocol):
         self._streams = deque(range(frames.MAX_STREAMS))
         self._jobs: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._due = self._heard = self._data_at = 0.0
+        self._due = self._heard = self._data_at = self._warm_at = 0.0
         self._tag = 0
         self._pings: dict[int, float] = {}
         self._rtts: deque[float] = deque(maxlen=_RTT_SAMPLES)
@@ -118,6 +118,11 @@ class Link(asyncio.BufferedProtocol):
     def rtt_us(self) -> int | None:
         """The shortest of the last 16 round trips of heartbeats, in microseconds; None before the first."""
         return round(min(self._rtts) * 1e6) if self._rtts else None
+
+    @property
+    def congestion(self) -> str:
+        """The kernel's congestion control for this link; empty where there is none."""
+        return transport.congestion(self._channel) if self._channel is not None else ""
 
     def send_control(self, document: Document) -> None:
         """Send a small document before any queued tensor.
@@ -154,9 +159,10 @@ class Link(asyncio.BufferedProtocol):
         return outgoing.done
 
     def attend(self, job: str) -> None:
-        """`job` is open on this link: heartbeats are frequent, and silence ends it soon."""
+        """`job` is open on this link: heartbeats are frequent, silence ends it soon, and the path is made hot."""
         if self.is_open and not self._jobs:
             self._heard = self._loop.time()
+            self._warm_up()
             self._tick_in(0)
         self._jobs.add(job)
 
@@ -305,8 +311,15 @@ class Link(asyncio.BufferedProtocol):
         self._state = "open"
         self._decoder.unlimited()
         self._heard = self._loop.time()
-        self._send_urgent(frames.filler(WARM_UP_BYTES))
+        self._warm_up()
         self._tick_in(0)
+
+    def _warm_up(self) -> None:
+        """Open the congestion window, which collapses on a link that was idle, before a job's first frame needs it."""
+        now = self._loop.time()
+        if now - max(self._warm_at, self._data_at) > self._patience.heartbeat_s:
+            self._warm_at = now
+            self._send_urgent(frames.filler(WARM_UP_BYTES))
 
     def _require_open(self) -> None:
         if self._state in ("new", "proven"):
