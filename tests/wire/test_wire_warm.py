@@ -2,10 +2,11 @@
 
 import asyncio
 
+from wire_net import job_id, until
+
 from nodewire.wire import Patience, Route
 from nodewire.wire.link import WARM_UP_BYTES
 from nodewire.wire.transport import TcpTls
-from wire_net import job_id, until
 
 PATIENCE = Patience(heartbeat_s=0.05)
 
