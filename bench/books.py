@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from bench.market import Market, Provider
 from nodewire.errors import BadInput
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
 from nodewire.protocol import kinds, verification
 from nodewire.protocol.job import Request
 from nodewire.protocol.job import parse as parse_request
+from processes.market import Market, Provider
 
 Outcome = Literal["pass", "fail", "withheld", "unsure"]
 OUTCOMES: tuple[Outcome, ...] = ("pass", "fail", "withheld", "unsure")

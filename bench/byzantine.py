@@ -39,9 +39,10 @@ from bench import corrupt, tribunal
 from bench.books import Books
 from bench.corrupt import Trial
 from bench.jobs import PROMPTS, generate, references
-from bench.market import DECODER, PRICE_MSAT, Market
-from bench.report import Report, run, say
+from bench.report import Report, run
 from nodewire.plan.policy import SHIPPED, minimum_bond_msat
+from processes.market import DECODER, PRICE_MSAT, Market
+from processes.saying import say
 
 CHEATS = ("wrong", "scaled", "skipped", "other", "stale", "copied")
 PROVIDERS, HOLDERS = 10, 6

@@ -39,12 +39,13 @@ from statistics import median
 from typing import Any, Literal
 
 from bench.jobs import PROMPTS, Generated, generate, references
-from bench.market import DECODER, Market, Provider
-from bench.report import Report, percentile, run, say, spread
+from bench.report import Report, percentile, run, spread
 from nodewire import Customer
 from nodewire.nostr.nip01 import Filter
 from nodewire.protocol.job import Request
 from nodewire.protocol.plan import Plan
+from processes.market import DECODER, Market, Provider
+from processes.saying import say
 
 TAKEOVER = 8857
 CLOSED_MS, BLACK_HOLE_MS, RESUME_MS = 100.0, 1_500.0, 500.0

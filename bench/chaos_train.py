@@ -35,13 +35,14 @@ from contextlib import asynccontextmanager, closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from bench.market import NODEWIRE, ROOT, Provider
-from bench.report import Report, run, say, spread
-from bench.trainers import LEAST_MSAT, Trainers
+from bench.report import Report, run, spread
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
 from nodewire.nostr.pool import Pool
 from nodewire.protocol import kinds
+from processes.market import NODEWIRE, ROOT, Provider
+from processes.saying import say
+from processes.trainers import LEAST_MSAT, Trainers
 
 RESUMED_S, REPLACED_S = 10.0, 30.0
 TRAINING_S = 150.0

@@ -23,12 +23,12 @@ import numpy as np
 
 from bench import dag
 from bench.books import Books, Verdict
-from bench.market import Market, Model, Provider
-from bench.report import say
 from nodewire import Customer, NodewireError
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
 from nodewire.protocol import kinds
+from processes.market import Market, Model, Provider
+from processes.saying import say
 
 CHEATS = ("wrong", "scaled", "skipped", "other", "stale", "copied")
 OF_DRIVERS = ("wrong", "stale", "copied")

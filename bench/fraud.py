@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from bench.report import Report, run, say
+from bench.report import Report, run
 from bench.retrain import committed, read_shards, read_thetas
 from nodewire.errors import NodewireError
 from nodewire.protocol.recipe import Recipe
@@ -38,6 +38,7 @@ from nodewire.train.data import Shard
 from nodewire.train.families import initial
 from nodewire.train.inner import Snapshot, Trainer
 from nodewire.train.state import State
+from processes.saying import say
 
 SEGMENTS, FRACTION = 34, "0.15"
 SHARDS = 2

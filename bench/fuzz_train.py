@@ -33,7 +33,8 @@ from pathlib import Path
 from typing import Any
 
 from bench import mutations
-from bench.report import Report, run, say
+from bench.report import Report, run
+from processes.saying import say
 
 CASES, QUICK_CASES = 100_000, 4_000
 BATCH = 2_500

@@ -33,9 +33,8 @@ from typing import Any
 import torch
 
 from bench.jobs import PROMPTS
-from bench.market import DECODER, DECODER_TARGET, ROOT
 from bench.recompute import FAULTS, Call, frame_of, read
-from bench.report import Report, percentile, run, say
+from bench.report import Report, percentile, run
 from nodewire.config import parse_size
 from nodewire.graph.register import split_encoder
 from nodewire.kind import Registration
@@ -44,6 +43,8 @@ from nodewire.protocol.chunk import Leaf, Opening, chunk_of, leaf_of
 from nodewire.protocol.compare import CHOICES, TOLERANCES, Comparison, Tolerance, compare
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
+from processes.market import DECODER, DECODER_TARGET, ROOT
+from processes.saying import say
 
 _ISA = {
     "avx512": {},

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.market import Market
 from nodewire import Customer, NodewireError
+from processes.market import Market
 
 PROMPTS = (
     "def read_config(path):\n    ",

@@ -37,7 +37,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.report import Report, run, say
+from bench.report import Report, run
+from processes.saying import say
 
 K, STEPS, ROUNDS, QUICK_ROUNDS = 4, 40, 40, 4
 BATCH, WINDOW, RISE = 32, 64, 5

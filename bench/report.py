@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from processes.saying import STARTED_S, say
+
 Relation = Literal["==", "<=", "<", ">=", ">"]
 _HOLDS: dict[Relation, Callable[[float, float], bool]] = {
     "==": lambda value, bound: value == bound,
@@ -23,7 +25,6 @@ _HOLDS: dict[Relation, Callable[[float, float], bool]] = {
     ">=": lambda value, bound: value >= bound,
     ">": lambda value, bound: value > bound,
 }
-_STARTED = time.monotonic()
 
 
 @dataclass
@@ -52,7 +53,7 @@ class Report:
             "machine": machine(),
             "seed": self.seed,
             "quick": self.quick,
-            "seconds": round(time.monotonic() - _STARTED, 1),
+            "seconds": round(time.monotonic() - STARTED_S, 1),
             "arms": self.arms,
             "summary": self.summary,
         }
@@ -100,11 +101,6 @@ async def _measured(report: Report, options: argparse.Namespace, measure: Measur
     except Exception as error:
         report.summary["finished"] = {"value": f"{type(error).__name__}: {error}"[:300], "bound": "", "ok": False}
         say(f"broke off: {type(error).__name__}: {error}")
-
-
-def say(text: str) -> None:
-    """Progress, on stderr."""
-    print(f"[{time.monotonic() - _STARTED:6.1f} s] {text}", file=sys.stderr, flush=True)
 
 
 def machine() -> dict[str, Any]:

@@ -33,8 +33,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.market import ROOT
-from bench.report import Report, run, say
+from bench.report import Report, run
+from processes.market import ROOT
+from processes.saying import say
 
 SIZES, QUICK_SIZES = (4, 16, 64, 256), (2, 8)
 ROUNDS = 3

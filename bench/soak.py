@@ -33,8 +33,9 @@ from statistics import median
 
 from bench.counted import FOLDER, objects, tasks
 from bench.jobs import PROMPTS, generate
-from bench.market import Market
-from bench.report import Report, run, say, spread
+from bench.report import Report, run, spread
+from processes.market import Market
+from processes.saying import say
 
 COUNTED = (sys.executable, "-m", "bench.counted")
 SECONDS, QUICK_SECONDS = 600, 90

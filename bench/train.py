@@ -29,9 +29,10 @@ from typing import Any
 
 import torch
 
-from bench.report import Report, run, say
-from bench.trainers import Trainers
+from bench.report import Report, run
 from nodewire.train import state
+from processes.saying import say
+from processes.trainers import Trainers
 
 CLIENTS = 4
 DIGITS = """

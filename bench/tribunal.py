@@ -28,7 +28,6 @@ from bench import dag
 from bench.corrupt import MODEL, Trial, drawn
 from bench.honest import plain
 from bench.recompute import FAULTS
-from bench.report import say
 from nodewire.config import parse_size
 from nodewire.graph import actor as graph
 from nodewire.graph.register import split_encoder
@@ -68,6 +67,7 @@ from nodewire.protocol.manifest import CUSTOMER, Manifest
 from nodewire.protocol.plan import Terms
 from nodewire.protocol.snapshot import Held, Node, Snapshot
 from nodewire.protocol.verification import Sample
+from processes.saying import say
 
 EPOCH = 100
 EPOCHS = 9

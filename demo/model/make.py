@@ -20,9 +20,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench.report import say
-from bench.trainers import Trainers
 from nodewire.protocol.recipe import Recipe
+from processes.saying import say
+from processes.trainers import Trainers
 
 HERE = Path(__file__).parent
 RECIPES = {"pycoder": HERE / "pycoder.toml", "draft": HERE / "draft.toml"}

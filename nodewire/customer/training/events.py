@@ -255,3 +255,6 @@ Event = (
     | StepPublished
     | StepHere
 )
+
+Worked = DepositAsked | Begun | ResultCame | Received | Judged | Lost | Missed
+"""Of one shard, or of an outer step that was bought, at its provider."""

@@ -8,20 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodewire.customer.training.events import (
-    Begun,
-    Contribution,
-    DepositAsked,
-    Judged,
-    Lost,
-    Missed,
-    Received,
-    ResultCame,
-)
+from nodewire.customer.training import shards
+from nodewire.customer.training.events import Contribution, Judged, ResultCame, Worked
 from nodewire.customer.training.measuring import measured
 from nodewire.customer.training.state import State, Work
-
-Worked = DepositAsked | Begun | ResultCame | Received | Judged | Lost | Missed
 
 
 def spared(state: State) -> State:
@@ -41,50 +31,34 @@ def spared(state: State) -> State:
 def after(event: Worked, work: Work, state: State) -> State:
     """The state after something of a late shard. A deposit is not paid any more: nothing is begun for what is late."""
     key = work.request, work.provider
-    debt, out = state.debts[key], False
-    present = state.works[work.index]
-    match event, work.status:
-        case ResultCame(_, _, result, took_ms), "asked" | "working" if (
-            debt.round == state.round and not debt.undone and present.status == "idle"
-        ):  # nobody has taken it over yet
-            work = replace(work, status="delivered", result=result, excluded=present.excluded)
-            state = measured(state, debt.row, took_ms)
-            return replace(
-                state,
-                works=tuple(work if one is present else one for one in state.works),
-                late=tuple(one for one in state.late if (one.request, one.provider) != key),
-                debts={**state.debts, key: replace(debt, result=result)},
-            )
-        case Begun(), "asked":
-            work = replace(work, status="working")
-        case ResultCame(_, _, result, took_ms), "asked" | "working":
-            work, debt = replace(work, status="delivered", result=result), replace(debt, result=result)
-            state = measured(state, debt.row, took_ms)
-        case Received(_, _, carried), "delivered":
-            work, debt = replace(work, status="received"), replace(debt, carried=carried)
-        case Judged(_, provider, True, _, audit, doubted, harms), "received":
-            if audit:
-                debt = replace(debt, balance="held", doubted=doubted, harms=harms)
-            else:
-                debt = replace(debt, balance="owed" if debt.row.balance_msat else "none", result="")
-            out = not _may_count(work, state)
-            work = replace(work, status="accepted")
-            state = replace(state, paid_last={**state.paid_last, provider: work.request})
-        case (Judged(_, provider, False, reason), "received") | (
-            Lost(_, provider, reason),
-            "asked" | "working" | "delivered",
-        ):
-            out = True
-            kept = {known: request for known, request in state.paid_last.items() if known != provider}
-            state = replace(state, paid_last=kept, failures=(*state.failures, (provider, reason)))
-        case _:
-            return state
-    late = tuple(
-        work if (one.request, one.provider) == key else one
-        for one in state.late
-        if not out or (one.request, one.provider) != key
+    if isinstance(event, ResultCame) and work.status in ("asked", "working") and _is_free(work, state):
+        return _taken_back(event, work, state)
+    now, following = shards.heard(event, work, state)
+    if now is work:
+        return state
+    if isinstance(event, Judged) and not _may_count(work, state):
+        now = None
+    late = tuple(now if (one.request, one.provider) == key else one for one in state.late)
+    return replace(following, late=tuple(one for one in late if one is not None))
+
+
+def _is_free(work: Work, state: State) -> bool:
+    """Whether it is of this very round, and nobody has taken its shard over yet."""
+    debt = state.debts[work.request, work.provider]
+    return debt.round == state.round and not debt.undone and state.works[work.index].status == "idle"
+
+
+def _taken_back(event: ResultCame, work: Work, state: State) -> State:
+    """The state after a late result has come in time none the less: its shard is this provider's again."""
+    key, present = (work.request, work.provider), state.works[work.index]
+    debt = replace(state.debts[key], result=event.event)
+    work = replace(work, status="delivered", result=event.event, excluded=present.excluded)
+    return replace(
+        measured(state, debt.row, event.took_ms),
+        works=tuple(work if one is present else one for one in state.works),
+        late=tuple(one for one in state.late if (one.request, one.provider) != key),
+        debts={**state.debts, key: debt},
     )
-    return replace(state, late=late, debts={**state.debts, key: debt})
 
 
 def _may_count(work: Work, state: State) -> bool:

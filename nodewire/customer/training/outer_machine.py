@@ -23,8 +23,8 @@ from nodewire.customer.training.events import (
     Stepped,
     StepPublished,
     StepsBy,
+    Worked,
 )
-from nodewire.customer.training.lateness import Worked
 from nodewire.customer.training.state import Debt, Outer, State
 
 MAX_FAILURES = 3

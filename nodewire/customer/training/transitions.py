@@ -4,30 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodewire.customer.training import lateness, outer_machine, undoing
+from nodewire.customer.training import lateness, outer_machine, shards, undoing
 from nodewire.customer.training.events import (
     Audited,
-    Begun,
     ClosePublished,
     DepositAsked,
     Event,
-    Judged,
     Lost,
     Missed,
     Opened,
     Paid,
     Published,
-    Received,
-    ResultCame,
     StepHere,
     Stepped,
     StepPublished,
     StepsBy,
     Sufficed,
     Undone,
+    Worked,
 )
-from nodewire.customer.training.lateness import Worked
-from nodewire.customer.training.measuring import measured
 from nodewire.customer.training.state import Debt, State, Work
 from nodewire.errors import NotAllowed, NotCarried
 from nodewire.protocol.round import DEPOSIT
@@ -169,41 +164,23 @@ def _waited_for(state: State) -> dict[str, str]:
 
 
 def _worked(event: Worked, work: Work, state: State) -> State:
-    """The state after something of a shard that is under way."""
+    """The state after something of a shard that is under way and in time."""
     key = work.request, work.provider
     debt = state.debts[key]
+    after: Work | None
     match event, work.status:
         case DepositAsked(), "asked":
             if debt.row.deposit_msat and debt.deposit == "none":
-                debt = replace(debt, deposit="owed")
-            work = replace(work, status="working")
-        case Begun(), "asked":
-            work = replace(work, status="working")
-        case ResultCame(_, _, result, took_ms), "asked" | "working":
-            work, debt = replace(work, status="delivered", result=result), replace(debt, result=result)
-            state = measured(state, debt.row, took_ms)
-        case Received(_, _, carried), "delivered":
-            work, debt = replace(work, status="received"), replace(debt, carried=carried)
-        case Judged(_, provider, True, _, audit, doubted, harms), "received":
-            if audit:
-                debt = replace(debt, balance="held", doubted=doubted, harms=harms)
-            else:
-                debt = replace(debt, balance="owed" if debt.row.balance_msat else "none", result="")
-            work = replace(work, status="accepted")
-            state = replace(state, paid_last={**state.paid_last, provider: work.request})
+                state = replace(state, debts={**state.debts, key: replace(debt, deposit="owed")})
+            after = replace(work, status="working")
         case Lost(_, provider, NotCarried.code), "asked" | "working" if not work.afresh:
-            work = Work(work.index, provider=provider, excluded=work.excluded, afresh=True)
-        case (Judged(_, provider, False, reason), "received") | (
-            Lost(_, provider, reason),
-            "asked" | "working" | "delivered",
-        ):
-            work = Work(work.index, excluded=work.excluded | {provider})
-            kept = {known: request for known, request in state.paid_last.items() if known != provider}
-            state = replace(state, paid_last=kept, failures=(*state.failures, (provider, reason)))
+            after = Work(work.index, provider=provider, excluded=work.excluded, afresh=True)
         case Missed(_, provider, reason), "working":
             state = replace(state, late=(*state.late, work), failures=(*state.failures, (provider, reason)))
-            work = Work(work.index, excluded=work.excluded | {provider})
+            after = Work(work.index, excluded=work.excluded | {provider})
         case _:
-            return state
-    works = tuple(work if old.index == work.index else old for old in state.works)
-    return replace(state, works=works, debts={**state.debts, key: debt})
+            after, state = shards.heard(event, work, state)
+            if after is work:
+                return state
+            after = after or Work(work.index, excluded=work.excluded | {work.provider})
+    return replace(state, works=tuple(after if old.index == work.index else old for old in state.works))

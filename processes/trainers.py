@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.market import NODEWIRE, Market, Provider
-from bench.report import say
+from processes.market import NODEWIRE, Market, Provider
+from processes.saying import say
 
 LEAST_MSAT = 7_001
 DEPOSIT_PPM = 200_000

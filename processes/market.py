@@ -26,7 +26,6 @@ from typing import Any, Self
 
 import aiohttp
 
-from bench.report import say
 from nodewire import Customer
 from nodewire.config import CustomerConfig
 from nodewire.market import open_market
@@ -36,6 +35,7 @@ from nodewire.nostr.pool import Pool
 from nodewire.protocol import job, kinds
 from nodewire.protocol.job import Request
 from nodewire.protocol.snapshot import Snapshot
+from processes.saying import say
 
 ROOT = Path(__file__).parent.parent
 NODEWIRE = (sys.executable, "-m", "nodewire.cli")

@@ -1,0 +1,46 @@
+"""A shard at one provider: what its provider's word changes, in time or late. Pure, as all of the machine.
+
+What only one of the two knows stands beside it: deposits and shards that are dealt again in `transitions`, results that
+may still count in `lateness`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nodewire.customer.training.events import Begun, Judged, Lost, Received, ResultCame, Worked
+from nodewire.customer.training.measuring import measured
+from nodewire.customer.training.state import State, Work
+
+
+def heard(event: Worked, work: Work, state: State) -> tuple[Work | None, State]:
+    """The shard after `event`, and the state but for the shard: debts, failures, what providers have earned and took.
+
+    No shard where nothing comes of it any more; the very same one where the event changes nothing.
+    """
+    key = work.request, work.provider
+    debt = state.debts[key]
+    match event, work.status:
+        case Begun(), "asked":
+            return replace(work, status="working"), state
+        case ResultCame(_, _, result, took_ms), "asked" | "working":
+            work, debt = replace(work, status="delivered", result=result), replace(debt, result=result)
+            state = measured(state, debt.row, took_ms)
+        case Received(_, _, carried), "delivered":
+            work, debt = replace(work, status="received"), replace(debt, carried=carried)
+        case Judged(_, provider, True, _, audit, doubted, harms), "received":
+            if audit:
+                debt = replace(debt, balance="held", doubted=doubted, harms=harms)
+            else:
+                debt = replace(debt, balance="owed" if debt.row.balance_msat else "none", result="")
+            work = replace(work, status="accepted")
+            state = replace(state, paid_last={**state.paid_last, provider: work.request})
+        case (Judged(_, provider, False, reason), "received") | (
+            Lost(_, provider, reason),
+            "asked" | "working" | "delivered",
+        ):
+            kept = {known: request for known, request in state.paid_last.items() if known != provider}
+            return None, replace(state, paid_last=kept, failures=(*state.failures, (provider, reason)))
+        case _:
+            return work, state
+    return work, replace(state, debts={**state.debts, key: debt})
