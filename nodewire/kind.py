@@ -49,8 +49,11 @@ class Actor(Protocol):
     def open(self, session: str, params: Params) -> None:
         """Reserve what a session needs (a KV cache, say). Raises Busy when all slots are taken."""
 
-    def receive(self, session: str, frame: Frame[Any]) -> list[Frame[Any]]:
-        """Take one input frame (torch tensors), return the output frames that it makes possible, in order."""
+    def receive(self, session: str, frame: Frame[Any]) -> Sequence[Frame[Any]]:
+        """Take one input frame (torch tensors), return the output frames that it makes possible, in order.
+
+        They may be made when they are asked for, which is before the next call.
+        """
 
     def close(self, session: str) -> None:
         """Free the session; unknown sessions are ignored."""

@@ -44,7 +44,7 @@ def audit(
         Path | None, typer.Option("--config", "-c", help="A role's TOML file: relays, stores, committee.")
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="With a transcript: the folder that was trained on, to compute losses, too.")
+        Path | None, typer.Option(help="With a transcript: the file or folder that was trained on, for losses.")
     ] = None,
     start: Annotated[Path | None, typer.Option(help="With a transcript: what its recipe starts from.")] = None,
     segments: Annotated[

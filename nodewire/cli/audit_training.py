@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from nodewire.cli.output import console, notes, one_line, print_json
 from nodewire.config import AnyRole, CustomerConfig, load_role
-from nodewire.errors import BadConfig, BadInput, TooLarge, Unsupported
+from nodewire.errors import BadConfig, NotFound, TooLarge, Unsupported
 from nodewire.kind import Limits, installed_training
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ def audit_training(
     except OSError as error:
         raise BadConfig(str(path), error.strerror or "cannot be read") from error
     reading, role = check(Transcript.parse(text)), load_role(config) if config is not None else None
-    if data is not None and not data.is_dir():
-        raise BadInput("--data", f"{data} is no folder")
+    if data is not None and not data.exists():
+        raise NotFound("--data", f"nothing at {data}")
     data, start = (path.resolve() if path is not None else None for path in (data, start))
     computed = 0
     may = role is not None and reading.transcript.opened is not None and not reading.faults

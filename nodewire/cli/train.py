@@ -31,9 +31,6 @@ FIND_S = 30.0
 _AGAIN_S = 2.0
 
 
-_STEPS = "outer steps are bought beside it, as far as the budget has room"
-
-
 class OuterBy(StrEnum):
     SELF = "self"
     MARKET = "market"
@@ -41,7 +38,9 @@ class OuterBy(StrEnum):
 
 def train(
     recipe: Annotated[Path, typer.Argument(help="The recipe, a TOML file.")],
-    data: Annotated[Path, typer.Option(help="The folder with what is trained on; it leaves this machine encrypted.")],
+    data: Annotated[
+        Path, typer.Option(help="The file or folder with what is trained on; it leaves this machine encrypted.")
+    ],
     config: Annotated[Path, typer.Option("--config", "-c", help="The customer's TOML file.")],
     budget: Annotated[
         str, typer.Option(help="Most that providers may get for it, such as 50000sat; routing fees come on top.")
@@ -74,9 +73,7 @@ def train(
     customer, budget_msat = load_customer(config), parse_msat(budget) if budget else None
     read = read_recipe(recipe)
     if quote:
-        _quote(customer, read, data, shards, budget_msat, as_json=json)
-        if outer is OuterBy.MARKET and not json:
-            notes.print(_STEPS, soft_wrap=True)
+        _quote(customer, read, data, shards, budget_msat, buys_steps=outer is OuterBy.MARKET, as_json=json)
         return
     if budget_msat is None:
         raise BadInput("--budget", "most that the training may cost, such as 50000sat; --quote says what it would")
@@ -172,14 +169,21 @@ def _registered(model: Path, name: str, target_vram: str, customer: CustomerConf
 
 
 def _quote(
-    customer: CustomerConfig, recipe: Recipe, data: Path, shards: int, budget_msat: int | None, *, as_json: bool
+    customer: CustomerConfig,
+    recipe: Recipe,
+    data: Path,
+    shards: int,
+    budget_msat: int | None,
+    *,
+    buys_steps: bool,
+    as_json: bool,
 ) -> None:
     from nodewire.cli.training_quote import show_quote
 
     with naming(customer.relays):
-        made = asyncio.run(_quoted(customer, recipe, data, shards))
+        made = asyncio.run(_quoted(customer, recipe, data, shards, buys_steps=buys_steps))
     if not as_json:
-        show_quote(made, console, budget_msat=budget_msat)
+        show_quote(made, console, budget_msat=budget_msat, buys_steps=buys_steps)
     try:
         made.check(made.total_msat if budget_msat is None else budget_msat)
     except NodewireError as error:
@@ -191,7 +195,9 @@ def _quote(
         print_json(made.document())
 
 
-async def _quoted(customer: CustomerConfig, recipe: Recipe, data: Path, shards: int, *, wait_s: float = 0.0) -> Quote:
+async def _quoted(
+    customer: CustomerConfig, recipe: Recipe, data: Path, shards: int, *, buys_steps: bool, wait_s: float = 0.0
+) -> Quote:
     """What the training would take, by today's ads; they are waited for as long as too few are there."""
     from nodewire.customer.training.dataset import look
     from nodewire.customer.training.quoting import quote
@@ -208,6 +214,7 @@ async def _quoted(customer: CustomerConfig, recipe: Recipe, data: Path, shards: 
             await _market(customer),
             servers=len(customer.blossom),
             state=state,
+            buys_steps=buys_steps,
         )
         try:
             made.check(made.total_msat)
@@ -249,11 +256,9 @@ async def _train(ask: _Ask, *, show: bool) -> Trained:
     from nodewire.customer.training.training import train as buy
 
     with naming(ask.customer.relays):
-        quote = await _quoted(ask.customer, ask.recipe, ask.data, ask.shards, wait_s=FIND_S)
+        quote = await _quoted(ask.customer, ask.recipe, ask.data, ask.shards, buys_steps=ask.buys_steps, wait_s=FIND_S)
         if show:
-            show_quote(quote, notes, budget_msat=ask.budget_msat)
-            if ask.buys_steps:
-                notes.print(_STEPS, soft_wrap=True)
+            show_quote(quote, notes, budget_msat=ask.budget_msat, buys_steps=ask.buys_steps)
         quote.check(ask.budget_msat)
         names = {offer.public: offer.name for offer in quote.offers}
         view = TrainingView(ask.recipe, ask.budget_msat, notes, names=names, seconds=quote.seconds)

@@ -30,7 +30,7 @@ def duration(seconds: float) -> str:
     return f"{whole} s" if seconds >= 1 else "under a second"
 
 
-def show_quote(quote: Quote, console: Console, *, budget_msat: int | None) -> None:
+def show_quote(quote: Quote, console: Console, *, budget_msat: int | None, buys_steps: bool = False) -> None:
     """Print all of it; `budget_msat` None: there is none to compare with."""
     flops = quote.flops_per_round
     operations = f"{flops / 1e15:,.3f} Pflop" if flops >= 10**14 else f"{flops / 1e9:,.3f} Gflop"
@@ -74,10 +74,18 @@ def show_quote(quote: Quote, console: Console, *, budget_msat: int | None) -> No
         return
     console.print(
         f"[bold]{sats(quote.total_msat)}[/] for all rounds: {sats(quote.round_msat)} a round"
+        + (f", {sats(quote.step_msat)} its outer step" if quote.step_msat else "")
         + (f", {sats(quote.deposit_msat)} of the first before it begins" if quote.deposit_msat else "")
         + (f"; {sats(quote.paid_msat)} of it were paid or promised before" if quote.paid_msat else ""),
         soft_wrap=True,
     )
+    if buys_steps:
+        console.print(
+            "outer steps are bought as far as the budget has room for them besides all rounds"
+            if quote.step_msat
+            else "nobody sells outer steps that would do: this machine makes them",
+            soft_wrap=True,
+        )
     about = f"about {duration(quote.seconds)} at the speeds that they claim"
     within = "" if budget_msat is None else f"; budget {sats(budget_msat)}"
     console.print(f"routing fees come on top, at most {sats(quote.fees_msat)}{within}; {about}", soft_wrap=True)

@@ -202,6 +202,10 @@ class Ledger:
                 raise NotAllowed("due", "entered with another customer or amount")
             return known
 
+    def forgo(self, key: Key) -> None:
+        """Forget a due that no invoice was made for: nobody can pay it any more. Others stay as they are."""
+        self._db.execute(f"DELETE FROM dues WHERE {_KEY} AND state = 'due'", astuple(key))
+
     def due(self, key: Key) -> Due:
         """Raises NotFound."""
         due = self._due(key)

@@ -28,6 +28,10 @@ MAX_SHARDS = 4_096
 MAX_SAMPLES = 2**29 - 1
 """In a round; they are the weight of its result, and a weight times a float32 is exact in float64."""
 
+KEPT_BYTES = 16 * 2**20
+"""Of a round's snapshots that a provider keeps, or more where it has room for another round like it; what is not kept
+is computed again from the one before."""
+
 NOTHING = "0" * 64
 """The digest of what is carried on from a round where that is nothing."""
 
@@ -355,17 +359,52 @@ class Recipe(Schema):
         return self.steps * (self.batch * self.flops_per_sample() + optimizer)
 
     def memory_bytes(self) -> int:
-        """A provider's peak above an empty worker: 4 x (parameters + trained x (4 + moments) + batch x activations).
+        """A provider's peak above an empty worker, but for shard and result (`round_bytes`). In float32 numbers:
 
-        Four more copies of what is trained are theta as it came, its gradient, the beginning and the result. Fragments
-        and error feedback each add two copies, of what is carried into a round and out of it. bf16 adds half of
-        parameters and activations; 8 MiB are for samples. The shard and the packed result come on top.
+        of the whole model 1; of each that is trained 3 (theta as it came, its gradient, the delta), the optimizer's
+        moments, 3 with error feedback (what is carried into the round and out of it, and what a worker's heap loses
+        between rounds), and 5 with fragments (that, where the round begins, and the part that is packed); twice the
+        largest tensor, whose gradient is added up; a batch's activations; for Muon what
+        making the largest matrix orthogonal takes. bf16 adds half of model and activations, and 4 MiB. Then snapshots
+        that are kept (`kept_bytes`), 32 bytes for each of 2^18 numbers that are packed at a time, and 8 MiB.
         """
-        carried = 2 * (self.compression.fragments > 1) + 2 * (float(self.compression.error_feedback) > 0)
-        numbers = self.parameters() + self.trained() * (4 + self.moments() + carried)
+        how, shapes = self.compression, self.shapes()
+        carried = 5 * (how.fragments > 1) + 3 * (float(how.error_feedback) > 0)
+        numbers = self.parameters() + self.trained() * (3 + self.moments() + carried)
+        numbers += 2 * max(math.prod(shape) for shape in shapes.values())
+        if self.inner.optimizer == "muon":
+            sides = (sorted(shape) for shape in shapes.values() if len(shape) == 2)
+            numbers += max((2 * a * (a + b) for a, b in sides), default=0)
         activations = self.batch * self.family.activations_per_sample(self.data.window)
-        cast = 2 * (self.parameters() + activations) if self.precision == "bf16" else 0
-        return 4 * (numbers + activations) + cast + 8 * 2**20
+        cast = 2 * (self.parameters() + activations) + 4 * 2**20 if self.precision == "bf16" else 0
+        return 4 * (numbers + activations) + cast + self.kept_bytes() + 32 * min(self.trained(), 2**18) + 8 * 2**20
+
+    def kept_bytes(self) -> int:
+        """Of a round's snapshots that a provider keeps until they are audited: each so-manieth, so that they are no
+        more than KEPT_BYTES; the others are computed again."""
+        if not float(self.audit.fraction):
+            return 0
+        segments = -(-self.steps // self.audit.segment)
+        every = max(1, -(-segments * self.snapshot_bytes() // KEPT_BYTES))
+        return segments // every * self.snapshot_bytes()
+
+    def snapshot_bytes(self) -> int:
+        """Of theta and moments, at most."""
+        return (1 + self.moments()) * self.state_bytes()
+
+    def round_bytes(self, shard_bytes: int) -> int:
+        """All that a round takes at a provider: `memory_bytes`, the shard, 32 bytes for each of its rows (the order in
+        which they are drawn), and the packed result."""
+        family = self.family
+        match family:
+            case Decoder():
+                rows = 0
+            case Encoder():
+                rows = shard_bytes // (8 * self.data.window)
+            case _:
+                row = 4 * (family.inputs + family.classes) if self.loss == "squared_error" else 4 * family.inputs + 8
+                rows = shard_bytes // row
+        return self.memory_bytes() + shard_bytes + 32 * rows + self.upload_bytes()
 
     def state_bytes(self) -> int:
         """Tensor bytes of theta or of one uncompressed pseudo-gradient: 4 per trained number."""

@@ -70,6 +70,14 @@ class Payment(Schema):
     amount_msat: Msat
 
 
+class BoughtSteps(Schema):
+    """Outer steps that others were asked for (8842), what they have delivered (6842), and what they were paid."""
+
+    requests: tuple[EventText, ...] = Field(min_length=1)
+    results: tuple[EventText, ...] = ()
+    payments: tuple[Payment, ...] = ()
+
+
 class OpenedShard(Schema):
     """What a ticket held beside recipe and salt."""
 
@@ -115,8 +123,16 @@ class Transcript(Schema):
     """In the order in which it was gone back."""
     weights: Hex32
     """SHA-256 of the final weights as safetensors."""
+    bought: BoughtSteps | None = None
     opened: Opened | None = None
     sig: Hex64 = "0" * 128
+
+    def document(self) -> dict[str, Any]:
+        """Without `bought` if nothing was: as transcripts were written before there was such a thing."""
+        said = super().document()
+        if self.bought is None:
+            del said["bought"]
+        return said
 
     def signed(self, keys: Keys) -> Self:
         """As it goes out: signed over all but `opened`."""

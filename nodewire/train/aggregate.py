@@ -20,9 +20,12 @@ from torch import Tensor
 
 from nodewire.errors import BadInput
 from nodewire.train.state import State
-from nodewire.train.sums import PIECE, distance, norm
+from nodewire.train.sums import distance, norm
 
 Results = Sequence[tuple[int, State]]
+
+AT_ONCE = 1 << 16
+"""Numbers of every result that are brought to float64 at a time."""
 
 
 def mean(results: Results) -> dict[str, Tensor]:
@@ -109,7 +112,7 @@ def _each(results: Results, reduce: Callable[[list[Tensor], list[int]], Tensor])
     weights = [weight for weight, _ in results]
     found = {}
     for name, first in results[0][1].items():
-        pieces = zip(*(torch.split(delta[name].reshape(-1), PIECE) for _, delta in results), strict=True)
+        pieces = zip(*(torch.split(delta[name].reshape(-1), AT_ONCE) for _, delta in results), strict=True)
         reduced = [reduce([row.double() for row in rows], weights) for rows in pieces]
         found[name] = torch.cat(reduced).view(first.shape)
     return found

@@ -19,7 +19,6 @@ from nodewire.errors import BadData, BadHash, BadUpdate, Withheld
 from nodewire.protocol import recipe as recipes
 from nodewire.protocol.recipe import Recipe
 from nodewire.train import compress, fragments, state
-from nodewire.train.compress import LARGEST
 from nodewire.train.state import State
 
 NOTHING = bytes.fromhex(recipes.NOTHING)
@@ -38,8 +37,12 @@ class Carried:
 
     def pack(self) -> bytes:
         """As bytes; equal ones for equal tensors."""
+        return state.pack(self.named())
+
+    def named(self) -> State:
+        """The tensors of those bytes."""
         named = {_DRIFT + name: tensor for name, tensor in (self.drift or {}).items()}
-        return state.pack(named | {_RESIDUAL + name: tensor for name, tensor in (self.residual or {}).items()})
+        return named | {_RESIDUAL + name: tensor for name, tensor in (self.residual or {}).items()}
 
 
 def digest(data: bytes) -> bytes:
@@ -53,8 +56,9 @@ def packed(carried: Carried | None) -> bytes:
 
 def most_bytes(recipe: Recipe) -> int:
     """The most that it takes, header included."""
-    types = _types(recipe)
-    return 8 + state.most_header_bytes(types) + 4 * recipe.trained() * (len(types) // max(1, len(recipe.shapes())))
+    expected = types(recipe)
+    rows = len(expected) // max(1, len(recipe.shapes()))
+    return 8 + state.most_header_bytes(expected) + 4 * recipe.trained() * rows
 
 
 def unpack(data: bytes, recipe: Recipe) -> Carried | None:
@@ -66,11 +70,16 @@ def unpack(data: bytes, recipe: Recipe) -> Carried | None:
     if not data:
         return None
     try:
-        tensors = state.unpack(data, _types(recipe), field="carried")
+        tensors = state.unpack(data, types(recipe), field="carried")
     except BadData as error:
         raise BadUpdate(error.field, error.reason) from error
+    return of(tensors, recipe)
+
+
+def of(tensors: State, recipe: Recipe) -> Carried:
+    """What is carried, of the tensors of its bytes (`types`). Raises BadUpdate: not finite, or above 2^64."""
     for name, tensor in tensors.items():
-        if not bool((tensor.abs() <= LARGEST).all()):
+        if not compress.is_small(tensor):
             raise BadUpdate(f"carried.{name}", "a number that is not finite, or above 2^64")
     names = list(recipe.shapes())
     drift = {name: tensors[_DRIFT + name] for name in names} if recipe.compression.fragments > 1 else None
@@ -124,8 +133,14 @@ def moved(theta: State, end: State) -> State:
 
 def send(recipe: Recipe, round: int, delta: State, carried: Carried | None) -> tuple[bytes, Carried | None]:
     """The packed update of a round, and what is carried from it. Raises BadUpdate as `compress.pack`."""
+    sent, after = sending(recipe, round, delta, carried)
+    return state.pack(sent), after
+
+
+def sending(recipe: Recipe, round: int, delta: State, carried: Carried | None) -> tuple[State, Carried | None]:
+    """`send`, but the update as the tensors of its file; they may be those of `delta`."""
     fragment = fragments.of_round(recipe, round)
-    sent, residual = compress.pack(fragment.of(delta), recipe.compression, _residual(fragment, carried))
+    sent, residual = compress.coded(fragment.of(delta), recipe.compression, _residual(fragment, carried))
     return sent, _after(recipe, fragment, delta, residual, carried)
 
 
@@ -158,14 +173,15 @@ def _after(
     if recipe.compression.fragments > 1:
         still = {name: torch.zeros_like(tensor) for name, tensor in fragment.of(delta).items()}
         drift = fragment.into(still, delta)
-    if residual is not None:
+    if residual is not None and fragment.spans is not None:
         before = carried.residual if carried is not None else None
         residual = fragment.into(residual, before or fragments.zeros(recipe.shapes()))
     some = [*(drift or {}).values(), *(residual or {}).values()]
     return Carried(drift, residual) if any(bool(tensor.any()) for tensor in some) else None
 
 
-def _types(recipe: Recipe) -> state.Types:
+def types(recipe: Recipe) -> state.Types:
+    """The tensors that are carried."""
     prefixes = [_DRIFT] if recipe.compression.fragments > 1 else []
     if float(recipe.compression.error_feedback):
         prefixes.append(_RESIDUAL)

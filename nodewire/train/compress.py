@@ -22,7 +22,7 @@ and of the rest in 2 bits: Sarfi et al. 2025, arXiv 2508.15706.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 
 import torch
@@ -39,6 +39,8 @@ LARGEST = 2.0**64
 _SMALLEST = 2.0**-126
 _LIMIT = {"int8": 127, "int4": 7, "topk": 127}
 """The largest code."""
+_ROW = 1 << 18
+"""About how many numbers are packed, or unpacked, at a time: what that takes does not grow with the model."""
 _SLACK = 1e-4
 """Of bounds, for rounding."""
 _HALF = 0.5 + _SLACK
@@ -54,19 +56,65 @@ def pack(delta: State, compression: Compression, residual: State | None = None) 
     Raises:
         BadUpdate: a number is not finite, or above 2^64.
     """
+    sent, left = coded(delta, compression, residual)
+    return state.pack(sent), left
+
+
+def coded(delta: State, compression: Compression, residual: State | None = None) -> tuple[State, State | None]:
+    """`pack`, but the update as the tensors of its file; in f32 they are those of `delta`."""
     feedback = float(compression.error_feedback)
-    delta = fed(delta, compression, residual)
-    _check_range(delta)
-    if compression.method == "f32":
-        data = state.pack(delta)
-    else:
-        row = torch.cat([tensor.reshape(-1) for tensor in delta.values()])
-        blocks = torch.nn.functional.pad(row, (0, -len(row) % compression.block)).view(-1, compression.block)
-        data = state.pack(_coded(blocks, len(row), compression))
+    whole = fed(delta, compression, residual)
+    _check_range(whole)
+    sent = whole
+    if compression.method != "f32":
+        sent = _in_blocks(whole, compression)
     if not feedback:
-        return data, None
-    sent = unpack(data, {name: tuple(tensor.shape) for name, tensor in delta.items()}, compression)
-    return data, {name: tensor - sent[name] for name, tensor in delta.items()}
+        return sent, None
+    left = {name: tensor.clone() for name, tensor in delta.items()} if whole is delta else whole
+    if sent is whole:
+        return sent, {name: tensor - tensor for name, tensor in whole.items()}
+    return sent, _without(left, sent, compression)
+
+
+def _in_blocks(delta: State, how: Compression) -> dict[str, Tensor]:
+    """The tensors of a packed update, a few blocks at a time."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in delta.items()}
+    made = {name: torch.empty(shape, dtype=dtype) for name, (dtype, shape) in _types(shapes, how).items()}
+    at = dict.fromkeys(made, 0)
+    for row in _in_rows(delta.values(), _at_once(how)):
+        blocks = torch.nn.functional.pad(row, (0, -len(row) % how.block)).view(-1, how.block)
+        for name, part in _coded(blocks, len(row), how).items():
+            made[name][at[name] : at[name] + len(part)] = part
+            at[name] += len(part)
+    return made
+
+
+def _at_once(how: Compression) -> int:
+    """Numbers that are looked at together: whole blocks."""
+    return max(1, _ROW // how.block) * how.block
+
+
+def _in_rows(tensors: Iterable[Tensor], size: int) -> Iterator[Tensor]:
+    """All numbers of tensors as one row, in stretches of `size`; the last may be shorter."""
+    waiting: list[Tensor] = []
+    missing = size
+    for tensor in tensors:
+        for part in _cut(tensor.reshape(-1), missing, size):
+            waiting.append(part)
+            missing -= len(part)
+            if not missing:
+                yield waiting[0] if len(waiting) == 1 else torch.cat(waiting)
+                waiting, missing = [], size
+    if waiting:
+        yield torch.cat(waiting)
+
+
+def _cut(row: Tensor, first: int, size: int) -> Iterator[Tensor]:
+    """A row in stretches, the first of `first` numbers."""
+    if len(row):
+        yield row[:first]
+    for at in range(first, len(row), size):
+        yield row[at : at + size]
 
 
 def fed(delta: State, compression: Compression, residual: State | None) -> State:
@@ -93,11 +141,32 @@ def unpack(data: bytes, shapes: Shapes, compression: Compression) -> State:
     if compression.method == "f32":
         _check_range(parts)
         return parts
-    sizes = [prod(shape) for shape in shapes.values()]
-    row = _decoded(parts, sum(sizes), compression)
-    # Copies, so that one tensor of a State does not keep the memory of all.
-    tensors = zip(torch.split(row, sizes), shapes.items(), strict=True)
-    return {name: tensor.clone().view(shape) for tensor, (name, shape) in tensors}
+    found = {name: torch.empty(shape) for name, shape in shapes.items()}
+    for place, row in _by_place(found, parts, compression):
+        place.copy_(row)
+    return found
+
+
+def _without(left: State, sent: State, how: Compression) -> State:
+    """`left` less what was sent, in its place."""
+    for place, row in _by_place(left, sent, how):
+        place.sub_(row)
+    return left
+
+
+def _by_place(whole: State, parts: Mapping[str, Tensor], how: Compression) -> Iterator[tuple[Tensor, Tensor]]:
+    """Stretches of `whole`, each with what an update holds of it. Raises BadUpdate."""
+    sizes = [tensor.numel() for tensor in whole.values()]
+    rows = _decoded(parts, sum(sizes), how)
+    row = torch.empty(0)
+    for tensor in whole.values():
+        at, flat = 0, tensor.view(-1)
+        while at < len(flat):
+            if not len(row):
+                row = next(rows)
+            place = flat[at : at + len(row)]
+            yield place, row[: len(place)]
+            row, at = row[len(place) :], at + len(place)
 
 
 def most_lost(data: bytes, shapes: Shapes, compression: Compression) -> State:
@@ -176,13 +245,28 @@ def _coded(blocks: Tensor, numbers: int, how: Compression) -> dict[str, Tensor]:
     return {"scales": scales.view(-1), "codes": codes if how.method == "int8" else _joined((codes & 15)[None], 4)[0]}
 
 
-def _decoded(parts: Mapping[str, Tensor], numbers: int, how: Compression) -> Tensor:
-    """The row of numbers. Raises BadUpdate for what `_coded` does not make."""
-    scales, codes = parts["scales"], parts["codes"]
+def _decoded(parts: Mapping[str, Tensor], numbers: int, how: Compression) -> Iterator[Tensor]:
+    """The row of numbers in stretches of whole blocks. Raises BadUpdate for what `_coded` does not make."""
+    scales = parts["scales"]
     most = torch.tensor(LARGEST) / (1 if how.method == "topk" and how.bits == 2 else _LIMIT[how.method])
     if not bool(((scales == 0) | ((scales >= _SMALLEST) & (scales <= most))).all()):
         raise BadUpdate("update.scales", "not finite, negative, or out of range")
-    blocks = -(-numbers // how.block)
+    size = _at_once(how)
+    blocks = size // how.block
+    of_codes = {"int8": size, "int4": size // 2, "topk": blocks}[how.method]
+    for i in range(-(-numbers // size)):
+        few = {
+            "scales": scales[i * blocks : (i + 1) * blocks],
+            "codes": parts["codes"][i * of_codes : (i + 1) * of_codes],
+        }
+        if how.method == "topk":
+            few["places"] = parts["places"][i * blocks : (i + 1) * blocks]
+        yield _row(few, min(size, numbers - i * size), how)
+
+
+def _row(parts: Mapping[str, Tensor], numbers: int, how: Compression) -> Tensor:
+    """The numbers of some blocks."""
+    scales, codes = parts["scales"], parts["codes"]
     if how.method == "topk":
         places = parts["places"].long()
         if not bool(((places >= 0) & (places < how.block)).all() and (places.diff(dim=1) > 0).all()):
@@ -192,7 +276,7 @@ def _decoded(parts: Mapping[str, Tensor], numbers: int, how: Compression) -> Ten
             if how.bits == 8
             else _of_two_bits(scales, _parted(codes, 2, how.kept))
         )
-        row = torch.zeros(blocks, how.block).scatter_(1, places, kept).view(-1)
+        row = torch.zeros(len(scales), how.block).scatter_(1, places, kept).view(-1)
         # In 2 bits there is no zero: what fills up a block shorter than what is kept of one has its mean, too.
         if how.bits == 8 and bool(row[numbers:].any()):
             raise BadUpdate("update.places", "a number behind the last")
@@ -268,5 +352,10 @@ def _parted(packed: Tensor, bits: int, count: int) -> Tensor:
 
 def _check_range(tensors: State) -> None:
     for name, tensor in tensors.items():
-        if not bool((tensor.abs() <= LARGEST).all()):
+        if not is_small(tensor):
             raise BadUpdate(f"update.{name}", "a number that is not finite, or above 2^64")
+
+
+def is_small(tensor: Tensor) -> bool:
+    """Whether all its numbers are finite, and none is above 2^64."""
+    return not tensor.numel() or all(abs(float(bound)) <= LARGEST for bound in tensor.aminmax())

@@ -22,7 +22,6 @@ from nodewire.protocol.recipe import MAX_SHARDS, Recipe
 from nodewire.train import draw, state
 from nodewire.train.families import Batch
 
-MAX_DATA_BYTES = 2**35
 MAX_SHARD_BYTES = 2**32
 GATHERED_BYTES = 4 * 2**20
 """Samples of so many bytes are gathered at a time, for several steps at once where they are small."""
@@ -80,7 +79,7 @@ class Shard:
 
     tensors: Tensors
 
-    @cached_property
+    @property
     def packed(self) -> bytes:
         """The shard as safetensors bytes."""
         return state.pack(self.tensors)
@@ -88,7 +87,10 @@ class Shard:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of `packed`: 64 hex digits."""
-        return hashlib.sha256(self.packed).hexdigest()
+        digest = hashlib.sha256()
+        for part in state.parts(self.tensors):
+            digest.update(part)
+        return digest.hexdigest()
 
     @classmethod
     def unpack(cls, data: bytes, recipe: Recipe) -> Shard:
@@ -100,7 +102,12 @@ class Shard:
         """
         if len(data) > MAX_SHARD_BYTES:
             raise TooLarge("shard", f"{len(data)} bytes, at most {MAX_SHARD_BYTES}")
-        return cls(checked(recipe, state.unpack(data, expected(recipe), field="shard")))
+        return cls.of(state.unpack(data, expected(recipe), field="shard"), recipe)
+
+    @classmethod
+    def of(cls, tensors: Tensors, recipe: Recipe) -> Shard:
+        """The shard of these tensors (`expected`). Raises BadData: values that the recipe's model does not take."""
+        return cls(checked(recipe, tensors))
 
     def __len__(self) -> int:
         """Rows, bytes or tokens."""
@@ -174,14 +181,17 @@ def _rows(length: int, recipe: Recipe, round: int, index: int, step: int, steps:
     """Row numbers of the steps, [steps x batch]."""
     begin, end = step * recipe.batch, (step + steps) * recipe.batch
     epochs = range(begin // length, -(-end // length))
-    rows = np.concatenate([_epoch(length, recipe.seed, round, index, epoch) for epoch in epochs])
-    return rows[begin - epochs.start * length :][: end - begin]
+    parts = [
+        _epoch(length, recipe.seed, round, index, epoch)[max(0, begin - epoch * length) : end - epoch * length]
+        for epoch in epochs
+    ]
+    return np.concatenate(parts)
 
 
 @lru_cache(maxsize=2)
 def _epoch(length: int, seed: int, round: int, index: int, epoch: int) -> np.ndarray:
     """A shard's rows in an epoch's order; kept, because a round asks for it segment by segment."""
-    return draw.order(length, "rows", seed, round, index, epoch)
+    return draw.order(length, "rows", seed, round, index, epoch).astype(np.int32)  # a shard has fewer than 2^31
 
 
 def _starts(length: int, recipe: Recipe, round: int, index: int, step: int, steps: int) -> np.ndarray:

@@ -18,7 +18,7 @@ def words(count: int, *of: int | str) -> npt.NDArray[np.uint64]:
 
 def order(count: int, *of: int | str) -> npt.NDArray[np.int64]:
     """A permutation of range(count): its numbers sorted by their words, equal words by number."""
-    return np.argsort(words(count, *of), kind="stable").astype(np.int64)
+    return np.argsort(words(count, *of), kind="stable").astype(np.int64, copy=False)
 
 
 def uniform(count: int, bound: float, *of: int | str) -> npt.NDArray[np.float32]:

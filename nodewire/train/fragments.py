@@ -96,7 +96,12 @@ def step(recipe: Recipe, round: int, theta: State, momenta: State, results: Resu
     Momenta are a fragment's own: they wait while others are stepped. Raises as `outer.step`.
     """
     fragment = of_round(recipe, round)
-    parts = [(weight, fragment.of(delta)) for weight, delta in results]
+    return step_parts(recipe, round, theta, momenta, [(weight, fragment.of(delta)) for weight, delta in results])
+
+
+def step_parts(recipe: Recipe, round: int, theta: State, momenta: State, parts: Results) -> tuple[State, State]:
+    """`step`, from updates of what the round sends (`Fragment.of`)."""
+    fragment = of_round(recipe, round)
     after, kept = outer.step(recipe.outer_of(round), fragment.of(theta), fragment.of(momenta), parts)
     return fragment.into(after, theta), fragment.into(kept, momenta)
 

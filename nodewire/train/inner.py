@@ -102,15 +102,26 @@ class Trainer:
         return done.update
 
     def stretches(
-        self, theta: State, shard: Shard, round: int, index: int, steps: int | None = None
+        self,
+        theta: State,
+        shard: Shard,
+        round: int,
+        index: int,
+        steps: int | None = None,
+        *,
+        since: State | None = None,
     ) -> Iterator[Stretch]:
-        """`train`, segment by segment; the model is this round's until the last. Raises as `train`."""
+        """`train`, segment by segment; the model is this round's until the last. Raises as `train`.
+
+        `since`: what the update's delta is counted from, if not from theta; theta is not held on to then.
+        """
         steps = self.recipe.steps if steps is None else steps
         if not 1 <= steps <= self.recipe.steps:
             raise BadInput("steps", f"{steps}, not from 1 to the recipe's {self.recipe.steps}")
         self._flat.load(theta)
         self._optimizer.load(None)
-        before = self._flat.values.detach().clone()
+        since = theta if since is None else since
+        del theta
         losses, states = torch.empty(steps), []
         every = self.recipe.audit.segment
         for first in range(0, steps, every):
@@ -121,11 +132,13 @@ class Trainer:
                 if last < steps:
                     update = None
                 else:
-                    delta = self._flat.values - before
+                    delta = self._flat.values.detach().clone()
+                    moved = self._flat.views(delta)
+                    for name, tensor in since.items():
+                        moved[name].sub_(tensor)
                     if not (state.is_finite(losses) and state.is_finite(delta)):
                         raise BadRecipe("inner", f"round {round} on shard {index} does not stay finite")
-                    views = self._flat.views(delta)
-                    update = Update(views, steps * self.recipe.batch, tuple(losses.tolist()), tuple(states))
+                    update = Update(moved, steps * self.recipe.batch, tuple(losses.tolist()), tuple(states))
             yield Stretch(last, float(losses[last - 1]), states[-1], update)
 
     def snapshot(self, theta: State, shard: Shard, round: int, index: int, step: int) -> Snapshot:
@@ -137,11 +150,14 @@ class Trainer:
         return self._snapshot(step, copied=True)
 
     def beginning(self, theta: State) -> Snapshot:
-        """The snapshot before a round's first step: known to everybody."""
-        return Snapshot(0, theta, {name: torch.zeros_like(m) for name, m in self._optimizer.moments.items()})
+        """The snapshot before a round's first step: known to everybody. Its moments, zeros, take no memory."""
+        nothing = torch.zeros(())
+        return Snapshot(0, theta, {name: nothing.expand(m.shape) for name, m in self._optimizer.moments.items()})
 
-    def segment(self, start: Snapshot, shard: Shard, round: int, index: int, steps: int) -> Snapshot:
-        """The snapshot `steps` steps after `start`."""
+    def segment(
+        self, start: Snapshot, shard: Shard, round: int, index: int, steps: int, *, copied: bool = True
+    ) -> Snapshot:
+        """The snapshot `steps` steps after `start`; not `copied` it is this trainer's own until that goes on."""
         last = start.step + steps
         if not start.step <= last <= self.recipe.steps:
             raise BadInput("steps", f"{start.step} to {last} is not within the recipe's {self.recipe.steps}")
@@ -149,7 +165,7 @@ class Trainer:
             self._flat.load(start.theta)
             self._optimizer.load(start.moments)
             self._advance(shard, round, index, start.step, last, torch.empty(last))
-            return self._snapshot(last, copied=True)
+            return self._snapshot(last, copied=copied)
 
     def loss(self, theta: State, samples: Batch) -> float:
         """The mean loss on samples (`data.samples`)."""

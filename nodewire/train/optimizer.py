@@ -151,7 +151,9 @@ def orthogonal(matrix: Tensor) -> Tensor:
     x = x / (torch.linalg.vector_norm(x) + 1e-7)
     for _ in range(5):
         square = x @ x.T
-        x = torch.addmm(x, torch.addmm(square, square, square, beta=b, alpha=c), x, beta=a)
+        square = torch.addmm(square, square, square, beta=b, alpha=c)
+        x = torch.addmm(x, square, x, beta=a)
+        del square  # before the next one takes its room
     return x.T if tall else x
 
 

@@ -11,16 +11,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from nodewire.errors import BadData, NotFound, TooLarge
+from nodewire.errors import BadData
 from nodewire.graph.bert import IDS
 from nodewire.graph.encoder import padded
 from nodewire.graph.encoder import tokenizer as text_tokenizer
 from nodewire.llm.tokenizer import Tokenizer
 from nodewire.protocol.families import Decoder, Encoder
 from nodewire.protocol.recipe import Recipe
-from nodewire.train.data import MAX_DATA_BYTES, Tensors, checked
+from nodewire.store import folder
+from nodewire.train.data import Tensors, checked
 
-MAX_FILES = 100_000
 PIECE_CHARS = 2**20
 """Text is tokenized in pieces of about this length, cut after a line's end."""
 
@@ -63,25 +63,10 @@ def texts(path: Path) -> Iterator[str]:
 
 
 def _files(path: Path) -> list[Path]:
-    if path.is_file():
-        files = [path]
-    elif path.is_dir():
-        files, whole = [], path.resolve()
-        for file in path.rglob("*"):
-            if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts):
-                if file.is_symlink() and not file.resolve().is_relative_to(whole):
-                    raise BadData(str(file.relative_to(path))[:80], "leads out of the folder")
-                files.append(file)
-                if len(files) > MAX_FILES:
-                    raise TooLarge("data", f"over {MAX_FILES} files")
-    else:
-        raise NotFound("data", f"nothing at {path}")
-    size = sum(file.stat().st_size for file in files)
-    if size > MAX_DATA_BYTES:
-        raise TooLarge("data", f"{size} bytes, at most {MAX_DATA_BYTES}")
+    files, size = folder.listed(path, "data")
     if not size:
         raise BadData("data", "empty")
-    return sorted(files, key=lambda file: file.relative_to(path).as_posix())
+    return files
 
 
 def _arrays(recipe: Recipe, files: list[Path]) -> dict[str, Tensor]:

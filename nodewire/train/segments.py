@@ -54,7 +54,7 @@ def count(recipe: Recipe, steps: int) -> int:
 
 def show(snapshot: Snapshot) -> bytes:
     """A snapshot as bytes."""
-    return state.pack(_named(snapshot))
+    return state.pack(named(snapshot))
 
 
 def shown(data: bytes, like: Snapshot, step: int, digest: bytes) -> Snapshot:
@@ -64,13 +64,13 @@ def shown(data: bytes, like: Snapshot, step: int, digest: bytes) -> Snapshot:
         TooLarge, BadUpdate: it is not one of this recipe, or a number in it is not finite.
         BadHash: it is not the one that was committed to.
     """
-    expected = {name: (torch.float32, tuple(tensor.shape)) for name, tensor in _named(like).items()}
+    expected = {name: (torch.float32, tuple(tensor.shape)) for name, tensor in named(like).items()}
     try:
         tensors = state.unpack(data, expected, field="snapshot")
     except BadData as error:
         raise BadUpdate(error.field, error.reason) from error
     for name, tensor in tensors.items():
-        if not bool(torch.isfinite(tensor).all()):
+        if not state.is_finite(tensor):
             raise BadUpdate(f"snapshot.{name}", "a number is not finite")
     theta = {name: tensors[name] for name in like.theta}
     found = Snapshot(step, theta, {name: tensors[_MOMENTS + name] for name in like.moments})
@@ -199,7 +199,8 @@ def packing_off(
 _MOMENTS = "moments."
 
 
-def _named(snapshot: Snapshot) -> State:
+def named(snapshot: Snapshot) -> State:
+    """The tensors of a snapshot's bytes."""
     return {**snapshot.theta, **{_MOMENTS + name: moment for name, moment in snapshot.moments.items()}}
 
 

@@ -38,6 +38,11 @@ _CODES = {
 
 def pack(tensors: Mapping[str, Tensor]) -> bytes:
     """Tensors as a safetensors file: the widest types first, then by name; equal tensors give equal bytes."""
+    return b"".join(parts(tensors))
+
+
+def parts(tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
+    """The file's header, and the tensors' own bytes where they stand: what `pack` joins."""
     rows = sorted(tensors.items(), key=lambda row: (-row[1].dtype.itemsize, row[0]))
     header, end = {}, 0
     for name, tensor in rows:
@@ -45,7 +50,7 @@ def pack(tensors: Mapping[str, Tensor]) -> bytes:
         header[name] = {"dtype": _CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": span}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return b"".join([len(text).to_bytes(8, "little"), text, *(view(tensor) for _, tensor in rows)])
+    return [len(text).to_bytes(8, "little"), text, *(view(tensor) for _, tensor in rows)]
 
 
 def unpack(data: bytes, expected: Types, *, field: str = "tensors") -> dict[str, Tensor]:
@@ -56,36 +61,83 @@ def unpack(data: bytes, expected: Types, *, field: str = "tensors") -> dict[str,
         BadData: the header is malformed; names, dtypes or shapes are not those expected, or tensors do not fill the
             bytes in order. The tensor is named.
     """
-    length = int.from_bytes(data[:8], "little")
-    if length > most_header_bytes(expected):
-        raise TooLarge(field, f"a header of {length} bytes")
-    if len(data) < 8 + length:
-        raise BadData(field, "ends before its header does")
-    try:
-        entries = json.loads(data[8 : 8 + length].decode())  # of bytes json would take UTF-16 and UTF-32, too
-        entries.pop("__metadata__", None)
-        spans = {name: _span(name, entry, expected, field) for name, entry in entries.items()}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise BadData(field, "the header is not one of safetensors") from error
-    missing = next((name for name in expected if name not in spans), None)
-    if missing is not None:
-        raise BadData(f"{field}.{missing}", "missing")
-    end = 0
-    for start, stop, _ in sorted(spans.values(), key=lambda span: span[:2]):
-        if start != end:
-            raise BadData(field, "tensors overlap or leave gaps")
-        end = stop
-    body = memoryview(data)[8 + length :]
-    if end != len(body):
-        raise BadData(field, f"tensors end at byte {end}, the data at {len(body)}")
-    found = {}
-    for name, (dtype, _) in expected.items():
-        start, stop, shape = spans[name]
-        tensor = torch.empty(shape, dtype=dtype)
-        if stop > start:
-            tensor.view(-1).view(torch.uint8).numpy()[:] = body[start:stop]
-        found[name] = tensor
-    return found
+    coming = Unpacking(expected, len(data), field=field)
+    coming.take(memoryview(data))
+    return coming.whole()
+
+
+class Unpacking:
+    """`unpack` of bytes that come in pieces: straight to where they stay, so that nothing is held twice."""
+
+    def __init__(self, expected: Types, most: int, *, field: str = "tensors") -> None:
+        """`most`: bytes that may come; no memory is taken for tensors that would be more."""
+        self._expected, self._most, self._field = expected, most, field
+        self._head = bytearray()
+        """What has come while the header is not whole."""
+        self._found: dict[str, Tensor] | None = None
+        self._left: list[memoryview] = []
+        """What is not filled yet of the tensors, the last first."""
+        self._size = self._at = 0
+        """Of the tensors together, and what has come of them."""
+
+    def take(self, piece: memoryview) -> None:
+        """The next bytes. Raises as `unpack`, as soon as can be."""
+        if self._found is None:
+            piece = self._behind_header(piece)
+        self._at += len(piece)
+        while len(piece) and self._left:
+            room = self._left.pop()
+            n = min(len(room), len(piece))
+            room[:n] = piece[:n]
+            if n < len(room):
+                self._left.append(room[n:])
+            piece = piece[n:]
+        if len(piece):
+            raise BadData(self._field, f"tensors end at byte {self._size}, the data at {self._at}")
+
+    def whole(self) -> dict[str, Tensor]:
+        """The tensors, after the last bytes. Raises as `unpack`."""
+        if self._found is None:
+            raise BadData(self._field, "ends before its header does")
+        if self._at < self._size:
+            raise BadData(self._field, f"tensors end at byte {self._size}, the data at {self._at}")
+        return self._found
+
+    def _behind_header(self, piece: memoryview) -> memoryview:
+        """What of the next bytes does not belong to the header."""
+        before, most = len(self._head), most_header_bytes(self._expected)
+        self._head += piece[: 8 + most - before]
+        length = int.from_bytes(self._head[:8], "little")
+        if length > most:
+            raise TooLarge(self._field, f"a header of {length} bytes")
+        if len(self._head) < 8 + length:
+            return piece[len(piece) :]
+        text, self._head = bytes(self._head[8 : 8 + length]), bytearray()
+        self._make(text)
+        return piece[8 + length - before :]
+
+    def _make(self, text: bytes) -> None:
+        expected, field = self._expected, self._field
+        try:
+            entries = json.loads(text.decode())  # of bytes json would take UTF-16 and UTF-32, too
+            entries.pop("__metadata__", None)
+            spans = {name: _span(name, entry, expected, field) for name, entry in entries.items()}
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise BadData(field, "the header is not one of safetensors") from error
+        missing = next((name for name in expected if name not in spans), None)
+        if missing is not None:
+            raise BadData(f"{field}.{missing}", "missing")
+        end = 0
+        ordered = sorted(spans, key=lambda name: spans[name][:2])
+        for start, stop, _ in (spans[name] for name in ordered):
+            if start != end:
+                raise BadData(field, "tensors overlap or leave gaps")
+            end = stop
+        if end > self._most - 8 - len(text):
+            raise BadData(field, f"tensors end at byte {end}, the data at {self._most - 8 - len(text)}")
+        self._size = end
+        self._found = {name: torch.empty(spans[name][2], dtype=dtype) for name, (dtype, _) in expected.items()}
+        self._left = [view(self._found[name]) for name in reversed(ordered) if self._found[name].numel()]
 
 
 def most_header_bytes(expected: Types) -> int:

@@ -23,7 +23,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -118,11 +118,13 @@ def judge(
     found = {one.index: Judgement() for one in submissions}
 
     def note(index: int, judgement: Judgement) -> None:
-        """The worse outcome stays, and of equals the earlier; figures are gathered."""
+        """The worse outcome stays, and of equals the earlier; so does the worse threat, whatever the outcome that it
+        comes with. Figures are gathered."""
         now = found[index]
         figures = {**now.figures, **judgement.figures}
         worse = judgement if _ORDER[judgement.outcome] > _ORDER[now.outcome] else now
-        found[index] = replace(worse, figures=figures)
+        threat = max(now.threat, judgement.threat, key=_THREATS.index)
+        found[index] = replace(worse, figures=figures, threat=threat)
 
     shares = {one.index: (one.steps / recipe.steps) ** STEPS_POWER for one in submissions}
     lengths = {one.index: norm(one.delta) / shares[one.index] for one in submissions}
@@ -157,6 +159,8 @@ def judge(
     return found
 
 
+_THREATS: tuple[Threat, ...] = get_args(Threat)
+"""The worse ones last."""
 _ORDER = {"accept": 0, "audit": 1, "reject": 2}
 
 

@@ -15,11 +15,12 @@ from nodewire.nostr import event as events
 from nodewire.nostr.event import Event
 from nodewire.pay import zaps
 from nodewire.pay.debts import Key
-from nodewire.protocol import audit, closing, delivery, kinds
+from nodewire.protocol import audit, closing, delivery, kinds, outer
 from nodewire.protocol import round as rounds
 from nodewire.protocol.audit import Showing
 from nodewire.protocol.closing import Closed, Counted
 from nodewire.protocol.delivery import Delivered, Delivery
+from nodewire.protocol.outer import OuterRequest
 from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.round import BALANCE, DEPOSIT, RoundRequest, RoundTicket
 from nodewire.protocol.transcript import Made, OpenedShard, Transcript
@@ -31,7 +32,7 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class Fault:
     """`step`: signature, recipe, request, result, close, draw, answer, round, undone, carried, weight, theta, weights,
-    payment; computed again: update, theta, weights, loss, segment."""
+    bought, payment; computed again: update, theta, weights, loss, segment."""
 
     step: str
     reason: str
@@ -114,7 +115,9 @@ def check(transcript: Transcript) -> Reading:
     _undone(reading)
     _carried(reading)
     _audits(reading)
-    _payments(reading)
+    receipts = _receipts(reading)
+    _payments(reading, receipts)
+    _bought(reading, receipts)
     return reading
 
 
@@ -280,6 +283,7 @@ def _chain(reading: Reading, rounds_: Sequence[Made], first: int, before: str) -
     """Steps that were made one after the other, and what they were made of; False: rounds are missing."""
     recipe = reading.recipe
     stepped: set[tuple[str, str]] = set()
+    begun = {made.round: made.before for made in rounds_}
     for number, made in enumerate(rounds_, first):
         reading.held["round"] = reading.held.get("round", 0) + 1
         if made.round != number:
@@ -304,6 +308,9 @@ def _chain(reading: Reading, rounds_: Sequence[Made], first: int, before: str) -
             elif key in stepped:
                 reading.wrong("round", "counts a result twice", number, one.provider)
             stepped.add(key)
+            ticket = reading.shards.get(key)
+            if ticket is not None and ticket.theta_sha256 != begun.get(one.round, ticket.theta_sha256):
+                reading.wrong("theta", "counts what began with weights that are none of its row", number, one.provider)
             is_audited = recipe is not None and float(recipe.audit.fraction) > 0
             if is_audited and key not in reading.counted:
                 reading.wrong("close", "no close names a result that counts", number, one.provider)
@@ -366,13 +373,17 @@ def _audits(reading: Reading) -> None:
             reading.wrong("payment", "a balance without an audit", _round_of(reading, key[0]), payment.provider)
 
 
-def _payments(reading: Reading) -> None:
-    transcript = reading.transcript
+def _receipts(reading: Reading) -> dict[tuple[str, str], list[Event]]:
+    """By request and provider."""
     receipted: dict[tuple[str, str], list[Event]] = {}
-    for event in _events(reading, "payment", transcript.receipts):
+    for event in _events(reading, "payment", reading.transcript.receipts):
         receipted.setdefault((event.tag("e") or "", event.pubkey), []).append(event)
+    return receipted
+
+
+def _payments(reading: Reading, receipted: dict[tuple[str, str], list[Event]]) -> None:
     paid = set()
-    for one in transcript.payments:
+    for one in reading.transcript.payments:
         reading.held["payment"] = reading.held.get("payment", 0) + 1
         request, number = reading.requests.get(one.request), _round_of(reading, one.request)
         assigned = request.round.of(one.provider) if request is not None else None
@@ -387,6 +398,53 @@ def _payments(reading: Reading) -> None:
             continue  # its receipts have been looked at, which takes long
         paid.add((one.request, one.provider, one.part))
         if one.part == BALANCE and (one.request, one.provider) not in reading.results:
+            reading.wrong("payment", "a balance for nothing", number, one.provider)
+        found = receipted.get((one.request, one.provider), [])
+        _receipt(reading, found, Key(one.request, one.provider, one.part), agreed, number)
+
+
+def _bought(reading: Reading, receipted: dict[tuple[str, str], list[Event]]) -> None:
+    """Outer steps that others have made: asked for in this training, delivered by who was asked, paid as agreed."""
+    transcript, recipe = reading.transcript, reading.recipe
+    if transcript.bought is None:
+        return
+    asked: dict[str, OuterRequest] = {}
+    for event in _events(reading, "bought", transcript.bought.requests):
+        step = reading.hold("bought", partial(outer.parse, event))
+        if step is None:
+            continue
+        if (step.customer, step.round.job) != (transcript.customer, transcript.job):
+            reading.wrong("bought", f"{event.id[:16]} is of another training", step.round.round)
+        elif recipe is not None and rounds.seal_of(recipe.digest(), transcript.salt) != step.round.seal:
+            reading.wrong("bought", "of another recipe", step.round.round, step.round.provider)
+        else:
+            asked[step.id] = step
+    delivered: set[str] = set()
+    for event in _events(reading, "bought", transcript.bought.results):
+        result = reading.hold("bought", partial(outer.parse_result, event), provider=event.pubkey)
+        known = asked.get(result.request) if result is not None else None
+        if result is None or known is None or known.round.provider != result.provider:
+            reading.wrong("bought", f"{event.id[:16]} is by nobody who was asked", provider=event.pubkey)
+        elif result.customer != transcript.customer or result.request in delivered:
+            reading.wrong("bought", "delivered twice, or to another", known.round.round, result.provider)
+        else:
+            delivered.add(result.request)
+    paid = set()
+    for one in transcript.bought.payments:
+        reading.held["payment"] = reading.held.get("payment", 0) + 1
+        known = asked.get(one.request)
+        if known is None or known.round.provider != one.provider:
+            reading.wrong("payment", "of an outer step to somebody who was not asked", None, one.provider)
+            continue
+        number = known.round.round
+        agreed = known.round.deposit_msat if one.part == DEPOSIT else known.round.balance_msat
+        if one.amount_msat != agreed:
+            reading.wrong("payment", f"{one.amount_msat} msat, agreed on {agreed}", number, one.provider)
+        if (one.request, one.part) in paid:
+            reading.wrong("payment", "paid twice", number, one.provider)
+            continue
+        paid.add((one.request, one.part))
+        if one.part == BALANCE and one.request not in delivered:
             reading.wrong("payment", "a balance for nothing", number, one.provider)
         found = receipted.get((one.request, one.provider), [])
         _receipt(reading, found, Key(one.request, one.provider, one.part), agreed, number)

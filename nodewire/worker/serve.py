@@ -26,8 +26,8 @@ from nodewire.worker.arena import Slabs
 MAX_PROGRAM_BYTES = 64 * 2**20
 RESERVE_BYTES = 4 * 2**20
 """On top of the cap, for reading calls and writing answers; actors do not get it."""
-_OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc", "[enforce fail a")
-"""What torch's allocator says; its own message may find no memory to be whole."""
+_OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc", "[enforce fail a", "could not create a primitive")
+"""What torch's allocator says (its own message may find no memory to be whole), and oneDNN."""
 _DTYPES = {name: getattr(torch, name) for name in ITEM_BYTES}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
@@ -195,7 +195,7 @@ class Server:
             or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
             or (isinstance(error, RuntimeError) and any(said in text for said in _OUT_OF_MEMORY))
         ):
-            return OverMemory(task, f"more than {self._limits.memory_bytes} bytes")
+            return OverMemory(task, f"more than the {self._limits.memory_bytes} bytes that [worker] memory allows")
         return WorkerFailed(task, f"{type(error).__name__}: {text}"[:200])
 
     def _next(self) -> dict[str, Any] | None:

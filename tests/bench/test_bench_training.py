@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import sqlite3
+import subprocess
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from bench import chaos_train, mutations, quality_train, scale_train
+from bench.late_cheat import Following, LateCheat, longer
+from nodewire.customer.training.events import Published, Sufficed, Undone
+from nodewire.customer.training.journal import Journal
 from nodewire.protocol.recipe import Recipe
-from nodewire.train import bare, state
+from nodewire.provider.training.run import ShardRun
+from nodewire.provider.training.training import Training
+from nodewire.train import bare, compress, state
 from tests.train import recipes
 
 torch.set_num_threads(1)
@@ -96,6 +106,73 @@ def test_two_settled_invoices_of_one_part_are_a_double_payment(tmp_path):
     ]
     found = chaos_train.settled(_Market(tmp_path, quotes))
     assert found == {("r", "ada", 0): 2, ("r", "ada", 1): 1, ("", "e", 0): 1}
+
+
+def test_steps_of_chaos_are_told_by_the_customers_journal(tmp_path):
+    market = SimpleNamespace(relay="ws://none", folder=tmp_path, providers={})
+    world = chaos_train.World(market, tmp_path / "customer.toml", set())
+    folder = tmp_path / "state" / "training" / "chaos"
+    folder.mkdir(parents=True)
+    journal = Journal(folder / "journal.db")
+
+    def published(request: str) -> Published:
+        return Published(0, request, "{}", ())
+
+    assert not world.written("Published") and world.journal() == []
+    for event in (published("a"), Undone(0, (("a", "eve"),))):
+        journal.append(event)
+    assert world.written("Published") and world.written("Undone") and not world.written("Published#2")
+    assert not world.written("Undone>Published")
+    journal.append(published("b"))
+    assert world.written("Undone>Published") and world.written("Published#2")
+    world.requests = {"a", "b", "other"}
+    assert world.fresh == world.requests
+    world.again = True
+    assert world.fresh == {"b"}
+    journal.close()
+
+
+def test_the_faults_of_chaos_stand_once_and_those_with_a_cheat_at_the_end():
+    whole, quick = chaos_train._faults(False), chaos_train._faults(True)
+    assert len(set(whole)) == len(whole) and set(quick) < set(whole)
+    for faults in (whole, quick):
+        assert [fault.undoing for fault in faults] == sorted(fault.undoing for fault in faults)
+        assert {fault.who for fault in faults if fault.undoing} == {"nobody", "provider", "customer"}
+
+
+@pytest.mark.parametrize("method", ["int8", "int4"])
+def test_the_late_cheats_update_is_longer_and_has_the_form_of_one(method):
+    recipe = recipes.recipe("mlp", compression={"method": method})
+    delta = {name: torch.randn(shape) for name, shape in recipe.shapes().items()}
+    packed, _ = compress.pack(delta, recipe.compression)
+    honest, cheat = (compress.unpack(one, recipe.shapes(), recipe.compression) for one in (packed, longer(packed)))
+    assert all(torch.allclose(cheat[name], 1.02 * honest[name]) for name in honest)
+    assert any(not torch.equal(cheat[name], honest[name]) for name in honest)
+
+
+def test_what_the_late_cheat_changes_is_what_providers_do():
+    for cheat, honest in ((LateCheat, ShardRun), (Following, Training)):
+        changed = {name for name in vars(cheat) if not name.startswith("__")}
+        assert changed and changed <= set(vars(honest))
+
+
+def test_a_customer_that_is_to_die_before_an_event_leaves_a_journal_without_it(tmp_path):
+    code = """
+from pathlib import Path
+from bench.dying import dies_before
+from nodewire.customer.training.journal import Journal
+from nodewire.customer.training.events import Sufficed, Undone
+dies_before("Undone")
+journal = Journal(Path("journal.db"))
+journal.append(Sufficed(0))
+journal.append(Undone(0))
+"""
+    path = {**os.environ, "PYTHONPATH": str(chaos_train.ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=path, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    journal = Journal(tmp_path / "journal.db")
+    assert journal.events() == [Sufficed(0)]
+    journal.close()
 
 
 def test_the_recipes_of_chaos_and_scale_are_recipes():

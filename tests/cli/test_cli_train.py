@@ -16,9 +16,9 @@ from nodewire.cli.training_quote import show_quote
 from nodewire.cli.training_recipe import read_recipe
 from nodewire.customer.training.dataset import look
 from nodewire.customer.training.quoting import Quote, quote
-from nodewire.customer.training.state import State
-from nodewire.customer.training.training import kind_of
-from nodewire.errors import BadConfig, BadData, BadRecipe, NoProvider, OverBudget
+from nodewire.customer.training.state import Outer, State
+from nodewire.customer.training.training import _made, kind_of
+from nodewire.errors import BadConfig, BadData, BadRecipe, NoProvider, NotFound, OverBudget
 from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.round import check_supported
 from nodewire.protocol.trainer import Trainer
@@ -160,7 +160,7 @@ def test_too_few_rows_for_the_shards_are_said_before_a_worker_starts(folder):
 # Quotes.
 
 
-def quoted(folder: Path, market: dict[str, Trainer], shards: int = 2, **more: State) -> Quote:
+def quoted(folder: Path, market: dict[str, Trainer], shards: int = 2, **more) -> Quote:
     return quote(RECIPE, 8840, look(RECIPE, folder), shards, market, servers=1, **more)
 
 
@@ -221,7 +221,34 @@ def test_a_quote_is_a_table_for_people(folder):
     assert "budget 1,000.000 sat" in said
 
 
+def test_outer_steps_that_are_bought_are_in_the_total_and_no_budget_is_refused_for_them(folder):
+    steps = ADA.model_copy(update={"name": "pia", "kinds": (8842,), "families": ("mlp",), "least_msat": 1_000})
+    market = {"a" * 64: ADA, "b" * 64: steps}
+    alone, made = quoted(folder, market), quoted(folder, market, buys_steps=True)
+    assert (made.step_msat, made.steps_msat) == (1_000, 3_000)
+    assert made.total_msat == alone.total_msat + 3_000
+    assert made.fees_msat > alone.fees_msat and made.round_msat == alone.round_msat
+    made.check(alone.total_msat)  # what the budget has no room for is made here
+    with pytest.raises(OverBudget, match="42006 msat for 3 rounds"):
+        made.check(alone.total_msat - 1)
+    assert quoted(folder, {"a" * 64: ADA}, buys_steps=True).total_msat == alone.total_msat
+    asked = State(rounds=3, round=1, outer=Outer(bought=True, status="working"))
+    assert quoted(folder, market, buys_steps=True, state=asked).steps_msat == 1_000  # one is committed already
+    out = io.StringIO()
+    show_quote(made, Console(file=out, width=140), budget_msat=10**6, buys_steps=True)
+    assert "45.006 sat for all rounds: 14.002 sat a round, 1.000 sat its outer step" in out.getvalue()
+    assert "as far as the budget has room" in out.getvalue()
+
+
 # The command.
+
+
+def test_a_single_file_is_taken_as_data_for_a_quote_and_for_a_training(folder, tmp_path):
+    file = folder / "digits.safetensors"
+    assert look(RECIPE, file) == look(RECIPE, folder)
+    assert _made(tmp_path / "made", file) == tmp_path / "made"
+    with pytest.raises(NotFound, match="--data: nothing at"):
+        _made(tmp_path / "made", folder / "none")
 
 
 def test_help_does_not_load_torch_or_matplotlib():

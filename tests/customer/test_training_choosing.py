@@ -1,4 +1,4 @@
-"""Who trains a shard: whoever had it before, else the cheapest with room; a request names nobody twice."""
+"""Who trains a shard: whoever had it before, else whose useful results cost least; a request names nobody twice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import pytest
 
 from nodewire.customer.training import pacing
 from nodewire.customer.training.choosing import Need, deal, grouped
+from nodewire.customer.training.costing import Record, record_of
+from nodewire.customer.training.events import Judged, Lost, Opened, Published, Received, ResultCame
 from nodewire.protocol.trainer import Trainer
+from tests.customer.test_training_carrying import BLOB, after, row
 
 NEED = Need(8840, "mlp", 10**6, 1_000, 5)
 
@@ -30,7 +33,7 @@ def ad(**changes) -> Trainer:
     return Trainer(**{**fields, **changes})
 
 
-def dealt(market, needs=None, busy=(), before=None, excluded=(), failures=(), took=None):
+def dealt(market, needs=None, busy=(), before=None, excluded=(), failures=(), good=(), worth=0, took=None, late=()):
     needs = needs or {0: NEED, 1: NEED}
     return deal(
         needs,
@@ -38,9 +41,10 @@ def dealt(market, needs=None, busy=(), before=None, excluded=(), failures=(), to
         busy=Counter(busy),
         before=before or {},
         excluded=frozenset(excluded),
-        failures=Counter(failures),
+        record=Record(Counter(good), Counter(failures), worth),
         measured_us=took or {},
         each_us=pacing.step_us(market, {public: (us,) for public, us in (took or {}).items()}, 10**9),
+        late=late,
     )
 
 
@@ -51,10 +55,56 @@ def test_the_cheapest_gets_what_it_has_room_for_and_the_faster_of_equals_comes_f
     assert dealt(market, busy=("fast", "fast", "slow")) == {0: "slow", 1: "dear"}
 
 
-def test_who_has_failed_comes_after_everybody_else():
-    market = {"dear": ad(least_msat=20), "cheap": ad()}
-    assert dealt(market, failures=("cheap",)) == {0: "dear", 1: "dear"}
-    assert dealt(market, failures=("cheap", "cheap", "dear")) == {0: "dear", 1: "dear"}
+def test_a_failure_costs_what_it_costs_and_not_any_price():
+    market = {"dear": ad(least_msat=20, concurrency=1), "cheap": ad(concurrency=1)}
+    one = {0: NEED}
+    assert dealt(market, one, failures=("cheap",)) == {0: "cheap"}  # 10 and what is lost beside 20
+    assert dealt(market, one, failures=("cheap", "cheap")) == {0: "cheap"}
+    assert dealt(market, one, failures=("cheap",) * 3) == {0: "dear"}
+    assert dealt(market, one, failures=("cheap",) * 3, good=("cheap",) * 9) == {0: "cheap"}
+    market["dear"] = ad(least_msat=1_000_000, concurrency=1)
+    assert dealt(market, one, failures=("cheap",) * 99) == {0: "cheap"}
+    assert dealt(market, failures=("cheap",) * 99) == {0: "cheap", 1: "dear"}
+
+
+def test_a_failed_try_costs_the_time_of_all_so_who_is_almost_free_does_not_fail_for_ever():
+    market = {"fair": ad(least_msat=100), "free": ad(least_msat=1)}
+    one = {0: NEED}
+    assert dealt(market, one, worth=100) == {0: "free"}
+    assert dealt(market, one, worth=100, failures=("free",)) == {0: "free"}
+    assert dealt(market, one, worth=100, failures=("free",) * 3) == {0: "fair"}
+    assert dealt(market, one, worth=1_000, failures=("free",)) == {0: "fair"}
+    market["fair"] = ad(least_msat=10_000)  # more than the budget has for it
+    assert dealt(market, one, worth=100, failures=("free",) * 99) == {0: "free"}
+
+
+def test_who_has_proved_itself_may_be_a_little_dearer_than_a_stranger():
+    market = {"known": ad(least_msat=11), "stranger": ad()}
+    assert dealt(market, {0: NEED}, good=("known",) * 9) == {0: "known"}
+    market["known"] = ad(least_msat=13)
+    assert dealt(market, {0: NEED}, good=("known",) * 9) == {0: "stranger"}
+
+
+def test_speed_counts_among_equals_by_what_was_measured_and_where_the_deadline_would_be_missed():
+    market = {"boasts": ad(gflops=1_000), "quick": ad(gflops=10)}
+    one = {0: NEED}
+    assert dealt(market, one) == {0: "boasts"}
+    assert dealt(market, one, took={"boasts": 100_000, "quick": 90_000}) == {0: "quick"}
+    market["boasts"] = ad(gflops=1_000, least_msat=9)
+    assert dealt(market, one, took={"boasts": 900_000, "quick": 9_000}) == {0: "boasts"}  # in time
+    assert dealt(market, one, late=("boasts",)) == {0: "quick"}
+    assert dealt(market, one, late=("boasts",), before={0: "boasts"}) == {0: "quick"}
+    assert dealt(market, one, late=("boasts", "quick")) == {0: "boasts"}
+
+
+def test_what_is_known_of_providers_is_what_came_of_their_shards():
+    events = [Opened(3, (BLOB, BLOB), BLOB), Published(0, "r0", "{}", (row(0, "ada"), row(1, "bea")))]
+    events += [ResultCame("r0", "ada", "{}", 5), Received("r0", "ada"), Judged("r0", "ada", True, "")]
+    events += [Lost("r0", "bea", "no answer")]
+    record = record_of(after(*events), 1_000)
+    assert (record.good, record.failed, record.worth_msat) == (Counter(["ada"]), Counter(["bea"]), 166)
+    held = record_of(after(*events[:4], Judged("r0", "ada", True, "", audit=True)), 1_000)
+    assert held.good == Counter()
 
 
 def test_a_shard_stays_where_it_was_unless_that_provider_failed_it_or_is_gone():

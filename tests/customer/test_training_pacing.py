@@ -38,6 +38,26 @@ def test_a_speed_is_what_was_measured_or_else_what_is_claimed_as_far_as_claims_h
     assert pacing.step_us(market, took, 10**9) == {"ada": 300_000, "bea": 150_000, "cyd": 150_000}
 
 
+def test_a_claim_is_believed_within_bounds_and_who_has_delivered_goes_by_what_it_did():
+    liar = {"ada": ad(gflops=10), "bea": ad(gflops=10), "eve": ad(gflops=1_000_000)}
+    first = pacing.step_us(liar, {}, 10**9)
+    assert first == {"ada": 100_000, "bea": 100_000, "eve": 25_000}
+    assert pacing.steps(paced(), liar, first) == {"ada": 200, "bea": 200, "eve": 800}
+    after = pacing.step_us(liar, {"ada": (100_000,), "eve": (100_000,)}, 10**9)
+    assert after == {"ada": 100_000, "bea": 100_000, "eve": 100_000}  # nor is bea slow because eve has lied
+    assert pacing.step_us(liar, {"ada": (100_000,)}, 10**9)["eve"] == 25_000
+    slow = liar | {"old": ad(gflops=1)}
+    assert pacing.step_us(slow, {"ada": (100_000,)}, 10**12)["old"] == 400_000
+
+
+def test_who_would_miss_the_deadline_is_known_by_its_steps():
+    of = paced(pace="equal", deadline=10)
+    assert pacing.late(of, {"ada": 12_000.0, "bea": 13_000.0}) == {"bea"}
+    assert pacing.late(of.model_copy(update={"pace": "speed"}), {"ada": 12_000.0, "bea": 90_000.0}) == set()
+    assert pacing.late(of.model_copy(update={"pace": "speed"}), {"ada": 12_000.0, "bea": 110_000.0}) == {"bea"}
+    assert pacing.late(of, {}) == set()
+
+
 @given(
     st.dictionaries(st.sampled_from("abcdef"), st.floats(1, 1e12), min_size=1),
     st.integers(1, 100_000),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from nodewire.customer.training import lateness, undoing
+from nodewire.customer.training import lateness, trusting, undoing
 from nodewire.customer.training.actions import Audit, Await, Close, Fetch, Judge, Pay, Publish, Undo
 from nodewire.customer.training.events import (
     Audited,
@@ -74,6 +74,17 @@ def stepped(state: State, number: int = 0) -> State:
     state = after(state, *accepted(request, "ada", "bea"))
     state = after(state, ClosePublished(round_, f"c{request}", "{}", ((request, "ada"), (request, "bea"))))
     return after(state, Stepped(round_, 10 - round_, theta(round_ + 1), lateness.counted(state)))
+
+
+def test_what_was_worked_for_nothing_counts_against_strangers():
+    state = stepped(stepped(opened()))
+    state = after(state, Audited("r0-0", "ada", False, "other work"))
+    assert trusting.lost_msat(state) == 0
+    state = after(state, Undone(0, undoing.culprits(state, 0)))
+    assert trusting.lost_msat(state) == 100  # of bea's second round, which began with what ada had spoilt
+    market = dict.fromkeys(("ada", "bea", "cyd"), object())
+    assert set(trusting.asked(market, state, 800)) == {"ada", "bea", "cyd"}
+    assert set(trusting.asked(market, state, 799)) == {"bea"}
 
 
 def test_what_failed_is_made_again_by_another_and_what_came_since_is_owed():

@@ -8,6 +8,7 @@ import torch
 from kinds import training_worker
 from nodewire.errors import BadFrame, BadTask, Busy, NotFound, TooLarge
 from nodewire.kind import Limits
+from nodewire.protocol import recipe as recipes
 from nodewire.protocol.frame import Frame
 from nodewire.protocol.recipe import Audit
 from nodewire.train import bare, compress, state
@@ -93,10 +94,10 @@ def revealed(trainer, segment: int) -> tuple[bytes, list[int]]:
 def test_a_provider_shows_what_it_went_through_or_computes_it_again(coordinator, monkeypatch):
     theta = joined(coordinator.receive("job", Frame("theta", 0)))
     shard = joined(coordinator.receive("job", Frame("shard", 0, (), {"index": 0})))
-    monkeypatch.setattr(trainer_actor, "KEPT_BYTES", 1)
+    monkeypatch.setattr(recipes, "KEPT_BYTES", 1)
     shown, asked = [], []
     for spare in (10**9, 0):
-        trainer = training_worker.load("trainer", b"", [], Limits(2 * RECIPE.memory_bytes() + spare))
+        trainer = training_worker.load("trainer", b"", [], Limits(2 * RECIPE.round_bytes(0) + spare))
         trainer.open("s", {"recipe": RECIPE.pack(), "round": 0, "index": 0, "steps": RECIPE.steps})
         sent(trainer, "theta", theta)
         sent(trainer, "shard", shard)
@@ -111,7 +112,7 @@ def test_a_provider_shows_what_it_went_through_or_computes_it_again(coordinator,
 
 
 def test_what_is_shown_waits_for_room_beside_a_round(coordinator):
-    trainer = training_worker.load("trainer", b"", [], Limits(RECIPE.memory_bytes() + 2**20))
+    trainer = training_worker.load("trainer", b"", [], Limits(RECIPE.round_bytes(0) + 2**20))
     params = {"recipe": RECIPE.pack(), "round": 0, "index": 0, "steps": RECIPE.steps}
     theta = joined(coordinator.receive("job", Frame("theta", 0)))
     shard = joined(coordinator.receive("job", Frame("shard", 0, (), {"index": 0})))
@@ -154,7 +155,7 @@ def test_a_session_that_only_shows_makes_room_too(coordinator):
 
 
 def test_who_has_trained_makes_room_before_the_memory_is_too_little(coordinator):
-    most = 2 * RECIPE.memory_bytes() + RECIPE.memory_bytes() // 2
+    most = 2 * RECIPE.round_bytes(0) + RECIPE.round_bytes(0) // 2
     trainer = training_worker.load("trainer", b"", [], Limits(most))
     theta = joined(coordinator.receive("job", Frame("theta", 0)))
     shard = joined(coordinator.receive("job", Frame("shard", 0, (), {"index": 0})))
@@ -218,6 +219,6 @@ def test_what_comes_out_of_turn_is_a_typed_error(coordinator):
         with pytest.raises(BadFrame):
             trainer.receive("s", Frame(edge, 0))
     with pytest.raises(TooLarge):
-        sent(trainer, "theta", bytes(4 * 10**6))
+        sent(trainer, "theta", b"\xff" * 4 * 10**6)
     with pytest.raises(BadTask):
         training_worker.load("graph", b"", [], LIMITS)

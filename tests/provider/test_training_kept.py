@@ -84,16 +84,19 @@ def test_no_two_files_have_the_same_key(files):
     assert len(keys) == 3
 
 
-def test_the_one_before_stays_until_its_round_is_over(files, tmp_path):
-    job = Job(2, begins_with=digest(b"before"))
-    files.keep(Job(1), digest(b"before"), [b"before"])
-    files.keep(job, digest(b"after"), [b"after"])
-    files.keep(job, digest(b"after"), [b"after"])  # trained again after a crash
-    assert len(names(tmp_path / "carried")) == 2
-    assert files.begun(job) is not None
-    files.over(job)
-    assert len(names(tmp_path / "carried")) == 1
-    assert files.begun(Job(3, begins_with=digest(b"after"))) is not None
+def test_the_ones_before_stay_for_some_rounds_as_a_customer_may_go_back(files, tmp_path):
+    for round_ in range(6):
+        files.keep(Job(round_), digest(b"%d" % round_), [b"%d" % round_])
+    files.keep(Job(5), digest(b"5"), [b"5"])  # trained again after a crash
+    files.keep(Job(5, index=4), digest(b"5"), [b"5"])
+    assert len(names(tmp_path / "carried")) == 7
+    assert files.begun(Job(1, begins_with=digest(b"0"))) is not None
+    files.over(Job(5, begins_with=digest(b"4")))
+    assert len(names(tmp_path / "carried")) == 1 + carried.KEPT == 5
+    for round_ in range(2, 6):
+        assert files.begun(Job(round_ + 1, begins_with=digest(b"%d" % round_))) is not None
+    with pytest.raises(NotCarried):
+        files.begun(Job(2, begins_with=digest(b"1")))
 
 
 def test_nothing_and_what_no_round_needs_is_not_kept(files, tmp_path):

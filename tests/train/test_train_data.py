@@ -14,6 +14,7 @@ from safetensors.torch import load, save, save_file
 
 from nodewire.customer.training.dataset import look
 from nodewire.errors import BadData, BadInput, NotFound, TooLarge
+from nodewire.store import folder
 from nodewire.train import data, draw, reading, state, vocabulary
 from nodewire.train.data import Shard
 from tests.train.recipes import NAMES, made, recipe
@@ -260,7 +261,7 @@ def test_files_that_are_no_data_are_refused(tmp_path):
 def test_a_huge_folder_is_refused_before_it_is_read(tmp_path):
     huge = tmp_path / "huge"
     with huge.open("wb") as file:
-        file.truncate(data.MAX_DATA_BYTES + 1)  # sparse: no disk is taken
+        file.truncate(folder.MAX_BYTES + 1)  # sparse: no disk is taken
     with pytest.raises(TooLarge, match="data"):
         reading.read(recipe("decoder"), huge)
 

@@ -99,6 +99,13 @@ def test_two_that_are_alike_are_both_audited():
     assert found[1].reason != "cosine: alike"
 
 
+def test_two_that_are_alike_and_make_the_model_worse_threaten_it_all_the_same():
+    away = [at(-0.5, -0.3), at(-0.51, -0.3)]
+    found = validate.judge(ruled(), at(0.0, 0.0), submissions(*away, at(0.3, 0.5)), towards(1, 1))
+    assert [(found[i].outcome, found[i].threat) for i in (0, 1)] == [("audit", "possible")] * 2
+    assert found[2].threat == "none"
+
+
 def test_an_update_of_the_round_before_is_a_copy_too():
     found = validate.judge(
         ruled(), at(0.0, 0.0), submissions(at(0.5, 0.3), at(0.3, 0.5)), towards(1, 1), earlier=[at(0.05, 0.03)]

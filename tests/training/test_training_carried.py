@@ -15,6 +15,7 @@ from nodewire.nostr.keys import Keys
 from nodewire.protocol.delivery import Progress
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.recipe import Compression, Outer
+from nodewire.provider.training.carried import KEPT
 from nodewire.provider.training.kept import KeptShards
 from nodewire.store.blobs import Blobs
 from nodewire.train import bare, compress, state
@@ -60,7 +61,7 @@ async def test_the_market_makes_what_the_bare_loop_makes(market, recipe):
     assert weights != expected(recipe.model_copy(update={"compression": Compression(method="int4")}))
     assert done.failures == ()
     assert [await market.balance_msat(name) for name in ("ada", "bea")] == [recipe.rounds * LEAST_MSAT] * 2
-    assert not list((market.folder / "ada" / "carried").iterdir())
+    assert len(list((market.folder / "ada" / "carried").iterdir())) <= 2 * KEPT
     assert not list((market.folder / "ada" / "made").iterdir())
 
 

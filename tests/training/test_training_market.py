@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nodewire.errors import NoProvider, NotFound, OverBudget
+from nodewire.customer.training import auditing
+from nodewire.errors import LinkLost, NoProvider, NotFound, OverBudget
 from nodewire.nostr.nip01 import Filter
 from nodewire.nostr.pool import Pool
 from nodewire.protocol.delivery import Progress
@@ -204,6 +205,25 @@ async def test_who_needs_as_long_as_its_rounds_take_to_show_its_work_is_waited_f
 
     async with provider(market, "ada", hold=hold), provider(market, "bea", hold=hold):
         done, weights = await train(market, "dora", TWO_ROUNDS)
+    assert weights == expected()
+    assert done.failures == ()
+
+
+async def test_a_server_that_is_down_while_an_audit_fetches_is_not_the_providers_fault(market, monkeypatch):
+    fetch, failures = auditing._files, 0
+
+    async def fails_at_first(course, showing, wanted):
+        nonlocal failures
+        failures += 1
+        if failures <= 3:
+            raise LinkLost("server", "down")
+        return await fetch(course, showing, wanted)
+
+    monkeypatch.setattr(auditing, "_files", fails_at_first)
+    monkeypatch.setattr(auditing, "FETCH_AGAIN_S", 0.05)
+    async with provider(market, "ada"), provider(market, "bea"):
+        done, weights = await train(market, "dora", TWO_ROUNDS)
+    assert failures > 3
     assert weights == expected()
     assert done.failures == ()
 

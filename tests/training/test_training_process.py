@@ -155,6 +155,21 @@ async def test_an_outer_step_is_made_in_a_worker_that_cannot_import_any_more(tmp
     await worker.stop()
 
 
+async def test_data_may_be_a_single_file_that_is_all_a_worker_sees(tmp_path):
+    folder, data = tmp_path / "training", tmp_path / "digits.safetensors"
+    folder.mkdir()
+    data.write_bytes(state.pack(dataset()))
+    worker = await WorkerProcess.start(
+        "kinds.training_worker", Limits(200 * 10**6), readable=[folder, data], arena_bytes=16 * 2**20
+    )
+    async with Blobs([], tmp_path / "blobs") as blobs:
+        coordinator = Coordinator(worker, blobs, folder)
+        await coordinator.open(ONE_ROUND.pack(), data, 2)
+        shards, _ = split(dataset(), 2, ONE_ROUND)
+        assert (await coordinator.shard(1)).plain_sha256 == hashlib.sha256(shards[1].packed).hexdigest()
+    await worker.stop()
+
+
 async def test_what_is_carried_goes_in_and_out_of_a_worker(tmp_path):
     recipe = ONE_ROUND.model_copy(
         update={"rounds": 4, "compression": Compression(method="int4", fragments=2, error_feedback="1.0")}

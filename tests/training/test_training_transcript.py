@@ -299,3 +299,39 @@ def test_the_command_computes_a_training_again_in_a_worker(stage):
     code, said = audited(path, "--config", configured(stage))
     assert (code, said["ok"], said["recomputed"]) == (1, False, False)
     assert [fault["step"] for fault in said["faults"]] == ["weight"]
+
+
+async def test_payments_of_bought_steps_stand_in_the_transcript_and_alterations_are_named(tmp_path):
+    two = RECIPE.model_copy(update={"rounds": 2})
+    async with small_market.opened(tmp_path) as market:
+        async with provider(market, "ada"), provider(market, "oona", kinds=(8842,)) as oona:
+            await train(market, "dora", two, shards=1, buys_steps=True)
+        keys, transcript = Keys.from_file(tmp_path / "dora" / "key"), market.transcript
+        assert await market.balance_msat("oona") == sum(one.amount_msat for one in transcript.bought.payments)
+    reading = check(Transcript.parse(transcript.to_json()))
+    assert reading.faults == [] and check(transcript.closed()).faults == []
+    bought = transcript.bought
+    assert (len(bought.requests), len(bought.results), len(bought.payments)) == (2, 2, 4)
+    assert {one.provider for one in bought.payments} == {oona.public}
+    assert oona.public not in {one.provider for one in transcript.payments}
+
+    def faults(**changes) -> set[str]:
+        altered = transcript.model_copy(update={"bought": bought.model_copy(update=changes)}).signed(keys)
+        return {fault.step for fault in check(altered).faults}
+
+    assert faults() == set()
+    assert "signature" in {f.step for f in check(transcript.model_copy(update={"bought": None})).faults}
+    assert faults(results=bought.results[:1]) == {"payment"}  # a balance for nothing
+    assert faults(results=(*bought.results, bought.results[0])) == {"bought"}
+    assert faults(requests=bought.requests[:1]) == {"bought", "payment"}
+    assert faults(requests=(transcript.requests[0],)) == {"bought", "payment"}
+    assert faults(payments=(*bought.payments, bought.payments[0])) == {"payment"}
+    more = bought.payments[0].model_copy(update={"amount_msat": bought.payments[0].amount_msat + 1})
+    assert faults(payments=(more, *bought.payments[1:])) == {"payment"}
+    other = bought.payments[0].model_copy(update={"provider": keys.public})
+    assert faults(payments=(other, *bought.payments[1:])) == {"payment"}
+
+
+def test_where_nothing_was_bought_a_transcript_is_written_as_before(stage):
+    assert "bought" not in orjson.loads(stage.transcript.to_json())
+    assert "bought" not in stage.transcript.document()

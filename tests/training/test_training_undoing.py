@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from nodewire.customer.training import auditing
-from nodewire.customer.training.events import Event, Judged, Stepped, Undone
+from nodewire.customer.training.events import Event, Judged, Published, Stepped, Undone
 from nodewire.customer.training.journal import Journal
 from nodewire.customer.training.state import State
 from nodewire.errors import OverBudget
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.delivery import Progress
 from nodewire.protocol.recipe import Compression, Outer, Recipe
+from nodewire.protocol.round import RoundTicket
 from nodewire.store.blobs import Blobs
 from nodewire.train import bare, state
 from nodewire.train.bare import Part
@@ -232,7 +233,7 @@ async def test_two_cheats_in_different_rounds(market, monkeypatch, tmp_path):
     [{"method": "int4", "error_feedback": "1.0"}, {"method": "int8", "error_feedback": "1.0", "fragments": 2}],
     ids=["feedback", "both"],
 )
-async def test_where_something_is_carried_the_round_after_the_one_made_again_begins_with_nothing(
+async def test_where_something_is_carried_the_round_after_the_one_made_again_goes_on_from_it(
     market, tmp_path, monkeypatch, changes
 ):
     recipe = RECIPE.model_copy(update={"rounds": 4, "compression": Compression(**changes)})
@@ -246,11 +247,20 @@ async def test_where_something_is_carried_the_round_after_the_one_made_again_beg
         done, weights = await train(market, "dora", recipe, on_change=found(cheat, 2))
     assert undone(market) == [(1, {ada.public})]
     assert {who for who, _ in done.failures} == {ada.public}
-    # Who made the culprit's shard again begins with nothing, too, and so does whoever gets a shard from another.
-    taken_over = {(2, 0), (2, 1)} | handed_over(lineage(journal(market)))
+    # Nothing is lost but what the culprit had: only who gets a shard from another begins with nothing.
+    taken_over = handed_over(lineage(journal(market)))
     assert weights == expected(market, recipe, taken_over=taken_over)
+    assert begun_with(journal(market), 2) == {(2, index) in taken_over for index in (0, 1)}
+    assert not {(2, 0), (2, 1)} <= taken_over
     await check_pay(market, done, ("ada", ada), ("bea", bea), ("cyd", cyd))
     await verified(market, recipe, tmp_path)
+
+
+def begun_with(events: list[Event], round_: int) -> set[bool]:
+    """Whether those whose results count in a round were told to begin with nothing."""
+    rows = {(e.request, row.provider): row for e in events if isinstance(e, Published) for row in e.rows}
+    (step,) = [step for step in lineage(events) if step.round == round_]
+    return {RoundTicket.parse(rows[c.request, c.provider].ticket).carried is None for c in step.counted}
 
 
 def lies_of(round_: int):
@@ -301,6 +311,39 @@ async def test_a_cheat_a_quorum_and_a_late_result(market, monkeypatch, tmp_path)
     await verified(market, recipe, tmp_path)
 
 
+class Deaf(asyncio.Future):
+    """Of an answer that is never heard."""
+
+    def set_result(self, result):
+        pass
+
+
+async def test_an_audit_that_is_under_way_when_another_of_its_provider_fails_comes_to_nothing(market, monkeypatch):
+    monkeypatch.setattr(auditing, "ASK_AGAIN_S", 0.05)
+    cheat, asked = Cheat(0), asyncio.Event()
+    async with (
+        cheating(market, monkeypatch, "ada", cheat) as ada,
+        provider(market, "bea") as bea,
+        provider(market, "cyd", least_msat=2 * LEAST_MSAT) as cyd,
+    ):
+        answer = auditing._answer
+
+        async def unheard(course, request, provider_, *args):
+            if (provider_, course.state.debts[request, provider_].round) == (ada.public, 1):
+                course.answers[request, provider_] = Deaf()
+                asked.set()
+            elif provider_ == ada.public:
+                await asked.wait()
+            return await answer(course, request, provider_, *args)
+
+        monkeypatch.setattr(auditing, "_answer", unheard)
+        done, weights = await train(market, "dora", RECIPE, on_change=found(cheat, 1))
+    assert undone(market) == [(0, {ada.public})]
+    assert weights == state.pack(bare.run(RECIPE, dataset(), 2)[0])
+    assert {who for who, _ in done.failures} == {ada.public}
+    await check_pay(market, done, ("ada", ada), ("bea", bea), ("cyd", cyd))
+
+
 async def test_where_the_budget_does_not_suffice_for_it_the_training_ends_and_goes_on_with_more(market, monkeypatch):
     cheat = Cheat(0)
     recipe = RECIPE.model_copy(update={"rounds": 2})
@@ -336,6 +379,13 @@ async def test_alterations_of_what_was_undone_are_named(market, monkeypatch):
     assert "theta" in faults(undone=())
     cut = steps.model_copy(update={"rounds": steps.rounds[1:]})
     assert "theta" in faults(undone=(cut,))
+    # What began with a step that was undone counts for nothing: or a customer could name any weights such a step's,
+    # have a round trained from there, and show it as one of this training.
+    strayed = steps.rounds[-1]
+    counted = transcript.rounds[strayed.round].model_copy(update={"results": strayed.results})
+    rounds = (*transcript.rounds[: strayed.round], counted, *transcript.rounds[strayed.round + 1 :])
+    assert strayed.before != counted.before
+    assert "theta" in faults(rounds=rounds)
     other = steps.rounds[0].results[1 - [r.provider for r in steps.rounds[0].results].index(steps.failed[0].provider)]
     blamed = steps.failed[0].model_copy(update={"request": other.request, "provider": other.provider})
     assert {"undone", "payment"} <= faults(undone=(steps.model_copy(update={"failed": (blamed,)}),))

@@ -76,6 +76,8 @@ class Audit:
 
 @dataclass(frozen=True, slots=True)
 class Pay:
+    """Pay one part of a price: `part` is DEPOSIT or BALANCE (`protocol.round`)."""
+
     request: str
     provider: str
     part: int
@@ -83,6 +85,8 @@ class Pay:
 
 @dataclass(frozen=True, slots=True)
 class Step:
+    """Make the outer step of `round` here."""
+
     round: int
 
 

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from nodewire.customer.training import carrying, choosing, pacing, trusting, watching
+from nodewire.customer.training import carrying, choosing, costing, pacing, trusting, watching
 from nodewire.customer.training.choosing import Need
 from nodewire.customer.training.course import Course
 from nodewire.customer.training.events import Lost, Missed, Sealed, Sufficed
@@ -128,9 +128,10 @@ def _dealt(
         busy=Counter(work.provider for work in (*state.works, *state.late) if work.status in ("asked", "working")),
         before={work.index: work.provider for work in state.works if work.provider},
         excluded=(failed - course.forgiven) | state.banned,
-        failures=Counter(provider for provider, _ in state.failures),
+        record=costing.record_of(state, course.budget_msat),
         measured_us={one: each_us[one] for one in state.step_us if one in each_us},
         each_us=each_us,
+        late=pacing.late(recipe, each_us),
     )
     if not dealt:
         return None
@@ -186,12 +187,14 @@ async def wait(course: Course, request: str, provider: str) -> None:
 
 async def wait_late(course: Course, request: str, provider: str) -> None:
     """Wait for a late result up to its deadline, as long as there is a sign of life; then it is lost."""
-    deadline_s = events.parse(course.state.requests[request]).created_at + course.recipe.deadline + watching.GRACE_S
-    key = request, provider
+    key, given_s = (request, provider), course.recipe.deadline + watching.GRACE_S
+    if request in course.asked_s:  # a clock that is set meanwhile changes nothing of what its provider was told
+        by_deadline_s = course.asked_s[request] + given_s
+    else:  # who was dead itself hears first what came meanwhile
+        deadline_s = events.parse(course.state.requests[request]).created_at + given_s
+        by_deadline_s = max(time.monotonic() + deadline_s - time.time(), course.begun_s + watching.GRACE_S)
     while True:
         now_s = time.monotonic()
-        # Who was dead itself hears first what came meanwhile.
-        by_deadline_s = max(now_s + deadline_s - time.time(), course.begun_s + watching.GRACE_S)
         heard_s = max(course.heard_s.get(key, 0.0), course.begun_s, course.asked_s.get(request, 0.0))
         silent_s = heard_s + watching.SILENT_S
         if by_deadline_s <= now_s:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
 from nodewire.customer.training import receiving
 from nodewire.customer.training.coordinating import Late, Past, Verdict
@@ -24,15 +25,19 @@ from nodewire.store.sealed import sealed_bytes
 
 log = logging.getLogger("nodewire.customer")
 
+Fetched = TypeVar("Fetched")
+
 AUDIT_S = 60.0
 AUDIT_TIMES = 3
 """Within which a provider must show what is audited, and so many times what its rounds take: it may have to compute all
 of the round again, beside the next one."""
+FETCH_AGAIN_S = 2.0
 ASK_AGAIN_S = 20.0
 """A provider that was restarted has heard nothing."""
 
 
 async def judge(course: Course, round_: int, waiting: Sequence[tuple[str, str]]) -> None:
+    """Judge the results (request, provider) of a round beside each other, or a late one by its own round's weights."""
     if round_ < course.state.round or course.state.debts[waiting[0]].undone:
         for request, provider in waiting:
             await _judge_late(course, Late(request, round_), provider)
@@ -61,9 +66,12 @@ async def audit(course: Course, request: str, provider: str) -> None:
     """Have the ends of the segments shown that the round's close draws, and compute them again.
 
     All that it needs outlives this process: the close in the journal, theta and update as sealed blobs, the provider's
-    answer at the relays. So there is no way to a balance around it.
+    answer at the relays. So there is no way to a balance around it. When another audit of the same provider has failed
+    meanwhile, nothing depends on this one any more.
     """
     debt = course.state.debts[request, provider]
+    if debt.balance != "held":
+        return
     delivered = course.deliveries.of(debt.result)
     close = events.parse(course.state.closes[debt.close])
     closed = closing.parse(close)
@@ -75,11 +83,14 @@ async def audit(course: Course, request: str, provider: str) -> None:
     patience_s = AUDIT_S + AUDIT_TIMES * debt.row.steps * _step_s(course, provider)
     ask, answer = await _answer(course, request, provider, close, wanted, patience_s)
     course.answers.pop((request, provider), None)
+    if course.state.debts[request, provider].balance != "held":
+        return
     try:
         if answer is None:
             raise Withheld("snapshots", "it shows nothing")
-        files = await _files(course, receiving.shown(course, answer), wanted)
-        update = await course.session.blobs.get(delivered.blob, inline=delivered.result)
+        showing, until_s = receiving.shown(course, answer), time.monotonic() + patience_s
+        files = await _patiently(lambda: _files(course, showing, wanted), until_s)
+        update = await _patiently(lambda: course.session.blobs.get(delivered.blob, inline=delivered.result), until_s)
     except NodewireError as error:
         passed, reason = False, f"{error.code}: {error}"[:200]
     else:
@@ -123,8 +134,25 @@ async def _answer(
         await asyncio.wait([heard], timeout=max(0.0, left_s))
         if heard.done():
             return asked, heard.result()
-        if until_s is not None and time.monotonic() >= until_s:
+        is_held = course.state.debts[request, provider].balance == "held"
+        if not is_held or (until_s is not None and time.monotonic() >= until_s):
             return asked, None
+
+
+async def _patiently(fetch: Callable[[], Awaitable[Fetched]], until_s: float) -> Fetched:
+    """What is fetched, tried again while it is only out of reach: a server that is down is not the provider's fault.
+
+    Raises:
+        NodewireError: it is not what was said; or not to be had by `until_s` (monotonic).
+    """
+    while True:
+        try:
+            return await fetch()
+        except NodewireError as error:
+            if not error.retryable or time.monotonic() > until_s:
+                raise
+            log.warning("what a provider shows is not to be had yet: %s", error)
+        await asyncio.sleep(FETCH_AGAIN_S)
 
 
 async def _files(course: Course, showing: Showing, wanted: Sequence[int]) -> dict[int, tuple[Path, Shown]]:

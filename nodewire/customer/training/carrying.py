@@ -12,12 +12,10 @@ def left(state: State, dealt: Mapping[int, str], indices: Sequence[int]) -> dict
     """What the providers of some shards carry on from the round before, as far as they carry anything.
 
     Only of what the outer step before was made of, and in time: everything else is as if another took the shard over.
-    So is what comes after a round that was made again: who was asked for the next one then lets go of what it had begun
-    with when that is paid.
+    After a round that was made again it is what was carried on from that round, though its provider has gone on from
+    there once before; who has not kept it for so long says so.
     """
     found: dict[int, str] = {}
-    if state.again == state.round - 1:
-        return found
     for one in state.counted:
         if one.round == state.round - 1 and one.index in indices and dealt[one.index] == one.provider:
             carried = state.debts[one.request, one.provider].carried

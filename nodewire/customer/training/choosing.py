@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from nodewire.customer.training.costing import Record
 from nodewire.errors import NodewireError
 from nodewire.nostr.nip01 import Filter, newest_first
 from nodewire.nostr.pool import Pool
-from nodewire.protocol import kinds, trainer
+from nodewire.protocol import kinds, outer, trainer
+from nodewire.protocol.families import HEADER_BYTES
 from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.trainer import TOPIC, Trainer
+from nodewire.store.sealed import sealed_bytes
 
 _FETCH_S = 10.0
 DEARER = 1.5
 SLOWER = 2.0
-"""So many times as dear as the best that is free, or as slow as that and as most, is who loses a shard without having
-failed it: shards that hop are fetched anew each time."""
+"""So many times as dear as the best that is free, or as slow as another of no higher price and as most, is who loses a
+shard: shards that hop are fetched anew each time."""
 
 MOST_DEPOSIT_PPM = 500_000
 """The most of a price that is paid before the work: who wants all of it has nothing to lose by doing none."""
@@ -37,8 +40,24 @@ class Need:
 
 def need_of(recipe: Recipe, kind: int, *, shard_bytes: int, weights_bytes: int, gflop: int) -> Need:
     """Of a shard, and of the largest of the blobs with weights."""
-    memory = max(recipe.memory_bytes() + recipe.upload_bytes() + shard_bytes, recipe.hardware.memory_bytes)
+    memory = max(recipe.round_bytes(shard_bytes), recipe.hardware.memory_bytes)
     return Need(kind, recipe.family.name, memory, max(shard_bytes, weights_bytes), gflop)
+
+
+def step_need_of(recipe: Recipe, inputs: int, *, updates_bytes: int = 0) -> Need:
+    """What the provider of an outer step must have room for; `updates_bytes` is the largest of its inputs."""
+    return Need(
+        kind=kinds.OUTER,
+        family=recipe.family.name,
+        memory_bytes=outer.memory_bytes(recipe, inputs),
+        blob_bytes=max(most_bytes(recipe, max(1, outer.momenta_rows(recipe))), updates_bytes),
+        gflop=outer.work_gflop(recipe, inputs),
+    )
+
+
+def most_bytes(recipe: Recipe, rows: int) -> int:
+    """Of a ciphertext of so many numbers for each of theta's."""
+    return sealed_bytes(rows * (recipe.state_bytes() + HEADER_BYTES * (len(recipe.shapes()) + 1)))
 
 
 async def trainers(pool: Pool) -> dict[str, Trainer]:
@@ -64,23 +83,37 @@ def deal(
     busy: Counter[str],
     before: Mapping[int, str],
     excluded: frozenset[str],
-    failures: Counter[str],
+    record: Record,
     measured_us: Mapping[str, float],
     each_us: Mapping[str, float],
+    late: Collection[str] = (),
 ) -> dict[int, str]:
-    """A provider for every shard, as far as some have room: the one that had it before, or the cheapest, the faster of
-    equals.
+    """A provider for every shard, as far as some have room: the one that had it before, or whose useful results are
+    expected to cost least (`costing`), the faster of equals.
 
-    Who has failed more often comes later, whatever it costs. Who had a shard keeps it unless another is better by far.
+    Speed counts where the deadline does not allow for it, or as far as two cost the same. Who had a shard keeps it
+    unless another is better by far.
 
     Args:
         busy: how many shards each is at already.
         excluded: who has failed in this round, or may not train any more.
         measured_us: of those who have delivered, what a step took; `each_us`: of all, as far as can be known.
+        late: who would miss the deadline, as far as can be known; they are asked when nobody else is left.
     """
     dealt: dict[int, str] = {}
     taken = Counter(busy)
     usual_us = median(measured_us.values()) if measured_us else 0.0
+    costs: dict[tuple[str, int], float] = {}
+
+    def cost(public: str, gflop: int) -> float:
+        key = public, gflop
+        if key not in costs:
+            costs[key] = record.cost_msat(public, market[public].price_msat(gflop))
+        return costs[key]
+
+    def rank(public: str, gflop: int) -> tuple[bool, float, float, str]:
+        return public in late, cost(public, gflop), each_us.get(public, 1 / market[public].gflops), public
+
     kept = [index for index in needs if before.get(index) in market]
     for index in [*kept, *(index for index in needs if index not in kept)]:
         need = needs[index]
@@ -91,13 +124,21 @@ def deal(
         ]
         if not fits:
             continue
-        best = min(fits, key=lambda public: (failures[public], *_rank(public, market[public], need)))
+        best = min(fits, key=lambda public: rank(public, need.gflop))
         same = before.get(index)
-        if same is not None and same in fits and failures[same] <= failures[best]:
-            dearer = market[same].price_msat(need.gflop) / max(1, market[best].price_msat(need.gflop))
-            is_slow = measured_us.get(same, 0.0) > SLOWER * usual_us and each_us[same] >= SLOWER * each_us[best]
-            if not (dearer >= DEARER or (is_slow and dearer >= 1)):
+        if same is not None and same in fits and (same in late) <= (best in late):
+            if cost(same, need.gflop) < DEARER * max(1.0, cost(best, need.gflop)):
                 best = same
+            if best == same and measured_us.get(same, 0.0) > SLOWER * usual_us:
+                price_msat = market[same].price_msat(need.gflop)
+                quicker = [
+                    public
+                    for public in fits
+                    if SLOWER * each_us[public] <= each_us[same]
+                    and market[public].price_msat(need.gflop) <= price_msat
+                    and record.failed[public] <= record.failed[same]
+                ]
+                best = min(quicker, key=lambda public: rank(public, need.gflop), default=same)
         dealt[index] = best
         taken[best] += 1
     return dealt
@@ -135,7 +176,3 @@ def grouped(dealt: Mapping[int, str], last: Mapping[str, str]) -> list[tuple[str
         else:
             groups.append((previous, [index], {provider}))
     return [(previous, indices) for previous, indices, _ in groups]
-
-
-def _rank(public: str, ad: Trainer, wanted: Need) -> tuple[int, int, str]:
-    return ad.price_msat(wanted.gflop), -ad.gflops, public

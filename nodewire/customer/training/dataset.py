@@ -12,12 +12,11 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from nodewire.errors import BadData, NotFound, TooLarge
+from nodewire.errors import BadData
 from nodewire.protocol.families import Decoder, Encoder
 from nodewire.protocol.recipe import Recipe
+from nodewire.store import folder
 
-MAX_FILES = 100_000
-MAX_DATA_BYTES = 2**35
 _MAX_HEADER_BYTES = 8 * 2**20
 _SHOWN = 3
 _CHARS_A_TOKEN = 3
@@ -61,10 +60,7 @@ def look(recipe: Recipe, path: Path) -> Dataset:
         TooLarge: more than 100,000 files or 32 GiB.
         BadData: empty, or of another layout; says what was found.
     """
-    files = _files(path)
-    size = sum(file.stat().st_size for file in files)
-    if size > MAX_DATA_BYTES:
-        raise TooLarge("--data", f"{size} bytes, at most {MAX_DATA_BYTES}")
+    files, size = folder.listed(path, "--data")
     if not size:
         raise BadData("--data", f"nothing to train on in {path}: {len(files)} files, all empty" if files else "empty")
     match recipe.data.layout:
@@ -80,24 +76,6 @@ def look(recipe: Recipe, path: Path) -> Dataset:
             return Dataset(len(files), size, sum(map(_lines, files)), 8 * recipe.data.window, True)
         case _:
             return Dataset(len(files), size, -(-size // _CHARS_A_TOKEN), 4, False)
-
-
-def _files(path: Path) -> list[Path]:
-    if path.is_file():
-        return [path]
-    if not path.is_dir():
-        raise NotFound("--data", f"nothing at {path}")
-    files: list[Path] = []
-    whole = path.resolve()
-    for file in path.rglob("*"):
-        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts):
-            if file.is_symlink() and not file.resolve().is_relative_to(whole):
-                name = str(file.relative_to(path))[:80]
-                raise BadData("--data", f"{name} leads out of the folder: copy what strangers may train on into it")
-            files.append(file)
-            if len(files) > MAX_FILES:
-                raise TooLarge("--data", f"over {MAX_FILES} files")
-    return sorted(files)
 
 
 def _arrays(recipe: Recipe, files: Sequence[Path], size: int) -> Dataset:

@@ -51,7 +51,7 @@ def _is_free(work: Work, state: State) -> bool:
 def _taken_back(event: ResultCame, work: Work, state: State) -> State:
     """The state after a late result has come in time none the less: its shard is this provider's again."""
     key, present = (work.request, work.provider), state.works[work.index]
-    debt = replace(state.debts[key], result=event.event)
+    debt = replace(state.debts[key], result=event.event, took_ms=event.took_ms)
     work = replace(work, status="delivered", result=event.event, excluded=present.excluded)
     return replace(
         measured(state, debt.row, event.took_ms),

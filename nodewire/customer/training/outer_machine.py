@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from nodewire.customer.training import shards
 from nodewire.customer.training.actions import Action, AwaitStep, BuyStep, Call, CheckStep, Step
 from nodewire.customer.training.events import (
     Begun,
@@ -81,7 +82,7 @@ def after(event: Worked, state: State) -> State:
             outer = _failed(outer)
             state = replace(state, failures=(*state.failures, (provider, reason)), banned=state.banned | {provider})
         case Lost(_, provider, reason), _:
-            outer = _failed(outer)
+            outer, debt = _failed(outer), shards.over(debt)
             state = replace(state, failures=(*state.failures, (provider, reason)))
         case _:
             return state

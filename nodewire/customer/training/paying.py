@@ -17,11 +17,11 @@ _AGAIN_S = 2.0
 
 
 async def pay(course: Course, request: str, provider: str, part: int) -> None:
-    """Pay a deposit or a balance, however often it takes: what is owed stays owed."""
+    """Pay a deposit or a balance, however often it takes: what is owed stays owed, but deposits for what is over."""
     row = course.state.debts[request, provider].row
     amount_msat = row.deposit_msat if part == DEPOSIT else row.balance_msat
     url, pause_s = row.lnurl, _AGAIN_S
-    while True:
+    while part != DEPOSIT or course.state.debts[request, provider].deposit == "owed":  # or its work is over
         try:
             debt = await course.session.pay(Key(request, provider, part), amount_msat, url)
         except NodewireError as error:

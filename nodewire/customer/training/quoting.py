@@ -9,10 +9,12 @@ from typing import Any
 
 from nodewire.customer.training import choosing
 from nodewire.customer.training.choosing import Need
+from nodewire.customer.training.costing import Record
 from nodewire.customer.training.dataset import Dataset
 from nodewire.customer.training.state import State
 from nodewire.errors import NoProvider, OverBudget
 from nodewire.pay.payer import Fees
+from nodewire.protocol.outer import MAX_INPUTS
 from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.round import work_gflop
 from nodewire.protocol.trainer import Trainer
@@ -76,9 +78,14 @@ class Quote:
     paid_msat: int
     """What an earlier run has paid or owes."""
     total_msat: int
+    """Rounds, and outer steps where they are bought."""
     fees_msat: int
     seconds: float
     """At the speeds that trainers claim, one round after the other."""
+    step_msat: int = 0
+    """Of one outer step, where they are bought and somebody sells them."""
+    steps_msat: int = 0
+    """Of all that are to come, in `total_msat`; one for which the budget has no room is made here."""
 
     @property
     def up_bytes(self) -> int:
@@ -104,9 +111,10 @@ class Quote:
         if not any(offer.shards for offer in self.offers):
             refusals = "; ".join(f"{offer.name} {offer.refusal}" for offer in self.offers if offer.refusal)
             raise NoProvider("trainers", refusals or "nobody on these relays trains")
-        if self.total_msat <= budget_msat:
+        needed_msat = self.total_msat - self.steps_msat
+        if needed_msat <= budget_msat:
             return
-        said = f"{self.total_msat} msat for {self.rounds} rounds on {self.shards} shards, at most {budget_msat} msat"
+        said = f"{needed_msat} msat for {self.rounds} rounds on {self.shards} shards, at most {budget_msat} msat"
         left_msat = budget_msat - self.paid_msat
         if (rounds := left_msat // max(1, self.round_msat)) > 0:
             said += (
@@ -124,11 +132,15 @@ def quote(
     *,
     servers: int,
     state: State | None = None,
+    buys_steps: bool = False,
     fees: Fees = _FEES,
 ) -> Quote:
     """What `recipe` would take on so many shards of `data`; `state` is where an earlier run stands.
 
-    `servers` is on how many blob servers everything is put. Raises BadData: too few rows for so many shards.
+    `servers` is on how many blob servers everything is put; `buys_steps` as `training.train` has it.
+
+    Raises:
+        BadData: too few rows for so many shards.
     """
     header = _HEADER_BYTES * (len(recipe.shapes()) + 1)
     shard_bytes = sealed_bytes(data.shard_bytes(recipe, shards) + _HEADER_BYTES)
@@ -139,7 +151,8 @@ def quote(
     weights_bytes = max(theta_bytes, frozen_bytes)
     need = choosing.need_of(recipe, kind, shard_bytes=shard_bytes, weights_bytes=weights_bytes, gflop=gflop)
     state = state or State()
-    dealt = _dealt(need, shards, {public: ad for public, ad in market.items() if public not in state.banned})
+    allowed = {public: ad for public, ad in market.items() if public not in state.banned}
+    dealt = _dealt(need, shards, allowed)
     turns = {public: -(-dealt[public] // ad.concurrency) for public, ad in market.items()}
     offers = tuple(
         sorted(
@@ -159,6 +172,8 @@ def quote(
         if offer.deposit_msat:
             more = max(0, offer.shards - 1)
             fees_msat += fees.most(offer.deposit_msat) * (left * more + (0 if state.round else offer.shards - more))
+    step_msat, step_fees_msat = _step(recipe, shards, allowed, fees) if buys_steps and round_msat else (0, 0)
+    steps = max(0, left - (state.outer.status != "idle"))
     return Quote(
         recipe=recipe.name,
         digest=recipe.digest(),
@@ -181,10 +196,27 @@ def quote(
         round_msat=round_msat,
         deposit_msat=0 if state.round else deposit_msat,
         paid_msat=state.committed_msat,
-        total_msat=state.committed_msat + to_come_msat,
-        fees_msat=fees_msat,
+        total_msat=state.committed_msat + to_come_msat + steps * step_msat,
+        fees_msat=fees_msat + steps * step_fees_msat,
         seconds=left * max((offer.seconds * turns[offer.public] for offer in offers), default=0.0),
+        step_msat=step_msat,
+        steps_msat=steps * step_msat,
     )
+
+
+def _step(recipe: Recipe, shards: int, market: Mapping[str, Trainer], fees: Fees) -> tuple[int, int]:
+    """What an outer step of so many results costs where it is bought, and the most that routing may; nothing if nobody
+    sells it, for then it is made here."""
+    if shards > MAX_INPUTS:
+        return 0, 0
+    need = choosing.step_need_of(recipe, shards)
+    ad = next((market[one] for one in _dealt(need, 1, market)), None)
+    if ad is None:
+        return 0, 0
+    price_msat = ad.price_msat(need.gflop)
+    deposit_msat = ad.deposit_msat(price_msat)
+    parts = (deposit_msat, price_msat - deposit_msat)
+    return price_msat, sum(fees.most(part) for part in parts if part)
 
 
 def _dealt(need: Need, shards: int, market: Mapping[str, Trainer]) -> Counter[str]:
@@ -197,7 +229,7 @@ def _dealt(need: Need, shards: int, market: Mapping[str, Trainer]) -> Counter[st
             busy=Counter(),
             before={},
             excluded=frozenset(),
-            failures=Counter(),
+            record=Record(),
             measured_us={},
             each_us={},
         )

@@ -27,6 +27,7 @@ _LEAST_TOLD_MS = 500
 
 
 async def fetch(course: Course, request: str, provider: str) -> None:
+    """Get what was delivered; what is no result is lost, and its reason is the error's code and text."""
     work = course.state.work(request, provider)
     if work is None:
         return
@@ -63,6 +64,7 @@ async def fetched(course: Course, request: str, provider: str, result: str) -> t
 
 
 def shown(course: Course, answer: events.Event) -> Showing:
+    """What a provider shows for an audit. Raises BadCiphertext, BadEvent ...: it cannot be read."""
     return Showing.parse(decrypted(course, answer.content, answer.pubkey))
 
 
@@ -72,6 +74,7 @@ def decrypted(course: Course, ciphertext: str, provider: str) -> str:
 
 
 async def listen(course: Course, subscription: Subscription) -> None:
+    """Take what providers say, until the subscription ends. Raises BadConfig: the journal cannot be written."""
     async for event in subscription:
         try:
             _heard(course, event)

@@ -24,11 +24,11 @@ from nodewire.customer.training.actions import (
     Undo,
 )
 from nodewire.customer.training.course import Course
-from nodewire.customer.training.events import Opened, StepsBy, Undone
+from nodewire.customer.training.events import Lost, Opened, StepsBy, Undone
 from nodewire.customer.training.pending import pending
 from nodewire.customer.training.state import State
 from nodewire.customer.training.transitions import apply
-from nodewire.errors import first_of
+from nodewire.errors import RelayRefused, first_of
 from nodewire.nostr import event as events
 from nodewire.nostr.nip01 import Filter
 from nodewire.protocol import kinds
@@ -36,6 +36,8 @@ from nodewire.protocol.keeping import kept_rounds
 
 UNPAYABLE_S = 90.0
 """For so long payments are tried that do not get through when nothing else is left to do; then they stay owed."""
+_CLOCKS_S = 65
+"""Providers take requests that are dated a minute ahead of their clocks, and relays have their time."""
 
 
 class Rounds:
@@ -63,7 +65,9 @@ class Rounds:
         mine = {"p": frozenset({course.session.keys.public})}
         answered = (course.kind, kinds.OUTER, kinds.VERIFICATION)
         results = frozenset({kinds.FEEDBACK, *map(kinds.result_of, answered)})
-        since = int(course.journal.fact("since", str(int(time.time()) - 5)))
+        # Providers' clocks may be behind, and this one may have been ahead when the training was begun.
+        now_s = int(time.time())
+        since = min(int(course.journal.fact("since", str(now_s - _CLOCKS_S))), now_s - _CLOCKS_S)
         following = Filter(kinds=results, tags=mine, since=since)
         try:
             await self._follow(following)
@@ -110,14 +114,22 @@ class Rounds:
     async def _resume(self) -> None:
         """Bring the coordinator to where the journal ends, and ask again what may not have been heard."""
         course = self._course
+        await self._ask_again()
         state = course.state
         course.forgiven = frozenset().union(*(work.excluded for work in state.works)) - state.banned
         await self._restore()
-        for work in state.works:
-            if work.status == "asked":
-                await course.session.pool.publish(events.parse(state.requests[work.request]))
-        if state.outer.status == "asked":
-            await course.session.pool.publish(events.parse(state.requests[state.outer.request]))
+
+    async def _ask_again(self) -> None:
+        """Publish requests that may not have got out; what relays refuse (it is of another time, say) is over."""
+        course = self._course
+        asked = [(work.request, work.provider) for work in course.state.works if work.status == "asked"]
+        if course.state.outer.status == "asked":
+            asked.append((course.state.outer.request, course.state.outer.provider))
+        for request, provider in asked:
+            try:
+                await course.session.pool.publish(events.parse(course.state.requests[request]))
+            except RelayRefused as error:
+                course.take(Lost(request, provider, f"{error.code}: {error}"[:200]))
 
     async def _restore(self) -> None:
         """Weights, momenta and results of the present round into the coordinator, and late results."""

@@ -20,6 +20,8 @@ from nodewire.store.blobs import Blobs
 
 @dataclass(frozen=True, slots=True)
 class TrainingSession:
+    """Open connections and files of one customer; `open_session` closes them with its stack."""
+
     keys: Keys
     pool: Pool
     blobs: Blobs

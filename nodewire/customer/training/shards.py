@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nodewire.customer.training.events import Begun, Judged, Lost, Received, ResultCame, Worked
-from nodewire.customer.training.measuring import measured
-from nodewire.customer.training.state import State, Work
+from nodewire.customer.training.measuring import forgotten, measured
+from nodewire.customer.training.state import Debt, State, Work
 
 
 def heard(event: Worked, work: Work, state: State) -> tuple[Work | None, State]:
@@ -24,7 +24,7 @@ def heard(event: Worked, work: Work, state: State) -> tuple[Work | None, State]:
         case Begun(), "asked":
             return replace(work, status="working"), state
         case ResultCame(_, _, result, took_ms), "asked" | "working":
-            work, debt = replace(work, status="delivered", result=result), replace(debt, result=result)
+            work, debt = replace(work, status="delivered", result=result), replace(debt, result=result, took_ms=took_ms)
             state = measured(state, debt.row, took_ms)
         case Received(_, _, carried), "delivered":
             work, debt = replace(work, status="received"), replace(debt, carried=carried)
@@ -40,7 +40,14 @@ def heard(event: Worked, work: Work, state: State) -> tuple[Work | None, State]:
             "asked" | "working" | "delivered",
         ):
             kept = {known: request for known, request in state.paid_last.items() if known != provider}
-            return None, replace(state, paid_last=kept, failures=(*state.failures, (provider, reason)))
+            state = replace(state, paid_last=kept, failures=(*state.failures, (provider, reason)))
+            debt, state = over(debt), forgotten(state, debt.row, debt.took_ms)
+            return None, replace(state, debts={**state.debts, key: debt})
         case _:
             return work, state
     return work, replace(state, debts={**state.debts, key: debt})
+
+
+def over(debt: Debt) -> Debt:
+    """Of work that came to nothing: its deposit is not paid any more, if it was not."""
+    return replace(debt, deposit="none") if debt.deposit == "owed" else debt

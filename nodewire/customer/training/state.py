@@ -68,6 +68,7 @@ class Outer:
     took_ms: tuple[int, ...] = ()
 
     def is_of(self, request: str, provider: str) -> bool:
+        """Whether it is this provider that the step is asked of, under this request."""
         return self.status != "idle" and (self.request, self.provider) == (request, provider)
 
 
@@ -81,6 +82,8 @@ class Debt:
     balance: Literal["none", "held", "owed", "paid"] = "none"
     result: str = ""
     """The result event's JSON, until it is paid for or audited."""
+    took_ms: int = 0
+    """As it was delivered; 0 if it was not."""
     doubted: bool = False
     harms: bool = False
     """As it was judged."""
@@ -114,6 +117,8 @@ class Before:
 
 @dataclass(frozen=True, slots=True)
 class State:
+    """All that is known of a training. Requests and closes are ids of Nostr events, providers public keys."""
+
     rounds: int = 0
     round: int = 0
     theta: Sealed | None = None
@@ -131,6 +136,7 @@ class State:
     paid_last: dict[str, str] = field(default_factory=dict)
     """By provider, the newest request whose result it was accepted for: its payment stands for a deposit."""
     took_ms: tuple[int, ...] = ()
+    """Milliseconds from request to result, the newest ones (`measuring`)."""
     losses: tuple[int, ...] = ()
     """After each round, on what is held out; in millionths."""
     failures: tuple[tuple[str, str], ...] = ()
@@ -156,15 +162,15 @@ class State:
     """By round, as far back as a step may have to be undone."""
     spoilt: int | None = None
     """The first round whose step was made of what has failed its audit since, until it is undone."""
-    again: int = -1
-    """The round that was gone back to last."""
 
     @property
     def is_trained(self) -> bool:
+        """Whether all rounds have had their steps; an audit that fails may still undo the last ones."""
         return self.rounds > 0 and self.round >= self.rounds
 
     @property
     def is_over(self) -> bool:
+        """Whether nothing is left to do: it is trained, and everything is audited and paid."""
         return (
             self.is_trained
             and self.spoilt is None
@@ -219,4 +225,5 @@ class State:
         return next((w for w in works if (w.request, w.provider) == (request, provider)), None)
 
     def is_late(self, request: str, provider: str) -> bool:
+        """Whether this shard is not waited for any more, and goes on beside the rounds."""
         return any((w.request, w.provider) == (request, provider) for w in self.late)

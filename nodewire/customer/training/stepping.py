@@ -7,19 +7,16 @@ import secrets
 import time
 from collections import Counter
 
-from nodewire.customer.training import choosing, lateness, receiving, undoing, watching
-from nodewire.customer.training.choosing import Need
+from nodewire.customer.training import choosing, costing, lateness, receiving, undoing, watching
 from nodewire.customer.training.course import Course
 from nodewire.customer.training.events import Contribution, Judged, Lost, Sealed, StepHere, Stepped, StepPublished
 from nodewire.customer.training.requesting import Used
 from nodewire.errors import BadCiphertext, BadHash, BadInput, NodewireError, TooLarge
 from nodewire.nostr import event as events
-from nodewire.protocol import kinds, outer
-from nodewire.protocol.families import HEADER_BYTES
+from nodewire.protocol import outer
 from nodewire.protocol.manifest import BlobRef
 from nodewire.protocol.outer import MAX_INPUTS, Input, OuterDelivered, OuterDelivery
 from nodewire.protocol.trainer import Trainer
-from nodewire.store.sealed import sealed_bytes
 
 
 async def here(course: Course, round_: int) -> bool:
@@ -91,27 +88,20 @@ def _left_msat(course: Course, counted: tuple[Contribution, ...]) -> int:
 
 async def _provider(course: Course, used: list[Used]) -> tuple[str, Trainer] | None:
     """Who makes the step, and its ad: who made the last one, or the cheapest."""
-    state, recipe = course.state, course.recipe
-    assert state.theta is not None
+    state = course.state
     try:
         market = await course.ads.now()
     except NodewireError:
         return None
-    rows = max(1, outer.momenta_rows(recipe))
-    need = Need(
-        kind=kinds.OUTER,
-        family=recipe.family.name,
-        memory_bytes=outer.memory_bytes(recipe, len(used)),
-        blob_bytes=max(_most_bytes(course, rows), *(one.input.update.bytes for one in used)),
-        gflop=outer.work_gflop(recipe, len(used)),
-    )
+    updates_bytes = max(one.input.update.bytes for one in used)
+    need = choosing.step_need_of(course.recipe, len(used), updates_bytes=updates_bytes)
     dealt = choosing.deal(
         {0: need},
         market,
         busy=Counter(work.provider for work in state.late if work.status in ("asked", "working")),
         before={0: state.outer.provider},
         excluded=state.outer.lost_by | state.banned,
-        failures=Counter(provider for provider, _ in state.failures),
+        record=costing.record_of(state, course.budget_msat),
         measured_us={},
         each_us={},
     )
@@ -189,12 +179,6 @@ def _blobs(
     if delivered.momenta and opening.momenta_key and opening.momenta_sha256:
         found["momenta"] = (delivered.momenta, opening.momenta_key, opening.momenta_sha256, rows)
     for what, (ref, _, _, times) in found.items():
-        if ref.bytes > (most := _most_bytes(course, times)):
+        if ref.bytes > (most := choosing.most_bytes(course.recipe, times)):
             raise TooLarge(what, f"{ref.bytes} bytes, at most {most}")
     return {what: (ref, Sealed(ref.sha256, ref.bytes, key, sha256)) for what, (ref, key, sha256, _) in found.items()}
-
-
-def _most_bytes(course: Course, rows: int) -> int:
-    """Of a ciphertext of so many numbers for each of theta's."""
-    recipe = course.recipe
-    return sealed_bytes(rows * (recipe.state_bytes() + HEADER_BYTES * (len(recipe.shapes()) + 1)))

@@ -21,7 +21,7 @@ from nodewire.customer.training.session import open_session
 from nodewire.customer.training.state import State
 from nodewire.customer.training.transcribing import transcribe
 from nodewire.customer.training.transitions import apply
-from nodewire.errors import BadInput, NodewireError, NotAllowed
+from nodewire.errors import NodewireError, NotAllowed, NotFound
 from nodewire.kind import TrainingKind, installed_training
 from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.round import check_supported
@@ -61,7 +61,7 @@ async def train(
     start: Path | None = None,
     model: Path | None = None,
 ) -> Trained:
-    """Buy all of a recipe's rounds on `shards` shards of the data in a folder.
+    """Buy all of a recipe's rounds on `shards` shards of the data in a file or folder.
 
     Args:
         buys_steps: whether outer steps are bought, too (8842), as far as the budget has room for them.
@@ -145,8 +145,8 @@ def folder_of(config: CustomerConfig, recipe: Recipe, shards: int) -> Path:
 
 
 def _made(folder: Path, data: Path) -> Path:
-    if not data.is_dir():
-        raise BadInput("--data", f"{data} is no folder")
+    if not data.exists():
+        raise NotFound("--data", f"nothing at {data}")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return folder
 

@@ -15,7 +15,17 @@ from nodewire.protocol.audit import Showing
 from nodewire.protocol.delivery import Delivered
 from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.round import RoundTicket
-from nodewire.protocol.transcript import Blamed, Made, Opened, OpenedShard, Payment, Transcript, UndoneSteps, Weighed
+from nodewire.protocol.transcript import (
+    Blamed,
+    BoughtSteps,
+    Made,
+    Opened,
+    OpenedShard,
+    Payment,
+    Transcript,
+    UndoneSteps,
+    Weighed,
+)
 
 log = logging.getLogger("nodewire.customer")
 
@@ -26,7 +36,9 @@ async def transcribe(course: Course, salt: str) -> Transcript:
     """All that happened so far, signed; after at least one outer step."""
     requests: dict[str, happened.Published] = {}
     delivered: dict[tuple[str, str], str] = {}
-    steps: set[str] = set()
+    steps: dict[str, str] = {}
+    """Requests for outer steps: a step is made again from its results, whoever made it."""
+    step_results: dict[str, str] = {}
     closes, asks, answers, payments = [], [], [], []
     made: list[Made] = []
     undone: list[UndoneSteps] = []
@@ -38,9 +50,9 @@ async def transcribe(course: Course, salt: str) -> Transcript:
             case happened.Published():
                 requests[event.request] = event
             case happened.StepPublished():
-                steps.add(event.request)  # a step is made again from its results, whoever made it
-            case happened.ResultCame() | happened.Paid() if event.request in steps:
-                continue
+                steps[event.request] = event.event
+            case happened.ResultCame() if event.request in steps:
+                step_results.setdefault(event.request, event.event)
             case happened.ResultCame():
                 delivered.setdefault((event.request, event.provider), event.event)
             case happened.ClosePublished():
@@ -76,11 +88,18 @@ async def transcribe(course: Course, salt: str) -> Transcript:
         closes=tuple(closes),
         asks=tuple(asks),
         answers=tuple(answers),
-        receipts=await _receipts(course, list(requests)),
-        payments=tuple(payments),
+        receipts=await _receipts(course, [*requests, *steps]),
+        payments=tuple(one for one in payments if one.request not in steps),
         rounds=tuple(made),
         undone=tuple(undone),
         weights=before,
+        bought=BoughtSteps(
+            requests=tuple(steps.values()),
+            results=tuple(step_results.values()),
+            payments=tuple(one for one in payments if one.request in steps),
+        )
+        if steps
+        else None,
         opened=_opened(course, list(requests.values()), list(delivered.values()), answers),
     ).signed(course.session.keys)
 

@@ -23,6 +23,7 @@ from nodewire.customer.training.events import (
     Undone,
     Worked,
 )
+from nodewire.customer.training.measuring import forgotten
 from nodewire.customer.training.state import Debt, State, Work
 from nodewire.errors import NotAllowed, NotCarried
 from nodewire.protocol.round import DEPOSIT
@@ -139,6 +140,7 @@ def _audited(event: Audited, state: State) -> State:
         passed = replace(debt, balance="owed" if debt.row.balance_msat else "none", result="")
         state = replace(state, debts={**state.debts, key: passed})
         return replace(state, closes=_waited_for(state))
+    state = forgotten(state, debt.row, debt.took_ms)
     # Nothing more of who did other work than it has committed to, and nothing that waits for an audit is paid.
     debts = {
         (request, provider): replace(one, balance="none", result="", failed=True)

@@ -1,6 +1,7 @@
-"""Deposits that came to nothing, and who is asked once they are too many. Pure.
+"""What strangers cost for nothing, and who is asked once that is too much. Pure.
 
-Keys cost nothing, so whoever only collects deposits has a new one for every shard, and is the cheapest of all.
+Keys cost nothing, so whoever only collects deposits has a new one for every shard, and is the cheapest of all; and who
+only wants harm fails an audit with each, after a step was made of it and others have worked on.
 """
 
 from __future__ import annotations
@@ -11,18 +12,25 @@ from nodewire.customer.training.state import State
 from nodewire.protocol.trainer import Trainer
 
 MOST_LOST = 8
-"""A budget's part of this size may be lost in deposits to strangers."""
+"""A budget's part of this size may be lost to strangers."""
 
 
 def lost_msat(state: State) -> int:
-    """Deposits that were asked for, of work that is neither under way nor accepted."""
+    """Deposits that were asked for, of work that is neither under way nor accepted; and what is owed, or was paid, for
+    work that began with weights of a step that was undone."""
     open_ = {(work.request, work.provider) for work in (*state.works, *state.late)}
     open_.add((state.outer.request, state.outer.provider))
-    return sum(
+    deposits = sum(
         debt.row.deposit_msat
         for key, debt in state.debts.items()
         if debt.deposit != "none" and debt.balance == "none" and key not in open_ and debt.row.balance_msat
     )
+    undone = sum(
+        debt.row.deposit_msat + debt.row.balance_msat
+        for debt in state.debts.values()
+        if debt.undone and debt.balance != "none"
+    )
+    return deposits + undone
 
 
 def asked(market: Mapping[str, Trainer], state: State, budget_msat: int) -> Mapping[str, Trainer]:

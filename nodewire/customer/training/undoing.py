@@ -86,7 +86,6 @@ def undone(event: Undone, state: State) -> State:
         ),
         past={number: one for number, one in state.past.items() if number < event.round},
         spoilt=None,
-        again=event.round,
     )
     return spoilt(following)
 

@@ -22,11 +22,9 @@ from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.round import BALANCE, Assigned, RoundRequest, RoundTicket, work_gflop
 from nodewire.protocol.trainer import Trainer
 from nodewire.provider.training import outer_admission
+from nodewire.provider.training.clocks import CLOCKS_S
 from nodewire.provider.training.outer_admission import AdmittedOuter
 from nodewire.store.sealed import sealed_bytes
-
-CLOCKS_S = 60.0
-"""Clocks that are less far apart are not told of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +112,7 @@ class TrainingAdmission:
             raise NotAllowed("family", f"{recipe.family.name} is not trained here")
         if assigned.steps > recipe.steps or request.round.round >= recipe.rounds:
             raise NotAllowed("steps", "more steps or rounds than the recipe has")
-        needed = recipe.memory_bytes() + assigned.data.bytes + recipe.upload_bytes()
+        needed = recipe.round_bytes(assigned.data.bytes)
         if max(needed, recipe.hardware.memory_bytes) > trainer.memory_bytes:
             raise OverMemory("memory_bytes", f"{needed} bytes, a round may take {trainer.memory_bytes} here")
         most_theta = sealed_bytes(recipe.state_bytes() + HEADER_BYTES * (len(recipe.shapes()) + 1))

@@ -2,7 +2,8 @@
 
 A file's name is `TIME-JOB-SHARD-DIGEST`, TIME being when it is over: no round that needs it can come later. Its key
 follows from the job's salt, which comes in tickets, so between two rounds nobody can read it here. What a round began
-with stays until the round is paid: it may have to be shown, or trained again after a crash.
+with stays until the round is paid: it may have to be shown, or trained again after a crash. And for a few rounds more:
+the customer may go back to before it (NIPS.md, 17.12).
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from nodewire.protocol.recipe import NOTHING
 from nodewire.provider.training.admission import Admitted
 from nodewire.store import sealed
 
+KEPT = 4
+"""Of one shard, the newest that stay when a round is paid: audits that have steps undone fail within fewer rounds."""
 _NAME = re.compile(r"(\d{1,12})-([0-9a-f]{64})-(\d{1,4})-([0-9a-f]{64})")
 
 
@@ -60,10 +63,11 @@ class CarriedFiles:
         self._sweep()
 
     def over(self, job: Admitted) -> None:
-        """A round is paid, or will never be: nobody asks for what it began with."""
-        if job.ticket.carried is not None:
-            for known in self._find(job, job.ticket.carried):
-                known.unlink()
+        """A round is paid, or will never be: nobody asks for what is older than what it began with, by some rounds."""
+        wanted = job.request.round.job, str(job.assigned.index)
+        mine = [path for _, path, name in self._files() if name[:2] == wanted]
+        for path in sorted(mine, key=lambda path: path.stat().st_mtime_ns)[:-KEPT]:
+            path.unlink()
 
     def _find(self, job: Admitted, digest: str) -> list[Path]:
         wanted = job.request.round.job, str(job.assigned.index), digest

@@ -24,6 +24,8 @@ CREATE TABLE IF NOT EXISTS chained (previous TEXT PRIMARY KEY, request TEXT NOT 
 
 @dataclass(frozen=True, slots=True)
 class KeptShard:
+    """A shard or an outer step that was taken; `delivered`: it only waits for its balance."""
+
     event: Event
     ticket: RoundTicket | OuterTicket
     delivered: bool
@@ -53,9 +55,11 @@ class KeptShards:
         self._db.execute(sql, (event.id, event.to_json(), ticket.to_json()))
 
     def delivered(self, request: str) -> None:
+        """Only its balance is open."""
         self._db.execute("UPDATE shards SET delivered = 1 WHERE request = ?", (request,))
 
     def over(self, request: str) -> None:
+        """It is paid, or nothing comes of it: nothing is known of it any more."""
         self._db.execute("DELETE FROM shards WHERE request = ?", (request,))
 
     def stands_for(self, previous: str, request: str) -> bool:

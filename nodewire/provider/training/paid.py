@@ -106,6 +106,21 @@ class PaidRun(Generic[Job]):
         await self._say("payment-required", due=due)
         await self._until_paid(DEPOSIT, self._patience_s)
 
+    def has_deposit(self) -> bool:
+        """Whether the deposit has come, where there is one."""
+        return not self.job.assigned.deposit_msat or self._is_paid(DEPOSIT)
+
+    def forgo_deposit(self) -> None:
+        """It is not waited for any more: from now on there is no invoice for it, unless one is out already."""
+        self._ledger.forgo(self.job.key(DEPOSIT))
+
+    async def wait(self) -> None:
+        """Say that this has not been forgotten; a relay that does not take it changes nothing."""
+        try:
+            await self._say("processing")
+        except NodewireError as error:
+            log.info("job %s: processing: %s", self.job.request.id[:8], error)
+
     async def close(self) -> None:
         """Forget the session."""
         if self._worker is not None:
@@ -131,13 +146,13 @@ class PaidRun(Generic[Job]):
         except NodewireError as failure:
             log.warning("feedback: %s", failure)
 
-    async def _until_paid(self, part: int, patience_s: float) -> None:
-        def is_paid() -> bool:
-            return self._ledger.due(self.job.key(part)).state in ("settled", "receipted")
+    def _is_paid(self, part: int) -> bool:
+        return self._ledger.due(self.job.key(part)).state in ("settled", "receipted")
 
+    async def _until_paid(self, part: int, patience_s: float) -> None:
         try:
             async with asyncio.timeout(max(0.0, patience_s)), self._settled:
-                await self._settled.wait_for(is_paid)
+                await self._settled.wait_for(lambda: self._is_paid(part))
         except TimeoutError as error:
             what = "deposit" if part == DEPOSIT else "balance"
             raise PaymentRequired(what, f"not paid within {patience_s:.0f} s") from error

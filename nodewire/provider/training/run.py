@@ -177,6 +177,7 @@ class ShardRun(PaidRun[Admitted]):
             "steps": job.assigned.steps,
             "start": job.start_name,
             "shard": f"{round_.job}.{ticket.shard_sha256}",
+            "shard_bytes": job.assigned.data.bytes,
         }
         await worker.open(TASK, session, params)
         self._worker = worker

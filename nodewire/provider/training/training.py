@@ -9,45 +9,45 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from nodewire.errors import BadInput, Busy, NodewireError, NotFound, PaymentRequired, WorkerFailed
+from nodewire.errors import BadInput, Busy, NodewireError, PaymentRequired, WorkerFailed
 from nodewire.kind import Worker
 from nodewire.nostr import nip59
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
 from nodewire.nostr.pool import Pool
+from nodewire.nostr.subscription import Subscription
 from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
-from nodewire.protocol import audit, closing, delivery, feedback, kinds, outer, trainer
+from nodewire.protocol import audit, feedback, kinds, outer, trainer
 from nodewire.protocol import round as rounds
-from nodewire.protocol.audit import Asked
 from nodewire.protocol.outer import OuterRequest, OuterTicket
-from nodewire.protocol.round import RoundRequest, RoundTicket
+from nodewire.protocol.round import BALANCE, RoundRequest, RoundTicket
 from nodewire.protocol.trainer import Trainer
+from nodewire.provider.training import arrivals
 from nodewire.provider.training.admission import Admitted, TrainingAdmission
+from nodewire.provider.training.arrivals import WAITING_S, Arrivals, Complete
 from nodewire.provider.training.carried import CarriedFiles
+from nodewire.provider.training.clocks import CLOCKS_S, until_set
 from nodewire.provider.training.kept import KeptShards
 from nodewire.provider.training.made import MadeResults
 from nodewire.provider.training.outer_admission import AdmittedOuter
 from nodewire.provider.training.outer_run import OuterRun
 from nodewire.provider.training.paid import Open
+from nodewire.provider.training.revealing import Revealing
 from nodewire.provider.training.run import ShardRun
+from nodewire.provider.training.slots import Slots
 from nodewire.store.blobs import Blobs
 from nodewire.store.bounded import BoundedBlobs
 
 log = logging.getLogger("nodewire.provider")
 
-MAX_WAITING = 1_024
-"""Requests without ticket, and tickets without request; the newest are kept."""
-MAX_SEEN = 8_192
 MAX_REFUSING = 64
 CARRIED_TIMES = 8
 """So many times the largest weights may be kept for later rounds, for every shard that is trained at a time."""
 CACHED_TIMES = 4
 """So many times the largest blob stays in the cache for every shard that is trained at a time: weights, frozen ones,
 the shard, the result."""
-WAITING_S = 30.0
-SLOT_S = 2.0
 
 
 class Training:
@@ -75,22 +75,17 @@ class Training:
         self._admission = admission
         self._kept = kept
         self._workers = tuple(workers)
-        self._free: asyncio.Queue[Worker] = asyncio.Queue()
-        for worker in workers:
-            self._free.put_nowait(worker)
+        self._slots = Slots(workers)
         self._folder = folder
         self._carried = CarriedFiles(folder / "carried", CARRIED_TIMES * ad.concurrency * ad.most_bytes)
         self._made = MadeResults(folder / "made")
         self._patience_s = patience_s
-        self._requests: dict[str, tuple[float, Event, RoundRequest | OuterRequest]] = {}
-        self._tickets: dict[tuple[str, str], tuple[float, RoundTicket | OuterTicket]] = {}
-        """By request and author: anybody can read a request and send a ticket for it, which opens nothing."""
+        self._arrivals = Arrivals()
         self._runs: dict[str, ShardRun | OuterRun] = {}
-        self._seen: dict[str, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._refusing = 0
         self._settled = asyncio.Condition()
-        self._revealing = asyncio.Lock()
+        self._revealing = Revealing(keys.public, pool, self._runs, self._workers[0])
 
     @property
     def name(self) -> str:
@@ -100,22 +95,37 @@ class Training:
     @property
     def free(self) -> asyncio.Queue[Worker]:
         """The workers that are not training: who takes one puts it back."""
-        return self._free
+        return self._slots.free
 
     async def run(self) -> None:
         """Announce, then serve until cancelled."""
         event = trainer.build(self._keys, self._ad, created_at=int(time.time()))
         await self._pool.publish(event, timeout_s=30.0)
         self._go_on()
+        while await self._listen():
+            log.warning("the clock was set")
+
+    async def _listen(self) -> bool:
+        """Serve until relays send nothing more; or, True, the clock was set, by which old requests are told from new
+        ones, and relays are to be asked anew."""
         mine = {"p": frozenset({self._keys.public})}
+        asked = frozenset({*self._ad.kinds, kinds.VERIFICATION})
         wanted = [
-            Filter(
-                kinds=frozenset({*self._ad.kinds, kinds.VERIFICATION}), tags=mine, since=int(time.time() - WAITING_S)
-            ),
+            Filter(kinds=asked, tags=mine, since=int(time.time() - WAITING_S - CLOCKS_S)),
             Filter(kinds=frozenset({nip59.EPHEMERAL_GIFT_WRAP}), tags=mine),
         ]
-        async for event in self._pool.subscribe(wanted):
-            self._forget_old()
+        async with self._pool.subscribe(wanted) as subscription:
+            is_set = asyncio.create_task(until_set())
+            is_set.add_done_callback(lambda _: subscription.close())
+            try:
+                await self._hear(subscription)
+                return is_set.done()
+            finally:
+                is_set.cancel()
+
+    async def _hear(self, subscription: Subscription) -> None:
+        async for event in subscription:
+            self._arrivals.forget_old()
             try:
                 if event.kind == nip59.EPHEMERAL_GIFT_WRAP:
                     self._ticketed(event)
@@ -137,88 +147,48 @@ class Training:
             self._settled.notify_all()
 
     def _requested(self, event: Event) -> None:
-        if event.id in self._seen:
+        if not self._arrivals.is_new(event.id):
             return
-        self._seen[event.id] = None
         try:
             request = self._admission.glance(event, time.time())
         except NodewireError as error:
             if self._keys.public in event.values("p") and self._refusing < MAX_REFUSING:
                 self._spawn(self._refuse(event, error))
             raise
-        self._requests[request.id] = time.monotonic(), event, request
-        self._begin_if_complete(request.id)
+        self._begin(self._arrivals.requested(event, request))
 
     def _ticketed(self, event: Event) -> None:
         rumor = nip59.unwrap(event, self._keys)
         if rumor.kind != kinds.TICKET or not rounds.is_ticket(rumor.content):
             return
-        document = OuterTicket if outer.is_ticket(rumor.content) else RoundTicket
-        ticket = document.parse(rumor.content)
-        if ticket.request in self._runs:
+        request = arrivals.ticket(rumor.content).request
+        if request in self._runs:
             return
-        self._tickets.setdefault((ticket.request, rumor.pubkey), (time.monotonic(), ticket))
-        self._begin_if_complete(ticket.request)
+        self._begin(self._arrivals.ticketed(rumor.pubkey, request, rumor.content))
 
     def _audited(self, event: Event) -> None:
         """A customer wants to see some of the work that it has not paid for yet; a few times."""
-        if event.id in self._seen or event.tag("k") not in {str(kind) for kind in self._ad.kinds}:
+        if event.tag("k") not in {str(kind) for kind in self._ad.kinds} or not self._arrivals.is_new(event.id):
             return  # of inference, or answered
-        self._seen[event.id] = None
         asked = audit.parse(event)
-        run = self._runs.get(asked.request)
-        if not isinstance(run, ShardRun) or run.job.request.customer != asked.customer:
-            raise NotFound("e", "nothing of that customer waits for its balance here")
-        run.check_asked()
-        self._spawn(self._reveal(run, asked))
+        self._spawn(self._revealing.reveal(self._revealing.asked_of(asked), asked))
 
-    async def _reveal(self, run: ShardRun, asked: Asked) -> None:
-        try:
-            closed = closing.parse(await self._event(asked.close))
-            counted = closed.close.of(asked.request, self._keys.public)
-            if run.committed is None and counted is not None:  # delivered before this provider died
-                mine = delivery.parse(await self._event(counted.result))
-                if (mine.provider, mine.request) == (self._keys.public, asked.request):
-                    run.committed = mine.commitment
-            async with self._revealing:  # each opens a session of its own, where the worker has closed the shard's
-                await run.reveal(asked, closed, self._workers[0])
-        except NodewireError as error:
-            log.warning("round %s: snapshots are not shown: %s", asked.request[:8], error)
-            await self._tell(asked.request, asked.customer, run.job.request.kind, error)
-
-    async def _event(self, id_: str) -> Event:
-        """The event with that id. Raises NotFound: no relay has it."""
-        found = await self._pool.fetch([Filter(ids=frozenset({id_}))], timeout_s=10.0)
-        if not found:
-            raise NotFound("event", f"no relay has {id_[:16]}")
-        return found[0]
-
-    def _begin_if_complete(self, id_: str) -> None:
-        """A shard begins when its request and its ticket are here, from the same key."""
-        if id_ not in self._requests:
-            return
-        _, event, request = self._requests[id_]
-        if (id_, request.customer) not in self._tickets:
-            return
-        del self._requests[id_]
-        _, ticket = self._tickets.pop((id_, request.customer))
-        self._spawn(self._serve(event, request, ticket))
+    def _begin(self, complete: Complete | None) -> None:
+        if complete is not None:
+            self._spawn(self._serve(*complete))
 
     def _go_on(self) -> None:
         """Begin again what was under way when this provider died."""
         self._made.only([shard.event.id for shard in self._kept.all()])
         for shard in self._kept.all():
-            self._seen[shard.event.id] = None
+            self._arrivals.is_new(shard.event.id)
             try:
                 job = self._checked(_parsed(shard.event), shard.ticket)
             except NodewireError as error:
                 log.warning("round %s is not gone on with: %s", shard.event.id[:8], error)
                 self._kept.over(shard.event.id)
                 continue
-            if not shard.delivered and self._free.empty():  # fewer slots than before
-                self._kept.over(shard.event.id)
-                continue
-            self._spawn(self._run(job, None if shard.delivered else self._free.get_nowait()))
+            self._spawn(self._run(job, is_delivered=shard.delivered))
 
     def _checked(
         self, request: RoundRequest | OuterRequest, ticket: RoundTicket | OuterTicket
@@ -240,7 +210,11 @@ class Training:
                 self._carried.begun(job)
             if isinstance(job, Admitted) and not self._admission.has_deposit(job.assigned):
                 await self._until_paid_before(job)
-            worker = await self._slot()
+            worker = None
+            if job.assigned.deposit_msat:
+                await self._slots.room()
+            else:
+                worker = await self._slots.soon()
         except NodewireError as error:
             log.info("round %s refused: %s", request.id[:8], error)
             await self._tell(request.id, request.customer, request.kind, error)
@@ -248,13 +222,17 @@ class Training:
         try:
             self._kept.begun(event, ticket, paid_before=job.assigned.deposit_msat > 0)
         except BaseException:  # a disk that is full must not take a slot with it
-            self._free.put_nowait(worker)
+            if worker is not None:
+                self._slots.free.put_nowait(worker)
             await self._tell(request.id, request.customer, request.kind, Busy("disk", "cannot be written"))
             raise
         await self._run(job, worker)
 
-    async def _run(self, job: Admitted | AdmittedOuter, worker: Worker | None) -> None:
-        """Do a job's work with a worker, or without one only wait for its balance."""
+    async def _run(
+        self, job: Admitted | AdmittedOuter, worker: Worker | None = None, *, is_delivered: bool = False
+    ) -> None:
+        """Do a job's work, with this worker or one that it gets when its deposit is here; if that is done, only wait
+        for the balance."""
         request = job.request
         open_: Open = {
             "keys": self._keys,
@@ -271,7 +249,7 @@ class Training:
             run = ShardRun(job, self._carried, self._made, **open_)
         self._runs[request.id] = run
         try:
-            if worker is not None:
+            if not is_delivered:
                 await self._work(run, worker)
             await run.balance()
         except NodewireError as error:
@@ -296,10 +274,16 @@ class Training:
         if isinstance(job, Admitted):
             self._carried.over(job)
 
-    async def _work(self, run: ShardRun | OuterRun, worker: Worker) -> None:
-        """A slot is for the deposit and the work; who waits for its balance trains another shard meanwhile."""
+    async def _work(self, run: ShardRun | OuterRun, worker: Worker | None) -> None:
+        """A slot is for the work alone; who waits for a deposit or balance trains another shard meanwhile."""
         try:
-            await run.deposit()
+            try:
+                await self._slots.after(run.deposit(), run.has_deposit)
+            except NodewireError:
+                run.forgo_deposit()
+                raise
+            if worker is None:
+                worker = await self._slots.paid(run.wait)
             await run.train(worker)
         except NodewireError as error:
             await run.refuse(error)
@@ -308,20 +292,10 @@ class Training:
             await run.refuse(WorkerFailed("round", "this provider's fault"))
             raise
         finally:
-            self._free.put_nowait(worker)
+            if worker is not None:
+                self._slots.free.put_nowait(worker)
         self._kept.delivered(run.job.request.id)
         self._made.over(run.job.request.id)  # not before: who dies between the two would train again
-
-    async def _slot(self) -> Worker:
-        """A worker that is free, or will be in a moment: it has delivered, and the next round is here already.
-
-        Raises:
-            Busy: none is.
-        """
-        try:
-            return await asyncio.wait_for(self._free.get(), SLOT_S)
-        except TimeoutError as error:
-            raise Busy("concurrency", "all workers are training") from error
 
     async def _until_paid_before(self, job: Admitted) -> None:
         """Return when rounds before the one before are paid for: its balance stands for a deposit.
@@ -333,7 +307,8 @@ class Training:
         if not self._kept.stands_for(previous.key.job, job.request.id):
             raise PaymentRequired("previous", "its payment stands for another request's deposit")
         # What is delivered while this waits had a deposit of its own, and may wait for this very round.
-        then = set(self._ledger.unpaid_dues(previous.customer)) - {previous.key}
+        # A deposit that nobody paid is no debt: nothing was done for it.
+        then = {key for key in self._ledger.unpaid_dues(previous.customer) if key.chunk == BALANCE} - {previous.key}
 
         def is_paid() -> bool:
             """All but the round before itself, which may be under audit, and what is given credit for."""
@@ -370,13 +345,6 @@ class Training:
 
     async def _publish(self, event: Event) -> None:
         await self._pool.publish(event, timeout_s=10.0)
-
-    def _forget_old(self) -> None:
-        horizon = time.monotonic() - WAITING_S
-        self._requests = {key: one for key, one in list(self._requests.items())[-MAX_WAITING:] if one[0] >= horizon}
-        self._tickets = {key: one for key, one in list(self._tickets.items())[-MAX_WAITING:] if one[0] >= horizon}
-        while len(self._seen) > MAX_SEEN:
-            del self._seen[next(iter(self._seen))]
 
 
 def _parsed(event: Event) -> RoundRequest | OuterRequest:

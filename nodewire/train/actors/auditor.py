@@ -74,7 +74,7 @@ class AuditorActor:
             case "own":
                 index = number(frame, "index")
                 self._shard = index, self._mine[index]
-                return [Frame("owned", 0, (), {"sha256": hashlib.sha256(self._mine[index].packed).hexdigest()})]
+                return [Frame("owned", 0, (), {"sha256": self._mine[index].digest})]
             case "segments":
                 return [self._segments(frame)]
             case "step":
@@ -159,9 +159,10 @@ class AuditorActor:
         """Train all of it: where the end is other work, the first state that differs is where it began."""
         recipe, other, begin = self._recipe, -1, carried.beginning(theta, begun)
         try:
-            for at, done in enumerate(self._trainer.stretches(begin, shard, update.round, update.index, update.steps)):
+            stretches = self._trainer.stretches(begin, shard, update.round, update.index, update.steps, since=theta)
+            for at, done in enumerate(stretches):
                 other = at if other < 0 and done.state != leaves[at] else other
-            delta = carried.moved(theta, self._trainer.now(update.steps).theta)
+                delta = done.update.delta if done.update is not None else {}
             mine, _ = carried.send(recipe, update.round, delta, begun)
         except NodewireError as error:
             return _audited(max(0, other), f"{error.code}: {error}")

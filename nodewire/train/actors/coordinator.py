@@ -52,7 +52,7 @@ from nodewire.train import (
 from nodewire.train.actors.bought import BoughtStep
 from nodewire.train.actors.harm import Harm
 from nodewire.train.actors.late import LateResults
-from nodewire.train.actors.pieces import HEADER_BYTES, Incoming, Tensors, digest, micro, number, pieces
+from nodewire.train.actors.pieces import HEADER_BYTES, Incoming, Pieces, Tensors, digest, micro, number, pieces
 from nodewire.train.carried import NOTHING, Carried
 from nodewire.train.data import Shard
 from nodewire.train.families import initial
@@ -95,18 +95,18 @@ class CoordinatorActor:
         self._held = [self._loss(self._theta)]
         self._kept_rounds = keeping.kept_rounds(self._recipe.state_bytes(), len(self._shards))
 
-    def receive(self, session: str, frame: Tensors) -> list[Tensors]:
+    def receive(self, session: str, frame: Tensors) -> Sequence[Tensors]:
         match frame.edge:
             case "shard":
-                return list(pieces("shard", self._shards[number(frame, "index")].packed))
+                return Pieces("shard", state.parts(self._shards[number(frame, "index")].tensors))
             case "theta":
-                return list(pieces("theta", state.pack(self._theta)))
+                return Pieces("theta", state.parts(self._theta))
             case "momenta":
-                return list(pieces("momenta", state.pack(self._momenta)))
+                return Pieces("momenta", state.parts(self._momenta))
             case "start":
                 if self._frozen is None:
                     raise BadFrame("start", "the recipe freezes nothing")
-                return list(pieces("start", state.pack(self._frozen)))
+                return Pieces("start", state.parts(self._frozen))
             case "model":
                 files = directory.files(self._recipe, self._theta, self._frozen, self._tokenizer)
                 return [

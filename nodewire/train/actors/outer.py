@@ -8,12 +8,14 @@ after {what: theta | momenta}         -> after*
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from nodewire.errors import BadFrame, BadInput, Busy, NotFound
 from nodewire.kind import Limits, Params
 from nodewire.protocol.frame import Frame
 from nodewire.protocol.recipe import Recipe
-from nodewire.train import carried, compress, fragments, outer, state, stepped
-from nodewire.train.actors.pieces import HEADER_BYTES, Incoming, Tensors, number, pieces
+from nodewire.train import compress, fragments, outer, state, stepped
+from nodewire.train.actors.pieces import HEADER_BYTES, Incoming, IncomingTensors, Pieces, Tensors, number
 from nodewire.train.state import State
 
 MAX_SESSIONS = 2
@@ -34,7 +36,7 @@ class OuterActor:
             raise Busy("sessions", f"{MAX_SESSIONS} are open")
         self._sessions[session] = _OuterSession(Recipe.unpack(params["recipe"]), int(params["round"]))
 
-    def receive(self, session: str, frame: Tensors) -> list[Tensors]:
+    def receive(self, session: str, frame: Tensors) -> Sequence[Tensors]:
         if session not in self._sessions:
             raise NotFound("session", "not open")
         return self._sessions[session].receive(frame)
@@ -47,25 +49,29 @@ class _OuterSession:
     def __init__(self, recipe: Recipe, round_: int) -> None:
         self._recipe = recipe
         self._round = round_
-        self._types = state.types(recipe.shapes())
-        self._incoming: dict[str, Incoming] = {}
+        types, size = state.types(recipe.shapes()), recipe.state_bytes()
+        rows = outer.prefixes(recipe.outer)
+        momenta = {prefix + name: kind for prefix in rows for name, kind in types.items()}
+        self._theta_in = IncomingTensors(types, size + HEADER_BYTES, "theta")
+        self._momenta_in = IncomingTensors(momenta, len(rows) * size + HEADER_BYTES, "momenta")
+        self._fragment = fragments.of_round(recipe, round_)
+        self._sent = self._fragment.shapes(recipe.shapes())
+        self._update_in = Incoming(compress.most_bytes(self._sent, recipe.compression))
         self._theta: State | None = None
         self._momenta: State | None = None
         self._updates: dict[int, tuple[int, State]] = {}
-        """Weight and delta by place."""
+        """By place, the weight and what was sent: of the round's fragment, where there are several."""
         self._after: dict[str, State] | None = None
 
-    def receive(self, frame: Tensors) -> list[Tensors]:
+    def receive(self, frame: Tensors) -> Sequence[Tensors]:
         match frame.edge:
             case "theta":
-                if (whole := self._whole("theta", self._recipe.state_bytes(), frame)) is not None:
-                    self._theta = state.unpack(whole, self._types, field="theta")
+                if (theta := self._theta_in.take(frame)) is not None:
+                    self._theta = theta
                 return []
             case "momenta":
-                prefixes = outer.prefixes(self._recipe.outer)
-                if (whole := self._whole("momenta", len(prefixes) * self._recipe.state_bytes(), frame)) is not None:
-                    expected = {prefix + name: kind for prefix in prefixes for name, kind in self._types.items()}
-                    self._momenta = state.unpack(whole, expected, field="momenta")
+                if (momenta := self._momenta_in.take(frame)) is not None:
+                    self._momenta = momenta
                 return []
             case "update":
                 return self._update(frame)
@@ -75,23 +81,15 @@ class _OuterSession:
                 what = str(frame.meta.get("what"))
                 if self._after is None or what not in self._after:
                     raise BadFrame("after", "there is none yet")
-                return list(pieces("after", state.pack(self._after[what])))
+                return Pieces("after", state.parts(self._after[what]))
         raise BadFrame("edge", f"{frame.edge[:40]!r} is unknown")
-
-    def _whole(self, what: str, most: int, frame: Tensors) -> bytes | None:
-        whole = self._incoming.setdefault(what, Incoming(most + HEADER_BYTES)).take(frame)
-        if whole is not None:
-            del self._incoming[what]
-        return whole
 
     def _update(self, frame: Tensors) -> list[Tensors]:
         at, weight = number(frame, "at"), number(frame, "weight")
         if at not in self._updates and len(self._updates) >= MAX_UPDATES:
             raise BadInput("update", f"more than {MAX_UPDATES}")
-        shapes, how = self._recipe.shapes(), self._recipe.compression
-        incoming = self._incoming.setdefault("update", Incoming(compress.most_bytes(shapes, how)))
-        if (whole := incoming.take(frame)) is not None:
-            self._updates[at] = weight, carried.received(self._recipe, self._round, whole)
+        if (whole := self._update_in.take(frame)) is not None:
+            self._updates[at] = weight, compress.unpack(whole, self._sent, self._recipe.compression)
         return []
 
     def _step(self) -> Tensors:
@@ -100,7 +98,7 @@ class _OuterSession:
         rule = self._recipe.outer
         momenta = outer.start(rule, self._theta) if self._momenta is None else self._momenta
         results = [result for _, result in sorted(self._updates.items(), key=lambda row: row[0])]
-        theta, momenta = fragments.step(self._recipe, self._round, self._theta, momenta, results)
+        theta, momenta = fragments.step_parts(self._recipe, self._round, self._theta, momenta, results)
         self._updates.clear()
         self._after = {"theta": theta, "momenta": momenta} if momenta else {"theta": theta}
         return Frame("stepped", 0, (), {"root": stepped.root(rule, theta, momenta).hex()})

@@ -15,26 +15,24 @@ reveal {segment, ms}  -> snapshot*: what the segment ended with, kept or compute
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from nodewire.errors import BadData, BadFrame, Busy, NotFound
+from nodewire.errors import BadData, BadFrame, BadUpdate, Busy, NotFound
 from nodewire.kind import Limits, Params
+from nodewire.protocol import recipe as recipes
 from nodewire.protocol.frame import Frame, Meta
 from nodewire.protocol.recipe import Recipe
 from nodewire.train import carried, data, segments, state
 from nodewire.train.actors.frozen import Frozen, FrozenIn
 from nodewire.train.actors.held import HeldShard
 from nodewire.train.actors.lent import LentTrainer
-from nodewire.train.actors.pieces import HEADER_BYTES, Incoming, Tensors, micro, number, pieces
+from nodewire.train.actors.pieces import HEADER_BYTES, IncomingTensors, Pieces, Tensors, micro, number
 from nodewire.train.carried import Carried
 from nodewire.train.data import Shard
-from nodewire.train.inner import Snapshot, Stretch, Trainer, Update
+from nodewire.train.inner import Snapshot, Stretch, Trainer
 from nodewire.train.state import State
 
 MAX_SESSIONS = 4
-KEPT_BYTES = 16 * 2**20
-"""Of a round's snapshots, or more where there is room for another round like it; what is not kept is computed again
-from the one before."""
 
 
 class TrainerActor:
@@ -52,8 +50,7 @@ class TrainerActor:
             self._read = params["recipe"], Recipe.unpack(params["recipe"])
             self._lent.forget()
         recipe = self._read[1]
-        spare = self._limits.memory_bytes - 2 * recipe.memory_bytes()
-        opened = _ShardSession(recipe, params, self._frozen, self._held, self._lent, max(KEPT_BYTES, spare // 2))
+        opened = _ShardSession(recipe, params, self._frozen, self._held, self._lent, self._limits.memory_bytes)
         self._make_room(opened.memory_bytes)
         self._sessions[session] = opened
 
@@ -77,7 +74,7 @@ class TrainerActor:
     def _memory_bytes(self) -> int:
         return sum(one.memory_bytes for one in self._sessions.values())
 
-    def receive(self, session: str, frame: Tensors) -> list[Tensors]:
+    def receive(self, session: str, frame: Tensors) -> Sequence[Tensors]:
         if session not in self._sessions:
             raise NotFound("session", "not open")
         self._sessions[session] = used = self._sessions.pop(session)  # who has waited longest makes room first
@@ -89,19 +86,20 @@ class TrainerActor:
 
 class _ShardSession:
     def __init__(
-        self, recipe: Recipe, params: Params, frozen: Frozen, held: HeldShard, lent: LentTrainer, kept_bytes: int
+        self, recipe: Recipe, params: Params, frozen: Frozen, held: HeldShard, lent: LentTrainer, room: int
     ) -> None:
-        """`kept_bytes`: of snapshots that may be kept."""
+        """`room`: bytes that all sessions together may take."""
         self._recipe = recipe
         self._round, self._index, self._steps = int(params["round"]), int(params["index"]), int(params["steps"])
-        self._theta_in = Incoming(recipe.state_bytes() + HEADER_BYTES)
-        self._shard_in = Incoming(data.MAX_SHARD_BYTES)
-        self._carried_in = Incoming(carried.most_bytes(recipe))
+        shapes = recipe.shapes()
+        self._theta_in = IncomingTensors(state.types(shapes), recipe.state_bytes() + HEADER_BYTES, "theta")
+        most = int(params.get("shard_bytes", data.MAX_SHARD_BYTES))
+        self._shard_in = IncomingTensors(data.expected(recipe), most, "shard")
+        self._carried_in = IncomingTensors(carried.types(recipe), carried.most_bytes(recipe), "carried")
         self._theta: State | None = None
         self._begun: Carried | None = None
-        self._brought = b""
-        """`_begun` as bytes."""
-        self._delta: State | None = None
+        self._after: Carried | None = None
+        """What is carried on, until snapshots are asked for."""
         self._shard_name, self._held = str(params.get("shard", "")), held
         self._shard = held.find(self._shard_name, recipe)
         self._running: Iterator[Stretch] | None = None
@@ -111,15 +109,19 @@ class _ShardSession:
         """What the adapter stands beside, where the recipe has one."""
         self._lent = lent
         self._trained_by: Trainer | None = None
-        self._update: Update | None = None
-        self._has_shown = False
+        self._has_trained = self._has_shown = False
         self._kept: dict[int, Snapshot] = {}
         """Snapshots by steps: all, or as many as may be kept."""
-        all_bytes = segments.count(recipe, self._steps) * recipe.state_bytes() * (1 + recipe.moments())
+        counted = recipe.round_bytes(int(params.get("shard_bytes", 0)))  # as admission does
+        spare = (room - 2 * counted) // 2
+        all_bytes = segments.count(recipe, self._steps) * recipe.snapshot_bytes()
+        kept_bytes = max(recipes.KEPT_BYTES, spare)
         self._every = max(1, -(-all_bytes // kept_bytes))
-        self.memory_bytes = recipe.memory_bytes() + min(all_bytes, kept_bytes)
+        self.memory_bytes = counted - recipe.kept_bytes() + min(all_bytes, kept_bytes)
         self._revealing: Snapshot | None = None
-        """The last that was computed again: others are computed on from it."""
+        """The last that was computed again: others are computed on from it. It is the trainer's own while this session
+        has that, and a copy afterwards."""
+        self._has_room = spare >= recipe.snapshot_bytes()
 
     @property
     def _trainer(self) -> Trainer:
@@ -139,9 +141,9 @@ class _ShardSession:
     @property
     def is_done(self) -> bool:
         """Whether nothing is lost with it: it has trained, or was opened again to show what it had."""
-        return self._update is not None or self._has_shown
+        return self._has_trained or self._has_shown
 
-    def receive(self, frame: Tensors) -> list[Tensors]:
+    def receive(self, frame: Tensors) -> Sequence[Tensors]:
         match frame.edge:
             case "frozen":
                 return [Frame("frozen", 0, (), {"here": self._recipe.adapter is None or self._beside is not None})]
@@ -154,78 +156,90 @@ class _ShardSession:
                     self._beside = frozen
                 return []
             case "theta":
-                if (whole := self._theta_in.take(frame)) is not None:
-                    self._theta = state.unpack(whole, state.types(self._recipe.shapes()), field="theta")
-                    if not all(map(state.is_finite, self._theta.values())):
+                if (theta := self._theta_in.take(frame)) is not None:
+                    if not all(map(state.is_finite, theta.values())):
                         raise BadData("theta", "not finite")
+                    self._theta = theta
                     return [Frame("begun", frame.seq, (), {"shard": self._shard is not None})]
                 return []
             case "shard":
-                if (whole := self._shard_in.take(frame)) is not None:
-                    self._shard = Shard.unpack(whole, self._recipe)
+                if (tensors := self._shard_in.take(frame)) is not None:
+                    self._shard = Shard.of(tensors, self._recipe)
                     self._held.keep(self._shard_name, self._recipe, self._shard)
                 return []
             case "carried":
-                if (whole := self._carried_in.take(frame)) is not None:
-                    self._begun, self._brought = carried.unpack(whole, self._recipe), whole
+                self._carried(frame)
                 return []
             case "train":
                 return self._train_for(frame)
             case "carry":
-                kept = carried.packed(self._sent()[1])
-                return list(pieces("carried", kept)) if kept else []
+                if not self._has_trained:
+                    raise BadFrame("carry", "there is nothing yet")
+                return Pieces("carried", state.parts(self._after.named())) if self._after is not None else []
             case "reveal":
+                self._after = None
                 segment, self._has_shown = number(frame, "segment"), True
                 if segment == segments.count(self._recipe, self._steps):
-                    return list(pieces("snapshot", self._brought or carried.EMPTY))
+                    return Pieces("snapshot", state.parts(self._begun.named() if self._begun is not None else {}))
                 return self._reveal(segment, time.monotonic() + int(frame.meta.get("ms") or 0) / 1000)
         raise BadFrame("edge", f"{frame.edge[:40]!r} is unknown")
 
-    def _train_for(self, frame: Tensors) -> list[Tensors]:
+    def _carried(self, frame: Tensors) -> None:
+        """Raises BadFrame, TooLarge, BadUpdate: it is not of this recipe."""
+        try:
+            tensors = self._carried_in.take(frame)
+        except BadData as error:
+            raise BadUpdate(error.field, error.reason) from error
+        if tensors is not None:
+            self._begun = carried.of(tensors, self._recipe)
+
+    def _train_for(self, frame: Tensors) -> Sequence[Tensors]:
         """A segment, and further ones until `ms` are over."""
         until_s = time.monotonic() + int(frame.meta.get("ms") or 0) / 1000
-        said = [self._train(frame.seq)]
-        while not said[-1].meta["end"] and time.monotonic() < until_s:
-            said.append(self._train(frame.seq + len(said)))
-        if said[-1].meta["end"]:
-            said += pieces("update", self._sent()[0])
-        return said
+        said, sent = self._train(frame.seq)
+        frames = [said]
+        while sent is None and time.monotonic() < until_s:
+            said, sent = self._train(frame.seq + len(frames))
+            frames.append(said)
+        return frames if sent is None else Pieces("update", state.parts(sent), after=frames)
 
-    def _train(self, seq: int) -> Tensors:
-        if self._update is not None:
+    def _train(self, seq: int) -> tuple[Tensors, State | None]:
+        """What is said of one segment; after the last one the tensors of the packed update."""
+        if self._has_trained:
             raise BadFrame("train", "the round is over")
+        if self._theta is None:
+            raise BadFrame("train", "theta and shard come first")
         if self._running is None:
-            if self._theta is None or self._shard is None:
+            if self._shard is None:
                 raise BadFrame("train", "theta and shard come first")
-            begin = carried.beginning(self._theta, self._begun)
-            self._running = self._trainer.stretches(begin, self._shard, self._round, self._index, self._steps)
+            self._running = self._trainer.stretches(
+                carried.beginning(self._theta, self._begun),
+                self._shard,
+                self._round,
+                self._index,
+                self._steps,
+                since=self._theta,
+            )
         done = next(self._running)  # the one with the update is the last
-        self._update = done.update
-        if done.update is not None and self._theta is not None:
-            self._delta = done.update.delta
-            if self._recipe.compression.carries:
-                self._delta = carried.moved(self._theta, self._trainer.now(done.step).theta)
         if float(self._recipe.audit.fraction) and (seq + 1) % self._every == 0:
             self._kept[done.step] = self._trainer.now(done.step)
+        sent, samples = None, 0
+        if done.update is not None:
+            self._running = None
+            samples = done.update.samples
+            sent, self._after = carried.sending(self._recipe, self._round, done.update.delta, self._begun)
+            self._has_trained = True
+            self._release()
         said: Meta = {
             "step": done.step,
             "loss": micro(done.loss),
             "state": done.state.hex(),
-            "samples": done.update.samples if done.update else 0,
-            "end": done.update is not None,
+            "samples": samples,
+            "end": sent is not None,
         }
-        if done.update is not None:
-            self._running = None
-            self._release()
-        return Frame("trained", seq, (), said)
+        return Frame("trained", seq, (), said), sent
 
-    def _sent(self) -> tuple[bytes, Carried | None]:
-        """The packed update, and what is carried from it."""
-        if self._delta is None:
-            raise BadFrame("update", "there is none yet")
-        return carried.send(self._recipe, self._round, self._delta, self._begun)
-
-    def _reveal(self, segment: int, until_s: float) -> list[Tensors]:
+    def _reveal(self, segment: int, until_s: float) -> Sequence[Tensors]:
         """The snapshot after a segment; or how far it is, where it is computed again: at least a segment a call."""
         step, every = min((segment + 1) * self._recipe.audit.segment, self._steps), self._recipe.audit.segment
         if self._theta is None or self._shard is None or segment < 0:
@@ -235,11 +249,14 @@ class _ShardSession:
         near = self._nearest(step)
         while near.step != step:
             few = min(every - near.step % every, step - near.step)
-            near = self._revealing = self._trainer.segment(near, self._shard, self._round, self._index, few)
+            near = self._trainer.segment(near, self._shard, self._round, self._index, few, copied=False)
+            self._revealing = near
             if near.step != step and time.monotonic() >= until_s:
                 return [Frame("revealing", 0, (), {"step": near.step})]
-        self._release()
-        return list(pieces("snapshot", segments.show(near)))
+        if self._trained_by is not None:  # the snapshot is its state, until somebody goes on with it
+            self._revealing = self._trained_by.now(step) if near is self._revealing and self._has_room else None
+            self._release()
+        return Pieces("snapshot", state.parts(segments.named(near)))
 
     def _nearest(self, step: int) -> Snapshot:
         """The last snapshot at or before `step` that is here."""

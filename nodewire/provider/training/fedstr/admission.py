@@ -12,7 +12,8 @@ from nodewire.protocol.fedstr import Asked, Source
 from nodewire.protocol.manifest import BlobRef
 from nodewire.protocol.round import BALANCE, Assigned, Round, RoundRequest, RoundTicket, job_of, seal_of, work_gflop
 from nodewire.protocol.trainer import Trainer
-from nodewire.provider.training.admission import CLOCKS_S, Admitted, TrainingAdmission
+from nodewire.provider.training.admission import Admitted, TrainingAdmission
+from nodewire.provider.training.clocks import CLOCKS_S
 from nodewire.store import sealed
 
 MAX_UNPAID = 2
