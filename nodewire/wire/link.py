@@ -44,6 +44,8 @@ class Patience:
     """For any of a peer's addresses to answer."""
     stagger_s: float = 0.25
     """Before the next address is tried beside the last."""
+    again_s: float = 1.0
+    """Before all addresses are tried once more beside that: a kernel that has lost its first packets waits longer."""
     heartbeat_s: float = 0.1
     """Between heartbeats while a job is open on the link: TCP's congestion window does not collapse."""
     silence_s: float = 1.0
@@ -90,6 +92,8 @@ class Link(asyncio.BufferedProtocol):
         """The peer's key: for the dialler when it is welcome, for the listener when the peer has proven itself."""
         self.ready.add_done_callback(lambda done: done.cancelled() or done.exception())
         self.error: NodewireError | None = None
+        self.over = asyncio.Event()
+        """Set once the link has ended."""
         self.bytes_in = self.bytes_out = 0
         self._state: Literal["new", "proven", "open", "ended"] = "new"
         self._decoder = Decoder(self, None if self.dialled else UNPROVEN_BYTES)
@@ -419,6 +423,7 @@ class Link(asyncio.BufferedProtocol):
         self._state = "ended"
         self.error = error
         self._alive.set()
+        self.over.set()
         if self._timer is not None:
             self._timer.cancel()
         if not self.ready.done():
