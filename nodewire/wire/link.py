@@ -44,6 +44,8 @@ class Patience:
     """For any of a peer's addresses to answer."""
     stagger_s: float = 0.25
     """Before the next address is tried beside the last."""
+    again_s: float = 1.0
+    """Before all addresses are tried once more beside that: a kernel that has lost its first packets waits longer."""
     heartbeat_s: float = 0.1
     """Between heartbeats while a job is open on the link: TCP's congestion window does not collapse."""
     silence_s: float = 1.0
@@ -90,6 +92,8 @@ class Link(asyncio.BufferedProtocol):
         """The peer's key: for the dialler when it is welcome, for the listener when the peer has proven itself."""
         self.ready.add_done_callback(lambda done: done.cancelled() or done.exception())
         self.error: NodewireError | None = None
+        self.over = asyncio.Event()
+        """Set once the link has ended."""
         self.bytes_in = self.bytes_out = 0
         self._state: Literal["new", "proven", "open", "ended"] = "new"
         self._decoder = Decoder(self, None if self.dialled else UNPROVEN_BYTES)
@@ -102,7 +106,7 @@ class Link(asyncio.BufferedProtocol):
         self._streams = deque(range(frames.MAX_STREAMS))
         self._jobs: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._due = self._heard = self._data_at = 0.0
+        self._due = self._heard = self._data_at = self._warm_at = 0.0
         self._tag = 0
         self._pings: dict[int, float] = {}
         self._rtts: deque[float] = deque(maxlen=_RTT_SAMPLES)
@@ -118,6 +122,11 @@ class Link(asyncio.BufferedProtocol):
     def rtt_us(self) -> int | None:
         """The shortest of the last 16 round trips of heartbeats, in microseconds; None before the first."""
         return round(min(self._rtts) * 1e6) if self._rtts else None
+
+    @property
+    def congestion(self) -> str:
+        """The kernel's congestion control for this link; empty where there is none."""
+        return transport.congestion(self._channel) if self._channel is not None else ""
 
     def send_control(self, document: Document) -> None:
         """Send a small document before any queued tensor.
@@ -154,9 +163,10 @@ class Link(asyncio.BufferedProtocol):
         return outgoing.done
 
     def attend(self, job: str) -> None:
-        """`job` is open on this link: heartbeats are frequent, and silence ends it soon."""
+        """`job` is open on this link: heartbeats are frequent, silence ends it soon, and the path is made hot."""
         if self.is_open and not self._jobs:
             self._heard = self._loop.time()
+            self._warm_up()
             self._tick_in(0)
         self._jobs.add(job)
 
@@ -305,8 +315,15 @@ class Link(asyncio.BufferedProtocol):
         self._state = "open"
         self._decoder.unlimited()
         self._heard = self._loop.time()
-        self._send_urgent(frames.filler(WARM_UP_BYTES))
+        self._warm_up()
         self._tick_in(0)
+
+    def _warm_up(self) -> None:
+        """Open the congestion window, which collapses on a link that was idle, before a job's first frame needs it."""
+        now = self._loop.time()
+        if now - max(self._warm_at, self._data_at) > self._patience.heartbeat_s:
+            self._warm_at = now
+            self._send_urgent(frames.filler(WARM_UP_BYTES))
 
     def _require_open(self) -> None:
         if self._state in ("new", "proven"):
@@ -406,6 +423,7 @@ class Link(asyncio.BufferedProtocol):
         self._state = "ended"
         self.error = error
         self._alive.set()
+        self.over.set()
         if self._timer is not None:
             self._timer.cancel()
         if not self.ready.done():

@@ -16,6 +16,7 @@ from nodewire.wire import identity
 from nodewire.wire.early import Early
 from nodewire.wire.frames import DataHeader, Document
 from nodewire.wire.identity import Identity
+from nodewire.wire.keeping import KeptLink
 from nodewire.wire.link import Link, Patience
 from nodewire.wire.mailbox import CANCEL, ERROR, GRACE_S, RESUME, JobMailbox, OnLost, Route, Tape
 from nodewire.wire.presence import Presence
@@ -26,6 +27,8 @@ MAX_HALF_OPEN = 64
 """Connections that have not proven themselves. Those beyond go by `Strangers`; who has proven itself is none."""
 MAX_LINKS = 1_024
 MAX_ADDRESSES = 16
+MAX_DIALS = 64
+"""Of one peer, at a time."""
 _MAX_FENCES = 4_096
 _MAX_OVER = 4_096
 _RENEW_S = 86_400  # a certificate is replaced a day before it expires
@@ -73,6 +76,7 @@ class Node:
         self._early = Early()
         self._over: OrderedDict[str, int] = OrderedDict()
         self._fences: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._kept: list[KeptLink] = []
         self._closed = False
 
     @property
@@ -108,6 +112,12 @@ class Node:
             dial = self._dials[public] = _Dial()
             dial.task = self._run(self._dial(dial, public, tuple(addresses)))
         return await asyncio.shield(dial.found)
+
+    def keep(self, public: str, addresses: Sequence[str]) -> KeptLink:
+        """Have a link to `public`, and another one whenever it is lost, until the result is closed."""
+        kept = KeptLink(self, public, addresses)
+        self._kept.append(kept)
+        return kept
 
     def open_job(
         self,
@@ -171,6 +181,8 @@ class Node:
     async def close(self) -> None:
         """End all links and stop listening."""
         self._closed = True
+        for kept in self._kept:
+            kept.close()
         for listener in self._listeners:
             listener.close()
         for link in list(self._links.values()):
@@ -395,7 +407,8 @@ class Node:
                 del self._dials[public]
 
     async def _race(self, public: str, addresses: Sequence[str]) -> Link:
-        """Dial one address after another, not waiting long for the one before; the first that proves itself wins."""
+        """Dial one address after another, not waiting long for the one before, and all of them again while none
+        answers; the first that proves itself wins."""
         waiting = list(addresses)
         attempts: list[asyncio.Task[Link]] = []
         under_way: set[asyncio.Task[Link]] = set()
@@ -406,8 +419,10 @@ class Node:
                 if waiting:
                     attempts.append(asyncio.create_task(self._attempt(public, waiting.pop(0))))
                     under_way.add(attempts[-1])
-                patience_s = self._patience.stagger_s if waiting else None
+                patience_s = self._patience.stagger_s if waiting else self._patience.again_s
                 done, under_way = await asyncio.wait(under_way, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+                if not done and not waiting and len(under_way) + len(addresses) <= MAX_DIALS:
+                    waiting.extend(addresses)
                 for attempt in done:
                     try:
                         winner = attempt.result()

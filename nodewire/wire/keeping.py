@@ -1,0 +1,48 @@
+"""A link that is kept: dialled again whenever it is lost, until it is not wanted any more."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from nodewire.errors import NodewireError
+from nodewire.wire.link import Link
+
+PAUSE_S = 0.25
+"""Between a dial that failed and the next, doubled each time up to:"""
+LONGEST_PAUSE_S = 2.0
+
+_log = logging.getLogger("nodewire.wire")
+
+
+class Links(Protocol):
+    """The node, as far as this needs it."""
+
+    async def link(self, public: str, addresses: Sequence[str]) -> Link: ...
+
+
+class KeptLink:
+    """Made by Node.keep. `times` says how often there has been a link."""
+
+    def __init__(self, links: Links, public: str, addresses: Sequence[str]) -> None:
+        self.times = 0
+        self._task = asyncio.create_task(self._keep(links, public, tuple(addresses)))
+
+    async def _keep(self, links: Links, public: str, addresses: Sequence[str]) -> None:
+        pause_s = PAUSE_S
+        while True:
+            try:
+                link = await links.link(public, addresses)
+            except NodewireError as error:
+                _log.debug("%s is out of reach: %s", public[:8], error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                continue
+            self.times, pause_s = self.times + 1, PAUSE_S
+            await link.over.wait()
+
+    def close(self) -> None:
+        """Let the link be lost when it is; it goes on as long as it does."""
+        self._task.cancel()
