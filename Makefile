@@ -15,7 +15,7 @@ ARGS ?=
 
 say = @printf '\033[1;36m»\033[0m %s\n'
 
-.PHONY: help install demo test lint bench bench-train chaos chaos-train fuzz-train scale-train quality-train byzantine \
+.PHONY: help install demo test lint bench bench-train chaos chaos-train chaos-wire fuzz-train scale-train quality-train byzantine \
   fraud honest soak clean
 
 help: ## show this list
@@ -54,6 +54,9 @@ chaos: $(VENV)/.installed ## generations that lose a provider in mid-job (ARGS="
 
 chaos-train: $(VENV)/.installed ## trainings that lose a provider or their customer at every step (ARGS="--quick")
 	@$(VENV)/bin/python -m bench.chaos_train $(ARGS)
+
+chaos-wire: $(VENV)/.installed ## links that are killed, cut and closed for seconds while frames flow (ARGS="--quick")
+	@$(VENV)/bin/python -m bench.chaos_wire $(ARGS)
 
 fuzz-train: $(VENV)/.installed ## 100,000 malformed recipes, results and messages of training (ARGS="--quick")
 	@$(VENV)/bin/python -m bench.fuzz_train $(ARGS)
