@@ -14,7 +14,8 @@ Arms, each with three seeds (of the first weights, the deal of blocks, and the w
 - central: one machine, k times the batch, as many steps, one optimizer throughout: equal samples and operations, which
   is what synchronous data-parallel training on k machines computes, with H times the exchanges.
 - f32: DiLoCo, whole pseudo-gradients. int4: the same in blocks of 4 bits. dropped: the same as f32, but each result is
-  lost with probability 1/2 (one of a round always comes).
+  lost with probability 1/2 (one of a round always comes), and a step of few is shorter (`outer.shards`): at
+  full length it ends 3.6 to 4.4 % above f32.
 
 Losses are nats a byte on the held-out blocks: 256 windows a round for the curves, 2,048 for the final ones. The ratios
 of final losses are of equal seeds, the acceptance lines their medians.
@@ -68,6 +69,7 @@ def document(arm: str, seed: int, rounds: int, rates: Rates | None = None) -> di
     """The recipe of an arm. Centralized it is one round of all steps, so that one optimizer makes them all."""
     central = arm == "central"
     rate, outer, momentum = rates or (CENTRAL if central else DILOCO)
+    share = {"shards": K} if arm == "dropped" else {}
     return {
         "v": 1,
         "name": f"quality-{arm}",
@@ -83,7 +85,7 @@ def document(arm: str, seed: int, rounds: int, rates: Rates | None = None) -> di
             "weight_decay": "0.1", "clip": "1.0", "schedule": "cosine", "warmup": STEPS, "total": rounds * STEPS,
             "floor": "0.1", "rise": 0 if central else RISE,
         },
-        "outer": {} if central else {"method": "nesterov", "lr": outer, "momentum": momentum},
+        "outer": {} if central else {"method": "nesterov", "lr": outer, "momentum": momentum, **share},
         "steps": rounds * STEPS if central else STEPS,
         "batch": BATCH * (K if central else 1),
         "rounds": 1 if central else rounds,

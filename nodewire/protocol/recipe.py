@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import tomllib
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from nodewire.errors import BadInput, BadRecipe, TooLarge
 from nodewire.protocol.families import READING_TOML, Decoder, Encoder, Family, Lora, Real, Shapes, between, count
@@ -108,6 +108,16 @@ class Outer(Schema):
     bound: Annotated[Real, between(0, 1e6, open_below=True)] = "2.0"
     stored: Literal["f32", "bf16"] = "f32"
     """What the last step's weights are rounded to; until then they are float32."""
+    shards: int = Field(default=0, ge=0, le=MAX_SHARDS)
+    """Results that a whole round has. Of fewer the mean is shortened, by the root of their share: it is the noisier. 0
+    takes it as it is, and is left out of the document."""
+
+    @model_serializer(mode="wrap")
+    def _without_what_it_has_not(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        said: dict[str, Any] = serialize(self)
+        if not self.shards:
+            del said["shards"]
+        return said
 
     @model_validator(mode="after")
     def _tolerates_some(self) -> Self:

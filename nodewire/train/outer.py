@@ -5,11 +5,14 @@
     fedadam    m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g g; theta + lr m / (sqrt v + eps)
                                                                                 Reddi et al. 2020, arXiv 2003.00295
 
-where g is the aggregate of the deltas (`aggregate`), which point downhill already: a delta is theta after training
-minus theta before. All is float64, element by element, and becomes float32 once, at the end.
+where g is the aggregate of the deltas (`aggregate`), shortened where few of a rule's `shards` came. Deltas point
+downhill already: a delta is theta after training minus theta before. All is float64, element by element, and becomes
+float32 once, at the end.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -52,8 +55,9 @@ def step(
     """
     _check(theta, momenta, rule, results)
     lr, mu, (b1, b2), eps = float(rule.lr), float(rule.momentum), map(float, rule.betas), float(rule.eps)
-    after, kept = {}, {}
+    after, kept, short = {}, {}, length(rule, results)
     for name, g in _aggregate(rule, results, results if whole is None else whole).items():
+        g = short * g if short < 1 else g
         match rule.method:
             case "average":
                 way = g
@@ -72,6 +76,15 @@ def step(
         if not bool(torch.isfinite(tensor).all()):
             raise BadUpdate(name, "the step leaves the range of float32")
     return {name: after[name] for name in theta}, {name: kept[name] for name in momenta}
+
+
+def length(rule: Outer, results: Results) -> float:
+    """What the aggregate is multiplied by: the root of the share that has come of the rule's `shards`, by weights, so
+    that a step of few results is no noisier than one of all. 1 at most, and for a rule without `shards`."""
+    if not rule.shards:
+        return 1.0
+    weights = [weight for weight, _ in results]
+    return math.sqrt(min(1.0, sum(weights) / (rule.shards * max(weights))))
 
 
 def _aggregate(rule: Outer, results: Results, whole: Results) -> dict[str, Tensor]:

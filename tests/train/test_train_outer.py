@@ -49,6 +49,17 @@ def test_average_is_fedavg_the_weighted_mean_of_what_the_providers_have():
     assert np.allclose(flat(after), weighted(models), atol=1e-6) and momenta == {}
 
 
+@pytest.mark.parametrize(("weights", "share"), [((20, 20), 0.5), ((20, 10), 0.375), ((20,) * 4, 1.0), ((20,) * 6, 1.0)])
+def test_a_step_of_few_of_a_rules_shards_is_short(weights, share):
+    rule, whole = NESTEROV.model_copy(update={"shards": 4}), NESTEROV
+    theta, some = state(0), [(weight, state(number, 0.01)) for number, weight in enumerate(weights)]
+    short, kept = outer.step(rule, theta, outer.start(rule, theta), some)
+    expected, _ = outer.step(whole, theta, outer.start(whole, theta), some)
+    assert np.allclose(flat(short) - flat(theta), share**0.5 * (flat(expected) - flat(theta)), atol=1e-6)
+    assert same(short, expected) == (share == 1.0)
+    assert np.allclose(flat(kept), share**0.5 * weighted(some), atol=1e-6)
+
+
 def test_nesterov_is_dilocos_outer_step():
     theta = state(0)
     momenta, x, v = outer.start(NESTEROV, theta), flat(theta), 0

@@ -16,6 +16,7 @@ torch.set_num_threads(1)
 SHAPES = {"wide": (3, PIECE), "middle": (5, 7), "last": (PIECE // 2,)}
 RULES = [
     Outer(),
+    Outer(method="nesterov", lr="0.7", momentum="0.9", shards=9),
     Outer(lr="0.7", aggregate="clip", bound="1.2"),
     Outer(method="nesterov", lr="0.7", momentum="0.9", aggregate="median"),
     Outer(method="nesterov", lr="0.7", momentum="0.9", aggregate="trimmed", tolerated=1),

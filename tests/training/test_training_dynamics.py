@@ -97,7 +97,7 @@ async def test_the_faster_one_makes_more_steps_and_all_is_as_the_requests_say(ma
 
 @pytest.mark.parametrize(("late", "by"), [("drop", 1), ("half", 1), ("half", 2)])
 async def test_a_round_is_stepped_without_who_takes_long_and_its_result_is_paid_and_counts_as_agreed(market, late, by):
-    recipe = of(quorum="0.5", late=late, rounds=by + 1)
+    recipe = of(quorum="0.5", late=late, rounds=by + 1, outer=RECIPE.outer.document() | {"shards": 2})
     slow, quick = Gate(), Gate()
     quick.open.set()
     judged = []
