@@ -35,7 +35,6 @@ MOST_BYTES = 64 * 2**20
 HOST = "127.0.0.1"
 _JOB = "cd" * 32
 _LENGTH = struct.Struct("!Q")
-_DAY_S = 86_400
 Echo = Callable[[torch.Tensor], Awaitable[torch.Tensor]]
 """A tensor there and back."""
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Coroutine, Sequence
+from typing import Any, Protocol
 
 from nodewire.errors import NodewireError
 from nodewire.wire.link import Link
@@ -22,13 +22,16 @@ class Links(Protocol):
 
     async def link(self, public: str, addresses: Sequence[str]) -> Link: ...
 
+    def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Until the node is closed."""
+
 
 class KeptLink:
     """Made by Node.keep. `times` says how often there has been a link."""
 
     def __init__(self, links: Links, public: str, addresses: Sequence[str]) -> None:
         self.times = 0
-        self._task = asyncio.create_task(self._keep(links, public, tuple(addresses)))
+        self._task = links.run(self._keep(links, public, tuple(addresses)))
 
     async def _keep(self, links: Links, public: str, addresses: Sequence[str]) -> None:
         pause_s = PAUSE_S

@@ -76,7 +76,6 @@ class Node:
         self._early = Early()
         self._over: OrderedDict[str, int] = OrderedDict()
         self._fences: OrderedDict[tuple[str, str], None] = OrderedDict()
-        self._kept: list[KeptLink] = []
         self._closed = False
 
     @property
@@ -115,9 +114,7 @@ class Node:
 
     def keep(self, public: str, addresses: Sequence[str]) -> KeptLink:
         """Have a link to `public`, and another one whenever it is lost, until the result is closed."""
-        kept = KeptLink(self, public, addresses)
-        self._kept.append(kept)
-        return kept
+        return KeptLink(self, public, addresses)
 
     def open_job(
         self,
@@ -181,8 +178,6 @@ class Node:
     async def close(self) -> None:
         """End all links and stop listening."""
         self._closed = True
-        for kept in self._kept:
-            kept.close()
         for listener in self._listeners:
             listener.close()
         for link in list(self._links.values()):
