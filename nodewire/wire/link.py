@@ -98,6 +98,7 @@ class Link(asyncio.BufferedProtocol):
         self._state: Literal["new", "proven", "open", "ended"] = "new"
         self._decoder = Decoder(self, None if self.dialled else UNPROVEN_BYTES)
         self._channel: asyncio.Transport | None = None
+        self._bound = b""
         self._writable = True
         self._urgent: deque[bytes] = deque()
         self._urgent_bytes = 0
@@ -122,6 +123,11 @@ class Link(asyncio.BufferedProtocol):
     def rtt_us(self) -> int | None:
         """The shortest of the last 16 round trips of heartbeats, in microseconds; None before the first."""
         return round(min(self._rtts) * 1e6) if self._rtts else None
+
+    @property
+    def transport(self) -> str:
+        """What carries it: "tls", or "shm" between processes of one host; empty before it has a channel."""
+        return transport.name(self._channel) if self._channel is not None else ""
 
     @property
     def congestion(self) -> str:
@@ -219,11 +225,10 @@ class Link(asyncio.BufferedProtocol):
         self._channel.set_write_buffer_limits(high=frames.SEGMENT_BYTES)
         transport.tune(channel)
         try:
-            certificate = transport.peer_certificate(channel)
+            self._bound = transport.bound(channel, self._shown)
             if self.dialled:
-                identity.check_certificate(certificate, self.peer, self._now_s())
-                assert certificate is not None
-                event = identity.auth(self._keys, self.peer, certificate, self._now_s())
+                self._bound = transport.check_listener(channel, self.peer, self._now_s())
+                event = identity.auth(self._keys, self.peer, self._bound, self._now_s())
                 self._send_urgent(frames.control({"t": "auth", "event": event.to_json()}))
         except NodewireError as error:
             self.abort(error)
@@ -275,9 +280,7 @@ class Link(asyncio.BufferedProtocol):
             case "open", kind if kind not in ("auth", "welcome", "refuse"):
                 self._owner.control(self, document)
             case "new", "auth" if not self.dialled:
-                self.peer = identity.check_auth(
-                    document.get("event"), self._keys.public, self._shown.certificate, self._now_s()
-                )
+                self.peer = identity.check_auth(document.get("event"), self._keys.public, self._bound, self._now_s())
                 self._state = "proven"
                 if not self.ready.done():
                     self.ready.set_result(self.peer)

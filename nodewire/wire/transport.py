@@ -1,7 +1,7 @@
 """How a channel to an address comes about. A link does not know whether it runs over TCP or something else.
 
-A channel is what asyncio calls a transport: it takes `writelines`, tells its protocol to pause, and names its peer's
-certificate. TCP with TLS 1.3 is the first; shared memory on one host and QUIC can stand beside it.
+A channel is what asyncio calls a transport: it takes `writelines`, tells its protocol to pause, and knows what proofs
+over it are bound to. TCP with TLS 1.3 is the first; `wire.shm` stands beside it on one host, and QUIC can.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from nodewire.errors import BadInput, BadPeer, LinkLost
-from nodewire.wire.identity import ALPN, Identity
+from nodewire.wire.identity import ALPN, Identity, check_certificate
 
 _log = logging.getLogger("nodewire.wire")
 _UNSENT_BYTES = 131_072  # what the kernel may queue beyond the congestion window: the wait of an urgent frame
@@ -37,7 +37,7 @@ class Arrival(Protocol):
     """Where it comes from, without the port."""
 
     async def accept(self, protocol: asyncio.BufferedProtocol, identity: Identity) -> None:
-        """Secure it; `protocol.connection_made` has been called when this returns. Raises OSError."""
+        """Secure it; `protocol.connection_made` has been called when this returns. Raises OSError, NodewireError."""
 
     def refuse(self) -> None: ...
 
@@ -55,6 +55,19 @@ class Transport(Protocol):
 
     async def listen(self, host: str, port: int, arrived: Callable[[Arrival], None]) -> Listener:
         """Tell every connection to `arrived`. Raises OSError if the port cannot be had."""
+
+
+class Beside(Protocol):
+    """A way to peers that needs no address: `wire.shm.SameHost`."""
+
+    def knows(self, public: str) -> bool:
+        """Whether it may lead to the node `public`; tells at once."""
+
+    async def dial(self, public: str, protocol: asyncio.BufferedProtocol) -> None:
+        """Open a channel for `protocol`, at whose other end is `public`. Raises BadPeer, Busy, LinkLost."""
+
+    async def listen(self, arrived: Callable[[Arrival], None]) -> Listener:
+        """Tell every connection to `arrived`. Raises OSError if there is no such way here."""
 
 
 class TcpTls:
@@ -180,12 +193,35 @@ def congestion(channel: asyncio.BaseTransport) -> str:
     return name.rstrip(b"\0").decode()
 
 
-def peer_certificate(channel: asyncio.BaseTransport) -> bytes | None:
-    """The DER of what the listener at the other end of a secured channel showed.
+def name(channel: asyncio.BaseTransport) -> str:
+    """How a channel carries bytes: "tls", or "shm"."""
+    found: str = channel.get_extra_info("transport", "tls")
+    return found
+
+
+def bound(channel: asyncio.BaseTransport, shown: Identity) -> bytes:
+    """What a dialler's proof to us, who `shown`, must be bound to on this channel."""
+    found: bytes = channel.get_extra_info("bound", shown.certificate)
+    return found
+
+
+def check_listener(channel: asyncio.BaseTransport, expected: str, now_s: float) -> bytes:
+    """See who listens at the other end of a channel that we have dialled; what our own proof is to be bound to.
 
     Raises:
-        BadPeer: the channel is not TLS 1.3, or the peer does not speak nodewire on it.
+        BadPeer: it is not `expected`, the channel is not TLS 1.3, or the peer does not speak nodewire on it.
     """
+    found: bytes | None = channel.get_extra_info("bound")
+    if found is not None:  # the listener had to prove itself before there was a channel
+        return found
+    certificate = _peer_certificate(channel)
+    check_certificate(certificate, expected, now_s)
+    assert certificate is not None
+    return certificate
+
+
+def _peer_certificate(channel: asyncio.BaseTransport) -> bytes | None:
+    """The DER of what the listener at the other end of a TLS channel showed. Raises BadPeer."""
     secured = channel.get_extra_info("ssl_object")
     if secured is None or secured.version() != "TLSv1.3":
         raise BadPeer("channel", "not TLS 1.3")
