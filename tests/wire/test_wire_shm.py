@@ -268,7 +268,7 @@ def sealed(size: int, seals: int, flags: int = 0) -> int:
 
 def huge() -> int:
     """Pages that may be taken away again by a hole, if nobody has more."""
-    return sealed(LINK_BYTES, memory._FIXED, os.MFD_HUGETLB)
+    return sealed(LINK_BYTES, memory.fixed(), os.MFD_HUGETLB)
 
 
 def file() -> int:
@@ -281,10 +281,10 @@ MEMORIES = {
     "none": list,
     "two": lambda: [memory.create(), memory.create()],
     "not sealed": lambda: [sealed(LINK_BYTES, 0)],
-    "may shrink": lambda: [sealed(LINK_BYTES, memory._FIXED & ~fcntl.F_SEAL_SHRINK)],
-    "too small": lambda: [sealed(LINK_BYTES // 2, memory._FIXED)],
-    "too large": lambda: [sealed(2 * LINK_BYTES, memory._FIXED)],
-    "not to be written": lambda: [sealed(LINK_BYTES, memory._FIXED | fcntl.F_SEAL_WRITE)],
+    "may shrink": lambda: [sealed(LINK_BYTES, memory.fixed() & ~fcntl.F_SEAL_SHRINK)],
+    "too small": lambda: [sealed(LINK_BYTES // 2, memory.fixed())],
+    "too large": lambda: [sealed(2 * LINK_BYTES, memory.fixed())],
+    "not to be written": lambda: [sealed(LINK_BYTES, memory.fixed() | fcntl.F_SEAL_WRITE)],
     "huge pages": lambda: [huge()],
     "a file": lambda: [file()],
     "a pipe": lambda: list(os.pipe()[:1]),

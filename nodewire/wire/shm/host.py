@@ -14,6 +14,7 @@ import os
 import re
 import socket
 import stat
+import sys
 import tempfile
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -77,8 +78,8 @@ class SameHost:
 
     async def listen(self, arrived: Callable[[Arrival], None]) -> Listener:
         """Tell every connection to `arrived`. Raises OSError: this system, or its folder, does not allow it."""
-        if not (hasattr(os, "memfd_create") and hasattr(socket, "SO_PEERCRED")):
-            raise OSError("not on this system")
+        if sys.platform != "linux":
+            raise OSError("memory that a peer cannot take away again is Linux's")
         with suppress(FileExistsError):
             self._folder.mkdir(0o700)
         self._check_folder()

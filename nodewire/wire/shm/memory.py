@@ -13,7 +13,10 @@ RING_BYTES = 2 * 2**20
 """Of one direction: several of the largest segments, and small enough to stay in a processor's cache."""
 LINK_BYTES = 2 * RING_BYTES
 
-_FIXED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+def fixed() -> int:
+    """The seals of memory that nobody can resize, nor seal further."""
+    return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 def create() -> int:
@@ -21,7 +24,7 @@ def create() -> int:
     descriptor = os.memfd_create("nodewire-link", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, LINK_BYTES)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _FIXED)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fixed())
     except OSError:
         os.close(descriptor)
         raise
@@ -42,7 +45,7 @@ def check(descriptor: int) -> None:
         found = os.fstat(descriptor)
     except OSError as error:
         raise BadPeer("memory", "not memory") from error
-    if seals & _FIXED != _FIXED:
+    if seals & fixed() != fixed():
         raise BadPeer("memory", "not sealed against resizing")
     if found.st_size != LINK_BYTES:
         raise BadPeer("memory", f"{found.st_size} bytes, not {LINK_BYTES}")
