@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from nodewire.errors import BadFrame, BadInput, BadVersion, TooLarge
 from nodewire.protocol.frame import ITEM_BYTES, Array
 from nodewire.wire import frames
-from nodewire.wire.frames import DataHeader, Decoder, Type
+from nodewire.wire.decoder import Decoder
+from nodewire.wire.frames import DataHeader, Type
 
 JOB = "ab" * 32
 MiB = 2**20
