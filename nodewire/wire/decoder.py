@@ -9,16 +9,16 @@ from nodewire.errors import BadFrame, BadVersion, TooLarge
 from nodewire.wire.frames import CAPS, MAX_STREAMS, PREFIX, SEGMENT_BYTES, VERSION, Document, Type, parse_document
 from nodewire.wire.headers import DataHeader, unpack_credit, unpack_header
 
-_STAGING_BYTES = 32_768  # holds any prefix and header, and two TLS records
+_STAGING_BYTES = 20_992  # holds any prefix and header, and a TLS record
 
 
 class Receiver(Protocol):
     """What a decoder calls. Any method may raise a NodewireError, which ends the channel."""
 
-    def data_begins(self, header: DataHeader) -> bytearray | None:
+    def data_begins(self, header: DataHeader) -> memoryview | None:
         """Memory of header.nbytes for the tensors, or None to let them pass by."""
 
-    def data_ends(self, header: DataHeader, buffer: bytearray) -> None: ...
+    def data_ends(self, header: DataHeader, buffer: memoryview) -> None: ...
 
     def control(self, document: Document) -> None: ...
 
@@ -178,7 +178,7 @@ class Decoder:
         elif assembly.memory is None:
             self._skip = payload_bytes
         else:
-            self._target = memoryview(assembly.memory)[assembly.filled : end]
+            self._target = assembly.memory[assembly.filled : end]
         assembly.filled = end
 
     def _filled(self, n: int) -> None:
@@ -207,5 +207,5 @@ class _Assembly:
     """A DATA frame under way; `filled` bytes of it have come or are announced."""
 
     header: DataHeader
-    memory: bytearray | None
+    memory: memoryview | None
     filled: int = 0

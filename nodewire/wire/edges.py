@@ -70,6 +70,11 @@ class Incoming:
         self.next_seq += 1
         self.under_way = header
 
+    @property
+    def lacking(self) -> int | None:
+        """The frame from which on the producer is to send; None if it knows."""
+        return self.next_seq if self.anew and not self.received else None
+
     def take(self, cost: int) -> int | None:
         """A frame has been read: the limit up to which more is granted now, if that is worth a message."""
         self.unread -= cost
@@ -122,7 +127,8 @@ class Window:
         self.next_seq = seq + 1
 
     def grant(self, limit: int) -> None:
-        if limit > self.limit:
+        """The consumer has granted so much in all; what was granted before the counts began is no more."""
+        if self.next_seq is not None and limit > self.limit:
             self.limit = limit
             self.changed()
 
@@ -132,10 +138,13 @@ class Window:
         self.sent, self.limit = 0, INITIAL_WINDOW_BYTES
         self.changed()
 
-    def resume(self, seq: int) -> None:
-        """The consumer has all frames before `seq`."""
+    def resume(self, seq: int) -> bool:
+        """The consumer has all frames before `seq`; whether this was waited for."""
+        if self.next_seq is not None:
+            return False
         self.next_seq = seq
         self.changed()
+        return True
 
     def leave(self) -> None:
         """The consumer was replaced; whoever sends to it stops."""

@@ -62,7 +62,7 @@ MAX_STREAMS = 64
 
 Document = Mapping[str, Any]
 
-_JOINED_BYTES = 32_768  # up to here one copy costs less than another TLS record
+_RECORD_BYTES = 16_384  # what TLS encrypts at once
 
 
 class Type(IntEnum):
@@ -99,9 +99,20 @@ def data(stream: int, packed: bytes, nbytes: int, arrays: Sequence[Array]) -> It
             if len(view) > left:
                 views.appendleft(view[left:])
             left -= len(segment[-1])
-        yield [b"".join(segment)] if size <= _JOINED_BYTES else segment
+        yield _led(segment)
         sent += size
         kind, packed = Type.MORE, b""
+
+
+def _led(segment: list[Buffer]) -> list[Buffer]:
+    """The segment with its header at the head of a full TLS record: one of its own costs more than a copy."""
+    joined, room = [segment[0]], _RECORD_BYTES - len(segment[0])
+    for index, view in enumerate(segment[1:], 1):
+        if len(view) > room:
+            return [b"".join([*joined, view[:room]]), view[room:], *segment[index + 1 :]]
+        joined.append(view)
+        room -= len(view)
+    return [b"".join(joined)]
 
 
 def control(document: Document) -> bytes:

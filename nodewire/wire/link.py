@@ -21,7 +21,7 @@ from typing import Literal, Protocol, cast
 from nodewire.errors import BadFrame, BadPeer, LinkLost, NodewireError
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import Array
-from nodewire.wire import frames, identity, transport
+from nodewire.wire import frames, identity, tls, transport
 from nodewire.wire.decoder import Decoder
 from nodewire.wire.frames import Buffer, DataHeader, Document
 from nodewire.wire.identity import Identity
@@ -59,9 +59,9 @@ class Patience:
 class Owner(Protocol):
     """What a link calls once it is open. Methods may raise a NodewireError, which ends the link."""
 
-    def data_begins(self, link: Link, header: DataHeader) -> bytearray | None: ...
+    def data_begins(self, link: Link, header: DataHeader) -> memoryview | None: ...
 
-    def data_ends(self, link: Link, header: DataHeader, memory: bytearray) -> None: ...
+    def data_ends(self, link: Link, header: DataHeader, memory: memoryview) -> None: ...
 
     def control(self, link: Link, document: Document) -> None: ...
 
@@ -154,7 +154,7 @@ class Link(asyncio.BufferedProtocol):
             return None
         done = self._loop.create_future()
         transfer.done = lambda error: _settle(done, error)
-        done.add_done_callback(lambda done: self._outbox.release(transfer) if done.cancelled() else None)
+        done.add_done_callback(lambda done: self._let_go(transfer) if done.cancelled() else None)
         return done
 
     def attend(self, job: str) -> None:
@@ -211,7 +211,7 @@ class Link(asyncio.BufferedProtocol):
             cast(asyncio.Transport, channel).abort()
             return
         self._channel = cast(asyncio.Transport, channel)
-        self._channel.set_write_buffer_limits(high=frames.SEGMENT_BYTES)
+        self._channel.set_write_buffer_limits(high=0)
         transport.tune(channel)
         try:
             certificate = transport.peer_certificate(channel)
@@ -242,6 +242,7 @@ class Link(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._writable = True
+        self._outbox.written()
         self._pump()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -249,7 +250,7 @@ class Link(asyncio.BufferedProtocol):
 
     # What the decoder calls.
 
-    def data_begins(self, header: DataHeader) -> bytearray | None:
+    def data_begins(self, header: DataHeader) -> memoryview | None:
         self._require_open()
         was_busy = self._is_busy()
         self._data_at = self._loop.time()
@@ -257,7 +258,7 @@ class Link(asyncio.BufferedProtocol):
             self._tick_in(self._patience.heartbeat_s)
         return self._owner.data_begins(self, header)
 
-    def data_ends(self, header: DataHeader, buffer: bytearray) -> None:
+    def data_ends(self, header: DataHeader, buffer: memoryview) -> None:
         if self._state == "open":
             self._owner.data_ends(self, header, buffer)
 
@@ -344,13 +345,18 @@ class Link(asyncio.BufferedProtocol):
             if buffers is None:
                 return
             self._write(buffers)
-            self._outbox.written()
+            if self._writable:
+                self._outbox.written()
         self._loop.call_soon(self._pump)
 
     def _write(self, buffers: list[Buffer]) -> None:
         assert self._channel is not None
         self.bytes_out += sum(map(len, buffers))
         self._channel.writelines(buffers)
+
+    def _let_go(self, transfer: Transfer) -> None:
+        if self._outbox.release(transfer) and isinstance(self._channel, tls.Channel):
+            self._channel.copy_pending()
 
     def _is_busy(self) -> bool:
         return bool(self._jobs) or self._loop.time() - self._data_at < self._patience.silence_s

@@ -280,12 +280,12 @@ class JobMailbox:
         """Check that a frame from `peer` may come now. Raises BadFrame, TooLarge, NotAllowed, as JobEdges.begin."""
         self._edges.begin(peer, header)
 
-    def end(self, header: DataHeader, memory: bytearray) -> None:
+    def end(self, header: DataHeader, memory: memoryview) -> None:
         """A frame that `begin` admitted is complete."""
         incoming = self._edges.end(header)
         if incoming is None:
             return
-        frame = Frame(header.edge, header.seq, header.arrays(memoryview(memory)), header.meta)
+        frame = Frame(header.edge, header.seq, header.arrays(memory), header.meta)
         if self._keep_inputs and self._tape is not None:
             self._tape.write(self.request, header.edge, header.attempt, frame)
         self.deliver(incoming, frame, header.cost)
@@ -321,8 +321,7 @@ class JobMailbox:
         incoming, window = self._edges.incoming.get(edge), self._edges.window(edge, link.peer)
         if window is not None:
             self._hear(link.peer)
-            if window.next_seq is not None:
-                window.grant(limit)
+            window.grant(limit)
         elif incoming is not None and incoming.producer == link.peer:
             self._hear(link.peer)
             self._tell(link, incoming)
@@ -383,9 +382,9 @@ class JobMailbox:
         if incoming is None or outgoing is None or incoming.producer != me:
             return
         window = outgoing.windows[me]
+        is_anew = window.resume(incoming.next_seq)
         window.grant(incoming.granted)
-        if window.next_seq is None:
-            window.resume(incoming.next_seq)
+        if is_anew:
             self._sender.catch_up(outgoing, window)
 
     def expect(self, peer: str, error: NodewireError) -> None:
@@ -426,8 +425,7 @@ class JobMailbox:
         if outgoing is None or window is None:
             return
         self._hear(peer)
-        if window.next_seq is None:
-            window.resume(first)
+        if window.resume(first):
             if (link := self._exchange.open_link(peer)) is not None:  # who has just entered waits to hear of this node
                 link.send_credit(self.request, edge, self.attempt, 0)
             if first < outgoing.next_seq:
@@ -445,9 +443,8 @@ class JobMailbox:
 
     def _tell(self, link: Link, incoming: Incoming) -> None:
         """Tell a producer what it may send, and where to begin if it may not know."""
-        if incoming.anew and not incoming.received:
-            document = {"t": RESUME, "job": self.request, "edge": incoming.edge, "first": incoming.next_seq}
-            link.send_control(document)
+        if (first := incoming.lacking) is not None:
+            link.send_control({"t": RESUME, "job": self.request, "edge": incoming.edge, "first": first})
         link.send_credit(self.request, incoming.edge, self.attempt, incoming.granted)
 
     def _grant(self, incoming: Incoming, limit: int) -> None:

@@ -30,7 +30,7 @@ class Recorder:
         if not self.wanted(header):
             return None
         self.allocated += header.nbytes
-        return bytearray(header.nbytes)
+        return memoryview(bytearray(header.nbytes))
 
     def data_ends(self, header, buffer):
         self.seen.append(("data", header, bytes(buffer)))
