@@ -65,7 +65,7 @@ class Hand:
             _, kind, _, header, payload = frames.PREFIX.unpack(await self._read(16))
             body = await self._read(header + payload)
             if kind == frames.Type.CONTROL:
-                return frames._parse_document(bytearray(body))
+                return frames.parse_document(bytearray(body))
 
     async def _read(self, count: int) -> bytes:
         into, found = self.greeted.mapping.into, bytearray(count)

@@ -23,12 +23,12 @@ _RECORD = struct.Struct("!QQ")
 _READ_BYTES = 256 * _RECORD.size
 _WRITTEN_BYTES = 65_536  # until they are said at once: the other end takes them while this one goes on
 _TAKEN_BYTES = RING_BYTES // 4  # until they are said, if nothing else is
-_SLACK_BYTES = 8_192  # headers, beside the most that a protocol writes at a time
 _CLOSE_S = 1.0  # for a peer to take what was written before the end
 
 
 class SharedChannel(asyncio.Transport):
-    """Calls `protocol` as asyncio's transports do, `connection_made` at once and the rest out of the event loop."""
+    """Calls `protocol` as asyncio's transports do, `connection_made` at once and the rest out of the event loop. It is
+    paused while there is anything that is not in the ring, and that is not copied unless asked for."""
 
     def __init__(
         self,
@@ -47,8 +47,7 @@ class SharedChannel(asyncio.Transport):
         self._out, self._into = mapping.out, mapping.into
         self._protocol = protocol
         self._closed = closed
-        self._room = _SLACK_BYTES
-        self._backlog: deque[memoryview] = deque()
+        self._pending: deque[memoryview] = deque()
         self._paused = False
         self._closing = self._gone = False
         self._said = (0, 0)
@@ -70,41 +69,35 @@ class SharedChannel(asyncio.Transport):
         return self._closing
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """`high`: how much is written at a time; writing is paused while the ring has no room for that.
-
-        Raises:
-            ValueError: more than half of the ring.
-        """
-        room = (high or 0) + _SLACK_BYTES
-        if room > RING_BYTES // 2:
-            raise ValueError(f"{high} bytes at a time are too many for a ring of {RING_BYTES}")
-        self._room = room
+        """The limits are always 0."""
 
     def get_write_buffer_size(self) -> int:
-        return sum(map(len, self._backlog))
+        return sum(map(len, self._pending))
 
     def write(self, data: Buffer) -> None:
         self.writelines((data,))
 
     def writelines(self, list_of_data: Iterable[Buffer]) -> None:
-        """Copy all of it, into the ring or, beyond its room, aside: the buffers may be used again at once."""
+        """Copy into the ring what it has room for, and pause the protocol until the rest is there, too."""
         if self._closing:
             return
-        for data in list_of_data:
-            view = memoryview(data)
-            done = 0 if self._backlog else self._out.write(view)
-            if done < len(view):
-                self._backlog.append(memoryview(bytes(view[done:])))
+        self._pending.extend(memoryview(data) for data in list_of_data)
+        self._fill()
         self._say_soon()
-        if not self._paused and (self._backlog or self._out.free < self._room):
+        if self._pending and not self._paused:
             self._paused = True
             self._protocol.pause_writing()
+
+    def copy_pending(self) -> None:
+        """Let go of the memory of what was written and is not in the ring."""
+        self._pending = deque(memoryview(bytes(view)) for view in self._pending)
 
     def close(self) -> None:
         """End when what was written is in the ring, and said; a second later at the latest."""
         if self._closing:
             return
         self._closing = True
+        self.copy_pending()  # its owners are told that the link is over
         self._timer = self._loop.call_later(_CLOSE_S, self.abort)
         self._say()
         self._end_if_said()
@@ -131,7 +124,7 @@ class SharedChannel(asyncio.Transport):
         except NodewireError as error:
             self._end(error)
             return
-        self._flush()
+        self._go_on()
         try:
             self._deliver()
         except BaseException:
@@ -148,19 +141,23 @@ class SharedChannel(asyncio.Transport):
             if self._into.taken - self._said[1] >= _TAKEN_BYTES:
                 self._say()
 
-    def _flush(self) -> None:
-        """Use the room that there is now."""
-        if self._backlog:
-            while self._backlog:
-                done = self._out.write(self._backlog[0])
-                if done < len(self._backlog[0]):
-                    self._backlog[0] = self._backlog[0][done:]
-                    break
-                self._backlog.popleft()
+    def _fill(self) -> None:
+        """Use the room that there is."""
+        while self._pending:
+            done = self._out.write(self._pending[0])
+            if done < len(self._pending[0]):
+                self._pending[0] = self._pending[0][done:]
+                return
+            self._pending.popleft()
+
+    def _go_on(self) -> None:
+        """There may be room again."""
+        if self._pending:
+            self._fill()
             self._say()
         if self._closing:
             self._end_if_said()
-        elif self._paused and not self._backlog and self._out.free >= self._room:
+        elif self._paused and not self._pending:
             self._paused = False
             self._protocol.resume_writing()
 
@@ -199,7 +196,7 @@ class SharedChannel(asyncio.Transport):
             self._end_if_said()
 
     def _end_if_said(self) -> None:
-        if not self._backlog and self._said[0] == self._out.written:
+        if not self._pending and self._said[0] == self._out.written:
             self._end(None)
 
     def _end(self, error: Exception | None) -> None:
@@ -211,7 +208,7 @@ class SharedChannel(asyncio.Transport):
         self._loop.remove_reader(self._socket)
         if self._is_full:
             self._loop.remove_writer(self._socket)
-        self._backlog.clear()
+        self._pending.clear()
         self._loop.call_soon(self._free, error)  # whoever called may still be reading
 
     def _free(self, error: Exception | None) -> None:
