@@ -170,7 +170,7 @@ async def call(course: Course, request: str, provider: str) -> None:
         except NodewireError as error:
             log.debug("ticket: %s", error)
         await asyncio.sleep(_TICKET_S)
-    course.take(Lost(request, provider, "no answer"))
+    course.take(Lost(request, provider, trusting.NO_ANSWER))
 
 
 async def wait(course: Course, request: str, provider: str) -> None:
