@@ -19,6 +19,7 @@ from nodewire.wire.identity import Identity
 from nodewire.wire.keeping import KeptLink
 from nodewire.wire.link import Link, Patience
 from nodewire.wire.mailbox import CANCEL, ERROR, GRACE_S, RESUME, JobMailbox, OnLost, Route, Tape
+from nodewire.wire.memory import Memory
 from nodewire.wire.presence import Presence
 from nodewire.wire.pull import PULL, Holder, Pulls
 from nodewire.wire.transport import Arrival, Listener, TcpTls, Transport
@@ -74,6 +75,7 @@ class Node:
         self._linked = asyncio.Event()
         self._jobs: dict[str, JobMailbox] = {}
         self._early = Early()
+        self._memory = Memory()
         self._over: OrderedDict[str, int] = OrderedDict()
         self._fences: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._closed = False
@@ -208,6 +210,8 @@ class Node:
         if self._jobs.get(job.request) is not job:
             return
         del self._jobs[job.request]
+        if not self._jobs:
+            self._memory.clear()
         self._over[job.request] = job.attempt
         while len(self._over) > _MAX_OVER:
             self._over.popitem(last=False)
@@ -227,7 +231,7 @@ class Node:
 
     # What links call.
 
-    def data_begins(self, link: Link, header: DataHeader) -> bytearray | None:
+    def data_begins(self, link: Link, header: DataHeader) -> memoryview | None:
         """Memory for a frame that may come; None lets it pass by."""
         if (link.peer, header.job) in self._fences:
             return None
@@ -241,12 +245,12 @@ class Node:
                     asyncio.get_running_loop().call_later(self._patience.early_s, self._expire, link, header)
                 return memory
             job.begin(link.peer, header)
-            return bytearray(header.nbytes)
+            return self._memory.take(header.nbytes)
         except NodewireError as error:
             self._fence(link, job, header, error)
             return None
 
-    def data_ends(self, link: Link, header: DataHeader, memory: bytearray) -> None:
+    def data_ends(self, link: Link, header: DataHeader, memory: memoryview) -> None:
         job = self._jobs.get(header.job)
         if job is not None:
             job.end(header, memory)

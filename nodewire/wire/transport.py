@@ -1,7 +1,8 @@
 """How a channel to an address comes about. A link does not know whether it runs over TCP or something else.
 
-A channel is what asyncio calls a transport: it takes `writelines`, tells its protocol to pause, and names its peer's
-certificate. TCP with TLS 1.3 is the first; shared memory on one host and QUIC can stand beside it.
+A channel is what asyncio calls a transport: it takes `writelines`, and names its peer's certificate. It may refer to
+what it was given until that has gone; while there is any, its protocol is paused. TCP with TLS 1.3 is the first;
+shared memory on one host and QUIC can stand beside it.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from typing import Any, Protocol
 
 from nodewire.errors import BadInput, BadPeer, LinkLost
 from nodewire.wire.identity import ALPN, Identity
+from nodewire.wire.tls import secured
 
 _log = logging.getLogger("nodewire.wire")
 _UNSENT_BYTES = 131_072  # what the kernel may queue beyond the congestion window: the wait of an urgent frame
-_SHUTDOWN_S = 1.0
 CONGESTION = "cubic"
 """On a path without loss BBR's pacing costs 1.7 times CUBIC's turn of a ring (docs/measurements.md)."""
 _BACKLOG = 128
@@ -71,13 +72,7 @@ class TcpTls:
         try:
             found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
             connection = await self._connected(found)
-            await loop.create_connection(
-                lambda: protocol,
-                sock=connection,
-                ssl=identity.client,
-                server_hostname="",
-                ssl_shutdown_timeout=_SHUTDOWN_S,
-            )
+            await secured(connection, identity.client, protocol, is_server=False)
         except OSError as error:
             raise LinkLost(address, _words(error)) from error
 
@@ -145,14 +140,7 @@ class _TcpArrival:
         self.address = address
 
     async def accept(self, protocol: asyncio.BufferedProtocol, identity: Identity) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            await loop.connect_accepted_socket(
-                lambda: protocol, self._socket, ssl=identity.server, ssl_shutdown_timeout=_SHUTDOWN_S
-            )
-        except BaseException:
-            self._socket.close()
-            raise
+        await secured(self._socket, identity.server, protocol, is_server=True)
 
     def refuse(self) -> None:
         self._socket.close()
@@ -186,12 +174,12 @@ def peer_certificate(channel: asyncio.BaseTransport) -> bytes | None:
     Raises:
         BadPeer: the channel is not TLS 1.3, or the peer does not speak nodewire on it.
     """
-    secured = channel.get_extra_info("ssl_object")
-    if secured is None or secured.version() != "TLSv1.3":
+    tls = channel.get_extra_info("ssl_object")
+    if tls is None or tls.version() != "TLSv1.3":
         raise BadPeer("channel", "not TLS 1.3")
-    if secured.selected_alpn_protocol() != ALPN:
+    if tls.selected_alpn_protocol() != ALPN:
         raise BadPeer("alpn", f"the peer does not speak {ALPN}")
-    certificate: bytes | None = secured.getpeercert(True)
+    certificate: bytes | None = tls.getpeercert(True)
     return certificate
 
 

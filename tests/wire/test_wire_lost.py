@@ -126,7 +126,7 @@ async def test_a_put_that_waits_for_a_window_ends_with_the_link(net):
             await mine.put(Frame("e", seq, (array(bytes(2**20)),)))
 
     flooding = asyncio.create_task(flood())
-    window = next(iter(mine._out["e"].windows.values()))
+    window = next(iter(mine._edges.outgoing["e"].windows.values()))
     await until(lambda: window.limit > 2**20 and window.limit - window.sent < 2**20)
     await b.close()
     with pytest.raises(LinkLost):

@@ -99,7 +99,7 @@ class Raw:
             if kind == frames.Type.PING:
                 self.send(frames.pong(stream))
             if kind == frames.Type.CONTROL:
-                return frames._parse_document(bytearray(body))
+                return frames.parse_document(bytearray(body))
 
     async def is_closed(self) -> None:
         """Wait until the other end has closed."""
