@@ -24,14 +24,13 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from math import prod
 from typing import Any, Protocol
 
 import msgpack
 
 from nodewire.errors import BadFrame, BadInput, BadVersion, NodewireError, TooLarge, from_dict
 from nodewire.protocol import canonical
-from nodewire.protocol.frame import ITEM_BYTES, MAX_RANK, MAX_TENSORS, Array, Meta
+from nodewire.protocol.frame import ITEM_BYTES, MAX_RANK, MAX_TENSORS, Array, Meta, bytes_of
 
 VERSION = 1
 PREFIX = struct.Struct("!BBHIQ")
@@ -107,7 +106,7 @@ class DataHeader:
         """The tensors in `buffer`, not copied."""
         found, start = [], 0
         for dtype, shape in self.tensors:
-            end = start + prod(shape) * ITEM_BYTES[dtype]
+            end = start + bytes_of(dtype, shape)
             found.append(Array(dtype, shape, buffer[start:end]))
             start = end
         return tuple(found)
@@ -499,4 +498,4 @@ def _parse_document(packed: bytearray) -> Document:
 
 
 def _sum(tensors: Sequence[tuple[str, tuple[int, ...]]]) -> int:
-    return sum(prod(shape) * ITEM_BYTES[dtype] for dtype, shape in tensors)
+    return sum(bytes_of(dtype, shape) for dtype, shape in tensors)

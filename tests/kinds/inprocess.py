@@ -72,7 +72,7 @@ class Direct:
     async def load(self, task, engine, program, weights):
         raise AssertionError("already loaded")
 
-    async def open(self, task, session, params):
+    async def open(self, task, session, params, codings=None):
         self.actors[task].open(session, params)
         self.open_sessions.add((task, session))
 
