@@ -1,64 +1,28 @@
 """A mixture of experts as tasks: who is not selected is sent an empty frame, and puts out an empty one."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from nodewire.errors import BadTask, TooLarge
 from nodewire.graph import actor
-from nodewire.graph.format import Input, Node, Output, Program, Weight
+from nodewire.graph.format import Input, Node, Output, Program
 from nodewire.graph.interpret import bind
 from nodewire.graph.whitelist import Ref
 from nodewire.kind import Limits
 from nodewire.protocol.frame import Frame
-
-F32, I64 = torch.float32, torch.int64
-WIDTH, MOST = 4, 64
-
-
-def expert(edge_in: str, edge_out: str) -> Program:
-    """x W for the rows that it is sent."""
-    return Program(
-        dims={"n": MOST},
-        volume=MOST,
-        inputs=(Input("x", F32, ("n", WIDTH), edge_in),),
-        weights=(Weight("w", F32, (WIDTH, WIDTH)),),
-        nodes=(Node("y", "aten.mm.default", (Ref("x"), Ref("w"))),),
-        outputs=(Output("y", "y", F32, ("n", WIDTH), edge_out),),
-    )
-
-
-def joiner() -> Program:
-    """The rows of both experts, in the order that the router says."""
-    return Program(
-        dims={"n": MOST, "m": MOST, "t": MOST},
-        volume=MOST**3,
-        inputs=(
-            Input("a", F32, ("n", WIDTH), "made.0"),
-            Input("b", F32, ("m", WIDTH), "made.1"),
-            Input("order", I64, ("t",), "order"),
-        ),
-        weights=(),
-        nodes=(
-            Node("rows", "aten.cat.default", ([Ref("a"), Ref("b")], 0)),
-            Node("out", "aten.index_select.default", (Ref("rows"), 0, Ref("order"))),
-        ),
-        outputs=(Output("out", "out", F32, ("t", WIDTH), "joined"),),
-    )
+from tests.kinds.experts import F32, I64, MOST, WIDTH, joiner, loaded
 
 
 @pytest.fixture
 def tasks(tmp_path):
     """By the edges that lead to it, each task's actor."""
-    found = {}
-    for k in range(2):
-        save_file({"w": torch.full((WIDTH, WIDTH), float(k + 1))}, tmp_path / f"w{k}")
-        made = actor.load("graph", expert(f"rows.{k}", f"made.{k}").encode(), [tmp_path / f"w{k}"], Limits(10**6))
-        found[f"rows.{k}"] = made
-    found |= dict.fromkeys(("made.0", "made.1", "order"), actor.load("graph", joiner().encode(), [], Limits(10**6)))
-    for one in found.values():
+    actors = loaded(tmp_path)
+    for one in actors.values():
         one.open("s", {})
-    return found
+    join = dict.fromkeys(("made.0", "made.1", "order"), actors["join"])
+    return {"rows.0": actors["expert.0"], "rows.1": actors["expert.1"]} | join
 
 
 def joined(tasks, chosen: list[int]):
@@ -85,9 +49,7 @@ def test_a_size_of_0_hides_no_other_from_the_volume():
     many = torch.zeros(MOST + 1, dtype=I64)
     with pytest.raises(TooLarge, match=r"^t:"):
         bind(program, {"a": torch.zeros(0, WIDTH), "b": torch.zeros(0, WIDTH), "order": many})
-    narrow = Program(
-        **{**{f: getattr(program, f) for f in ("dims", "inputs", "weights", "nodes", "outputs")}, "volume": 8}
-    )
+    narrow = replace(program, volume=8)
     with pytest.raises(TooLarge, match="at most 8"):
         bind(narrow, {"a": torch.zeros(0, WIDTH), "b": torch.zeros(3, WIDTH), "order": torch.zeros(3, dtype=I64)})
 
