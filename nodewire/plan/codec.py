@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from nodewire.errors import BadInput
 from nodewire.plan.assign import LINK_BYTES_PER_MS, link_us
 from nodewire.protocol.codec import CODECS, Codec, can_narrow, sent_as
 from nodewire.protocol.frame import BLOCK, bytes_of
@@ -25,8 +26,6 @@ from nodewire.protocol.snapshot import Node, Snapshot
 
 WORTH_PERCENT = 10
 """Of a time: what it must become shorter by, for rounding more."""
-
-
 CHARS_PER_TOKEN = 4
 """About: whoever has no tokenizer counts so."""
 EdgeCodec = Codec | Literal["auto"]
@@ -40,7 +39,7 @@ class Cost:
     mebibyte_ns: int
 
 
-COSTS: dict[Codec, Cost] = {"bf16": Cost(20_000, 100_000), "int8": Cost(120_000, 600_000)}
+COSTS: dict[Codec, Cost] = {"bf16": Cost(20_000, 100_000), "int8": Cost(120_000, 1_000_000)}
 """By `python -m bench.codecs`, rounded up."""
 
 
@@ -62,6 +61,11 @@ class Wish:
     codec: EdgeCodec
     positions: int = 1
     frames: int = 0
+
+    def __post_init__(self) -> None:
+        """Raises BadInput: no such codec."""
+        if self.codec not in (*CODECS, "auto"):
+            raise BadInput("edge_codec", f"{str(self.codec)[:40]!r} is neither {', '.join(CODECS)} nor auto")
 
 
 def predicted(a: Node, b: Node) -> Link:

@@ -34,8 +34,8 @@ _NARROWED: dict[Codec, dict[str, str]] = {
 
 
 def sent_as(dtype: str, codec: Codec) -> str:
-    """The dtype in which a tensor of `dtype` travels: its own, where the codec has nothing narrower for it."""
-    return _NARROWED[codec].get(dtype, dtype)
+    """The dtype in which a tensor of `dtype` travels: its own, where the codec has nothing narrower, or is none."""
+    return _NARROWED.get(codec, {}).get(dtype, dtype)
 
 
 def can_narrow(edge: Edge, codec: Codec) -> bool:

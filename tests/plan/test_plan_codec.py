@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewire.errors import BadPlan
+from nodewire.errors import BadInput, BadPlan
 from nodewire.plan.codec import WORTH_PERCENT, Link, Wish, best, codecs, time_ns
 from nodewire.protocol.codec import CODECS, can_narrow
 from nodewire.protocol.manifest import Edge, Tensor
@@ -88,6 +88,11 @@ def test_a_wish_for_one_codec_is_for_every_edge_between_two_nodes_and_no_other(w
         alone = tuple(one.model_copy(update={"provider": plan.tasks[0].provider}) for one in plan.tasks)
         together = plan.model_copy(update={"tasks": alone})
         assert codecs(together, world.manifest, world.snapshot, Wish(codec)) == {}
+
+
+def test_a_wish_for_a_codec_that_nobody_knows_is_refused():
+    with pytest.raises(BadInput, match="edge_codec"):
+        Wish("int4")
 
 
 def test_what_the_link_is_like_may_come_from_elsewhere(world):

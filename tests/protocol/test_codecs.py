@@ -85,6 +85,12 @@ def test_edges_that_cannot_be_narrowed_are_refused_by_name(edge):
         codings(manifest, {"hidden.0": "int8", edge: "int8"})
 
 
+def test_terms_that_nobody_has_read_are_held_to_the_same():
+    """A customer's own, made by hand."""
+    with pytest.raises(BadPlan, match=r"hidden\.0 cannot be narrowed to int4"):
+        codings(MANIFEST, {"hidden.0": "int4"})
+
+
 def test_what_is_narrow_already_is_not_narrowed_to_the_same():
     narrow = tuple(t.model_copy(update={"dtype": "bfloat16"}) for t in MANIFEST.edges[1].tensors)
     manifest = changed(hidden_0={"tensors": narrow})
