@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import product, zip_longest
 from typing import Literal
 
 from nodewire.protocol.chunk import Leaf, Opening
@@ -40,8 +40,15 @@ NARROWED = {
 }
 """The same on narrowed edges, by the edge's own dtype and the one that travels: two honest nodes that differ in the
 last bit may round a row's largest number apart, by 1/128 of it in bfloat16 and 1/64 in MXINT8."""
+MEANS = {("float32", "bfloat16"): Tolerance(1_000, 3_000), ("float32", MXINT8): Tolerance(3_000, 8_000)}
+"""Of the mean over a chunk's frames on a narrowed edge, where these are FEW or more: honest nodes seldom round a number
+apart, another arithmetic does it in every frame."""
+FEW = 8
 CHOICES = Tolerance(0, 100_000)
 """Of a driver: the share of frames in which it chose another token. Two honest nodes differ where two logits tie."""
+
+
+_ORDER: dict[Outcome, int] = {"pass": 0, "grey": 1, "fail": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +73,21 @@ def compare(manifest: Manifest, task: str, mine: Opening, theirs: Opening) -> Co
         other = [a for ppm, a, _ in apart if _tolerance(own, a).outcome(ppm) != "pass"]
         ppm = len(other) * MILLION // len(apart)
         return Comparison(CHOICES.outcome(ppm), ppm, _where(other[0]) if other else "")
-    order = {"pass": 0, "grey": 1, "fail": 2}
-    ppm, leaf, _ = max(apart, key=lambda one: (order[_tolerance(own, one[1]).outcome(one[0])], one[0]))
-    return Comparison(_tolerance(own, leaf).outcome(ppm), ppm, _where(leaf) if ppm else "")
+    ppm, leaf, _ = max(apart, key=lambda one: (_ORDER[_tolerance(own, one[1]).outcome(one[0])], one[0]))
+    farthest = Comparison(_tolerance(own, leaf).outcome(ppm), ppm, _where(leaf) if ppm else "")
+    return max((farthest, *_means(own, apart)), key=lambda one: _ORDER[one.outcome])
+
+
+def _means(own: Mapping[str, tuple[str, ...]], apart: list[tuple[int, Leaf, Leaf]]) -> Iterator[Comparison]:
+    """By narrowed edge with enough frames, how far apart these are on average."""
+    for edge in dict.fromkeys(leaf.edge for _, leaf, _ in apart):
+        frames = [(ppm, leaf) for ppm, leaf, _ in apart if leaf.edge == edge]
+        sent = {tensor.dtype for _, leaf in frames for tensor in leaf.tensors}
+        tolerances = [MEANS[pair] for pair in product(own.get(edge, ()), sent) if pair in MEANS]
+        if tolerances and len(frames) >= FEW:
+            ppm = sum(ppm for ppm, _ in frames) // len(frames)
+            tolerance = max(tolerances, key=lambda one: one.pass_ppm)
+            yield Comparison(tolerance.outcome(ppm), ppm, _where(max(frames, key=lambda one: one[0])[1]))
 
 
 def alike(manifest: Manifest, mine: Leaf, theirs: Leaf) -> bool:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from nodewire.errors import BadFrame, BadPlan, TooLarge
 from nodewire.protocol.chunk import Opening, leaf_of
 from nodewire.protocol.codec import OWN, can_narrow, codings, sent_as
-from nodewire.protocol.compare import NARROWED, TOLERANCES, alike, compare
+from nodewire.protocol.compare import FEW, NARROWED, TOLERANCES, alike, compare
 from nodewire.protocol.frame import MXINT8, Array, Frame, bytes_of
 from nodewire.protocol.plan import Plan, Terms
 from nodewire.protocol.receipt import Receipt
@@ -151,6 +151,23 @@ def test_one_number_that_was_rounded_the_other_way_is_the_same_work_and_what_mov
     near, far = (leaf("bfloat16", bf16(HIDDEN * (1 + by))) for by in (2.0**-7, 2.0**-5))
     assert compare(MANIFEST, "stage.0", opened(leaf("bfloat16", bf16(HIDDEN))), opened(near)).outcome == "pass"
     assert compare(MANIFEST, "stage.0", opened(leaf("bfloat16", bf16(HIDDEN))), opened(far)).outcome == "fail"
+
+
+def test_what_no_single_frame_shows_their_mean_does():
+    """One number that was rounded the other way is nobody's fault; one in every frame is another arithmetic's."""
+    moved = HIDDEN.copy()
+    moved[0] += 1  # a 64th of the row's largest
+    right, wrong = int8(HIDDEN), int8(moved)
+
+    def judged(*sent):
+        mine = opened(*(leaf(MXINT8, right, seq) for seq in range(1, len(sent) + 1)))
+        theirs = opened(*(leaf(MXINT8, data, seq) for seq, data in enumerate(sent, start=1)))
+        return compare(MANIFEST, "stage.0", mine, theirs)
+
+    assert judged(*[right] * 7, wrong).outcome == "pass"
+    assert judged(*[wrong] * (FEW - 1)).outcome == "pass"
+    assert judged(*[wrong] * FEW).outcome == "fail"
+    assert judged(*[right, wrong, right, right] * 4).outcome == "grey"
 
 
 def test_the_tolerance_is_that_of_the_edges_own_dtype_and_of_what_travels():
