@@ -6,13 +6,9 @@ it whole, and anyone re-derives it.
 
 from __future__ import annotations
 
-<<<<<<< HEAD
 import hashlib
 from functools import lru_cache
-from typing import ClassVar, Literal, Self
-=======
 from typing import Any, ClassVar, Literal, Self
->>>>>>> codecs
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
