@@ -75,7 +75,7 @@ class Decoder:
             self._filled(n)
         else:
             self._end += n
-        while self._step():
+        while self._start < self._end and self._step():
             pass
         if self._start == self._end:
             self._start = self._end = 0
@@ -92,7 +92,7 @@ class Decoder:
                 return False
             self._prefix = self._check(*PREFIX.unpack_from(self._staging, self._start))
             self._start += PREFIX.size
-            return True
+            staged -= PREFIX.size
         kind, stream, header_bytes, payload_bytes = self._prefix
         if self._target is None and not self._skip:
             if staged < header_bytes:
@@ -101,8 +101,6 @@ class Decoder:
             self._start += header_bytes
             self._begin(kind, stream, header, payload_bytes)
             return True
-        if not staged:
-            return False
         if self._skip:
             taken = min(staged, self._skip)
             self._skip -= taken

@@ -44,7 +44,7 @@ class Exchange(Protocol):
     def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Parcel:
     """A frame ready to be sent."""
 

@@ -18,7 +18,6 @@ _LARGE_BYTES = 32_768  # buffers from here on are filled before they are handed 
 _TURN_BYTES = 2 * 2**20  # read before other links get the event loop
 _SHUTDOWN_S = 1.0
 _RECORD_BYTES = 16_384
-_CORK: int | None = getattr(socket, "TCP_CORK", None)
 
 
 async def secured(
@@ -65,7 +64,7 @@ class Channel(asyncio.Transport):
         self._descriptor = tls.fileno()
         self._protocol = protocol
         self._pending: deque[memoryview] = deque()
-        self._paused = self._corked = False
+        self._paused = False
         self._closing = False
         self._closed = False
         self._deadline: asyncio.TimerHandle | None = None
@@ -100,8 +99,6 @@ class Channel(asyncio.Transport):
         """Send what the socket takes."""
         pending = self._pending
         try:
-            if len(pending) > 1 or len(pending[0]) > _RECORD_BYTES:
-                self._cork(True)
             while pending:
                 view = pending[0]
                 sent = self._tls.send(view)  # one record
@@ -109,7 +106,6 @@ class Channel(asyncio.Transport):
                     pending.popleft()
                 else:
                     pending[0] = view[sent:]
-            self._cork(False)
         except (ssl.SSLWantWriteError, ssl.SSLWantReadError):
             # TLS 1.3 does not wait for the peer in the midst of a write.
             if not self._paused:
@@ -127,12 +123,6 @@ class Channel(asyncio.Transport):
                 self._protocol.resume_writing()
         if self._closing:
             self._say_goodbye()
-
-    def _cork(self, is_corked: bool) -> None:
-        """Records go in full packets: a record is no multiple of what a packet holds."""
-        if is_corked != self._corked and _CORK is not None and self._tls.family != socket.AF_UNIX:
-            self._corked = is_corked
-            self._tls.setsockopt(socket.IPPROTO_TCP, _CORK, is_corked)
 
     # What comes.
 
@@ -167,7 +157,7 @@ class Channel(asyncio.Transport):
                 filled += n
                 if size < _LARGE_BYTES:
                     break
-        except ssl.SSLWantReadError:
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return filled, True
         except OSError as error:
             self._end(error)
