@@ -15,6 +15,7 @@ from nodewire.pay.ledger import Ledger
 from nodewire.pay.payer import Payer
 from nodewire.pay.sim_bond_holder import SimBondHolder
 from nodewire.pay.sim_wallet import SimWallet
+from nodewire.wire import health_log
 from nodewire.wire.node import Node
 from nodewire.wire.spool import Spool
 from nodewire.worker.lasting import maker
@@ -44,6 +45,7 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
     stack.callback(spool.close)
     node = Node(keys)
     stack.push_async_callback(node.close)
+    await stack.enter_async_context(health_log.kept(node.survey, config.state))
 
     following = asyncio.create_task(market.follow())
     stack.callback(following.cancel)

@@ -15,7 +15,9 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from nodewire.errors import BadInput, BadPeer, LinkLost
+from nodewire.wire import tcp_info
 from nodewire.wire.identity import ALPN, Identity
+from nodewire.wire.tcp_info import TcpInfo
 
 _log = logging.getLogger("nodewire.wire")
 _UNSENT_BYTES = 131_072  # what the kernel may queue beyond the congestion window: the wait of an urgent frame
@@ -178,6 +180,24 @@ def congestion(channel: asyncio.BaseTransport) -> str:
     except OSError:
         return ""
     return name.rstrip(b"\0").decode()
+
+
+def tcp(channel: asyncio.BaseTransport) -> TcpInfo | None:
+    """What the kernel knows of a TCP channel; None of others, or where it does not say."""
+    connection = channel.get_extra_info("socket")
+    return None if connection is None else tcp_info.of(connection)
+
+
+def peer_address(channel: asyncio.BaseTransport) -> str:
+    """The other end of a TCP channel as "host:port"; empty for others."""
+    connection = channel.get_extra_info("socket")
+    if connection is None or connection.family not in (socket.AF_INET, socket.AF_INET6):
+        return ""
+    try:
+        host, port = connection.getpeername()[:2]
+    except OSError:
+        return ""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def peer_certificate(channel: asyncio.BaseTransport) -> bytes | None:
