@@ -54,7 +54,12 @@ class Survey:
     async def follow(self, link: Link) -> None:
         """As long as `link`, which is open, is."""
         health = self._known(link.peer)
-        health.opened(self._unix_s(), rung=link.rung, dialled=link.dialled, address=link.address)
+        health.opened(
+            self._unix_s(),
+            rung="shm" if link.transport == "shm" else link.rung,
+            dialled=link.dialled,
+            address=link.address,
+        )
         try:
             while link.is_open:
                 with suppress(LinkLost):
