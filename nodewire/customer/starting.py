@@ -16,6 +16,7 @@ from nodewire.pay.payer import Payer
 from nodewire.pay.sim_bond_holder import SimBondHolder
 from nodewire.pay.sim_wallet import SimWallet
 from nodewire.wire.node import Node
+from nodewire.wire.reach.reach import Reach
 from nodewire.wire.spool import Spool
 from nodewire.worker.lasting import maker
 
@@ -43,6 +44,7 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
     spool = Spool(config.state / "spool", SPOOL_BYTES)
     stack.callback(spool.close)
     node = Node(keys)
+    node.ladder = Reach(node, keys, pool, allow_private=config.wire.private)
     stack.push_async_callback(node.close)
 
     following = asyncio.create_task(market.follow())

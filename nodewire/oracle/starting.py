@@ -27,6 +27,7 @@ from nodewire.protocol.committee import Committee
 from nodewire.store.blobs import Blobs
 from nodewire.verify.inquiry import Inquiry
 from nodewire.wire.node import Node
+from nodewire.wire.reach.reach import Reach
 
 WARMING_S = 4.0
 """Between the starts of two oracles' workers: about what one takes on an idle core."""
@@ -52,6 +53,7 @@ async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
     following = asyncio.create_task(market.follow())
     stack.callback(following.cancel)
     node = Node(seat.keys)
+    node.ladder = Reach(node, seat.keys, pool)
     stack.push_async_callback(node.close)
     docket, library = Docket(market, pool), Library(market, pool)
     workbench = None

@@ -34,6 +34,10 @@ _RTT_SAMPLES = 16
 _MAX_PINGS = 64
 
 
+Rung = Literal["address", "punch", "splice"]
+"""How a link came about: an address was dialled, both ends punched holes, or a splice joined them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Patience:
     """How long a node waits, in seconds."""
@@ -83,10 +87,11 @@ class Link(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._owner = owner
         self._keys = keys
-        self._shown = shown
+        self.shown = shown
         self._patience = patience
         self._unix_s = unix_s - self._loop.time()
         self.dialled = expected is not None
+        self.rung: Rung = "address"
         self.peer = expected or ""
         self.ready: asyncio.Future[str] = self._loop.create_future()
         """The peer's key: for the dialler when it is welcome, for the listener when the peer has proven itself."""
@@ -276,7 +281,7 @@ class Link(asyncio.BufferedProtocol):
                 self._owner.control(self, document)
             case "new", "auth" if not self.dialled:
                 self.peer = identity.check_auth(
-                    document.get("event"), self._keys.public, self._shown.certificate, self._now_s()
+                    document.get("event"), self._keys.public, self.shown.certificate, self._now_s()
                 )
                 self._state = "proven"
                 if not self.ready.done():

@@ -70,14 +70,7 @@ class TcpTls:
         loop = asyncio.get_running_loop()
         try:
             found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            connection = await self._connected(found)
-            await loop.create_connection(
-                lambda: protocol,
-                sock=connection,
-                ssl=identity.client,
-                server_hostname="",
-                ssl_shutdown_timeout=_SHUTDOWN_S,
-            )
+            await secure(await self._connected(found), protocol, identity)
         except OSError as error:
             raise LinkLost(address, _words(error)) from error
 
@@ -101,9 +94,8 @@ class TcpTls:
         raise failed
 
     def _choose(self, connection: socket.socket) -> None:
-        if self._congestion is not None and hasattr(socket, "TCP_CONGESTION"):
-            with suppress(OSError):  # not in this kernel, or not allowed: its own choice works, too
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, self._congestion.encode())
+        if self._congestion is not None:
+            choose_congestion(connection, self._congestion)
 
     async def listen(self, host: str, port: int, arrived: Callable[[Arrival], None]) -> Listener:
         loop = asyncio.get_running_loop()
@@ -132,14 +124,16 @@ class _TcpListener:
                 _log.warning("accept: %s", _words(error))
                 await asyncio.sleep(0.05)
                 continue
-            arrived(_TcpArrival(connection, whence[0]))
+            arrived(TcpArrival(connection, whence[0]))
 
     def close(self) -> None:
         self._task.cancel()
         self._task.add_done_callback(lambda _: self._socket.close())
 
 
-class _TcpArrival:
+class TcpArrival:
+    """A TCP connection whose other end dials us, wherever it comes from."""
+
     def __init__(self, connection: socket.socket, address: str) -> None:
         self._socket = connection
         self.address = address
@@ -156,6 +150,28 @@ class _TcpArrival:
 
     def refuse(self) -> None:
         self._socket.close()
+
+
+async def secure(connection: socket.socket, protocol: asyncio.BufferedProtocol, identity: Identity) -> None:
+    """Secure a connected TCP socket as the end that dials; it is the protocol's from now on. Raises OSError."""
+    try:
+        await asyncio.get_running_loop().create_connection(
+            lambda: protocol,
+            sock=connection,
+            ssl=identity.client,
+            server_hostname="",
+            ssl_shutdown_timeout=_SHUTDOWN_S,
+        )
+    except BaseException:
+        connection.close()
+        raise
+
+
+def choose_congestion(connection: socket.socket, name: str = CONGESTION) -> None:
+    """Set a socket's congestion control before it is connected, where the kernel has it."""
+    if hasattr(socket, "TCP_CONGESTION"):
+        with suppress(OSError):  # not in this kernel, or not allowed: its own choice works, too
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
 
 
 def tune(channel: asyncio.BaseTransport) -> None:
