@@ -187,17 +187,18 @@ class Reach:
         if self._answering >= MAX_MEETINGS:
             _log.warning("an offer of %s is passed over: %d meetings are under way", peer[:8], MAX_MEETINGS)
             return
-        self._answered[offer.session] = _Answered(peer)
+        answered = self._answered[offer.session] = _Answered(peer)
         while len(self._answered) > _MAX_SEEN:
             self._answered.popitem(last=False)
-        self._node.run(self._answer(peer, offer, address))
+        self._node.run(self._answer(answered, offer, address))
 
-    async def _answer(self, peer: str, offer: Offer, address: SpliceAddress) -> None:
+    async def _answer(self, answered: _Answered, offer: Offer, address: SpliceAddress) -> None:
+        peer = answered.peer
+
         async def way() -> Link:
             entered = await splice.enter(address, offer.room, self._keys, allow_private=self._allow_private)
             try:
-                answer = self._said("answer", offer.session, offer.room, entered)
-                self._answered[offer.session].answer = answer
+                answer = answered.answer = self._said("answer", offer.session, offer.room, entered)
                 sending = asyncio.create_task(self._send(answer, peer))
                 try:
                     return await self._climb(peer, entered, offer, asked=False)

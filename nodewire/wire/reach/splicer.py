@@ -48,7 +48,7 @@ class Limits:
 
     requests_per_minute: int = 60
     waiting: int = 8
-    pairs: int = 4
+    pairs: int = 16
     """At a time."""
     bytes_per_s: int = 4_000_000
     """Of a pair, both ways together."""
