@@ -297,9 +297,9 @@ def _offer(**changed) -> Offer:
 
 
 def test_an_offer_is_read_by_its_reader_alone():
-    a, b = Keys.generate(), Keys.generate()
-    wrapped = offer.wrap(_offer(), a, b.public, now_s=time.time())
-    assert offer.unwrap(wrapped, b, now_s=time.time()) == (a.public, _offer())
+    a, b, made = Keys.generate(), Keys.generate(), _offer()
+    wrapped = offer.wrap(made, a, b.public, now_s=time.time())
+    assert offer.unwrap(wrapped, b, now_s=time.time()) == (a.public, made)
     with pytest.raises(NodewireError):
         offer.unwrap(wrapped, Keys.generate(), now_s=time.time())
 
