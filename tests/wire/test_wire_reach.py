@@ -283,6 +283,30 @@ async def test_what_a_splice_says_is_bounded_and_checked(saying):
 # Offers.
 
 
+class _Lossy:
+    """Relays that lose the first `lost` events that are published, and deliver the others twice."""
+
+    def __init__(self, relays, lost: int) -> None:
+        self._relays, self._lost = relays, lost
+        self.subscribe = relays.subscribe
+
+    async def publish(self, event, timeout_s):
+        self._lost -= 1
+        if self._lost < 0:
+            await self._relays.publish(event, timeout_s=timeout_s)
+            await self._relays.publish(event, timeout_s=timeout_s)
+
+
+async def test_offers_and_answers_that_relays_lose_are_sent_again(meetings, monkeypatch):
+    monkeypatch.setattr(reach, "AGAIN_S", 0.1)
+    _, here = await meetings.splice()
+    a, b = await meetings.pair(here)
+    for node in (a, b):
+        node.ladder._relays = _Lossy(node.ladder._relays, 2)
+    assert (await a.link(b.public, [str(here)])).peer == b.public
+    await until(lambda: a.public in b.peers)
+
+
 def _offer(**changed) -> Offer:
     fields = {
         "type": "offer",
