@@ -130,6 +130,8 @@ class WireConfig(Section):
     """Ask the router to open the port, where it is found out."""
     private: bool = False
     """Connect to private addresses that peers and splices' ads name: for a market in this network."""
+    same_host: bool = True
+    """Share memory with nodes that this user runs on this machine, in place of TLS."""
 
 
 class LnurlConfig(Section):

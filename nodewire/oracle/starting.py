@@ -28,6 +28,7 @@ from nodewire.store.blobs import Blobs
 from nodewire.verify.inquiry import Inquiry
 from nodewire.wire.node import Node
 from nodewire.wire.reach.reach import Reach
+from nodewire.wire.shm import SameHost
 
 WARMING_S = 4.0
 """Between the starts of two oracles' workers: about what one takes on an idle core."""
@@ -52,7 +53,7 @@ async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
     oracle = Oracle(seat, committee, pool, blobs, journal, clock, market.keep, shares.counts)
     following = asyncio.create_task(market.follow())
     stack.callback(following.cancel)
-    node = Node(seat.keys)
+    node = Node(seat.keys, beside=SameHost(seat.keys))
     node.ladder = Reach(node, seat.keys, pool)
     stack.push_async_callback(node.close)
     docket, library = Docket(market, pool), Library(market, pool)

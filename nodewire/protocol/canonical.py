@@ -54,6 +54,11 @@ def tagged_hash(tag: str, data: bytes) -> bytes:
     return hashlib.sha256(_prefix(tag) + data).digest()
 
 
+def tagged_state(tag: str, data: bytes) -> hashlib._Hash:
+    """The tagged hash of what begins with `data`, to go on with."""
+    return hashlib.sha256(_prefix(tag) + data)
+
+
 def digest(tag: str, document: Any) -> str:
     """The tagged hash of a document's canonical bytes, as 64 hex digits."""
     return tagged_hash(tag, encode(document)).hex()

@@ -43,6 +43,7 @@ from nodewire.provider.training.training import Training
 from nodewire.provider.verifying import Verifying
 from nodewire.provider.withdrawals import Withdrawals
 from nodewire.wire.node import Node
+from nodewire.wire.shm import SameHost
 from nodewire.wire.spool import Spool
 from nodewire.worker.lasting import maker
 
@@ -128,7 +129,15 @@ async def _open_inference(
     recall = recall_from(kept, manifest_of)
     holding = Holding(keys, market.committee, spool, Grants(pool, market.committee).of, recall)
     judges = [oracle.pubkey for oracle in market.committee.oracles]
-    node = Node(keys, on_control=controlled, holder=holding.show, judges=judges, expect=market.lists)
+    beside = SameHost(keys) if config.wire.same_host else None
+    node = Node(
+        keys,
+        on_control=controlled,
+        holder=holding.show,
+        judges=judges,
+        expect=market.lists,
+        beside=beside,
+    )
     stack.push_async_callback(node.close)
     wire = await open_wire(stack, config.wire, node, keys, pool)
 

@@ -18,7 +18,7 @@ Place = tuple[str, str]
 @dataclass(eq=False, slots=True)
 class Held:
     header: DataHeader
-    memory: bytearray
+    memory: memoryview
     done: bool = False
 
 
@@ -29,7 +29,7 @@ class Early:
     _held: dict[Place, list[Held]] = field(default_factory=dict)
     _bytes: dict[str, int] = field(default_factory=dict)
 
-    def begin(self, peer: str, header: DataHeader) -> tuple[bytearray, bool]:
+    def begin(self, peer: str, header: DataHeader) -> tuple[memoryview, bool]:
         """Memory for a frame, and whether it is the first of its job from `peer`.
 
         Raises:
@@ -39,7 +39,7 @@ class Early:
         if mine > MAX_LINK_BYTES or sum(self._bytes.values()) + header.cost > MAX_BYTES:
             raise Busy("job", "not open here, and too much is waiting already")
         self._bytes[peer] = mine
-        held = Held(header, bytearray(header.nbytes))
+        held = Held(header, memoryview(bytearray(header.nbytes)))
         place = (peer, header.job)
         first = place not in self._held
         self._held.setdefault(place, []).append(held)

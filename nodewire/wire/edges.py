@@ -1,4 +1,4 @@
-"""The two ends of an edge: what has come and what may still come; what has gone and what goes next.
+"""The two ends of an edge, without I/O: what has come and what may still come; what has gone and what goes next.
 
 Counts are of frames' costs since both ends began to count: when the job began, when one of them entered by a takeover,
 or when the link between them was made again. Then the consumer says from which frame on it lacks (`resume`), and the
@@ -7,13 +7,13 @@ producer sends nothing before it has heard that.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from nodewire.errors import BadFrame, TooLarge
 from nodewire.protocol.frame import Array, Frame
-from nodewire.wire.frames import FRAME_COST_BYTES, DataHeader
+from nodewire.wire.headers import FRAME_COST_BYTES, DataHeader
 
 INITIAL_WINDOW_BYTES = 2**20
 WINDOW_BYTES = 16 * 2**20
@@ -58,6 +58,33 @@ class Incoming:
         # Twice the largest frame: a grant may lag by a quarter of the window, and a frame must still fit.
         self.window = max(WINDOW_BYTES, 2 * (self.limit + FRAME_COST_BYTES))
 
+    def admit(self, header: DataHeader) -> None:
+        """A frame begins. Raises BadFrame, TooLarge: it is not the next one, or more than was granted."""
+        if self.under_way is not None or header.seq != self.next_seq:
+            raise BadFrame("seq", f"{header.seq}, {self.next_seq} is next on {self.edge}")
+        if header.nbytes > self.limit:
+            raise TooLarge("frame", f"{header.nbytes} bytes, at most {self.limit} on {self.edge}")
+        if self.received + header.cost > self.granted:
+            raise BadFrame("window", "more than was granted")
+        self.received += header.cost
+        self.next_seq += 1
+        self.under_way = header
+
+    @property
+    def lacking(self) -> int | None:
+        """The frame from which on the producer is to send; None if it knows."""
+        return self.next_seq if self.anew and not self.received else None
+
+    def take(self, cost: int) -> int | None:
+        """A frame has been read: the limit up to which more is granted now, if that is worth a message."""
+        self.unread -= cost
+        self.taken += cost
+        limit = self.taken + self.window
+        if limit - self.granted < self.window // 4:
+            return None
+        self.granted = limit
+        return limit
+
     def restart(self, producer: str) -> None:
         """Count anew, with the same or another producer; what came whole stays."""
         if self.under_way is not None:
@@ -70,16 +97,11 @@ class Incoming:
         self.granted = max(INITIAL_WINDOW_BYTES, self.taken + self.window)
 
 
-@dataclass(frozen=True, slots=True)
-class Parcel:
-    """A frame ready to be sent."""
-
-    frame: Frame[Array]
-    packed: bytes
-    cost: int
+def _nothing() -> None:
+    pass
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Window:
     """One consumer of an edge: which frame it gets next, and how much it has granted."""
 
@@ -90,48 +112,44 @@ class Window:
     limit: int = INITIAL_WINDOW_BYTES
     left: bool = False
     """It was replaced."""
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by whoever sends to it."""
-    sending: asyncio.Future[None] | None = None
-    replay: Iterator[tuple[int, Frame[Array]]] | None = None
-    kept: Parcel | None = None
-    """From the replay, not sent yet."""
-    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: Callable[[], None] = field(default=_nothing, repr=False)
+    """Called when more may be sent, or nothing of what was begun."""
 
     def lacks(self, seq: int) -> bool:
         return self.next_seq is None or self.next_seq <= seq
 
+    def fits(self, cost: int) -> bool:
+        return self.sent + cost <= self.limit
+
+    def send(self, seq: int, cost: int) -> None:
+        """The frame `seq` goes out."""
+        self.sent += cost
+        self.next_seq = seq + 1
+
     def grant(self, limit: int) -> None:
-        if limit > self.limit:
+        """The consumer has granted so much in all; what was granted before the counts began is no more."""
+        if self.next_seq is not None and limit > self.limit:
             self.limit = limit
-            self.wake()
+            self.changed()
 
     def pause(self) -> None:
         """The consumer is out of reach: what it has of what was sent is unknown."""
-        self.next_seq = self.replay = self.kept = None
+        self.next_seq = None
         self.sent, self.limit = 0, INITIAL_WINDOW_BYTES
-        self.wake()
+        self.changed()
 
-    def resume(self, seq: int) -> None:
-        """The consumer has all frames before `seq`."""
+    def resume(self, seq: int) -> bool:
+        """The consumer has all frames before `seq`; whether this was waited for."""
+        if self.next_seq is not None:
+            return False
         self.next_seq = seq
-        self.wake()
+        self.changed()
+        return True
 
     def leave(self) -> None:
         """The consumer was replaced; whoever sends to it stops."""
         self.left = True
-        self.replay = self.kept = None
-        if self.sending is not None:
-            self.sending.cancel()
-        self.wake()
-
-    def wake(self) -> None:
-        self._changed.set()
-
-    async def change(self) -> None:
-        """Wait for any of the above."""
-        self._changed.clear()
-        await self._changed.wait()
+        self.changed()
 
 
 @dataclass(slots=True)

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, cast
 
@@ -23,15 +22,16 @@ from nodewire.errors import BadFrame, BadPeer, LinkLost, NodewireError
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import Array
 from nodewire.wire import frames, identity, transport
-from nodewire.wire.frames import Buffer, DataHeader, Decoder, Document
+from nodewire.wire.decoder import Decoder
+from nodewire.wire.frames import Buffer, DataHeader, Document
 from nodewire.wire.identity import Identity
+from nodewire.wire.outbox import Outbox, Transfer
+from nodewire.wire.pulse import Pulse
 
 UNPROVEN_BYTES = 4_096
 WARM_UP_BYTES = 100_000
 MAX_URGENT_BYTES = 2**20
 _TURNS_PER_WRITE = 8  # segments written before other links get the event loop
-_RTT_SAMPLES = 16
-_MAX_PINGS = 64
 
 
 Rung = Literal["address", "punch", "splice"]
@@ -63,9 +63,9 @@ class Patience:
 class Owner(Protocol):
     """What a link calls once it is open. Methods may raise a NodewireError, which ends the link."""
 
-    def data_begins(self, link: Link, header: DataHeader) -> bytearray | None: ...
+    def data_begins(self, link: Link, header: DataHeader) -> memoryview | None: ...
 
-    def data_ends(self, link: Link, header: DataHeader, memory: bytearray) -> None: ...
+    def data_ends(self, link: Link, header: DataHeader, memory: memoryview) -> None: ...
 
     def control(self, link: Link, document: Document) -> None: ...
 
@@ -87,7 +87,7 @@ class Link(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._owner = owner
         self._keys = keys
-        self.shown = shown
+        self._shown = shown
         self._patience = patience
         self._unix_s = unix_s - self._loop.time()
         self.dialled = expected is not None
@@ -103,18 +103,13 @@ class Link(asyncio.BufferedProtocol):
         self._state: Literal["new", "proven", "open", "ended"] = "new"
         self._decoder = Decoder(self, None if self.dialled else UNPROVEN_BYTES)
         self._channel: asyncio.Transport | None = None
+        self._bound = b""
         self._writable = True
-        self._urgent: deque[bytes] = deque()
-        self._urgent_bytes = 0
-        self._active: deque[_Outgoing] = deque()
-        self._waiting: deque[_Outgoing] = deque()
-        self._streams = deque(range(frames.MAX_STREAMS))
+        self._outbox = Outbox()
         self._jobs: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._due = self._heard = self._data_at = self._warm_at = 0.0
-        self._tag = 0
-        self._pings: dict[int, float] = {}
-        self._rtts: deque[float] = deque(maxlen=_RTT_SAMPLES)
+        self._due = self._data_at = self._warm_at = 0.0
+        self._pulse = Pulse()
         self._alive = asyncio.Event()
 
     # What others use.
@@ -126,7 +121,12 @@ class Link(asyncio.BufferedProtocol):
     @property
     def rtt_us(self) -> int | None:
         """The shortest of the last 16 round trips of heartbeats, in microseconds; None before the first."""
-        return round(min(self._rtts) * 1e6) if self._rtts else None
+        return self._pulse.rtt_us
+
+    @property
+    def transport(self) -> str:
+        """What carries it: "tls", or "shm" between processes of one host; empty before it has a channel."""
+        return transport.name(self._channel) if self._channel is not None else ""
 
     @property
     def congestion(self) -> str:
@@ -157,20 +157,21 @@ class Link(asyncio.BufferedProtocol):
             LinkLost: the link has ended.
         """
         self._check_open()
-        outgoing = _Outgoing(packed, nbytes, arrays)
-        self._waiting.append(outgoing)
+        transfer = Transfer(packed, nbytes, arrays)
+        self._outbox.add(transfer)
         self._pump()
-        if outgoing.sent or self.error:
+        if transfer.is_finished or self.error:
             self._check_open()
             return None
-        outgoing.done = self._loop.create_future()
-        outgoing.done.add_done_callback(lambda done: self._give_up(outgoing) if done.cancelled() else None)
-        return outgoing.done
+        done = self._loop.create_future()
+        transfer.done = lambda error: _settle(done, error)
+        done.add_done_callback(lambda done: self._let_go(transfer) if done.cancelled() else None)
+        return done
 
     def attend(self, job: str) -> None:
         """`job` is open on this link: heartbeats are frequent, silence ends it soon, and the path is made hot."""
         if self.is_open and not self._jobs:
-            self._heard = self._loop.time()
+            self._pulse.heard_s = self._loop.time()
             self._warm_up()
             self._tick_in(0)
         self._jobs.add(job)
@@ -221,14 +222,13 @@ class Link(asyncio.BufferedProtocol):
             cast(asyncio.Transport, channel).abort()
             return
         self._channel = cast(asyncio.Transport, channel)
-        self._channel.set_write_buffer_limits(high=frames.SEGMENT_BYTES)
+        self._channel.set_write_buffer_limits(high=0)
         transport.tune(channel)
         try:
-            certificate = transport.peer_certificate(channel)
+            self._bound = transport.bound(channel, self._shown)
             if self.dialled:
-                identity.check_certificate(certificate, self.peer, self._now_s())
-                assert certificate is not None
-                event = identity.auth(self._keys, self.peer, certificate, self._now_s())
+                self._bound = transport.check_listener(channel, self.peer, self._now_s())
+                event = identity.auth(self._keys, self.peer, self._bound, self._now_s())
                 self._send_urgent(frames.control({"t": "auth", "event": event.to_json()}))
         except NodewireError as error:
             self.abort(error)
@@ -240,7 +240,7 @@ class Link(asyncio.BufferedProtocol):
         if self._state == "ended":  # what the peer sent before it learned so
             return
         self.bytes_in += nbytes
-        self._heard = self._loop.time()
+        self._pulse.heard_s = self._loop.time()
         self._alive.set()
         try:
             self._decoder.buffer_updated(nbytes)
@@ -252,6 +252,7 @@ class Link(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._writable = True
+        self._outbox.written()
         self._pump()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -259,7 +260,7 @@ class Link(asyncio.BufferedProtocol):
 
     # What the decoder calls.
 
-    def data_begins(self, header: DataHeader) -> bytearray | None:
+    def data_begins(self, header: DataHeader) -> memoryview | None:
         self._require_open()
         was_busy = self._is_busy()
         self._data_at = self._loop.time()
@@ -267,7 +268,7 @@ class Link(asyncio.BufferedProtocol):
             self._tick_in(self._patience.heartbeat_s)
         return self._owner.data_begins(self, header)
 
-    def data_ends(self, header: DataHeader, buffer: bytearray) -> None:
+    def data_ends(self, header: DataHeader, buffer: memoryview) -> None:
         if self._state == "open":
             self._owner.data_ends(self, header, buffer)
 
@@ -280,9 +281,7 @@ class Link(asyncio.BufferedProtocol):
             case "open", kind if kind not in ("auth", "welcome", "refuse"):
                 self._owner.control(self, document)
             case "new", "auth" if not self.dialled:
-                self.peer = identity.check_auth(
-                    document.get("event"), self._keys.public, self.shown.certificate, self._now_s()
-                )
+                self.peer = identity.check_auth(document.get("event"), self._keys.public, self._bound, self._now_s())
                 self._state = "proven"
                 if not self.ready.done():
                     self.ready.set_result(self.peer)
@@ -307,9 +306,7 @@ class Link(asyncio.BufferedProtocol):
 
     def pong(self, tag: int) -> None:
         self._require_open()
-        sent = self._pings.pop(tag, None)
-        if sent is not None:
-            self._rtts.append(time.perf_counter() - sent)
+        self._pulse.pong(tag, time.perf_counter())
 
     # Inside.
 
@@ -319,7 +316,7 @@ class Link(asyncio.BufferedProtocol):
     def _open(self) -> None:
         self._state = "open"
         self._decoder.unlimited()
-        self._heard = self._loop.time()
+        self._pulse.heard_s = self._loop.time()
         self._warm_up()
         self._tick_in(0)
 
@@ -340,9 +337,8 @@ class Link(asyncio.BufferedProtocol):
         assert self._state == "open"
 
     def _send_urgent(self, frame: bytes) -> None:
-        self._urgent.append(frame)
-        self._urgent_bytes += len(frame)
-        if self._urgent_bytes > MAX_URGENT_BYTES:
+        self._outbox.hurry(frame)
+        if self._outbox.urgent_bytes > MAX_URGENT_BYTES:
             self.abort(LinkLost(self.peer, "does not read"))
         self._pump()
 
@@ -353,23 +349,12 @@ class Link(asyncio.BufferedProtocol):
         for _ in range(_TURNS_PER_WRITE):
             if not self._writable:
                 return
-            if self._urgent:
-                frame = b"".join(self._urgent)
-                self._urgent.clear()
-                self._urgent_bytes = 0
-                self._write([frame])
-            while self._waiting and self._streams:
-                outgoing = self._waiting.popleft()
-                outgoing.begin(self._streams.popleft())
-                self._active.append(outgoing)
-            if not self._active:
+            buffers = self._outbox.take()
+            if buffers is None:
                 return
-            outgoing = self._active.popleft()
-            self._write(outgoing.take())
-            if outgoing.sent:
-                self._streams.append(outgoing.stream)
-            else:
-                self._active.append(outgoing)
+            self._write(buffers)
+            if self._writable:
+                self._outbox.written()
         self._loop.call_soon(self._pump)
 
     def _write(self, buffers: list[Buffer]) -> None:
@@ -377,11 +362,9 @@ class Link(asyncio.BufferedProtocol):
         self.bytes_out += sum(map(len, buffers))
         self._channel.writelines(buffers)
 
-    def _give_up(self, outgoing: _Outgoing) -> None:
-        if outgoing in self._waiting:
-            self._waiting.remove(outgoing)
-        else:
-            outgoing.copy_rest()
+    def _let_go(self, transfer: Transfer) -> None:
+        if self._outbox.release(transfer) and isinstance(self._channel, transport.Borrower):
+            self._channel.copy_pending()
 
     def _is_busy(self) -> bool:
         return bool(self._jobs) or self._loop.time() - self._data_at < self._patience.silence_s
@@ -396,9 +379,9 @@ class Link(asyncio.BufferedProtocol):
         now, patience = self._loop.time(), self._patience
         silence_s = patience.silence_s if self._jobs else patience.idle_silence_s
         if now - self._due > patience.silence_s / 2:
-            self._heard = now  # it was this process that stood still; what the peer sent is yet to be read
+            self._pulse.heard_s = now  # it was this process that stood still; what the peer sent is yet to be read
             self._owner.stood_still()
-        if now - self._heard > silence_s:
+        if self._pulse.silent_s(now) > silence_s:
             self.abort(LinkLost(self.peer, f"silent for {silence_s:g} s"))
             return
         self._ping()
@@ -406,11 +389,8 @@ class Link(asyncio.BufferedProtocol):
             self._tick_in(patience.heartbeat_s if self._is_busy() else patience.idle_heartbeat_s)
 
     def _ping(self) -> None:
-        self._tag = (self._tag + 1) % 2**16
-        if len(self._pings) == _MAX_PINGS:
-            del self._pings[next(iter(self._pings))]
-        self._pings[self._tag] = time.perf_counter()  # uvloop's own time has a millisecond's resolution
-        self._send_urgent(frames.ping(self._tag))
+        # uvloop's own time has a millisecond's resolution.
+        self._send_urgent(frames.ping(self._pulse.ping(time.perf_counter())))
 
     def _say_and_close(self, kind: str, error: NodewireError) -> None:
         if self._state == "ended":
@@ -434,50 +414,15 @@ class Link(asyncio.BufferedProtocol):
         if not self.ready.done():
             self.ready.set_exception(error)
         lost = error if isinstance(error, LinkLost) else LinkLost(self.peer, str(error))
-        for outgoing in (*self._active, *self._waiting):
-            outgoing.fail(lost)
-        self._active.clear()
-        self._waiting.clear()
-        self._urgent.clear()
+        self._outbox.fail(lost)
         if was_open:
             self._owner.lost(self, error)
 
 
-class _Outgoing:
-    """A frame that is being sent, one segment at a time."""
-
-    __slots__ = ("_arrays", "_nbytes", "_next", "_packed", "_segments", "done", "sent", "stream")
-
-    def __init__(self, packed: bytes, nbytes: int, arrays: Sequence[Array]) -> None:
-        self._packed, self._nbytes, self._arrays = packed, nbytes, arrays
-        self._segments: Iterator[list[Buffer]] = iter(())
-        self._next: list[Buffer] | None = None
-        self.stream = 0
-        self.sent = False
-        self.done: asyncio.Future[None] | None = None
-
-    def begin(self, stream: int) -> None:
-        self.stream = stream
-        self._segments = frames.data(stream, self._packed, self._nbytes, self._arrays)
-        self._next = next(self._segments)
-
-    def take(self) -> list[Buffer]:
-        """The next segment's buffers; `sent` is set with the last."""
-        segment = self._next
-        assert segment is not None
-        self._next = next(self._segments, None)
-        if self._next is None:
-            self.sent = True
-            if self.done is not None and not self.done.done():
-                self.done.set_result(None)
-        return segment
-
-    def copy_rest(self) -> None:
-        """Let go of the arrays' memory."""
-        if self._next is not None:
-            self._next = [b"".join(self._next)]
-        self._segments = iter([[b"".join(segment)] for segment in self._segments])
-
-    def fail(self, error: LinkLost) -> None:
-        if self.done is not None and not self.done.done():
-            self.done.set_exception(error)
+def _settle(done: asyncio.Future[None], error: LinkLost | None) -> None:
+    if done.done():
+        return
+    if error is None:
+        done.set_result(None)
+    else:
+        done.set_exception(error)

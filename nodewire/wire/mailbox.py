@@ -20,29 +20,19 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from typing import Protocol
 
-from nodewire.errors import (
-    BadFrame,
-    BadInput,
-    Busy,
-    LinkLost,
-    NodewireError,
-    NotAllowed,
-    TooLarge,
-    WorkerFailed,
-)
+from nodewire.errors import BadFrame, BadInput, Busy, LinkLost, NodewireError, NotAllowed, WorkerFailed
 from nodewire.protocol.frame import Array, Frame
-from nodewire.protocol.manifest import MAX_EDGES
-from nodewire.protocol.plan import tensor_key
 from nodewire.wire import frames, sending
-from nodewire.wire.edges import INITIAL_WINDOW_BYTES, WINDOW_BYTES, Incoming, Outgoing, Route, Tape, Window
-from nodewire.wire.frames import MAX_FRAME_BYTES, DataHeader, Document
+from nodewire.wire.edges import INITIAL_WINDOW_BYTES, WINDOW_BYTES, Incoming, Route, Tape
+from nodewire.wire.frames import Document
+from nodewire.wire.headers import DataHeader
+from nodewire.wire.job_edges import JobEdges
 from nodewire.wire.link import Link
 from nodewire.wire.said import Said
 from nodewire.wire.sending import Sender
 
 __all__ = ["INITIAL_WINDOW_BYTES", "WINDOW_BYTES", "JobMailbox", "OnLost", "Route", "Tape"]
 
-DEFAULT_FRAME_BYTES = 64 * 2**20
 MAX_CONTROLS = 256
 GRACE_S = 10.0
 
@@ -90,19 +80,12 @@ class JobMailbox:
             raise BadInput("request", "not 64 lowercase hex digits")
         self.request = request
         self.attempt = attempt
-        self.members: set[str] = set()
-        """Everybody on any of the job's edges: whose control documents are the job's."""
-        self.neighbours: set[str] = set()
-        """The other nodes that this one sends to or receives from."""
         self._exchange = exchange
-        self._limits = dict(limits or {})
+        self._edges = JobEdges(exchange.public, request, dict(limits or {}), handover=on_lost is not None)
         self._on_lost = on_lost
         self._grace_s = grace_s
         self._tape = tape
         self._keep_inputs = keep_inputs
-        self._in: dict[str, Incoming] = {}
-        self._out: dict[str, Outgoing] = {}
-        self._left: set[str] = set()
         self._awaited: dict[str, asyncio.TimerHandle] = {}
         self._said: dict[str, Said] = {}
         self._queue: deque[tuple[Incoming, Frame[Array], int]] = deque()
@@ -114,7 +97,17 @@ class JobMailbox:
         self._given_up = False
         self._replaced = False
         self._sender = Sender(self, exchange, request, tape, handover=on_lost is not None)
-        self._arrange(routes)
+        self._edges.arrange(routes, attempt)
+
+    @property
+    def members(self) -> set[str]:
+        """Everybody on any of the job's edges: whose control documents are the job's."""
+        return self._edges.members
+
+    @property
+    def neighbours(self) -> set[str]:
+        """The other nodes that this one sends to or receives from."""
+        return self._edges.neighbours
 
     @property
     def awaited(self) -> frozenset[str]:
@@ -151,7 +144,7 @@ class JobMailbox:
             NodewireError: what ended the job.
         """
         self.check()
-        outgoing = self._out.get(frame.edge)
+        outgoing = self._edges.outgoing.get(frame.edge)
         if outgoing is None:
             raise BadFrame("edge", f"{frame.edge[:64]!r} is not one that this node produces")
         if frame.seq != outgoing.next_seq:
@@ -174,9 +167,8 @@ class JobMailbox:
             self._arrived.clear()
             await self._arrived.wait()
         incoming, frame, cost = self._queue.popleft()
-        incoming.unread -= cost
-        incoming.taken += cost
-        self._grant(incoming)
+        if (limit := incoming.take(cost)) is not None:
+            self._grant(incoming, limit)
         return frame
 
     async def control(self, peer: str, document: Document) -> None:
@@ -227,20 +219,15 @@ class JobMailbox:
         self.check()
         if not self.attempt <= attempt < 2**16:
             raise NotAllowed("attempt", f"{attempt}, the job is at {self.attempt}")
-        if missing := (self._in.keys() | self._out.keys()) - routes.keys():
+        edges, me, members, neighbours = self._edges, self._exchange.public, self.members, self.neighbours
+        if missing := (edges.incoming.keys() | edges.outgoing.keys()) - routes.keys():
             raise BadInput("routes", f"{min(missing)} is missing")
-        me, members, neighbours = self._exchange.public, self.members, self.neighbours
-        stays = all(me in routes[edge].consumers for edge in self._in)
-        if not stays or any(routes[edge].producer != me for edge in self._out):
+        stays = all(me in routes[edge].consumers for edge in edges.incoming)
+        if not stays or any(routes[edge].producer != me for edge in edges.outgoing):
             self.fail(NotAllowed("job", "this node was replaced by a takeover"))
             return
-        before, self.attempt = self.attempt, attempt
-        try:
-            changed = self._arrange(routes)
-        except NodewireError:
-            self.attempt = before
-            raise
-        self._left |= members - self.members
+        changed = edges.arrange(routes, attempt)
+        self.attempt = attempt
         left = neighbours - self.neighbours
         for peer in left:
             self._hear(peer)
@@ -290,38 +277,15 @@ class JobMailbox:
     # What the node calls.
 
     def begin(self, peer: str, header: DataHeader) -> None:
-        """Check that a frame from `peer` may come now, before memory is taken for it.
+        """Check that a frame from `peer` may come now. Raises BadFrame, TooLarge, NotAllowed, as JobEdges.begin."""
+        self._edges.begin(peer, header)
 
-        Raises:
-            BadFrame, TooLarge: it may not; `field` says why.
-            NotAllowed: the peer was replaced.
-        """
-        incoming = self._in.get(header.edge)
-        if incoming is None:
-            raise BadFrame("edge", f"{header.edge!r} does not lead here")
-        if peer in self._left:
-            raise NotAllowed("producer", "replaced by a takeover")
-        if incoming.producer != peer:
-            raise BadFrame("producer", f"{peer} does not produce {header.edge}")
-        if incoming.under_way is not None or header.seq != incoming.next_seq:
-            raise BadFrame("seq", f"{header.seq}, {incoming.next_seq} is next on {header.edge}")
-        if header.key != tensor_key(self.request, header.edge, header.attempt, header.seq):
-            raise BadFrame("key", "not the name of this frame")
-        if header.nbytes > incoming.limit:
-            raise TooLarge("frame", f"{header.nbytes} bytes, at most {incoming.limit} on {header.edge}")
-        if incoming.received + header.cost > incoming.granted:
-            raise BadFrame("window", "more than was granted")
-        incoming.received += header.cost
-        incoming.next_seq += 1
-        incoming.under_way = header
-
-    def end(self, header: DataHeader, memory: bytearray) -> None:
+    def end(self, header: DataHeader, memory: memoryview) -> None:
         """A frame that `begin` admitted is complete."""
-        incoming = self._in.get(header.edge)
-        if incoming is None or incoming.under_way is not header:
+        incoming = self._edges.end(header)
+        if incoming is None:
             return
-        incoming.under_way = None
-        frame = Frame(header.edge, header.seq, header.arrays(memoryview(memory)), header.meta)
+        frame = Frame(header.edge, header.seq, header.arrays(memory), header.meta)
         if self._keep_inputs and self._tape is not None:
             self._tape.write(self.request, header.edge, header.attempt, frame)
         self.deliver(incoming, frame, header.cost)
@@ -336,18 +300,16 @@ class JobMailbox:
             link.attend(self.request)
         if link.peer not in self.neighbours:
             return
-        for incoming in self._in.values():
-            if incoming.producer == link.peer and (edges is None or incoming.edge in edges):
-                self._tell(link, incoming)
-        for outgoing in self._out.values():
-            window = outgoing.windows.get(link.peer)
-            if window is not None and (edges is None or outgoing.edge in edges):
-                link.send_credit(self.request, outgoing.edge, self.attempt, 0)
-                window.wake()
+        for incoming in self._edges.lacks_from(link.peer, edges):
+            self._tell(link, incoming)
+        for edge, outgoing in self._edges.outgoing.items():
+            if link.peer in outgoing.windows and (edges is None or edge in edges):
+                link.send_credit(self.request, edge, self.attempt, 0)
+        self._sender.wake()
 
     def opened(self) -> None:
         """The job is open: the windows are full-sized from now on."""
-        for incoming in self._in.values():
+        for incoming in self._edges.incoming.values():
             incoming.granted = incoming.window
             self._begin_local(incoming.edge)
         if self.attempt > 0:  # before that nobody knows how long the others take to be ready
@@ -356,17 +318,16 @@ class JobMailbox:
 
     def credited(self, link: Link, edge: str, limit: int) -> None:
         """A consumer grants more; or a producer, which opened the job after us, asks what was granted."""
-        incoming, outgoing = self._in.get(edge), self._out.get(edge)
-        if outgoing is not None and (window := outgoing.windows.get(link.peer)) is not None:
+        incoming, window = self._edges.incoming.get(edge), self._edges.window(edge, link.peer)
+        if window is not None:
             self._hear(link.peer)
-            if window.next_seq is not None:
-                window.grant(limit)
+            window.grant(limit)
         elif incoming is not None and incoming.producer == link.peer:
             self._hear(link.peer)
             self._tell(link, incoming)
 
     def consumes_from(self, peer: str) -> bool:
-        return any(incoming.producer == peer for incoming in self._in.values())
+        return self._edges.consumes_from(peer)
 
     def documented(self, peer: str, document: Document) -> None:
         """A member sent a control document. Raises Busy if too many wait, BadFrame for a malformed `resume`."""
@@ -397,12 +358,7 @@ class JobMailbox:
         if self._error is not None:
             return
         if peer in self.neighbours:
-            for incoming in self._in.values():
-                if incoming.producer == peer:
-                    incoming.restart(peer)
-            for outgoing in self._out.values():
-                if peer in outgoing.windows:
-                    outgoing.windows[peer].pause()
+            self._edges.lost(peer)
             self.expect(peer, error)
         self._on_lost(peer, error)
 
@@ -415,61 +371,20 @@ class JobMailbox:
         self._moved.set()
         for peer in list(self._awaited):
             self._hear(peer)
-        for outgoing in self._out.values():
-            for window in outgoing.windows.values():
-                window.wake()
+        self._sender.wake()
 
     # Inside: who is on which edge.
-
-    def _arrange(self, routes: Mapping[str, Route]) -> set[str]:
-        """Set up the edges of `routes`, going on with those that are there; which ones of this node's have changed."""
-        if len(routes) > MAX_EDGES:
-            raise TooLarge("routes", f"{len(routes)}, at most {MAX_EDGES}")
-        me, enters, changed = self._exchange.public, self.attempt > 0, set[str]()
-        limits = {edge: self._limit(edge) for edge in routes}
-        self.members = {member for route in routes.values() for member in (route.producer, *route.consumers)}
-        self.neighbours = set()
-        for edge, route in routes.items():
-            if me in route.consumers:
-                self.neighbours.add(route.producer)
-                incoming = self._in.get(edge)
-                if incoming is None:
-                    incoming = Incoming(edge, route.producer, limits[edge], anew=enters or self._on_lost is not None)
-                    incoming.granted = incoming.window if enters else INITIAL_WINDOW_BYTES
-                    self._in[edge] = incoming
-                    changed.add(edge)
-                elif incoming.producer != route.producer:
-                    incoming.restart(route.producer)
-                    changed.add(edge)
-            if route.producer == me:
-                self.neighbours.update(route.consumers)
-                outgoing = self._out.setdefault(edge, Outgoing(edge, limits[edge]))
-                for consumer in outgoing.windows.keys() - set(route.consumers):
-                    outgoing.windows.pop(consumer).leave()
-                    changed.add(edge)
-                for consumer in route.consumers:
-                    if consumer not in outgoing.windows:
-                        outgoing.windows[consumer] = Window(consumer, None if enters else 0)
-                        changed.add(edge)
-        self.neighbours.discard(me)
-        return changed
-
-    def _limit(self, edge: str) -> int:
-        limit = self._limits.get(edge, DEFAULT_FRAME_BYTES)
-        if not 0 <= limit <= MAX_FRAME_BYTES:
-            raise TooLarge("limits", f"{edge}: {limit} bytes, at most {MAX_FRAME_BYTES}")
-        return limit
 
     def _begin_local(self, edge: str) -> None:
         """If both ends of an edge are on this node, let them begin to count."""
         me = self._exchange.public
-        incoming, outgoing = self._in.get(edge), self._out.get(edge)
+        incoming, outgoing = self._edges.incoming.get(edge), self._edges.outgoing.get(edge)
         if incoming is None or outgoing is None or incoming.producer != me:
             return
         window = outgoing.windows[me]
+        is_anew = window.resume(incoming.next_seq)
         window.grant(incoming.granted)
-        if window.next_seq is None:
-            window.resume(incoming.next_seq)
+        if is_anew:
             self._sender.catch_up(outgoing, window)
 
     def expect(self, peer: str, error: NodewireError) -> None:
@@ -506,20 +421,18 @@ class JobMailbox:
         edge, first = document.get("edge"), document.get("first")
         if not isinstance(edge, str) or type(first) is not int or not 0 <= first < 2**53:
             raise BadFrame("resume", "not {edge, first}")
-        outgoing = self._out.get(edge)
-        window = outgoing.windows.get(peer) if outgoing is not None else None
+        outgoing, window = self._edges.outgoing.get(edge), self._edges.window(edge, peer)
         if outgoing is None or window is None:
             return
         self._hear(peer)
-        if window.next_seq is None:
-            window.resume(first)
+        if window.resume(first):
             if (link := self._exchange.open_link(peer)) is not None:  # who has just entered waits to hear of this node
                 link.send_credit(self.request, edge, self.attempt, 0)
             if first < outgoing.next_seq:
                 self._sender.catch_up(outgoing, window)
 
     def deliver_here(self, frame: Frame[Array], cost: int) -> None:
-        self.deliver(self._in[frame.edge], frame, cost)
+        self.deliver(self._edges.incoming[frame.edge], frame, cost)
 
     def deliver(self, incoming: Incoming, frame: Frame[Array], cost: int) -> None:
         if incoming.producer == self._exchange.public:
@@ -530,20 +443,13 @@ class JobMailbox:
 
     def _tell(self, link: Link, incoming: Incoming) -> None:
         """Tell a producer what it may send, and where to begin if it may not know."""
-        if incoming.anew and not incoming.received:
-            document = {"t": RESUME, "job": self.request, "edge": incoming.edge, "first": incoming.next_seq}
-            link.send_control(document)
+        if (first := incoming.lacking) is not None:
+            link.send_control({"t": RESUME, "job": self.request, "edge": incoming.edge, "first": first})
         link.send_credit(self.request, incoming.edge, self.attempt, incoming.granted)
 
-    def _grant(self, incoming: Incoming) -> None:
-        """Let the producer send more, once it is worth a message."""
-        limit = incoming.taken + incoming.window
-        if limit - incoming.granted < incoming.window // 4:
-            return
-        incoming.granted = limit
+    def _grant(self, incoming: Incoming, limit: int) -> None:
+        """Let the producer send more."""
         if incoming.producer == self._exchange.public:
-            self._out[incoming.edge].windows[incoming.producer].grant(limit)
-            return
-        link = self._exchange.open_link(incoming.producer)
-        if link is not None:
+            self._edges.outgoing[incoming.edge].windows[incoming.producer].grant(limit)
+        elif (link := self._exchange.open_link(incoming.producer)) is not None:
             link.send_credit(self.request, incoming.edge, self.attempt, limit)

@@ -7,7 +7,7 @@ import logging
 import socket
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
@@ -23,10 +23,12 @@ from nodewire.wire.identity import Identity
 from nodewire.wire.keeping import KeptLink
 from nodewire.wire.link import Link, Patience, Rung
 from nodewire.wire.mailbox import CANCEL, ERROR, GRACE_S, RESUME, JobMailbox, OnLost, Route, Tape
+from nodewire.wire.memory import Memory
 from nodewire.wire.presence import Presence
 from nodewire.wire.pull import PULL, Holder, Pulls
 from nodewire.wire.racing import Way, race
-from nodewire.wire.transport import Arrival, Listener, TcpTls, Transport
+from nodewire.wire.tls import secured
+from nodewire.wire.transport import Arrival, Beside, Listener, TcpTls, Transport
 
 MAX_HALF_OPEN = 64
 """Connections that have not proven themselves. Those beyond go by `Strangers`; who has proven itself is none."""
@@ -44,8 +46,8 @@ class Node:
 
     `admit(public key)` says who may link to us; `on_control(peer, document)` is given what is no open job's; `holder`
     decides what those who pull get. However many others there are, `judges` may link and pull. `expect(public key)`:
-    who may have us meet it at a splice, beside `judges` and who is in a job with us. `ladder`, once set, knows the ways
-    to peers that no address leads to.
+    who may have us meet it at a splice, beside `judges` and who is in a job with us. `beside` is a way to peers that is
+    tried before their addresses; `ladder`, once set, knows the ways to peers that no address leads to.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Node:
         expect: Callable[[str], bool] = lambda peer: False,
         patience: Patience | None = None,
         transport: Transport | None = None,
+        beside: Beside | None = None,
         unix_s: Callable[[], float] = time.time,
     ) -> None:
         self.public = keys.public
@@ -72,6 +75,7 @@ class Node:
         self._presence = Presence(lambda request: self._jobs.get(request))
         self._patience = patience or Patience()
         self._transport = transport or TcpTls()
+        self._beside = beside
         self._unix_s = unix_s
         self._shown: Identity | None = None
         self._listeners: list[Listener] = []
@@ -82,6 +86,7 @@ class Node:
         self._linked = asyncio.Event()
         self._jobs: dict[str, JobMailbox] = {}
         self._early = Early()
+        self._memory = Memory()
         self._over: OrderedDict[str, int] = OrderedDict()
         self._fences: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._closed = False
@@ -94,6 +99,11 @@ class Node:
     async def listen(self, host: str = "0.0.0.0", port: int = 0) -> str:
         """Accept links on an address (port 0: any free one), and say which. Raises OSError."""
         listener = await self._transport.listen(host, port, self._arrived)
+        if self._beside is not None and not self._listeners:
+            try:
+                self._listeners.append(await self._beside.listen(self._arrived))
+            except OSError as error:
+                _log.info("links of one host go over TLS: %s", error)
         self._listeners.append(listener)
         return listener.address
 
@@ -117,7 +127,7 @@ class Node:
         dial = self._dials.get(public)
         if dial is None:
             dial = self._dials[public] = _Dial()
-            way = partial(self._ways, public, tuple(addresses))
+            way = partial(self._any_way, public, tuple(addresses))
             dial.task = self._run(self._dial(dial, public, way, ", ".join(addresses)))
         return await asyncio.shield(dial.found)
 
@@ -214,11 +224,11 @@ class Node:
             NotAllowed, Busy: `peer` does not admit us.
             LinkLost, TimedOut: whoever it is does not answer.
         """
-        link = self._new_link(peer)
+        link = self._new_link(peer, self._identity())
         link.rung = rung
         try:
             async with asyncio.timeout(self._patience.handshake_s):
-                await transport.secure(connection, link, self._identity())
+                await secured(connection, self._identity().client, link, is_server=False)
                 await link.ready
         except BaseException as error:
             link.abort(LinkLost(peer, "given up"))
@@ -280,6 +290,8 @@ class Node:
         if self._jobs.get(job.request) is not job:
             return
         del self._jobs[job.request]
+        if not self._jobs:
+            self._memory.clear()
         self._over[job.request] = job.attempt
         while len(self._over) > _MAX_OVER:
             self._over.popitem(last=False)
@@ -299,7 +311,7 @@ class Node:
 
     # What links call.
 
-    def data_begins(self, link: Link, header: DataHeader) -> bytearray | None:
+    def data_begins(self, link: Link, header: DataHeader) -> memoryview | None:
         """Memory for a frame that may come; None lets it pass by."""
         if (link.peer, header.job) in self._fences:
             return None
@@ -313,12 +325,12 @@ class Node:
                     asyncio.get_running_loop().call_later(self._patience.early_s, self._expire, link, header)
                 return memory
             job.begin(link.peer, header)
-            return bytearray(header.nbytes)
+            return self._memory.take(header.nbytes)
         except NodewireError as error:
             self._fence(link, job, header, error)
             return None
 
-    def data_ends(self, link: Link, header: DataHeader, memory: bytearray) -> None:
+    def data_ends(self, link: Link, header: DataHeader, memory: memoryview) -> None:
         job = self._jobs.get(header.job)
         if job is not None:
             job.end(header, memory)
@@ -412,10 +424,11 @@ class Node:
 
     async def _proven(self, arrival: Arrival) -> Link:
         """A link whose peer has proven itself, in time. Raises BadPeer."""
-        link = self._new_link(None)
+        shown = self._identity()
+        link = self._new_link(None, shown)
         try:
             async with asyncio.timeout(self._patience.handshake_s):
-                await arrival.accept(link, link.shown)
+                await arrival.accept(link, shown)
                 await link.ready
         except (OSError, TimeoutError, NodewireError) as error:
             failure = BadPeer("handshake", str(error)[:200] or "took too long")
@@ -486,8 +499,10 @@ class Node:
             if self._dials.get(public) is dial:
                 del self._dials[public]
 
-    def _ways(self, public: str, addresses: Sequence[str]) -> Awaitable[Link]:
-        """The race of all ways to a peer. Raises LinkLost: there is none that this node can go."""
+    async def _any_way(self, public: str, addresses: Sequence[str]) -> Link:
+        """The link of the first way to a peer. Raises as `race`; LinkLost: there is none that this node can go."""
+        if (near := await self._near(public)) is not None:
+            return near
         dials = [partial(self._attempt, public, address) for address in addresses if not is_splice(address)]
         splices = [SpliceAddress.parse(address) for address in addresses if is_splice(address)]
         ways: list[Way] = [*dials]
@@ -495,10 +510,28 @@ class Node:
             ways.append(partial(self.ladder.link, public, splices))
         if not ways:
             raise LinkLost(public, "can be met at a splice only, and this node makes no offers")
-        return race(ways, dials, self._patience)
+        return await race(ways, dials, self._patience)
+
+    async def _near(self, public: str) -> Link | None:
+        """A link that needs no address, if there is a way to the peer and the peer answers there soon."""
+        if self._beside is None or not self._beside.knows(public):
+            return None
+        link = self._new_link(public, self._identity())
+        try:
+            async with asyncio.timeout(self._patience.again_s):
+                await self._beside.dial(public, link)
+                await link.ready
+        except (NodewireError, TimeoutError) as error:
+            link.abort(LinkLost(public, "given up"))
+            _log.info("%s is not reached on this host: %s", public[:8], error or "no answer")
+            return None
+        except BaseException:
+            link.abort(LinkLost(public, "given up"))
+            raise
+        return link
 
     async def _attempt(self, public: str, address: str) -> Link:
-        link = self._new_link(public)
+        link = self._new_link(public, self._identity())
         try:
             await self._transport.dial(address, link, self._identity())
             await link.ready
@@ -507,8 +540,8 @@ class Node:
             raise
         return link
 
-    def _new_link(self, expected: str | None) -> Link:
-        return Link(self, self._keys, self._identity(), self._patience, self._unix_s(), expected=expected)
+    def _new_link(self, expected: str | None, shown: Identity) -> Link:
+        return Link(self, self._keys, shown, self._patience, self._unix_s(), expected=expected)
 
     def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

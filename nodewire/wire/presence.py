@@ -25,7 +25,9 @@ MAX_REPLACED = 1_024
 
 class _Job(Protocol):
     request: str
-    members: set[str]
+
+    @property
+    def members(self) -> set[str]: ...
 
     @property
     def is_held(self) -> bool: ...

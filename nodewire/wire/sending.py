@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from nodewire.errors import LinkLost, NodewireError, NotFound
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.plan import tensor_key
 from nodewire.wire import frames
-from nodewire.wire.edges import Outgoing, Parcel, Tape, Window
-from nodewire.wire.frames import FRAME_COST_BYTES
+from nodewire.wire.edges import Outgoing, Tape, Window
+from nodewire.wire.headers import FRAME_COST_BYTES
 from nodewire.wire.link import Link
 
 
@@ -43,6 +44,41 @@ class Exchange(Protocol):
     def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]: ...
 
 
+@dataclass(slots=True)
+class Parcel:
+    """A frame ready to be sent."""
+
+    frame: Frame[Array]
+    packed: bytes
+    cost: int
+
+
+class _Turns:
+    """Whoever sends to one consumer of an edge, one at a time, and what that is waiting for."""
+
+    def __init__(self, window: Window) -> None:
+        self.one = asyncio.Lock()
+        self.sending: asyncio.Future[None] | None = None
+        self.replay: Iterator[tuple[int, Frame[Array]]] | None = None
+        self.kept: Parcel | None = None
+        """From the replay, not sent yet."""
+        self._window = window
+        self._changed = asyncio.Event()
+        window.changed = self.wake
+
+    def wake(self) -> None:
+        if self._window.left or self._window.next_seq is None:
+            self.replay = self.kept = None
+        if self._window.left and self.sending is not None:
+            self.sending.cancel()
+        self._changed.set()
+
+    async def change(self) -> None:
+        """Wait until the window has changed, or the job."""
+        self._changed.clear()
+        await self._changed.wait()
+
+
 class Sender:
     """With `handover` a consumer that is out of reach is waited for, or for who replaces it."""
 
@@ -52,6 +88,12 @@ class Sender:
         self._request = request
         self._tape = tape
         self._handover = handover
+        self._turns: dict[Window, _Turns] = {}
+
+    def wake(self) -> None:
+        """The job, or what its consumers can be reached by, has changed."""
+        for turns in list(self._turns.values()):
+            turns.wake()
 
     def parcel(self, outgoing: Outgoing, attempt: int, frame: Frame[Array]) -> Parcel:
         """The frame as it goes out. Raises BadFrame, TooLarge."""
@@ -89,56 +131,59 @@ class Sender:
 
     async def _advance(self, outgoing: Outgoing, window: Window, last: int, live: Parcel | None = None) -> None:
         """Send one consumer what it lacks up to the frame `last`: `live`, the tape's where it is another."""
-        async with window.turn:
+        turns = self._turns.get(window)
+        if turns is None:
+            turns = self._turns[window] = _Turns(window)
+        async with turns.one:
             while not window.left:
                 self._job.check()
                 if window.next_seq is None:
-                    await window.change()
+                    await turns.change()
                     continue
                 if window.next_seq > last:
                     return
                 is_live = live is not None and live.frame.seq == window.next_seq
-                parcel = live if live is not None and is_live else self._again(outgoing, window)
-                if window.sent + parcel.cost > window.limit:
-                    await window.change()
+                parcel = live if live is not None and is_live else self._again(outgoing, window, turns)
+                if window.fits(parcel.cost):
+                    await self._hand(window, turns, parcel)
                 else:
-                    await self._hand(window, parcel)
+                    await turns.change()
+        self._turns.pop(window, None)
 
-    def _again(self, outgoing: Outgoing, window: Window) -> Parcel:
+    def _again(self, outgoing: Outgoing, window: Window, turns: _Turns) -> Parcel:
         """The consumer's next frame, from the tape. Raises NotFound."""
         assert window.next_seq is not None
-        if window.kept is not None and window.kept.frame.seq == window.next_seq:
-            return window.kept
-        found = next(window.replay, None) if window.replay is not None else None
+        if turns.kept is not None and turns.kept.frame.seq == window.next_seq:
+            return turns.kept
+        found = next(turns.replay, None) if turns.replay is not None else None
         if found is None and self._tape is not None:  # the tape may have grown since that reading of it ended
-            window.replay = self._tape.read(self._request, outgoing.edge, window.next_seq)
-            found = next(window.replay, None)
+            turns.replay = self._tape.read(self._request, outgoing.edge, window.next_seq)
+            found = next(turns.replay, None)
         if found is None or found[1].seq != window.next_seq:
             raise NotFound("tape", f"{outgoing.edge} has not been kept from {window.next_seq} on")
-        window.kept = self.parcel(outgoing, *found)
-        return window.kept
+        turns.kept = self.parcel(outgoing, *found)
+        return turns.kept
 
-    async def _hand(self, window: Window, parcel: Parcel) -> None:
+    async def _hand(self, window: Window, turns: _Turns, parcel: Parcel) -> None:
         """Pass a frame to its consumer, or find that this cannot be done now."""
         consumer, frame = window.consumer, parcel.frame
         link = self._exchange.open_link(consumer)
         if link is None and consumer != self._exchange.public:
             if self._handover:
                 self._job.expect(consumer, LinkLost(consumer, "no link"))
-                await window.change()
+                await turns.change()
                 return
             link = await self._exchange.reach(consumer)
             self._job.check()
-        window.sent += parcel.cost
-        window.next_seq = frame.seq + 1
-        window.kept = None
+        window.send(frame.seq, parcel.cost)
+        turns.kept = None
         if link is None:
             self._job.deliver_here(frame, parcel.cost)
             return
         try:
-            window.sending = link.send(parcel.packed, parcel.cost - FRAME_COST_BYTES, frame.tensors)
-            if window.sending is not None:
-                await window.sending
+            turns.sending = link.send(parcel.packed, parcel.cost - FRAME_COST_BYTES, frame.tensors)
+            if turns.sending is not None:
+                await turns.sending
         except LinkLost:
             if not self._handover:
                 raise
@@ -147,4 +192,4 @@ class Sender:
             if not window.left or (task is not None and task.cancelling()):
                 raise
         finally:
-            window.sending = None
+            turns.sending = None

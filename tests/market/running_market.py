@@ -56,6 +56,7 @@ GUESTS = {
     # Started by tests that want it; the slowest, it has a part in no plan, so it can be drawn to verify the others.
     "fay": Stall(["driver", "stage.0", "stage.1", "stage.2"], [], SLOWEST_US, bond_msat=2_000_000),
     "gil": Stall([], ["graph.1"], FAST_US, bond_msat=2_000_000),
+    "hal": Stall([], ["graph.0"], FAST_US, bond_msat=2_000_000),
 }
 WIRE = "[wire]\nprivate = true"
 """Whoever is met here is met on this machine."""

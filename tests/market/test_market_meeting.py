@@ -28,7 +28,7 @@ async def met_only(market):
 
         await market.until(lambda snapshot: holds(snapshot) and market.is_free(*names)(snapshot))
 
-    await again(f'announce = ["{splice}"]', lambda wire: wire == (splice,))
+    await again(f'announce = ["{splice}"]\nsame_host = false', lambda wire: wire == (splice,))
     yield names
     await again("", lambda wire: splice not in wire)
     market.stop_one("splice")

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from nodewire.errors import BadFrame, BadInput, BadVersion, TooLarge
 from nodewire.protocol.frame import ITEM_BYTES, Array
 from nodewire.wire import frames
-from nodewire.wire.frames import DataHeader, Decoder, Type
+from nodewire.wire.decoder import Decoder
+from nodewire.wire.frames import DataHeader, Type
 
 JOB = "ab" * 32
 MiB = 2**20
@@ -29,7 +30,7 @@ class Recorder:
         if not self.wanted(header):
             return None
         self.allocated += header.nbytes
-        return bytearray(header.nbytes)
+        return memoryview(bytearray(header.nbytes))
 
     def data_ends(self, header, buffer):
         self.seen.append(("data", header, bytes(buffer)))

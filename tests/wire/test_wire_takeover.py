@@ -7,13 +7,15 @@ import random
 from dataclasses import dataclass
 
 import pytest
-from wire_net import array, data_frame, job_id, refused_as, until
+from wire_net import TLS_AND_SHM, array, data_frame, job_id, refused_as, until
 
 from nodewire.errors import BadInput, LinkLost, NotAllowed, NotFound, TooLarge, WorkerFailed
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import Frame
 from nodewire.wire import Patience, Route, Spool, frames
 from nodewire.wire.edges import WINDOW_BYTES
+
+pytestmark = TLS_AND_SHM
 
 JOB = job_id("job")
 TURNS = 6
@@ -216,7 +218,7 @@ async def test_a_put_that_waits_for_a_full_window_goes_on_to_the_standby(net, tm
 
     producing = asyncio.create_task(produce())
     fits = WINDOW_BYTES // (2**20 + 1024)
-    await until(lambda: mine._out["e"].next_seq == fits + 1)
+    await until(lambda: mine._edges.outgoing["e"].next_seq == fits + 1)
     routes = {"e": Route(a.public, (c.public,))}
     theirs = c.open_job(JOB, routes, 1, limits={"e": 2**20}, on_lost=lambda peer, error: None)
     mine.take_over(1, routes)  # b is alive and its link open
@@ -225,7 +227,7 @@ async def test_a_put_that_waits_for_a_full_window_goes_on_to_the_standby(net, tm
         frame = await theirs.get()
         assert (frame.seq, bytes(frame.tensors[0].data)) == (seq, item)
     await producing
-    assert theirs._in["e"].unread == 0
+    assert theirs._edges.incoming["e"].unread == 0
 
 
 async def test_a_put_in_a_black_hole_goes_on_to_the_standby_and_its_memory_is_free(net, tmp_path):
@@ -236,11 +238,11 @@ async def test_a_put_in_a_black_hole_goes_on_to_the_standby_and_its_memory_is_fr
     mine = a.open_job(JOB, routes, on_lost=lambda peer, error: None, tape=tape)
     raw.send(b"")
     link = a.peers[keys.public]
-    mine._out["e"].windows[keys.public].grant(2**40)
+    mine._edges.outgoing["e"].windows[keys.public].grant(2**40)
     raw.writer.transport.pause_reading()
     data = bytearray(os.urandom(48 * 2**20))
     putting = asyncio.create_task(mine.put(Frame("e", 0, (array(data),))))
-    await until(lambda: link._active and not link._writable)
+    await until(lambda: link._outbox._active and not link._writable)
     routes = {"e": Route(a.public, (c.public,))}
     theirs = c.open_job(JOB, routes, 1, on_lost=lambda peer, error: None)
     mine.take_over(1, routes)
@@ -250,7 +252,7 @@ async def test_a_put_in_a_black_hole_goes_on_to_the_standby_and_its_memory_is_fr
     expected = bytes(data)
     data[:] = bytes(len(data))  # the kind uses its memory again
     assert bytes(frame.tensors[0].data) == expected
-    rest = b"".join(bytes(buffer) for outgoing in link._active for s in outgoing._segments for buffer in s)
+    rest = b"".join(bytes(buffer) for outgoing in link._outbox._active for s in outgoing._segments for buffer in s)
     assert rest[-100:] == expected[-100:]  # what still goes to the old one is no newer memory
 
 
@@ -260,7 +262,7 @@ async def test_frames_of_a_node_that_was_replaced_pass_by_and_it_is_told_once(ne
     job = b.open_job(JOB, {"e": Route(old.public, (b.public,))}, on_lost=lambda peer, error: None)
     raws[0].send(data_frame(JOB, "e", 0, b"zero") + data_frame(JOB, "e", 1, b"half of it", size=20))
     assert bytes((await job.get()).tensors[0].data) == b"zero"
-    await until(lambda: job._in["e"].under_way)
+    await until(lambda: job._edges.incoming["e"].under_way)
     job.take_over(1, {"e": Route(new.public, (b.public,))})
     document = await raws[1].document()
     assert document == {"t": "resume", "job": JOB, "edge": "e", "first": 1}
@@ -324,7 +326,7 @@ async def test_a_link_that_breaks_and_comes_back_loses_nothing(ring):
     driving = asyncio.create_task(ring.drive(60))
     nodes = [ring.members[public].node for public in ring.at]
     for turn in range(9):
-        await until(lambda turn=turn: ring.members[ring.at[0]].job._out["e0"].next_seq > 3 * turn)
+        await until(lambda turn=turn: ring.members[ring.at[0]].job._edges.outgoing["e0"].next_seq > 3 * turn)
         a, b = nodes[turn % 3], nodes[(turn + 1) % 3]
         a.peers[b.public].abort(LinkLost(b.public, "cut"))
         await until(lambda a=a, b=b: a.public not in b.peers)
@@ -386,9 +388,9 @@ async def test_a_takeover_is_taken_once_and_never_back(net):
         job.take_over(1, {f"e{i}": Route(a.public, ()) for i in range(9_000)} | second)
     assert (job.attempt, job.neighbours) == (0, {b.public})
     job.take_over(2, second)
-    window = job._out["e"].windows[c.public]
+    window = job._edges.outgoing["e"].windows[c.public]
     job.take_over(2, second)  # replayed
-    assert job._out["e"].windows == {c.public: window}
+    assert job._edges.outgoing["e"].windows == {c.public: window}
     for attempt in (1, 2**16):
         with pytest.raises(NotAllowed):
             job.take_over(attempt, first)
@@ -530,7 +532,7 @@ async def test_unread_frames_of_the_old_producer_count_against_the_window_of_the
         frame = await mine.get()
         assert (frame.seq, bytes(frame.tensors[0].data)) == (seq, bytes([seq]) * 2**20)
     await producing
-    assert mine._in["e"].unread == 0 and mine._in["e"].taken == 30 * (2**20 + 1024)
+    assert mine._edges.incoming["e"].unread == 0 and mine._edges.incoming["e"].taken == 30 * (2**20 + 1024)
 
 
 async def serve_both(job, places: dict[str, int]):
@@ -555,7 +557,10 @@ async def test_a_member_enters_for_its_neighbour_as_well(ring, dead, turns):
     ring.serving[ring.at[stays]].cancel()
     await asyncio.gather(*ring.serving.values(), return_exceptions=True)
     # what was taken and not put is lost to the test's own stage; so it is put by hand
-    assert member.job._in[f"e{stays - 1}"].next_seq - len(member.job._queue) == member.job._out[f"e{stays}"].next_seq
+    assert (
+        member.job._edges.incoming[f"e{stays - 1}"].next_seq - len(member.job._queue)
+        == member.job._edges.outgoing[f"e{stays}"].next_seq
+    )
     ring.at[dead] = ring.at[stays]
     for public in (ring.at[0], ring.at[stays]):
         ring.members[public].job.take_over(1, ring.routes())
@@ -588,7 +593,7 @@ async def test_many_frames_in_flight_deaths_and_broken_links_in_any_order(ring, 
     working = [asyncio.create_task(produce()), asyncio.create_task(consume())]
     alive = list(range(1, places))
     for attempt in range(1, places):
-        await until(lambda attempt=attempt: driver.job._in[f"e{places - 1}"].next_seq > 10 * attempt, 20)
+        await until(lambda attempt=attempt: driver.job._edges.incoming[f"e{places - 1}"].next_seq > 10 * attempt, 20)
         if chance.random() < 0.5:
             i = chance.randrange(places)
             a, b = (ring.members[ring.at[at % places]].node for at in (i, i + 1))

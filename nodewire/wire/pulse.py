@@ -1,0 +1,41 @@
+"""Whether the peer of a link is there, without I/O: heartbeats, their round trips, silence. Times are in seconds."""
+
+from __future__ import annotations
+
+from collections import deque
+
+_RTT_SAMPLES = 16
+_MAX_PINGS = 64
+
+
+class Pulse:
+    """Of one link. Round trips are measured on a finer clock than silence."""
+
+    def __init__(self) -> None:
+        self.heard_s = 0.0
+        """When anything last came."""
+        self._tag = 0
+        self._pings: dict[int, float] = {}
+        self._rtts: deque[float] = deque(maxlen=_RTT_SAMPLES)
+
+    @property
+    def rtt_us(self) -> int | None:
+        """The shortest of the last 16 round trips, in microseconds; None before the first."""
+        return round(min(self._rtts) * 1e6) if self._rtts else None
+
+    def ping(self, fine_s: float) -> int:
+        """The tag of a heartbeat that is sent now; of 64 without an answer the oldest is forgotten."""
+        self._tag = (self._tag + 1) % 2**16
+        if len(self._pings) == _MAX_PINGS:
+            del self._pings[next(iter(self._pings))]
+        self._pings[self._tag] = fine_s
+        return self._tag
+
+    def pong(self, tag: int, fine_s: float) -> None:
+        """A heartbeat's answer; one that nobody asked for is nothing."""
+        sent_s = self._pings.pop(tag, None)
+        if sent_s is not None:
+            self._rtts.append(fine_s - sent_s)
+
+    def silent_s(self, now_s: float) -> float:
+        return now_s - self.heard_s
