@@ -47,7 +47,7 @@ async def _node(lines: asyncio.StreamReader) -> None:
         here: tuple[str, ...] = ()
         if told["waits"]:
             splices = await _splices(pool)
-            seen = await announcing.survey(splices, keys)
+            seen = await announcing.look(splices, keys)
             here, _ = await announcing.addresses(listening, seen, upnp=told["upnp"])
             node.ladder = Reach(node, keys, pool, here=splices)
         else:

@@ -20,6 +20,7 @@ from nodewire.cli import (
     family,
     keys,
     models,
+    net,
     policy,
     splice,
     train,
@@ -52,7 +53,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for room in (ask, train, family, vocabulary, models, daemons, splice, audit, doctor):
+for room in (ask, train, family, vocabulary, models, daemons, splice, net, audit, doctor):
     room.add_to(app)
 
 

@@ -15,6 +15,7 @@ from nodewire.pay.ledger import Ledger
 from nodewire.pay.payer import Payer
 from nodewire.pay.sim_bond_holder import SimBondHolder
 from nodewire.pay.sim_wallet import SimWallet
+from nodewire.wire import health_log
 from nodewire.wire.node import Node
 from nodewire.wire.reach.reach import Reach
 from nodewire.wire.shm import SameHost
@@ -47,6 +48,7 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
     node = Node(keys, beside=SameHost(keys) if config.wire.same_host else None)
     node.ladder = Reach(node, keys, pool, allow_private=config.wire.private)
     stack.push_async_callback(node.close)
+    await stack.enter_async_context(health_log.kept(node.survey, config.state))
 
     following = asyncio.create_task(market.follow())
     stack.callback(following.cancel)

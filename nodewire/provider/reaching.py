@@ -43,7 +43,7 @@ async def _found(stack: AsyncExitStack, config: WireConfig, listening: str, keys
             splices = await announcing.find(pool)
         except NodewireError as error:
             log.warning("no splice is looked for: %s", error)
-    seen = await announcing.survey(splices, keys, allow_private=config.private)
+    seen = await announcing.look(splices, keys, allow_private=config.private)
     wire, mapping = await announcing.addresses(listening, seen, upnp=config.upnp)
     if mapping is not None:
         stack.push_async_callback(mapping.close)

@@ -27,6 +27,7 @@ from nodewire.pay.sim_wallet import SimWallet
 from nodewire.pay.till import Till
 from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
+from nodewire.provider.acquaintance import Acquaintance, is_public
 from nodewire.provider.admission import Admission
 from nodewire.provider.announcing import Announcer, describe
 from nodewire.provider.bonding import Bonding
@@ -42,6 +43,7 @@ from nodewire.provider.training.starting import open_training
 from nodewire.provider.training.training import Training
 from nodewire.provider.verifying import Verifying
 from nodewire.provider.withdrawals import Withdrawals
+from nodewire.wire import health_log
 from nodewire.wire.node import Node
 from nodewire.wire.shm import SameHost
 from nodewire.wire.spool import Spool
@@ -139,6 +141,7 @@ async def _open_inference(
         beside=beside,
     )
     stack.push_async_callback(node.close)
+    await stack.enter_async_context(health_log.kept(node.survey, config.state))
     wire = await open_wire(stack, config.wire, node, keys, pool)
 
     ad = describe(config, keys.public, served.values(), wire=wire, lnurl=lnurl, committee=market.committee_digest)
@@ -149,7 +152,9 @@ async def _open_inference(
         presented = Presented(config.state / "presented.db", market.committee_digest)
         stack.callback(presented.close)
         presenter = Presenter(keys, market.committee, pool, holder, presented, collects=True)
-    announcer = Announcer(keys, pool, market, ad, served.values(), bonding)
+    announcer = Announcer(keys, pool, market, ad, served.values(), bonding, lambda: node.survey.place.claim.at)
+    meeting = asyncio.create_task(Acquaintance(node, market, allow_private=not any(map(is_public, wire))).run())
+    stack.callback(meeting.cancel)
     committing = Committing(keys, pool, market.blobs, market, kept)
     verifying = Verifying(
         keys=keys,

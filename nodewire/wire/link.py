@@ -27,6 +27,7 @@ from nodewire.wire.frames import Buffer, DataHeader, Document
 from nodewire.wire.identity import Identity
 from nodewire.wire.outbox import Outbox, Transfer
 from nodewire.wire.pulse import Pulse
+from nodewire.wire.tcp_info import TcpInfo
 
 UNPROVEN_BYTES = 4_096
 WARM_UP_BYTES = 100_000
@@ -132,6 +133,21 @@ class Link(asyncio.BufferedProtocol):
     def congestion(self) -> str:
         """The kernel's congestion control for this link; empty where there is none."""
         return transport.congestion(self._channel) if self._channel is not None else ""
+
+    @property
+    def round_trips_us(self) -> list[int]:
+        """The last 16, in microseconds, the newest last."""
+        return self._pulse.round_trips_us
+
+    @property
+    def tcp(self) -> TcpInfo | None:
+        """What the kernel knows of the connection; None where there is none, or it does not say."""
+        return transport.tcp(self._channel) if self._channel is not None else None
+
+    @property
+    def address(self) -> str:
+        """The peer's end as the kernel sees it; empty where there is none."""
+        return transport.peer_address(self._channel) if self._channel is not None else ""
 
     def send_control(self, document: Document) -> None:
         """Send a small document before any queued tensor.

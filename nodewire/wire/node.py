@@ -27,6 +27,7 @@ from nodewire.wire.memory import Memory
 from nodewire.wire.presence import Presence
 from nodewire.wire.pull import PULL, Holder, Pulls
 from nodewire.wire.racing import Way, race
+from nodewire.wire.survey import PACE_S, Survey
 from nodewire.wire.tls import secured
 from nodewire.wire.transport import Arrival, Beside, Listener, TcpTls, Transport
 
@@ -63,8 +64,11 @@ class Node:
         transport: Transport | None = None,
         beside: Beside | None = None,
         unix_s: Callable[[], float] = time.time,
+        survey_s: float = PACE_S,
     ) -> None:
+        """`survey_s`: how often links are looked at, in seconds (`survey`)."""
         self.public = keys.public
+        self.survey = Survey(keys.public, pace_s=survey_s, unix_s=unix_s)
         self._keys = keys
         self._admit = admit
         self._on_control = on_control
@@ -343,7 +347,7 @@ class Node:
             mailbox.credited(link, edge, limit)
 
     def control(self, link: Link, document: Document) -> None:
-        if self._presence.heard(link, document):
+        if self._presence.heard(link, document) or self.survey.heard(link, document):
             return
         name = document.get("job")
         job = self._jobs.get(name) if isinstance(name, str) else None
@@ -478,6 +482,7 @@ class Node:
     def _announce(self, link: Link) -> None:
         """The link is open: whoever waits for it may go on."""
         self._linked.set()
+        self._run(self.survey.follow(link))
         for job in list(self._jobs.values()):
             if link.peer in job.members and link.is_open:
                 job.linked(link)

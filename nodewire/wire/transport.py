@@ -16,7 +16,9 @@ from contextlib import suppress
 from typing import Any, Protocol, runtime_checkable
 
 from nodewire.errors import BadInput, BadPeer, LinkLost
+from nodewire.wire import tcp_info
 from nodewire.wire.identity import ALPN, Identity, check_certificate
+from nodewire.wire.tcp_info import TcpInfo
 from nodewire.wire.tls import secured
 
 _log = logging.getLogger("nodewire.wire")
@@ -195,6 +197,24 @@ def congestion(channel: asyncio.BaseTransport) -> str:
     except OSError:
         return ""
     return name.rstrip(b"\0").decode()
+
+
+def tcp(channel: asyncio.BaseTransport) -> TcpInfo | None:
+    """What the kernel knows of a TCP channel; None of others, or where it does not say."""
+    connection = channel.get_extra_info("socket")
+    return None if connection is None else tcp_info.of(connection)
+
+
+def peer_address(channel: asyncio.BaseTransport) -> str:
+    """The other end of a TCP channel as "host:port"; empty for others."""
+    connection = channel.get_extra_info("socket")
+    if connection is None or connection.family not in (socket.AF_INET, socket.AF_INET6):
+        return ""
+    try:
+        host, port = connection.getpeername()[:2]
+    except OSError:
+        return ""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def name(channel: asyncio.BaseTransport) -> str:

@@ -5,6 +5,8 @@ import asyncio
 import pytest
 from running_market import WIRE
 
+pytestmark = pytest.mark.timeout(300)  # two providers start twice besides
+
 
 @pytest.fixture
 async def met_only(market):

@@ -45,8 +45,8 @@ def router(monkeypatch):
     monkeypatch.setattr(announcing.Mapping, "open", refuses)
 
 
-async def survey(*addresses: SpliceAddress) -> announcing.Survey:
-    return await announcing.survey(addresses, Keys.generate(), allow_private=True)
+async def look(*addresses: SpliceAddress) -> announcing.Outlook:
+    return await announcing.look(addresses, Keys.generate(), allow_private=True)
 
 
 CASES = {
@@ -60,7 +60,7 @@ CASES = {
 @pytest.mark.parametrize("nat", CASES)
 async def test_the_kind_of_router_follows_from_what_splices_see(seen_as, router, nat):
     here = [await seen_as(seen) for seen in CASES[nat]]
-    seen = await survey(*here)
+    seen = await look(*here)
     assert seen.nat == nat
     assert set(seen.splices) == set(here)
     found, mapping = await announcing.addresses("0.0.0.0:4000", seen)
@@ -70,11 +70,11 @@ async def test_the_kind_of_router_follows_from_what_splices_see(seen_as, router,
 
 async def test_splices_that_are_gone_are_not_announced(seen_as, router):
     gone, here = SpliceAddress(Keys.generate().public, "127.0.0.1:9"), await seen_as(f"{OUTSIDE}:4000")
-    seen = await survey(gone, here)
+    seen = await look(gone, here)
     assert seen.splices == (here,)
-    assert (await survey(gone)).refused
-    assert await announcing.addresses("0.0.0.0:4000", await survey(gone)) == ((), None)
-    assert await announcing.addresses("0.0.0.0:4000", await survey()) == ((), None)
+    assert (await look(gone)).refused
+    assert await announcing.addresses("0.0.0.0:4000", await look(gone)) == ((), None)
+    assert await announcing.addresses("0.0.0.0:4000", await look()) == ((), None)
 
 
 class _Relays:
@@ -109,4 +109,4 @@ async def test_an_operator_is_told_the_rung_and_what_to_change(seen_as, monkeypa
 
 async def test_without_splices_no_way_is_known(router):
     found = await examining.examine(_Relays(), Keys.generate(), 4_000)
-    assert (found.rung, found.survey.splices) == ("none", ())
+    assert (found.rung, found.outlook.splices) == ("none", ())

@@ -1,6 +1,6 @@
 """What a node announces that listens on all addresses: its own where it is public, else its router's, and splices.
 
-`survey` looks from where the node stands; `addresses` says what others should be told. Neither needs configuration.
+`look` looks from where the node stands; `addresses` says what others should be told. Neither needs configuration.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Finds(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class Outlook:
     """What can be seen from here. `nat` is "unknown" with fewer than two splices, unless there is none."""
 
     nat: Nat
@@ -75,11 +75,11 @@ async def find(relays: Finds) -> tuple[SpliceAddress, ...]:
     return tuple(found)
 
 
-async def survey(addresses: Sequence[SpliceAddress], keys: Keys, *, allow_private: bool = False) -> Survey:
+async def look(addresses: Sequence[SpliceAddress], keys: Keys, *, allow_private: bool = False) -> Outlook:
     """Ask splices, from one port of ours, how they see it."""
     asked = addresses[:MAX_ASKED]
     if not asked:
-        return Survey("unknown", (), (), (), "no splice is known")
+        return Outlook("unknown", (), (), (), "no splice is known")
     first, port = None, 0
     answers: list[tuple[SpliceAddress, splice.Entered | NodewireError]] = []
     for address in asked:  # the first that answers fixes the port
@@ -95,7 +95,7 @@ async def survey(addresses: Sequence[SpliceAddress], keys: Keys, *, allow_privat
         ((at, one) for at, one in answers if isinstance(one, splice.Entered)), key=lambda pair: pair[1].rtt_s
     )
     if not heard:
-        return Survey("unknown", (), (), (), str(next(one for _, one in answers if isinstance(one, NodewireError))))
+        return Outlook("unknown", (), (), (), str(next(one for _, one in answers if isinstance(one, NodewireError))))
     seen = {one.seen for _, one in heard}
     nat: Nat = "unknown"
     if all(ip_port(one.seen)[0] == ip_port(one.local)[0] for _, one in heard):
@@ -104,7 +104,7 @@ async def survey(addresses: Sequence[SpliceAddress], keys: Keys, *, allow_privat
         nat = "symmetric"
     elif len(heard) > 1:
         nat = "cone"
-    return Survey(
+    return Outlook(
         nat,
         tuple(one.seen for _, one in heard),
         tuple(at for at, _ in heard),
@@ -121,7 +121,7 @@ async def _seen(address: SpliceAddress, keys: Keys, allow_private: bool, port: i
     return entered
 
 
-async def addresses(listening: str, seen: Survey, *, upnp: bool = True) -> tuple[tuple[str, ...], Mapping | None]:
+async def addresses(listening: str, seen: Outlook, *, upnp: bool = True) -> tuple[tuple[str, ...], Mapping | None]:
     """What a node tells others that listens at `listening` (all addresses of this machine), and the router's mapping.
 
     Empty if there is no way to it: not public, no router that opens a port, no splice.

@@ -9,7 +9,7 @@ from typing import Literal
 from nodewire.errors import NodewireError
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.address import SpliceAddress, ip_port
-from nodewire.wire.reach.announcing import Finds, Survey, find, survey
+from nodewire.wire.reach.announcing import Finds, Outlook, find, look
 from nodewire.wire.reach.upnp import Mapping
 
 
@@ -19,7 +19,7 @@ class Examined:
 
     rung: Literal["address", "upnp", "punch", "splice", "none"]
     words: str
-    survey: Survey
+    outlook: Outlook
 
 
 async def examine(
@@ -42,7 +42,7 @@ async def examine(
             splices = await find(relays)
         except NodewireError as error:
             lacking = f"the relays name none ({error})"
-    seen = await survey(splices, keys, allow_private=allow_private)
+    seen = await look(splices, keys, allow_private=allow_private)
     if seen.nat == "none":
         return Examined("address", f"this machine is public, at {ip_port(seen.seen[0])[0]}", seen)
     closed = "UPnP is switched off"
