@@ -58,10 +58,12 @@ TRAINING_S = 300.0
 MOST_MISSED = 3
 LOOK_S = 0.01
 SHARDS, ROUNDS = 2, 3
+STEPS, LONG = 400, 4_000
+"""Of a round; that work has begun is only said if it takes half a second."""
 RECIPE = """
 name = "chaos"
 loss = "cross_entropy"
-steps = 400
+steps = {steps}
 batch = 32
 rounds = {rounds}
 seed = {seed}
@@ -295,7 +297,9 @@ class Trial:
         who, step = fault.who, fault.step
         outcome = Outcome(who, step, fault.undoing, self.trainings)
         recipe, out = self.folder / f"{self.trainings}.toml", self.folder / f"{self.trainings}.safetensors"
-        recipe.write_text(RECIPE.format(rounds=ROUNDS, seed=self.trainings))
+        recipe.write_text(
+            RECIPE.format(rounds=ROUNDS, steps=LONG if step.startswith("Begun") else STEPS, seed=self.trainings)
+        )
         world = World(self.market, self.customer, self.past)
         began = time.monotonic()
         async with world.watching():

@@ -40,9 +40,11 @@ from nodewire.graph.register import split_encoder
 from nodewire.kind import Registration
 from nodewire.llm.split import split_decoder
 from nodewire.protocol.chunk import Leaf, Opening, chunk_of, leaf_of
+from nodewire.protocol.codec import OWN, Codings
 from nodewire.protocol.compare import CHOICES, TOLERANCES, Comparison, Tolerance, compare
-from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.frame import MXINT8, Array, Frame
 from nodewire.protocol.manifest import Manifest
+from nodewire.worker.narrowing import in_blocks, sent_dtypes
 from processes.market import DECODER, DECODER_TARGET, ROOT
 from processes.saying import say
 
@@ -153,8 +155,8 @@ class Model:
             raise RuntimeError(f"{self.name}, {setting}: {stderr.decode()[-1000:]}")
         return self.folder / out
 
-    def openings(self, calls: Iterable[Call], tensors: Mapping[str, torch.Tensor]) -> Openings:
-        """What a node that computed this would show of each chunk."""
+    def openings(self, calls: Iterable[Call], tensors: Mapping[str, torch.Tensor], codings: Codings = OWN) -> Openings:
+        """What a node that computed this would show of each chunk, with what it narrows."""
         digest = self.manifest.digest()
         leaves: defaultdict[Key, list[Leaf]] = defaultdict(list)
         broken = set()
@@ -163,7 +165,7 @@ class Model:
                 broken.add((call["session"], call["task"]))
                 continue
             for head in call["outs"]:
-                leaf = leaf_of(digest, plain(frame_of(head, tensors)))
+                leaf = leaf_of(digest, plain(frame_of(head, tensors), codings))
                 leaves[call["session"], call["task"], chunk_of(self.manifest, leaf.seq)].append(leaf)
         return {key: None if key[:2] in broken else self.opening(key, found) for key, found in leaves.items()}
 
@@ -190,12 +192,20 @@ class Model:
         return " ".join(words)
 
 
-def plain(frame: Frame[torch.Tensor]) -> Frame[Array]:
-    arrays = tuple(
-        Array(_NAMES[t.dtype], tuple(t.shape), t.contiguous().view(torch.uint8).numpy().tobytes())
-        for t in frame.tensors
-    )
-    return Frame(frame.edge, frame.seq, arrays, {})
+def plain(frame: Frame[torch.Tensor], codings: Codings = OWN) -> Frame[Array]:
+    """A frame as it travels."""
+    own = [_NAMES[t.dtype] for t in frame.tensors]
+    sent = sent_dtypes(frame.edge, own, codings.get(frame.edge))
+    raw = [narrowed(t, dtype).contiguous().view(torch.uint8) for t, dtype in zip(frame.tensors, sent, strict=True)]
+    arrays = [
+        Array(dtype, tuple(t.shape), r.numpy().tobytes()) for t, dtype, r in zip(frame.tensors, sent, raw, strict=True)
+    ]
+    return Frame(frame.edge, frame.seq, tuple(arrays), {})
+
+
+def narrowed(tensor: torch.Tensor, dtype: str) -> torch.Tensor:
+    """The raw form of a tensor that travels in `dtype`, its own or a narrower one."""
+    return in_blocks(tensor) if dtype == MXINT8 else tensor.to(getattr(torch, dtype))
 
 
 @dataclass(slots=True)
@@ -347,7 +357,7 @@ async def _cheated(model: Model, recorded: tuple[list[Call], dict[str, torch.Ten
         theirs = model.openings(*read(await model.compute(setting, f"cheat-{number}")))
         found[name].compare(model, verifier, theirs, name)
     for name, make in perturbations().items():
-        theirs = _perturbed(model, recorded, make)
+        theirs = perturbed(model, recorded, make)
         found[name].compare(model, {key: verifier[key] for key in theirs}, theirs, name)
     for name, tallies in found.items():
         for kind, arm in tallies.document().items():
@@ -355,7 +365,12 @@ async def _cheated(model: Model, recorded: tuple[list[Call], dict[str, torch.Ten
     return {name: tallies.document() for name, tallies in found.items()}
 
 
-def _perturbed(model: Model, recorded: tuple[list[Call], dict[str, torch.Tensor]], make: Callable[[], Any]) -> Openings:
+def perturbed(
+    model: Model,
+    recorded: tuple[list[Call], dict[str, torch.Tensor]],
+    make: Callable[[], Any],
+    codings: Codings = OWN,
+) -> Openings:
     """The recorded outputs of all tasks with floating-point outputs, each session's spoilt by a cheat of its own."""
     calls, tensors = recorded
     cheats: dict[tuple[str, str], Any] = {}
@@ -367,7 +382,7 @@ def _perturbed(model: Model, recorded: tuple[list[Call], dict[str, torch.Tensor]
         cheat = cheats.setdefault((call["session"], call["task"]), make())
         taken = frame_of(call["frame"], tensors)
         for head in call["outs"]:
-            leaf = leaf_of(digest, plain(cheat.corrupt(taken, frame_of(head, tensors))))
+            leaf = leaf_of(digest, plain(cheat.corrupt(taken, frame_of(head, tensors)), codings))
             leaves[call["session"], call["task"], chunk_of(model.manifest, leaf.seq)].append(leaf)
     return {key: model.opening(key, found) for key, found in leaves.items()}
 

@@ -1,8 +1,9 @@
 """A tensor there and back between two processes of one host: `python -m bench.hop [--json] [--quick]`.
 
-Over the wire (TLS 1.3, frames, mailboxes, from torch tensor to torch tensor), over plain blocking sockets, which is the
-floor, and over what others carry tensors with, encrypted as well: gRPC over TLS, ZeroMQ with CURVE, websockets over
-TLS. Arms take turns, size by size. Ratios are of medians; the throughput of 64 MiB counts both ways.
+Over the wire (frames, mailboxes, from torch tensor to torch tensor) by TLS 1.3 and by shared memory, over plain
+blocking sockets, which is the floor, and over what others carry tensors with, encrypted as well: gRPC over TLS, ZeroMQ
+with CURVE, websockets over TLS. Arms take turns, size by size. Ratios are of medians; the throughput of 64 MiB counts
+both ways.
 
 gRPC and ZeroMQ are in the extra `bench`; an arm whose library is missing is left out, and the line that needs it is not
 ok.
@@ -25,7 +26,7 @@ SIZES = {"8_KiB": 8_192, "64_KiB": 65_536, "1_MiB": 2**20, "64_MiB": 64 * 2**20}
 TIMES = {"8_KiB": 300, "64_KiB": 300, "1_MiB": 100, "64_MiB": 4}
 ROUNDS = 5
 LIBRARIES = {"grpc": "grpc", "zmq": "zmq", "websockets": "websockets"}
-MOST_64_KIB, MOST_1_MIB, LEAST_64_MIB = 5, 4, 0.2
+MOST_64_KIB, MOST_1_MIB, MOST_1_MIB_SHARED, LEAST_64_MIB = 5, 4, 2, 0.2
 
 
 class Arm:
@@ -38,7 +39,7 @@ class Arm:
         listener = await self._process(stack, "listen")
         where = await _said(listener)
         self._dialler = await self._process(stack, "dial", json.dumps(where))
-        if self.name == "wire":  # the listener's job names the dialler
+        if self.name in ("wire", "shm"):  # the listener's job names the dialler
             await _tell(listener, await _said(self._dialler))
 
     async def took_s(self, size: int, times: int) -> list[float]:
@@ -56,7 +57,7 @@ class Arm:
 
 
 async def measure(report: Report, options: argparse.Namespace) -> None:
-    names = ["sockets", "wire", *(arm for arm, needs in LIBRARIES.items() if importlib.util.find_spec(needs))]
+    names = ["sockets", "wire", "shm", *(arm for arm, needs in LIBRARIES.items() if importlib.util.find_spec(needs))]
     times = {size: max(2, n // 10) for size, n in TIMES.items()} if report.quick else TIMES
     took: dict[str, dict[str, list[float]]] = {name: {size: [] for size in SIZES} for name in names}
     async with AsyncExitStack() as stack:
@@ -85,6 +86,8 @@ def _judge(report: Report, names: list[str]) -> None:
 
     report.line("64_KiB_over_sockets", round(p50("wire", "64_KiB") / p50("sockets", "64_KiB"), 3), "<=", MOST_64_KIB)
     report.line("1_MiB_over_sockets", round(p50("wire", "1_MiB") / p50("sockets", "1_MiB"), 3), "<=", MOST_1_MIB)
+    shared = round(p50("shm", "1_MiB") / p50("sockets", "1_MiB"), 3)
+    report.line("1_MiB_shared_memory_over_sockets", shared, "<=", MOST_1_MIB_SHARED)
     rate = p50("sockets", "64_MiB") / p50("wire", "64_MiB")
     report.line("64_MiB_of_sockets_throughput", round(rate, 3), ">=", LEAST_64_MIB)
     others = [name for name in names if name in LIBRARIES]

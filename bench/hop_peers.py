@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from nodewire.errors import LinkLost
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import Array, Frame
 from nodewire.wire import JobMailbox, Node, Route
+from nodewire.wire.shm import SameHost
 
 MOST_BYTES = 64 * 2**20
 HOST = "127.0.0.1"
@@ -107,8 +109,13 @@ def _frame(edge: str, seq: int, given: torch.Tensor) -> Frame[Array]:
     return Frame(edge, seq, (Array("float32", tuple(given.shape), view(given)),))
 
 
-async def wire_listen() -> None:
-    node, lines = Node(Keys.generate()), await _lines()
+def _node(arm: str) -> Node:
+    keys = Keys.generate()
+    return Node(keys, beside=SameHost(keys) if arm == "shm" else None)
+
+
+async def wire_listen(arm: str = "wire") -> None:
+    node, lines = _node(arm), await _lines()
     _say([node.public, await node.listen(HOST)])
     dialler = json.loads(await lines.readline())
     mailbox = _mailbox(node, dialler, node.public)
@@ -118,11 +125,13 @@ async def wire_listen() -> None:
             await mailbox.put(_frame("back", frame.seq, tensor(frame.tensors[0].data)))
 
 
-async def wire_dial(where: Any) -> Echo:
+async def wire_dial(where: Any, arm: str = "wire") -> Echo:
     public, address = where
-    node = Node(Keys.generate())
+    node = _node(arm)
     _say(node.public)
-    await node.link(public, [address])
+    link = await node.link(public, [address])
+    if link.transport != {"wire": "tls"}.get(arm, arm):
+        raise AssertionError(f"{arm}: the link goes over {link.transport}")
     mailbox, seq = _mailbox(node, node.public, public), 0
 
     async def echo(given: torch.Tensor) -> torch.Tensor:
@@ -273,6 +282,7 @@ async def zmq_dial(where: Any) -> Echo:
 LISTEN: dict[str, Callable[[], Awaitable[None]]] = {
     "sockets": sockets_listen,
     "wire": wire_listen,
+    "shm": partial(wire_listen, "shm"),
     "websockets": websockets_listen,
     "grpc": grpc_listen,
     "zmq": zmq_listen,
@@ -280,6 +290,7 @@ LISTEN: dict[str, Callable[[], Awaitable[None]]] = {
 DIAL: dict[str, Callable[[Any], Awaitable[Echo]]] = {
     "sockets": sockets_dial,
     "wire": wire_dial,
+    "shm": partial(wire_dial, arm="shm"),
     "websockets": websockets_dial,
     "grpc": grpc_dial,
     "zmq": zmq_dial,

@@ -77,7 +77,7 @@ class SplitInference:
         running: list[asyncio.Task[None]] = []
         try:
             for task in job.tasks:
-                await worker.open(task, job.request, job.params)
+                await worker.open(task, job.request, job.params, job.codings)
                 opened.append(task)
             async with asyncio.TaskGroup() as group:
 
@@ -87,7 +87,7 @@ class SplitInference:
                 async def join() -> None:
                     while True:
                         task = await desk.joined()
-                        await worker.open(task, job.request, job.params)
+                        await worker.open(task, job.request, job.params, job.codings)
                         opened.append(task)
                         act(task)
 

@@ -122,6 +122,8 @@ class WireConfig(Section):
     listen: Address = "127.0.0.1:0"
     announce: tuple[Address, ...] = Field(default=(), max_length=8)
     """Addresses that others reach this node by; the listening address if empty."""
+    same_host: bool = True
+    """Share memory with nodes that this user runs on this machine, in place of TLS."""
 
 
 class LnurlConfig(Section):

@@ -9,11 +9,12 @@ the module that `worker_entry` names; only the capped worker process imports it,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol
 
+from nodewire.protocol.codec import OWN, Codings
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.recipe import Recipe
@@ -65,7 +66,9 @@ class Worker(Protocol):
     async def load(self, task: str, engine: str, program: Path, weights: Sequence[Path]) -> Mapping[str, int]:
         """Verify and load a task; {"memory_bytes", "load_ms"}. Raises BadTask, BadHash, OverMemory, WorkerFailed."""
 
-    async def open(self, task: str, session: str, params: Params) -> None: ...
+    async def open(self, task: str, session: str, params: Params, codings: Codings = OWN) -> None:
+        """Reserve what a session needs. On edges in `codings` frames come, and go, narrowed: the actor has them in
+        their own dtypes."""
 
     async def receive(self, task: str, session: str, frame: Frame[Array]) -> list[Frame[Array]]: ...
 
@@ -101,6 +104,8 @@ class Job:
     manifest: Manifest
     tasks: tuple[str, ...]
     params: Params
+    codings: Codings = field(default_factory=lambda: OWN)
+    """What the plan narrows: the worker is told, and nobody else needs to know."""
 
 
 class Desk(Protocol):

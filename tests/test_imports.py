@@ -10,7 +10,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 HERE = {**os.environ, "PYTHONPATH": str(ROOT)}
 HEAVY = ("torch", "transformers")
-ENGINE_ROOMS = ("nodewire.graph", "nodewire.llm", "nodewire.train", "nodewire.worker.serve", "nodewire.cli.__main__")
+IN_THE_WORKER = ("nodewire.worker.serve", "nodewire.worker.narrowing")
+ENGINE_ROOMS = ("nodewire.graph", "nodewire.llm", "nodewire.train", *IN_THE_WORKER, "nodewire.cli.__main__")
 
 IMPORT_ALL = """
 import importlib, json, sys

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,8 @@ from nodewire.errors import BadConfig, BadInput, NodewireError
 
 if TYPE_CHECKING:
     from nodewire.cli.shown import Watched
+    from nodewire.plan.codec import EdgeCodec
+    from nodewire.protocol.codec import Codec
 
 Config = Annotated[Path | None, typer.Option("--config", "-c", help="The customer's TOML file.")]
 Model = Annotated[str, typer.Option("--model", "-m", help="Address of the manifest (38840:<author>:<name>).")]
@@ -31,8 +34,36 @@ Local = Annotated[
 Report = Annotated[Path | None, typer.Option(help="Write what happened and what it cost to this JSON file.")]
 Budget = Annotated[str, typer.Option(help="Most that the job may cost, such as 50sat (default: the configuration's).")]
 
+Codecs = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Narrow what providers send each other, which is lossy: bf16, int8, auto (where it pays), or EDGE=CODEC"
+        " for one edge (may be repeated)."
+    ),
+]
 Verify = Annotated[bool, typer.Option("--verify", help="Have the committee compute a sample of it again.")]
 Wait = Annotated[bool, typer.Option("--wait", help="As --verify; end when it has judged, and make again what failed.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the options say of a purchase, whatever is bought. `most_msat` None: the configuration's budget."""
+
+    most_msat: int | None
+    edge_codec: EdgeCodec | None
+    by_edge: dict[str, Codec]
+    verify: bool
+    wait: bool
+
+    def of(self, customer: Watched) -> dict[str, Any]:
+        """The arguments that a customer's methods share."""
+        changed: dict[str, Any] = {"codecs": self.by_edge}
+        if self.most_msat is not None:
+            changed["max_total_msat"] = self.most_msat
+        if self.verify:
+            changed["verify"] = "sampled"
+        terms = customer.terms.model_copy(update=changed)
+        return {"terms": terms, "wait": self.wait, "edge_codec": self.edge_codec}
 
 
 def generate(
@@ -47,6 +78,7 @@ def generate(
     threads: Annotated[int, typer.Option(help="CPU threads of a --local run.", min=1)] = 1,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text (may be repeated).")] = None,
     budget: Budget = "",
+    edge_codec: Codecs = None,
     verify: Verify = False,
     wait: Wait = False,
     report: Report = None,
@@ -55,7 +87,7 @@ def generate(
     """Continue a text on strangers' machines, streaming."""
     _can_write(report)
     if local is not None:
-        _only_here(config=config, model=model, budget=budget, verify=verify, wait=wait)
+        _only_here(config=config, model=model, budget=budget, edge_codec=edge_codec, verify=verify, wait=wait)
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text:
         raise BadInput("prompt", "is empty; nothing was bought")
@@ -66,8 +98,9 @@ def generate(
         done = _generate_here(local, text, params, threads=threads, stream=not json)
     else:
         config, customer = _needs(config, model)
-        verify, most_msat = verify or wait, _budget(budget)
-        done = uvloop.run(_generate(customer, model, text, params, most_msat, verify=verify, wait=wait, show=not json))
+        verify = verify or wait
+        asked = Asked(_budget(budget), *_codecs(edge_codec), verify=verify, wait=wait)
+        done = uvloop.run(_generate(customer, model, text, params, asked, show=not json))
         if not json:
             _show_bill(done, config, streamed=True, sampled=verify)
     if report is not None:
@@ -82,6 +115,7 @@ def embed(
     model: Model = "",
     local: Local = None,
     budget: Budget = "",
+    edge_codec: Codecs = None,
     verify: Verify = False,
     wait: Wait = False,
     report: Report = None,
@@ -90,7 +124,7 @@ def embed(
     """Turn sentences into vectors on strangers' machines."""
     _can_write(report)
     if local is not None:
-        _only_here(config=config, model=model, budget=budget, verify=verify, wait=wait)
+        _only_here(config=config, model=model, budget=budget, edge_codec=edge_codec, verify=verify, wait=wait)
     lines = [line for line in sys.stdin.read().splitlines() if line.strip()] if texts == ["-"] else texts
     if not lines or not all(line.strip() for line in lines):
         raise BadInput("texts", "there is none, or an empty one; nothing was bought")
@@ -98,8 +132,9 @@ def embed(
         done = _embed_here(local, lines)
     else:
         config, customer = _needs(config, model)
-        verify, most_msat = verify or wait, _budget(budget)
-        done = uvloop.run(_embed(customer, model, lines, most_msat, verify=verify, wait=wait, show=not json))
+        verify = verify or wait
+        asked = Asked(_budget(budget), *_codecs(edge_codec), verify=verify, wait=wait)
+        done = uvloop.run(_embed(customer, model, lines, asked, show=not json))
     vectors = done["vectors"]
     if report is not None:
         report.write_bytes(orjson.dumps({k: v for k, v in done.items() if k != "vectors"}, option=orjson.OPT_INDENT_2))
@@ -119,6 +154,7 @@ def run(
     config: Annotated[Path, typer.Option("--config", "-c", help="The customer's TOML file.")],
     model: Model,
     budget: Budget = "",
+    edge_codec: Codecs = None,
     verify: Verify = False,
     wait: Wait = False,
     report: Report = None,
@@ -127,8 +163,9 @@ def run(
     """Have a classifier score rows of numbers on strangers' machines."""
     _can_write(report)
     config, customer = _needs(config, model)
-    verify, most_msat, x = verify or wait, _budget(budget), _rows(rows)
-    done = uvloop.run(_run(customer, model, x, most_msat, verify=verify, wait=wait, show=not json))
+    verify, x = verify or wait, _rows(rows)
+    asked = Asked(_budget(budget), *_codecs(edge_codec), verify=verify, wait=wait)
+    done = uvloop.run(_run(customer, model, x, asked, show=not json))
     if report is not None:
         report.write_bytes(orjson.dumps(done, option=orjson.OPT_INDENT_2))
     if json:
@@ -152,10 +189,8 @@ async def _generate(
     model: str,
     prompt: str,
     params: dict[str, Any],
-    most_msat: int | None,
+    asked: Asked,
     *,
-    verify: bool,
-    wait: bool,
     show: bool,
 ) -> dict[str, Any]:
     from nodewire.cli.shown import GrowingText
@@ -163,8 +198,7 @@ async def _generate(
     async with _buying(config, show=show) as customer:
         text = GrowingText(prompt)
         try:
-            terms = _terms(customer, most_msat, verify=verify)
-            async with aclosing(customer.generate(model, prompt, terms=terms, wait=wait, **params)) as pieces:
+            async with aclosing(customer.generate(model, prompt, **asked.of(customer), **params)) as pieces:
                 async for piece in pieces:
                     if show:
                         text.add(piece.text)
@@ -173,19 +207,15 @@ async def _generate(
         return {**customer.last, "names": customer.names}
 
 
-async def _embed(
-    config: CustomerConfig, model: str, texts: list[str], most_msat: int | None, *, verify: bool, wait: bool, show: bool
-) -> dict[str, Any]:
+async def _embed(config: CustomerConfig, model: str, texts: list[str], asked: Asked, *, show: bool) -> dict[str, Any]:
     async with _buying(config, show=show) as customer:
-        vectors = await customer.embed(model, texts, terms=_terms(customer, most_msat, verify=verify), wait=wait)
+        vectors = await customer.embed(model, texts, **asked.of(customer))
         return {**customer.last, "names": customer.names, "vectors": vectors.tolist()}
 
 
-async def _run(
-    config: CustomerConfig, model: str, rows: Any, most_msat: int | None, *, verify: bool, wait: bool, show: bool
-) -> dict[str, Any]:
+async def _run(config: CustomerConfig, model: str, rows: Any, asked: Asked, *, show: bool) -> dict[str, Any]:
     async with _buying(config, show=show) as customer:
-        scores = await customer.run(model, rows, terms=_terms(customer, most_msat, verify=verify), wait=wait)
+        scores = await customer.run(model, rows, **asked.of(customer))
         return {**customer.last, "names": customer.names, "scores": scores.tolist()}
 
 
@@ -232,9 +262,22 @@ def _budget(text: str) -> int | None:
     return parse_msat(text) if text else None
 
 
-def _terms(customer: Any, most_msat: int | None, *, verify: bool) -> Any:
-    changed = {"max_total_msat": most_msat} if most_msat is not None else {}
-    return customer.terms.model_copy(update={**changed, **({"verify": "sampled"} if verify else {})})
+def _codecs(asked: list[str] | None) -> tuple[Any, dict[str, Any]]:
+    """What --edge-codec says of the whole job (None: nothing), and of single edges. Raises BadInput."""
+    from nodewire.protocol.codec import CODECS
+
+    whole: str | None = None
+    by_edge: dict[str, str] = {}
+    for text in asked or ():
+        edge, named, codec = text.rpartition("=")
+        if codec not in ((*CODECS, "auto") if not named else CODECS if edge else ()):
+            known = ", ".join(CODECS)
+            raise BadInput("--edge-codec", f"{text[:80]!r} is neither {known} nor auto, nor EDGE= and one of {known}")
+        if named:
+            by_edge[edge] = codec
+        else:
+            whole = codec
+    return whole, by_edge
 
 
 def _generate_here(folder: Path, prompt: str, params: dict[str, Any], *, threads: int, stream: bool) -> dict[str, Any]:
@@ -279,7 +322,7 @@ def _folder(folder: Path) -> Path:
 
 def _only_here(**market: object) -> None:
     """Raises BadInput: a run without a market is given what only a market has."""
-    if asked := [f"--{name}" for name, value in market.items() if value]:
+    if asked := [f"--{name.replace('_', '-')}" for name, value in market.items() if value]:
         raise BadInput(asked[0], f"--local runs the model here, without any market: leave out {' and '.join(asked)}")
 
 

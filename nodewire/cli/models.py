@@ -7,6 +7,7 @@ import json as jsonlib
 import tempfile
 import time
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,12 +41,15 @@ def register(
     key: Annotated[Path, typer.Option(help="The author's key file (made if missing).")] = Path("author.nsec"),
     name: Annotated[str, typer.Option(help="The model's name (default: the folder's).")] = "",
     slots: Annotated[int, typer.Option(help="Sessions that one piece must have room for.", min=1)] = 4,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Forbid customers to narrow what pieces send each other.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Cut a model into pieces, upload them, publish the manifest."""
     folder = model_in(folder)
     made, done = publish_folder(
-        folder, size_of(target_vram), name or _name(folder), slots, key, relay, blossom, show=not json
+        folder, size_of(target_vram), name or _name(folder), slots, key, relay, blossom, exact=exact, show=not json
     )
     if json:
         print_json(done)
@@ -105,12 +109,14 @@ def publish_folder(
     relays: list[str],
     servers: list[str],
     *,
+    exact: bool = False,
     show: bool,
 ) -> tuple[Registration, dict[str, Any]]:
     """Cut the model in a folder, upload it and publish its manifest: what was made, and what `--json` says of it."""
     with tempfile.TemporaryDirectory() as scratch:
         with notes.status(f"cutting {folder.name} into pieces of at most {target_bytes / 1e6:,.1f} MB"):
             made = _split(folder, target_bytes, Path(scratch), name, slots)
+        made = _exact(made) if exact else made
         return made, asyncio.run(_publish(made, key, relays, servers, show=show))
 
 
@@ -124,6 +130,12 @@ def _name(folder: Path) -> str:
     """The folder's, or that of the results that it is a part of."""
     own = folder.resolve()
     return (own.parent if own.name == MODEL and (own.parent / SUMMARY).is_file() else own).name.lower()
+
+
+def _exact(made: Registration) -> Registration:
+    """The same, with every edge called exact."""
+    edges = tuple(edge.model_copy(update={"exact": True}) for edge in made.manifest.edges)
+    return replace(made, manifest=made.manifest.model_copy(update={"edges": edges}))
 
 
 def _split(folder: Path, target_bytes: int, out: Path, name: str, slots: int) -> Registration:

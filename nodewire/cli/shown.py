@@ -104,6 +104,9 @@ def _show_plan(bought: Purchase, names: Mapping[str, str]) -> None:
             f" {verified.rate_ppm / 10_000:g} % of the chunks are drawn, and computed again by others",
             soft_wrap=True,
         )
+    if plan.terms.codecs:
+        narrowed = ", ".join(f"{edge} {codec}" for edge, codec in sorted(plan.terms.codecs.items()))
+        notes.print(f"lossy, as you asked: {one_line(narrowed)}", soft_wrap=True)
     notes.print(
         f"[dim]drawn by the beacon {plan.beacon[:12]} of epoch {plan.epoch} among the live holders, then by least"
         " latency[/]",

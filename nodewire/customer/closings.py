@@ -151,9 +151,7 @@ class Closings:
         has = {(one.provider, paid.chunk) for one in given.values() for paid in one.chunks}
         missing = {key: paid for key, paid in self._paid(known).items() if key not in has}
         for provider in sorted({provider for provider, _ in missing}):
-            for one in receipts_for(
-                provider, known.request.id, known.request.plan.digest(), missing, known.zap_receipts
-            ):
+            for one in receipts_for(provider, known.request.id, known.request.plan, missing, known.zap_receipts):
                 event = receipt.build(self._keys, one, created_at=int(time.time()))
                 await self._pool.publish(event, timeout_s=10.0)
                 given[event.id] = one

@@ -28,6 +28,7 @@ from nodewire.customer.starting import start
 from nodewire.customer.summary import summary, together
 from nodewire.errors import BadInput, NotAllowed
 from nodewire.kind import JobKind, installed
+from nodewire.plan.codec import EdgeCodec
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import Terms
 
@@ -71,13 +72,23 @@ class Customer:
         return self._session
 
     async def generate(
-        self, model: str, prompt: str, *, terms: Terms | None = None, wait: bool = False, **params: Any
+        self,
+        model: str,
+        prompt: str,
+        *,
+        terms: Terms | None = None,
+        wait: bool = False,
+        edge_codec: EdgeCodec | None = None,
+        **params: Any,
     ) -> AsyncGenerator[Piece, None]:
         """Continue `prompt` on the manifest at address `model`; `params` are those of kind 8843 (max_tokens ...).
 
         With `wait` (and terms whose `verify` is "sampled") it ends when the committee has judged what was sampled of
         it. Tokens from a chunk that failed on are bought again, from others; `last` has the text as it is then, and in
         `repaired` from which tokens on the pieces that came late replace what came before.
+
+        `edge_codec` has tensors between providers narrowed, which is lossy: to bf16 or int8 on every edge, or where it
+        pays (auto). `terms.codecs` says it edge by edge.
 
         Raises:
             BadInput: a parameter or the prompt is out of range.
@@ -89,7 +100,15 @@ class Customer:
         kind = self._kind(manifest)
         checked = dict(kind.check(manifest, params))
         made = Generation(
-            self.session, kind, model, manifest, prompt, terms or self.terms, checked, begun=self.purchases.append
+            self.session,
+            kind,
+            model,
+            manifest,
+            prompt,
+            terms or self.terms,
+            checked,
+            begun=self.purchases.append,
+            edge_codec=edge_codec,
         )
         async with aclosing(made.stream()) as pieces:  # who leaves in the middle has it settled before going on
             async for piece in pieces:
@@ -107,28 +126,56 @@ class Customer:
         }
 
     async def embed(
-        self, model: str, texts: Sequence[str], *, terms: Terms | None = None, wait: bool = False
+        self,
+        model: str,
+        texts: Sequence[str],
+        *,
+        terms: Terms | None = None,
+        wait: bool = False,
+        edge_codec: EdgeCodec | None = None,
     ) -> np.ndarray:
         """The vectors of `texts`, float32 [len(texts), width].
 
         With `wait` (and terms whose `verify` is "sampled") it returns when the committee has judged what was sampled
-        of it; if that failed, all of it has been bought again from others (`last["repaired"]` says how often). Raises
-        as `generate`.
+        of it; if that failed, all of it has been bought again from others (`last["repaired"]` says how often).
+        `edge_codec`, and what it raises, as `generate`.
         """
         manifest = await self._manifest(model, "embed")
         made = Embedding(
-            self.session, self._kind(manifest), model, manifest, texts, terms or self.terms, self.purchases.append
+            self.session,
+            self._kind(manifest),
+            model,
+            manifest,
+            texts,
+            terms or self.terms,
+            self.purchases.append,
+            edge_codec,
         )
         return await self._called(made, wait=wait)
 
-    async def run(self, model: str, rows: np.ndarray, *, terms: Terms | None = None, wait: bool = False) -> np.ndarray:
+    async def run(
+        self,
+        model: str,
+        rows: np.ndarray,
+        *,
+        terms: Terms | None = None,
+        wait: bool = False,
+        edge_codec: EdgeCodec | None = None,
+    ) -> np.ndarray:
         """What a classifier or regressor makes of rows, float32 [n, inputs]: scores, float32 [n, classes].
 
-        `wait` as `embed` has it. Raises as `generate`.
+        `wait` as `embed` has it; `edge_codec`, and what it raises, as `generate`.
         """
         manifest = await self._manifest(model, "run")
         made = Scoring(
-            self.session, self._kind(manifest), model, manifest, rows, terms or self.terms, self.purchases.append
+            self.session,
+            self._kind(manifest),
+            model,
+            manifest,
+            rows,
+            terms or self.terms,
+            self.purchases.append,
+            edge_codec,
         )
         return await self._called(made, wait=wait)
 

@@ -17,6 +17,7 @@ from nodewire.customer.session import Session
 from nodewire.customer.verified import Verified
 from nodewire.errors import BadFrame, BadInput, NodewireError, PaymentRequired
 from nodewire.kind import JobKind
+from nodewire.plan.codec import CHARS_PER_TOKEN, EdgeCodec, Wish
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import Terms
@@ -37,6 +38,7 @@ class Embedding:
     terms: Terms
     begun: Callable[[Purchase], None]
     """Told every purchase before it is made."""
+    edge_codec: EdgeCodec | None = None
     rows: list[np.ndarray] = field(default_factory=list)
     jobs: list[Bought] = field(default_factory=list)
     repaired: int = 0
@@ -48,7 +50,17 @@ class Embedding:
         failures = 0
         while True:
             self.rows.clear()
-            made = Purchase(self.session, self.kind, self.address, self.manifest, self.terms, {}, frames, self._accept)
+            made = Purchase(
+                self.session,
+                self.kind,
+                self.address,
+                self.manifest,
+                self.terms,
+                {},
+                frames,
+                self._accept,
+                wish=Wish(self.edge_codec, self.positions()) if self.edge_codec is not None else None,
+            )
             bought = Bought(made)
             self.begun(made)
             try:
@@ -79,6 +91,10 @@ class Embedding:
                 raise BadInput("texts", f"number {n} is empty")
         edge = next(e for e in self.manifest.edges if e.source == "customer")
         return [Frame(edge.name, 0, (Array("uint8", (len(body),), body),), {"chunk": 0})]
+
+    def positions(self) -> int:
+        """About how many there are in all: a token has some four characters."""
+        return sum(-(-len(text) // CHARS_PER_TOKEN) for text in self.texts)
 
     async def verify(self, progress: Callable[[Verified], None] = lambda found: None) -> None:
         """Wait for the verdicts, and buy anew what failed, until nothing fails. Raises as `buy`."""

@@ -64,7 +64,7 @@ async def give_receipts(
     paid = {one.provider for one in payments.paid.values()}
     given = []
     for provider in (p for p in plan.members() if p in paid or p in plan.providers()):
-        for one in receipts_for(provider, request, plan.digest(), payments.paid, answers.zap_receipts):
+        for one in receipts_for(provider, request, plan, payments.paid, answers.zap_receipts):
             event = receipt.build(keys, one, created_at=int(time.time()))
             await publish(event)
             given.append(event)

@@ -17,6 +17,7 @@ from nodewire.customer.session import Session
 from nodewire.customer.verified import Verified
 from nodewire.errors import BadFrame, NodewireError, NoProvider, PaymentRequired
 from nodewire.kind import JobKind
+from nodewire.plan.codec import CHARS_PER_TOKEN, EdgeCodec, Wish
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import Terms
@@ -46,6 +47,7 @@ class Generation:
     params: dict[str, Any]
     begun: Callable[[Purchase], None]
     """Told every purchase before it is made."""
+    edge_codec: EdgeCodec | None = None
     ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     jobs: list[Bought] = field(default_factory=list)
@@ -164,7 +166,13 @@ class Generation:
             [Frame(edge.name, 0, tensors, {"chunk": 0})],
             accept,
             patience=patience,
+            wish=self._wish(most),
         )
+
+    def _wish(self, most: int) -> Wish | None:
+        if self.edge_codec is None:
+            return None
+        return Wish(self.edge_codec, -(-len(self.prompt) // CHARS_PER_TOKEN) + len(self.ids), most)
 
 
 def piece_of(frame: Frame[Array]) -> Piece:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from nodewire.errors import NoProvider, OverBudget
 from nodewire.market import Market
 from nodewire.plan.assign import Busy, assign
+from nodewire.plan.codec import Wish, codecs
 from nodewire.plan.epoch import Epoch
 from nodewire.protocol.ad import Ad
 from nodewire.protocol.manifest import Manifest
@@ -44,15 +45,18 @@ async def draw(
     *,
     busy: Sequence[Busy] = (),
     k: int = 0,
+    wish: Wish | None = None,
     timeout_s: float,
     patience: int = PATIENCE_EPOCHS,
 ) -> Draw:
-    """The `k`-th plan that the newest epoch gives; `busy` are the signed refusals to avoid.
+    """The `k`-th plan that the newest epoch gives; `busy` are the signed refusals to avoid. What a `wish` narrows comes
+    into its terms, beside the edges that `terms` name themselves.
 
     Raises:
         NoQuorum: no epoch was certified in time.
         NoProvider: a task has no live provider under these terms.
         OverBudget: one chunk would cost more than the terms allow, or than the whole job may.
+        BadPlan: the terms narrow an edge that cannot be.
     """
     epoch = await market.epoch(timeout_s=timeout_s)
     last = epoch.body.epoch + patience
@@ -87,6 +91,9 @@ async def draw(
     if plan.chunk_msat > terms.max_total_msat:
         cost, budget = f"{plan.chunk_msat / 1000:g} sat", f"{terms.max_total_msat / 1000:g} sat"
         raise OverBudget("max_total_msat", f"one chunk costs {cost}, the budget for the whole job is {budget}")
+    if wish is not None:
+        wished = {**codecs(plan, manifest, snapshot, wish), **plan.terms.codecs}
+        plan = plan.model_copy(update={"terms": plan.terms.model_copy(update={"codecs": wished})})
     return Draw(plan, epoch, ads, _holders(snapshot, plan))
 
 

@@ -19,6 +19,7 @@ from nodewire.kind import JobKind, Params
 from nodewire.nostr.event import Event
 from nodewire.pay.debts import Debt
 from nodewire.plan.assign import Busy
+from nodewire.plan.codec import Wish
 from nodewire.protocol import job
 from nodewire.protocol.chunk import chunk_of
 from nodewire.protocol.frame import Array, Frame
@@ -49,9 +50,10 @@ class Purchase:
         accept: Callable[[Frame[Array]], None] = lambda frame: None,
         *,
         patience: int = PATIENCE_EPOCHS,
+        wish: Wish | None = None,
     ) -> None:
         """`accept` raises a typed error for an output that is not worth its money. `patience`: for how many further
-        epochs a plan is tried when a task has no provider."""
+        epochs a plan is tried when a task has no provider. `wish`: for edges that the terms do not name."""
         self.manifest = manifest
         self.timing = Timing()
         self.receipts: list[Event] = []
@@ -64,6 +66,7 @@ class Purchase:
         self._tickets = Tickets(session.keys, self._params, inputs)
         self._accept = accept
         self._patience = patience
+        self._wish = wish
         self._busy: list[Busy] = []
         self._running: Running | None = None
         """The newest request; another is made when a provider is busy."""
@@ -205,6 +208,7 @@ class Purchase:
             self._session.keys.public,
             busy=self._busy,
             k=len(self._busy),
+            wish=self._wish,
             timeout_s=EPOCH_S,
             patience=self._patience,
         )

@@ -9,6 +9,7 @@ from nodewire.customer.payments import Paid
 from nodewire.errors import NodewireError
 from nodewire.nostr.event import Event
 from nodewire.pay import zaps
+from nodewire.protocol.plan import Plan
 from nodewire.protocol.receipt import MAX_CHUNKS, PaidChunk, Receipt
 
 MAX_ZAP_RECEIPTS = 16_384
@@ -44,9 +45,10 @@ class ZapReceipts:
 
 
 def receipts_for(
-    provider: str, request: str, plan: str, paid: Mapping[tuple[str, int], Paid], zap_receipts: ZapReceipts
+    provider: str, request: str, plan: Plan, paid: Mapping[tuple[str, int], Paid], zap_receipts: ZapReceipts
 ) -> list[Receipt]:
     """One receipt, or for a long job several of MAX_CHUNKS chunks each."""
+    digest, codecs = plan.digest(), plan.terms.lossy
     chunks = []
     for (payee, chunk), one in sorted(paid.items()):
         if payee == provider and one.debt.payment_hash is not None:
@@ -64,4 +66,4 @@ def receipts_for(
                 )
             )
     parts = [tuple(chunks[i : i + MAX_CHUNKS]) for i in range(0, len(chunks), MAX_CHUNKS)] or [()]
-    return [Receipt(request=request, plan=plan, provider=provider, chunks=part) for part in parts]
+    return [Receipt(request=request, plan=digest, provider=provider, chunks=part, codecs=codecs) for part in parts]

@@ -34,6 +34,9 @@ class Scoring(Embedding):
             frames += [Frame(edge.name, chunk, (array,), dict(meta)) for edge in edges]
         return frames
 
+    def positions(self) -> int:
+        return len(self.texts)
+
 
 def _inputs(edge: Edge) -> int:
     """Numbers in a row. Raises BadInput: the model takes something else."""

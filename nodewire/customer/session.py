@@ -20,6 +20,7 @@ from nodewire.nostr.pool import Pool
 from nodewire.pay.bond_holder import BondHolder
 from nodewire.pay.payer import Payer
 from nodewire.protocol.close import WITHDRAW, Close
+from nodewire.protocol.codec import codings
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Edge, Manifest
 from nodewire.protocol.plan import LOCAL, Plan
@@ -116,7 +117,8 @@ class Session:
         worker = await self._worker(kind, manifest, tasks)
         desk = _LocalDesk(self.keys, request, manifest, mailbox, on_close, handover, signing)
         try:
-            await kind.serve(Job(request, manifest, tasks, params), mailbox, worker, desk)
+            narrowed = codings(manifest, plan.terms.codecs)
+            await kind.serve(Job(request, manifest, tasks, params, narrowed), mailbox, worker, desk)
             await desk.said()
         except ExceptionGroup as group:
             raise first_of(group) from group

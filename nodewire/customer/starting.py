@@ -16,6 +16,7 @@ from nodewire.pay.payer import Payer
 from nodewire.pay.sim_bond_holder import SimBondHolder
 from nodewire.pay.sim_wallet import SimWallet
 from nodewire.wire.node import Node
+from nodewire.wire.shm import SameHost
 from nodewire.wire.spool import Spool
 from nodewire.worker.lasting import maker
 
@@ -42,7 +43,7 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
     network = NETWORKS[config.wallet.kind]
     spool = Spool(config.state / "spool", SPOOL_BYTES)
     stack.callback(spool.close)
-    node = Node(keys)
+    node = Node(keys, beside=SameHost(keys) if config.wire.same_host else None)
     stack.push_async_callback(node.close)
 
     following = asyncio.create_task(market.follow())

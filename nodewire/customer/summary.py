@@ -62,6 +62,7 @@ def summary(bought: Purchase) -> Mapping[str, Any]:
             }
             for a in plan.tasks
         ],
+        "codecs": dict(plan.terms.codecs),
         "providers": list(plan.providers()),
         "takeovers": [
             {

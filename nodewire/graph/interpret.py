@@ -157,14 +157,13 @@ def bind(program: Program, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]
 
 
 def check_dims(program: Program, dims: Mapping[str, int]) -> None:
-    """Raises TooLarge, or BadInput for a dim of 0, naming the dim."""
+    """Raises TooLarge, naming the dim. A dim may be 0: what comes on an empty edge, such as that to an expert which was
+    not selected, is computed like the rest."""
     volume = 1
     for name, size in dims.items():
-        if size < 1:
-            raise BadInput(name, "is 0")
         if size > min(program.dims[name], MAX_SIZE):
             raise TooLarge(name, f"{size}, at most {program.dims[name]}")
-        volume *= size
+        volume *= max(size, 1)
     if volume > program.volume:
         raise TooLarge(" x ".join(dims), f"{volume}, at most {program.volume}")
 

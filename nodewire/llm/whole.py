@@ -52,7 +52,7 @@ class Whole:
         kind, where, count = DTYPES[dtype], torch.device(device), config.num_hidden_layers
         shapes = driver_shapes(config) | stage_shapes(config, 0, count)
         fill = filler(checkpoint.pick(shapes))
-        self._vocabulary = Vocabulary(config, kind, where, fill)
+        self.vocabulary = Vocabulary(config, kind, where, fill)
         self._layers = Layers(
             config, 0, count, positions=self.positions, block=BLOCK, dtype=kind, device=where, fill=fill
         )
@@ -61,8 +61,8 @@ class Whole:
     @torch.inference_mode()
     def logits(self, ids: Sequence[int], pos: int = 0) -> Tensor:
         """float32 [vocab] after `ids` at positions pos ..; what stood there is overwritten."""
-        hidden = self._vocabulary.embed(torch.tensor(ids, dtype=torch.int64))
-        return self._vocabulary.logits(self._layers.forward(hidden, pos, self._lanes, 0, only_last=True))
+        hidden = self.vocabulary.embed(torch.tensor(ids, dtype=torch.int64))
+        return self.vocabulary.logits(self._layers.forward(hidden, pos, self._lanes, 0, only_last=True))
 
     def tokens(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
         """The generated ids, up to and with an end token, `max_tokens` or the end of the context."""

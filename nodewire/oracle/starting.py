@@ -27,6 +27,7 @@ from nodewire.protocol.committee import Committee
 from nodewire.store.blobs import Blobs
 from nodewire.verify.inquiry import Inquiry
 from nodewire.wire.node import Node
+from nodewire.wire.shm import SameHost
 
 WARMING_S = 4.0
 """Between the starts of two oracles' workers: about what one takes on an idle core."""
@@ -51,7 +52,7 @@ async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
     oracle = Oracle(seat, committee, pool, blobs, journal, clock, market.keep, shares.counts)
     following = asyncio.create_task(market.follow())
     stack.callback(following.cancel)
-    node = Node(seat.keys)
+    node = Node(seat.keys, beside=SameHost(seat.keys))
     stack.push_async_callback(node.close)
     docket, library = Docket(market, pool), Library(market, pool)
     workbench = None

@@ -51,6 +51,7 @@ from nodewire.nostr.event import Event
 from nodewire.protocol import account, feedback
 from nodewire.protocol.body import Body
 from nodewire.protocol.canonical import tagged_hash
+from nodewire.protocol.codec import codings
 from nodewire.protocol.committee import Committee
 from nodewire.protocol.manifest import CUSTOMER, Manifest
 from nodewire.protocol.plan import LOCAL, MAX_BUSY, MAX_REDRAWS, Assignment, Plan, Terms, Verification
@@ -112,11 +113,13 @@ def assign(
         NoProvider: nobody offers a task under the terms; `field` is the task's name.
         OverBudget: every choice costs more than the terms allow.
         BadInput: snapshot, body and committee do not belong together, or k or busy is out of range.
+        BadPlan: the terms narrow an edge that cannot be.
     """
     if not (snapshot.committee == body.committee == committee.digest() and snapshot.epoch == body.epoch):
         raise BadInput("snapshot", "not of this committee and epoch")
     if not 0 <= k < MAX_REDRAWS or len(busy) > MAX_BUSY:
         raise BadInput("k" if len(busy) <= MAX_BUSY else "busy", "out of range")
+    codings(manifest, terms.codecs)  # refused here, or kept by everybody
     digest = manifest_digest or manifest.digest()
     seed = tagged_hash("nodewire/assign/1", bytes.fromhex(beacon + digest + customer) + bytes([k]))
     offers = _offers(manifest, digest, snapshot, committee, terms, {b.provider for b in busy})

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product, zip_longest
 from typing import Literal
 
 from nodewire.protocol.chunk import Leaf, Opening
 from nodewire.protocol.fingerprint import MILLION, distance_ppm
+from nodewire.protocol.frame import MXINT8
 from nodewire.protocol.manifest import Manifest
 
 Outcome = Literal["pass", "grey", "fail"]
@@ -29,8 +32,23 @@ TOLERANCES = {
     "bfloat16": Tolerance(25_000, 35_000),
 }
 """By dtype: the largest relative L2 distance of a row. Measured in docs/measurements.md."""
+NARROWED = {
+    ("float32", "bfloat16"): Tolerance(10_000, 15_000),
+    ("float32", MXINT8): Tolerance(20_000, 30_000),
+    ("float16", MXINT8): Tolerance(30_000, 45_000),
+    ("bfloat16", MXINT8): Tolerance(35_000, 50_000),
+}
+"""The same on narrowed edges, by the edge's own dtype and the one that travels: two honest nodes that differ in the
+last bit may round a row's largest number apart, by 1/128 of it in bfloat16 and 1/64 in MXINT8."""
+MEANS = {("float32", "bfloat16"): Tolerance(1_000, 3_000), ("float32", MXINT8): Tolerance(3_000, 8_000)}
+"""Of the mean over a chunk's frames on a narrowed edge, where these are FEW or more: honest nodes seldom round a number
+apart, another arithmetic does it in every frame."""
+FEW = 8
 CHOICES = Tolerance(0, 100_000)
 """Of a driver: the share of frames in which it chose another token. Two honest nodes differ where two logits tie."""
+
+
+_ORDER: dict[Outcome, int] = {"pass": 0, "grey": 1, "fail": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,22 +64,40 @@ def compare(manifest: Manifest, task: str, mine: Opening, theirs: Opening) -> Co
     """What `theirs` is beside `mine`, which was computed again from the same inputs."""
     if [(leaf.edge, leaf.seq) for leaf in mine.leaves] != [(leaf.edge, leaf.seq) for leaf in theirs.leaves]:
         return Comparison("fail", MILLION, "frames")
+    own = _own(manifest)
     apart = [(_leaf_ppm(a, b), a, b) for a, b in zip(mine.leaves, theirs.leaves, strict=True)]
     if not apart:
         return Comparison("pass", 0, "")
     if manifest.task(task).engine == "decoder.driver":
         # A token that differs makes the frame differ that carries it on: frames are counted, not measured.
-        other = [a for ppm, a, _ in apart if _tolerance(a).outcome(ppm) != "pass"]
+        other = [a for ppm, a, _ in apart if _tolerance(own, a).outcome(ppm) != "pass"]
         ppm = len(other) * MILLION // len(apart)
         return Comparison(CHOICES.outcome(ppm), ppm, _where(other[0]) if other else "")
-    order = {"pass": 0, "grey": 1, "fail": 2}
-    ppm, leaf, _ = max(apart, key=lambda one: (order[_tolerance(one[1]).outcome(one[0])], one[0]))
-    return Comparison(_tolerance(leaf).outcome(ppm), ppm, _where(leaf) if ppm else "")
+    ppm, leaf, _ = max(apart, key=lambda one: (_ORDER[_tolerance(own, one[1]).outcome(one[0])], one[0]))
+    farthest = Comparison(_tolerance(own, leaf).outcome(ppm), ppm, _where(leaf) if ppm else "")
+    return max((farthest, *_means(own, apart)), key=lambda one: _ORDER[one.outcome])
 
 
-def alike(mine: Leaf, theirs: Leaf) -> bool:
+def _means(own: Mapping[str, tuple[str, ...]], apart: list[tuple[int, Leaf, Leaf]]) -> Iterator[Comparison]:
+    """By narrowed edge with enough frames, how far apart these are on average."""
+    for edge in dict.fromkeys(leaf.edge for _, leaf, _ in apart):
+        frames = [(ppm, leaf) for ppm, leaf, _ in apart if leaf.edge == edge]
+        sent = {tensor.dtype for _, leaf in frames for tensor in leaf.tensors}
+        tolerances = [MEANS[pair] for pair in product(own.get(edge, ()), sent) if pair in MEANS]
+        if tolerances and len(frames) >= FEW:
+            ppm = sum(ppm for ppm, _ in frames) // len(frames)
+            tolerance = max(tolerances, key=lambda one: one.pass_ppm)
+            yield Comparison(tolerance.outcome(ppm), ppm, _where(max(frames, key=lambda one: one[0])[1]))
+
+
+def alike(manifest: Manifest, mine: Leaf, theirs: Leaf) -> bool:
     """Whether two frames of one number are the same work, whoever computed them."""
-    return _tolerance(mine).outcome(_leaf_ppm(mine, theirs)) == "pass"
+    return _tolerance(_own(manifest), mine).outcome(_leaf_ppm(mine, theirs)) == "pass"
+
+
+def _own(manifest: Manifest) -> dict[str, tuple[str, ...]]:
+    """By edge, its tensors' own dtypes."""
+    return {edge.name: tuple(tensor.dtype for tensor in edge.tensors) for edge in manifest.edges}
 
 
 def _leaf_ppm(mine: Leaf, theirs: Leaf) -> int:
@@ -76,10 +112,12 @@ def _leaf_ppm(mine: Leaf, theirs: Leaf) -> int:
     )
 
 
-def _tolerance(leaf: Leaf) -> Tolerance:
+def _tolerance(own: Mapping[str, tuple[str, ...]], leaf: Leaf) -> Tolerance:
     """That of the leaf's coarsest tensor; integers must be the same."""
-    found = [TOLERANCES.get(tensor.dtype, Tolerance(0, 1)) for tensor in leaf.tensors]
-    return max(found, key=lambda one: one.pass_ppm, default=Tolerance(0, 1))
+    exact = Tolerance(0, 1)
+    pairs = zip_longest(own.get(leaf.edge, ())[: len(leaf.tensors)], (tensor.dtype for tensor in leaf.tensors))
+    found = [NARROWED.get((mine, sent)) or TOLERANCES.get(sent, exact) for mine, sent in pairs]
+    return max(found, key=lambda one: one.pass_ppm, default=exact)
 
 
 def _where(leaf: Leaf) -> str:

@@ -15,17 +15,22 @@ from math import prod
 
 import numpy as np
 
-from nodewire.protocol.frame import Array
+from nodewire.protocol import mxint8
+from nodewire.protocol.frame import MXINT8, Array
 
 COLUMNS = 32
 ROWS = 64
 MAX_EXACT_BYTES = 512
-_FLOATS = frozenset({"float32", "float16", "bfloat16"})
+_FLOATS = frozenset({"float32", "float16", "bfloat16", MXINT8})
 MILLION = 1_000_000
 
 
 def sketch(manifest: str, edge: str, index: int, array: Array) -> bytes:
-    """The sketch of an edge's tensor number `index`: float32, little-endian, [min(rows, 64), 32]; or raw integers."""
+    """The sketch of an edge's tensor number `index`: float32, little-endian, [min(rows, 64), 32]; or raw integers.
+
+    Raises:
+        BadFrame: an MXINT8 array that is none.
+    """
     if array.dtype not in _FLOATS:
         return bytes(array.data) if array.nbytes <= MAX_EXACT_BYTES else b""
     matrix = _matrix(array)
@@ -69,6 +74,8 @@ def distance_ppm(dtype: str, mine: bytes, theirs: bytes) -> int:
 
 
 def _matrix(array: Array) -> np.ndarray:
+    if array.dtype == MXINT8:
+        return mxint8.numbers(array)
     shape = array.shape or (1,)
     if array.dtype == "bfloat16":
         raw = np.frombuffer(array.data, "<u2").astype(np.uint32) << 16

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Generic, TypeVar
 
 from nodewire.errors import BadFrame, TooLarge
 
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "uint8": 1, "bool": 1}
+MXINT8 = "mxint8"
+"""What only travels (`protocol.mxint8`): nothing is computed in it."""
+BLOCK = 32
+"""Numbers of a row that share a scale in MXINT8."""
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "uint8": 1, "bool": 1, MXINT8: 1}
+"""Of one number; MXINT8 has scales besides (`bytes_of`)."""
 MAX_RANK = 8
 MAX_TENSORS = 64
 
 T = TypeVar("T")
 Meta = Mapping[str, int | str | bytes | bool | None]
+
+
+def bytes_of(dtype: str, shape: Sequence[int]) -> int:
+    """The raw bytes of a tensor: a number's each, and in MXINT8 one more for every block of a row."""
+    if dtype != MXINT8:
+        return prod(shape) * ITEM_BYTES[dtype]
+    width = shape[-1] if shape else 1
+    return prod(shape[:-1]) * (-(-width // BLOCK) + width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +40,7 @@ class Array:
 
     @property
     def nbytes(self) -> int:
-        return prod(self.shape) * ITEM_BYTES[self.dtype]
+        return bytes_of(self.dtype, self.shape)
 
     def check(self, max_bytes: int) -> None:
         """Check that dtype, shape and data agree and stay under `max_bytes`.

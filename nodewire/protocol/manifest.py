@@ -7,9 +7,9 @@ do not count as dependencies, so that the rest is acyclic.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from nodewire.errors import BadInput, BadManifest
 from nodewire.protocol.schema import Count, Hex32, Label, Name, Schema
@@ -50,6 +50,15 @@ class Edge(Schema):
     dims: dict[Name, Count] = Field(default_factory=dict, max_length=16)
     bytes_per_position: Count
     back: bool = False
+    exact: bool = False
+    """Whether the author forbids that customers have it narrowed (`protocol.codec`); left out of a document if not."""
+
+    @model_serializer(mode="wrap")
+    def _without_what_it_has_not(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        said: dict[str, Any] = serialize(self)
+        if not self.exact:
+            del said["exact"]
+        return said
 
 
 class Task(Schema):

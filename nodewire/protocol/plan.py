@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import hashlib
 from functools import lru_cache
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from nodewire.errors import BadInput, BadPlan
 from nodewire.protocol import canonical
+from nodewire.protocol.codec import Codec
 from nodewire.protocol.committee import VALID_EPOCHS
-from nodewire.protocol.manifest import CUSTOMER, Manifest
+from nodewire.protocol.manifest import CUSTOMER, MAX_EDGES, Manifest
 from nodewire.protocol.schema import Count, Hex32, Label, Msat, Name, Schema
 
 LOCAL = "local"
@@ -49,6 +50,20 @@ class Terms(Schema):
     """If not empty, only providers that declare one of these."""
     driver: Literal["provider", "local"] = "provider"
     verify: Literal["none", "sampled"] = "none"
+    codecs: dict[Name, Codec] = Field(default_factory=dict, max_length=MAX_EDGES)
+    """Edges that carry less than their own dtypes, by the customer's wish; left out of a document if there is none."""
+
+    @model_serializer(mode="wrap")
+    def _without_what_it_has_not(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        said: dict[str, Any] = serialize(self)
+        if not self.codecs:
+            del said["codecs"]
+        return said
+
+    @property
+    def lossy(self) -> tuple[Codec, ...]:
+        """The codecs among the job's edges, sorted: what its receipts say."""
+        return tuple(sorted(set(self.codecs.values())))
 
 
 class Assignment(Schema):

@@ -9,15 +9,16 @@ chunk, the commitment and the quorum certificate that make the work final, or sa
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from nodewire.errors import BadEvent, BadInput, BadTag
 from nodewire.nostr import event as _event
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds, tags
+from nodewire.protocol.codec import CODECS, Codec
 from nodewire.protocol.schema import Count, Hex32, Msat, Schema
 
 MAX_CHUNKS = 128
@@ -49,6 +50,15 @@ class Receipt(Schema):
     """Plan.digest()."""
     provider: Hex32
     chunks: tuple[PaidChunk, ...] = Field(max_length=MAX_CHUNKS)
+    codecs: tuple[Codec, ...] = Field(default=(), max_length=len(CODECS))
+    """The lossy codecs among the job's edges, sorted; which edge, the plan says. Left out if there is none."""
+
+    @model_serializer(mode="wrap")
+    def _without_what_it_has_not(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        said: dict[str, Any] = serialize(self)
+        if not self.codecs:
+            del said["codecs"]
+        return said
 
 
 class FinalChunk(Schema):

@@ -35,6 +35,7 @@ from nodewire.pay.ledger import Ledger
 from nodewire.protocol import feedback, result, sent
 from nodewire.protocol.chunk import Leaf, claim, leaf_of, opening
 from nodewire.protocol.close import WITHDRAW, Close
+from nodewire.protocol.codec import OWN, Codings, codings
 from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request
@@ -110,7 +111,8 @@ class JobRun:
         self._ledger = ledger
         self._publish = publish
         self._commit = commit
-        self._job = Job(request.id, manifest, self.tasks, params)
+        narrowed = codings(manifest, request.plan.terms.codecs)
+        self._job = Job(request.id, manifest, self.tasks, params, narrowed)
         self._generates = manifest.mode == "generate"
         self._leaves: dict[tuple[int, str], list[Leaf]] = {}
         self._closed = set(range(first))
@@ -465,8 +467,8 @@ class _Timed:
     async def load(self, task: str, engine: str, program: Path, weights: Sequence[Path]) -> Mapping[str, int]:
         return await self._worker.load(task, engine, program, weights)
 
-    async def open(self, task: str, session: str, params: Params) -> None:
-        await self._worker.open(task, session, params)
+    async def open(self, task: str, session: str, params: Params, codings: Codings = OWN) -> None:
+        await self._worker.open(task, session, params, codings)
 
     async def receive(self, task: str, session: str, frame: Frame[Array]) -> list[Frame[Array]]:
         started = time.perf_counter_ns()

@@ -11,6 +11,7 @@ from nodewire.config import Serve
 from nodewire.errors import Busy, NotAllowed
 from nodewire.kind import JobKind, MakeWorker, Params, Worker
 from nodewire.market import Market
+from nodewire.protocol.codec import OWN, Codings
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
 
@@ -97,8 +98,8 @@ class OneManifest:
         self._digest = manifest_digest
         self.load = worker.load
 
-    async def open(self, task: str, session: str, params: Params) -> None:
-        await self._worker.open(loaded_name(self._digest, task), session, params)
+    async def open(self, task: str, session: str, params: Params, codings: Codings = OWN) -> None:
+        await self._worker.open(loaded_name(self._digest, task), session, params, codings)
 
     async def receive(self, task: str, session: str, frame: Frame[Array]) -> list[Frame[Array]]:
         return await self._worker.receive(loaded_name(self._digest, task), session, frame)

@@ -42,6 +42,7 @@ from nodewire.provider.training.training import Training
 from nodewire.provider.verifying import Verifying
 from nodewire.provider.withdrawals import Withdrawals
 from nodewire.wire.node import Node
+from nodewire.wire.shm import SameHost
 from nodewire.wire.spool import Spool
 from nodewire.worker.lasting import maker
 
@@ -127,7 +128,8 @@ async def _open_inference(
     recall = recall_from(kept, manifest_of)
     holding = Holding(keys, market.committee, spool, Grants(pool, market.committee).of, recall)
     judges = [oracle.pubkey for oracle in market.committee.oracles]
-    node = Node(keys, on_control=controlled, holder=holding.show, judges=judges)
+    beside = SameHost(keys) if config.wire.same_host else None
+    node = Node(keys, on_control=controlled, holder=holding.show, judges=judges, beside=beside)
     stack.push_async_callback(node.close)
     host, _, port = config.wire.listen.rpartition(":")
     listening = await node.listen(host, int(port))

@@ -277,7 +277,7 @@ class Statements:
         if digest_of(shown) != said.frames or [f.seq for f in mine] != [f.seq for f in theirs]:
             return
         digest, both = self._plan.manifest, list(zip(mine, theirs, strict=True))
-        if all(a.meta == b.meta and alike(leaf_of(digest, a), leaf_of(digest, b)) for a, b in both):
+        if all(a.meta == b.meta and alike(self._manifest, leaf_of(digest, a), leaf_of(digest, b)) for a, b in both):
             log.info("job %s: %s of chunk %d comes of a standby now", self._request.id[:8], edge, chunk)
             self._spool.amend(self._request.id, edge, theirs)
             self._came[edge, chunk] = shown

@@ -30,6 +30,8 @@ LINEAR = frozenset({"momentum", "first"})
 """The moments that are sums of gradients, and move theta."""
 CHARGED = 1e-4
 """The least that a segment adds to such a moment, as a share of what it replaces; honest ones are .04 and more."""
+SWOLLEN = 10.0
+"""So many times as long as here may a moment be on another machine, where both are next to nothing."""
 STRAYED = 4.0
 """The farthest that a round goes from its beginning, in lengths of its update (with topk, of a part of it: 16)."""
 
@@ -124,12 +126,27 @@ def recomputed(
         way = distance((end if segment == last else theirs(last)).theta, beginning.theta)
     else:
         way = norm(carried.received(recipe, claim.round, packed))
-    off = max(charged(recipe, start, mine), strayed(recipe, beginning.theta, start, way))
+    off = 0.0
+    if is_charged(recipe, start, mine) or has_strayed(recipe, beginning.theta, start, way):
+        off = reached(trainer, claim, shard, beginning, start)
     if end is not mine:
         off = max(off, apart(recipe, start, mine, end))
     if segment == last:
         off = max(off, packing_off(recipe, claim, theta, end, packed, begun))
     return off
+
+
+def stands_still(trainer: Trainer, theta: State, shard: Shard, round: int, index: int, steps: int) -> bool:
+    """Whether a round's first segment moves nothing: so it is with a model that knows its samples by heart.
+
+    Never, as far as can be known here, where something is carried into rounds.
+    """
+    recipe = trainer.recipe
+    if recipe.compression.carries:
+        return False
+    update = trainer.train(theta, shard, round, index, min(steps, recipe.audit.segment))
+    packed, _ = carried.send(recipe, round, update.delta, None)
+    return not norm(carried.received(recipe, round, packed))
 
 
 def apart(recipe: Recipe, start: Snapshot, mine: Snapshot, theirs: Snapshot) -> float:
@@ -141,21 +158,22 @@ def apart(recipe: Recipe, start: Snapshot, mine: Snapshot, theirs: Snapshot) -> 
     return max(shares)
 
 
-def charged(recipe: Recipe, start: Snapshot, mine: Snapshot) -> float:
-    """Infinite if the moments that were shown are so large that a segment's gradients vanish beside them, or else 0.
+def is_charged(recipe: Recipe, start: Snapshot, mine: Snapshot) -> bool:
+    """Whether the moments that were shown are so large that a segment's gradients vanish beside them.
 
-    Otherwise a single wrong snapshot would do for a round: moments that drive theta anywhere, whatever the gradients.
+    With such moments a single wrong snapshot would do for a round: they drive theta anywhere, whatever the gradients.
+    But gradients vanish by themselves, too, where a model knows its samples by heart.
     """
     for name in LINEAR & start.moments.keys():
         held, taken = norm({name: start.moments[name]}), norm({name: _taken(recipe, name, start, mine)})
         kept = _decay(recipe, name) ** (mine.step - start.step)
         if not taken >= CHARGED * (1 - kept) * held:
-            return math.inf
-    return 0.0
+            return True
+    return False
 
 
-def strayed(recipe: Recipe, beginning: State, start: Snapshot, way: float) -> float:
-    """Infinite if a snapshot that was shown is much farther from the round's beginning than its end is, or else 0.
+def has_strayed(recipe: Recipe, beginning: State, start: Snapshot, way: float) -> bool:
+    """Whether a snapshot that was shown is much farther from the round's beginning than its end is.
 
     Otherwise two wrong snapshots would do: away to where gradients are nothing, and back.
 
@@ -163,7 +181,23 @@ def strayed(recipe: Recipe, beginning: State, start: Snapshot, way: float) -> fl
         way: how long the round's own way is: with fragments from its beginning to its end, else the update's length.
     """
     most = STRAYED * way * (4 if recipe.compression.method == "topk" else 1)
-    return 0.0 if distance(start.theta, beginning) <= most else math.inf
+    return not distance(start.theta, beginning) <= most
+
+
+def reached(trainer: Trainer, claim: Claim, shard: Shard, beginning: Snapshot, start: Snapshot) -> float:
+    """How far a snapshot that looks wrong is from where all the steps up to it lead here, as a share of that way.
+
+    Infinite if its moments are of another size than they are here: they are what is doubted.
+    """
+    if start.step == beginning.step:
+        return 0.0
+    mine = trainer.segment(beginning, shard, claim.round, claim.index, start.step)
+    if mine.digest() == start.digest():
+        return 0.0
+    for name in LINEAR & start.moments.keys():
+        if not norm({name: start.moments[name]}) <= SWOLLEN * norm({name: mine.moments[name]}):
+            return math.inf
+    return _share(distance(mine.theta, start.theta), distance(mine.theta, beginning.theta))
 
 
 def _taken(recipe: Recipe, name: str, start: Snapshot, end: Snapshot) -> Tensor:

@@ -5,7 +5,7 @@ caller gives; nothing that a provider says of itself is believed. A check that c
 does not reject: it asks for an audit before the pay (`segments`), which is right about both.
 
     norm      the update's length beside the median of the round's (and of rounds before)
-              reject: none, or out of the band
+              reject: out of the band, or none, unless the round's first steps lead nowhere here, too
     policy    progress: the others' aggregate is not better by more than gamma
               decay: the moving average of held-out losses falls at the rate            reject
     cosine    the largest one with another's update, or one of the round before          audit: one of them is a copy
@@ -87,6 +87,8 @@ class Submission:
     delta: State
     own: Losses
     """On batches that the round gave this shard (`own_samples`)."""
+    idle: Callable[[], bool] = lambda: False
+    """Whether the round's first steps move nothing here either (`segments.stands_still`)."""
 
 
 def malformed(error: NodewireError) -> Judgement:
@@ -130,7 +132,8 @@ def judge(
     lengths = {one.index: norm(one.delta) / shares[one.index] for one in submissions}
     known = [*norms, *lengths.values()]
     for one in submissions:
-        note(one.index, by_norm(rules, lengths[one.index], known))
+        is_idle = lengths[one.index] == 0 and one.idle()
+        note(one.index, Judgement() if is_idle else by_norm(rules, lengths[one.index], known))
     for index, cosine in cosines({one.index: one.delta for one in submissions}, earlier).items():
         note(index, by_cosine(rules, cosine))
     standing = [one for one in submissions if found[one.index].outcome != "reject"]

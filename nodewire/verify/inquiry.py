@@ -15,6 +15,7 @@ from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
 from nodewire.protocol import kinds, takeover
 from nodewire.protocol.chunk import Leaf, Opening
+from nodewire.protocol.codec import OWN, Codings
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
@@ -71,9 +72,9 @@ class _Watched:
     async def close(self, task: str, session: str) -> None:
         await self._worker.close(task, session)
 
-    async def open(self, task: str, session: str, params: Params) -> None:
+    async def open(self, task: str, session: str, params: Params, codings: Codings = OWN) -> None:
         self._at.what, self._at.is_own = "computing here", True
-        await self._worker.open(task, session, params)
+        await self._worker.open(task, session, params, codings)
 
 
 class Inquiry:

@@ -13,14 +13,14 @@ import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import prod
 from typing import Literal, TypeVar
 
 from nodewire.errors import BadHash, BadInput, Busy, NodewireError, NotAllowed, NotFound, TooLarge, Withheld
 from nodewire.kind import JobKind, Worker
 from nodewire.protocol.chunk import Leaf, Opening, chunk_of, leaf_of, most_bytes
+from nodewire.protocol.codec import codings
 from nodewire.protocol.commitment import ChunkRoot
-from nodewire.protocol.frame import ITEM_BYTES, Array, Frame
+from nodewire.protocol.frame import ITEM_BYTES, Array, Frame, bytes_of
 from nodewire.protocol.job import Request, Ticket, content_of
 from nodewire.protocol.manifest import CUSTOMER, Edge, Manifest
 from nodewire.protocol.sent import (
@@ -158,7 +158,9 @@ async def recompute(
     before = [frame for frame in inputs if chunk_of(manifest, frame.seq) < sample.chunk]
     session = secrets.token_hex(32)
     found: list[Leaf] = []
-    await worker.open(loaded, session, kind.check(manifest, ticket.params))  # with the defaults, as it was served
+    narrowed = codings(manifest, request.plan.terms.codecs)
+    # with the defaults, as it was served
+    await worker.open(loaded, session, kind.check(manifest, ticket.params), narrowed)
     try:
         async with asyncio.timeout(_RESULT_S):
             for frame in (*kind.merged(manifest, sample.task, before), *inputs[len(before) :]):
@@ -317,7 +319,7 @@ async def _frames(of: _Case, edge: Edge, chunk: int, producer: str, node: Node, 
 
 def _bytes(leaves: Iterable[Leaf]) -> int:
     """How large the tensors are that leaves are of."""
-    return sum(prod(t.shape) * ITEM_BYTES.get(t.dtype, 0) for leaf in leaves for t in leaf.tensors)
+    return sum(bytes_of(t.dtype, t.shape) for leaf in leaves for t in leaf.tensors if t.dtype in ITEM_BYTES)
 
 
 async def _statements(of: _Case, node: Node) -> dict[tuple[str, int, str], Sent]:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import msgpack
 
 from nodewire.errors import BadFrame, TooLarge
-from nodewire.protocol.frame import ITEM_BYTES, MAX_RANK, MAX_TENSORS, Array, Meta
+from nodewire.protocol.frame import ITEM_BYTES, MAX_RANK, MAX_TENSORS, Array, Meta, bytes_of
 
 MAX_HEADER_BYTES = 4_096
 MAX_FRAME_BYTES = 256 * 2**20
@@ -59,7 +58,7 @@ class DataHeader:
         """The tensors in `buffer`, not copied."""
         found, start = [], 0
         for dtype, shape in self.tensors:
-            end = start + prod(shape) * ITEM_BYTES[dtype]
+            end = start + bytes_of(dtype, shape)
             found.append(Array(dtype, shape, buffer[start:end]))
             start = end
         return tuple(found)
@@ -198,7 +197,4 @@ def _unpack(packed: Buffer, count: int) -> list[Any]:
 
 
 def _sum(tensors: Sequence[tuple[str, tuple[int, ...]]]) -> int:
-    nbytes = 0
-    for dtype, shape in tensors:
-        nbytes += prod(shape) * ITEM_BYTES[dtype]
-    return nbytes
+    return sum(bytes_of(dtype, shape) for dtype, shape in tensors)

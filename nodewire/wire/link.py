@@ -21,7 +21,7 @@ from typing import Literal, Protocol, cast
 from nodewire.errors import BadFrame, BadPeer, LinkLost, NodewireError
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import Array
-from nodewire.wire import frames, identity, tls, transport
+from nodewire.wire import frames, identity, transport
 from nodewire.wire.decoder import Decoder
 from nodewire.wire.frames import Buffer, DataHeader, Document
 from nodewire.wire.identity import Identity
@@ -98,6 +98,7 @@ class Link(asyncio.BufferedProtocol):
         self._state: Literal["new", "proven", "open", "ended"] = "new"
         self._decoder = Decoder(self, None if self.dialled else UNPROVEN_BYTES)
         self._channel: asyncio.Transport | None = None
+        self._bound = b""
         self._writable = True
         self._outbox = Outbox()
         self._jobs: set[str] = set()
@@ -116,6 +117,11 @@ class Link(asyncio.BufferedProtocol):
     def rtt_us(self) -> int | None:
         """The shortest of the last 16 round trips of heartbeats, in microseconds; None before the first."""
         return self._pulse.rtt_us
+
+    @property
+    def transport(self) -> str:
+        """What carries it: "tls", or "shm" between processes of one host; empty before it has a channel."""
+        return transport.name(self._channel) if self._channel is not None else ""
 
     @property
     def congestion(self) -> str:
@@ -223,11 +229,10 @@ class Link(asyncio.BufferedProtocol):
         self._channel.set_write_buffer_limits(high=0)
         transport.tune(channel)
         try:
-            certificate = transport.peer_certificate(channel)
+            self._bound = transport.bound(channel, self._shown)
             if self.dialled:
-                identity.check_certificate(certificate, self.peer, self._now_s())
-                assert certificate is not None
-                event = identity.auth(self._keys, self.peer, certificate, self._now_s())
+                self._bound = transport.check_listener(channel, self.peer, self._now_s())
+                event = identity.auth(self._keys, self.peer, self._bound, self._now_s())
                 self._send_urgent(frames.control({"t": "auth", "event": event.to_json()}))
         except NodewireError as error:
             self.abort(error)
@@ -280,9 +285,7 @@ class Link(asyncio.BufferedProtocol):
             case "open", kind if kind not in ("auth", "welcome", "refuse"):
                 self._owner.control(self, document)
             case "new", "auth" if not self.dialled:
-                self.peer = identity.check_auth(
-                    document.get("event"), self._keys.public, self._shown.certificate, self._now_s()
-                )
+                self.peer = identity.check_auth(document.get("event"), self._keys.public, self._bound, self._now_s())
                 self._state = "proven"
                 if not self.ready.done():
                     self.ready.set_result(self.peer)
@@ -368,7 +371,7 @@ class Link(asyncio.BufferedProtocol):
             self._copy_pending()
 
     def _copy_pending(self) -> None:
-        if isinstance(self._channel, tls.Channel):
+        if isinstance(self._channel, transport.Borrower):
             self._channel.copy_pending()
 
     def _is_busy(self) -> bool:

@@ -22,7 +22,7 @@ from nodewire.wire.mailbox import CANCEL, ERROR, GRACE_S, RESUME, JobMailbox, On
 from nodewire.wire.memory import Memory
 from nodewire.wire.presence import Presence
 from nodewire.wire.pull import PULL, Holder, Pulls
-from nodewire.wire.transport import Arrival, Listener, TcpTls, Transport
+from nodewire.wire.transport import Arrival, Beside, Listener, TcpTls, Transport
 
 MAX_HALF_OPEN = 64
 """Connections that have not proven themselves. Those beyond go by `Strangers`; who has proven itself is none."""
@@ -41,7 +41,8 @@ class Node:
     """Listens, dials, and keeps at most one link to each peer.
 
     `admit(public key)` says who may link to us; `on_control(peer, document)` is given what is no open job's; `holder`
-    decides what those who pull get. However many others there are, `judges` may link and pull.
+    decides what those who pull get. However many others there are, `judges` may link and pull. `beside` is a way to
+    peers that is tried before their addresses.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Node:
         judges: Collection[str] = (),
         patience: Patience | None = None,
         transport: Transport | None = None,
+        beside: Beside | None = None,
         unix_s: Callable[[], float] = time.time,
     ) -> None:
         self.public = keys.public
@@ -65,6 +67,7 @@ class Node:
         self._presence = Presence(lambda request: self._jobs.get(request))
         self._patience = patience or Patience()
         self._transport = transport or TcpTls()
+        self._beside = beside
         self._unix_s = unix_s
         self._shown: Identity | None = None
         self._listeners: list[Listener] = []
@@ -88,6 +91,11 @@ class Node:
     async def listen(self, host: str = "0.0.0.0", port: int = 0) -> str:
         """Accept links on an address (port 0: any free one), and say which. Raises OSError."""
         listener = await self._transport.listen(host, port, self._arrived)
+        if self._beside is not None and not self._listeners:
+            try:
+                self._listeners.append(await self._beside.listen(self._arrived))
+            except OSError as error:
+                _log.info("links of one host go over TLS: %s", error)
         self._listeners.append(listener)
         return listener.address
 
@@ -391,7 +399,7 @@ class Node:
     async def _dial(self, dial: _Dial, public: str, addresses: Sequence[str]) -> None:
         try:
             async with asyncio.timeout(self._patience.dial_s):
-                link = await self._race(public, addresses)
+                link = await self._near(public) or await self._race(public, addresses)
             self._install(link)
             self._announce(link)
         except TimeoutError:
@@ -404,6 +412,24 @@ class Node:
         finally:
             if self._dials.get(public) is dial:
                 del self._dials[public]
+
+    async def _near(self, public: str) -> Link | None:
+        """A link that needs no address, if there is a way to the peer and the peer answers there soon."""
+        if self._beside is None or not self._beside.knows(public):
+            return None
+        link = Link(self, self._keys, self._identity(), self._patience, self._unix_s(), expected=public)
+        try:
+            async with asyncio.timeout(self._patience.again_s):
+                await self._beside.dial(public, link)
+                await link.ready
+        except (NodewireError, TimeoutError) as error:
+            link.abort(LinkLost(public, "given up"))
+            _log.info("%s is not reached on this host: %s", public[:8], error or "no answer")
+            return None
+        except BaseException:
+            link.abort(LinkLost(public, "given up"))
+            raise
+        return link
 
     async def _race(self, public: str, addresses: Sequence[str]) -> Link:
         """Dial one address after another, not waiting long for the one before, and all of them again while none

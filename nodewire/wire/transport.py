@@ -1,8 +1,8 @@
 """How a channel to an address comes about. A link does not know whether it runs over TCP or something else.
 
-A channel is what asyncio calls a transport: it takes `writelines`, and names its peer's certificate. It may refer to
-what it was given until that has gone; while there is any, its protocol is paused. TCP with TLS 1.3 is the first;
-shared memory on one host and QUIC can stand beside it.
+A channel is what asyncio calls a transport: it takes `writelines`, and knows what proofs over it are bound to. It may
+refer to what it was given until that has gone; while there is any, its protocol is paused. TCP with TLS 1.3 is the
+first; `wire.shm` stands beside it on one host, and QUIC can.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import socket
 import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from nodewire.errors import BadInput, BadPeer, LinkLost
-from nodewire.wire.identity import ALPN, Identity
+from nodewire.wire.identity import ALPN, Identity, check_certificate
 from nodewire.wire.tls import secured
 
 _log = logging.getLogger("nodewire.wire")
@@ -31,6 +31,14 @@ _Found = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]
 """What a name's resolution gives."""
 
 
+@runtime_checkable
+class Borrower(Protocol):
+    """A channel that refers to what it was given until that has gone."""
+
+    def copy_pending(self) -> None:
+        """Let go of the memory of what was written and has not gone."""
+
+
 class Arrival(Protocol):
     """A connection that somebody opened to us and that has not been secured yet."""
 
@@ -38,7 +46,7 @@ class Arrival(Protocol):
     """Where it comes from, without the port."""
 
     async def accept(self, protocol: asyncio.BufferedProtocol, identity: Identity) -> None:
-        """Secure it; `protocol.connection_made` has been called when this returns. Raises OSError."""
+        """Secure it; `protocol.connection_made` has been called when this returns. Raises OSError, NodewireError."""
 
     def refuse(self) -> None: ...
 
@@ -56,6 +64,19 @@ class Transport(Protocol):
 
     async def listen(self, host: str, port: int, arrived: Callable[[Arrival], None]) -> Listener:
         """Tell every connection to `arrived`. Raises OSError if the port cannot be had."""
+
+
+class Beside(Protocol):
+    """A way to peers that needs no address: `wire.shm.SameHost`."""
+
+    def knows(self, public: str) -> bool:
+        """Whether it may lead to the node `public`; tells at once."""
+
+    async def dial(self, public: str, protocol: asyncio.BufferedProtocol) -> None:
+        """Open a channel for `protocol`, at whose other end is `public`. Raises BadPeer, Busy, LinkLost."""
+
+    async def listen(self, arrived: Callable[[Arrival], None]) -> Listener:
+        """Tell every connection to `arrived`. Raises OSError if there is no such way here."""
 
 
 class TcpTls:
@@ -168,12 +189,35 @@ def congestion(channel: asyncio.BaseTransport) -> str:
     return name.rstrip(b"\0").decode()
 
 
-def peer_certificate(channel: asyncio.BaseTransport) -> bytes | None:
-    """The DER of what the listener at the other end of a secured channel showed.
+def name(channel: asyncio.BaseTransport) -> str:
+    """How a channel carries bytes: "tls", or "shm"."""
+    found: str = channel.get_extra_info("transport", "tls")
+    return found
+
+
+def bound(channel: asyncio.BaseTransport, shown: Identity) -> bytes:
+    """What a dialler's proof to us, who `shown`, must be bound to on this channel."""
+    found: bytes = channel.get_extra_info("bound", shown.certificate)
+    return found
+
+
+def check_listener(channel: asyncio.BaseTransport, expected: str, now_s: float) -> bytes:
+    """See who listens at the other end of a channel that we have dialled; what our own proof is to be bound to.
 
     Raises:
-        BadPeer: the channel is not TLS 1.3, or the peer does not speak nodewire on it.
+        BadPeer: it is not `expected`, the channel is not TLS 1.3, or the peer does not speak nodewire on it.
     """
+    found: bytes | None = channel.get_extra_info("bound")
+    if found is not None:  # the listener had to prove itself before there was a channel
+        return found
+    certificate = _peer_certificate(channel)
+    check_certificate(certificate, expected, now_s)
+    assert certificate is not None
+    return certificate
+
+
+def _peer_certificate(channel: asyncio.BaseTransport) -> bytes | None:
+    """The DER of what the listener at the other end of a TLS channel showed. Raises BadPeer."""
     tls = channel.get_extra_info("ssl_object")
     if tls is None or tls.version() != "TLSv1.3":
         raise BadPeer("channel", "not TLS 1.3")

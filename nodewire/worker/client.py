@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from nodewire.errors import NodewireError, NotAllowed, TimedOut, TooLarge, WorkerFailed, from_dict
 from nodewire.kind import Limits, Params
+from nodewire.protocol.codec import OWN, Codings
 from nodewire.protocol.frame import MAX_TENSORS, Array, Frame
 from nodewire.worker import message
 from nodewire.worker.arena import Slabs, aligned
@@ -115,8 +116,8 @@ class WorkerProcess:
         result = (await self._call(fields, self._load_timeout_s)).done.result()
         return {"memory_bytes": int(result["memory_bytes"]), "load_ms": int(result["load_ms"])}
 
-    async def open(self, task: str, session: str, params: Params) -> None:
-        fields = {"op": "open", "task": task, "session": session, "params": dict(params)}
+    async def open(self, task: str, session: str, params: Params, codings: Codings = OWN) -> None:
+        fields = {"op": "open", "task": task, "session": session, "params": dict(params), "codings": dict(codings)}
         await self._call(fields, self._call_timeout_s)
 
     async def receive(self, task: str, session: str, frame: Frame[Array]) -> list[Frame[Array]]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from nodewire.kind import Limits, Params, Worker
+from nodewire.protocol.codec import OWN, Codings
 from nodewire.protocol.frame import Array, Frame
 from nodewire.worker.client import CALL_S, WorkerProcess
 
@@ -52,9 +53,9 @@ class LastingWorker:
         self._loaded[task] = engine, program, weights
         return took
 
-    async def open(self, task: str, session: str, params: Params) -> None:
+    async def open(self, task: str, session: str, params: Params, codings: Codings = OWN) -> None:
         """As the port; the first session after a death waits until everything is loaded again."""
-        await (await self._living()).open(task, session, params)
+        await (await self._living()).open(task, session, params, codings)
 
     async def receive(self, task: str, session: str, frame: Frame[Array]) -> list[Frame[Array]]:
         assert self._process is not None

@@ -11,7 +11,6 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,9 @@ import torch
 
 from nodewire.errors import NodewireError, NotAllowed, NotFound, OverMemory, TooLarge, WorkerFailed
 from nodewire.kind import Actor, Limits
-from nodewire.protocol.frame import ITEM_BYTES, MAX_TENSORS, Array, Frame
-from nodewire.worker import message, rights
+from nodewire.protocol.codec import OWN, Coding, Codings
+from nodewire.protocol.frame import ITEM_BYTES, MAX_TENSORS, MXINT8, Array, Frame, bytes_of
+from nodewire.worker import message, narrowing, rights
 from nodewire.worker.arena import Slabs
 
 MAX_PROGRAM_BYTES = 64 * 2**20
@@ -28,7 +28,7 @@ RESERVE_BYTES = 4 * 2**20
 """On top of the cap, for reading calls and writing answers; actors do not get it."""
 _OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc", "[enforce fail a", "could not create a primitive")
 """What torch's allocator says (its own message may find no memory to be whole), and oneDNN."""
-_DTYPES = {name: getattr(torch, name) for name in ITEM_BYTES}
+_DTYPES = {name: getattr(torch, name) for name in ITEM_BYTES if name != MXINT8}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 Load = Callable[[str, bytes, list[Path], Limits], Actor]
@@ -76,6 +76,14 @@ def _some_memory() -> list[torch.Tensor]:
     return [torch.empty(RESERVE_BYTES // 16, dtype=torch.uint8) for _ in range(16)]
 
 
+def _codings(said: dict[str, Any]) -> Codings:
+    return {edge: tuple((own, sent) for own, sent in coding) for edge, coding in said.items()}
+
+
+def _as_it_is(array: Array) -> Array:
+    return array
+
+
 class Server:
     """Answers the daemon on `channel` until it hangs up."""
 
@@ -85,6 +93,8 @@ class Server:
         self._slabs = Slabs(len(outward))
         self._load, self._limits = load, limits
         self._actors: dict[str, Actor] = {}
+        self._codings: dict[tuple[str, str], Codings] = {}
+        """By task and session, what is narrowed."""
         self._inbox: deque[dict[str, Any]] = deque()
 
     def run(self) -> None:
@@ -111,11 +121,14 @@ class Server:
         match op:
             case "open":
                 actor.open(call["session"], call["params"])
+                self._codings[task, call["session"]] = _codings(call["codings"])
             case "receive":
-                frame = message.take_frame(call["frame"], memoryview(self._inward), self._tensor)
+                codings = self._codings.get((task, call["session"]), OWN)
+                frame = self._taken(message.take_frame(call["frame"], memoryview(self._inward), _as_it_is), codings)
                 for output in actor.receive(call["session"], frame):
-                    self._put(call["id"], output)
+                    self._put(call["id"], output, codings.get(output.edge))
             case "close":
+                self._codings.pop((task, call["session"]), None)
                 actor.close(call["session"])
             case _:
                 raise WorkerFailed("op", f"{op} is unknown")
@@ -137,38 +150,57 @@ class Server:
         on_device = self._limits.device.startswith("cuda")
         return torch.cuda.memory_allocated(self._limits.device) if on_device else rights.private_bytes()
 
-    def _tensor(self, array: Array) -> torch.Tensor:
-        """A private copy of `array` on the worker's device: the actor may keep it, the daemon reuses the slab."""
+    def _taken(self, frame: Frame[Array], codings: Codings) -> Frame[torch.Tensor]:
+        """A frame in the arena as its actor is given it. Raises BadFrame."""
+        coding = codings.get(frame.edge)
+        narrowing.check(frame, coding)
+        own = [dtype for dtype, _ in coding] if coding else [array.dtype for array in frame.tensors]
+        tensors = tuple(self._tensor(a, _DTYPES[dtype]) for a, dtype in zip(frame.tensors, own, strict=True))
+        return Frame(frame.edge, frame.seq, tensors, frame.meta)
+
+    def _tensor(self, array: Array, own: torch.dtype) -> torch.Tensor:
+        """A private copy of `array` in the dtype `own` on the worker's device: the actor may keep it, the daemon reuses
+        the slab. Raises BadFrame."""
+        if array.dtype == MXINT8 and array.nbytes:
+            raw = torch.frombuffer(array.data, dtype=torch.uint8).to(self._limits.device)
+            return narrowing.of_blocks(raw, array.shape, own)
+        if array.dtype == MXINT8:
+            return torch.empty(array.shape, dtype=own, device=self._limits.device)
         dtype = _DTYPES[array.dtype]
         if array.nbytes == 0:
-            return torch.empty(array.shape, dtype=dtype, device=self._limits.device)
+            return torch.empty(array.shape, dtype=own, device=self._limits.device)
         if dtype is torch.bool:  # a peer's bytes other than 0 and 1 are undefined as bool
             return torch.frombuffer(array.data, dtype=torch.uint8).reshape(array.shape).ne(0).to(self._limits.device)
-        return torch.frombuffer(array.data, dtype=dtype).reshape(array.shape).to(self._limits.device, copy=True)
+        return torch.frombuffer(array.data, dtype=dtype).reshape(array.shape).to(self._limits.device, own, copy=True)
 
-    def _put(self, call: int, frame: Frame[torch.Tensor]) -> None:
+    def _put(self, call: int, frame: Frame[torch.Tensor], coding: Coding | None) -> None:
         if len(frame.tensors) > MAX_TENSORS:
             raise TooLarge("frame", f"{len(frame.tensors)} tensors, at most {MAX_TENSORS}")
         for tensor in frame.tensors:
             if tensor.dtype not in _NAMES:
                 raise WorkerFailed("dtype", f"{tensor.dtype} does not travel")
-        offsets, total = message.layout([t.numel() * t.element_size() for t in frame.tensors])
+        sent = narrowing.sent_dtypes(frame.edge, [_NAMES[t.dtype] for t in frame.tensors], coding)
+        sizes = [bytes_of(dtype, t.shape) for dtype, t in zip(sent, frame.tensors, strict=True)]
+        offsets, total = message.layout(sizes)
         slab = self._slab(total) if total else None
         base, placed = slab or 0, []
-        for tensor, offset in zip(frame.tensors, offsets, strict=True):
-            shape = tuple(tensor.shape)
+        for tensor, dtype, offset in zip(frame.tensors, sent, offsets, strict=True):
             if tensor.numel():
-                room = torch.frombuffer(
-                    self._outward, dtype=tensor.dtype, count=prod(shape), offset=base + offset
-                ).reshape(shape)
-                room.copy_(tensor.detach())
-            placed.append((_NAMES[tensor.dtype], shape, base + offset))
+                room = self._outward_bytes(base + offset, bytes_of(dtype, tensor.shape))
+                if dtype == MXINT8:
+                    narrowing.in_blocks(tensor, room)
+                else:
+                    room.view(_DTYPES[dtype]).view(tensor.shape).copy_(tensor.detach())
+            placed.append((dtype, tuple(tensor.shape), base + offset))
         try:
             self._send({"id": call, "frame": message.put_frame(frame, slab, placed)})
         except NodewireError:
             if slab is not None:
                 self._slabs.free(slab)
             raise
+
+    def _outward_bytes(self, offset: int, count: int) -> torch.Tensor:
+        return torch.frombuffer(self._outward, dtype=torch.uint8, count=count, offset=offset)
 
     def _slab(self, nbytes: int) -> int:
         """A slab of the outward arena; waits until the daemon has emptied enough of them."""

@@ -176,7 +176,7 @@ journal.append(Undone(0))
 
 
 def test_the_recipes_of_chaos_and_scale_are_recipes():
-    chaos = Recipe.from_toml(chaos_train.RECIPE.format(rounds=3, seed=5))
+    chaos = Recipe.from_toml(chaos_train.RECIPE.format(rounds=3, steps=chaos_train.STEPS, seed=5))
     scale = Recipe.from_toml(scale_train.RECIPE.format(rounds=3, seed=5))
     assert chaos.audit.fraction != "0.0" and scale.audit.fraction != "0.0"
 

@@ -14,6 +14,7 @@ from nodewire.customer.training.events import (
     ClosePublished,
     Event,
     Judged,
+    Lost,
     Opened,
     Paid,
     Published,
@@ -85,6 +86,18 @@ def test_what_was_worked_for_nothing_counts_against_strangers():
     market = dict.fromkeys(("ada", "bea", "cyd"), object())
     assert set(trusting.asked(market, state, 800)) == {"ada", "bea", "cyd"}
     assert set(trusting.asked(market, state, 799)) == {"bea"}
+
+
+def test_once_many_strangers_have_answered_nothing_who_has_done_work_is_asked_first():
+    state = stepped(opened())
+    crowd = [f"stranger {number}" for number in range(trusting.MOST_SILENT + 1)]
+    market = dict.fromkeys(("ada", "bea", *crowd), object())
+    for stranger in crowd[: trusting.MOST_SILENT]:
+        assert trusting.asked(market, state, 10**6) == market
+        state = after(state, Published(1, f"to {stranger}", "{}", (row(0, stranger),)))
+        state = after(state, Lost(f"to {stranger}", stranger, trusting.NO_ANSWER))
+    assert set(trusting.asked(market, state, 10**6)) == {"ada", "bea"}
+    assert trusting.asked(dict.fromkeys(crowd, object()), state, 10**6).keys() == set(crowd)  # rather them than nobody
 
 
 def test_what_failed_is_made_again_by_another_and_what_came_since_is_owed():

@@ -14,8 +14,13 @@ DTYPES = {"float32": torch.float32, "int64": torch.int64, "uint8": torch.uint8}
 
 
 def to_torch(frame):
-    tensors = tuple(torch.frombuffer(bytearray(a.data), dtype=DTYPES[a.dtype]).reshape(a.shape) for a in frame.tensors)
-    return Frame(frame.edge, frame.seq, tensors, frame.meta)
+    return Frame(frame.edge, frame.seq, tuple(map(_tensor, frame.tensors)), frame.meta)
+
+
+def _tensor(array):
+    if not array.nbytes:
+        return torch.empty(array.shape, dtype=DTYPES[array.dtype])
+    return torch.frombuffer(bytearray(array.data), dtype=DTYPES[array.dtype]).reshape(array.shape)
 
 
 def to_arrays(frame):
@@ -72,7 +77,7 @@ class Direct:
     async def load(self, task, engine, program, weights):
         raise AssertionError("already loaded")
 
-    async def open(self, task, session, params):
+    async def open(self, task, session, params, codings=None):
         self.actors[task].open(session, params)
         self.open_sessions.add((task, session))
 

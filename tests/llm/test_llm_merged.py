@@ -1,11 +1,14 @@
 """A stage's past, many positions to a frame: what a verifier computes instead of one step after the other."""
 
+import numpy as np
 import pytest
 import torch
 from llm_models import hidden_frame
 
 from kinds.k8843 import KIND, MERGED_POSITIONS
-from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol import mxint8
+from nodewire.protocol.frame import MXINT8, Array, Frame
+from nodewire.worker.narrowing import in_blocks
 from tests.kinds.inprocess import to_arrays, to_torch
 
 
@@ -32,6 +35,19 @@ def test_a_session_after_the_merged_past_is_where_the_steps_leave_it(ring):
         outs.append(out)
     assert (outs[0].seq, outs[0].meta) == (outs[1].seq, outs[1].meta)
     torch.testing.assert_close(outs[0].tensors[0], outs[1].tensors[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_narrowed_past_is_merged_as_it_travels(ring):
+    """Rows of MXINT8 stand one after the other, each with its scales."""
+    frames = [
+        Frame(f.edge, f.seq, (Array(MXINT8, f.tensors[0].shape, in_blocks(t).numpy().tobytes()),), f.meta)
+        for f in past(9)
+        for t in to_torch(f).tensors
+    ]
+    [merged] = KIND.merged(ring.manifest, "stage.0", frames)
+    merged.tensors[0].check(2**20)
+    alone = np.concatenate([mxint8.numbers(frame.tensors[0]) for frame in frames])
+    assert np.array_equal(mxint8.numbers(merged.tensors[0]), alone)
 
 
 def test_a_rewind_and_a_full_frame_begin_another(ring):

@@ -56,6 +56,7 @@ GUESTS = {
     # Started by tests that want it; the slowest, it has a part in no plan, so it can be drawn to verify the others.
     "fay": Stall(["driver", "stage.0", "stage.1", "stage.2"], [], SLOWEST_US, bond_msat=2_000_000),
     "gil": Stall([], ["graph.1"], FAST_US, bond_msat=2_000_000),
+    "hal": Stall([], ["graph.0"], FAST_US, bond_msat=2_000_000),
 }
 DECODER_MSAT, ENCODER_MSAT = 3_001, 1_009
 

@@ -84,6 +84,8 @@ MISTAKES = {
     "a model of the other mode": (["--model", "{encoder}"], "bad-input"),
     "a budget below a chunk": (["--model", "{decoder}", "--budget", "1sat"], "over-budget"),
     "a budget that is no amount": (["--model", "{decoder}", "--budget", "much"], "bad-input"),
+    "a codec that nobody knows": (["--model", "{decoder}", "--edge-codec", "int4"], "bad-input"),
+    "a codec for the customer's own edge": (["--model", "{decoder}", "--edge-codec", "tokens=int8"], "bad-plan"),
     "no tokens": (["--model", "{decoder}", "--max-tokens", "0"], "bad-input"),
     "a negative temperature": (["--model", "{decoder}", "--temperature", "-1"], "bad-input"),
     "an empty stop": (["--model", "{decoder}", "--stop", ""], "bad-input"),

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import pairwise
 
 import pytest
@@ -105,6 +105,27 @@ async def test_the_standby_goes_on_with_the_same_tokens(market, task, how):
     missing_msat = 7 * plan.chunk_msat - spent.paid_msat - sum(debt.amount_msat for debt in unpaid)
     # The dead may have died before it claimed what it had completed; nobody else has, and nobody twice.
     assert 0 <= missing_msat <= 2 * sum(a.price_msat for a in plan.tasks if a.provider == victim)
+
+
+async def test_a_standby_goes_on_over_narrowed_edges_as_if_nobody_had_left(market):
+    """Its inputs come out of the spool as they went; the tokens are those of the same job undisturbed."""
+    epoch = await market.until(lambda s: all(market.is_free(n)(s) for n in STALLS))
+    names = {public: name for name, public in market.public.items()}
+    codecs = dict.fromkeys(("hidden.0", "hidden.1", "hidden.2", "return"), "int8")
+    async with market.customer("narrow") as customer, AsyncExitStack() as stack:
+        await customer.session.market.epoch(timeout_s=10, after=epoch.body.epoch - 1)
+        options = {"terms": customer.terms.model_copy(update={"codecs": codecs}), "max_tokens": 120}
+        undisturbed = [n async for p in customer.generate(market.decoder["address"], PROMPT, **options) for n in p.ids]
+        ids: list[int] = []
+        async with asyncio.timeout(60):
+            async for piece in customer.generate(market.decoder["address"], PROMPT, **options):
+                ids += piece.ids
+                if len(ids) == 60:
+                    victim = customer.purchases[-1].plan.assignment("stage.0").provider
+                    await stack.enter_async_context(dies(market, names[victim], signal.SIGKILL))
+        assert [handed["attempt"] for handed in customer.last["takeovers"]] == [1]
+        assert ids == undisturbed
+        assert len(ids) == 120
 
 
 async def test_a_standby_enters_a_job_that_is_judged_and_nobody_is_convicted(market):

@@ -185,6 +185,7 @@ def vectors() -> list[dict]:
         ("one node for everything", World(ring(0), 1, 5), generous(), 0, ()),
         ("accounts", World(ring(4), 16, 6, epoch=20, judged=verdicts(16, 6, 20)), generous(), 0, ()),
         ("accounts, a DAG", World(diamond(), 16, 7, epoch=20, judged=verdicts(16, 7, 20)), generous(), 3, ()),
+        ("narrowed edges", World(ring(2), 6, 8), generous(codecs={"hidden.1": "int8", "return": "bf16"}), 0, ()),
     ]
     return [_vector(*case) for case in cases]
 

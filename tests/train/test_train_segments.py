@@ -162,7 +162,7 @@ def test_a_snapshot_far_off_the_way_is_refused(done):
     after = done.trainer.segment(away, done.shard, 3, 0, 4)
     snapshots = [away, after, done.snapshots[2]]
     claim = done.claimed(snapshots)
-    assert done.off(1, claim=claim, reveal=lambda i: segments.show(snapshots[i])) == float("inf")
+    assert done.off(1, claim=claim, reveal=lambda i: segments.show(snapshots[i])) > 1.0
 
 
 @pytest.mark.parametrize("method", ["f32", "int8", "int4", "topk"])

@@ -73,7 +73,7 @@ class Local:
         self.actors[task] = training_worker.load(engine, program.read_bytes(), weights, Limits(10**9))
         return {}
 
-    async def open(self, task, session, params):
+    async def open(self, task, session, params, codings=None):
         self.actors[task].open(session, self._feed("open", params))
 
     async def receive(self, task, session, frame):

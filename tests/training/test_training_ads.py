@@ -20,6 +20,17 @@ async def test_who_comes_later_is_seen_and_nothing_else_changes(tmp_path):
         ads.close()
 
 
+async def test_who_comes_after_as_many_as_are_looked_at_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr("nodewire.customer.training.ads.MAX_ADS", 1)
+    async with small_market.opened(tmp_path) as market, Pool([market.relay]) as pool, provider(market, "ada") as ada:
+        ads = Ads(pool)
+        await until(ads, {ada.public})
+        async with provider(market, "bea"):
+            await asyncio.sleep(1)
+            assert (await ads.now()).keys() == {ada.public}
+        ads.close()
+
+
 async def until(ads: Ads, wanted: set[str]):
     async with asyncio.timeout(10):
         while (await ads.now()).keys() != wanted:

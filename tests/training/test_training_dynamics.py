@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from nodewire.customer.training.events import Event, Judged, Lost, Missed, Published, Stepped
+from nodewire.customer.training.hearing import Hearing
 from nodewire.customer.training.journal import Journal
 from nodewire.errors import WorkerFailed
 from nodewire.nostr.keys import Keys
@@ -223,6 +224,31 @@ async def test_who_is_replaced_and_delivers_by_the_deadline_is_paid_too(market, 
         LEAST_MSAT * accepted.count(ada.public),
         2 * LEAST_MSAT * accepted.count(spare.public),
     ]
+
+
+async def test_who_falls_silent_before_anybody_has_delivered_is_replaced_long_before_the_deadline(market, monkeypatch):
+    monkeypatch.setattr("nodewire.customer.training.watching.QUIET_S", 2.0)
+    monkeypatch.setattr("nodewire.provider.training.run.ALIVE_S", 100.0)
+    slow = Gate()
+
+    def watch(now, event, who):
+        if isinstance(event, Missed):
+            slow.open.set()
+
+    recipe = of(rounds=1, deadline=600)
+    async with provider(market, "ada", hold=slow) as ada, provider(market, "bea") as bea:
+        done, weights = await asyncio.wait_for(train(market, "dora", recipe, on_change=watch), 60)
+    assert weights == expected(market, recipe)
+    assert done.failures == ((ada.public, "no word for 2 s"),)
+    judged = [event for event in journal(market) if isinstance(event, Judged) and event.accepted]
+    assert [event.provider for event in judged].count(bea.public) == 2
+
+
+async def test_nobody_is_silent_while_no_relay_is_connected():
+    async with Pool(["ws://127.0.0.1:9"]) as pool:  # where nobody is
+        hearing = Hearing(pool)
+        asked_s = time.monotonic()
+        assert hearing.silent_since_s("ab" * 32, "cd" * 32) >= asked_s
 
 
 async def test_more_shards_than_providers_are_trained_one_after_the_other(market):

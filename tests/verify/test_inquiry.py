@@ -60,7 +60,7 @@ def record():
 
 
 class Worker:
-    async def open(self, task, session, params):
+    async def open(self, task, session, params, codings=None):
         pass
 
 

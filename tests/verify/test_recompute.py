@@ -94,7 +94,7 @@ class Adds:
     def __init__(self):
         self.given = []
 
-    async def open(self, task, session, params):
+    async def open(self, task, session, params, codings=None):
         self.params = dict(params)
 
     async def receive(self, task, session, frame):

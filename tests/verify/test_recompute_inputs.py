@@ -55,7 +55,7 @@ FIRST, HONEST, OTHER = [frame(0, 1)], [frame(1, 1), frame(2, 1)], [frame(1, 2), 
 class Echo:
     """A worker whose task puts out what it takes in: what it computed shows on what."""
 
-    async def open(self, task, session, params):
+    async def open(self, task, session, params, codings=None):
         self.pos, self.given = [], []
 
     async def receive(self, task, session, one):

@@ -3,16 +3,17 @@
 import asyncio
 import socket
 
-from wire_net import array, job_id, until
+from wire_net import TLS_AND_SHM, array, job_id, until
 
 from nodewire.errors import LinkLost
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import Frame
-from nodewire.wire import Node, Patience, Route
+from nodewire.wire import Patience, Route
 
 QUICK = Patience(heartbeat_s=0.05, silence_s=0.3, again_s=0.2)
 
 
+@TLS_AND_SHM
 async def test_a_link_is_made_again_until_it_is_not_wanted_any_more(net):
     a, b = await net.node(), await net.node()
     kept = a.keep(b.public, [net.addresses[b.public]])
@@ -26,10 +27,11 @@ async def test_a_link_is_made_again_until_it_is_not_wanted_any_more(net):
     assert not a.peers
 
 
+@TLS_AND_SHM
 async def test_a_peer_that_comes_back_is_found(net):
     a, keys = await net.node(), Keys.generate()
-    b = Node(keys)
-    address = await b.listen("127.0.0.1")
+    b = await net.node(keys)
+    address = net.addresses[b.public]
     kept = a.keep(keys.public, [address])
     await until(lambda: kept.times == 1)
     await b.close()
@@ -53,6 +55,7 @@ async def test_an_address_whose_first_packets_are_lost_is_tried_once_more(net):
     linking.cancel()
 
 
+@TLS_AND_SHM
 async def test_frames_of_a_job_go_on_where_they_were_over_links_that_are_cut_again_and_again(net):
     a, b = await net.node(patience=QUICK), await net.node(patience=QUICK)
     routes = {"e": Route(a.public, (b.public,))}

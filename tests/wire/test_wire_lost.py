@@ -7,23 +7,27 @@ import sys
 import time
 
 import pytest
-from wire_net import array, data_frame, job_id, until
+from wire_net import TLS_AND_SHM, array, data_frame, job_id, until
 
 from nodewire.errors import LinkLost
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import Frame
 from nodewire.wire import Patience, Route
 
+pytestmark = TLS_AND_SHM
+
 JOB = job_id("job")
 SHORT = Patience(heartbeat_s=0.05, silence_s=0.3)
 
 PEER = """
-import asyncio, sys, uvloop
+import asyncio, pathlib, sys, uvloop
 from nodewire.nostr.keys import Keys
 from nodewire.wire import Node, Route
+from nodewire.wire.shm import SameHost
 async def main():
-    secret, other, address, request = sys.argv[1:]
-    node = Node(Keys(bytes.fromhex(secret)))
+    secret, other, address, request, folder = sys.argv[1:]
+    keys = Keys(bytes.fromhex(secret))
+    node = Node(keys, beside=SameHost(keys, pathlib.Path(folder)) if folder else None)
     await node.link(other, [address])
     job = node.open_job(request, {"there": Route(other, (node.public,)), "back": Route(node.public, (other,))})
     while True:
@@ -39,10 +43,11 @@ async def process(net):
     a, keys = await net.node(), Keys.generate()
     job = a.open_job(JOB, {"there": Route(a.public, (keys.public,)), "back": Route(keys.public, (a.public,))})
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", PEER, keys.secret.hex(), a.public, net.addresses[a.public], JOB
+        sys.executable, "-c", PEER, keys.secret.hex(), a.public, net.addresses[a.public], JOB, str(net.folder or "")
     )
     await job.put(Frame("there", 0, (array(os.urandom(1_000)),)))
     await job.get()
+    assert a.peers[keys.public].transport == ("shm" if net.folder else "tls")
     yield a, job, process
     if process.returncode is None:
         process.kill()

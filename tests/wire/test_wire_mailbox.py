@@ -5,13 +5,15 @@ import os
 import tracemalloc
 
 import pytest
-from wire_net import QUICK, array, data_frame, job_id, refused_as, until
+from wire_net import QUICK, TLS_AND_SHM, array, data_frame, job_id, refused_as, until
 
 from nodewire.errors import BadFrame, BadInput, LinkLost, NotAllowed, NotFound, TooLarge
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import Array, Frame
 from nodewire.wire import Route, early, frames
 from nodewire.wire.mailbox import INITIAL_WINDOW_BYTES, MAX_CONTROLS, WINDOW_BYTES
+
+pytestmark = TLS_AND_SHM
 
 JOB = job_id("job")
 

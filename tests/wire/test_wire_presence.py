@@ -1,10 +1,12 @@
 """Whether a node holds a job: it says so to the job's members, also after a takeover, and to nobody else."""
 
 import pytest
-from wire_net import QUICK, job_id
+from wire_net import QUICK, TLS_AND_SHM, job_id
 
 from nodewire.errors import LinkLost, NotAllowed
 from nodewire.wire import Route, frames
+
+pytestmark = TLS_AND_SHM
 
 JOB = job_id("job")
 

@@ -6,12 +6,14 @@ import tracemalloc
 from contextlib import aclosing
 
 import pytest
-from wire_net import array, job_id, refused_as, until
+from wire_net import TLS_AND_SHM, array, job_id, refused_as, until
 
 from nodewire.errors import BadFrame, BadInput, Busy, LinkLost, NotAllowed, NotFound, TimedOut, TooLarge
 from nodewire.protocol.frame import Array, Frame
 from nodewire.wire import Spool, pull
 from nodewire.wire.pull import Want
+
+pytestmark = TLS_AND_SHM
 
 JOB = job_id("job")
 MiB = 2**20

@@ -10,7 +10,7 @@ from wire_net import array, job_id
 
 from nodewire.errors import BadFrame, BadInput
 from nodewire.nostr.keys import Keys
-from nodewire.protocol.frame import ITEM_BYTES, Array, Frame
+from nodewire.protocol.frame import ITEM_BYTES, Array, Frame, bytes_of
 from nodewire.protocol.sent import Sent
 from nodewire.wire.spool import ORPHAN_S, Spool
 
@@ -44,9 +44,7 @@ def written(spool, count, job=JOB, edge="e", size=100, first=0):
 def arrays(draw):
     dtype = draw(st.sampled_from(sorted(ITEM_BYTES)))
     shape = tuple(draw(st.lists(st.integers(0, 5), max_size=4)))
-    count = ITEM_BYTES[dtype]
-    for n in shape:
-        count *= n
+    count = bytes_of(dtype, shape)
     return Array(dtype, shape, draw(st.binary(min_size=count, max_size=count)))
 
 

@@ -7,13 +7,15 @@ import random
 from dataclasses import dataclass
 
 import pytest
-from wire_net import array, data_frame, job_id, refused_as, until
+from wire_net import TLS_AND_SHM, array, data_frame, job_id, refused_as, until
 
 from nodewire.errors import BadInput, LinkLost, NotAllowed, NotFound, TooLarge, WorkerFailed
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import Frame
 from nodewire.wire import Patience, Route, Spool, frames
 from nodewire.wire.edges import WINDOW_BYTES
+
+pytestmark = TLS_AND_SHM
 
 JOB = job_id("job")
 TURNS = 6

@@ -1,9 +1,10 @@
-"""Nodes on 127.0.0.1 over real sockets, and peers that speak the wire's bytes by hand."""
+"""Nodes on 127.0.0.1 over real sockets or shared memory, and peers that speak the wire's bytes by hand."""
 
 import asyncio
 import hashlib
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -12,20 +13,27 @@ from nodewire.protocol.frame import Array
 from nodewire.protocol.plan import tensor_key
 from nodewire.wire import Link, Node, Patience, frames, identity
 from nodewire.wire.frames import DataHeader
+from nodewire.wire.shm import SameHost
 
+TLS_AND_SHM = pytest.mark.parametrize("net", ["tls", "shm"], indirect=True)
+"""Run over both; peers that speak by hand do so over TLS."""
 QUICK = Patience(handshake_s=0.3, dial_s=1.0, stagger_s=0.05, early_s=0.3)
 
 
 @dataclass
 class Net:
-    """The nodes of a test; addresses by public key."""
+    """The nodes of a test; addresses by public key. With a `folder` they find each other there."""
 
+    folder: Path | None = None
     addresses: dict[str, str] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     raws: list["Raw"] = field(default_factory=list)
 
     async def node(self, keys: Keys | None = None, **options) -> Node:
-        node = Node(keys or Keys.generate(), **options)
+        keys = keys or Keys.generate()
+        if self.folder is not None and "transport" not in options:
+            options.setdefault("beside", SameHost(keys, self.folder))
+        node = Node(keys, **options)
         self.nodes.append(node)
         self.addresses[node.public] = await node.listen("127.0.0.1")
         return node
@@ -33,6 +41,7 @@ class Net:
     async def link(self, a: Node, b: Node) -> Link:
         link = await a.link(b.public, [self.addresses[b.public]])
         await until(lambda: a.public in b.peers)
+        assert link.transport == b.peers[a.public].transport == ("tls" if self.folder is None else "shm")
         return link
 
     async def pair(self, **options) -> tuple[Node, Node]:

@@ -160,6 +160,8 @@ class Echo:
                 self.kept[session] = frame.tensors[0]
             case "kept":
                 return [Frame(frame.edge, 0, (self.kept[session],))]
+            case "dtypes":
+                return [Frame("said", 0, (), {"dtypes": ", ".join(str(t.dtype) for t in frame.tensors)})]
             case "environment":
                 return [Frame(frame.edge, 0, (), dict(os.environ))]
             case "weights":

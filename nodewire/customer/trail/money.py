@@ -103,6 +103,8 @@ def _receipts(record: Record) -> Iterator[Line]:
 def _misreceipted(one: Receipt, record: Record) -> str:
     if one.plan != record.request.plan.digest():
         return "of another plan"
+    if one.codecs != record.request.plan.terms.lossy:
+        return "of other codecs than the plan's edges have"
     for paid in one.chunks:
         said = record.claims.get((one.provider, paid.chunk, paid.attempt))
         if said is None or said.due is None:

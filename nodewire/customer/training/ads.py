@@ -16,6 +16,8 @@ from nodewire.protocol import kinds, trainer
 from nodewire.protocol.trainer import TOPIC, Trainer
 
 _FETCH_S = 10.0
+MAX_ADS = 16_384
+"""Of so many trainers; who comes after them is not looked at."""
 _AGAIN_S = 60.0
 """After so long all are read again: relays do not tell that one was deleted."""
 
@@ -39,10 +41,12 @@ class Ads:
         subscription = self._subscription
         if subscription is None or subscription.dropped or time.monotonic() > self._read_s + _AGAIN_S:
             subscription = await self._open()
-        fresh = [event for event in subscription.drain() if self._is_newer(event)]
+        fresh = subscription.drain()
         if fresh:
             self._ads = dict(self._ads)
         for event in sorted(fresh, key=newest_first, reverse=True):
+            if not self._is_newer(event):
+                continue
             self._newest[event.pubkey] = event
             try:
                 self._ads[event.pubkey] = trainer.parse(event)
@@ -56,7 +60,9 @@ class Ads:
 
     def _is_newer(self, event: Event) -> bool:
         known = self._newest.get(event.pubkey)
-        return known is None or newest_first(event) < newest_first(known)
+        if known is None:
+            return len(self._newest) < MAX_ADS
+        return newest_first(event) < newest_first(known)
 
     async def _open(self) -> Subscription:
         """A subscription whose stored events are here."""

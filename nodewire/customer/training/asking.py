@@ -170,24 +170,29 @@ async def call(course: Course, request: str, provider: str) -> None:
         except NodewireError as error:
             log.debug("ticket: %s", error)
         await asyncio.sleep(_TICKET_S)
-    course.take(Lost(request, provider, "no answer"))
+    course.take(Lost(request, provider, trusting.NO_ANSWER))
 
 
 async def wait(course: Course, request: str, provider: str) -> None:
-    """Wait as long as results take here; what comes after that and by its deadline comes late."""
+    """Wait as long as results take here, and while there are signs of life; what comes by its deadline comes late."""
     begun_s = course.asked_s.get(request, course.begun_s)
     while True:
+        now_s = time.monotonic()
         patience_s = watching.patience_s(course.state.took_ms, course.recipe.deadline)
-        left_s = begun_s + patience_s - time.monotonic()
-        if left_s <= 0:
-            break
-        await asyncio.sleep(min(1.0, left_s))  # what others take may shorten it meanwhile
-    course.take(Missed(request, provider, f"no result within {patience_s:.0f} s"))
+        by_patience_s = begun_s + patience_s
+        quiet_s = max(begun_s, course.hearing.silent_since_s(request, provider)) + watching.QUIET_S
+        if by_patience_s <= now_s:
+            course.take(Missed(request, provider, f"no result within {patience_s:.0f} s"))
+            return
+        if quiet_s <= now_s:
+            course.take(Missed(request, provider, f"no word for {watching.QUIET_S:.0f} s"))
+            return
+        await asyncio.sleep(min(1.0, by_patience_s - now_s, quiet_s - now_s))  # what others take may shorten it
 
 
 async def wait_late(course: Course, request: str, provider: str) -> None:
     """Wait for a late result up to its deadline, as long as there is a sign of life; then it is lost."""
-    key, given_s = (request, provider), course.recipe.deadline + watching.GRACE_S
+    given_s = course.recipe.deadline + watching.GRACE_S
     if request in course.asked_s:  # a clock that is set meanwhile changes nothing of what its provider was told
         by_deadline_s = course.asked_s[request] + given_s
     else:  # who was dead itself hears first what came meanwhile
@@ -195,7 +200,7 @@ async def wait_late(course: Course, request: str, provider: str) -> None:
         by_deadline_s = max(time.monotonic() + deadline_s - time.time(), course.begun_s + watching.GRACE_S)
     while True:
         now_s = time.monotonic()
-        heard_s = max(course.heard_s.get(key, 0.0), course.begun_s, course.asked_s.get(request, 0.0))
+        heard_s = max(course.asked_s.get(request, 0.0), course.hearing.silent_since_s(request, provider))
         silent_s = heard_s + watching.SILENT_S
         if by_deadline_s <= now_s:
             course.take(Lost(request, provider, f"no result by its deadline of {course.recipe.deadline} s"))

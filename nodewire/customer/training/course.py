@@ -10,6 +10,7 @@ from nodewire.customer.training.ads import Ads
 from nodewire.customer.training.coordinating import Coordinator
 from nodewire.customer.training.deliveries import Deliveries
 from nodewire.customer.training.events import Event
+from nodewire.customer.training.hearing import Hearing
 from nodewire.customer.training.journal import Journal
 from nodewire.customer.training.requesting import Requests
 from nodewire.customer.training.session import TrainingSession
@@ -61,8 +62,7 @@ class Course:
         """By request, when it went out (monotonic); not of those that went out before a crash."""
         self.begun_s = time.monotonic()
         """When this process took the training up."""
-        self.heard_s: dict[tuple[str, str], float] = {}
-        """By request and provider, when it was last heard of (monotonic)."""
+        self.hearing = Hearing(session.pool)
         self.forgiven: frozenset[str] = frozenset()
         """Who failed in this round before this process took it up, and may be asked once more."""
 

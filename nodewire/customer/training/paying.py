@@ -30,6 +30,7 @@ async def pay(course: Course, request: str, provider: str, part: int) -> None:
             pause_s = min(60.0, 2 * pause_s)
             url = await _endpoint(course, provider, url)
             continue
+        course.hearing.heard(request, provider)  # until now it had nothing to say
         course.take(Paid(request, provider, part, amount_msat, debt.fee_msat))
         return
 

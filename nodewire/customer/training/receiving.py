@@ -98,7 +98,7 @@ def _heard(course: Course, event: events.Event) -> None:
     request = event.tag("e") or ""
     if (request, event.pubkey) not in course.state.debts:
         return
-    course.heard_s[request, event.pubkey] = time.monotonic()
+    course.hearing.heard(request, event.pubkey)
     if event.kind == kinds.result_of(kinds.VERIFICATION):
         key = request, event.pubkey
         if course.state.debts[key].balance == "held":  # also what was said before this customer died

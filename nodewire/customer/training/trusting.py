@@ -13,6 +13,9 @@ from nodewire.protocol.trainer import Trainer
 
 MOST_LOST = 8
 """A budget's part of this size may be lost to strangers."""
+MOST_SILENT = 8
+"""Strangers that may be asked and answer nothing: each takes a shard's time."""
+NO_ANSWER = "no answer"
 
 
 def lost_msat(state: State) -> int:
@@ -34,9 +37,10 @@ def lost_msat(state: State) -> int:
 
 
 def asked(market: Mapping[str, Trainer], state: State, budget_msat: int) -> Mapping[str, Trainer]:
-    """Whom a shard may be given to: once an eighth of the budget is lost, only those whose work was accepted here,
-    as soon as there are any."""
-    if MOST_LOST * lost_msat(state) <= budget_msat:
-        return market
+    """Whom a shard may be given to: once an eighth of the budget is lost, or too many have answered nothing, only those
+    whose work was accepted here, as soon as there are any."""
     known = {provider for (_, provider), debt in state.debts.items() if debt.balance != "none"} - state.banned
+    silent = {provider for provider, reason in state.failures if reason == NO_ANSWER} - known
+    if MOST_LOST * lost_msat(state) <= budget_msat and len(silent) < MOST_SILENT:
+        return market
     return {provider: ad for provider, ad in market.items() if provider in known} or market

@@ -13,8 +13,10 @@ LINGER_LEAST_S = 0.5
 """Once enough results are there."""
 _LINGER_TIMES = 1.5
 _LINGER_SPREADS = 3
+QUIET_S = 25.0
+"""After so long without a word somebody else gets the shard, too; who works says at least every 10 s that it does."""
 SILENT_S = 45.0
-"""After so long without a word a late provider is gone; while it trains it says at least every 10 s how far it is."""
+"""After so long without a word a late provider is gone."""
 GRACE_S = 5.0
 """Clocks differ, and relays take their time: what comes so long after its deadline came by it."""
 

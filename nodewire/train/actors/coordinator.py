@@ -212,7 +212,7 @@ class CoordinatorActor:
         judged = validate.judge(
             self._recipe,
             theta,
-            [self._submission(late.round, index, beside[index]) for index in sorted(beside)],
+            [self._submission(late.round, index, beside[index], theta) for index in sorted(beside)],
             self._losses,
         )[late.index]
         doubted = harms = False
@@ -234,7 +234,7 @@ class CoordinatorActor:
         judgements = validate.judge(
             self._recipe,
             self._theta,
-            [self._submission(round_, index, self._results[index]) for index in sorted(self._results)],
+            [self._submission(round_, index, self._results[index], self._theta) for index in sorted(self._results)],
             self._losses,
             history=self._held,
             norms=self._norms if self._recipe.compression.fragments == 1 else (),
@@ -275,7 +275,7 @@ class CoordinatorActor:
         from round to round is nothing, so that the shard's round can be trained here."""
         return judgement.threat == "sure" and not self._recipe.compression.carries
 
-    def _submission(self, round_: int, index: int, result: _Result) -> validate.Submission:
+    def _submission(self, round_: int, index: int, result: _Result, theta: State) -> validate.Submission:
         shard = self._shards[index]
         own = validate.own_samples(self._recipe, shard, round_, index, result.steps)
         return validate.Submission(
@@ -284,6 +284,7 @@ class CoordinatorActor:
             result.steps * self._recipe.batch,
             result.delta,
             lambda theta: self._trainer.losses(theta, own),
+            lambda: segments.stands_still(self._trainer, theta, shard, round_, index, result.steps),
         )
 
     def _audited(

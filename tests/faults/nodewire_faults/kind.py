@@ -6,6 +6,7 @@ import os
 
 from kinds.k8843 import SplitInference
 from nodewire.kind import Desk, Job, Mailbox, Params, Worker
+from nodewire.protocol.codec import OWN, Codings
 from nodewire_faults import CHEATS
 
 CHEAT = "NODEWIRE_FAULTS_CHEAT"
@@ -35,8 +36,8 @@ class _Ordered:
         self._worker, self._orders = worker, orders
         self.load, self.receive, self.close = worker.load, worker.receive, worker.close
 
-    async def open(self, task: str, session: str, params: Params) -> None:
-        await self._worker.open(task, session, {**params, ORDERS: {**self._orders, "task": task}})
+    async def open(self, task: str, session: str, params: Params, codings: Codings = OWN) -> None:
+        await self._worker.open(task, session, {**params, ORDERS: {**self._orders, "task": task}}, codings)
 
 
 KIND = FaultySplitInference()
