@@ -35,6 +35,10 @@ MAX_URGENT_BYTES = 2**20
 _TURNS_PER_WRITE = 8  # segments written before other links get the event loop
 
 
+Rung = Literal["address", "punch", "splice"]
+"""How a link came about: an address was dialled, both ends punched holes, or a splice joined them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Patience:
     """How long a node waits, in seconds."""
@@ -88,7 +92,7 @@ class Link(asyncio.BufferedProtocol):
         self._patience = patience
         self._unix_s = unix_s - self._loop.time()
         self.dialled = expected is not None
-        self.rung = "address"
+        self.rung: Rung = "address"
         self.peer = expected or ""
         self.ready: asyncio.Future[str] = self._loop.create_future()
         """The peer's key: for the dialler when it is welcome, for the listener when the peer has proven itself."""
