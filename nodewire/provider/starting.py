@@ -27,7 +27,7 @@ from nodewire.pay.sim_wallet import SimWallet
 from nodewire.pay.till import Till
 from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
-from nodewire.provider.acquaintance import Acquaintance, is_public
+from nodewire.provider.acquaintance import Acquaintance, is_private
 from nodewire.provider.admission import Admission
 from nodewire.provider.announcing import Announcer, describe
 from nodewire.provider.bonding import Bonding
@@ -153,7 +153,7 @@ async def _open_inference(
         stack.callback(presented.close)
         presenter = Presenter(keys, market.committee, pool, holder, presented, collects=True)
     announcer = Announcer(keys, pool, market, ad, served.values(), bonding, lambda: node.survey.place.claim.at)
-    meeting = asyncio.create_task(Acquaintance(node, market, allow_private=not any(map(is_public, wire))).run())
+    meeting = asyncio.create_task(Acquaintance(node, market, allow_private=all(map(is_private, wire))).run())
     stack.callback(meeting.cancel)
     committing = Committing(keys, pool, market.blobs, market, kept)
     verifying = Verifying(
