@@ -51,6 +51,15 @@ def connector(url: URL, *, allow_private: bool) -> aiohttp.TCPConnector:
     return aiohttp.TCPConnector(resolver=_PolicyResolver(policy))
 
 
+def is_dialled(address: str, *, allow_private: bool) -> bool:
+    """Whether a connection may be opened to the IP address that somebody else has written."""
+    try:
+        _Policy(public=True, private=allow_private).check(ipaddress.ip_address(address.partition("%")[0]))
+    except (ValueError, NotAllowed):
+        return False
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class _Policy:
     """Which addresses may be dialled."""

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from nodewire.cli import doctor_network
 from nodewire.cli.output import OPERATORS, Json, console, in_words, one_line, print_json, sats
 from nodewire.cli.roles import enter_market, naming, wallet_of
 from nodewire.config import AnyRole, CustomerConfig, OracleConfig, ProviderConfig, Serve, load_role
@@ -54,6 +55,7 @@ async def _examine(config: Path | None) -> list[tuple[str, bool, str]]:
         role = load_role(config)
         checks += [(f"relay {url}", partial(_relay, url)) for url in role.relays]
         checks += [(f"blob store {url}", partial(_store, url)) for url in role.blossom]
+        checks += doctor_network.checks(role)
         checks.append(("committee and epochs", partial(_committee, role)))
         if isinstance(role, ProviderConfig):
             for number, one in enumerate(role.serve, start=1):

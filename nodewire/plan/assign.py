@@ -43,12 +43,11 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import isqrt
 from typing import NamedTuple
 
 from nodewire.errors import BadInput, BadPlan, NoProvider, OverBudget
 from nodewire.nostr.event import Event
-from nodewire.protocol import account, feedback
+from nodewire.protocol import account, coordinates, feedback
 from nodewire.protocol.body import Body
 from nodewire.protocol.canonical import tagged_hash
 from nodewire.protocol.codec import codings
@@ -186,8 +185,7 @@ class _Pool:
 
 def link_us(a: Node, b: Node) -> int:
     """How long a small frame is expected to take from one node to the other, in microseconds."""
-    (ax, ay, ah), (bx, by, bh) = a.coordinates, b.coordinates
-    return (isqrt((ax - bx) ** 2 + (ay - by) ** 2) + ah + bh) // 2
+    return coordinates.rtt_us(a.coordinates, b.coordinates) // 2
 
 
 def _offers(

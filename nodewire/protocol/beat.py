@@ -17,11 +17,10 @@ from nodewire.nostr.event import Event, sign
 from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds, tags
 from nodewire.protocol.committee import Committee, Ppm
+from nodewire.protocol.coordinates import Coordinates
 from nodewire.protocol.schema import Hex32, Schema
 
 KIND = kinds.BEAT
-
-Microseconds = Annotated[int, Field(ge=-10_000_000, le=10_000_000)]
 
 
 class Beat(Schema):
@@ -38,8 +37,7 @@ class Beat(Schema):
     load_ppm: Ppm
     free: dict[Hex32, Annotated[int, Field(ge=0, le=4_096)]] = Field(max_length=16)
     """Free slots by manifest digest."""
-    coordinates: tuple[Microseconds, Microseconds, Microseconds]
-    """Vivaldi x, y and height: the round-trip time to another node is the plane's distance plus both heights."""
+    coordinates: Coordinates
 
     @model_validator(mode="after")
     def _height_is_not_negative(self) -> Self:

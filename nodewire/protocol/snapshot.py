@@ -44,8 +44,9 @@ from nodewire.protocol import bond as _bond
 from nodewire.protocol import tags
 from nodewire.protocol.account import MAX_JUDGED, PASSES_OF_A_DOUBT, POINTS, Account, Judged
 from nodewire.protocol.ad import Ad, TaskOffer
-from nodewire.protocol.beat import Beat, Microseconds
+from nodewire.protocol.beat import Beat
 from nodewire.protocol.committee import VALID_EPOCHS, Committee, Ppm
+from nodewire.protocol.coordinates import Coordinates
 from nodewire.protocol.inventory import MAX_BEATS, MAX_COMMITMENTS, Inventory
 from nodewire.protocol.schema import Count, Hex32, Label, Msat, Schema
 
@@ -74,7 +75,7 @@ class Node(Schema):
     bond_msat: Msat
     region: Label
     load_ppm: Ppm
-    coordinates: tuple[Microseconds, Microseconds, Microseconds]
+    coordinates: Coordinates
     epochs: Count
     passed: Count = 0
     withheld: Count = 0

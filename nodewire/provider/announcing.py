@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from nodewire.config import ProviderConfig
 from nodewire.errors import NodewireError
@@ -17,6 +17,7 @@ from nodewire.protocol import ad as ads
 from nodewire.protocol import beat as beats
 from nodewire.protocol.ad import Ad, ManifestOffer, TaskOffer
 from nodewire.protocol.beat import Beat
+from nodewire.protocol.coordinates import Coordinates
 from nodewire.provider.bonding import Bonding
 from nodewire.provider.serving import Served
 
@@ -65,13 +66,16 @@ class Announcer:
         ad: Ad,
         served: Iterable[Served],
         bonding: Bonding,
+        where: Callable[[], Coordinates],
     ) -> None:
+        """`where`: this node's network coordinates now."""
         self._keys = keys
         self._pool = pool
         self._market = market
         self._ad = ad
         self._served = tuple(served)
         self._bonding = bonding
+        self._where = where
         self._beaten_s = 0
 
     async def run(self) -> None:
@@ -108,7 +112,7 @@ class Announcer:
             ad=ad,
             load_ppm=sum(s.busy for s in self._served) * 1_000_000 // slots,
             free={s.digest: s.free for s in self._served},
-            coordinates=(0, 0, 0),
+            coordinates=self._where(),
         )
         expires_at_s = beats.expires_at_s(self._market.committee, epoch)
         # A relay keeps the newer of two beats, by the second.

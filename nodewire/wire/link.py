@@ -27,11 +27,16 @@ from nodewire.wire.frames import Buffer, DataHeader, Document
 from nodewire.wire.identity import Identity
 from nodewire.wire.outbox import Outbox, Transfer
 from nodewire.wire.pulse import Pulse
+from nodewire.wire.tcp_info import TcpInfo
 
 UNPROVEN_BYTES = 4_096
 WARM_UP_BYTES = 100_000
 MAX_URGENT_BYTES = 2**20
 _TURNS_PER_WRITE = 8  # segments written before other links get the event loop
+
+
+Rung = Literal["address", "punch", "splice"]
+"""How a link came about: an address was dialled, both ends punched holes, or a splice joined them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +92,7 @@ class Link(asyncio.BufferedProtocol):
         self._patience = patience
         self._unix_s = unix_s - self._loop.time()
         self.dialled = expected is not None
+        self.rung: Rung = "address"
         self.peer = expected or ""
         self.ready: asyncio.Future[str] = self._loop.create_future()
         """The peer's key: for the dialler when it is welcome, for the listener when the peer has proven itself."""
@@ -128,6 +134,21 @@ class Link(asyncio.BufferedProtocol):
         """The kernel's congestion control for this link; empty where there is none."""
         return transport.congestion(self._channel) if self._channel is not None else ""
 
+    @property
+    def round_trips_us(self) -> list[int]:
+        """The last 16, in microseconds, the newest last."""
+        return self._pulse.round_trips_us
+
+    @property
+    def tcp(self) -> TcpInfo | None:
+        """What the kernel knows of the connection; None where there is none, or it does not say."""
+        return transport.tcp(self._channel) if self._channel is not None else None
+
+    @property
+    def address(self) -> str:
+        """The peer's end as the kernel sees it; empty where there is none."""
+        return transport.peer_address(self._channel) if self._channel is not None else ""
+
     def send_control(self, document: Document) -> None:
         """Send a small document before any queued tensor.
 
@@ -162,6 +183,15 @@ class Link(asyncio.BufferedProtocol):
         transfer.done = lambda error: _settle(done, error)
         done.add_done_callback(lambda done: self._let_go(transfer) if done.cancelled() else None)
         return done
+
+    def send_at_once(self, packed: bytes, nbytes: int, arrays: Sequence[Array]) -> bool:
+        """`send` for a frame of one segment, if nothing is before it: the arrays' memory is free then."""
+        if nbytes > frames.SEGMENT_BYTES or not (self.is_open and self._writable and self._outbox.is_empty):
+            return False
+        self._write(frames.whole(packed, nbytes, arrays))
+        if not self._writable:
+            self._copy_pending()
+        return True
 
     def attend(self, job: str) -> None:
         """`job` is open on this link: heartbeats are frequent, silence ends it soon, and the path is made hot."""
@@ -358,7 +388,11 @@ class Link(asyncio.BufferedProtocol):
         self._channel.writelines(buffers)
 
     def _let_go(self, transfer: Transfer) -> None:
-        if self._outbox.release(transfer) and isinstance(self._channel, transport.Borrower):
+        if self._outbox.release(transfer):
+            self._copy_pending()
+
+    def _copy_pending(self) -> None:
+        if isinstance(self._channel, transport.Borrower):
             self._channel.copy_pending()
 
     def _is_busy(self) -> bool:

@@ -23,6 +23,11 @@ class Pulse:
         """The shortest of the last 16 round trips, in microseconds; None before the first."""
         return round(min(self._rtts) * 1e6) if self._rtts else None
 
+    @property
+    def round_trips_us(self) -> list[int]:
+        """The last 16, in microseconds, the newest last."""
+        return [round(sample * 1e6) for sample in self._rtts]
+
     def ping(self, fine_s: float) -> int:
         """The tag of a heartbeat that is sent now; of 64 without an answer the oldest is forgotten."""
         self._tag = (self._tag + 1) % 2**16

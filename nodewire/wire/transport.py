@@ -16,7 +16,9 @@ from contextlib import suppress
 from typing import Any, Protocol, runtime_checkable
 
 from nodewire.errors import BadInput, BadPeer, LinkLost
+from nodewire.wire import tcp_info
 from nodewire.wire.identity import ALPN, Identity, check_certificate
+from nodewire.wire.tcp_info import TcpInfo
 from nodewire.wire.tls import secured
 
 _log = logging.getLogger("nodewire.wire")
@@ -117,9 +119,8 @@ class TcpTls:
         raise failed
 
     def _choose(self, connection: socket.socket) -> None:
-        if self._congestion is not None and hasattr(socket, "TCP_CONGESTION"):
-            with suppress(OSError):  # not in this kernel, or not allowed: its own choice works, too
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, self._congestion.encode())
+        if self._congestion is not None:
+            choose_congestion(connection, self._congestion)
 
     async def listen(self, host: str, port: int, arrived: Callable[[Arrival], None]) -> Listener:
         loop = asyncio.get_running_loop()
@@ -148,14 +149,16 @@ class _TcpListener:
                 _log.warning("accept: %s", _words(error))
                 await asyncio.sleep(0.05)
                 continue
-            arrived(_TcpArrival(connection, whence[0]))
+            arrived(TcpArrival(connection, whence[0]))
 
     def close(self) -> None:
         self._task.cancel()
         self._task.add_done_callback(lambda _: self._socket.close())
 
 
-class _TcpArrival:
+class TcpArrival:
+    """A TCP connection whose other end dials us, wherever it comes from."""
+
     def __init__(self, connection: socket.socket, address: str) -> None:
         self._socket = connection
         self.address = address
@@ -165,6 +168,13 @@ class _TcpArrival:
 
     def refuse(self) -> None:
         self._socket.close()
+
+
+def choose_congestion(connection: socket.socket, name: str = CONGESTION) -> None:
+    """Set a socket's congestion control before it is connected, where the kernel has it."""
+    if hasattr(socket, "TCP_CONGESTION"):
+        with suppress(OSError):  # not in this kernel, or not allowed: its own choice works, too
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
 
 
 def tune(channel: asyncio.BaseTransport) -> None:
@@ -187,6 +197,24 @@ def congestion(channel: asyncio.BaseTransport) -> str:
     except OSError:
         return ""
     return name.rstrip(b"\0").decode()
+
+
+def tcp(channel: asyncio.BaseTransport) -> TcpInfo | None:
+    """What the kernel knows of a TCP channel; None of others, or where it does not say."""
+    connection = channel.get_extra_info("socket")
+    return None if connection is None else tcp_info.of(connection)
+
+
+def peer_address(channel: asyncio.BaseTransport) -> str:
+    """The other end of a TCP channel as "host:port"; empty for others."""
+    connection = channel.get_extra_info("socket")
+    if connection is None or connection.family not in (socket.AF_INET, socket.AF_INET6):
+        return ""
+    try:
+        host, port = connection.getpeername()[:2]
+    except OSError:
+        return ""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def name(channel: asyncio.BaseTransport) -> str:

@@ -163,6 +163,25 @@ def test_no_relay_is_a_typed_error_of_a_real_process_that_names_it_without_a_tra
         assert "nodewire doctor" in advice
 
 
+def test_a_provider_knows_its_links_and_how_far_everybody_is(market):
+    deadline_s = time.monotonic() + 60
+    while True:
+        told = market.command("net", "--config", str(market.config_of("bea")))
+        links = [link for link in told["links"] if link["open"] and link["rtt"] is not None]
+        if len(links) >= len(STALLS) - 1 and all(any(node["at"]) for node in told["nodes"]):
+            break
+        assert time.monotonic() < deadline_s, told
+    assert {link["rung"] for link in links} <= {"address", "shm"}
+    assert {node["public"] for node in told["nodes"]} >= set(market.public.values())
+    far = [node["rtt_us"] for node in told["nodes"] if node["public"] != market.public["bea"]]
+    assert max(far) < 50_000  # all of them are on this machine
+    shown = subprocess.run(
+        [*NODEWIRE, "net", "--config", str(market.config_of("bea"))], capture_output=True, timeout=60
+    )
+    assert shown.returncode == 0
+    assert f"nodewire-{market.public['ada'][:8]}" in shown.stdout.decode()
+
+
 def test_plan_price_and_names_are_said_before_the_output(market, config):
     command = ["generate", "the cat", "--config", str(config), "--model", market.decoder["address"]]
     done = subprocess.run(

@@ -200,7 +200,7 @@ def test_a_mangled_recipe_is_refused_or_within_all_caps_and_takes_no_memory(give
         at = document
         while True:
             name = given_data.draw(st.sampled_from(sorted(at)))
-            if not isinstance(at[name], dict) or given_data.draw(st.integers(0, 4)) == 0:
+            if not isinstance(at[name], dict) or not at[name] or given_data.draw(st.integers(0, 4)) == 0:
                 break
             at = at[name]
         at[name] = given_data.draw(VALUES)

@@ -100,7 +100,7 @@ class Raw:
         self.writer.write(data)
 
     async def document(self) -> dict:
-        """The next CONTROL document; other frames are skipped (pings answered)."""
+        """The next CONTROL document; other frames, and where the peer is, are skipped (pings answered)."""
         while True:
             async with asyncio.timeout(5):
                 _, kind, stream, header, payload = frames.PREFIX.unpack(await self.reader.readexactly(16))
@@ -108,7 +108,9 @@ class Raw:
             if kind == frames.Type.PING:
                 self.send(frames.pong(stream))
             if kind == frames.Type.CONTROL:
-                return frames.parse_document(bytearray(body))
+                document = frames.parse_document(bytearray(body))
+                if document["t"] != "coordinates":
+                    return document
 
     async def is_closed(self) -> None:
         """Wait until the other end has closed."""

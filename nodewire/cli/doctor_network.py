@@ -1,0 +1,216 @@
+"""What `nodewire doctor` says of the network: who can reach this node, the kernel's TCP, the clock, links so far."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from email.utils import parsedate_to_datetime
+from functools import partial
+from pathlib import Path
+from statistics import median
+from urllib.parse import urlsplit
+
+from nodewire.config import AnyRole, ProviderConfig
+from nodewire.dialling import is_dialled
+from nodewire.errors import BadConfig, BadInput, NotFound
+from nodewire.wire.transport import CONGESTION, parse_address
+
+Check = tuple[str, Callable[[], Awaitable[str]]]
+
+CLOCK_S = 2.0
+"""A committee's usual skew. An HTTP date is of whole seconds: one is added."""
+LOSSY_PPM = 2_000
+"""From here on loss costs a link more than BBR's pacing does (docs/measurements.md)."""
+_SHARED = ipaddress.ip_network("100.64.0.0/10")
+"""RFC 6598: between a carrier's NAT and its customers."""
+_ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
+"""Documentation's addresses: to ask for a route, nothing is sent there."""
+_PROC = Path("/proc/sys/net/ipv4")
+_ANSWER_S = 5.0
+
+
+def checks(role: AnyRole) -> list[Check]:
+    found: list[Check] = [("TCP of this kernel", _kernel)]
+    if role.blossom:
+        found.append(("clock", partial(_clock, role.blossom)))
+    if isinstance(role, ProviderConfig) and role.serve:
+        found.append((f"wire, listening at {role.wire.listen}", partial(_listening, role.wire.listen)))
+        announced = role.wire.announce or (role.wire.listen,)
+        is_open = any(_is_public(urlsplit(url).hostname or "") for url in role.relays)
+        for address in announced:
+            found.append((f"wire, announced as {address}", partial(_announced, address, is_open)))
+    found.append(("links so far", partial(_links, role.state)))
+    return found
+
+
+async def _kernel() -> str:
+    """Never a fault: the wire works on any of them."""
+    available = _words(_PROC / "tcp_available_congestion_control")
+    if not available:
+        return "its congestion control cannot be chosen here; its own is used"
+    if CONGESTION not in available:
+        return f"no {CONGESTION} here, only {', '.join(available)}: `modprobe tcp_{CONGESTION}` loads it"
+    said = f"{CONGESTION} is there"
+    if _words(_PROC / "tcp_slow_start_after_idle") == ["1"]:
+        said += "; idle connections start slowly, which heartbeats prevent while a job is open"
+    return said
+
+
+async def _clock(stores: Sequence[str]) -> str:
+    """How far this clock is from those of the blob stores: beats and requests of a wrong one are refused."""
+    import aiohttp
+
+    apart_s: list[float] = []
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(_ANSWER_S)) as session:
+        for store in stores:
+            began_s = time.time()
+            try:
+                async with session.head(f"{store.rstrip('/')}/{'0' * 64}") as answer:
+                    date = parsedate_to_datetime(answer.headers["Date"])
+            except (aiohttp.ClientError, TimeoutError, KeyError, ValueError):
+                continue  # whether a store answers is another check's matter
+            apart_s.append((began_s + time.time()) / 2 - (date.timestamp() + 0.5))
+    if not apart_s:
+        return "no blob store says what time it is"
+    if abs(apart := median(apart_s)) > CLOCK_S + 1:
+        raise BadConfig(
+            "clock", f"{abs(apart):.0f} s {'ahead' if apart > 0 else 'behind'}: set it by NTP (timedatectl)"
+        )
+    return f"within {CLOCK_S + 1:.0f} s of the blob stores'"
+
+
+async def _listening(address: str) -> str:
+    host, port = _parsed(address)
+    if port == 0:
+        return "a free port is taken at each start: a router's forwarding needs a fixed one"
+    try:
+        (family, kind, _, _, where), *_ = await asyncio.get_running_loop().getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except OSError as error:
+        raise BadConfig("wire.listen", f"{host} is no address: {error.strerror}") from error
+    with socket.socket(family, kind) as trying:
+        trying.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trying.bind(where)
+        except OSError as error:
+            if await _answers(host, port):
+                return "somebody listens there, such as this role's daemon"
+            raise BadConfig("wire.listen", f"cannot listen at {address}: {error.strerror}") from error
+    return "free"
+
+
+async def _announced(address: str, is_open: bool) -> str:
+    """Whether strangers can dial it at all. `is_open`: relays are public, so the market is not this network's own."""
+    host, port = _parsed(address)
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port or 1, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise NotFound("wire.announce", f"{host} is no name that leads anywhere: {error.strerror}") from error
+    addresses = [ipaddress.ip_address(str(where[0]).partition("%")[0]) for *_, where in found]
+    public = [one for one in addresses if _is_public(str(one))]
+    if not public:
+        if not is_open:
+            return "a private address, as the relays' are: for a market of this network"
+        what = f"{host} is {_kind(addresses[0])}: nobody outside reaches it"
+        raise BadConfig("wire.announce", f"{what}. {_advice(port)}")
+    if port == 0:
+        raise BadConfig("wire.announce", f"{address} has no port that others could dial")
+    own = [_own(family) for family in _ELSEWHERE]
+    behind = (
+        f"; this machine is {own[0]} inside, so the router must forward port {port} to it" if _is_behind(own) else ""
+    )
+    return f"a public address{behind}"
+
+
+async def _links(state: Path) -> str:
+    """What the daemon's links have been like, and BBR where loss would be worth it."""
+    from nodewire.wire import health_log
+
+    _, edges = await asyncio.to_thread(health_log.read, state)
+    open_ = [edge for edge in edges if edge.state == "open"]
+    lossy = [edge for edge in edges if (edge.lost_ppm or 0) > LOSSY_PPM]
+    said = f"{len(edges)}, {len(open_)} of them open"
+    if edges and 2 * len(lossy) > len(edges):
+        said += (
+            f"; {len(lossy)} lose more than {LOSSY_PPM / 1e4:.1f} %: if that is your line (wifi?), `sysctl"
+            " net.ipv4.tcp_congestion_control=bbr` at those who send to you, or a cable, helps"
+        )
+    return said
+
+
+def _advice(port: int) -> str:
+    """What to change, by where this machine stands."""
+    own = _own(socket.AF_INET)
+    if own is not None and ipaddress.ip_address(own) in _SHARED:
+        return (
+            f"This machine is {own}, behind a carrier's NAT (100.64.0.0/10), where no router of yours can forward a"
+            " port: ask for an address of your own, or announce an IPv6 one"
+        )
+    if (six := _own(socket.AF_INET6)) is not None and _is_public(six):
+        return f"This machine has a public IPv6 address: let port {port or '(a fixed one)'} in, and announce [{six}]"
+    inside = f" to {own}" if own is not None else ""
+    return f"Forward a port of the router{inside}, and announce the router's public address with it"
+
+
+def _is_behind(own: Sequence[str | None]) -> bool:
+    return own[0] is not None and not _is_public(own[0])
+
+
+def _own(family: socket.AddressFamily) -> str | None:
+    """The address from which this machine would speak to the internet; None without a route. Nothing is sent."""
+    with socket.socket(family, socket.SOCK_DGRAM) as asking:
+        try:
+            asking.connect((_ELSEWHERE[family], 9))
+        except OSError:
+            return None
+        name: str = asking.getsockname()[0]
+        return name
+
+
+def _kind(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
+    if address.is_loopback:
+        return "this machine's own (loopback)"
+    if address.is_unspecified:
+        return "any address of this machine, and none that can be dialled"
+    if address.version == 4 and address in _SHARED:
+        return "behind a carrier's NAT (100.64.0.0/10)"
+    return "a private address"
+
+
+def _is_public(host: str) -> bool:
+    """Names count as public: they mostly are."""
+    if not host or host == "localhost":
+        return False
+    return not is_dialled(host, allow_private=True) or is_dialled(host, allow_private=False)
+
+
+def _parsed(address: str) -> tuple[str, int]:
+    """As `parse_address`, and with port 0, which takes a free one."""
+    host, _, port = address.rpartition(":")
+    try:
+        return parse_address(address) if port != "0" else (parse_address(f"{host}:1")[0], 0)
+    except BadInput as error:
+        raise BadConfig("wire", error.reason) from error
+
+
+async def _answers(host: str, port: int) -> bool:
+    where = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    try:
+        async with asyncio.timeout(_ANSWER_S):
+            _, writer = await asyncio.open_connection(where, port)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
+
+
+def _words(path: Path) -> list[str]:
+    """Of a file of the kernel's; nothing where there is none."""
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []

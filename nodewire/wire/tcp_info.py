@@ -1,0 +1,46 @@
+"""What the kernel knows of a TCP connection: what was sent again, and how fast it was delivered.
+
+`struct tcp_info` of Linux, include/uapi/linux/tcp.h. It only ever grows, so fields keep their places; a kernel before
+4.9 has none of these. Other systems have none, or another struct under the same number.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import sys
+from dataclasses import dataclass
+
+_TCP_INFO = 11
+_BYTES = 256
+_RETRANSMITTED, _SENT, _RATE = 100, 156, 160
+"""Offsets of tcpi_total_retrans, tcpi_data_segs_out (both u32) and tcpi_delivery_rate (u64)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TcpInfo:
+    segments: int
+    """That carried data and were sent, since the connection was opened; retransmissions count again. Wraps at 2^32."""
+    retransmitted: int
+    bytes_per_s: int
+    """The newest rate at which the peer acknowledged, or a higher one before while there was little to send: what the
+    path carries at least."""
+
+
+def parse(data: bytes) -> TcpInfo | None:
+    """What getsockopt gave; None if the kernel's struct is too short."""
+    if len(data) < _RATE + 8:
+        return None
+    (retransmitted,) = struct.unpack_from("=I", data, _RETRANSMITTED)
+    segments, bytes_per_s = struct.unpack_from("=IQ", data, _SENT)
+    return TcpInfo(segments, retransmitted, bytes_per_s)
+
+
+def of(connection: socket.socket) -> TcpInfo | None:
+    """None of a socket that is no TCP connection, is closed, or belongs to a kernel that does not say."""
+    if sys.platform != "linux":
+        return None
+    try:
+        return parse(connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _BYTES))
+    except OSError:
+        return None

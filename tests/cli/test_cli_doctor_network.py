@@ -1,0 +1,109 @@
+"""What `nodewire doctor` says of the network, from this machine's own sockets."""
+
+import socket
+from email.utils import formatdate
+from time import time
+
+import pytest
+from aiohttp import web
+
+from nodewire.cli import doctor_network
+from nodewire.cli.doctor_network import CLOCK_S, LOSSY_PPM
+from nodewire.errors import BadConfig, LinkLost, NotFound
+from nodewire.wire.health import Health
+from nodewire.wire.health_log import NAME, HealthLog
+from nodewire.wire.tcp_info import TcpInfo
+from nodewire.wire.vivaldi import Claim
+
+
+@pytest.fixture
+async def store():
+    """Starts servers whose clock is so many seconds ahead."""
+    runners = []
+
+    async def start(ahead_s):
+        async def answer(request):
+            return web.Response(status=404, headers={"Date": formatdate(time() + ahead_s, usegmt=True)})
+
+        app = web.Application()
+        app.router.add_route("*", "/{tail:.*}", answer)
+        runners.append(web.AppRunner(app))
+        await runners[-1].setup()
+        site = web.TCPSite(runners[-1], "127.0.0.1", 0)
+        await site.start()
+        return f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+
+    yield start
+    for runner in runners:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("address", "kind"),
+    [
+        ("127.0.0.1:4000", "loopback"),
+        ("192.168.1.7:4000", "private"),
+        ("100.64.3.4:4000", "carrier"),
+        ("0.0.0.0:4000", "any address"),
+        ("[fe80::1]:4000", "private"),
+    ],
+)
+async def test_an_announced_address_that_nobody_outside_reaches_is_a_fault_in_a_public_market(address, kind):
+    with pytest.raises(BadConfig, match=kind):
+        await doctor_network._announced(address, is_open=True)
+    assert "for a market of this network" in await doctor_network._announced(address, is_open=False)
+
+
+async def test_a_public_address_is_fine_but_for_its_port():
+    assert (await doctor_network._announced("198.41.0.4:4000", is_open=True)).startswith("a public address")
+    with pytest.raises(BadConfig, match="no port"):
+        await doctor_network._announced("198.41.0.4:0", is_open=True)
+
+
+async def test_a_name_that_leads_nowhere_and_what_is_no_address_are_told():
+    with pytest.raises(NotFound, match=r"nobody\.invalid"):
+        await doctor_network._announced("nobody.invalid:4000", is_open=True)
+    with pytest.raises(BadConfig, match="host:port"):
+        await doctor_network._announced("what", is_open=True)
+
+
+async def test_a_port_is_free_or_its_daemon_answers_or_it_cannot_be_had():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        assert "somebody listens" in await doctor_network._listening(address)
+    assert await doctor_network._listening(address) == "free"
+    assert "fixed one" in await doctor_network._listening("127.0.0.1:0")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        with pytest.raises(BadConfig, match="cannot listen"):
+            await doctor_network._listening(f"127.0.0.1:{taken.getsockname()[1]}")
+
+
+async def test_a_clock_is_held_against_the_stores(store):
+    assert "within" in await doctor_network._clock([await store(0)])
+    with pytest.raises(BadConfig, match="behind"):
+        await doctor_network._clock([await store(3 * CLOCK_S + 1)])
+    with pytest.raises(BadConfig, match="ahead"):
+        await doctor_network._clock([await store(-3 * CLOCK_S - 1)])
+    assert "no blob store" in await doctor_network._clock(["http://127.0.0.1:9"])
+
+
+async def test_another_congestion_control_is_suggested_only_where_most_links_lose_much(tmp_path):
+    assert await doctor_network._links(tmp_path) == "0, 0 of them open"
+    log, healths = HealthLog(tmp_path / NAME), []
+    for number, lost_ppm in enumerate((0, 2 * LOSSY_PPM, 2 * LOSSY_PPM)):
+        healths.append(Health(f"{number}"))
+        healths[-1].opened(1, rung="address", dialled=True, address="")
+        info = TcpInfo(1_000_000, lost_ppm, 0)
+        healths[-1].looked([], info, bytes_in=0, bytes_out=0, congestion="cubic")
+    log.write(Claim((0, 0, 0), 0), healths[:2], 10)
+    assert await doctor_network._links(tmp_path) == "2, 2 of them open"
+    healths[0].lost(11, LinkLost("0", "gone"))
+    log.write(Claim((0, 0, 0), 0), healths, 12)
+    log.close()
+    said = await doctor_network._links(tmp_path)
+    assert said.startswith("3, 2 of them open; 2 lose more") and "bbr" in said
+
+
+async def test_the_kernel_is_never_a_fault():
+    assert await doctor_network._kernel()
