@@ -184,6 +184,15 @@ class Link(asyncio.BufferedProtocol):
         done.add_done_callback(lambda done: self._let_go(transfer) if done.cancelled() else None)
         return done
 
+    def send_at_once(self, packed: bytes, nbytes: int, arrays: Sequence[Array]) -> bool:
+        """`send` for a frame of one segment, if nothing is before it: the arrays' memory is free then."""
+        if nbytes > frames.SEGMENT_BYTES or not (self.is_open and self._writable and self._outbox.is_empty):
+            return False
+        self._write(frames.whole(packed, nbytes, arrays))
+        if not self._writable:
+            self._copy_pending()
+        return True
+
     def attend(self, job: str) -> None:
         """`job` is open on this link: heartbeats are frequent, silence ends it soon, and the path is made hot."""
         if self.is_open and not self._jobs:
@@ -379,7 +388,11 @@ class Link(asyncio.BufferedProtocol):
         self._channel.writelines(buffers)
 
     def _let_go(self, transfer: Transfer) -> None:
-        if self._outbox.release(transfer) and isinstance(self._channel, transport.Borrower):
+        if self._outbox.release(transfer):
+            self._copy_pending()
+
+    def _copy_pending(self) -> None:
+        if isinstance(self._channel, transport.Borrower):
             self._channel.copy_pending()
 
     def _is_busy(self) -> bool:
