@@ -25,6 +25,7 @@ from nodewire.pay.sim_bond_holder import SimBondHolder
 from nodewire.pay.sim_wallet import SimWallet
 from nodewire.protocol.committee import Committee
 from nodewire.store.blobs import Blobs
+from nodewire.store.held import held
 from nodewire.verify.inquiry import Inquiry
 from nodewire.wire import health_log
 from nodewire.wire.node import Node
@@ -36,8 +37,12 @@ WARMING_S = 4.0
 
 
 async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
-    """Start an oracle; returns its ready line with `wait`, which ends only by an error."""
-    config.state.mkdir(parents=True, exist_ok=True)
+    """Start an oracle; returns its ready line with `wait`, which ends only by an error.
+
+    Raises:
+        Busy: another daemon works in its state folder.
+    """
+    stack.enter_context(held(config.state))
     committee = load_committee(config.committee)
     seat = load_seat(config.seat, committee)
     pool = await stack.enter_async_context(Pool(config.relays, keys=seat.keys))

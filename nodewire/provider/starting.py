@@ -43,6 +43,7 @@ from nodewire.provider.training.starting import open_training
 from nodewire.provider.training.training import Training
 from nodewire.provider.verifying import Verifying
 from nodewire.provider.withdrawals import Withdrawals
+from nodewire.store.held import held
 from nodewire.wire import health_log
 from nodewire.wire.node import Node
 from nodewire.wire.shm import SameHost
@@ -51,7 +52,12 @@ from nodewire.worker.lasting import maker
 
 
 async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]:
-    """Start a provider; returns its ready line with `wait`, which ends only by an error."""
+    """Start a provider; returns its ready line with `wait`, which ends only by an error.
+
+    Raises:
+        Busy: another daemon works in its state folder.
+    """
+    stack.enter_context(held(config.state))
     keys, pool, market = await open_market(stack, config)
     ledger = Ledger(config.ledger)
     stack.callback(ledger.close)
