@@ -1,6 +1,7 @@
 """A trainer's ad (kind 31990, NIP-89): what rounds of training a provider takes, at what price. NIPS.md, "Training".
 
-Event: `d` = name, `k` = each kind of round (8840 to 8842), `t` = federated; content = the document as JSON. An
+Event: `d` = name, `k` = each kind of round (8840 to 8842), `t` = federated, `expiration` (NIP-40) where the ad does not
+stand until it is replaced; content = the document as JSON. An
 inference ad (`ad`) has the same kind and `["k", "8843"]`: readers tell them apart by `k`.
 """
 
@@ -11,6 +12,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from nodewire.errors import BadEvent, BadInput, BadTag
+from nodewire.nostr import nip40
 from nodewire.nostr.event import Event, sign
 from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds, tags
@@ -75,8 +77,10 @@ class Trainer(Schema):
         return -(-price_msat * self.deposit_ppm // 1_000_000)
 
 
-def build(keys: Keys, trainer: Trainer, *, created_at: int) -> Event:
+def build(keys: Keys, trainer: Trainer, *, created_at: int, expires_at_s: int | None = None) -> Event:
     said = [("d", trainer.name), *(("k", str(kind)) for kind in trainer.kinds), ("t", TOPIC)]
+    if expires_at_s is not None:
+        said.append((nip40.TAG, str(expires_at_s)))
     return sign(keys, KIND, created_at=created_at, content=trainer.to_json(), tags=said)
 
 

@@ -80,6 +80,7 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
             stack, config, config.train, keys=keys, pool=pool, blobs=market.blobs, ledger=ledger, till=till, lnurl=lnurl
         )
         halves += [training, *([fedstr] if fedstr else [])]
+        stack.push_async_callback(training.withdraw)
         ready |= {"trains": list(config.train.families), "name": ready.get("name", training.name)}
 
     def settled(due: Due) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 
 from nodewire.errors import NodewireError, RelayRefused, TimedOut
+from nodewire.nostr import nip40
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter, newest_first
 from nodewire.nostr.pool import Pool
@@ -31,9 +33,11 @@ class Ads:
         self._read_s = 0.0
         self._newest: dict[str, Event] = {}
         self._ads: dict[str, Trainer] = {}
+        self._expires_s: dict[str, float] = {}
 
     async def now(self) -> Mapping[str, Trainer]:
-        """The newest ad of everybody, by public key; malformed ones are left out. Another mapping once that changes.
+        """The newest ad of everybody, by public key; malformed and expired ones are left out. Another mapping once that
+        changes; an ad that is published again as it is changes nothing.
 
         Raises:
             RelayRefused, TimedOut: no relay answers.
@@ -41,17 +45,26 @@ class Ads:
         subscription = self._subscription
         if subscription is None or subscription.dropped or time.monotonic() > self._read_s + _AGAIN_S:
             subscription = await self._open()
-        fresh = subscription.drain()
-        if fresh:
-            self._ads = dict(self._ads)
-        for event in sorted(fresh, key=newest_first, reverse=True):
+        changed: dict[str, Trainer | None] = {}
+        for event in sorted(subscription.drain(), key=newest_first, reverse=True):
             if not self._is_newer(event):
                 continue
             self._newest[event.pubkey] = event
             try:
-                self._ads[event.pubkey] = trainer.parse(event)
+                expires_at_s, ad = nip40.parse(event.tags), trainer.parse(event)
             except NodewireError:
                 continue  # the one before it stands
+            self._expires_s[event.pubkey] = math.inf if expires_at_s is None else expires_at_s
+            if self._ads.get(event.pubkey) != ad:
+                changed[event.pubkey] = ad
+            else:
+                changed.pop(event.pubkey, None)
+        now_s = int(time.time())
+        for public in self._ads.keys() | changed.keys():
+            if self._expires_s[public] < now_s:
+                changed[public] = None
+        if changed:
+            self._ads = {public: ad for public, ad in {**self._ads, **changed}.items() if ad is not None}
         return self._ads
 
     def close(self) -> None:
@@ -77,5 +90,5 @@ class Ads:
             if subscription.closed:
                 raise RelayRefused("ads", "; ".join(subscription.closed.values())[:200])
             raise TimedOut("ads", f"no relay answered within {_FETCH_S} s")
-        self._read_s, self._newest, self._ads = time.monotonic(), {}, {}
+        self._read_s, self._newest, self._ads, self._expires_s = time.monotonic(), {}, {}, {}
         return subscription

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from statistics import median
 
 from nodewire.customer.training.costing import Record
 from nodewire.errors import NodewireError
+from nodewire.nostr import nip40
 from nodewire.nostr.nip01 import Filter, newest_first
 from nodewire.nostr.pool import Pool
 from nodewire.protocol import kinds, outer, trainer
@@ -62,15 +64,21 @@ def most_bytes(recipe: Recipe, rows: int) -> int:
 
 
 async def trainers(pool: Pool) -> dict[str, Trainer]:
-    """The newest ad of everybody who trains, by public key; malformed ones are left out.
+    """The newest ad of everybody who trains, by public key; malformed and expired ones are left out.
 
     Raises:
         RelayRefused, TimedOut: no relay answers.
     """
     wanted = Filter(kinds=frozenset({kinds.AD}), tags={"t": frozenset({TOPIC})})
     found: dict[str, Trainer] = {}
+    expired: set[str] = set()
     for event in sorted(await pool.fetch([wanted], timeout_s=_FETCH_S), key=newest_first):
+        if event.pubkey in expired:
+            continue
         try:
+            if event.pubkey not in found and nip40.is_expired(event.tags, int(time.time())):
+                expired.add(event.pubkey)  # a relay may still have the one before it
+                continue
             found.setdefault(event.pubkey, trainer.parse(event))
         except NodewireError:
             continue

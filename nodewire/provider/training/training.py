@@ -19,13 +19,14 @@ from nodewire.nostr.pool import Pool
 from nodewire.nostr.subscription import Subscription
 from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
-from nodewire.protocol import audit, feedback, kinds, outer, trainer
+from nodewire.protocol import audit, feedback, kinds, outer
 from nodewire.protocol import round as rounds
 from nodewire.protocol.outer import OuterRequest, OuterTicket
 from nodewire.protocol.round import BALANCE, RoundRequest, RoundTicket
 from nodewire.protocol.trainer import Trainer
 from nodewire.provider.training import arrivals
 from nodewire.provider.training.admission import Admitted, TrainingAdmission
+from nodewire.provider.training.announcing import Announcing
 from nodewire.provider.training.arrivals import WAITING_S, Arrivals, Complete
 from nodewire.provider.training.carried import CarriedFiles
 from nodewire.provider.training.clocks import CLOCKS_S, until_set
@@ -80,6 +81,7 @@ class Training:
         self._carried = CarriedFiles(folder / "carried", CARRIED_TIMES * ad.concurrency * ad.most_bytes)
         self._made = MadeResults(folder / "made")
         self._patience_s = patience_s
+        self._announcing = Announcing(keys, pool, ad)
         self._arrivals = Arrivals()
         self._runs: dict[str, ShardRun | OuterRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -99,11 +101,18 @@ class Training:
 
     async def run(self) -> None:
         """Announce, then serve until cancelled."""
-        event = trainer.build(self._keys, self._ad, created_at=int(time.time()))
-        await self._pool.publish(event, timeout_s=30.0)
-        self._go_on()
-        while await self._listen():
-            log.warning("the clock was set")
+        await self._announcing.announce()
+        renewing = asyncio.create_task(self._announcing.renew())
+        try:
+            self._go_on()
+            while await self._listen():
+                log.warning("the clock was set")
+        finally:
+            renewing.cancel()
+
+    async def withdraw(self) -> None:
+        """Take the ad back. To be called when `run` was cancelled, while the relays are still connected."""
+        await self._announcing.end()
 
     async def _listen(self) -> bool:
         """Serve until relays send nothing more; or, True, the clock was set, by which old requests are told from new

@@ -1,0 +1,93 @@
+"""A trainer is listed while it runs: its ad ends with it, or by itself some minutes later."""
+
+import asyncio
+import time
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+from nodewire.customer.training import choosing
+from nodewire.customer.training.ads import Ads
+from nodewire.nostr.keys import Keys
+from nodewire.nostr.pool import Pool
+from nodewire.protocol import trainer
+from nodewire.protocol.trainer import Trainer
+from nodewire.provider.training import announcing
+from nodewire.provider.training.announcing import Announcing
+from tests.training import small_market
+
+AD = Trainer(
+    name="ada.train",
+    kinds=(8840,),
+    families=("mlp",),
+    msat_per_pflop=0,
+    gflops=1,
+    memory_bytes=10**9,
+    most_bytes=10**8,
+    concurrency=1,
+)
+
+
+@asynccontextmanager
+async def opened(folder):
+    ada = Keys.generate()
+    async with small_market.opened(folder) as market, Pool([market.relay], keys=ada) as pool:
+        ads = Ads(pool)
+        try:
+            yield ada, pool, ads
+        finally:
+            ads.close()
+
+
+async def until(ads, wanted):
+    async with asyncio.timeout(10):
+        while (await ads.now()).keys() != wanted:
+            await asyncio.sleep(0.02)
+
+
+async def test_a_trainer_that_stops_is_listed_no_more_until_it_comes_back(tmp_path):
+    async with opened(tmp_path) as (ada, pool, ads):
+        announced = Announcing(ada, pool, AD)
+        for _ in range(2):
+            await announced.announce()
+            await until(ads, {ada.public})
+            assert await choosing.trainers(pool) == {ada.public: AD}
+            await announced.end()
+            await until(ads, set())
+            async with asyncio.timeout(10):
+                while await choosing.trainers(pool):
+                    await asyncio.sleep(0.1)
+
+
+async def test_an_ad_that_never_was_is_not_ended(tmp_path):
+    async with opened(tmp_path) as (ada, pool, _):
+        await Announcing(ada, pool, AD).end()
+        assert await choosing.trainers(pool) == {}
+
+
+async def test_an_ad_that_is_not_renewed_ends_by_itself_and_one_without_an_end_stands(tmp_path, monkeypatch):
+    async with opened(tmp_path) as (ada, pool, ads):
+        bea, now_s = Keys.generate(), int(time.time())
+        await pool.publish(trainer.build(bea, AD, created_at=now_s))
+        await pool.publish(trainer.build(ada, AD, created_at=now_s, expires_at_s=now_s + 600))
+        await until(ads, {ada.public, bea.public})
+        later = SimpleNamespace(time=lambda: now_s + 601.0, monotonic=time.monotonic)
+        for module in ("ads", "choosing"):
+            monkeypatch.setattr(f"nodewire.customer.training.{module}.time", later)
+        assert (await ads.now()).keys() == {bea.public}
+        assert (await choosing.trainers(pool)).keys() == {bea.public}
+
+
+async def test_an_ad_is_renewed_before_it_ends_and_readers_see_no_change(tmp_path, monkeypatch):
+    monkeypatch.setattr(announcing, "AGAIN_S", 0.1)
+    async with opened(tmp_path) as (ada, pool, ads):
+        announced = Announcing(ada, pool, AD)
+        await announced.announce()
+        await until(ads, {ada.public})
+        first, event = await ads.now(), ads._newest[ada.public]
+        renewing = asyncio.create_task(announced.renew())
+        async with asyncio.timeout(10):
+            while ads._newest[ada.public] is event:
+                await ads.now()
+                await asyncio.sleep(0.02)
+        renewing.cancel()
+        assert await ads.now() is first
