@@ -173,7 +173,7 @@ class TrainConfig(Section):
     """Rounds of training that a provider takes, and what they cost. Memory and device are the worker's."""
 
     kinds: tuple[Literal[8840, 8841, 8842], ...] = Field(default=(8840, 8841), min_length=1)
-    families: tuple[Name, ...] = Field(
+    families: tuple[Literal["linear", "mlp", "cnn", "decoder", "encoder"], ...] = Field(
         default=("linear", "mlp", "cnn", "decoder", "encoder"), min_length=1, max_length=16
     )
     msat_per_pflop: Msat

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import os
 import platform
 import sys
 from collections.abc import Awaitable, Callable
@@ -17,11 +18,22 @@ import typer
 from nodewire.cli import doctor_network
 from nodewire.cli.output import OPERATORS, Json, console, in_words, one_line, print_json, sats
 from nodewire.cli.roles import enter_market, naming, wallet_of
-from nodewire.config import AnyRole, CustomerConfig, OracleConfig, ProviderConfig, Serve, load_role
+from nodewire.config import (
+    AnyRole,
+    CustomerConfig,
+    OracleConfig,
+    ProviderConfig,
+    Serve,
+    TrainConfig,
+    WorkerConfig,
+    load_role,
+)
 from nodewire.errors import BadConfig, NodewireError, NotFound, OverMemory, PaymentFailed
 
 Check = Callable[[], Awaitable[str]]
 _ANSWER_S = 5.0
+_LEAST_TO_TRAIN = 100 * 10**6
+"""Bytes: next to no round fits into less."""
 
 
 def doctor(
@@ -60,6 +72,8 @@ async def _examine(config: Path | None) -> list[tuple[str, bool, str]]:
         if isinstance(role, ProviderConfig):
             for number, one in enumerate(role.serve, start=1):
                 checks.append((f"[[serve]] number {number}", partial(_serve, role, one)))
+            if role.train is not None:
+                checks.append(("[train]", partial(_train, role.worker, role.train, _machine_bytes())))
         if not isinstance(role, OracleConfig) or role.bonds is not None:
             checks.append(("wallet", partial(_wallet, role)))
         if isinstance(role, ProviderConfig) and role.bond.amount_msat:
@@ -157,6 +171,26 @@ async def _serve(role: ProviderConfig, wanted: Serve) -> str:
     return (
         f"{manifest.name}: {', '.join(wanted.tasks)}, may need {whole / 1e6:.1f} of {role.worker.memory / 1e6:.1f} MB"
     )
+
+
+async def _train(worker: WorkerConfig, train: TrainConfig, machine_bytes: int) -> str:
+    """Whether the workers' memory is enough for a round, and the machine's for all of them."""
+    each, all_ = worker.memory, worker.memory * train.concurrency
+    if each < _LEAST_TO_TRAIN:
+        raise OverMemory(
+            "worker.memory",
+            f"{each / 1e6:g} MB; rounds of training need {_LEAST_TO_TRAIN / 1e6:g} MB at the very least:"
+            ' set [worker] memory = "2GB", say',
+        )
+    said = f"{train.concurrency} at a time of {each / 1e6:,.0f} MB each, of the machine's {machine_bytes / 1e6:,.0f} MB"
+    if all_ > machine_bytes and not worker.device.startswith("cuda"):
+        most = machine_bytes // train.concurrency // 10**6
+        raise OverMemory("worker.memory", f'{said}: set [worker] memory = "{most}MB" or less')
+    return f"{', '.join(train.families)}; {said}"
+
+
+def _machine_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 async def _wallet(role: AnyRole) -> str:

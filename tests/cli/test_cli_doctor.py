@@ -1,11 +1,11 @@
-"""What `nodewire doctor` says of a provider's tasks before its daemon would fail on them."""
+"""What `nodewire doctor` says of a provider's tasks and rounds before its daemon would fail on them."""
 
 from __future__ import annotations
 
 import pytest
 
 from nodewire.cli import doctor
-from nodewire.config import ProviderConfig, Serve
+from nodewire.config import ProviderConfig, Serve, TrainConfig, WorkerConfig
 from nodewire.errors import BadConfig, OverMemory
 from tests.protocol import documents
 
@@ -50,3 +50,46 @@ async def test_memory_below_what_a_task_needs_is_told_with_what_it_takes(serve):
 
 async def test_tasks_that_fit_are_told_with_what_they_may_need(serve):
     assert await serve(("stage.0",), "2MB") == "tiny: stage.0, may need 0.0 of 2.0 MB"
+
+
+def trains(memory, device="cpu", **fields):
+    return doctor._train(
+        WorkerConfig(memory=memory, device=device), TrainConfig(msat_per_pflop=1, **fields), 16 * 10**9
+    )
+
+
+async def test_memory_that_no_round_fits_into_is_told_with_what_to_set():
+    with pytest.raises(OverMemory, match=r'worker\.memory: 0\.0005 MB; .* 100 MB .*: set \[worker\] memory = "2GB"'):
+        await trains(500)
+
+
+async def test_rounds_that_take_more_than_the_machine_has_are_told_with_what_it_has():
+    with pytest.raises(OverMemory, match=r"1 at a time of 17,000 MB each, of the machine's 16,000 MB: .* \"16000MB\""):
+        await trains("17GB")
+    with pytest.raises(OverMemory, match=r'memory = "5333MB" or less'):
+        await trains("6GB", concurrency=3)
+
+
+async def test_rounds_that_fit_are_told_with_their_families():
+    assert await trains("8GB", concurrency=2, families=("mlp",)) == (
+        "mlp; 2 at a time of 8,000 MB each, of the machine's 16,000 MB"
+    )
+    assert await trains("40GB", device="cuda")  # its own memory is another
+
+
+async def test_a_file_that_only_trains_has_a_line_for_it(tmp_path, monkeypatch):
+    (tmp_path / "provider.toml").write_text(
+        'key = "k"\nstate = "s"\nrelays = ["ws://127.0.0.1:9"]\nblossom = ["http://127.0.0.1:9"]\n'
+        f'committee = "38841:{"0" * 64}:main"\n'
+        '[wallet]\nurl = "http://127.0.0.1:9"\ntoken_file = "t"\n'
+        "[worker]\nmemory = 500\n[train]\nmsat_per_pflop = 1\n"
+    )
+
+    async def passed(*_):
+        return ""
+
+    for check in ("_sandbox", "_relay", "_store", "_committee", "_wallet"):
+        monkeypatch.setattr(doctor, check, passed)
+    monkeypatch.setattr(doctor.doctor_network, "checks", lambda role: [])
+    rows = {what: (ok, said) for what, ok, said in await doctor._examine(tmp_path / "provider.toml")}
+    assert not rows["[train]"][0]

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -11,8 +12,9 @@ from nodewire import cli
 from nodewire.cli.daemons import provider_ready
 from nodewire.cli.output import fail
 from nodewire.cli.shown import named
-from nodewire.config import CustomerConfig, ProviderConfig, load_role, parse_msat
+from nodewire.config import CustomerConfig, ProviderConfig, TrainConfig, load_role, parse_msat
 from nodewire.errors import BadConfig, BadInput, LinkLost, OverBudget, PaymentFailed
+from nodewire.protocol.families import Family
 
 ROOT = Path(__file__).parent.parent.parent
 ROLE = """
@@ -108,6 +110,18 @@ def test_an_unknown_field_is_named_with_its_line_and_section(tmp_path, after, sa
     with pytest.raises(BadConfig) as refused:
         load_role(path)
     assert str(refused.value) == f"{path}, {said}"
+
+
+def test_a_family_that_nobody_trains_is_refused_with_those_that_are_known(tmp_path):
+    path = tmp_path / "role.toml"
+    path.write_text(ROLE.format("0" * 64) + '[train]\nmsat_per_pflop = 1\nfamilies = ["mlp", "transformer"]\n')
+    with pytest.raises(BadConfig, match=r"train\.families\.1: .*'linear', 'mlp', 'cnn', 'decoder' or 'encoder'"):
+        load_role(path)
+
+
+def test_a_trainer_that_says_nothing_of_families_trains_all_that_recipes_may_name():
+    families = {get_args(one.model_fields["name"].annotation)[0] for one in get_args(get_args(Family)[0])}
+    assert set(TrainConfig(msat_per_pflop=1).families) == families
 
 
 @pytest.mark.parametrize(
