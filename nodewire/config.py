@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 import tomllib
 from decimal import Decimal
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -284,10 +285,34 @@ AnyRole = CustomerConfig | ProviderConfig | OracleConfig
 
 def load_role(path: Path) -> AnyRole:
     """What the file says that it is: an oracle's has a seat, a provider's what it sells. Raises BadConfig."""
-    data = _parsed(path, _text(path))
+    text = _text(path)
+    data = _parsed(path, text)
+    _no_other_tables(path, text, data)
     if "seat" in data:
         return OracleConfig.load(path)
     return ProviderConfig.load(path) if {"serve", "train"} & data.keys() else CustomerConfig.load(path)
+
+
+def _no_other_tables(path: Path, text: str, data: dict[str, Any]) -> None:
+    """Refuse a table that no role has: without it the file may look like another role's."""
+    models = CustomerConfig, ProviderConfig, OracleConfig
+    known = {name: field for model in models for name, field in model.model_fields.items()}
+    headers = {name: f"[[{name}]]" if get_origin(known[name].annotation) is tuple else f"[{name}]" for name in known}
+    for name, value in data.items():
+        is_list = isinstance(value, list) and any(isinstance(one, dict) for one in value)
+        if name in known or not (is_list or isinstance(value, dict)):
+            continue
+        line = _line_of(name, "", 0, text)
+        close = get_close_matches(name, [name for name in known if _section(known[name].annotation)], n=1)
+        said = f"unknown table {f'[[{name}]]' if is_list else f'[{name}]'}"
+        said += f"; did you mean {headers[close[0]]}?" if close else ""
+        raise BadConfig(f"{path}, line {line}" if line else str(path), said)
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    """The model of a field that is a table or tables, if it is one."""
+    kinds = (kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type))
+    return next((kind for kind in kinds if issubclass(kind, BaseModel)), None)
 
 
 def _text(path: Path) -> str:
@@ -339,9 +364,8 @@ def _resolved(model: type[BaseModel], data: Any, folder: Path) -> Any:
     for name, field in model.model_fields.items():
         if name not in out:
             continue
-        kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if isinstance(kind, type)]
-        if Path in kinds and isinstance(out[name], str):
+        if Path in (field.annotation, *get_args(field.annotation)) and isinstance(out[name], str):
             out[name] = folder / Path(out[name]).expanduser()
-        elif section := next((kind for kind in kinds if issubclass(kind, BaseModel)), None):
+        elif section := _section(field.annotation):
             out[name] = _resolved(section, out[name], folder)
     return out

@@ -112,6 +112,23 @@ def test_an_unknown_field_is_named_with_its_line_and_section(tmp_path, after, sa
     assert str(refused.value) == f"{path}, {said}"
 
 
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        ("[trian]\nmsat_per_pflop = 1", "line 10: unknown table [trian]; did you mean [train]?"),
+        (SERVE + "[trian]\nmsat_per_pflop = 1", "line 15: unknown table [trian]; did you mean [train]?"),
+        ('[[srve]]\nmanifest = "m"', "line 10: unknown table [[srve]]; did you mean [[serve]]?"),
+        ("[colours]\nred = 1", "line 10: unknown table [colours]"),
+    ],
+)
+def test_a_table_that_no_role_has_is_named_and_not_taken_for_another_roles_file(tmp_path, tables, said):
+    path = tmp_path / "role.toml"
+    path.write_text('name = "ada"' + (ROLE + tables).format("0" * 64))
+    with pytest.raises(BadConfig) as refused:
+        load_role(path)
+    assert str(refused.value) == f"{path}, {said}"
+
+
 def test_a_family_that_nobody_trains_is_refused_with_those_that_are_known(tmp_path):
     path = tmp_path / "role.toml"
     path.write_text(ROLE.format("0" * 64) + '[train]\nmsat_per_pflop = 1\nfamilies = ["mlp", "transformer"]\n')
