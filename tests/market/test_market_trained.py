@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -87,8 +88,17 @@ def test_a_trained_model_is_registered_served_and_bought_with_the_scores_of_trai
     )
     assert (again["address"], again["digest"]) == (registered["address"], registered["digest"])
 
+    # Started again by mistake it leaves the first as it is.
+    twice = market.run("provider", "--config", str(market.config_of("tom")))
+    assert "already running" in json.loads(twice.stdout)["error"]["reason"]
+    listed = ["trainers", "--config", str(config)]
+    assert [one["public"] for one in market.command(*listed)["trainers"]] == [tom]
+
     # The operator's part: three lines in its file, and a restart.
     market.stop_one("tom")
+    deadline_s = time.monotonic() + 10
+    while market.command(*listed)["trainers"]:
+        assert time.monotonic() < deadline_s
     serve = {"manifest": registered["address"], "tasks": ["graph.0"], "price_msat": 1_009}
     write_tom(market, "[[serve]]", *_toml(serve))
     market.start_provider("tom")

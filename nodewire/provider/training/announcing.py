@@ -21,6 +21,7 @@ _ENDS_S = 1
 """A relay refuses what has expired when it comes, and would keep the ad before it."""
 _FIRST_PUBLISH_S = 30.0
 _PUBLISH_S = 5.0
+_LAST_PUBLISH_S = 2.0
 
 
 class Announcing:
@@ -50,7 +51,7 @@ class Announcing:
         if not self._said_s:
             return
         try:
-            await self._publish(_ENDS_S, _PUBLISH_S)
+            await self._publish(_ENDS_S, _LAST_PUBLISH_S)
         except NodewireError as error:
             log.warning("the trainer's ad stands for %d s at most: %s", LASTS_S, error)
 
