@@ -12,7 +12,6 @@ from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.plan import tensor_key
 from nodewire.wire import frames
 from nodewire.wire.edges import Outgoing, Tape, Window
-from nodewire.wire.headers import FRAME_COST_BYTES
 from nodewire.wire.link import Link
 
 
@@ -50,6 +49,8 @@ class Parcel:
 
     frame: Frame[Array]
     packed: bytes
+    nbytes: int
+    """Of its tensors."""
     cost: int
 
 
@@ -101,7 +102,7 @@ class Sender:
         header = frames.data_header(
             self._request, frame.edge, attempt, frame.seq, key, frame.tensors, frame.meta, outgoing.limit
         )
-        return Parcel(frame, frames.pack_header(header), header.cost)
+        return Parcel(frame, frames.pack_header(header), header.nbytes, header.cost)
 
     async def send(self, outgoing: Outgoing, parcel: Parcel) -> None:
         """Return when every consumer that the edge then has been given the frame, or has said that it needs it not.
@@ -181,7 +182,7 @@ class Sender:
             self._job.deliver_here(frame, parcel.cost)
             return
         try:
-            turns.sending = link.send(parcel.packed, parcel.cost - FRAME_COST_BYTES, frame.tensors)
+            turns.sending = link.send(parcel.packed, parcel.nbytes, frame.tensors)
             if turns.sending is not None:
                 await turns.sending
         except LinkLost:
