@@ -15,8 +15,8 @@ ARGS ?=
 
 say = @printf '\033[1;36m»\033[0m %s\n'
 
-.PHONY: help install demo test lint bench bench-train chaos chaos-train chaos-wire fuzz-train fuzz-wire scale-train quality-train byzantine \
-  fraud honest soak clean
+.PHONY: help install demo test lint bench bench-train chaos chaos-train chaos-wire nat fuzz-train fuzz-wire scale-train \
+  quality-train byzantine fraud honest soak clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ chaos-train: $(VENV)/.installed ## trainings that lose a provider or their custo
 
 chaos-wire: $(VENV)/.installed ## links that are killed, cut and closed for seconds while frames flow (ARGS="--quick")
 	@$(VENV)/bin/python -m bench.chaos_wire $(ARGS)
+
+nat: $(VENV)/.installed ## ways through home routers: UPnP, hole punching, a splice (ARGS="--quick")
+	@$(VENV)/bin/python -m bench.nat $(ARGS)
 
 fuzz-train: $(VENV)/.installed ## 100,000 malformed recipes, results and messages of training (ARGS="--quick")
 	@$(VENV)/bin/python -m bench.fuzz_train $(ARGS)

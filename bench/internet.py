@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import heapq
+import io
 import json
 import os
 import random
@@ -134,13 +135,15 @@ def carry(plan: Plan) -> None:
     selector = selectors.DefaultSelector()
     for i, device in enumerate(devices):
         selector.register(device, selectors.EVENT_READ, i)
-    selector.register(0, selectors.EVENT_READ, None)
+    # Not buffered: a line that was read together with the one before would wake nobody.
+    told = io.FileIO(0, closefd=False)
+    selector.register(told, selectors.EVENT_READ, None)
     print("ready", flush=True)
     while True:
         now_s = time.monotonic()
         for key, _ in selector.select(max(0.0, waiting[0][0] - now_s) if waiting else None):
             if key.data is None:
-                line = sys.stdin.readline()
+                line = told.readline()
                 if not line:
                     return
                 i, j, is_cut = json.loads(line)["cut"]

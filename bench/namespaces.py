@@ -63,8 +63,11 @@ class Namespace:
 
     def join(self, other: Namespace, here: str, there: str) -> None:
         """A cable from the device `here` of this machine to `there` of another."""
-        held = other.popen(["cat"], stdin=subprocess.PIPE)
+        # A process stands in its namespace once it has spoken from there.
+        held = other.popen(["sh", "-c", "echo; read _"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         try:
+            assert held.stdout is not None
+            held.stdout.readline()
             self.sh(f"ip link add {here} type veth peer name {there} netns {held.pid}")
         finally:
             held.communicate()

@@ -46,10 +46,12 @@ SHARD_MS = {
 
 # A port of its own for every destination, or one for all; nothing comes in that was not asked for.
 _NAT = """
-table ip nat {{ chain post {{
-  type nat hook postrouting priority 100; policy accept;
-  oifname "wan0" masquerade {ports}
-}} }}
+table ip nat {{
+  chain post {{
+    type nat hook postrouting priority 100; policy accept;
+    oifname "wan0" masquerade {ports}
+  }}
+}}
 table ip firewall {{
   chain input {{
     type filter hook input priority 0; policy accept;

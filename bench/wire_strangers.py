@@ -341,6 +341,7 @@ class Doors:
             return await self._answered(rng)
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         with connection:
+            greeting.watch(connection)
             connection.connect(str(self.same_host._path(self.node.public)))
             if not fair and rng.random() < 0.5:
                 kind = _greet_badly(rng, connection, self._folder)
@@ -493,8 +494,8 @@ async def _end_of(connection: socket.socket) -> bytes:
 
 def _greet_badly(rng: random.Random, connection: socket.socket, folder: Path) -> str:
     hello = proof.hello(rng.randbytes(32))
-    kind = rng.choice(("hello", "short", "no memory", "unsealed", "small", "a file", "a socket"))
-    descriptors = [memory.create()]
+    kind = rng.choice(("hello", "short", "no memory", "two", "unsealed", "small", "a file", "a socket"))
+    descriptors = [memory.create() for _ in range(2 if kind == "two" else 1)]
     match kind:
         case "hello":
             hello = _other_bits(rng, hello[:16]) + hello[16:]

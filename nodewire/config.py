@@ -59,6 +59,7 @@ def parse_msat(text: str) -> int:
 
 Size = Annotated[int, BeforeValidator(parse_size), Field(ge=0)]
 Address = Annotated[str, Field(pattern=r"^[^\s]{1,255}:[0-9]{1,5}$")]
+SpliceAt = Annotated[str, Field(pattern=r"^splice:[0-9a-f]{64}@[^\s]{1,255}:[0-9]{1,5}$")]
 Coordinate = Annotated[str, Field(pattern=r"^388(40|41):[0-9a-f]{64}:[a-z0-9][a-z0-9._-]{0,63}$")]
 
 
@@ -121,7 +122,14 @@ class Role(File):
 class WireConfig(Section):
     listen: Address = "127.0.0.1:0"
     announce: tuple[Address, ...] = Field(default=(), max_length=8)
-    """Addresses that others reach this node by; the listening address if empty."""
+    """Addresses that others reach this node by. If empty: the listening address, or for one that stands for all of this
+    machine's, what can be found out."""
+    splices: tuple[SpliceAt, ...] = Field(default=(), max_length=8)
+    """Where others may meet this node; those whose ads the relays have if empty."""
+    upnp: bool = True
+    """Ask the router to open the port, where it is found out."""
+    private: bool = False
+    """Connect to private addresses that peers and splices' ads name: for a market in this network."""
     same_host: bool = True
     """Share memory with nodes that this user runs on this machine, in place of TLS."""
 

@@ -208,6 +208,10 @@ class Market:
                     self._snapshots.popitem(last=False)
             return self._snapshots[sha256]
 
+    def lists(self, public: str) -> bool:
+        """Whether a snapshot that was read lately lists this provider."""
+        return any(snapshot.node(public) is not None for snapshot in self._snapshots.values())
+
     async def commitments(self, body: Body) -> tuple[Committed, ...]:
         """The commitments that `body` certifies, with their chunk roots: all of them but the malformed ones.
 

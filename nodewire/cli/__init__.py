@@ -11,7 +11,22 @@ import typer
 from typer.core import TyperGroup
 
 from nodewire import __version__
-from nodewire.cli import ask, audit, bond, daemons, doctor, family, keys, models, net, policy, train, vocabulary, wallet
+from nodewire.cli import (
+    ask,
+    audit,
+    bond,
+    daemons,
+    doctor,
+    family,
+    keys,
+    models,
+    net,
+    policy,
+    splice,
+    train,
+    vocabulary,
+    wallet,
+)
 from nodewire.cli import committee as committees
 from nodewire.cli.output import CUSTOMERS, DEVELOPERS, OPERATORS, PlainFormatter, fail
 from nodewire.errors import BadConfig, NodewireError, first_of
@@ -38,7 +53,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for room in (ask, train, family, vocabulary, models, daemons, net, audit, doctor):
+for room in (ask, train, family, vocabulary, models, daemons, splice, net, audit, doctor):
     room.add_to(app)
 
 

@@ -17,6 +17,7 @@ from nodewire.pay.sim_bond_holder import SimBondHolder
 from nodewire.pay.sim_wallet import SimWallet
 from nodewire.wire import health_log
 from nodewire.wire.node import Node
+from nodewire.wire.reach.reach import Reach
 from nodewire.wire.shm import SameHost
 from nodewire.wire.spool import Spool
 from nodewire.worker.lasting import maker
@@ -45,6 +46,7 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
     spool = Spool(config.state / "spool", SPOOL_BYTES)
     stack.callback(spool.close)
     node = Node(keys, beside=SameHost(keys) if config.wire.same_host else None)
+    node.ladder = Reach(node, keys, pool, allow_private=config.wire.private)
     stack.push_async_callback(node.close)
     await stack.enter_async_context(health_log.kept(node.survey, config.state))
 

@@ -28,6 +28,7 @@ from nodewire.store.blobs import Blobs
 from nodewire.verify.inquiry import Inquiry
 from nodewire.wire import health_log
 from nodewire.wire.node import Node
+from nodewire.wire.reach.reach import Reach
 from nodewire.wire.shm import SameHost
 
 WARMING_S = 4.0
@@ -54,6 +55,7 @@ async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
     following = asyncio.create_task(market.follow())
     stack.callback(following.cancel)
     node = Node(seat.keys, beside=SameHost(seat.keys))
+    node.ladder = Reach(node, seat.keys, pool)
     stack.push_async_callback(node.close)
     await stack.enter_async_context(health_log.kept(node.survey, config.state))
     docket, library = Docket(market, pool), Library(market, pool)

@@ -6,22 +6,20 @@ author and name counts for people, the one that a beat names by id counts for a 
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, model_validator
 
 from nodewire.errors import BadEvent, BadInput, BadTag
 from nodewire.nostr.event import Event, sign
 from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds, tags
+from nodewire.protocol.address import WireAddress
 from nodewire.protocol.committee import HttpUrl, RelayUrl
 from nodewire.protocol.schema import Count, Hex32, Label, Msat, Name, Schema
 
 KIND = kinds.AD
 MAX_OFFERS = 1_024
-
-HostPort = Annotated[str, StringConstraints(pattern=r"^(\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9.-]{1,253}):[0-9]{1,5}$")]
-"""`host:port` or `[v6]:port`."""
 
 
 class TaskOffer(Schema):
@@ -48,7 +46,7 @@ class Ad(Schema):
     v: Literal[1] = 1
     name: Name
     manifests: tuple[ManifestOffer, ...] = Field(min_length=1, max_length=16)
-    wire: tuple[HostPort, ...] = Field(default=(), max_length=8)
+    wire: tuple[WireAddress, ...] = Field(default=(), max_length=8)
     lnurl: HttpUrl | Literal[""] = ""
     """The provider's LNURL-pay endpoint; empty where everything is free."""
     pow_bits: int = Field(default=0, ge=0, le=64)

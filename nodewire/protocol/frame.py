@@ -51,12 +51,13 @@ class Array:
         """
         if self.dtype not in ITEM_BYTES:
             raise BadFrame("dtype", f"{self.dtype[:20]!r} is not one of {', '.join(ITEM_BYTES)}")
-        if len(self.shape) > MAX_RANK or any(type(n) is not int or not 0 <= n < 2**40 for n in self.shape):
+        if len(self.shape) > MAX_RANK or [n for n in self.shape if type(n) is not int or not 0 <= n < 2**40]:
             raise BadFrame("shape", f"rank over {MAX_RANK} or a dimension out of range")
-        if self.nbytes > max_bytes:
-            raise TooLarge("tensor", f"{self.nbytes} bytes, at most {max_bytes}")
-        if self.nbytes != len(self.data):
-            raise BadFrame("shape", f"says {self.nbytes} bytes, {len(self.data)} came")
+        nbytes = self.nbytes
+        if nbytes > max_bytes:
+            raise TooLarge("tensor", f"{nbytes} bytes, at most {max_bytes}")
+        if nbytes != len(self.data):
+            raise BadFrame("shape", f"says {nbytes} bytes, {len(self.data)} came")
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,10 @@ AD = 31990
 BEAT = 11998
 TICKET = 28841
 WIRE_AUTH = 28842
+OFFER = 28843
+"""A rumor: how a node that cannot be dialled is met."""
+SPLICE = 28844
+"""What is asked of a splice; never published."""
 
 
 def result_of(request: int) -> int:

@@ -1,9 +1,9 @@
 """A provider makes a few acquaintances, so that it knows where it is before anybody plans with it.
 
 Network coordinates are learned on links (`nodewire.wire.survey`), and a provider that never worked has none. So it
-dials nodes of the newest snapshot, drawn at random, until it has eight links; a job's links count. Where its own
-addresses are public, it dials public ones only: strangers write ads, and must not have it knock at doors of its own
-network.
+dials nodes of the newest snapshot, drawn at random, until it has eight links; a job's links count. Unless all of its
+own addresses are private, it dials public ones only: strangers write ads, and must not have it knock at doors of its
+own network.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ class Acquaintance:
             del self._failed[peer]
 
     def _is_dialled(self, address: str) -> bool:
-        return _host(address) != "" and is_dialled(_host(address), allow_private=self._allow_private)
+        return is_dialled(_host(address), allow_private=self._allow_private)
 
 
-def is_public(address: str) -> bool:
-    """Whether "host:port" is a public address of the internet, or a name, which may well be one."""
+def is_private(address: str) -> bool:
+    """Whether "host:port" is an IP address that is not of the internet's."""
     host = _host(address)
-    return host != "" and (not _is_literal(host) or is_dialled(host, allow_private=False))
+    return is_dialled(host, allow_private=True) and not is_dialled(host, allow_private=False)
 
 
 def _host(address: str) -> str:
@@ -79,7 +79,3 @@ def _host(address: str) -> str:
         return parse_address(address)[0]
     except BadInput:
         return ""
-
-
-def _is_literal(host: str) -> bool:
-    return is_dialled(host, allow_private=True)

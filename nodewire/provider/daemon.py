@@ -163,6 +163,8 @@ class Provider:
 
     def _ticketed(self, event: Event) -> None:
         rumor = nip59.unwrap(event, self._keys)
+        if rumor.kind == kinds.OFFER:  # the node's own (`wire.reach`)
+            return
         if rumor.kind != kinds.TICKET:
             raise BadInput("kind", f"{rumor.kind} is not a ticket")
         if is_round_ticket(rumor.content):

@@ -27,7 +27,7 @@ from nodewire.pay.sim_wallet import SimWallet
 from nodewire.pay.till import Till
 from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
-from nodewire.provider.acquaintance import Acquaintance, is_public
+from nodewire.provider.acquaintance import Acquaintance, is_private
 from nodewire.provider.admission import Admission
 from nodewire.provider.announcing import Announcer, describe
 from nodewire.provider.bonding import Bonding
@@ -36,6 +36,7 @@ from nodewire.provider.daemon import SPOOL_EPOCHS, Provider
 from nodewire.provider.grants import Grants
 from nodewire.provider.holding import Holding, recall_from
 from nodewire.provider.kept import KeptWork
+from nodewire.provider.reaching import open_wire
 from nodewire.provider.serving import specialize
 from nodewire.provider.training.fedstr.serving import Fedstr
 from nodewire.provider.training.starting import open_training
@@ -131,12 +132,17 @@ async def _open_inference(
     holding = Holding(keys, market.committee, spool, Grants(pool, market.committee).of, recall)
     judges = [oracle.pubkey for oracle in market.committee.oracles]
     beside = SameHost(keys) if config.wire.same_host else None
-    node = Node(keys, on_control=controlled, holder=holding.show, judges=judges, beside=beside)
+    node = Node(
+        keys,
+        on_control=controlled,
+        holder=holding.show,
+        judges=judges,
+        expect=market.lists,
+        beside=beside,
+    )
     stack.push_async_callback(node.close)
     await stack.enter_async_context(health_log.kept(node.survey, config.state))
-    host, _, port = config.wire.listen.rpartition(":")
-    listening = await node.listen(host, int(port))
-    wire = config.wire.announce or (listening,)
+    wire = await open_wire(stack, config.wire, node, keys, pool)
 
     ad = describe(config, keys.public, served.values(), wire=wire, lnurl=lnurl, committee=market.committee_digest)
     holder = SimBondHolder(wallet)
@@ -147,7 +153,7 @@ async def _open_inference(
         stack.callback(presented.close)
         presenter = Presenter(keys, market.committee, pool, holder, presented, collects=True)
     announcer = Announcer(keys, pool, market, ad, served.values(), bonding, lambda: node.survey.place.claim.at)
-    meeting = asyncio.create_task(Acquaintance(node, market, allow_private=not any(map(is_public, wire))).run())
+    meeting = asyncio.create_task(Acquaintance(node, market, allow_private=all(map(is_private, wire))).run())
     stack.callback(meeting.cancel)
     committing = Committing(keys, pool, market.blobs, market, kept)
     verifying = Verifying(

@@ -104,6 +104,12 @@ def data(stream: int, packed: bytes, nbytes: int, arrays: Sequence[Array]) -> It
         kind, packed = Type.MORE, b""
 
 
+def whole(packed: bytes, nbytes: int, arrays: Sequence[Array]) -> list[Buffer]:
+    """The frame with the packed header, of one segment, while no other frame is under way."""
+    head = PREFIX.pack(VERSION, Type.DATA, 0, len(packed), nbytes) + packed
+    return _led([head, *(memoryview(array.data).cast("B") for array in arrays if len(array.data))])
+
+
 def _led(segment: list[Buffer]) -> list[Buffer]:
     """The segment with its header at the head of a full TLS record: one of its own costs more than a copy."""
     joined, room = [segment[0]], _RECORD_BYTES - len(segment[0])

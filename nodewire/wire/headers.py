@@ -138,7 +138,7 @@ def _header(job: str, edge: str, attempt: int, seq: object, key: bytes, tensors:
         raise BadFrame("seq", "not a count")
     if not isinstance(tensors, list) or len(tensors) > MAX_TENSORS:
         raise BadFrame("tensors", "not an array")
-    found = tuple(_parse_tensor(item) for item in tensors)
+    found = tuple([_parse_tensor(item) for item in tensors])
     _check_meta(meta)
     nbytes = _sum(found)
     if nbytes > MAX_FRAME_BYTES:
@@ -162,8 +162,9 @@ def _parse_tensor(item: object) -> tuple[str, tuple[int, ...]]:
         raise BadFrame("dtype", f"{str(dtype)[:20]!r} is not one of {', '.join(ITEM_BYTES)}")
     if not isinstance(shape, list) or len(shape) > MAX_RANK:
         raise BadFrame("shape", f"not an array of at most {MAX_RANK} dimensions")
-    if any(type(n) is not int or not 0 <= n < 2**40 for n in shape):
-        raise BadFrame("shape", "a dimension is out of range")
+    for n in shape:
+        if type(n) is not int or not 0 <= n < 2**40:
+            raise BadFrame("shape", "a dimension is out of range")
     return dtype, tuple(shape)
 
 

@@ -35,6 +35,10 @@ MAX_URGENT_BYTES = 2**20
 _TURNS_PER_WRITE = 8  # segments written before other links get the event loop
 
 
+Rung = Literal["address", "punch", "splice"]
+"""How a link came about: an address was dialled, both ends punched holes, or a splice joined them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Patience:
     """How long a node waits, in seconds."""
@@ -88,7 +92,7 @@ class Link(asyncio.BufferedProtocol):
         self._patience = patience
         self._unix_s = unix_s - self._loop.time()
         self.dialled = expected is not None
-        self.rung = "address"
+        self.rung: Rung = "address"
         self.peer = expected or ""
         self.ready: asyncio.Future[str] = self._loop.create_future()
         """The peer's key: for the dialler when it is welcome, for the listener when the peer has proven itself."""
@@ -179,6 +183,15 @@ class Link(asyncio.BufferedProtocol):
         transfer.done = lambda error: _settle(done, error)
         done.add_done_callback(lambda done: self._let_go(transfer) if done.cancelled() else None)
         return done
+
+    def send_at_once(self, packed: bytes, nbytes: int, arrays: Sequence[Array]) -> bool:
+        """`send` for a frame of one segment, if nothing is before it: the arrays' memory is free then."""
+        if nbytes > frames.SEGMENT_BYTES or not (self.is_open and self._writable and self._outbox.is_empty):
+            return False
+        self._write(frames.whole(packed, nbytes, arrays))
+        if not self._writable:
+            self._copy_pending()
+        return True
 
     def attend(self, job: str) -> None:
         """`job` is open on this link: heartbeats are frequent, silence ends it soon, and the path is made hot."""
@@ -381,7 +394,11 @@ class Link(asyncio.BufferedProtocol):
         self._channel.writelines(buffers)
 
     def _let_go(self, transfer: Transfer) -> None:
-        if self._outbox.release(transfer) and isinstance(self._channel, transport.Borrower):
+        if self._outbox.release(transfer):
+            self._copy_pending()
+
+    def _copy_pending(self) -> None:
+        if isinstance(self._channel, transport.Borrower):
             self._channel.copy_pending()
 
     def _is_busy(self) -> bool:

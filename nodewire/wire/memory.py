@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import weakref
 from collections import defaultdict
+from functools import lru_cache
 
 LEAST_BYTES = 131_072
 """What is smaller is not worth keeping."""
@@ -18,10 +19,13 @@ class Memory:
     """Of one node. What is handed out holds what was in it before; a frame is only read once all of it was written."""
 
     def __init__(self, idle_bytes: int = IDLE_BYTES) -> None:
-        self.idle_bytes = 0
         self._most = idle_bytes
         self._idle: defaultdict[int, list[mmap.mmap]] = defaultdict(list)
         self._lent: dict[int, weakref.ref[ctypes.Array[ctypes.c_char]]] = {}
+
+    @property
+    def idle_bytes(self) -> int:
+        return sum(size * len(blocks) for size, blocks in list(self._idle.items()))
 
     def take(self, nbytes: int) -> memoryview:
         """Bytes to be written over; they are free again when no view of them is left."""
@@ -29,12 +33,8 @@ class Memory:
             return memoryview(bytearray(nbytes))
         size = _size(nbytes)
         idle = self._idle[size]
-        if idle:
-            block = idle.pop()
-            self.idle_bytes -= size
-        else:
-            block = mmap.mmap(-1, size)
-        lent = (ctypes.c_char * size).from_buffer(block)
+        block = idle.pop() if idle else mmap.mmap(-1, size)
+        lent = _bytes(size).from_buffer(block)
         key = id(lent)
 
         def returned(_: object) -> None:
@@ -43,7 +43,6 @@ class Memory:
                 return
             if self.idle_bytes + size > self._most:  # what was kept is of other sizes
                 self.clear()
-            self.idle_bytes += size
             self._idle[size].append(block)
 
         self._lent[key] = weakref.ref(lent, returned)
@@ -52,7 +51,11 @@ class Memory:
     def clear(self) -> None:
         """Give back what nobody uses."""
         self._idle.clear()
-        self.idle_bytes = 0
+
+
+@lru_cache(maxsize=64)  # more than there are sizes up to a frame's limit
+def _bytes(size: int) -> type[ctypes.Array[ctypes.c_char]]:
+    return ctypes.c_char * size
 
 
 def _size(nbytes: int) -> int:

@@ -4,33 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from functools import partial
+from typing import Any, Protocol
 
 from nodewire.errors import BadInput, BadPeer, Busy, LinkLost, NodewireError, NotAllowed, NotFound, TimedOut
 from nodewire.nostr.keys import Keys
+from nodewire.protocol.address import SpliceAddress, is_splice
 from nodewire.strangers import Strangers
-from nodewire.wire import identity
+from nodewire.wire import identity, transport
 from nodewire.wire.early import Early
 from nodewire.wire.frames import DataHeader, Document
 from nodewire.wire.identity import Identity
 from nodewire.wire.keeping import KeptLink
-from nodewire.wire.link import Link, Patience
+from nodewire.wire.link import Link, Patience, Rung
 from nodewire.wire.mailbox import CANCEL, ERROR, GRACE_S, RESUME, JobMailbox, OnLost, Route, Tape
 from nodewire.wire.memory import Memory
 from nodewire.wire.presence import Presence
 from nodewire.wire.pull import PULL, Holder, Pulls
+from nodewire.wire.racing import Way, race
 from nodewire.wire.survey import PACE_S, Survey
+from nodewire.wire.tls import secured
 from nodewire.wire.transport import Arrival, Beside, Listener, TcpTls, Transport
 
 MAX_HALF_OPEN = 64
 """Connections that have not proven themselves. Those beyond go by `Strangers`; who has proven itself is none."""
 MAX_LINKS = 1_024
 MAX_ADDRESSES = 16
-MAX_DIALS = 64
-"""Of one peer, at a time."""
 _MAX_FENCES = 4_096
 _MAX_OVER = 4_096
 _RENEW_S = 86_400  # a certificate is replaced a day before it expires
@@ -42,8 +46,9 @@ class Node:
     """Listens, dials, and keeps at most one link to each peer.
 
     `admit(public key)` says who may link to us; `on_control(peer, document)` is given what is no open job's; `holder`
-    decides what those who pull get. However many others there are, `judges` may link and pull. `beside` is a way to
-    peers that is tried before their addresses.
+    decides what those who pull get. However many others there are, `judges` may link and pull. `expect(public key)`:
+    who may have us meet it at a splice, beside `judges` and who is in a job with us. `beside` is a way to peers that is
+    tried before their addresses; `ladder`, once set, knows the ways to peers that no address leads to.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class Node:
         on_control: Callable[[str, Document], None] = lambda peer, document: None,
         holder: Holder | None = None,
         judges: Collection[str] = (),
+        expect: Callable[[str], bool] = lambda peer: False,
         patience: Patience | None = None,
         transport: Transport | None = None,
         beside: Beside | None = None,
@@ -67,6 +73,8 @@ class Node:
         self._admit = admit
         self._on_control = on_control
         self._judges = frozenset(judges)
+        self._expect = expect
+        self.ladder: Ladder | None = None
         self._pulls = Pulls(self, holder, self._judges)
         self._presence = Presence(lambda request: self._jobs.get(request))
         self._patience = patience or Patience()
@@ -123,7 +131,8 @@ class Node:
         dial = self._dials.get(public)
         if dial is None:
             dial = self._dials[public] = _Dial()
-            dial.task = self._run(self._dial(dial, public, tuple(addresses)))
+            way = partial(self._any_way, public, tuple(addresses))
+            dial.task = self._run(self._dial(dial, public, way, ", ".join(addresses)))
         return await asyncio.shield(dial.found)
 
     def keep(self, public: str, addresses: Sequence[str]) -> KeptLink:
@@ -199,6 +208,69 @@ class Node:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # What a ladder calls (`wire.reach`).
+
+    def expects(self, peer: str) -> bool:
+        """Whether `peer` may ask to be met: a job, or this node itself, wants a link to it."""
+        return self._admit(peer) and (
+            peer in self._dials
+            or peer in self._judges
+            or self._expect(peer)
+            or any(peer in job.members for job in self._jobs.values())
+        )
+
+    async def secure(self, peer: str, connection: socket.socket, rung: Rung) -> Link:
+        """A link to `peer` over a connection to whoever it is, as the end that dials.
+
+        Raises:
+            BadPeer: somebody else is there.
+            NotAllowed, Busy: `peer` does not admit us.
+            LinkLost, TimedOut: whoever it is does not answer.
+        """
+        link = self._new_link(peer, self._identity())
+        link.rung = rung
+        try:
+            async with asyncio.timeout(self._patience.handshake_s):
+                await secured(connection, self._identity().client, link, is_server=False)
+                await link.ready
+        except BaseException as error:
+            link.abort(LinkLost(peer, "given up"))
+            if isinstance(error, TimeoutError):
+                raise TimedOut("handshake", f"nobody answers by {rung}") from error
+            if isinstance(error, OSError):
+                raise LinkLost(peer, str(error)[:200]) from error
+            raise
+        return link
+
+    async def serve(self, peer: str, connection: socket.socket, rung: Rung) -> Link:
+        """As `secure`, as the end that is dialled. The link is among `peers` when this returns."""
+        link = await self._proven(transport.TcpArrival(connection, ""))
+        if link.peer != peer:
+            error = BadPeer("npub", f"{link.peer} comes, {peer} was expected")
+            link.refuse(error)
+            raise error
+        link.rung = rung
+        await self._settle(link)
+        return link
+
+    async def meet(self, peer: str, way: Way) -> None:
+        """Link to `peer`, who has asked for it, as the end that dials; not if there is a link that lives."""
+        existing = self._links.get(peer)
+        if self._closed or (existing is not None and await existing.is_alive()):
+            return
+        dial = self._dials.get(peer)
+        if dial is None:
+            dial = self._dials[peer] = _Dial()
+            dial.task = self._run(self._dial(dial, peer, way, "a splice"))
+            await asyncio.wait([dial.task])
+            return
+        link = await way()
+        if self._dials.get(peer) is not dial:
+            link.end(NotAllowed("link", "another way was first"))
+            return
+        self._install(link)
+        self._announce(link)
 
     # What mailboxes call.
 
@@ -346,29 +418,43 @@ class Node:
 
     async def _serve(self, arrival: Arrival) -> None:
         """Have a stranger prove itself in time, then decide whether it may stay."""
+        try:
+            link = await self._proven(arrival)
+        except NodewireError:
+            return
+        finally:
+            task = asyncio.current_task()
+            assert task is not None
+            self._strangers.leave(task)
+        with suppress(NodewireError):
+            await self._settle(link)
+
+    async def _proven(self, arrival: Arrival) -> Link:
+        """A link whose peer has proven itself, in time. Raises BadPeer."""
         shown = self._identity()
-        link = Link(self, self._keys, shown, self._patience, self._unix_s())
+        link = self._new_link(None, shown)
         try:
             async with asyncio.timeout(self._patience.handshake_s):
                 await arrival.accept(link, shown)
                 await link.ready
         except (OSError, TimeoutError, NodewireError) as error:
-            link.abort(BadPeer("handshake", str(error)[:200]))
-            return
+            failure = BadPeer("handshake", str(error)[:200] or "took too long")
+            link.abort(failure)
+            raise failure from error
         except asyncio.CancelledError:
             link.abort(LinkLost(self.public, "the node closes, or needs the room"))
             raise
-        finally:
-            task = asyncio.current_task()
-            assert task is not None
-            self._strangers.leave(task)
-        try:
-            await self._settle(link)
-        except NodewireError as error:
-            link.refuse(error)
+        return link
 
     async def _settle(self, link: Link) -> None:
-        """Welcome a proven peer, unless there is a link to it already. Raises NotAllowed, Busy."""
+        """Welcome a proven peer, unless there is a link to it already. Raises NotAllowed, Busy: it was told so."""
+        try:
+            await self._welcome(link)
+        except NodewireError as error:
+            link.refuse(error)
+            raise
+
+    async def _welcome(self, link: Link) -> None:
         if link.peer == self.public or not self._admit(link.peer):
             raise NotAllowed("npub", f"{link.peer} is not admitted")
         while link.error is None:
@@ -404,14 +490,14 @@ class Node:
             if link.peer in job.members and link.is_open:
                 job.linked(link)
 
-    async def _dial(self, dial: _Dial, public: str, addresses: Sequence[str]) -> None:
+    async def _dial(self, dial: _Dial, public: str, way: Way, where: str) -> None:
         try:
             async with asyncio.timeout(self._patience.dial_s):
-                link = await self._near(public) or await self._race(public, addresses)
+                link = await way()
             self._install(link)
             self._announce(link)
         except TimeoutError:
-            dial.fail(TimedOut("dial", f"{public} did not answer at {', '.join(addresses)[:200]}"))
+            dial.fail(TimedOut("dial", f"{public} did not answer at {where[:200]}"))
         except NodewireError as error:
             dial.fail(error)
         except asyncio.CancelledError:
@@ -422,11 +508,24 @@ class Node:
             if self._dials.get(public) is dial:
                 del self._dials[public]
 
+    async def _any_way(self, public: str, addresses: Sequence[str]) -> Link:
+        """The link of the first way to a peer. Raises as `race`; LinkLost: there is none that this node can go."""
+        if (near := await self._near(public)) is not None:
+            return near
+        dials = [partial(self._attempt, public, address) for address in addresses if not is_splice(address)]
+        splices = [SpliceAddress.parse(address) for address in addresses if is_splice(address)]
+        ways: list[Way] = [*dials]
+        if splices and self.ladder is not None:
+            ways.append(partial(self.ladder.link, public, splices))
+        if not ways:
+            raise LinkLost(public, "can be met at a splice only, and this node makes no offers")
+        return await race(ways, dials, self._patience)
+
     async def _near(self, public: str) -> Link | None:
         """A link that needs no address, if there is a way to the peer and the peer answers there soon."""
         if self._beside is None or not self._beside.knows(public):
             return None
-        link = Link(self, self._keys, self._identity(), self._patience, self._unix_s(), expected=public)
+        link = self._new_link(public, self._identity())
         try:
             async with asyncio.timeout(self._patience.again_s):
                 await self._beside.dial(public, link)
@@ -440,38 +539,8 @@ class Node:
             raise
         return link
 
-    async def _race(self, public: str, addresses: Sequence[str]) -> Link:
-        """Dial one address after another, not waiting long for the one before, and all of them again while none
-        answers; the first that proves itself wins."""
-        waiting = list(addresses)
-        attempts: list[asyncio.Task[Link]] = []
-        under_way: set[asyncio.Task[Link]] = set()
-        winner: Link | None = None
-        failures: list[NodewireError] = []
-        try:
-            while waiting or under_way:
-                if waiting:
-                    attempts.append(asyncio.create_task(self._attempt(public, waiting.pop(0))))
-                    under_way.add(attempts[-1])
-                patience_s = self._patience.stagger_s if waiting else self._patience.again_s
-                done, under_way = await asyncio.wait(under_way, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
-                if not done and not waiting and len(under_way) + len(addresses) <= MAX_DIALS:
-                    waiting.extend(addresses)
-                for attempt in done:
-                    try:
-                        winner = attempt.result()
-                        return winner
-                    except NodewireError as error:
-                        failures.append(error)
-        finally:
-            for attempt in attempts:
-                if not attempt.cancel() and attempt.exception() is None and attempt.result() is not winner:
-                    attempt.result().end(NotAllowed("link", "another address was first"))
-        # A stranger at an address says more than an address where nobody is.
-        raise next((failure for failure in failures if not isinstance(failure, LinkLost)), failures[0])
-
     async def _attempt(self, public: str, address: str) -> Link:
-        link = Link(self, self._keys, self._identity(), self._patience, self._unix_s(), expected=public)
+        link = self._new_link(public, self._identity())
         try:
             await self._transport.dial(address, link, self._identity())
             await link.ready
@@ -480,11 +549,20 @@ class Node:
             raise
         return link
 
+    def _new_link(self, expected: str | None, shown: Identity) -> Link:
+        return Link(self, self._keys, shown, self._patience, self._unix_s(), expected=expected)
+
     def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+class Ladder(Protocol):
+    """What makes links to peers that can be met only (`wire.reach`)."""
+
+    async def link(self, peer: str, splices: Sequence[SpliceAddress]) -> Link: ...
 
 
 class _Dial:

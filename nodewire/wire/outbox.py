@@ -27,6 +27,10 @@ class Outbox:
         self._given: list[Transfer] = []
         self._streams = deque(range(frames.MAX_STREAMS))
 
+    @property
+    def is_empty(self) -> bool:
+        return not (self._urgent or self._active or self._waiting or self._given)
+
     def hurry(self, frame: bytes) -> None:
         """To go before all segments."""
         self._urgent.append(frame)

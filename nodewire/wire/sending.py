@@ -110,6 +110,8 @@ class Sender:
         Raises:
             LinkLost, NotFound, NodewireError: as JobMailbox.put.
         """
+        if self._send_at_once(outgoing, parcel):
+            return
         seq = parcel.frame.seq
         while lacking := [window for window in outgoing.windows.values() if window.lacks(seq)]:
             sends = [self._advance(outgoing, window, seq, parcel) for window in lacking]
@@ -119,6 +121,20 @@ class Sender:
             for outcome in await asyncio.gather(*sends, return_exceptions=True):
                 if outcome is not None:
                     raise outcome
+
+    def _send_at_once(self, outgoing: Outgoing, parcel: Parcel) -> bool:
+        """What mostly happens: there is one consumer, and nothing is in the way."""
+        if len(outgoing.windows) != 1:
+            return False
+        (window,) = outgoing.windows.values()
+        turns, seq = self._turns.get(window), parcel.frame.seq
+        if window.next_seq != seq or not window.fits(parcel.cost) or (turns is not None and turns.one.locked()):
+            return False
+        link = self._exchange.open_link(window.consumer)
+        if link is None or not link.send_at_once(parcel.packed, parcel.nbytes, parcel.frame.tensors):
+            return False
+        window.send(seq, parcel.cost)
+        return True
 
     def catch_up(self, outgoing: Outgoing, window: Window) -> None:
         """Send a consumer in the background what it lacks of what has been put."""

@@ -119,9 +119,8 @@ class TcpTls:
         raise failed
 
     def _choose(self, connection: socket.socket) -> None:
-        if self._congestion is not None and hasattr(socket, "TCP_CONGESTION"):
-            with suppress(OSError):  # not in this kernel, or not allowed: its own choice works, too
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, self._congestion.encode())
+        if self._congestion is not None:
+            choose_congestion(connection, self._congestion)
 
     async def listen(self, host: str, port: int, arrived: Callable[[Arrival], None]) -> Listener:
         loop = asyncio.get_running_loop()
@@ -150,14 +149,16 @@ class _TcpListener:
                 _log.warning("accept: %s", _words(error))
                 await asyncio.sleep(0.05)
                 continue
-            arrived(_TcpArrival(connection, whence[0]))
+            arrived(TcpArrival(connection, whence[0]))
 
     def close(self) -> None:
         self._task.cancel()
         self._task.add_done_callback(lambda _: self._socket.close())
 
 
-class _TcpArrival:
+class TcpArrival:
+    """A TCP connection whose other end dials us, wherever it comes from."""
+
     def __init__(self, connection: socket.socket, address: str) -> None:
         self._socket = connection
         self.address = address
@@ -167,6 +168,13 @@ class _TcpArrival:
 
     def refuse(self) -> None:
         self._socket.close()
+
+
+def choose_congestion(connection: socket.socket, name: str = CONGESTION) -> None:
+    """Set a socket's congestion control before it is connected, where the kernel has it."""
+    if hasattr(socket, "TCP_CONGESTION"):
+        with suppress(OSError):  # not in this kernel, or not allowed: its own choice works, too
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
 
 
 def tune(channel: asyncio.BaseTransport) -> None:

@@ -58,6 +58,8 @@ GUESTS = {
     "gil": Stall([], ["graph.1"], FAST_US, bond_msat=2_000_000),
     "hal": Stall([], ["graph.0"], FAST_US, bond_msat=2_000_000),
 }
+WIRE = "[wire]\nprivate = true"
+"""Whoever is met here is met on this machine."""
 DECODER_MSAT, ENCODER_MSAT = 3_001, 1_009
 
 
@@ -202,7 +204,7 @@ class RunningMarket:
             "private_endpoints": True,
             **changes,
         }
-        return self._write(name, [*_toml(lines), *self._wallet(), '[worker]\nmemory = "60MB"'])
+        return self._write(name, [*_toml(lines), *self._wallet(), '[worker]\nmemory = "60MB"', WIRE])
 
     @asynccontextmanager
     async def customer(self, name: str, **changes: Any) -> AsyncIterator[Customer]:
@@ -301,7 +303,7 @@ class RunningMarket:
                 if tasks
             ]
             bond = ["[bond]", *_toml({"amount_msat": stall.bond_msat})]
-            self._write(name, [*_toml(lines), *self._wallet(), *bond, '[worker]\nmemory = "60MB"', *serve])
+            self._write(name, [*_toml(lines), *self._wallet(), *bond, '[worker]\nmemory = "60MB"', WIRE, *serve])
 
     async def _until_all_are_live(self) -> None:
         await self.until(self.is_free(*STALLS))

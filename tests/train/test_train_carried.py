@@ -246,7 +246,7 @@ def test_a_snapshot_far_off_the_rounds_way_is_refused_with_fragments():
     off = segments.recomputed(
         done.trainer, claim, theta, done.shards[0], 10, 1, lambda i: segments.show(shown[i]), packed, begun
     )
-    assert off == float("inf")
+    assert off > 1.0
 
 
 @pytest.mark.parametrize("form", [FEEDBACK, FRAGMENTS, BOTH])

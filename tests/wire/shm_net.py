@@ -21,9 +21,11 @@ def name_of(net: Net, public: str) -> Path:
     return SameHost(Keys.generate(), net.folder)._path(public)
 
 
-def connected(net: Net, node: Node) -> socket.socket:
+def connected(net: Net, node: Node, *, watched: bool = True, at: Path | None = None) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    connection.connect(str(name_of(net, node.public)))
+    if watched:
+        greeting.watch(connection)
+    connection.connect(str(at or name_of(net, node.public)))
     return connection
 
 
@@ -37,8 +39,8 @@ class Hand:
     greeted: Greeted
 
     @classmethod
-    async def greet(cls, net: Net, node: Node, keys: Keys | None = None) -> "Hand":
-        connection = connected(net, node)
+    async def greet(cls, net: Net, node: Node, keys: Keys | None = None, *, watched: bool = True) -> "Hand":
+        connection = connected(net, node, watched=watched)
         return cls(keys or Keys.generate(), node.public, connection, await greeting.greet(connection, node.public))
 
     @classmethod

@@ -109,6 +109,19 @@ class Handovers(RuleBasedStateMachine):
         self.queue.append(self.under_way)
         self.under_way = None
 
+    @precondition(lambda self: self.is_linked and self.under_way is None)
+    @rule(size=st.sampled_from([2**20, 5 * 2**20, LIMIT]))
+    def flows(self, size):
+        """All that may come comes, and is not read: how windows become full."""
+        self.put(size)
+        while self.to_producer:
+            self.hears()
+        while self.next is not None:
+            self.send()
+        while self.to_consumer:
+            self.begins()
+            self.ends()
+
     @precondition(lambda self: self.queue)
     @rule()
     def get(self):

@@ -1,11 +1,13 @@
 """A link's health in numbers, and the log of it that survives restarts."""
 
+import socket
 import sqlite3
+import sys
 
 import pytest
 
 from nodewire.errors import BadConfig, LinkLost
-from nodewire.wire import health_log
+from nodewire.wire import health_log, tcp_info
 from nodewire.wire.health import MAX_ENDINGS, Health, RoundTrips
 from nodewire.wire.health_log import KEPT_S, NAME, SAMPLE_S, HealthLog, kept
 from nodewire.wire.survey import Survey
@@ -146,3 +148,27 @@ async def test_a_node_begins_where_it_was_and_goes_on_where_nothing_can_be_writt
     before = fresh.place
     async with kept(fresh, tmp_path / "nowhere"):
         assert fresh.place == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells")
+def test_the_kernel_counts_what_a_connection_sent():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        with socket.create_connection(listening.getsockname()) as one:
+            other, _ = listening.accept()
+            with other:
+                before = tcp_info.of(one)
+                for _ in range(8):
+                    one.sendall(b"x" * 100_000)
+                    other.recv(100_000, socket.MSG_WAITALL)
+                after = tcp_info.of(one)
+                assert before.segments == before.retransmitted == 0
+                assert after.segments >= 8 and after.retransmitted <= after.segments
+                assert after.bytes_per_s > 0
+        assert tcp_info.of(one) is None  # closed
+
+
+def test_what_is_no_tcp_and_a_struct_of_an_old_kernel_say_nothing():
+    left, right = socket.socketpair()
+    with left, right:
+        assert tcp_info.of(left) is None
+    assert tcp_info.parse(bytes(160)) is None

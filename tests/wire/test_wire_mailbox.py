@@ -271,6 +271,34 @@ async def test_a_slow_consumer_holds_its_producer_and_nobody_else(net):
     flooding.cancel()
 
 
+async def test_memory_is_free_after_put_even_if_the_socket_was_full(net):
+    a, keys = await net.node(), Keys.generate()
+    raw = await net.proven(a, keys)
+    mine = a.open_job(JOB, {"e": Route(a.public, (keys.public,))})
+    mine._edges.outgoing["e"].windows[keys.public].grant(2**40)
+    raw.writer.transport.pause_reading()
+
+    async def produce():
+        for seq in range(100):
+            data = bytearray([seq]) * 200_000
+            await mine.put(Frame("e", seq, (array(data),)))
+            data[:] = bytes(len(data))
+
+    producing = asyncio.create_task(produce())
+    await until(lambda: not a.peers[keys.public]._writable)
+    raw.writer.transport.resume_reading()
+    seq = 0
+    while seq < 100:
+        _, kind, stream, header, payload = frames.PREFIX.unpack(await raw.reader.readexactly(16))
+        body = await raw.reader.readexactly(header + payload)
+        if kind == frames.Type.PING:
+            raw.send(frames.pong(stream))
+        if kind == frames.Type.DATA:
+            assert body[header:] == bytes([seq]) * 200_000
+            seq += 1
+    await producing
+
+
 async def test_urgent_frames_pass_a_long_tensor(net):
     a, b = await net.pair()
     mine, theirs = (node.open_job(JOB, echo_routes(a, b)) for node in (a, b))

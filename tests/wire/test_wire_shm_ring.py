@@ -1,10 +1,11 @@
-"""The rings of shared memory, without processes: whatever the order of writing and reading, the same bytes come out."""
+"""Shared memory without processes: in any order of steps the same bytes come out; lies do nothing."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewire.errors import BadFrame
+from nodewire.errors import BadFrame, BadPeer
+from nodewire.wire.shm import proof
 from nodewire.wire.shm.ring import Inflow, Outflow
 
 SIZE = 64
@@ -70,3 +71,38 @@ def test_a_writer_that_wrote_more_than_there_is_room_for_or_takes_back_is_refuse
         into.written(lie)
     assert refused.value.field == "written"
     assert into.waiting == 10
+
+
+COUNTS = st.integers(0, 3 * SIZE) | st.integers(0, 2**64 - 1)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["written", "taken", "write", "read"]), COUNTS), max_size=100))
+def test_whatever_a_peer_says_nobody_reads_or_writes_beyond_the_ring(said):
+    out, _, memory = ring()
+    into = Inflow(memoryview(memory))
+    for what, count in said:
+        before = (out.free, into.waiting)
+        try:
+            match what:
+                case "written":
+                    into.written(count)
+                case "taken":
+                    out.taken(count)
+                case "write":
+                    out.write(memoryview(bytes(min(count, 2 * SIZE))))
+                case "read":
+                    into.read_into(memoryview(bytearray(min(count, 2 * SIZE))))
+        except BadFrame:
+            assert what in ("written", "taken")
+            assert (out.free, into.waiting) == before
+        assert 0 <= out.free <= SIZE
+        assert 0 <= into.waiting <= SIZE
+
+
+@given(st.binary(max_size=100) | st.binary(min_size=31, max_size=33).map(proof.hello))
+def test_what_comes_first_is_a_greeting_or_refused(data):
+    if len(data) == proof.HELLO_BYTES and data.startswith(proof.MAGIC):
+        assert proof.hello(proof.parse_hello(data)) == data
+    else:
+        with pytest.raises(BadPeer, match="hello"):
+            proof.parse_hello(data)

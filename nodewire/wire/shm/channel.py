@@ -21,7 +21,6 @@ from nodewire.wire.shm.ring import Buffer
 
 _RECORD = struct.Struct("!QQ")
 _READ_BYTES = 256 * _RECORD.size
-_WRITTEN_BYTES = 65_536  # until they are said at once: the other end takes them while this one goes on
 _TAKEN_BYTES = RING_BYTES // 4  # until they are said, if nothing else is
 _CLOSE_S = 1.0  # for a peer to take what was written before the end
 
@@ -51,7 +50,6 @@ class SharedChannel(asyncio.Transport):
         self._paused = False
         self._closing = self._gone = False
         self._said = (0, 0)
-        self._saying: asyncio.Handle | None = None
         self._is_full = False
         self._timer: asyncio.TimerHandle | None = None
         protocol.connection_made(self)
@@ -83,7 +81,7 @@ class SharedChannel(asyncio.Transport):
             return
         self._pending.extend(memoryview(data) for data in list_of_data)
         self._fill()
-        self._say_soon()
+        self._say()
         if self._pending and not self._paused:
             self._paused = True
             self._protocol.pause_writing()
@@ -161,17 +159,7 @@ class SharedChannel(asyncio.Transport):
             self._paused = False
             self._protocol.resume_writing()
 
-    def _say_soon(self) -> None:
-        """Say how much was written: at once if it is much, else with what else this turn of the loop writes."""
-        if self._out.written - self._said[0] >= _WRITTEN_BYTES:
-            self._say()
-        elif self._saying is None:
-            self._saying = self._loop.call_soon(self._say)
-
     def _say(self) -> None:
-        if self._saying is not None:
-            self._saying.cancel()
-            self._saying = None
         now = (self._out.written, self._into.taken)
         if self._gone or now == self._said:
             return

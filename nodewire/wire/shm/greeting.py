@@ -33,20 +33,20 @@ async def greet(connection: socket.socket, listener: str) -> Greeted:
         LinkLost: the other end hung up.
         OSError: no memory, or no connection.
     """
-    there = _of_this_user(connection)
     descriptor = memory.create()
     try:
         nonce = os.urandom(proof.NONCE_BYTES)
         socket.send_fds(connection, [proof.hello(nonce)], [descriptor])
-        await _readable(connection)
-        answer = connection.recv(proof.REPLY_BYTES)
+        answer, there, surplus = await _received(connection, proof.REPLY_BYTES)
+        for other in surplus:
+            os.close(other)
         if len(answer) != proof.REPLY_BYTES:
             raise LinkLost("shared memory", "the listener hung up")
         said = proof.transcript(
             listener,
             nonce,
             answer[: proof.NONCE_BYTES],
-            listener_pid=there.pid,
+            listener_pid=_of_this_user(there),
             dialler_pid=os.getpid(),
             inode=os.fstat(descriptor).st_ino,
         )
@@ -63,18 +63,12 @@ async def answer(connection: socket.socket, keys: Keys) -> Greeted:
         BadPeer: what came is no greeting, or from another user, or its memory could be taken away again.
         OSError: no connection.
     """
-    there = _of_this_user(connection)
-    await _readable(connection)
-    # Ordinary recvmsg hands a program that is started meanwhile the descriptor, too.
-    data, extra, _, _ = connection.recvmsg(proof.HELLO_BYTES, socket.CMSG_LEN(_DESCRIPTOR), socket.MSG_CMSG_CLOEXEC)
-    descriptors = array.array("i")
-    for level, kind, found in extra:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            descriptors.frombytes(found[: len(found) - len(found) % _DESCRIPTOR])
+    data, there, descriptors = await _received(connection, proof.HELLO_BYTES)
     try:
         dialler_nonce = proof.parse_hello(data)
         if len(descriptors) != 1:
-            raise BadPeer("memory", "none came with the greeting")
+            raise BadPeer("memory", f"{len(descriptors)} came with the greeting, not one")
+        pid = _of_this_user(there)
         memory.check(descriptors[0])
         nonce = os.urandom(proof.NONCE_BYTES)
         said = proof.transcript(
@@ -82,7 +76,7 @@ async def answer(connection: socket.socket, keys: Keys) -> Greeted:
             dialler_nonce,
             nonce,
             listener_pid=os.getpid(),
-            dialler_pid=there.pid,
+            dialler_pid=pid,
             inode=os.fstat(descriptors[0]).st_ino,
         )
         mapping = Mapping(descriptors[0], dialled=False)
@@ -97,18 +91,33 @@ async def answer(connection: socket.socket, keys: Keys) -> Greeted:
     return Greeted(mapping, said)
 
 
-def _of_this_user(connection: socket.socket) -> proof.Peer:
-    there = proof.peer(connection)
-    if there.uid != os.geteuid():
-        raise BadPeer("user", f"of another user, {there.uid}")
-    return there
+def watch(connection: socket.socket) -> None:
+    """Have the kernel say who sends what. Raises OSError."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
 
 
-async def _readable(connection: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
+def _of_this_user(credentials: bytes) -> int:
+    """The process id of whoever has sent something. Raises BadPeer."""
+    sender = proof.sender(credentials)
+    if sender.uid != os.geteuid():
+        raise BadPeer("user", f"of another user, {sender.uid}")
+    return sender.pid
+
+
+async def _received(connection: socket.socket, most: int) -> tuple[bytes, bytes, array.array[int]]:
+    """The next message: up to `most` bytes of it, its sender's credentials, and descriptors, which are the caller's."""
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(connection, ready.set)
     try:
         await ready.wait()
     finally:
         loop.remove_reader(connection)
+    room = socket.CMSG_SPACE(proof.CREDENTIALS_BYTES) + socket.CMSG_SPACE(_DESCRIPTOR)
+    data, extra, _, _ = connection.recvmsg(most, room, socket.MSG_CMSG_CLOEXEC)
+    credentials, descriptors = b"", array.array("i")
+    for level, kind, found in extra:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+            credentials = found
+        elif (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.frombytes(found[: len(found) - len(found) % _DESCRIPTOR])
+    return data, credentials, descriptors

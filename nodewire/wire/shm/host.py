@@ -68,6 +68,7 @@ class SameHost:
             self._check_folder()
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
             try:
+                greeting.watch(connection)
                 connection.connect(bytes(self._path(public)))
                 await self._open(connection, greeting.greet(connection, public), protocol)
             except BaseException:
@@ -130,6 +131,7 @@ class _HostListener:
         fresh = path.with_name(f"{path.name}.{os.getpid()}")
         try:
             fresh.unlink(missing_ok=True)
+            greeting.watch(self._socket)  # what it accepts inherits that
             self._socket.bind(bytes(fresh))
             self._socket.listen(_BACKLOG)
             self._inode = fresh.lstat().st_ino

@@ -6,15 +6,14 @@
        |--- CONTROL {"t": "auth", ...} through the memory --->|
 
 The listener signs (BIP-340) the tagged hash of a transcript: its public key, both nonces, the inode of the memory, and
-the process ids of both ends. Neither end is told the other's process id: the kernel says who connected and who listens
-(SO_PEERCRED). A third process that passes messages on between two honest ones is thus itself in the transcript of
-both, and they do not agree. The dialler's proof is the event that it sends over TLS, with the hash of the transcript
-in place of the certificate's.
+the process ids of both ends. Neither end is told the other's: the kernel says with each message which process has sent
+it (SCM_CREDENTIALS). A third process that passes messages on between two honest ones is thus itself in the transcripts
+of both, which do not agree. The dialler's proof is the event that it sends over TLS, with the hash of the transcript in
+place of the certificate's.
 """
 
 from __future__ import annotations
 
-import socket
 import struct
 from typing import NamedTuple
 
@@ -31,21 +30,23 @@ SIGNATURE_BYTES = 64
 REPLY_BYTES = NONCE_BYTES + SIGNATURE_BYTES
 
 _CREDENTIALS = struct.Struct("=iII")
+CREDENTIALS_BYTES = _CREDENTIALS.size
 _PLACE = struct.Struct("!IIQ")
 
 
-class Peer(NamedTuple):
-    """The process at the other end, by the kernel's word; `pid` is 0 if it is not visible from here."""
+class Sender(NamedTuple):
+    """The process that has sent a message, by the kernel's word; `pid` is 0 if it is not visible from here."""
 
     pid: int
     uid: int
 
 
-def peer(connection: socket.socket) -> Peer:
-    """Who had this socket when it was connected, or began to listen."""
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(found)
-    return Peer(pid, uid)
+def sender(credentials: bytes) -> Sender:
+    """Who has sent what came with `credentials`. Raises BadPeer."""
+    if len(credentials) != CREDENTIALS_BYTES:
+        raise BadPeer("user", "the kernel does not say who it is")
+    pid, uid, _ = _CREDENTIALS.unpack(credentials)
+    return Sender(pid, uid)
 
 
 def hello(nonce: bytes) -> bytes:

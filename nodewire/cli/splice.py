@@ -1,0 +1,78 @@
+"""`nodewire splice`: join nodes that cannot dial each other, on a machine that all of them can reach."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nodewire.cli.daemons import run_until_stopped
+from nodewire.cli.output import OPERATORS, Json
+from nodewire.config import parse_size
+from nodewire.errors import BadConfig, BadInput, NodewireError
+
+_EVERY_S = 3_600.0
+log = logging.getLogger("nodewire.splice")
+
+
+def splice(
+    key: Annotated[Path, typer.Option(help="The splice's nsec, made if missing.")],
+    relay: Annotated[list[str], typer.Option(help="A relay where it is announced; repeat for more.")],
+    listen: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0:7790",
+    announce: Annotated[
+        list[str] | None, typer.Option(help="host:port that others reach it by; the listening address if not given.")
+    ] = None,
+    friend: Annotated[list[str] | None, typer.Option(help="npub of a key that has no limits; repeat for more.")] = None,
+    rate: Annotated[str, typer.Option(help="Bytes per second that a pair of strangers may send.")] = "4MB",
+    most: Annotated[str, typer.Option(help="Bytes that a pair of strangers may send in all.")] = "16GB",
+    name: Annotated[str, typer.Option(help="The ad's name.")] = "splice",
+    json: Json = False,
+) -> None:
+    """Run a splice: it joins two connections and carries bytes that it cannot read. Free, within limits."""
+    from nodewire.nostr.keys import Keys, from_npub
+    from nodewire.nostr.pool import Pool
+    from nodewire.protocol import splice as splices
+    from nodewire.wire.reach.splicer import Limits, Splicer
+
+    host, _, port = listen.rpartition(":")
+    if not host or not (port.isascii() and port.isdecimal()):
+        raise BadConfig("--listen", f"{listen!r} is not host:port")
+    try:
+        limits = Limits(bytes_per_s=parse_size(rate), most_bytes=parse_size(most))
+    except ValueError as error:
+        raise BadInput("--rate or --most", str(error)) from error
+
+    async def start(stack: AsyncExitStack) -> dict[str, Any]:
+        keys = Keys.from_file(key)
+        pool = await stack.enter_async_context(Pool(relay, keys=keys))
+        splicer = Splicer(keys.public, friends=[from_npub(one) for one in friend or ()], strangers=limits)
+        stack.push_async_callback(splicer.close)
+        listening = await splicer.listen(host.strip("[]"), int(port))
+        at = tuple(announce or (listening,))
+        if not announce and host in ("0.0.0.0", "[::]"):
+            raise BadConfig("--announce", "where do others reach it? It listens on all addresses of this machine")
+        ad = splices.Splice(name=name, at=at, bytes_per_s=limits.bytes_per_s, most_bytes=limits.most_bytes)
+
+        async def announcing() -> None:
+            while True:
+                try:
+                    await pool.publish(splices.build(keys, ad, created_at=int(time.time())))
+                except NodewireError as error:
+                    log.warning("the ad is not out: %s", error)
+                await asyncio.sleep(_EVERY_S)
+
+        task = asyncio.create_task(announcing())
+        stack.callback(task.cancel)
+        addresses = [f"splice:{keys.public}@{one}" for one in at]
+        return {"ready": "splice", "npub": keys.npub, "addresses": addresses}
+
+    run_until_stopped(start, json)
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(rich_help_panel=OPERATORS)(splice)

@@ -1,0 +1,75 @@
+"""Where a node is reached: `host:port` is dialled; `splice:<public key>@host:port` is a splice to be met at.
+
+A splice (NIPS.md, section 10.8) joins two connections for nodes that cannot be dialled. Who has such an address wants
+an offer by its relays first.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, StringConstraints
+
+from nodewire.errors import BadInput
+
+_HOST = r"(\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9.-]{1,253})"
+_SPLICE = "splice:"
+
+HostPort = Annotated[str, StringConstraints(pattern=rf"^{_HOST}:[0-9]{{1,5}}$")]
+"""`host:port` or `[v6]:port`."""
+
+
+def ip_port(text: str) -> tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int]:
+    """Address and port of `v4:port` or `[v6]:port`. Raises ValueError."""
+    host, _, port = text.rpartition(":")
+    if len(text) > 60 or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 65_536:
+        raise ValueError(f"{text[:60]!r} is not an IP address with a port")
+    bracketed = host.startswith("[") and host.endswith("]")
+    ip = ipaddress.ip_address(host[1:-1] if bracketed else host)
+    if bracketed != (ip.version == 6) or "%" in host:
+        raise ValueError(f"{text[:60]!r} is not an IP address with a port")
+    return ip, int(port)
+
+
+def written(host: str, port: int) -> str:
+    """`host:port`, or `[v6]:port`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _is_ip_port(text: str) -> str:
+    ip_port(text)
+    return text
+
+
+IpPort = Annotated[str, AfterValidator(_is_ip_port)]
+"""`v4:port` or `[v6]:port`: no name, so no resolver is asked for it."""
+SpliceText = Annotated[str, StringConstraints(pattern=rf"^{_SPLICE}[0-9a-f]{{64}}@{_HOST}:[0-9]{{1,5}}$")]
+WireAddress = Annotated[
+    str, StringConstraints(pattern=rf"^({_SPLICE}[0-9a-f]{{64}}@)?{_HOST}:[0-9]{{1,5}}$", max_length=340)
+]
+
+
+@dataclass(frozen=True, slots=True)
+class SpliceAddress:
+    """A splice's key, and where it is dialled (`host:port`)."""
+
+    public: str
+    at: str
+
+    def __str__(self) -> str:
+        return f"{_SPLICE}{self.public}@{self.at}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises BadInput."""
+        public, _, at = text.removeprefix(_SPLICE).partition("@")
+        is_key = len(public) == 64 and all(digit in "0123456789abcdef" for digit in public)
+        if not is_splice(text) or not is_key or not at:
+            raise BadInput("address", f"{text[:80]!r} is not splice:<public key>@host:port")
+        return cls(public, at)
+
+
+def is_splice(text: str) -> bool:
+    return text.startswith(_SPLICE)

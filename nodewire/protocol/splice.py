@@ -1,0 +1,92 @@
+"""Splices as events: the ad by which one is found (kind 31990), and what an end asks of it (28844). NIPS.md, "Reach".
+
+Ad: `d` = name, `k` = 28844; content = the document as JSON. A request to a splice is never published: tags `p` = the
+splice, `room` = 64 hex digits that only the two ends know (absent if the end only asks how it is seen), a `salt`, and
+`v` = 1.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from nodewire.errors import BadEvent, BadInput, BadPeer, BadTag, BadVersion
+from nodewire.nostr import event as events
+from nodewire.nostr.event import Event, sign
+from nodewire.nostr.keys import Keys
+from nodewire.protocol import kinds, tags
+from nodewire.protocol.address import HostPort
+from nodewire.protocol.schema import Count, Label, Name, Schema
+
+VERSION = "1"
+MAX_REQUEST_BYTES = 1_024
+CLOCK_SKEW_S = 60
+
+
+class Splice(Schema):
+    """What a splice does for keys that it does not know; it is free, and less for nobody."""
+
+    MAX_BYTES: ClassVar[int] = 4_096
+    ERROR: ClassVar[type[BadInput]] = BadEvent
+
+    v: Literal[1] = 1
+    name: Name
+    at: tuple[HostPort, ...] = Field(min_length=1, max_length=4)
+    bytes_per_s: int = Field(ge=1, le=2**40)
+    """Of one pair, both ways together."""
+    most_bytes: Count
+    """That one pair may send before it has to meet again."""
+    region: Label = ""
+
+
+def build(keys: Keys, splice: Splice, *, created_at: int) -> Event:
+    said = [("d", splice.name), ("k", str(kinds.SPLICE))]
+    return sign(keys, kinds.AD, created_at=created_at, content=splice.to_json(), tags=said)
+
+
+def parse(event: Event) -> Splice:
+    """The splice in a verified event.
+
+    Raises:
+        BadEvent, BadTag, BadVersion, TooLarge: it is malformed, or its tags contradict its document.
+    """
+    tags.check_kind(event, kinds.AD)
+    splice = Splice.parse(event.content)
+    if tags.text(event, "d") != splice.name:
+        raise BadTag("d", "not the splice's name")
+    if event.values("k") != [str(kinds.SPLICE)]:
+        raise BadTag("k", f"does not name {kinds.SPLICE}")
+    return splice
+
+
+def request(keys: Keys, splice: str, room: str | None, *, salt: str, now_s: float) -> Event:
+    """What `keys` ask of the splice with the public key `splice`: to be met in `room`, or only how it sees them.
+
+    `salt` tells requests of the same second apart.
+    """
+    rooms = [["room", room]] if room is not None else []
+    said = [["p", splice], *rooms, ["salt", salt], ["v", VERSION]]
+    return sign(keys, kinds.SPLICE, created_at=int(now_s), tags=said)
+
+
+def check_request(data: bytes, splice: str, now_s: float) -> tuple[Event, str | None]:
+    """The request in JSON, verified, and its room.
+
+    Raises:
+        BadPeer: malformed, ill-signed, for another splice, or over 60 s old or early.
+        BadVersion: its `v` is not ours.
+    """
+    try:
+        event = events.parse(data, max_bytes=MAX_REQUEST_BYTES)
+        tags.check_kind(event, kinds.SPLICE)
+        room = tags.hex32(event, "room") if event.values("room") else None
+    except BadInput as error:
+        raise BadPeer(error.field, error.reason) from error
+    if event.tag("v") != VERSION:
+        raise BadVersion.of(event.tag("v"), VERSION)
+    if event.values("p") != [splice]:
+        raise BadPeer("p", "made for another splice")
+    if abs(event.created_at - now_s) > CLOCK_SKEW_S:
+        raise BadPeer("created_at", f"not within {CLOCK_SKEW_S} s of now")
+    return event, room

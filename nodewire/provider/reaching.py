@@ -1,0 +1,58 @@
+"""A provider on the wire: where it listens, what its ad says of that, and how it is met if nobody can dial it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+
+from nodewire.config import WireConfig
+from nodewire.errors import BadConfig, NodewireError
+from nodewire.nostr.keys import Keys
+from nodewire.nostr.pool import Pool
+from nodewire.protocol.address import SpliceAddress, is_splice
+from nodewire.wire.node import Node
+from nodewire.wire.reach import announcing
+from nodewire.wire.reach.reach import Reach
+
+log = logging.getLogger("nodewire.provider")
+_ALL = ("0.0.0.0", "::")
+
+
+async def open_wire(stack: AsyncExitStack, config: WireConfig, node: Node, keys: Keys, pool: Pool) -> tuple[str, ...]:
+    """Listen, and hear offers; the addresses for the ad.
+
+    Raises:
+        BadConfig: it listens on all addresses of this machine, none of which can be reached, nor is there a splice.
+    """
+    host, _, port = config.listen.rpartition(":")
+    host = host.strip("[]")
+    listening = await node.listen(host, int(port))
+    wire = config.announce or (listening,)
+    if host in _ALL and not config.announce:
+        wire = await _found(stack, config, listening, keys, pool)
+    here = [SpliceAddress.parse(address) for address in wire if is_splice(address)]
+    node.ladder = Reach(node, keys, pool, here=here, allow_private=config.private)
+    return wire
+
+
+async def _found(stack: AsyncExitStack, config: WireConfig, listening: str, keys: Keys, pool: Pool) -> tuple[str, ...]:
+    splices = tuple(SpliceAddress.parse(address) for address in config.splices)
+    if not splices:
+        try:
+            splices = await announcing.find(pool)
+        except NodewireError as error:
+            log.warning("no splice is looked for: %s", error)
+    seen = await announcing.look(splices, keys, allow_private=config.private)
+    wire, mapping = await announcing.addresses(listening, seen, upnp=config.upnp)
+    if mapping is not None:
+        stack.push_async_callback(mapping.close)
+        keeping = asyncio.create_task(mapping.keep())
+        stack.callback(keeping.cancel)
+    if not wire:
+        raise BadConfig(
+            "wire.listen",
+            f"{config.listen}: no way leads here. The router opens no port, and {seen.refused or 'no splice answers'}:"
+            " name the address that leads here in [wire] announce, or a splice in [wire] splices",
+        )
+    return wire

@@ -1,0 +1,66 @@
+"""Which rung of the ladder holds from here, and what an operator can do for a better one. For `nodewire doctor`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from nodewire.errors import NodewireError
+from nodewire.nostr.keys import Keys
+from nodewire.protocol.address import SpliceAddress, ip_port
+from nodewire.wire.reach.announcing import Finds, Outlook, find, look
+from nodewire.wire.reach.upnp import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """`rung`: the best one by which others reach a node here; `words`: that, and what to change."""
+
+    rung: Literal["address", "upnp", "punch", "splice", "none"]
+    words: str
+    outlook: Outlook
+
+
+async def examine(
+    relays: Finds,
+    keys: Keys,
+    port: int,
+    *,
+    splices: Sequence[SpliceAddress] = (),
+    upnp: bool = True,
+    allow_private: bool = False,
+) -> Examined:
+    """Look from this machine, for a node that would listen at `port`: by `splices`, or those that the relays know.
+
+    A port that the router opens for this is closed again. It takes a few seconds and raises nothing: what does not work
+    is in the words.
+    """
+    lacking = ""
+    if not splices:
+        try:
+            splices = await find(relays)
+        except NodewireError as error:
+            lacking = f"the relays name none ({error})"
+    seen = await look(splices, keys, allow_private=allow_private)
+    if seen.nat == "none":
+        return Examined("address", f"this machine is public, at {ip_port(seen.seen[0])[0]}", seen)
+    closed = "UPnP is switched off"
+    if upnp:
+        try:
+            mapping = await Mapping.open(port)
+        except NodewireError as error:
+            closed = error.reason
+        else:
+            await mapping.close()
+            return Examined("upnp", f"the router opens {mapping.address} by UPnP", seen)
+    better = f"Better: open TCP port {port} in the router and set [wire] announce, or switch on its UPnP ({closed})"
+    if not seen.splices:
+        return Examined("none", f"no way here is known: {lacking or seen.refused}. {better}", seen)
+    shown = f"{', '.join(sorted(set(seen.seen)))} to {len(seen.splices)} splice{'s' * (len(seen.splices) > 1)}"
+    if seen.nat == "symmetric":
+        words = f"the router shows everybody another port ({shown}), so only splices lead here"
+        return Examined("splice", f"{words}. {better}", seen)
+    sure = "" if seen.nat == "cone" else ", if it shows others the same; a second splice would tell"
+    words = f"holes can be punched through the router, which shows {shown}{sure}"
+    return Examined("punch", f"{words}. {better}", seen)

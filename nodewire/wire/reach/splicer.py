@@ -1,0 +1,299 @@
+"""A splice: joins the connections of two nodes that cannot dial each other, and carries bytes that it cannot read.
+
+It takes signed requests only and does nothing for anybody but wait and copy. What strangers get is free and limited, by
+key and by address; keys that the operator names get more. NIPS.md, section 10.8.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass
+
+from nodewire.errors import BadPeer, Busy, LinkLost, NodewireError, NotAllowed, TimedOut
+from nodewire.protocol import splice as splices
+from nodewire.protocol.address import written
+from nodewire.strangers import Strangers, origin_of
+from nodewire.wire.reach.allowance import AtATime, Meter, PerMinute
+from nodewire.wire.reach.splice import LENGTH_BYTES, message, read
+
+MAX_HALF_OPEN = 64
+"""Connections that have asked for nothing yet."""
+MAX_WAITING = 512
+"""Ends whose other end is not there yet. Of too many the oldest goes of the address that has most."""
+MAX_PAIRS = 512
+ADDRESS_PER_MINUTE = 240
+ADDRESS_PAIRS = 64
+"""Of one address, behind which many may live."""
+REQUEST_S = 5.0
+WAIT_S = 20.0
+IDLE_S = 60.0
+LAST_WORDS_S = 2.0
+"""That one end may go on when the other has hung up."""
+_MAX_SEEN = 8_192
+_BUFFER_BYTES = 65_536
+_BACKLOG = 128
+
+_log = logging.getLogger("nodewire.splice")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one key gets."""
+
+    requests_per_minute: int = 60
+    waiting: int = 8
+    pairs: int = 16
+    """At a time."""
+    bytes_per_s: int = 4_000_000
+    """Of a pair, both ways together."""
+    most_bytes: int = 16 * 10**9
+    """Of a pair."""
+
+
+STRANGERS = Limits()
+FRIENDS = Limits(requests_per_minute=600, waiting=64, pairs=64, bytes_per_s=125_000_000, most_bytes=2**53 - 1)
+
+
+class Splicer:
+    """A splice with the public key `public`. `friends` have limits of their own, and so has who meets one."""
+
+    def __init__(
+        self,
+        public: str,
+        *,
+        friends: Collection[str] = (),
+        strangers: Limits = STRANGERS,
+        friend: Limits = FRIENDS,
+        wait_s: float = WAIT_S,
+        idle_s: float = IDLE_S,
+        unix_s: Callable[[], float] = time.time,
+    ) -> None:
+        self.public = public
+        self._friends = frozenset(friends)
+        self._limits = {False: strangers, True: friend}
+        self._wait_s = wait_s
+        self._idle_s = idle_s
+        self._unix_s = unix_s
+        self._half_open: Strangers[asyncio.Task[None]] = Strangers(MAX_HALF_OPEN)
+        self._crowd: Strangers[_Guest] = Strangers(MAX_WAITING)
+        self._rooms: dict[str, _Guest] = {}
+        self._pairs = 0
+        self._rates = PerMinute()
+        self._waiting = AtATime("rooms")
+        self._paired = AtATime("pairs")
+        self._seen: OrderedDict[str, None] = OrderedDict()
+        self._listening: list[socket.socket] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def listen(self, host: str = "0.0.0.0", port: int = 0) -> str:
+        """Serve on an address (port 0: any free one), and say which. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        listening = socket.create_server(found[0][4][:2], family=found[0][0], backlog=_BACKLOG)
+        listening.setblocking(False)
+        self._listening.append(listening)
+        self._run(self._accept(listening))
+        return written(*listening.getsockname()[:2])
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for listening in self._listening:
+            listening.close()
+
+    async def _accept(self, listening: socket.socket) -> None:
+        while True:
+            try:
+                connection, whence = await asyncio.get_running_loop().sock_accept(listening)
+            except OSError as error:  # out of descriptors, or an end that left at once: the port stays open
+                _log.warning("accept: %s", error)
+                await asyncio.sleep(0.05)
+                continue
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            task = self._run(self._serve(connection, written(*whence[:2]), whence[0]))
+            displaced = self._half_open.enter(task, whence[0])
+            if displaced is not None:
+                displaced.cancel()
+
+    async def _serve(self, connection: socket.socket, seen: str, address: str) -> None:
+        """One end, until it is refused, gone, or in the hands of who came second."""
+        loop, this = asyncio.get_running_loop(), asyncio.current_task()
+        assert this is not None
+        guest: _Guest | None = None
+        try:
+            try:
+                async with asyncio.timeout(REQUEST_S):
+                    key, room = await self._asked(connection, address)
+                    await loop.sock_sendall(connection, message({"seen": seen}))
+            finally:
+                self._half_open.leave(this)
+            if room is None:
+                return
+            guest = _Guest(connection, key, address)
+            other = self._rooms.pop(room, None)
+            if other is not None and other.key != key and not other.is_gone:
+                await self._join(guest, other)
+            else:
+                if other is not None:
+                    other.gone(NotAllowed("room", "you came again"))
+                await self._wait(guest, room)
+        except NodewireError as error:
+            _log.debug("%s: %s", address, error)
+            with suppress(OSError):
+                connection.send(message(error))  # it fits, or the end does not read
+        except (OSError, TimeoutError) as error:
+            _log.debug("%s: %s", address, error)
+        finally:
+            if guest is None or not guest.handed_over:
+                connection.close()
+
+    async def _asked(self, connection: socket.socket, address: str) -> tuple[str, str | None]:
+        """Who asks, and for which room. Raises BadPeer, BadVersion, Busy."""
+        length = int.from_bytes(await read(connection, LENGTH_BYTES), "big")
+        if length > splices.MAX_REQUEST_BYTES:
+            raise BadPeer("request", f"{length} bytes, at most {splices.MAX_REQUEST_BYTES}")
+        data = await read(connection, length)
+        self._rates.take(origin_of(address), ADDRESS_PER_MINUTE)
+        event, room = splices.check_request(data, self.public, self._unix_s())
+        self._rates.take(event.pubkey, self._of(event.pubkey).requests_per_minute)
+        if event.id in self._seen:
+            raise BadPeer("request", "was made before")
+        self._seen[event.id] = None
+        while len(self._seen) > _MAX_SEEN:
+            self._seen.popitem(last=False)
+        return event.pubkey, room
+
+    async def _wait(self, guest: _Guest, room: str) -> None:
+        """Until the other end is there. Raises Busy, TimedOut, LinkLost."""
+        self._waiting.take(guest.key, self._of(guest.key).waiting)
+        self._rooms[room] = guest
+        displaced = self._crowd.enter(guest, guest.address)
+        if displaced is not None:
+            displaced.gone(Busy("rooms", "others need the room"))
+        guest.watch()
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await guest.met
+        except TimeoutError:
+            guest.is_gone = True
+            raise TimedOut("room", f"nobody came within {self._wait_s:g} s") from None
+        finally:
+            guest.unwatch()
+            self._crowd.leave(guest)
+            self._waiting.give(guest.key)
+            if self._rooms.get(room) is guest:
+                del self._rooms[room]
+
+    async def _join(self, guest: _Guest, other: _Guest) -> None:
+        """Carry what either says to the other. Raises Busy: one of them has too many pairs, or the splice has."""
+        ends = (guest, other)
+        shares = {one.key: self._of(one.key).pairs for one in ends}
+        shares |= {origin_of(one.address): ADDRESS_PAIRS for one in ends}
+        taken: list[str] = []
+        other.meets()
+        try:
+            if self._pairs >= MAX_PAIRS:
+                raise Busy("pairs", f"{MAX_PAIRS} at a time")
+            for name, most in shares.items():
+                self._paired.take(name, most)
+                taken.append(name)
+            limits = [self._of(one.key) for one in ends]
+            meter = Meter(max(one.bytes_per_s for one in limits), max(one.most_bytes for one in limits))
+            self._pairs += 1
+            try:
+                await self._carry(guest.connection, other.connection, meter)
+            finally:
+                self._pairs -= 1
+        except NodewireError as error:
+            with suppress(OSError):
+                other.connection.send(message(error))
+            raise
+        finally:
+            for name in taken:
+                self._paired.give(name)
+            other.connection.close()
+
+    async def _carry(self, one: socket.socket, other: socket.socket, meter: Meter) -> None:
+        loop = asyncio.get_running_loop()
+        for end in (one, other):
+            await loop.sock_sendall(end, message({"met": True}))
+        ways = {asyncio.create_task(_copy(one, other, meter)), asyncio.create_task(_copy(other, one, meter))}
+        pending = ways
+        try:
+            while pending:
+                is_over = len(pending) < len(ways)
+                done, pending = await asyncio.wait(
+                    pending,
+                    timeout=LAST_WORDS_S if is_over else self._idle_s,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if any(way.exception() is not None for way in done):
+                    return
+                if not done and (is_over or loop.time() - meter.at_s >= self._idle_s):
+                    return
+        finally:
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+            _log.debug("a pair is over after %d bytes", meter.nbytes)
+
+    def _of(self, key: str) -> Limits:
+        return self._limits[key in self._friends]
+
+    def _run(self, work: asyncio._CoroutineLike[None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+class _Guest:
+    """An end that waits."""
+
+    def __init__(self, connection: socket.socket, key: str, address: str) -> None:
+        self.connection = connection
+        self.key = key
+        self.address = address
+        self.met: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.is_gone = False
+        self.handed_over = False
+        """The connection is somebody else's to close."""
+
+    def watch(self) -> None:
+        """Whoever stirs while it waits has hung up, or speaks before its time."""
+        asyncio.get_running_loop().add_reader(
+            self.connection.fileno(), self.gone, LinkLost("end", "hung up, or spoke too early")
+        )
+
+    def unwatch(self) -> None:
+        if not self.handed_over:
+            asyncio.get_running_loop().remove_reader(self.connection.fileno())
+
+    def meets(self) -> None:
+        """The other end is there, and whoever serves it has the connection from now on."""
+        self.unwatch()
+        self.handed_over = True
+        if not self.met.done():
+            self.met.set_result(None)
+
+    def gone(self, error: NodewireError) -> None:
+        self.unwatch()
+        self.is_gone = True
+        if not self.met.done():
+            self.met.set_exception(error)
+
+
+async def _copy(source: socket.socket, sink: socket.socket, meter: Meter) -> None:
+    """Until `source` hangs up; `sink` is told so."""
+    loop, memory = asyncio.get_running_loop(), memoryview(bytearray(_BUFFER_BYTES))
+    while nbytes := await loop.sock_recv_into(source, memory):
+        await meter.spend(nbytes)
+        await loop.sock_sendall(sink, memory[:nbytes])
+    sink.shutdown(socket.SHUT_WR)

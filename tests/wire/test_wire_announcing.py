@@ -1,0 +1,112 @@
+"""What a node finds out about its place, from what splices say that they see."""
+
+import asyncio
+
+import pytest
+
+from nodewire.errors import NotFound
+from nodewire.nostr.keys import Keys
+from nodewire.protocol import splice as splices
+from nodewire.protocol.address import SpliceAddress
+from nodewire.wire.reach import announcing, examining
+from nodewire.wire.reach.splice import message
+
+OUTSIDE = "198.51.100.7"
+
+
+@pytest.fixture
+async def seen_as():
+    """Makes splices that see every connection as they are told."""
+    servers = []
+
+    async def one(seen: str | None) -> SpliceAddress:
+        async def serve(reader, writer):
+            await reader.readexactly(int.from_bytes(await reader.readexactly(2), "big"))
+            host, port = writer.get_extra_info("peername")
+            writer.write(message({"seen": seen or f"{host}:{port}"}))
+            writer.close()
+
+        servers.append(await asyncio.start_server(serve, "127.0.0.1"))
+        host, port = servers[-1].sockets[0].getsockname()
+        return SpliceAddress(Keys.generate().public, f"{host}:{port}")
+
+    yield one
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def router(monkeypatch):
+    """The words of a router without UPnP."""
+
+    async def refuses(port):
+        raise NotFound("UPnP", "no router answers")
+
+    monkeypatch.setattr(announcing.Mapping, "open", refuses)
+
+
+async def look(*addresses: SpliceAddress) -> announcing.Outlook:
+    return await announcing.look(addresses, Keys.generate(), allow_private=True)
+
+
+CASES = {
+    "none": (None, None),
+    "cone": (f"{OUTSIDE}:4000", f"{OUTSIDE}:4000"),
+    "symmetric": (f"{OUTSIDE}:4000", f"{OUTSIDE}:4001"),
+    "unknown": (f"{OUTSIDE}:4000",),
+}
+
+
+@pytest.mark.parametrize("nat", CASES)
+async def test_the_kind_of_router_follows_from_what_splices_see(seen_as, router, nat):
+    here = [await seen_as(seen) for seen in CASES[nat]]
+    seen = await look(*here)
+    assert seen.nat == nat
+    assert set(seen.splices) == set(here)
+    found, mapping = await announcing.addresses("0.0.0.0:4000", seen)
+    assert mapping is None
+    assert set(found) == {str(address) for address in here} | ({"127.0.0.1:4000"} if nat == "none" else set())
+
+
+async def test_splices_that_are_gone_are_not_announced(seen_as, router):
+    gone, here = SpliceAddress(Keys.generate().public, "127.0.0.1:9"), await seen_as(f"{OUTSIDE}:4000")
+    seen = await look(gone, here)
+    assert seen.splices == (here,)
+    assert (await look(gone)).refused
+    assert await announcing.addresses("0.0.0.0:4000", await look(gone)) == ((), None)
+    assert await announcing.addresses("0.0.0.0:4000", await look()) == ((), None)
+
+
+class _Relays:
+    """Ads that a relay has."""
+
+    def __init__(self, *events):
+        self._events = events
+
+    async def fetch(self, filters, timeout_s=0.0):
+        return list(self._events)
+
+
+async def test_splices_are_found_by_their_ads_and_malformed_ads_passed_over():
+    keys = Keys.generate()
+    good = splices.Splice(name="s", at=("example.org:7790", "[2001:db8::1]:7790"), bytes_per_s=1, most_bytes=1)
+    event = splices.build(keys, good, created_at=1)
+    other = splices.build(keys, good.model_copy(update={"name": "t"}), created_at=1)
+    bad = type(event)(other.id, other.pubkey, other.created_at, other.kind, event.tags, other.content, other.sig)
+    assert await announcing.find(_Relays(bad, event)) == tuple(SpliceAddress(keys.public, at) for at in good.at)
+
+
+@pytest.mark.parametrize(
+    ("nat", "rung"), [("none", "address"), ("cone", "punch"), ("symmetric", "splice"), ("unknown", "punch")]
+)
+async def test_an_operator_is_told_the_rung_and_what_to_change(seen_as, monkeypatch, router, nat, rung):
+    monkeypatch.setattr(examining.Mapping, "open", announcing.Mapping.open)
+    here = [await seen_as(seen) for seen in CASES[nat]]
+    found = await examining.examine(_Relays(), Keys.generate(), 4_000, splices=here, allow_private=True)
+    assert found.rung == rung
+    assert rung == "address" or "TCP port 4000" in found.words
+
+
+async def test_without_splices_no_way_is_known(router):
+    found = await examining.examine(_Relays(), Keys.generate(), 4_000)
+    assert (found.rung, found.outlook.splices) == ("none", ())
