@@ -39,8 +39,9 @@ from processes.saying import say
 
 SIZES, QUICK_SIZES = (4, 16, 64, 256), (2, 8)
 ROUNDS = 3
-MOST_EVENTS, MOST_EVENT_BYTES = 9.0, 16_000.0
-"""Of a provider and round: a share of the request, a ticket or more, feedback, result, audit and answer, receipts."""
+MOST_EVENTS, MOST_EVENT_BYTES = 9.0, 24_000.0
+"""Of a provider and round: a share of the request, a ticket or more, feedback, result, audit and answer, receipts;
+3.6 kB of it are the result, which is small enough to stand in its event."""
 MOST_KB, STATES = 400.0, 16
 MOST_VALIDATION = 0.5
 MOST_ROUND_S_A_PROVIDER = 0.25

@@ -28,6 +28,13 @@ _SHARED = ipaddress.ip_network("100.64.0.0/10")
 """RFC 6598: between a carrier's NAT and its customers."""
 _ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 """Documentation's addresses: to ask for a route, nothing is sent there."""
+_ALL = ("0.0.0.0", "::")
+_RUNGS = {
+    "address": "dialled at its address",
+    "upnp": "dialled at the router's address",
+    "punch": "by holes punched through routers",
+    "splice": "by splices only",
+}
 _PROC = Path("/proc/sys/net/ipv4")
 _ANSWER_S = 5.0
 
@@ -38,10 +45,12 @@ def checks(role: AnyRole) -> list[Check]:
         found.append(("clock", partial(_clock, role.blossom)))
     if isinstance(role, ProviderConfig) and role.serve:
         found.append((f"wire, listening at {role.wire.listen}", partial(_listening, role.wire.listen)))
-        announced = role.wire.announce or (role.wire.listen,)
+        looks = not role.wire.announce and _parsed(role.wire.listen)[0] in _ALL
         is_open = any(_is_public(urlsplit(url).hostname or "") for url in role.relays)
-        for address in announced:
+        for address in () if looks else role.wire.announce or (role.wire.listen,):
             found.append((f"wire, announced as {address}", partial(_announced, address, is_open)))
+        if looks:
+            found.append(("ways for others to reach it", partial(_ways, role)))
     found.append(("links so far", partial(_links, role.state)))
     return found
 
@@ -124,6 +133,28 @@ async def _announced(address: str, is_open: bool) -> str:
         f"; this machine is {own[0]} inside, so the router must forward port {port} to it" if _is_behind(own) else ""
     )
     return f"a public address{behind}"
+
+
+async def _ways(role: ProviderConfig) -> str:
+    """The best rung of the ladder that holds from here, and what would be better, as its daemon would find out."""
+    from nodewire.nostr.keys import Keys
+    from nodewire.nostr.pool import Pool
+    from nodewire.protocol.address import SpliceAddress
+    from nodewire.wire.reach.examining import examine
+
+    keys, wire = Keys.from_file(role.key), role.wire
+    async with Pool(role.relays, keys=keys) as pool:
+        found = await examine(
+            pool,
+            keys,
+            _parsed(wire.listen)[1],
+            splices=[SpliceAddress.parse(one) for one in wire.splices],
+            upnp=wire.upnp,
+            allow_private=wire.private,
+        )
+    if found.rung == "none":
+        raise NotFound("wire", found.words)
+    return f"{_RUNGS[found.rung]}: {found.words}"
 
 
 async def _links(state: Path) -> str:

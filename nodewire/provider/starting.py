@@ -153,7 +153,8 @@ async def _open_inference(
         stack.callback(presented.close)
         presenter = Presenter(keys, market.committee, pool, holder, presented, collects=True)
     announcer = Announcer(keys, pool, market, ad, served.values(), bonding, lambda: node.survey.place.claim.at)
-    meeting = asyncio.create_task(Acquaintance(node, market, allow_private=all(map(is_private, wire))).run())
+    private = config.wire.private or all(map(is_private, wire))
+    meeting = asyncio.create_task(Acquaintance(node, market, allow_private=private).run())
     stack.callback(meeting.cancel)
     committing = Committing(keys, pool, market.blobs, market, kept)
     verifying = Verifying(

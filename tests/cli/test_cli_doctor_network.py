@@ -9,9 +9,12 @@ from aiohttp import web
 
 from nodewire.cli import doctor_network
 from nodewire.cli.doctor_network import CLOCK_S, LOSSY_PPM
+from nodewire.config import ProviderConfig
 from nodewire.errors import BadConfig, LinkLost, NotFound
+from nodewire.nostr.keys import Keys
 from nodewire.wire.health import Health
 from nodewire.wire.health_log import NAME, HealthLog
+from nodewire.wire.reach.splicer import Splicer
 from nodewire.wire.tcp_info import TcpInfo
 from nodewire.wire.vivaldi import Claim
 
@@ -107,3 +110,37 @@ async def test_another_congestion_control_is_suggested_only_where_most_links_los
 
 async def test_the_kernel_is_never_a_fault():
     assert await doctor_network._kernel()
+
+
+@pytest.fixture
+def provider(tmp_path):
+    """A provider's configuration that listens on all addresses and knows these splices."""
+
+    def configured(*splices):
+        (tmp_path / "provider.toml").write_text(
+            'key = "k"\nstate = "s"\nrelays = ["ws://127.0.0.1:9"]\nblossom = ["http://b"]\n'
+            f'committee = "38841:{"0" * 64}:main"\n'
+            '[wallet]\nurl = "http://w"\ntoken_file = "t"\n'
+            f'[wire]\nlisten = "0.0.0.0:4000"\nsplices = {list(splices)}\nupnp = false\nprivate = true\n'
+            f'[[serve]]\nmanifest = "38840:{"0" * 64}:tiny"\ntasks = ["driver"]\nprice_msat = 1\n'
+        )
+        return ProviderConfig.load(tmp_path / "provider.toml")
+
+    return configured
+
+
+async def test_who_listens_everywhere_is_told_by_which_way_others_come(provider):
+    splicer = Splicer(Keys.generate().public)
+    try:
+        at = await splicer.listen("127.0.0.1", 0)
+        role = provider(f"splice:{splicer.public}@{at}")
+        assert {what for what, _ in doctor_network.checks(role)} >= {"ways for others to reach it"}
+        assert (await doctor_network._ways(role)).startswith("dialled at its address")
+    finally:
+        await splicer.close()
+
+
+async def test_who_listens_everywhere_and_has_no_way_is_told_what_to_open(provider):
+    nobody = f"splice:{Keys.generate().public}@127.0.0.1:9"
+    with pytest.raises(NotFound, match="open TCP port 4000 in the router"):
+        await doctor_network._ways(provider(nobody))

@@ -11,6 +11,7 @@ from nodewire.customer.training import pacing
 from nodewire.customer.training.choosing import Need, deal, grouped
 from nodewire.customer.training.costing import Record, record_of
 from nodewire.customer.training.events import Judged, Lost, Opened, Published, Received, ResultCame
+from nodewire.protocol.round import MAX_ASSIGNED
 from nodewire.protocol.trainer import Trainer
 from tests.customer.test_training_carrying import BLOB, after, row
 
@@ -147,3 +148,10 @@ def test_requests_name_nobody_twice_and_one_round_before_for_all():
     assert grouped({0: "ada", 1: "bea"}, {}) == [(None, [0, 1])]
     assert grouped({0: "ada", 1: "ada", 2: "bea"}, {}) == [(None, [0, 2]), (None, [1])]
     assert grouped({0: "ada", 1: "bea", 2: "cyd"}, {"ada": "r1", "cyd": "r1"}) == [("r1", [0, 2]), (None, [1])]
+
+
+def test_a_round_of_more_shards_than_a_request_may_have_is_asked_for_by_several():
+    dealt = {index: f"provider {index}" for index in range(2 * MAX_ASSIGNED + 1)}
+    groups = grouped(dealt, {"provider 0": "r1"})
+    assert [len(indices) for _, indices in groups] == [1, MAX_ASSIGNED, MAX_ASSIGNED]
+    assert sorted(index for _, indices in groups for index in indices) == list(dealt)

@@ -28,7 +28,8 @@ ANSWER_S = 20.0
 """Within which a provider must answer a request."""
 FIND_S = 30.0
 """For how long providers are looked for."""
-_TICKET_S = 1.0
+_TICKET_S, _MOST_TICKET_S = 1.0, 4.0
+"""Until a ticket is sent again; each time after twice as long."""
 UNDER_WAY = ("asked", "working", "delivered")
 """Shards at somebody who may be free when they are done."""
 _LOOK_S = 0.05
@@ -161,7 +162,7 @@ async def call(course: Course, request: str, provider: str) -> None:
     """Send the ticket, again and again: relays keep none."""
     keys, pool = course.session.keys, course.session.pool
     ticket = course.state.debts[request, provider].row.ticket
-    until_s = time.monotonic() + ANSWER_S
+    until_s, pause_s = time.monotonic() + ANSWER_S, _TICKET_S
     while time.monotonic() < until_s:
         now_s = int(time.time())
         rumor = nip59.rumor(keys.public, kinds.TICKET, created_at=now_s, content=ticket)
@@ -169,7 +170,8 @@ async def call(course: Course, request: str, provider: str) -> None:
             await pool.publish(nip59.wrap(rumor, keys, provider, now_s=now_s, ephemeral=True), timeout_s=5.0)
         except NodewireError as error:
             log.debug("ticket: %s", error)
-        await asyncio.sleep(_TICKET_S)
+        await asyncio.sleep(min(pause_s, max(0.0, until_s - time.monotonic())))
+        pause_s = min(2 * pause_s, _MOST_TICKET_S)
     course.take(Lost(request, provider, trusting.NO_ANSWER))
 
 

@@ -14,6 +14,7 @@ from nodewire.nostr.pool import Pool
 from nodewire.protocol import kinds, outer, trainer
 from nodewire.protocol.families import HEADER_BYTES
 from nodewire.protocol.recipe import Recipe
+from nodewire.protocol.round import MAX_ASSIGNED
 from nodewire.protocol.trainer import TOPIC, Trainer
 from nodewire.store.sealed import sealed_bytes
 
@@ -160,7 +161,8 @@ def why_not(ad: Trainer, need: Need) -> str:
 
 
 def grouped(dealt: Mapping[int, str], last: Mapping[str, str]) -> list[tuple[str | None, Sequence[int]]]:
-    """Shards by request: in each a provider stands once, and all had the same request before (None for the new).
+    """Shards by request: in each a provider stands once, and all had the same request before (None for the new). There
+    are no more in one than it may have.
 
     A payment stands for one deposit: of a provider's shards the first follows its request before.
     """
@@ -169,7 +171,7 @@ def grouped(dealt: Mapping[int, str], last: Mapping[str, str]) -> list[tuple[str
     for index, provider in sorted(dealt.items()):
         previous = left.pop(provider, None)
         for known, indices, providers in groups:
-            if known == previous and provider not in providers:
+            if known == previous and provider not in providers and len(indices) < MAX_ASSIGNED:
                 indices.append(index)
                 providers.add(provider)
                 break
