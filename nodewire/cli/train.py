@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import uvloop
 
-from nodewire.cli.models import publish_folder, size_of
+from nodewire.cli.models import TARGET_VRAM, publish_folder, size_of
 from nodewire.cli.output import CUSTOMERS, Json, console, notes, one_line, print_json, sats
 from nodewire.cli.roles import load_customer, naming
 from nodewire.cli.training_recipe import read_recipe
@@ -63,7 +63,9 @@ def train(
     register: Annotated[
         bool, typer.Option("--register", help="Put the trained model on the market, with the customer's key.")
     ] = False,
-    target_vram: Annotated[str, typer.Option(help="With --register: most memory that one piece may need.")] = "1GB",
+    target_vram: Annotated[
+        str, typer.Option(help="With --register: most memory that one piece may need.")
+    ] = TARGET_VRAM,
     closed: Annotated[
         bool, typer.Option("--closed", help="Leave the keys out of the transcript: nobody can compute it again.")
     ] = False,

@@ -119,6 +119,7 @@ def test_an_unknown_field_is_named_with_its_line_and_section(tmp_path, after, sa
         (["generate", "x", "--model", "pycoder", "--config", "customer.toml"], "`nodewire models --config FILE`"),
         (["audit", "1234", "--config", "customer.toml"], "has 64 hex digits"),
         (["register", ".", "--target-vram", "12", "--relay", "ws://x", "--blossom", "http://x"], "12 of what?"),
+        (["register", "."], "a customer's TOML file says where to publish"),
         (["generate", "x", "--model", MODEL, "--config", "oracle.toml"], "this is an oracle's file"),
         (["provider", "--config", "oracle.toml"], "this is an oracle's file"),
         (["oracle", "--config", "customer.toml"], "this is a customer's file: an oracle's has its seat"),

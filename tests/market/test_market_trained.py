@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,6 +49,11 @@ def market(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bare]:
         running.stop()
 
 
+def summary_of(out: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((out / "summary.json").read_text())
+    return found
+
+
 def write_tom(market: RunningMarket, *serve: str) -> None:
     role = {
         "key": "key.nsec",
@@ -81,11 +88,11 @@ def test_a_trained_model_is_registered_served_and_bought_with_the_scores_of_trai
     ]
     assert done["providers"] == [tom]
     registered = done["registered"]
-    again = market.command(
-        *("register", str(out), "--target-vram", "4MB", "--key", str(config.parent / "key.nsec")),
-        *("--relay", market.relay, "--blossom", market.blossom),
-    )
-    assert (again["address"], again["digest"]) == (registered["address"], registered["digest"])
+    kept = market.command(*command, "--shards", "1", "--out", str(out))  # the same training, asked for again
+    assert kept["registered"] == registered == summary_of(out)["registered"]
+    (out / "summary.json").write_text(json.dumps({**kept, "registered": None}))
+    again = market.command("register", str(out), "--config", str(config), "--target-vram", "4MB")
+    assert again == registered | {"event": again["event"]} == summary_of(out)["registered"]
 
     # The operator's part: three lines in its file, and a restart.
     market.stop_one("tom")
