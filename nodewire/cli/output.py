@@ -36,7 +36,7 @@ _ADVICE = {
 _MODEL = re.compile(r"38840:[0-9a-f]{64}:")
 _AIOHTTP = re.compile(r"Cannot connect to host (\S+) ssl:\S+ \[(.*)\]")
 """aiohttp says "ssl:default" of plain http, too."""
-_AMOUNT = re.compile(r"(?<![\w.])(\d+)(?: msat\b|(?! msat)(?![\w.:]| times))")
+_AMOUNT = re.compile(r"(?<![\w.,])(\d+) msat\b")
 
 
 def fail(error: NodewireError, *, as_json: bool = False) -> NoReturn:
@@ -65,10 +65,7 @@ def _advice(error: NodewireError) -> str:
 
 def in_words(error: NodewireError) -> str:
     """The error for people: amounts in sat, and no library's jargon."""
-    text = _reachable(str(error))
-    if " msat" in text or error.field.endswith("_msat"):
-        text = _AMOUNT.sub(lambda found: sats(int(found[1])), text)
-    return text
+    return _AMOUNT.sub(lambda found: sats(int(found[1])), _reachable(str(error)))
 
 
 def _reachable(reason: str) -> str:

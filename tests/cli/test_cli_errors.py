@@ -159,9 +159,16 @@ def test_what_was_confused_is_said_before_anybody_is_asked(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (OverBudget("max_total_msat", "one chunk costs 84000"), "max_total_msat: one chunk costs 84.000 sat"),
-        (OverBudget("chunk_msat", "84000 msat a chunk, at most 5 allowed"), "84.000 sat a chunk, at most 0.005 sat al"),
-        (PaymentFailed("balance", "7 msat, 1500 needed"), "balance: 0.007 sat, 1.500 sat needed"),
+        (OverBudget("max_total_msat", "one chunk costs 84000 msat"), "max_total_msat: one chunk costs 84.000 sat"),
+        (
+            OverBudget("chunk_msat", "84000 msat a chunk, at most 5 msat allowed"),
+            "84.000 sat a chunk, at most 0.005 sat al",
+        ),
+        (PaymentFailed("balance", "7 msat, 1500 msat needed"), "balance: 0.007 sat, 1.500 sat needed"),
+        (
+            OverBudget("--budget", "16000 msat for 8 rounds on 2 shards, at most 50 msat; it would do for 3 rounds"),
+            "16.000 sat for 8 rounds on 2 shards, at most 0.050 sat; it would do for 3 rounds",
+        ),
         (BadInput("amount", "8 msat is not 2 times the plan's price"), "amount: 0.008 sat is not 2 times"),
         (PaymentFailed("wallet", "has 5000 msat: pay into it"), "wallet: has 5.000 sat: pay"),
         (BadInput("max_tokens", "not an integer from 1 to 512"), "from 1 to 512"),
