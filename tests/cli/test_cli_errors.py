@@ -9,10 +9,10 @@ import pytest
 
 from nodewire import cli
 from nodewire.cli.daemons import provider_ready
-from nodewire.cli.output import fail
+from nodewire.cli.output import counted, fail
 from nodewire.cli.shown import named
 from nodewire.config import CustomerConfig, ProviderConfig, load_role, parse_msat
-from nodewire.errors import BadConfig, BadInput, LinkLost, OverBudget, PaymentFailed
+from nodewire.errors import BadConfig, BadInput, BadRecipe, LinkLost, NoProvider, OverBudget, PaymentFailed
 
 ROOT = Path(__file__).parent.parent.parent
 ROLE = """
@@ -182,6 +182,38 @@ def test_errors_are_in_peoples_words(capsys, error, said):
     with pytest.raises(SystemExit):
         fail(error)
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (NoProvider("round 4", "nobody on the market trains it"), "`nodewire trainers --config FILE`"),
+        (NoProvider("stage.0", "no live node with a free slot"), "`nodewire models`"),
+        (BadRecipe("recipe.toml, line 3", "lr: missing"), "docs/recipes.md"),
+        (BadConfig("customer.toml: relays", "missing"), "docs/operating.md"),
+    ],
+)
+def test_advice_is_of_what_went_wrong(capsys, error, advice):
+    with pytest.raises(SystemExit):
+        fail(error)
+    assert advice in capsys.readouterr().err
+
+
+def test_a_file_that_is_missing_is_not_explained_by_its_fields(capsys):
+    with pytest.raises(SystemExit):
+        fail(BadConfig("recipe.toml", "cannot be read: No such file or directory"))
+    assert "docs" not in capsys.readouterr().err
+
+
+def test_a_table_of_a_recipe_is_named_in_the_help(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["nodewire", "family", "--help"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "[family] table" in capsys.readouterr().out
+
+
+def test_one_of_a_thing_is_not_many():
+    assert [counted(count, "zap") for count in (0, 1, 2)] == ["0 zaps", "1 zap", "2 zaps"]
 
 
 def test_the_help_begins_with_what_customers_need(monkeypatch, capsys):

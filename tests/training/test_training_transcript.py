@@ -293,7 +293,7 @@ def test_the_command_computes_a_training_again_in_a_worker(stage):
     path.write_text(stage.transcript.to_json())
     code, said = audited(path, "--config", configured(stage), "--data", stage.folder / "data")
     assert (code, said["ok"], said["computed"], said["faults"]) == (0, True, 6, [])
-    code, said = audited(path)
+    code, said = audited(path.parent)
     assert (code, said["ok"], said["recomputed"]) == (0, True, False)
     path.write_text(a_weight_changed(stage).to_json())
     code, said = audited(path, "--config", configured(stage))
