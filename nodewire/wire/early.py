@@ -47,9 +47,10 @@ class Early:
 
     def end(self, peer: str, header: DataHeader) -> None:
         """All bytes of the frame have come; unknown frames are ignored."""
-        for held in self._held.get((peer, header.job), ()):
+        for held in reversed(self._held.get((peer, header.job), ())):
             if held.header is header:
                 held.done = True
+                break
 
     def take(self, job: str) -> Iterator[tuple[str, Held]]:
         """Remove and yield what came for a job, with the peer that sent it, in order."""

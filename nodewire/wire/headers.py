@@ -16,8 +16,9 @@ from nodewire.protocol.frame import ITEM_BYTES, MAX_RANK, MAX_TENSORS, Array, Me
 
 MAX_HEADER_BYTES = 4_096
 MAX_FRAME_BYTES = 256 * 2**20
-FRAME_COST_BYTES = 1_024
-"""What a frame counts against a window besides its tensors, so that empty ones are not free."""
+FRAME_COST_BYTES, TENSOR_COST_BYTES, META_COST_BYTES = 1_024, 1_024, 256
+"""What a frame, each of its tensors and each entry of its `meta` count against a window besides the tensors' bytes:
+about what is kept of them, however few the bytes."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -52,7 +53,7 @@ class DataHeader:
     @property
     def cost(self) -> int:
         """What the frame takes from its edge's window, in bytes."""
-        return self.nbytes + FRAME_COST_BYTES
+        return self.nbytes + FRAME_COST_BYTES + TENSOR_COST_BYTES * len(self.tensors) + META_COST_BYTES * len(self.meta)
 
     def arrays(self, buffer: memoryview) -> tuple[Array, ...]:
         """The tensors in `buffer`, not copied."""

@@ -50,6 +50,7 @@ MAX_AUTH_BYTES = 2_048
 
 _HEAD, _MIDDLE = b"\x30\x64\x04\x20", b"\x04\x40"  # SEQUENCE(100) { OCTET STRING(32) ..., OCTET STRING(64) ...
 _VALUE_BYTES = 102
+_MAX_SIGNATURE_BYTES = 72  # DER SEQUENCE of two INTEGERs of 256 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,8 @@ def check_certificate(der: bytes | None, expected: str, now_s: float) -> None:
         raise BadPeer("certificate", "its key is not on P-256")
     if algorithm != SignatureAlgorithmOID.ECDSA_WITH_SHA256:
         raise BadPeer("certificate", "not signed by ECDSA with SHA-256")
+    if len(certificate.signature) > _MAX_SIGNATURE_BYTES:
+        raise BadPeer("certificate", "its signature is none of P-256")
     if not der.endswith(bytes((3, len(certificate.signature) + 1, 0)) + certificate.signature):
         raise BadPeer("certificate", "its signature is not a whole number of bytes")  # the parser lets that pass
     try:

@@ -286,7 +286,8 @@ class Link(asyncio.BufferedProtocol):
     # What the decoder calls.
 
     def data_begins(self, header: DataHeader) -> memoryview | None:
-        self._require_open()
+        if not self._is_heard():
+            return None
         was_busy = self._is_busy()
         self._data_at = self._loop.time()
         if not was_busy:
@@ -322,16 +323,16 @@ class Link(asyncio.BufferedProtocol):
                 raise BadFrame("t", f"{str(kind)[:20]!r} does not belong here")
 
     def credit(self, job: str, edge: str, attempt: int, limit: int) -> None:
-        self._require_open()
-        self._owner.credit(self, job, edge, attempt, limit)
+        if self._is_heard():
+            self._owner.credit(self, job, edge, attempt, limit)
 
     def ping(self, tag: int) -> None:
-        self._require_open()
-        self._send_urgent(frames.pong(tag))
+        if self._is_heard():
+            self._send_urgent(frames.pong(tag))
 
     def pong(self, tag: int) -> None:
-        self._require_open()
-        self._pulse.pong(tag, time.perf_counter())
+        if self._is_heard():
+            self._pulse.pong(tag, time.perf_counter())
 
     # Inside.
 
@@ -352,9 +353,14 @@ class Link(asyncio.BufferedProtocol):
             self._warm_at = now
             self._send_urgent(frames.filler(WARM_UP_BYTES))
 
-    def _require_open(self) -> None:
+    def _is_heard(self) -> bool:
+        """Whether what comes counts: not once the link has ended, though more of the same read may follow.
+
+        Raises BadPeer before it is open.
+        """
         if self._state in ("new", "proven"):
             raise BadPeer("channel", "used before it was open")
+        return self._state == "open"
 
     def _check_open(self) -> None:
         if self.error is not None:

@@ -21,6 +21,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from nodewire.errors import BadFrame, BadInput, Busy, LinkLost, NodewireError, NotAllowed, WorkerFailed
+from nodewire.protocol import canonical
 from nodewire.protocol.frame import Array, Frame
 from nodewire.wire import frames, sending
 from nodewire.wire.edges import INITIAL_WINDOW_BYTES, WINDOW_BYTES, Incoming, Route, Tape
@@ -89,7 +90,8 @@ class JobMailbox:
         self._awaited: dict[str, asyncio.TimerHandle] = {}
         self._said: dict[str, Said] = {}
         self._queue: deque[tuple[Incoming, Frame[Array], int]] = deque()
-        self._controls: deque[tuple[str, Document]] = deque()
+        self._controls: deque[tuple[str, bytes]] = deque()
+        """Packed: a document of nothing but empty lists takes 64 times its bytes."""
         self._arrived = asyncio.Event()
         self._documents = asyncio.Event()
         self._moved = asyncio.Event()
@@ -200,7 +202,8 @@ class JobMailbox:
         """(sender, document) of what members send by `control`, until the job ends; raises what ended it."""
         while True:
             while self._controls:
-                yield self._controls.popleft()
+                peer, packed = self._controls.popleft()
+                yield peer, canonical.decode(packed, max_bytes=frames.MAX_DOCUMENT_BYTES)
             self.check()
             self._documents.clear()
             await self._documents.wait()
@@ -346,7 +349,7 @@ class JobMailbox:
             return
         if len(self._controls) >= MAX_CONTROLS:
             raise Busy("controls", f"{MAX_CONTROLS} wait already")
-        self._controls.append((peer, document))
+        self._controls.append((peer, canonical.encode(document)))
         self._documents.set()
 
     def lost(self, peer: str, error: NodewireError) -> None:

@@ -184,7 +184,7 @@ class Node:
                 if (peer, request) not in self._fences:
                     job.begin(peer, held.header)
             except NodewireError as error:
-                self._fence(self._links[peer], job, held.header, error)
+                self._fence(self._links[peer], job, request, held.header.attempt, error)
             else:
                 if held.done:
                     job.end(held.header, held.memory)
@@ -326,12 +326,14 @@ class Node:
             if job is None:
                 memory, first = self._early.begin(link.peer, header)
                 if first:
-                    asyncio.get_running_loop().call_later(self._patience.early_s, self._expire, link, header)
+                    asyncio.get_running_loop().call_later(
+                        self._patience.early_s, self._expire, link, header.job, header.attempt
+                    )
                 return memory
             job.begin(link.peer, header)
             return self._memory.take(header.nbytes)
         except NodewireError as error:
-            self._fence(link, job, header, error)
+            self._fence(link, job, header.job, header.attempt, error)
             return None
 
     def data_ends(self, link: Link, header: DataHeader, memory: memoryview) -> None:
@@ -378,25 +380,26 @@ class Node:
 
     # Frames that break their job's rules.
 
-    def _fence(self, link: Link, job: JobMailbox | None, header: DataHeader, error: NodewireError) -> None:
+    def _fence(self, link: Link, job: JobMailbox | None, name: str, attempt: int, error: NodewireError) -> None:
         """End the job for this peer: it is told once, and its further frames pass by unread.
 
         The job itself fails only if the peer's frames are a part of it.
         """
-        self._fences[link.peer, header.job] = None
-        link.discard(header.job)
+        self._fences[link.peer, name] = None
+        link.discard(name)
         while len(self._fences) > _MAX_FENCES:
             self._fences.popitem(last=False)
-        _log.info("job %s, frame from %s refused: %s", header.job[:8], link.peer[:8], error)
-        document = {"t": ERROR, "job": header.job, "attempt": header.attempt, "error": error.as_dict()}
+        _log.info("job %s, frame from %s refused: %s", name[:8], link.peer[:8], error)
+        document = {"t": ERROR, "job": name, "attempt": attempt, "error": error.as_dict()}
         if link.is_open:
             link.send_control(document)
         if job is not None and job.consumes_from(link.peer):
             job.fail(error)
 
-    def _expire(self, link: Link, header: DataHeader) -> None:
-        if self._early.drop((link.peer, header.job)):
-            self._fence(link, None, header, NotFound("job", "not open here"))
+    def _expire(self, link: Link, name: str, attempt: int) -> None:
+        # What came over a link that has ended went with it; the books are its successor's, whose memory is in use.
+        if self._links.get(link.peer) is link and self._early.drop((link.peer, name)):
+            self._fence(link, None, name, attempt, NotFound("job", "not open here"))
 
     # Links in and out.
 
@@ -501,6 +504,7 @@ class Node:
             dial.fail(LinkLost(public, "this node is closed"))
             raise
         finally:
+            dial.fail(LinkLost(public, "the dial broke off"))  # whatever that was: nobody waits for ever
             if self._dials.get(public) is dial:
                 del self._dials[public]
 

@@ -12,7 +12,6 @@ from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.plan import tensor_key
 from nodewire.wire import frames
 from nodewire.wire.edges import Outgoing, Tape, Window
-from nodewire.wire.headers import FRAME_COST_BYTES
 from nodewire.wire.link import Link
 
 
@@ -50,6 +49,8 @@ class Parcel:
 
     frame: Frame[Array]
     packed: bytes
+    nbytes: int
+    """Of its tensors."""
     cost: int
 
 
@@ -101,7 +102,7 @@ class Sender:
         header = frames.data_header(
             self._request, frame.edge, attempt, frame.seq, key, frame.tensors, frame.meta, outgoing.limit
         )
-        return Parcel(frame, frames.pack_header(header), header.cost)
+        return Parcel(frame, frames.pack_header(header), header.nbytes, header.cost)
 
     async def send(self, outgoing: Outgoing, parcel: Parcel) -> None:
         """Return when every consumer that the edge then has been given the frame, or has said that it needs it not.
@@ -130,8 +131,7 @@ class Sender:
         if window.next_seq != seq or not window.fits(parcel.cost) or (turns is not None and turns.one.locked()):
             return False
         link = self._exchange.open_link(window.consumer)
-        nbytes = parcel.cost - FRAME_COST_BYTES
-        if link is None or not link.send_at_once(parcel.packed, nbytes, parcel.frame.tensors):
+        if link is None or not link.send_at_once(parcel.packed, parcel.nbytes, parcel.frame.tensors):
             return False
         window.send(seq, parcel.cost)
         return True
@@ -198,7 +198,7 @@ class Sender:
             self._job.deliver_here(frame, parcel.cost)
             return
         try:
-            turns.sending = link.send(parcel.packed, parcel.cost - FRAME_COST_BYTES, frame.tensors)
+            turns.sending = link.send(parcel.packed, parcel.nbytes, frame.tensors)
             if turns.sending is not None:
                 await turns.sending
         except LinkLost:

@@ -17,7 +17,7 @@ from nodewire.wire import frames
 from nodewire.wire.decoder import Decoder
 from nodewire.wire.edges import Route
 from nodewire.wire.frames import SEGMENT_BYTES
-from nodewire.wire.headers import FRAME_COST_BYTES, DataHeader
+from nodewire.wire.headers import FRAME_COST_BYTES, TENSOR_COST_BYTES, DataHeader
 from nodewire.wire.job_edges import JobEdges
 from nodewire.wire.memory import LEAST_BYTES, Memory
 from nodewire.wire.outbox import Outbox, Transfer
@@ -342,4 +342,4 @@ def test_round_trips_are_those_of_the_heartbeats_that_were_answered(gaps_s):
 
 
 def test_a_frame_costs_a_window_more_than_nothing():
-    assert header(0, 0).cost == FRAME_COST_BYTES
+    assert header(0, 0).cost == FRAME_COST_BYTES + TENSOR_COST_BYTES

@@ -217,7 +217,7 @@ async def test_a_put_that_waits_for_a_full_window_goes_on_to_the_standby(net, tm
             await mine.put(Frame("e", seq, (array(item),)))
 
     producing = asyncio.create_task(produce())
-    fits = WINDOW_BYTES // (2**20 + 1024)
+    fits = WINDOW_BYTES // (2**20 + 2 * 1024)
     await until(lambda: mine._edges.outgoing["e"].next_seq == fits + 1)
     routes = {"e": Route(a.public, (c.public,))}
     theirs = c.open_job(JOB, routes, 1, limits={"e": 2**20}, on_lost=lambda peer, error: None)
@@ -524,7 +524,7 @@ async def test_unread_frames_of_the_old_producer_count_against_the_window_of_the
             await entering.put(Frame("e", seq, (array(bytes([seq]) * 2**20),)))
 
     producing = asyncio.create_task(produce())
-    fits = WINDOW_BYTES // (2**20 + 1024)
+    fits = WINDOW_BYTES // (2**20 + 2 * 1024)
     await until(lambda: len(mine._queue) == fits)
     await asyncio.sleep(0.05)
     assert len(mine._queue) == fits
@@ -532,7 +532,7 @@ async def test_unread_frames_of_the_old_producer_count_against_the_window_of_the
         frame = await mine.get()
         assert (frame.seq, bytes(frame.tensors[0].data)) == (seq, bytes([seq]) * 2**20)
     await producing
-    assert mine._edges.incoming["e"].unread == 0 and mine._edges.incoming["e"].taken == 30 * (2**20 + 1024)
+    assert mine._edges.incoming["e"].unread == 0 and mine._edges.incoming["e"].taken == 30 * (2**20 + 2 * 1024)
 
 
 async def serve_both(job, places: dict[str, int]):
