@@ -20,6 +20,7 @@ import typer
 
 from nodewire.cli.output import CUSTOMERS, Json, console, one_line, print_json
 from nodewire.cli.roles import enter_market, event_id, naming
+from nodewire.cli.training_results import TRANSCRIPT
 from nodewire.config import AnyRole, OracleConfig, load_role
 from nodewire.errors import BadConfig, BadInput, NodewireError, NotFound
 
@@ -39,7 +40,9 @@ class Depth(StrEnum):
 
 
 def audit(
-    event: Annotated[str, typer.Argument(help="Id of a job request (kind 8843), or a training's transcript.json.")],
+    event: Annotated[
+        str, typer.Argument(help="Id of a job request (kind 8843), or a training's transcript.json or folder.")
+    ],
     config: Annotated[
         Path | None, typer.Option("--config", "-c", help="A role's TOML file: relays, stores, committee.")
     ] = None,
@@ -53,10 +56,12 @@ def audit(
     json: Json = False,
 ) -> None:
     """Check a job from its plan to its payments, or a training's transcript; exit code 1 if anything contradicts."""
-    if event.endswith(".json") or Path(event).is_file():
+    if (file := Path(event)).is_dir():
+        file /= TRANSCRIPT
+    if file.suffix == ".json" or file.is_file():
         from nodewire.cli.audit_training import audit_training
 
-        audit_training(Path(event), config, data=data, start=start, segments=segments.value, as_json=json)
+        audit_training(file, config, data=data, start=start, segments=segments.value, as_json=json)
         return
     id_ = event_id(event)
     if config is None:

@@ -16,7 +16,7 @@ def family(
     ],
     json: Json = False,
 ) -> None:
-    """Print a recipe's [family] table to start from a model; `nodewire train --start FOLDER` reads its files."""
+    r"""Print a recipe's \[family] table to start from a model; `nodewire train --start FOLDER` reads its files."""
     from nodewire.train.directory import family_of  # torch is imported here, not before
 
     document = family_of(folder).document()

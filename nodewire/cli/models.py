@@ -15,14 +15,20 @@ import typer
 from rich.markup import escape
 
 from nodewire.cli.output import CUSTOMERS, DEVELOPERS, Json, console, notes, one_line, print_json, sats
-from nodewire.cli.roles import enter_market, naming
-from nodewire.cli.training_results import MODEL, SUMMARY
+from nodewire.cli.roles import enter_market, load_customer, naming
+from nodewire.cli.training_results import MODEL, SUMMARY, note, trained
 from nodewire.config import AnyRole, load_role, parse_size
 from nodewire.errors import BadConfig, BadInput, NodewireError
 from nodewire.kind import Registration
 
-Relays = Annotated[list[str], typer.Option("--relay", help="Relay to publish to (may be repeated).")]
-Blossoms = Annotated[list[str], typer.Option("--blossom", help="Blob store to upload to (may be repeated).")]
+Relays = Annotated[
+    list[str] | None, typer.Option("--relay", help="Relay to publish to (may be repeated; default: --config's).")
+]
+Blossoms = Annotated[
+    list[str] | None, typer.Option("--blossom", help="Blob store to upload to (may be repeated; default: --config's).")
+]
+
+TARGET_VRAM = "1GB"
 
 _DECODERS = ("LlamaForCausalLM",)
 _ENCODERS = ("BertModel", "BertForMaskedLM")
@@ -35,11 +41,19 @@ def register(
             help="A Hugging Face model folder: config.json, safetensors, tokenizer.json; or what `train` left."
         ),
     ],
-    target_vram: Annotated[str, typer.Option(help="Most memory that one piece may need, such as 6MB or 12GiB.")],
-    relay: Relays,
-    blossom: Blossoms,
-    key: Annotated[Path, typer.Option(help="The author's key file (made if missing).")] = Path("author.nsec"),
-    name: Annotated[str, typer.Option(help="The model's name (default: the folder's).")] = "",
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="The customer's TOML file: relays, stores and key.")
+    ] = None,
+    target_vram: Annotated[
+        str, typer.Option(help="Most memory that one piece may need, such as 6MB or 12GiB.")
+    ] = TARGET_VRAM,
+    relay: Relays = None,
+    blossom: Blossoms = None,
+    key: Annotated[
+        Path | None,
+        typer.Option(help="The author's key file, made if missing (default: --config's, or else author.nsec)."),
+    ] = None,
+    name: Annotated[str, typer.Option(help="The model's name (default: the recipe's, or else the folder's).")] = "",
     slots: Annotated[int, typer.Option(help="Sessions that one piece must have room for.", min=1)] = 4,
     exact: Annotated[
         bool, typer.Option("--exact", help="Forbid customers to narrow what pieces send each other.")
@@ -47,10 +61,18 @@ def register(
     json: Json = False,
 ) -> None:
     """Cut a model into pieces, upload them, publish the manifest."""
-    folder = model_in(folder)
+    role = load_customer(config) if config is not None else None
+    relays, servers = relay or (role and list(role.relays)), blossom or (role and list(role.blossom))
+    if not relays or not servers:
+        raise BadInput("--config", "a customer's TOML file says where to publish; or --relay and --blossom do")
+    author = key or (role.key if role is not None else Path("author.nsec"))
+    results, folder = results_of(folder), model_in(folder)
+    name = name or (results and trained(results).get("recipe")) or folder.resolve().name.lower()
     made, done = publish_folder(
-        folder, size_of(target_vram), name or _name(folder), slots, key, relay, blossom, exact=exact, show=not json
+        folder, size_of(target_vram), name, slots, author, relays, servers, exact=exact, show=not json
     )
+    if results is not None:
+        note(results, {**trained(results), "registered": done})
     if json:
         print_json(done)
         return
@@ -126,10 +148,11 @@ def model_in(folder: Path) -> Path:
     return inner if (folder / SUMMARY).is_file() and inner.is_dir() else folder
 
 
-def _name(folder: Path) -> str:
-    """The folder's, or that of the results that it is a part of."""
+def results_of(folder: Path) -> Path | None:
+    """The folder of a training's results that `folder` is, or is the model in; None if it is of another origin."""
     own = folder.resolve()
-    return (own.parent if own.name == MODEL and (own.parent / SUMMARY).is_file() else own).name.lower()
+    found = own.parent if own.name == MODEL else own
+    return found if (found / SUMMARY).is_file() else None
 
 
 def _exact(made: Registration) -> Registration:

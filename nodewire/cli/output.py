@@ -28,6 +28,7 @@ _ADVICE = {
     "no-quorum": "Is the committee running, and are these its relays? `nodewire doctor --config FILE` looks.",
     "no-provider": "Raise the price cap, widen the terms, or wait: `nodewire models` shows who serves what.",
     "bad-config": "See docs/operating.md for every field.",
+    "bad-recipe": "See docs/recipes.md for every field.",
     "payment-failed": "`nodewire wallet balance --config FILE` shows what the wallet holds.",
     "link-lost": f"Is it running, and is its address right? {_DOCTOR}",
     "over-budget": "Raise --budget, or max_chunk_msat and max_total_msat in the configuration.",
@@ -36,7 +37,7 @@ _ADVICE = {
 _MODEL = re.compile(r"38840:[0-9a-f]{64}:")
 _AIOHTTP = re.compile(r"Cannot connect to host (\S+) ssl:\S+ \[(.*)\]")
 """aiohttp says "ssl:default" of plain http, too."""
-_AMOUNT = re.compile(r"(?<![\w.])(\d+)(?: msat\b|(?! msat)(?![\w.:]| times))")
+_AMOUNT = re.compile(r"(?<![\w.,])(\d+) msat\b")
 
 
 def fail(error: NodewireError, *, as_json: bool = False) -> NoReturn:
@@ -56,8 +57,10 @@ def _advice(error: NodewireError) -> str:
         return "`nodewire models --config FILE` lists what is on the market."
     if error.code == "timed-out" and error.field.startswith("relay"):
         return f"Is it running, and is its address right? {_DOCTOR}"
-    if error.code == "no-provider" and error.field.startswith(("trainers", "shard")):
+    if error.code == "no-provider" and error.field.startswith(("trainers", "shard", "round")):
         return "`nodewire trainers --config FILE` shows who trains what; what is done already stays done."
+    if error.code == "bad-config" and error.reason.startswith("cannot be read"):
+        return ""
     if error.code == "over-budget" and error.field in ("budget", "--budget"):
         return "Raise --budget, or buy fewer rounds or shards: `--quote` says what they cost. What is done stays done."
     return _ADVICE.get(error.code, "")
@@ -65,10 +68,7 @@ def _advice(error: NodewireError) -> str:
 
 def in_words(error: NodewireError) -> str:
     """The error for people: amounts in sat, and no library's jargon."""
-    text = _reachable(str(error))
-    if " msat" in text or error.field.endswith("_msat"):
-        text = _AMOUNT.sub(lambda found: sats(int(found[1])), text)
-    return text
+    return _AMOUNT.sub(lambda found: sats(int(found[1])), _reachable(str(error)))
 
 
 def _reachable(reason: str) -> str:
@@ -100,6 +100,11 @@ def print_json(document: Any) -> None:
     """One JSON document and a newline on stdout, flushed, so that a script can read it from a running daemon."""
     sys.stdout.buffer.write(orjson.dumps(document, option=orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE))
     sys.stdout.flush()
+
+
+def counted(count: int, what: str) -> str:
+    """So many of something whose plural ends in s: "1 zap", "2 zaps"."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def sats(msat: int) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Self
 from rich.table import Table
 from rich.text import Text
 
-from nodewire.cli.output import notes, one_line, plain, sats
+from nodewire.cli.output import counted, notes, one_line, plain, sats
 from nodewire.config import CustomerConfig
 from nodewire.customer.customer import Customer
 from nodewire.customer.purchase import Purchase
@@ -137,8 +137,8 @@ def show_bill(done: Mapping[str, Any], config: Path, *, streamed: bool, sampled:
             notes.print(Text(plain(done["text"])), soft_wrap=True)
     rate = f" · {done['tokens_per_s']:.1f} tokens/s" if streamed else ""
     notes.print(
-        f"[bold]{sats(done['spent_msat'])}[/] spent: {_parts(done)} · {done['zaps']} zaps to"
-        f" {len(done['providers'])} providers · first output {done['first_token_ms']:.0f} ms{rate}",
+        f"[bold]{sats(done['spent_msat'])}[/] spent: {_parts(done)} · {counted(done['zaps'], 'zap')} to"
+        f" {counted(len(done['providers']), 'provider')} · first output {done['first_token_ms']:.0f} ms{rate}",
         soft_wrap=True,
     )
     if done["refunded_msat"]:

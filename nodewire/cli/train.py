@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import uvloop
 
-from nodewire.cli.models import publish_folder, size_of
+from nodewire.cli.models import TARGET_VRAM, publish_folder, size_of
 from nodewire.cli.output import CUSTOMERS, Json, console, notes, one_line, print_json, sats
 from nodewire.cli.roles import load_customer, naming
 from nodewire.cli.training_recipe import read_recipe
 from nodewire.config import AnyRole, CustomerConfig, load_role, parse_msat
-from nodewire.errors import BadInput, NodewireError, NoProvider
+from nodewire.errors import BadInput, NodewireError, NoProvider, NotFound
 
 if TYPE_CHECKING:
     from nodewire.customer.training.quoting import Quote
@@ -63,7 +63,9 @@ def train(
     register: Annotated[
         bool, typer.Option("--register", help="Put the trained model on the market, with the customer's key.")
     ] = False,
-    target_vram: Annotated[str, typer.Option(help="With --register: most memory that one piece may need.")] = "1GB",
+    target_vram: Annotated[
+        str, typer.Option(help="With --register: most memory that one piece may need.")
+    ] = TARGET_VRAM,
     closed: Annotated[
         bool, typer.Option("--closed", help="Leave the keys out of the transcript: nobody can compute it again.")
     ] = False,
@@ -72,8 +74,11 @@ def train(
     """Train a model on strangers' machines, round by round. What was broken off goes on where it stood."""
     customer, budget_msat = load_customer(config), parse_msat(budget) if budget else None
     read = read_recipe(recipe)
+    data, start = data.resolve(), start and start.resolve()
+    if start is not None and not start.exists():
+        raise NotFound("--start", f"nothing at {start}")
     if quote:
-        _quote(customer, read, data, shards, budget_msat, buys_steps=outer is OuterBy.MARKET, as_json=json)
+        _quote(customer, read, data, start, shards, budget_msat, buys_steps=outer is OuterBy.MARKET, as_json=json)
         return
     if budget_msat is None:
         raise BadInput("--budget", "most that the training may cost, such as 50000sat; --quote says what it would")
@@ -86,10 +91,10 @@ def train(
     ask = _Ask(
         customer,
         read,
-        data.resolve(),
+        data,
         shards,
         budget_msat,
-        start and start.resolve(),
+        start,
         model and model.resolve(),
         outer is OuterBy.MARKET,
     )
@@ -172,6 +177,7 @@ def _quote(
     customer: CustomerConfig,
     recipe: Recipe,
     data: Path,
+    start: Path | None,
     shards: int,
     budget_msat: int | None,
     *,
@@ -179,7 +185,9 @@ def _quote(
     as_json: bool,
 ) -> None:
     from nodewire.cli.training_quote import show_quote
+    from nodewire.customer.training.trying import try_files
 
+    asyncio.run(try_files(customer, recipe, data, shards=shards, start=start))
     with naming(customer.relays):
         made = asyncio.run(_quoted(customer, recipe, data, shards, buys_steps=buys_steps))
     if not as_json:

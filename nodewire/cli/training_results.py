@@ -85,6 +85,8 @@ def write(out: Path, recipe: Recipe, done: Trained, *, closed: bool = False) -> 
         return {**summary(recipe, done), "weights": str(out), **transcript}
     said = {**summary(recipe, done), "out": str(out), "weights": str(out / WEIGHTS)}
     said |= _transcribed(out / TRANSCRIPT, done, closed=closed)
+    if (before := trained(out).get("registered")) and _holds(out / WEIGHTS, done.weights):
+        said["registered"] = before
     _replace(out / WEIGHTS, done.weights)
     if done.history.points:
         from nodewire.cli.training_plot import plot
@@ -106,6 +108,19 @@ def note(out: Path, said: dict[str, Any]) -> None:
     """Write the summary, where there is a folder for it."""
     if not _is_file(out):
         _replace(out / SUMMARY, orjson.dumps(said, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+
+
+def trained(out: Path) -> dict[str, Any]:
+    """The summary that a training left in `out`; nothing where there is none, or another file of its name."""
+    try:
+        said = orjson.loads((out / SUMMARY).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    return path.is_file() and path.read_bytes() == data
 
 
 def _is_file(out: Path) -> bool:

@@ -170,17 +170,18 @@ class TrainingView:
         """A line for what happened; above the live view only what went wrong."""
         who = self._name(provider)
         match event:
-            case happened.Judged(_, _, False, reason, _):
-                self._print(f"{who} [red]rejected[/] {one_line(reason)}")
-            case happened.Audited(_, _, False, reason):
-                self._print(f"{who} [red]failed its audit[/] {one_line(reason)}; it is not paid")
-            case happened.Lost(_, _, reason):
-                self._print(f"{who} [yellow]lost[/] {one_line(reason)}")
+            case happened.Judged(request, _, False, reason, _):
+                self._print(f"{self._place(request, provider)}: {who} [red]rejected[/]: {one_line(reason)}")
+            case happened.Audited(request, _, False, reason):
+                place = self._place(request, provider)
+                self._print(f"{place}: {who} [red]failed its audit[/]: {one_line(reason)}; it is not paid")
+            case happened.Lost(request, _, reason):
+                self._print(f"{self._place(request, provider)}: {who} [yellow]lost[/]: {one_line(reason)}")
             case happened.Undone(round_, failed):
                 whose = " and ".join(dict.fromkeys(self._name(provider) for _, provider in failed))
                 self._print(f"[yellow]round {round_ + 1} is made again[/]: the work of {whose} failed its audit")
-            case happened.Missed(_, _, reason):
-                self._print(f"{who} [yellow]not waited for[/] {one_line(reason)}")
+            case happened.Missed(request, _, reason):
+                self._print(f"{self._place(request, provider)}: {who} [yellow]not waited for[/]: {one_line(reason)}")
             case _ if self._live is not None:
                 return
             case happened.Published(round_, _, _, rows):
@@ -190,15 +191,23 @@ class TrainingView:
                 self._print(f"[dim]round {event.round + 1}: asked {who} for the outer step[/]")
             case happened.StepHere(round_, reason):
                 self._print(f"[dim]round {round_ + 1}: the outer step is made here, {one_line(reason)}[/]")
-            case happened.Judged(_, _, True, _, _):
-                self._print(f"{who} [green]accepted[/]")
-            case happened.Audited(_, _, True, _):
-                self._print(f"[dim]{who} audited ok[/]")
+            case happened.Judged(request, _, True, _, _):
+                self._print(f"{self._place(request, provider)}: {who} [green]accepted[/]")
+            case happened.Audited(request, _, True, _):
+                self._print(f"[dim]{self._place(request, provider)}: {who} audited ok[/]")
             case happened.Stepped(round_, loss, _):
                 spent = sats(self.history.paid_msat + self.history.fees_msat)
                 self._print(f"[bold]round {round_ + 1}[/] held-out loss {loss / 1_000_000:.4f}, {spent} spent")
             case Progress():
-                self._print(f"[dim]{who} step {event.step}, loss {event.loss / 1_000_000:.4f}[/]")
+                on = [str(work.index) for work in self.state.works if work.provider == provider]
+                place = f"round {self.state.round + 1}" + (f", shard {' and '.join(on)}" if on else "")
+                self._print(f"[dim]{place}: {who} step {event.step}, loss {event.loss / 1_000_000:.4f}[/]")
+
+    def _place(self, request: str, provider: str) -> str:
+        """Which work it is: "round 3, shard 0"."""
+        debt = self.state.debts[request, provider]
+        what = "outer step" if request in self._step_requests else f"shard {debt.row.index}"
+        return f"round {debt.round + 1}, {what}"
 
     def _print(self, text: str) -> None:
         self._console.print(text, soft_wrap=True)

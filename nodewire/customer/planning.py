@@ -87,7 +87,7 @@ async def draw(
                 raise
             epoch = await market.epoch(timeout_s=timeout_s, after=epoch.body.epoch)
     if plan.chunk_msat > terms.max_chunk_msat:
-        raise OverBudget("chunk_msat", f"{plan.chunk_msat} msat a chunk, at most {terms.max_chunk_msat} allowed")
+        raise OverBudget("chunk_msat", f"{plan.chunk_msat} msat a chunk, at most {terms.max_chunk_msat} msat allowed")
     if plan.chunk_msat > terms.max_total_msat:
         cost, budget = f"{plan.chunk_msat / 1000:g} sat", f"{terms.max_total_msat / 1000:g} sat"
         raise OverBudget("max_total_msat", f"one chunk costs {cost}, the budget for the whole job is {budget}")

@@ -145,7 +145,7 @@ class Bond:
 def lock(event: Lock) -> Bond:
     """A new bond. Raises BadInput for an impossible amount or end."""
     if not 0 < event.amount_msat <= MAX_MSAT:
-        raise BadInput("amount_msat", f"not from 1 to {MAX_MSAT}")
+        raise BadInput("amount_msat", f"not from 1 to {MAX_MSAT} msat")
     if not 0 < event.until_s < 2**53:
         raise BadInput("until_s", "not a unix time in seconds")
     return Bond(event.id, event.provider, event.amount_msat, event.until_s)
@@ -213,9 +213,9 @@ def _judge(event: Refund | Slash, bond: Bond) -> Bond:
         raise BadInput("payouts", "a payee stands twice")
     wanted_msat = sum(payout.amount_msat for payout in event.payouts)
     if wanted_msat > max(0, bond.payable_msat):
-        raise NotAllowed("payouts", f"{wanted_msat} msat, but verdicts may give {max(0, bond.payable_msat)} more")
+        raise NotAllowed("payouts", f"{wanted_msat} msat, but verdicts may give {max(0, bond.payable_msat)} msat more")
     if isinstance(event, Refund) and not 0 <= event.forfeit_msat <= bond.remainder_msat - wanted_msat:
-        raise NotAllowed("forfeit_msat", f"{event.forfeit_msat}, more than what is left")
+        raise NotAllowed("forfeit_msat", f"{event.forfeit_msat} msat, more than what is left")
     after = replace(bond, payouts=bond.payouts + event.payouts, judged=(*bond.judged, event))
     if isinstance(event, Refund):
         return after

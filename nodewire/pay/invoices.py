@@ -115,7 +115,7 @@ def check(
     if network is not None and invoice.network != network:
         raise BadInvoice("network", f"ln{invoice.network}, not ln{network}")
     if invoice.amount_msat != amount_msat:
-        raise BadInvoice("amount", f"{invoice.amount_msat} msat, asked for {amount_msat}")
+        raise BadInvoice("amount", f"{invoice.amount_msat} msat, asked for {amount_msat} msat")
     if description_hash is not None and invoice.description_hash != description_hash:
         raise BadInvoice("description_hash", "not the hash of what is paid for")
     if payee is not None and invoice.payee != payee:

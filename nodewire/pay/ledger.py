@@ -103,14 +103,14 @@ class Ledger:
             known = self._debt(key)
             if known is not None:
                 if known.amount_msat != amount_msat:
-                    raise NotAllowed("amount_msat", f"planned with {known.amount_msat}, not {amount_msat}")
+                    raise NotAllowed("amount_msat", f"planned with {known.amount_msat} msat, not {amount_msat} msat")
                 return known
             if amount_msat <= 0:
                 raise NotAllowed("amount_msat", "nothing to pay")
             spent = self.spent(job=key.job)
             total_msat = spent.paid_msat + spent.pending_msat + amount_msat
             if budget_msat is not None and total_msat > budget_msat:
-                raise OverBudget("amount_msat", f"{total_msat} msat for the job, at most {budget_msat} allowed")
+                raise OverBudget("amount_msat", f"{total_msat} msat for the job, at most {budget_msat} msat allowed")
             debt = Debt(key, amount_msat, lnurl=lnurl)
             self._db.execute("INSERT INTO debts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", _row(debt))
             return debt

@@ -129,7 +129,7 @@ def _callback(offer: dict[str, Any], amount_msat: int, nostr_pubkey: str) -> URL
     if type(least) is not int or type(most) is not int:
         raise BadInput("minSendable", "the limits are not integers")
     if not least <= amount_msat <= most:
-        raise NotAllowed("amount", f"{amount_msat} msat, the endpoint takes {least} to {most}")
+        raise NotAllowed("amount", f"{amount_msat} msat, the endpoint takes {least} msat to {most} msat")
     callback = offer.get("callback")
     if not isinstance(callback, str):
         raise BadInput("callback", "not a string")

@@ -148,7 +148,9 @@ def _asked(request: web.Request, endpoint: Endpoint) -> tuple[str, int]:
         raise BadInput("amount", "not an amount in millisats")
     amount_msat = int(text)
     if not endpoint.min_msat <= amount_msat <= endpoint.max_msat:
-        raise BadInput("amount", f"{amount_msat} msat, from {endpoint.min_msat} to {endpoint.max_msat} are taken")
+        raise BadInput(
+            "amount", f"{amount_msat} msat, from {endpoint.min_msat} msat to {endpoint.max_msat} msat are taken"
+        )
     zap_request = request.query.get("nostr")
     if zap_request is None:
         raise BadInput("nostr", "this endpoint takes zaps only")

@@ -70,7 +70,7 @@ class Till:
         if due.customer != request.sender:
             raise BadZap("pubkey", "another customer owes this chunk")
         if due.amount_msat != amount_msat:
-            raise BadZap("amount", f"{due.amount_msat} msat are due, not {amount_msat}")
+            raise BadZap("amount", f"{due.amount_msat} msat are due, not {amount_msat} msat")
         if self._expect is not None:
             self._expect(request)
         return await self._invoice(key, amount_msat, zap_request, zaps.description_hash(zap_request), self._expiry_s)

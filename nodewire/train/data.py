@@ -62,15 +62,22 @@ def checked(recipe: Recipe, tensors: Tensors) -> Tensors:
     for name, tensor in tensors.items():
         if tensor.dtype == torch.float32:
             if not state.is_finite(tensor):
-                raise BadData(name, "a number is not finite")
+                row = _first(~tensor.reshape(rows, -1).isfinite())
+                raise BadData(name, f"row {row} (the first is 0) has a number that is not finite")
         else:
             most = recipe.family.vocabulary if isinstance(recipe.family, Decoder | Encoder) else recipe.family.classes
             low, high = (int(bound) for bound in tensor.aminmax())
             if low < 0 or high >= most:
-                raise BadData(name, f"numbers from {low} to {high}, not below {most}")
+                row = _first(((tensor < 0) | (tensor >= most)).reshape(rows, -1))
+                raise BadData(name, f"row {row} (the first is 0) is out of range: not from 0 to {most - 1}")
     if isinstance(recipe.family, Encoder) and any((t[:, 0] == recipe.family.pad).any() for t in tensors.values()):
         raise BadData("data", "a text without tokens")
     return tensors
+
+
+def _first(bad: Tensor) -> int:
+    """The first row [rows, n] that has something bad."""
+    return int(bad.any(1).int().argmax())
 
 
 @dataclass(frozen=True)

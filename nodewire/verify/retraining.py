@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from nodewire.errors import BadHash, NodewireError, NotFound, WorkerFailed
+from nodewire.errors import BadData, NodewireError, NotFound, WorkerFailed
 from nodewire.kind import Worker
 from nodewire.protocol import audit
 from nodewire.protocol.frame import Array, Frame, Meta
@@ -60,6 +60,7 @@ class Retraining:
 
         Raises:
             BadInput: the files at hand are not of this recipe, or it has an adapter and `start` is missing.
+            BadData: the data at hand are not those that were trained on; nothing was computed again.
             WorkerFailed: computing broke off; nothing is said of the transcript.
         """
         transcript = self._reading.transcript
@@ -67,6 +68,9 @@ class Retraining:
         await self._worker.load(TASK, TASK, program, files)
         given = {"data": self._data is not None, "start": self._start is not None}
         await self._worker.open(TASK, _SESSION, {"shards": transcript.shards, **given})
+        if self._data is not None:
+            for index in self._reading.data:
+                await self._have_own(index)
         for made in transcript.rounds:
             if made.round == 0 and not await self._begin(made):
                 return
@@ -186,13 +190,17 @@ class Retraining:
         if ticket is None or assigned is None:
             raise NotFound("shard", "the transcript has no key to it")
         if self._data is not None:
-            (said,) = await self._say(Frame("own", 0, (), {"index": one.index}))
-            if said.meta["sha256"] != ticket.shard_sha256:
-                raise BadHash("shard", "the data at hand are not those that were trained on")
+            await self._have_own(one.index)
         else:
             path = await self._blobs.get(BlobRef(sha256=assigned.data.sha256, bytes=assigned.data.bytes))
             await self._put("shard", sealed.unseal(path, ticket.shard_key), {"index": one.index}, ticket.shard_sha256)
         self._shard = one.index
+
+    async def _have_own(self, index: int) -> None:
+        """The worker has a shard of the data at hand. Raises BadData: another one was trained on."""
+        (said,) = await self._say(Frame("own", 0, (), {"index": index}))
+        if said.meta["sha256"] != self._reading.data[index].shard_sha256:
+            raise BadData("--data", "these are not the data that were trained on; nothing was computed again")
 
     def _most_bytes(self) -> int:
         """Of a ciphertext of weights, snapshots or an update: what a transcript cites may be anything."""

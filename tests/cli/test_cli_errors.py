@@ -10,10 +10,10 @@ import pytest
 
 from nodewire import cli
 from nodewire.cli.daemons import provider_ready
-from nodewire.cli.output import fail
+from nodewire.cli.output import counted, fail
 from nodewire.cli.shown import named
 from nodewire.config import CustomerConfig, ProviderConfig, TrainConfig, load_role, parse_msat
-from nodewire.errors import BadConfig, BadInput, LinkLost, OverBudget, PaymentFailed
+from nodewire.errors import BadConfig, BadInput, BadRecipe, LinkLost, NoProvider, OverBudget, PaymentFailed
 from nodewire.protocol.families import Family
 
 ROOT = Path(__file__).parent.parent.parent
@@ -150,6 +150,7 @@ def test_a_trainer_that_says_nothing_of_families_trains_all_that_recipes_may_nam
         (["generate", "x", "--model", "pycoder", "--config", "customer.toml"], "`nodewire models --config FILE`"),
         (["audit", "1234", "--config", "customer.toml"], "has 64 hex digits"),
         (["register", ".", "--target-vram", "12", "--relay", "ws://x", "--blossom", "http://x"], "12 of what?"),
+        (["register", "."], "a customer's TOML file says where to publish"),
         (["generate", "x", "--model", MODEL, "--config", "oracle.toml"], "this is an oracle's file"),
         (["provider", "--config", "oracle.toml"], "this is an oracle's file"),
         (["oracle", "--config", "customer.toml"], "this is a customer's file: an oracle's has its seat"),
@@ -189,9 +190,16 @@ def test_what_was_confused_is_said_before_anybody_is_asked(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (OverBudget("max_total_msat", "one chunk costs 84000"), "max_total_msat: one chunk costs 84.000 sat"),
-        (OverBudget("chunk_msat", "84000 msat a chunk, at most 5 allowed"), "84.000 sat a chunk, at most 0.005 sat al"),
-        (PaymentFailed("balance", "7 msat, 1500 needed"), "balance: 0.007 sat, 1.500 sat needed"),
+        (OverBudget("max_total_msat", "one chunk costs 84000 msat"), "max_total_msat: one chunk costs 84.000 sat"),
+        (
+            OverBudget("chunk_msat", "84000 msat a chunk, at most 5 msat allowed"),
+            "84.000 sat a chunk, at most 0.005 sat al",
+        ),
+        (PaymentFailed("balance", "7 msat, 1500 msat needed"), "balance: 0.007 sat, 1.500 sat needed"),
+        (
+            OverBudget("--budget", "16000 msat for 8 rounds on 2 shards, at most 50 msat; it would do for 3 rounds"),
+            "16.000 sat for 8 rounds on 2 shards, at most 0.050 sat; it would do for 3 rounds",
+        ),
         (BadInput("amount", "8 msat is not 2 times the plan's price"), "amount: 0.008 sat is not 2 times"),
         (PaymentFailed("wallet", "has 5000 msat: pay into it"), "wallet: has 5.000 sat: pay"),
         (BadInput("max_tokens", "not an integer from 1 to 512"), "from 1 to 512"),
@@ -205,6 +213,38 @@ def test_errors_are_in_peoples_words(capsys, error, said):
     with pytest.raises(SystemExit):
         fail(error)
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (NoProvider("round 4", "nobody on the market trains it"), "`nodewire trainers --config FILE`"),
+        (NoProvider("stage.0", "no live node with a free slot"), "`nodewire models`"),
+        (BadRecipe("recipe.toml, line 3", "lr: missing"), "docs/recipes.md"),
+        (BadConfig("customer.toml: relays", "missing"), "docs/operating.md"),
+    ],
+)
+def test_advice_is_of_what_went_wrong(capsys, error, advice):
+    with pytest.raises(SystemExit):
+        fail(error)
+    assert advice in capsys.readouterr().err
+
+
+def test_a_file_that_is_missing_is_not_explained_by_its_fields(capsys):
+    with pytest.raises(SystemExit):
+        fail(BadConfig("recipe.toml", "cannot be read: No such file or directory"))
+    assert "docs" not in capsys.readouterr().err
+
+
+def test_a_table_of_a_recipe_is_named_in_the_help(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["nodewire", "family", "--help"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "[family] table" in capsys.readouterr().out
+
+
+def test_one_of_a_thing_is_not_many():
+    assert [counted(count, "zap") for count in (0, 1, 2)] == ["0 zaps", "1 zap", "2 zaps"]
 
 
 def test_the_help_begins_with_what_customers_need(monkeypatch, capsys):

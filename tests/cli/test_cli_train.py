@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,8 @@ from nodewire.customer.training.quoting import Quote, quote
 from nodewire.customer.training.state import Outer, State
 from nodewire.customer.training.training import _made, kind_of
 from nodewire.errors import BadConfig, BadData, BadRecipe, NoProvider, NotFound, OverBudget
+from nodewire.protocol import families
+from nodewire.protocol import recipe as recipes
 from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.round import check_supported
 from nodewire.protocol.trainer import Trainer
@@ -261,18 +264,47 @@ def test_help_does_not_load_torch_or_matplotlib():
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_a_training_without_a_budget_is_told_how_to_find_one(tmp_path, folder):
-    role = tmp_path / "customer.toml"
+def customer(folder: Path) -> Path:
+    """A customer's file, of a market that nobody answers in."""
+    role = folder / "customer.toml"
     role.write_text(
         'key = "key"\nstate = "state"\nrelays = ["ws://127.0.0.1:1"]\nblossom = ["http://127.0.0.1:1"]\n'
         f'committee = "38841:{"0" * 64}:main"\n[wallet]\nurl = "http://127.0.0.1:1"\ntoken_file = "token"\n'
     )
-    command = ["train", str(written(tmp_path, TOML)), "--data", str(folder), "--config", str(role), "--json"]
+    return role
+
+
+def test_a_training_without_a_budget_is_told_how_to_find_one(tmp_path, folder):
+    role = str(customer(tmp_path))
+    command = ["train", str(written(tmp_path, TOML)), "--data", str(folder), "--config", role, "--json"]
     done = subprocess.run([sys.executable, "-m", "nodewire.cli", *command], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     error = json.loads(done.stdout)["error"]
     assert error["field"] == "--budget"
     assert "--quote" in error["reason"]
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "said"),
+    [
+        ({}, "start: nothing at"),
+        ({"y": 10}, "y: row 7 (the first is 0) is out of range: not from 0 to 9"),
+        ({"x": float("nan")}, "x: row 7 (the first is 0) has a number that is not finite"),
+    ],
+    ids=["start", "labels", "numbers"],
+)
+def test_a_quote_refuses_what_a_training_would_refuse_before_it_asks_a_relay(tmp_path, folder, spoilt, said):
+    found = dataset()
+    for name, value in spoilt.items():
+        found[name][7] = value
+    (folder / "digits.safetensors").write_bytes(state.pack(found))
+    start_at = [] if spoilt else ["--start", str(tmp_path / "none")]
+    command = ["train", str(written(tmp_path, TOML)), "--data", str(folder), "--quote", *start_at, "--json"]
+    command += ["--config", str(customer(tmp_path))]
+    done = subprocess.run([sys.executable, "-m", "nodewire.cli", *command], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    error = json.loads(done.stdout)["error"]
+    assert said in f"{error['field']}: {error['reason']}"
 
 
 # The recipes in docs.
@@ -288,6 +320,35 @@ def test_every_recipe_in_the_docs_is_one_and_can_be_bought(path):
     assert kind_of(recipe).request == (8840 if recipe.outer.method == "average" else 8841)
     assert recipe.memory_bytes() < 2 * 10**9
     assert -(-recipe.steps // recipe.audit.segment) >= 2
+
+
+@pytest.mark.parametrize(
+    ("heading", "tables"),
+    [
+        ("The recipe", [Recipe]),
+        ("`[family]`", [families.Decoder, families.Encoder, families.Cnn, families.Mlp, families.Linear]),
+        ("`[adapter]`", [families.Lora]),
+        ("`[data]`", [recipes.Data]),
+        ("`[inner]`", [recipes.Inner]),
+        ("`[outer]`", [recipes.Outer]),
+        ("`[compression]`", [recipes.Compression]),
+        ("`[validation]`", [recipes.Validation]),
+        ("`[audit]`", [recipes.Audit]),
+        ("`[profile]` and `[hardware]`", [recipes.Profile, recipes.Hardware]),
+    ],
+)
+def test_every_field_of_a_recipe_is_in_the_docs_with_its_default(heading, tables):
+    page = (RECIPES[0].parent.parent / "recipes.md").read_text()
+    section = page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| `")]
+    said = {name.strip("| `").rpartition(".")[2]: row[-2] for row in rows for name in row[0].split(", ")}
+    fields: dict[str, object] = {}
+    for table in tables:
+        fields = {name: field.default for name, field in table.model_fields.items()} | fields
+    assert said.keys() == fields.keys()
+    for name, default in fields.items():
+        if isinstance(default, str | int | tuple):
+            assert re.sub(r"[^\w.+-]", "", said[name]).lower() == re.sub(r"[^\w.+-]", "", str(default)).lower(), name
 
 
 def test_the_adapters_recipe_starts_from_the_decoder_in_the_repository():

@@ -97,7 +97,7 @@ async def test_elsewhere_than_on_a_terminal_it_is_told_in_lines_with_every_reaso
             await train(market, "dora", TWO_ROUNDS, on_change=watch)
     told = console.export_text()
     assert "\x1b" not in told
-    assert f"{ada.public[:8]} rejected norm" in told
+    assert re.search(rf"round 1, shard [01]: {ada.public[:8]} rejected: norm", told)
     assert "round 2 held-out loss" in told
     assert any(f"{ada.public[:8]} rejected: norm" in table for table in tables)
     assert "the same command goes on" in view.stopped("stopped")

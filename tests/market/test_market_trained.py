@@ -6,6 +6,8 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,6 +50,11 @@ def market(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bare]:
         running.stop()
 
 
+def summary_of(out: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((out / "summary.json").read_text())
+    return found
+
+
 def write_tom(market: RunningMarket, *serve: str) -> None:
     role = {
         "key": "key.nsec",
@@ -82,11 +89,11 @@ def test_a_trained_model_is_registered_served_and_bought_with_the_scores_of_trai
     ]
     assert done["providers"] == [tom]
     registered = done["registered"]
-    again = market.command(
-        *("register", str(out), "--target-vram", "4MB", "--key", str(config.parent / "key.nsec")),
-        *("--relay", market.relay, "--blossom", market.blossom),
-    )
-    assert (again["address"], again["digest"]) == (registered["address"], registered["digest"])
+    kept = market.command(*command, "--shards", "1", "--out", str(out))  # the same training, asked for again
+    assert kept["registered"] == registered == summary_of(out)["registered"]
+    (out / "summary.json").write_text(json.dumps({**kept, "registered": None}))
+    again = market.command("register", str(out), "--config", str(config), "--target-vram", "4MB")
+    assert again == registered | {"event": again["event"]} == summary_of(out)["registered"]
 
     # Started again by mistake it leaves the first as it is.
     twice = market.run("provider", "--config", str(market.config_of("tom")))

@@ -52,7 +52,8 @@ async def publish(course: Course, round_: int) -> None:
         price_msat = sum(course.requests.price(one, market, steps[one], None)[0] for one in dealt.values())
         if state.committed_msat + price_msat > course.budget_msat:
             raise OverBudget(
-                "budget", f"{state.committed_msat + price_msat} msat with round {round_}, at most {course.budget_msat}"
+                "budget",
+                f"{state.committed_msat + price_msat} msat with round {round_}, at most {course.budget_msat} msat",
             )
         # Who has a shard of this round already gets a deposit for another: what it is owed for the first is paid later.
         taken = {work.provider for work in state.works if work.status not in ("idle", "missed")}

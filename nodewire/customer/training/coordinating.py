@@ -30,6 +30,12 @@ TASK = "coordinator"
 _SESSION = "training"
 
 
+async def read(worker: Worker, program: Path, data: Path, shards: int, start: Path | None) -> None:
+    """Have a worker read what `Coordinator.open` says; `program` has the recipe. Raises as the worker does."""
+    await worker.load(TASK, TASK, program, [data, *([start] if start else [])])
+    await worker.open(TASK, _SESSION, {"shards": shards})
+
+
 class Verdict(NamedTuple):
     """`doubted`: it is accepted if more of it stands an audit; `harms`: and is no part of the weights before."""
 
@@ -77,8 +83,7 @@ class Coordinator:
         the first round."""
         program = self._folder / "recipe"
         program.write_bytes(recipe)
-        await self._worker.load(TASK, TASK, program, [data, *([start] if start else [])])
-        await self._worker.open(TASK, _SESSION, {"shards": shards})
+        await read(self._worker, program, data, shards, start)
 
     async def shard(self, index: int) -> Sealed:
         """A shard, sealed and uploaded."""

@@ -55,7 +55,7 @@ async def fetched(course: Course, request: str, provider: str, result: str) -> t
         if delivered.blob.bytes > most:
             raise TooLarge("result", f"{delivered.blob.bytes} bytes, at most {most}")
         if delivered.amount_msat != row.balance_msat:
-            raise BadInput("amount", f"{delivered.amount_msat} msat, agreed on {row.balance_msat}")
+            raise BadInput("amount", f"{delivered.amount_msat} msat, agreed on {row.balance_msat} msat")
         update = delivered.result if delivered.result is not None else await course.session.blobs.get(delivered.blob)
     except NodewireError as error:
         return False, f"{error.code}: {error}"[:200]

@@ -170,7 +170,7 @@ def _blobs(
     if opening.commitment(delivered.provider, request, course.state.round) != delivered.commitment:
         raise BadHash("x", "not what the result commits to")
     if delivered.amount_msat != row.balance_msat:
-        raise BadInput("amount", f"{delivered.amount_msat} msat, agreed on {row.balance_msat}")
+        raise BadInput("amount", f"{delivered.amount_msat} msat, agreed on {row.balance_msat} msat")
     rows = outer.momenta_rows(course.recipe)
     found = {"theta": (delivered.theta, opening.theta_key, opening.theta_sha256, 1)}
     has = [delivered.momenta is not None, opening.momenta_key is not None, opening.momenta_sha256 is not None]

@@ -340,7 +340,7 @@ def _claim(event: Claimed, book: Holding) -> Holding:
     else:
         amount_msat = book.entitlement(event.ref, event.payee)
         if event.amount_msat != amount_msat:
-            raise NotAllowed("amount_msat", f"{amount_msat} msat are due, not {event.amount_msat}")
+            raise NotAllowed("amount_msat", f"{amount_msat} msat are due, not {event.amount_msat} msat")
         if not book._is_bonds(event):
             claim, book = _from_treasury(claim, book)
     return replace(book, claims=book.claims.put(key, claim), claimed=book.claimed.put(event.payment_hash, key))
@@ -356,7 +356,7 @@ def _from_treasury(claim: Claim, book: Holding) -> tuple[Claim, Holding]:
     if pool_msat > max(0, book.insured_msat(case)):
         raise PaymentFailed("treasury", "the request's shares do not cover it, and the pool does not insure it")
     if pool_msat > book.pool_msat:
-        raise PaymentFailed("treasury", f"{pot.left_msat + book.pool_msat} msat are there, {amount_msat} needed")
+        raise PaymentFailed("treasury", f"{pot.left_msat + book.pool_msat} msat are there, {amount_msat} msat needed")
     if own_msat:
         book = replace(book, pots=book.pots.put(request, replace(pot, left_msat=pot.left_msat - own_msat)))
     book = replace(book, insured=_insured(book, case, pool_msat), pool_msat=book.pool_msat - pool_msat)

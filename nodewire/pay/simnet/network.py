@@ -238,7 +238,7 @@ def _offer(event: Offered, network: Network) -> Network:
         raise NotFound("payer", "no such node")
     needed_msat = invoice.amount_msat + event.fee_msat
     if balance_msat < needed_msat:
-        raise PaymentFailed("balance", f"{balance_msat} msat, {needed_msat} needed")
+        raise PaymentFailed("balance", f"{balance_msat} msat, {needed_msat} msat needed")
     held = replace(invoice, phase="held", payer=event.payer, fee_msat=event.fee_msat, held_at_s=event.at_s)
     return replace(
         network,
@@ -292,7 +292,7 @@ def _move(event: Moved, network: Network) -> Network:
             raise NotFound("node", "no such node")
     balance_msat = network.balances[event.source]
     if balance_msat < event.amount_msat:
-        raise PaymentFailed("balance", f"{balance_msat} msat, {event.amount_msat} needed")
+        raise PaymentFailed("balance", f"{balance_msat} msat, {event.amount_msat} msat needed")
     balances = network.balances.put(event.source, balance_msat - event.amount_msat)
     moves = network.moves.put(event.id, event)
     return replace(network, balances=_credit(balances, event.target, event.amount_msat), moves=moves)

@@ -160,7 +160,7 @@ class Simnet:
             # The holder pays out to the msat what its book owes; its routes are its own affair.
             fee_msat = 0 if payer == self.book.node else self.fees.of(known.amount_msat)
             if fee_msat > max_fee_msat:
-                raise OverBudget("max_fee_msat", f"routing costs {fee_msat} msat, at most {max_fee_msat} allowed")
+                raise OverBudget("max_fee_msat", f"routing costs {fee_msat} msat, at most {max_fee_msat} msat allowed")
         else:
             fee_msat = known.fee_msat
         now_s = int(self._now_s())

@@ -267,7 +267,7 @@ class Treasurer:
         asked = invoices.decode(bolt11, network=invoices.REGTEST)
         ref, left_msat = f"{FEES}/{asked.payment_hash}", self.fee_msat(oracle)
         if claim_key(ref, oracle) not in self._simnet.book.claims and asked.amount_msat > left_msat:
-            raise NotAllowed("amount_msat", f"{left_msat} msat are due, not {asked.amount_msat}")
+            raise NotAllowed("amount_msat", f"{left_msat} msat are due, not {asked.amount_msat} msat")
         return self._pay(oracle, ref, bolt11, asked.amount_msat)
 
     def _pay(self, payee: str, ref: str, bolt11: str, amount_msat: int) -> Claim:
@@ -283,7 +283,7 @@ class Treasurer:
             if invoice.phase != "open" or invoice.payee == self._simnet.book.node:
                 raise BadInvoice("invoice", f"it is {invoice.phase}" if invoice.phase != "open" else "the holder's own")
             if asked.amount_msat != amount_msat:
-                raise BadInvoice("amount", f"{amount_msat} msat are due, not {asked.amount_msat}")
+                raise BadInvoice("amount", f"{amount_msat} msat are due, not {asked.amount_msat} msat")
             self._simnet.take(Claimed(ref, payee, asked.payment_hash, asked.bolt11, amount_msat))
         self._send(self._simnet.book.claims[key])
         return self._simnet.book.claims[key]

@@ -124,9 +124,11 @@ class TrainingAdmission:
         if assigned.gflop < work_gflop(recipe, assigned.steps):
             raise PaymentRequired("gflop", f"{assigned.gflop}, the recipe's steps are more work")
         if assigned.price_msat < trainer.price_msat(assigned.gflop):
-            raise PaymentRequired("price_msat", f"{assigned.price_msat}, at least {trainer.price_msat(assigned.gflop)}")
+            raise PaymentRequired(
+                "price_msat", f"{assigned.price_msat} msat, at least {trainer.price_msat(assigned.gflop)} msat"
+            )
         if request.round.previous is None and not self.has_deposit(assigned):
-            raise PaymentRequired("deposit_msat", f"{assigned.deposit_msat} is less than this provider's deposit")
+            raise PaymentRequired("deposit_msat", f"{assigned.deposit_msat} msat is less than this provider's deposit")
         return Admitted(request, ticket, recipe, assigned, kind)
 
     def _read(self, ticket: RoundTicket) -> tuple[Recipe, str]:

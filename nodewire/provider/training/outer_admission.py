@@ -62,7 +62,7 @@ def check(request: OuterRequest, ticket: OuterTicket, public: str, trainer: Trai
     if step.gflop < work:
         raise PaymentRequired("gflop", f"{step.gflop}, the step is {work}")
     if step.price_msat < trainer.price_msat(step.gflop):
-        raise PaymentRequired("price_msat", f"{step.price_msat}, at least {trainer.price_msat(step.gflop)}")
+        raise PaymentRequired("price_msat", f"{step.price_msat} msat, at least {trainer.price_msat(step.gflop)} msat")
     if step.deposit_msat < trainer.deposit_msat(step.price_msat):
-        raise PaymentRequired("deposit_msat", f"{step.deposit_msat} is less than this provider's deposit")
+        raise PaymentRequired("deposit_msat", f"{step.deposit_msat} msat is less than this provider's deposit")
     return AdmittedOuter(request, ticket, recipe, step)

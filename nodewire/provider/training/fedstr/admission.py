@@ -52,7 +52,7 @@ class FedstrAdmission:
             raise NotAllowed("deadline", "it is over")
         price_msat = self._price_msat(asked)
         if asked.bid_msat is not None and asked.bid_msat < price_msat:
-            raise PaymentRequired("bid", f"{asked.bid_msat}, at least {price_msat}")
+            raise PaymentRequired("bid", f"{asked.bid_msat} msat, at least {price_msat} msat")
         return asked
 
     def check(self, asked: Asked, state: Source, data: Source) -> Admitted:

@@ -1,0 +1,39 @@
+"""Whether a customer's files can be trained on, before anyone is asked: its worker reads them as for a training."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from nodewire.config import CustomerConfig
+from nodewire.customer.training import coordinating, files
+from nodewire.customer.training.dataset import look
+from nodewire.customer.training.training import kind_of
+from nodewire.protocol.recipe import Recipe
+from nodewire.protocol.round import check_supported
+from nodewire.worker.client import LONG_CALL_S, WorkerProcess
+
+
+async def try_files(
+    config: CustomerConfig, recipe: Recipe, data: Path, *, shards: int, start: Path | None = None
+) -> None:
+    """Read data and `start`, split them, and measure the weights that the first round begins with; leaves nothing.
+
+    Raises:
+        Unsupported, BadData, BadRecipe, BadTask: what was given cannot be trained; names the row, where it is one.
+        NotFound, BadHash: what the recipe cites is not there, or is something else.
+        WorkerFailed: it takes more memory than the worker has.
+    """
+    check_supported(recipe)
+    kind = kind_of(recipe)
+    look(recipe, data)
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        (program := folder / "recipe").write_bytes(recipe.pack())
+        readable = [folder, data, *(files.readable(start) if start else ())]
+        worker = await WorkerProcess.start(
+            kind.worker_entry, config.worker.limits, readable=readable, call_timeout_s=LONG_CALL_S
+        )
+        stack.push_async_callback(worker.stop)
+        await coordinating.read(worker, program, data, shards, start)
