@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 import pytest
 import torch
 
+from nodewire.customer.training import choosing
 from nodewire.customer.training.events import Paid
 from nodewire.customer.training.requesting import Ask, Requests
 from nodewire.customer.training.unpaid import Waiting
@@ -318,3 +319,18 @@ async def test_a_transcript_cannot_keep_its_reader_busy_for_ever(market, monkeyp
     faults = [(fault.step, fault.reason) for fault in transcripts.check(long).faults]
     assert ("payment", "paid twice") in faults
     assert looked <= 2 * len(receipts)
+
+
+async def test_who_is_dead_and_cheapest_is_not_asked_in_each_round(market, monkeypatch):
+    monkeypatch.setattr("nodewire.customer.training.asking.ANSWER_S", 1.0)
+    async with provider(market, "ada") as ada, Pool([market.relay]) as pool:
+        while ada.public not in await choosing.trainers(pool):
+            await asyncio.sleep(0.05)
+    # It is dead now, and its ad is still there.
+    async with provider(market, "bea", least_msat=9 * LEAST_MSAT), provider(market, "cyd", least_msat=9 * LEAST_MSAT):
+        done, weights = await train(
+            market, "dora", RECIPE.model_copy(update={"rounds": 4}), budget_msat=73 * LEAST_MSAT
+        )
+    assert weights == expected(RECIPE.model_copy(update={"rounds": 4}))
+    assert {debt.round for (_, who), debt in done.debts.items() if who == ada.public} == {0, 2}
+    assert {reason for _, reason in done.failures} == {"no answer"}
