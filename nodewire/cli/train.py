@@ -212,7 +212,7 @@ async def _quoted(
     from nodewire.customer.training.training import begun, kind_of
 
     kind, found, until_s = kind_of(recipe), look(recipe, data), time.monotonic() + wait_s
-    state = begun(customer, recipe, shards)
+    state = begun(customer, recipe, shards, data)
     while True:
         made = quote(
             recipe,

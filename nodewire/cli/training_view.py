@@ -21,6 +21,7 @@ from nodewire.customer.training import events as happened
 from nodewire.customer.training.history import History
 from nodewire.customer.training.state import State, Work
 from nodewire.customer.training.transitions import apply
+from nodewire.customer.training.unpaid import Waiting
 from nodewire.protocol.delivery import Progress
 
 if TYPE_CHECKING:
@@ -102,11 +103,11 @@ class TrainingView:
             yield
             self._live.refresh()
 
-    def take(self, state: State, event: happened.Event | Progress, provider: str) -> None:
+    def take(self, state: State, event: happened.Event | Progress | Waiting, provider: str) -> None:
         self.state = state
         if isinstance(event, Progress):
             self._progress[provider] = event
-        else:
+        elif not isinstance(event, Waiting):
             self.history.take(event)
             self._note(event)
         if self._says:
@@ -166,7 +167,7 @@ class TrainingView:
         words = f"{self._name(provider)} {text}" if style != "green" else f"{text} (round {debt.round + 1})"
         self._verdicts[debt.row.index] = _Verdict(words, style)
 
-    def _say(self, event: happened.Event | Progress, provider: str) -> None:
+    def _say(self, event: happened.Event | Progress | Waiting, provider: str) -> None:
         """A line for what happened; above the live view only what went wrong."""
         who = self._name(provider)
         match event:
@@ -182,6 +183,9 @@ class TrainingView:
                 self._print(f"[yellow]round {round_ + 1} is made again[/]: the work of {whose} failed its audit")
             case happened.Missed(request, _, reason):
                 self._print(f"{self._place(request, provider)}: {who} [yellow]not waited for[/]: {one_line(reason)}")
+            case Waiting(owed, most_s):
+                whom = ", ".join(f"{self._name(public)} to take {sats(owed_msat)}" for public, owed_msat in owed)
+                self._print(f"[yellow]waiting[/] up to {most_s:.0f} s for {whom} that it is owed; then it stays owed")
             case _ if self._live is not None:
                 return
             case happened.Published(round_, _, _, rows):

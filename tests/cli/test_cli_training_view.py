@@ -22,6 +22,7 @@ from nodewire.customer.training.journal import Journal
 from nodewire.customer.training.quoting import quote
 from nodewire.customer.training.state import State
 from nodewire.customer.training.training import Trained
+from nodewire.customer.training.unpaid import Waiting
 from nodewire.errors import BadInput
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.pool import Pool
@@ -192,3 +193,11 @@ def test_a_curve_falls_from_the_upper_left_to_the_lower_right():
     assert lines[0][-1] == lines[-1][0] == "\u2800"
     assert curve([], 4, 1) == ["\u2800" * 4]
     assert set(*curve([1.0], 4, 1)) == {"⠤"}
+
+
+def test_what_the_end_waits_for_is_said_and_for_how_long():
+    console = recorded(width=200, terminal=False)
+    view = TrainingView(TWO_ROUNDS, 10**6, console, names={"ab" * 32: "ada"})
+    view.take(State(rounds=2, round=2), Waiting((("ab" * 32, 880), ("cd" * 32, 2_000)), 90.0), "")
+    told = console.export_text()
+    assert "waiting up to 90 s for ada to take 0.880 sat, cdcdcdcd to take 2.000 sat that it is owed" in told

@@ -7,10 +7,22 @@ from dataclasses import replace
 
 import pytest
 
-from nodewire.customer.training import pacing
+from nodewire.customer.training import pacing, silence
 from nodewire.customer.training.choosing import Need, deal, grouped
 from nodewire.customer.training.costing import Record, record_of
-from nodewire.customer.training.events import Judged, Lost, Opened, Published, Received, ResultCame
+from nodewire.customer.training.events import (
+    Begun,
+    Judged,
+    Lost,
+    Missed,
+    Opened,
+    Published,
+    Received,
+    ResultCame,
+    Stepped,
+    Sufficed,
+)
+from nodewire.customer.training.transitions import apply
 from nodewire.protocol.round import MAX_ASSIGNED
 from nodewire.protocol.trainer import Trainer
 from tests.customer.test_training_carrying import BLOB, after, row
@@ -34,7 +46,9 @@ def ad(**changes) -> Trainer:
     return Trainer(**{**fields, **changes})
 
 
-def dealt(market, needs=None, busy=(), before=None, excluded=(), failures=(), good=(), worth=0, took=None, late=()):
+def dealt(
+    market, needs=None, busy=(), before=None, excluded=(), failures=(), good=(), worth=0, took=None, late=(), **more
+):
     needs = needs or {0: NEED, 1: NEED}
     return deal(
         needs,
@@ -46,6 +60,7 @@ def dealt(market, needs=None, busy=(), before=None, excluded=(), failures=(), go
         measured_us=took or {},
         each_us=pacing.step_us(market, {public: (us,) for public, us in (took or {}).items()}, 10**9),
         late=late,
+        **more,
     )
 
 
@@ -96,6 +111,57 @@ def test_speed_counts_among_equals_by_what_was_measured_and_where_the_deadline_w
     assert dealt(market, one, late=("boasts",)) == {0: "quick"}
     assert dealt(market, one, late=("boasts",), before={0: "boasts"}) == {0: "quick"}
     assert dealt(market, one, late=("boasts", "quick")) == {0: "boasts"}
+
+
+def test_who_has_not_answered_is_asked_only_where_the_others_get_nothing_and_nobody_will_be_free():
+    market = {"dead": ad(), "dear": ad(least_msat=99, concurrency=1)}
+    dead = frozenset({"dead"})
+    assert dealt(market, before={0: "dead"}) == {0: "dead", 1: "dead"}
+    assert dealt(market, before={0: "dead"}, silent=dead) == {0: "dear"}
+    assert dealt(market, busy=("dear",), silent=dead, is_last_resort=False) == {}
+    assert dealt(market, busy=("dear",), silent=dead) == {0: "dead", 1: "dead"}
+    assert dealt(market, busy=("dear",), silent=dead, excluded=("dead",)) == {}
+
+
+def round_of(number: int, *events, state, asked=("ada", "bea")):
+    """`events` of a round that these were asked for, in which bea's result comes, and its step."""
+    request = f"r{number}"
+    rows = tuple(row(index, provider) for index, provider in enumerate(asked))
+    came = [ResultCame(request, "bea", "{}", 5), Received(request, "bea"), Judged(request, "bea", True, "")]
+    return after(
+        Published(number, request, "{}", rows), *events, *came, Sufficed(number), Stepped(number, 5, BLOB), state=state
+    )
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_who_answers_nothing_is_passed_over_for_ever_more_rounds_until_it_is_heard_of(begins):
+    state, asked = after(Opened(99, (BLOB, BLOB), BLOB, 1)), []
+    for number in range(16):
+        if silence.passed_over(state):
+            state = round_of(number, state=state, asked=("bea",))
+            continue
+        asked.append(number)
+        events = [Begun(f"r{number}", "ada"), Missed(f"r{number}", "ada", "no word for 25 s")]
+        state = round_of(number, *(events if begins else [Lost(f"r{number}", "ada", "no answer")]), state=state)
+    assert asked == [0, 2, 6, 14]
+    assert silence.passed_over(state) == {"ada"}
+    heard = apply(Begun("r14", "ada"), state)
+    assert silence.passed_over(heard) == frozenset()
+    assert apply(Begun("r14", "ada"), heard) is heard
+    assert apply(Begun("r6", "ada"), state) is state  # said before it was silent
+    came = after(Published(16, "r16", "{}", (row(0, "ada"),)), ResultCame("r16", "ada", "{}", 5), state=heard)
+    assert came.silent == {}
+
+
+def test_shards_of_one_round_that_are_not_answered_are_one_silence():
+    state = after(Opened(9, (BLOB, BLOB), BLOB, 1))
+    for number in range(2):
+        state = after(Published(0, f"r{number}", "{}", (row(number, "ada"),)), state=state)
+    for number in range(2):
+        state = apply(Lost(f"r{number}", "ada", "no answer"), state)
+    assert state.silent["ada"].until == 2
+    refused = after(Published(0, "r2", "{}", (row(0, "bea"),)), Lost("r2", "bea", "busy"), state=state)
+    assert silence.passed_over(refused) == {"ada"}
 
 
 def test_what_is_known_of_providers_is_what_came_of_their_shards():

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from nodewire.customer.training import lateness, trusting, undoing
+from nodewire.customer.training import lateness, silence, trusting, undoing
 from nodewire.customer.training.actions import Audit, Await, Close, Fetch, Judge, Pay, Publish, Undo
 from nodewire.customer.training.events import (
     Audited,
@@ -95,7 +95,7 @@ def test_once_many_strangers_have_answered_nothing_who_has_done_work_is_asked_fi
     for stranger in crowd[: trusting.MOST_SILENT]:
         assert trusting.asked(market, state, 10**6) == market
         state = after(state, Published(1, f"to {stranger}", "{}", (row(0, stranger),)))
-        state = after(state, Lost(f"to {stranger}", stranger, trusting.NO_ANSWER))
+        state = after(state, Lost(f"to {stranger}", stranger, silence.NO_ANSWER))
     assert set(trusting.asked(market, state, 10**6)) == {"ada", "bea"}
     assert trusting.asked(dict.fromkeys(crowd, object()), state, 10**6).keys() == set(crowd)  # rather them than nobody
 

@@ -10,8 +10,10 @@ from contextlib import AsyncExitStack
 import pytest
 import torch
 
+from nodewire.customer.training import choosing
 from nodewire.customer.training.events import Paid
 from nodewire.customer.training.requesting import Ask, Requests
+from nodewire.customer.training.unpaid import Waiting
 from nodewire.errors import NotFound
 from nodewire.nostr import event as events
 from nodewire.nostr import nip59
@@ -40,7 +42,7 @@ async def market(tmp_path):
 
 @pytest.mark.parametrize("deposit_ppm", [0, 250_000], ids=["balance", "deposit"])
 async def test_who_cannot_be_paid_does_not_keep_the_model_from_its_customer(market, monkeypatch, deposit_ppm):
-    monkeypatch.setattr("nodewire.customer.training.rounds.UNPAYABLE_S", 1.0)
+    monkeypatch.setattr("nodewire.customer.training.unpaid.UNPAYABLE_S", 1.0)
     async with (
         provider(market, "ada", lnurl=NOWHERE, deposit_ppm=deposit_ppm, patience_s=0.5) as ada,
         provider(market, "bea"),
@@ -52,18 +54,20 @@ async def test_who_cannot_be_paid_does_not_keep_the_model_from_its_customer(mark
         # A deposit that was not paid is no debt once its work is over.
         assert [who for _, who in done.owed] == ([] if deposit_ppm else [ada.public])
         assert list(done.owed.values()) == ([] if deposit_ppm else [LEAST_MSAT])
-        paid = []
-        again, _ = await train(market, "dora", ONE_ROUND, on_change=lambda state, event, who: paid.append(event))
+        told = []
+        again, _ = await train(market, "dora", ONE_ROUND, on_change=lambda state, event, who: told.append(event))
         assert again.owed == done.owed  # it is not forgotten
-        assert not [event for event in paid if isinstance(event, Paid)]
+        assert not [event for event in told if isinstance(event, Paid)]
+        waits = [Waiting(((ada.public, LEAST_MSAT),), 1.0)]  # told once, not at each try
+        assert [event for event in told if isinstance(event, Waiting)] == ([] if deposit_ppm else waits)
 
 
 async def test_what_is_owed_is_paid_when_its_provider_can_be_paid_again(market, monkeypatch):
-    monkeypatch.setattr("nodewire.customer.training.rounds.UNPAYABLE_S", 1.0)
+    monkeypatch.setattr("nodewire.customer.training.unpaid.UNPAYABLE_S", 1.0)
     async with provider(market, "ada", lnurl=NOWHERE, deposit_ppm=0):
         done, _ = await train(market, "dora", ONE_ROUND, shards=1)
     assert sum(done.owed.values()) == LEAST_MSAT
-    monkeypatch.setattr("nodewire.customer.training.rounds.UNPAYABLE_S", 20.0)
+    monkeypatch.setattr("nodewire.customer.training.unpaid.UNPAYABLE_S", 20.0)
     async with provider(market, "ada", deposit_ppm=0):
         done, weights = await train(market, "dora", ONE_ROUND, shards=1)
     assert (done.owed, weights) == ({}, expected(ONE_ROUND, 1))
@@ -315,3 +319,18 @@ async def test_a_transcript_cannot_keep_its_reader_busy_for_ever(market, monkeyp
     faults = [(fault.step, fault.reason) for fault in transcripts.check(long).faults]
     assert ("payment", "paid twice") in faults
     assert looked <= 2 * len(receipts)
+
+
+async def test_who_is_dead_and_cheapest_is_not_asked_in_each_round(market, monkeypatch):
+    monkeypatch.setattr("nodewire.customer.training.asking.ANSWER_S", 1.0)
+    async with provider(market, "ada") as ada, Pool([market.relay]) as pool:
+        while ada.public not in await choosing.trainers(pool):
+            await asyncio.sleep(0.05)
+    # It is dead now, and its ad is still there.
+    async with provider(market, "bea", least_msat=9 * LEAST_MSAT), provider(market, "cyd", least_msat=9 * LEAST_MSAT):
+        done, weights = await train(
+            market, "dora", RECIPE.model_copy(update={"rounds": 4}), budget_msat=73 * LEAST_MSAT
+        )
+    assert weights == expected(RECIPE.model_copy(update={"rounds": 4}))
+    assert {debt.round for (_, who), debt in done.debts.items() if who == ada.public} == {0, 2}
+    assert {reason for _, reason in done.failures} == {"no answer"}

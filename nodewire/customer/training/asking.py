@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from nodewire.customer.training import carrying, choosing, costing, pacing, trusting, watching
+from nodewire.customer.training import carrying, choosing, costing, pacing, silence, trusting, watching
 from nodewire.customer.training.choosing import Need
 from nodewire.customer.training.course import Course
 from nodewire.customer.training.events import Lost, Missed, Sealed, Sufficed
@@ -124,12 +124,16 @@ def _dealt(
     recipe, state = course.recipe, course.state
     each_us = pacing.step_us(market, state.step_us, recipe.flops_per_round() // recipe.steps)
     failed = frozenset().union(*(work.excluded for work in state.works))
+    silent = silence.passed_over(state)
+    under_way = {work.provider for work in (*state.works, *state.late) if work.status in UNDER_WAY}
     dealt = choosing.deal(
         {index: _need(course, index) for index in idle},
         market,
         busy=Counter(work.provider for work in (*state.works, *state.late) if work.status in ("asked", "working")),
         before={work.index: work.provider for work in state.works if work.provider},
         excluded=(failed - course.forgiven) | state.banned,
+        silent=silent,
+        is_last_resort=under_way <= silent,
         record=costing.record_of(state, course.budget_msat),
         measured_us={one: each_us[one] for one in state.step_us if one in each_us},
         each_us=each_us,
@@ -173,7 +177,7 @@ async def call(course: Course, request: str, provider: str) -> None:
             log.debug("ticket: %s", error)
         await asyncio.sleep(min(pause_s, max(0.0, until_s - time.monotonic())))
         pause_s = min(2 * pause_s, _MOST_TICKET_S)
-    course.take(Lost(request, provider, trusting.NO_ANSWER))
+    course.take(Lost(request, provider, silence.NO_ANSWER))
 
 
 async def wait(course: Course, request: str, provider: str) -> None:
@@ -188,7 +192,7 @@ async def wait(course: Course, request: str, provider: str) -> None:
             course.take(Missed(request, provider, f"no result within {patience_s:.0f} s"))
             return
         if quiet_s <= now_s:
-            course.take(Missed(request, provider, f"no word for {watching.QUIET_S:.0f} s"))
+            course.take(Missed(request, provider, f"{silence.NO_WORD} {watching.QUIET_S:.0f} s"))
             return
         await asyncio.sleep(min(1.0, by_patience_s - now_s, quiet_s - now_s))  # what others take may shorten it
 
@@ -209,7 +213,7 @@ async def wait_late(course: Course, request: str, provider: str) -> None:
             course.take(Lost(request, provider, f"no result by its deadline of {course.recipe.deadline} s"))
             return
         if silent_s <= now_s:
-            course.take(Lost(request, provider, f"no word for {watching.SILENT_S:.0f} s"))
+            course.take(Lost(request, provider, f"{silence.NO_WORD} {watching.SILENT_S:.0f} s"))
             return
         await asyncio.sleep(min(1.0, by_deadline_s - now_s, silent_s - now_s))
 

@@ -96,6 +96,8 @@ def deal(
     measured_us: Mapping[str, float],
     each_us: Mapping[str, float],
     late: Collection[str] = (),
+    silent: frozenset[str] = frozenset(),
+    is_last_resort: bool = True,
 ) -> dict[int, str]:
     """A provider for every shard, as far as some have room: the one that had it before, or whose useful results are
     expected to cost least (`costing`), the faster of equals.
@@ -108,6 +110,8 @@ def deal(
         excluded: who has failed in this round, or may not train any more.
         measured_us: of those who have delivered, what a step took; `each_us`: of all, as far as can be known.
         late: who would miss the deadline, as far as can be known; they are asked when nobody else is left.
+        silent: who has not answered lately (`silence`); they are asked where all others together get no shard.
+        is_last_resort: whether they are asked then; not while somebody is at a shard who may be free later.
     """
     dealt: dict[int, str] = {}
     taken = Counter(busy)
@@ -123,14 +127,18 @@ def deal(
     def rank(public: str, gflop: int) -> tuple[bool, float, float, str]:
         return public in late, cost(public, gflop), each_us.get(public, 1 / market[public].gflops), public
 
+    def is_free(public: str, need: Need) -> bool:
+        ad = market[public]
+        return public not in excluded and taken[public] < ad.concurrency and not why_not(ad, need)
+
+    if silent and is_last_resort:
+        others = [public for public in market if public not in silent]
+        if not any(is_free(public, need) for need in needs.values() for public in others):
+            silent = frozenset()
     kept = [index for index in needs if before.get(index) in market]
     for index in [*kept, *(index for index in needs if index not in kept)]:
         need = needs[index]
-        fits = [
-            public
-            for public, ad in market.items()
-            if public not in excluded and taken[public] < ad.concurrency and not why_not(ad, need)
-        ]
+        fits = [public for public in market if public not in silent and is_free(public, need)]
         if not fits:
             continue
         best = min(fits, key=lambda public: rank(public, need.gflop))

@@ -16,12 +16,13 @@ from nodewire.customer.training.requesting import Requests
 from nodewire.customer.training.session import TrainingSession
 from nodewire.customer.training.state import State
 from nodewire.customer.training.transitions import apply
+from nodewire.customer.training.unpaid import Waiting
 from nodewire.nostr.event import Event as Answer
 from nodewire.protocol.delivery import Progress
 from nodewire.protocol.recipe import Recipe
 
-OnChange = Callable[[State, "Event | Progress", str], None]
-"""Told of every event and every progress, with the provider that it is of ("" if none)."""
+OnChange = Callable[[State, "Event | Progress | Waiting", str], None]
+"""Told of every event, every progress and what the end waits for, with the provider that it is of ("" if none)."""
 
 
 class Course:
@@ -63,6 +64,8 @@ class Course:
         self.begun_s = time.monotonic()
         """When this process took the training up."""
         self.hearing = Hearing(session.pool)
+        self.refused: dict[str, bool] = {}
+        """Providers whose last payment has failed, and whether because their endpoint takes no connection."""
         self.forgiven: frozenset[str] = frozenset()
         """Who failed in this round before this process took it up, and may be asked once more."""
 

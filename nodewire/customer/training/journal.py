@@ -68,6 +68,16 @@ class Journal:
         (kept,) = self._db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
         return str(kept)
 
+    def note(self, name: str, value: str) -> None:
+        """Write down `value` under `name`, whatever stood there."""
+        self._db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether anything has happened."""
+        (some,) = self._db.execute("SELECT EXISTS (SELECT 1 FROM events)").fetchone()
+        return bool(some)
+
     def append(self, event: Event) -> None:
         """Written when this returns, and no crash of this process loses it.
 

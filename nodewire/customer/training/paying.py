@@ -7,7 +7,7 @@ import logging
 
 from nodewire.customer.training.course import Course
 from nodewire.customer.training.events import Paid
-from nodewire.errors import NodewireError
+from nodewire.errors import LinkLost, NodewireError
 from nodewire.pay.debts import Key
 from nodewire.protocol.round import DEPOSIT
 
@@ -26,10 +26,13 @@ async def pay(course: Course, request: str, provider: str, part: int) -> None:
             debt = await course.session.pay(Key(request, provider, part), amount_msat, url)
         except NodewireError as error:
             log.warning("%d msat to %s are not paid yet: %s", amount_msat, provider[:8], error)
+            course.refused[provider] = isinstance(error, LinkLost) and error.field == "lnurl"
+            course.changed.set()
             await asyncio.sleep(pause_s)
             pause_s = min(60.0, 2 * pause_s)
             url = await _endpoint(course, provider, url)
             continue
+        course.refused.pop(provider, None)
         course.hearing.heard(request, provider)  # until now it had nothing to say
         course.take(Paid(request, provider, part, amount_msat, debt.fee_msat))
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from nodewire.customer.training import asking, auditing, closing, credit, paying, receiving, stepping, undoing
+from nodewire.customer.training import asking, auditing, closing, credit, paying, receiving, stepping, undoing, unpaid
 from nodewire.customer.training.actions import (
     Action,
     Audit,
@@ -34,8 +34,6 @@ from nodewire.nostr.nip01 import Filter
 from nodewire.protocol import kinds
 from nodewire.protocol.keeping import kept_rounds
 
-UNPAYABLE_S = 90.0
-"""For so long payments are tried that do not get through when nothing else is left to do; then they stay owed."""
 _CLOCKS_S = 65
 """Providers take requests that are dated a minute ahead of their clocks, and relays have their time."""
 
@@ -88,11 +86,19 @@ class Rounds:
         course = self._course
         async with course.session.pool.subscribe([wanted]) as subscription, asyncio.TaskGroup() as group:
             listening = group.create_task(receiving.listen(course, subscription))
+            told, since, since_s = None, course.state, time.monotonic()
             while not course.state.is_over:
                 course.changed.clear()
                 self._begin(group)
+                if course.state is not since:
+                    since, since_s = course.state, time.monotonic()
+                waiting = unpaid.waiting(course.state, course.refused)
+                if waiting not in (None, told):
+                    told = waiting
+                    course.on_change(course.state, waiting, "")
+                patience_s = unpaid.patience_s(course.state, course.refused)
                 try:
-                    async with asyncio.timeout(UNPAYABLE_S if course.state.is_paid_for else None):
+                    async with asyncio.timeout(patience_s and max(0.0, since_s + patience_s - time.monotonic())):
                         await course.changed.wait()
                 except TimeoutError:
                     break

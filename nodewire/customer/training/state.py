@@ -100,6 +100,18 @@ class Debt:
 
 
 @dataclass(frozen=True, slots=True)
+class Silence:
+    """That a provider has not answered, or said no more (`silence`)."""
+
+    round: int
+    """Whose shard it was asked for."""
+    times: int
+    """In a row, by rounds."""
+    until: int
+    """The round from which on it is asked again as any other."""
+
+
+@dataclass(frozen=True, slots=True)
 class Before:
     """How a round stood when its step was made: what going back to it needs."""
 
@@ -141,6 +153,8 @@ class State:
     """After each round, on what is held out; in millionths."""
     failures: tuple[tuple[str, str], ...] = ()
     """Providers and why nothing came of a shard, oldest first."""
+    silent: dict[str, Silence] = field(default_factory=dict)
+    """By provider, of those who have delivered nothing since."""
     banned: frozenset[str] = frozenset()
     """Who has failed an audit: it gets no further shard."""
     needed: int = 0

@@ -7,7 +7,7 @@ import secrets
 import time
 from collections import Counter
 
-from nodewire.customer.training import choosing, costing, lateness, receiving, undoing, watching
+from nodewire.customer.training import choosing, costing, lateness, receiving, silence, undoing, watching
 from nodewire.customer.training.course import Course
 from nodewire.customer.training.events import Contribution, Judged, Lost, Sealed, StepHere, Stepped, StepPublished
 from nodewire.customer.training.requesting import Used
@@ -100,7 +100,7 @@ async def _provider(course: Course, used: list[Used]) -> tuple[str, Trainer] | N
         market,
         busy=Counter(work.provider for work in state.late if work.status in ("asked", "working")),
         before={0: state.outer.provider},
-        excluded=state.outer.lost_by | state.banned,
+        excluded=state.outer.lost_by | state.banned | silence.passed_over(state),
         record=costing.record_of(state, course.budget_msat),
         measured_us={},
         each_us={},

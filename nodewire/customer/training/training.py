@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -26,6 +27,7 @@ from nodewire.kind import TrainingKind, installed_training
 from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.round import check_supported
 from nodewire.protocol.transcript import Transcript
+from nodewire.store.folder import digest
 from nodewire.worker.client import LONG_CALL_S, WorkerProcess
 from nodewire.worker.lasting import LastingWorker
 
@@ -69,10 +71,11 @@ async def train(
         start: the folder (or safetensors file) with what the recipe cites: weights, and tokenizer.json.
         model: a folder where what was trained is written as Hugging Face lays it out, adapters merged; may be missing.
 
-    A training that was broken off (the same recipe and number of shards) goes on where it stood.
+    A training that was broken off (the same recipe and number of shards) goes on where it stood, with the same data.
 
     Raises:
         Busy: another process is at this very training.
+        NotAllowed: it was begun with other data.
         Unsupported, BadData, BadRecipe, BadTask: what was given cannot be trained.
         NotFound, BadHash: what the recipe cites is not there, or is something else.
         NoProvider, OverBudget: it cannot be bought, or not to its end.
@@ -82,9 +85,10 @@ async def train(
     async with AsyncExitStack() as stack:
         folder = _made(folder_of(config, recipe, shards), data)
         stack.enter_context(alone(folder))
-        session = await open_session(stack, config)
         journal = Journal(folder / "journal.db")
         stack.callback(journal.close)
+        _check_data(journal, folder, data, await asyncio.to_thread(digest, data, "--data"))
+        session = await open_session(stack, config)
         requests = Requests(
             session.keys, recipe, kind.request, journal.fact("salt", secrets.token_hex(32)), config.relays
         )
@@ -151,13 +155,35 @@ def _made(folder: Path, data: Path) -> Path:
     return folder
 
 
-def begun(config: CustomerConfig, recipe: Recipe, shards: int) -> State | None:
-    """Where an earlier run of the same training stands; None if there was none."""
-    path = folder_of(config, recipe, shards) / "journal.db"
+def _check_data(journal: Journal, folder: Path, data: Path, sha256: str) -> None:
+    """Write down what a training begins with. Raises NotAllowed: it has begun with something else.
+
+    Journals of before this was written down take any data.
+    """
+    if not journal.is_begun:
+        journal.note("data", sha256)
+    elif journal.fact("data", "") not in ("", sha256):
+        raise NotAllowed(
+            "--data",
+            f"{data} holds other data than the training in {folder} was begun with: give it those to go on; to train"
+            " on the new ones, give the recipe another name, or delete that folder with all that it owes",
+        )
+
+
+def begun(config: CustomerConfig, recipe: Recipe, shards: int, data: Path) -> State | None:
+    """Where an earlier run of the same training stands; None if there was none.
+
+    Raises:
+        NotAllowed: it was begun with other data.
+    """
+    folder = folder_of(config, recipe, shards)
+    path = folder / "journal.db"
     if not path.exists():
         return None
     journal = Journal(path)
     try:
+        if journal.is_begun:
+            _check_data(journal, folder, data, digest(data, "--data"))
         state = State()
         for event in journal.events():
             state = apply(event, state)

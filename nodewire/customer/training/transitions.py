@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodewire.customer.training import lateness, outer_machine, shards, undoing
+from nodewire.customer.training import lateness, outer_machine, shards, silence, undoing
 from nodewire.customer.training.events import (
     Audited,
     ClosePublished,
@@ -71,6 +71,11 @@ def apply(event: Event, state: State) -> State:
             return _closed(event, state)
         case Audited():
             return lateness.spared(_audited(event, state))
+    return silence.noted(event, state, _of_work(event, state))
+
+
+def _of_work(event: Worked, state: State) -> State:
+    """The state after something of a shard, or of a step that was bought."""
     if state.outer.is_of(event.request, event.provider):
         return outer_machine.after(event, state)
     work = state.work(event.request, event.provider)

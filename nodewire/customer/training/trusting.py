@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from nodewire.customer.training.silence import NO_ANSWER
 from nodewire.customer.training.state import State
 from nodewire.protocol.trainer import Trainer
 
@@ -15,7 +16,6 @@ MOST_LOST = 8
 """A budget's part of this size may be lost to strangers."""
 MOST_SILENT = 8
 """Strangers that may be asked and answer nothing: each takes a shard's time."""
-NO_ANSWER = "no answer"
 
 
 def lost_msat(state: State) -> int:
