@@ -24,3 +24,9 @@ def rtt_us(a: Coordinates, b: Coordinates) -> int:
     """The round trip between two nodes as their coordinates predict it, in microseconds. Integers only."""
     (ax, ay, a_height), (bx, by, b_height) = a, b
     return isqrt((ax - bx) ** 2 + (ay - by) ** 2) + a_height + b_height
+
+
+def in_ms(at: Coordinates) -> Coordinates:
+    """The same in whole milliseconds: what is less is chance, and would choose between nodes of one room."""
+    x, y, height = ((one + 500) // 1_000 * 1_000 for one in at)
+    return x, y, height

@@ -25,6 +25,7 @@ from nodewire.pay.presenting import Presenter
 from nodewire.pay.sim_bond_holder import SimBondHolder
 from nodewire.pay.sim_wallet import SimWallet
 from nodewire.pay.till import Till
+from nodewire.protocol.coordinates import in_ms
 from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
 from nodewire.provider.acquaintance import Acquaintance, is_private
@@ -159,7 +160,7 @@ async def _open_inference(
         presented = Presented(config.state / "presented.db", market.committee_digest)
         stack.callback(presented.close)
         presenter = Presenter(keys, market.committee, pool, holder, presented, collects=True)
-    announcer = Announcer(keys, pool, market, ad, served.values(), bonding, lambda: node.survey.place.claim.at)
+    announcer = Announcer(keys, pool, market, ad, served.values(), bonding, lambda: in_ms(node.survey.place.claim.at))
     private = config.wire.private or all(map(is_private, wire))
     meeting = asyncio.create_task(Acquaintance(node, market, allow_private=private).run())
     stack.callback(meeting.cancel)

@@ -124,7 +124,8 @@ async def test_every_provider_has_signed_for_every_chunk_and_the_committee_has_c
 
 
 async def _ads(market):
-    return {e.pubkey: ad.parse(e) for e in await market.events(Filter(kinds=frozenset({kinds.AD})))}
+    ours = Filter(kinds=frozenset({kinds.AD}), tags={"k": frozenset({str(kinds.INFERENCE)})})
+    return {e.pubkey: ad.parse(e) for e in await market.events(ours)}
 
 
 async def test_embeddings_equal_a_single_process(market):

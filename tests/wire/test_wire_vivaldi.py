@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewire.protocol.coordinates import MOST_US, rtt_us
+from nodewire.protocol.coordinates import MOST_US, in_ms, rtt_us
 from nodewire.wire.vivaldi import MOST_ERROR_PPM, STEP_US, Claim, Place, Vivaldi
 
 coordinate = st.integers(-MOST_US, MOST_US)
@@ -141,3 +141,8 @@ def test_two_fifths_of_the_peers_cannot_call_a_settled_node_away():
             nodes[one].measured(str(other), apart_us(one, other))
     after = nodes[one].place
     assert math.hypot(after.x_us - before.x_us, after.y_us - before.y_us) < 15_000
+
+
+def test_beats_say_no_less_than_a_millisecond():
+    assert in_ms((1_499, -1_499, 499)) == (1_000, -1_000, 0)
+    assert in_ms((1_500, -1_501, 10_000_000)) == (2_000, -2_000, 10_000_000)
