@@ -168,13 +168,13 @@ def test_a_provider_knows_its_links_and_how_far_everybody_is(market):
     while True:
         told = market.command("net", "--config", str(market.config_of("bea")))
         links = [link for link in told["links"] if link["open"] and link["rtt"] is not None]
-        if len(links) >= len(STALLS) - 1 and all(any(node["at"]) for node in told["nodes"]):
+        if len(links) >= len(STALLS) - 1:
             break
         assert time.monotonic() < deadline_s, told
     assert {link["rung"] for link in links} <= {"address", "shm"}
     assert {node["public"] for node in told["nodes"]} >= set(market.public.values())
     far = [node["rtt_us"] for node in told["nodes"] if node["public"] != market.public["bea"]]
-    assert max(far) < 50_000  # all of them are on this machine
+    assert max(far) < 50_000  # all of them are on this machine, mostly less than the millisecond that beats tell
     shown = subprocess.run(
         [*NODEWIRE, "net", "--config", str(market.config_of("bea"))], capture_output=True, timeout=60
     )
