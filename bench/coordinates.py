@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import math
 import random
 import sys
@@ -29,6 +28,7 @@ from pathlib import Path
 from statistics import linear_regression, median
 from typing import Any
 
+from bench.lines import said, tell
 from bench.report import Report, percentile, run, say
 from bench.wan import SHARD_MS, Host, Wan, unavailable
 from nodewire.protocol.coordinates import Coordinates, rtt_us
@@ -218,22 +218,22 @@ async def live(chance: random.Random, rounds: int) -> dict[str, Any]:
             for name in names
         ]
         try:
-            publics = [await _heard(node) for node in nodes]
+            publics = [await said(node) for node in nodes]
             for i, node in enumerate(nodes):
-                await _tell(node, [[publics[b], f"{wan.ip[names[b]]}:{_PORT}"] for a, b in pairs if a == i])
+                await tell(node, [[publics[b], f"{wan.ip[names[b]]}:{_PORT}"] for a, b in pairs if a == i])
             await asyncio.sleep(rounds * LIVE_PACE_S)
             for node in nodes:
-                await _tell(node, "where")
-            said = [await _heard(node) for node in nodes]
+                await tell(node, "where")
+            reports = [await said(node) for node in nodes]
         finally:
             for node in nodes:
                 if node.returncode is None:
                     node.kill()
                 await node.wait()
-    at = [tuple(one["at"]) for one in said]
+    at = [tuple(one["at"]) for one in reports]
     linked = [
         abs(one["rtt_us"][publics[j]] - matrix[i][j]) / matrix[i][j]
-        for i, one in enumerate(said)
+        for i, one in enumerate(reports)
         for j in range(LIVE_NODES)
         if publics[j] in one["rtt_us"]
     ]
@@ -242,17 +242,6 @@ async def live(chance: random.Random, rounds: int) -> dict[str, Any]:
         "links": len(pairs),
         "measured_median_error": round(median(linked), 4),
     }
-
-
-async def _heard(node: asyncio.subprocess.Process) -> Any:
-    assert node.stdout is not None
-    return json.loads(await asyncio.wait_for(node.stdout.readline(), 120) or '"nothing"')
-
-
-async def _tell(node: asyncio.subprocess.Process, what: Any) -> None:
-    assert node.stdin is not None
-    node.stdin.write(json.dumps(what).encode() + b"\n")
-    await node.stdin.drain()
 
 
 if __name__ == "__main__":

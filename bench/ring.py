@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.lines import said, tell
 from bench.report import Report, percentile, run, say
 from bench.wan import SHARD_MS, Host, Wan, unavailable
 
@@ -71,35 +71,24 @@ async def _turned(wan: Wan, *, is_hot: bool, turns: int) -> dict[str, Any]:
         for name in names
     ]
     try:
-        publics = [await _said(node) for node in nodes]
+        publics = [await said(node) for node in nodes]
         ring = [[public, f"{wan.ip[name]}:{_PORT}"] for public, name in zip(publics, names, strict=True)]
         for index, node in enumerate(nodes):
             plan = {"index": index, "ring": ring, "is_hot": is_hot, "turns": turns, "deep_turns": DEEP_TURNS}
-            await _tell(node, plan)
+            await tell(node, plan)
         for step in ("listening", "linked"):
             for node in nodes:
-                if (said := await _said(node)) != step:
-                    raise OSError(f"a node said {said!r} instead of {step!r}")
+                if (word := await said(node)) != step:
+                    raise OSError(f"a node said {word!r} instead of {step!r}")
             for node in nodes:
-                await _tell(node, step)
-        found: dict[str, Any] = await _said(nodes[0])
+                await tell(node, step)
+        found: dict[str, Any] = await said(nodes[0])
         return found
     finally:
         for node in nodes:
             if node.returncode is None:
                 node.kill()
             await node.wait()
-
-
-async def _said(node: asyncio.subprocess.Process) -> Any:
-    assert node.stdout is not None
-    return json.loads(await asyncio.wait_for(node.stdout.readline(), 300) or '"nothing"')
-
-
-async def _tell(node: asyncio.subprocess.Process, what: Any) -> None:
-    assert node.stdin is not None
-    node.stdin.write(json.dumps(what).encode() + b"\n")
-    await node.stdin.drain()
 
 
 if __name__ == "__main__":
