@@ -22,8 +22,9 @@ from nodewire.errors import BadInput, NotFound, OverMemory, Unsupported
 from nodewire.graph.blob_folder import BlobFolder
 from nodewire.graph.carve import edge_name
 from nodewire.graph.cut import UNBOUNDED, kinds
+from nodewire.graph.decompose import DRIVER, Decomposition, decompose, memory_bytes
 from nodewire.graph.format import NAMES, Input, Node, Output, Program, Shape, Weight
-from nodewire.graph.register import DRIVER, Decomposition, _fixed_bytes, _memory_bytes, decompose
+from nodewire.graph.register import fixed_bytes
 from nodewire.graph.verify import Verified, verify
 from nodewire.graph.whitelist import Ref
 from nodewire.kind import Registration
@@ -101,7 +102,7 @@ def _whole(program: Program, target_bytes: int) -> Decomposition | None:
     rows = program.volume
     while rows >= (1 if is_free else min(_USEFUL_ROWS, program.volume)):
         made = verify(replace(program, inputs=inputs, dims={ROWS: rows}, volume=rows), UNBOUNDED)
-        needed = _memory_bytes(made, target_bytes)
+        needed = memory_bytes(made, target_bytes)
         if needed <= target_bytes:
             return Decomposition({"graph.0": made}, {}, rows)
         rows //= 2
@@ -232,7 +233,7 @@ class _Writer:
             engine="graph",
             program=self._blobs.program(encoded),
             weights=(self._blobs.weights(stored),) if stored else (),
-            memory_bytes=_memory_bytes(made, self._target),
+            memory_bytes=memory_bytes(made, self._target),
             slots=made.program.slots,
             flops=-(-made.flops // self._volume),
             limit=f"target of {self._target} bytes",
@@ -258,5 +259,5 @@ def _edge(name: str, source: str, target: str, program: Program, tensors: list[I
             Tensor.from_document({"name": t.name, "dtype": NAMES[t.dtype], "shape": t.shape}) for t in tensors
         ),
         dims={d: most for d, most in program.dims.items() if d in used},
-        bytes_per_position=sum(map(_fixed_bytes, tensors)),
+        bytes_per_position=sum(map(fixed_bytes, tensors)),
     )
