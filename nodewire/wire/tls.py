@@ -175,6 +175,7 @@ class Channel(asyncio.Transport):
         if self._closing:
             return
         self._closing = True
+        self.copy_pending()  # its owners are told that the link is over
         self._deadline = self._loop.call_later(_SHUTDOWN_S, self.abort)
         # A peer that waits to be read must not keep us from writing, and a socket that is closed over unread bytes
         # is reset, which may cost the peer what was sent last.

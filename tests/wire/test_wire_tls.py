@@ -147,6 +147,19 @@ async def test_what_was_written_before_close_is_read_even_by_one_who_writes_all_
     assert far.came == b"x" * 3 * MiB
 
 
+async def test_memory_that_was_written_is_free_after_close(pair):
+    near, far = pair
+    data = await stalled(near, far)
+    expected = bytes(data)
+    near.channel.close()
+    data[:] = bytes(len(data))
+    far.memory = bytearray(MiB)
+    asyncio.get_running_loop().add_reader(far.channel.get_extra_info("socket").fileno(), far.channel._read)
+    async with asyncio.timeout(5):
+        await far.over
+    assert far.came == expected
+
+
 async def test_a_peer_that_reads_nothing_delays_the_close_by_a_second_at_most(pair):
     near, far = pair
     await stalled(near, far)
