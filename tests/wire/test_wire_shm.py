@@ -70,6 +70,27 @@ async def test_a_name_that_the_dead_left_is_no_hindrance_and_taken_by_the_next(n
     assert (await a.link(keys.public, [NOWHERE])).transport == "shm"
 
 
+async def test_names_of_the_dead_are_swept_when_a_node_listens_and_no_others(net):
+    alive = await net.node()
+    public = [Keys.generate().public for _ in range(4)]
+    dead = [name_of(net, public[0]), name_of(net, public[1]).with_suffix(".4711")]
+    elsewhere = net.folder / f"1-{public[2][:32]}"  # of another network namespace
+    others = [name_of(net, public[3]), net.folder / "agent.1", net.folder / f"x-{public[3][:32]}"]
+    for path in (*dead, elsewhere, *others[1:]):
+        with socket.socket(socket.AF_UNIX) as one:
+            one.bind(str(path))
+    others[0].write_text("no socket")
+    young = name_of(net, Keys.generate().public)
+    for path in (*dead, elsewhere, *others, name_of(net, alive.public)):
+        os.utime(path, (0, 0))
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(str(young))
+        late = await net.node()
+        assert not any(path.exists() for path in (*dead, elsewhere))
+        assert all(path.exists() for path in (*others, young, name_of(net, alive.public)))
+    assert (await late.link(alive.public, [NOWHERE])).transport == "shm"
+
+
 async def test_of_two_nodes_with_one_key_the_older_does_not_take_the_youngers_name_with_it(net):
     a, keys = await net.node(), Keys.generate()
     older, younger = await net.node(keys), await net.node(keys)
