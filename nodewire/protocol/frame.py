@@ -42,6 +42,10 @@ class Array:
     def nbytes(self) -> int:
         return bytes_of(self.dtype, self.shape)
 
+    def copied(self) -> Array:
+        """The same in memory of its own."""
+        return Array(self.dtype, self.shape, bytes(self.data))
+
     def check(self, max_bytes: int) -> None:
         """Check that dtype, shape and data agree and stay under `max_bytes`.
 

@@ -163,11 +163,10 @@ class Link(asyncio.BufferedProtocol):
         self._check_open()
         self._send_urgent(frames.credit(job, edge, attempt, limit))
 
-    def send(self, packed: bytes, nbytes: int, arrays: Sequence[Array]) -> asyncio.Future[None] | None:
+    def send(self, packed: bytes, nbytes: int, arrays: Sequence[Array]) -> Sending | None:
         """Send a frame of `nbytes` under a header packed by frames.pack_header.
 
-        The arrays' memory may be used again when this returns None, else when the future is done. If that is cancelled
-        the frame is not sent, or if a part has gone out, the rest follows from a copy. It fails with LinkLost.
+        The arrays' memory may be used again when this returns None, else when the result is done.
 
         Raises:
             LinkLost: the link has ended.
@@ -179,10 +178,7 @@ class Link(asyncio.BufferedProtocol):
         if transfer.is_finished or self.error:
             self._check_open()
             return None
-        done = self._loop.create_future()
-        transfer.done = lambda error: _settle(done, error)
-        done.add_done_callback(lambda done: self._let_go(transfer) if done.cancelled() else None)
-        return done
+        return Sending(self, transfer)
 
     def send_at_once(self, packed: bytes, nbytes: int, arrays: Sequence[Array]) -> bool:
         """`send` for a frame of one segment, if nothing is before it: the arrays' memory is free then."""
@@ -393,9 +389,15 @@ class Link(asyncio.BufferedProtocol):
         self.bytes_out += sum(map(len, buffers))
         self._channel.writelines(buffers)
 
-    def _let_go(self, transfer: Transfer) -> None:
+    def withdraw(self, transfer: Transfer) -> None:
+        """Let go of a frame's memory: it is not sent, or if a part has gone out, the rest follows from a copy."""
         if self._outbox.release(transfer):
             self._copy_pending()
+
+    def copy(self, transfer: Transfer) -> None:
+        """Let go of a frame's memory: it is sent all the same."""
+        transfer.copy_rest()
+        self._copy_pending()
 
     def _copy_pending(self) -> None:
         if isinstance(self._channel, transport.Borrower):
@@ -454,10 +456,29 @@ class Link(asyncio.BufferedProtocol):
             self._owner.lost(self, error)
 
 
-def _settle(done: asyncio.Future[None], error: LinkLost | None) -> None:
-    if done.done():
-        return
-    if error is None:
-        done.set_result(None)
-    else:
-        done.set_exception(error)
+class Sending:
+    """A frame that a link has begun or is going to send. `done` fails with LinkLost, and is cancelled by `withdraw`."""
+
+    def __init__(self, link: Link, transfer: Transfer) -> None:
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.done.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._link, self._transfer = link, transfer
+        transfer.done = self._settle
+
+    def withdraw(self) -> None:
+        """Do not send it, or if a part has gone out, the rest from a copy: its memory is free."""
+        if self.done.cancel():
+            self._link.withdraw(self._transfer)
+
+    def copy(self) -> None:
+        """Send it from a copy, whoever waits for it: its memory is free."""
+        if not self.done.done():
+            self._link.copy(self._transfer)
+
+    def _settle(self, error: LinkLost | None) -> None:
+        if self.done.done():
+            return
+        if error is None:
+            self.done.set_result(None)
+        else:
+            self.done.set_exception(error)

@@ -117,6 +117,9 @@ class Transfer:
 
     def copy_rest(self) -> None:
         """Let go of the arrays' memory."""
+        if self._next is None and not self.is_given:  # it has not begun
+            self._arrays = [array.copied() for array in self._arrays]
+            return
         if self._next is not None:
             self._next = [b"".join(self._next)]
         self._segments = iter([[b"".join(segment)] for segment in self._segments])
