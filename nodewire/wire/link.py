@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, cast
 
-from nodewire.errors import BadFrame, BadPeer, LinkLost, NodewireError
+from nodewire.errors import BadFrame, BadPeer, LinkLost, NodewireError, TimedOut
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import Array
 from nodewire.wire import frames, identity, transport
@@ -213,7 +213,7 @@ class Link(asyncio.BufferedProtocol):
                 async with asyncio.timeout(self._patience.silence_s):
                     await self._alive.wait()
             except TimeoutError:
-                self.abort(LinkLost(self.peer, "did not answer"))
+                self.abort(self._silence("did not answer"))
         return self.is_open
 
     def welcome(self) -> None:
@@ -419,11 +419,19 @@ class Link(asyncio.BufferedProtocol):
             self._pulse.heard_s = now  # it was this process that stood still; what the peer sent is yet to be read
             self._owner.stood_still()
         if self._pulse.silent_s(now) > silence_s:
-            self.abort(LinkLost(self.peer, f"silent for {silence_s:g} s"))
+            self.abort(self._silence(f"silent for {silence_s:g} s"))
             return
         self._ping()
         if self._state == "open":
             self._tick_in(patience.heartbeat_s if self._is_busy() else patience.idle_heartbeat_s)
+
+    def _silence(self, what: str) -> LinkLost | TimedOut:
+        """TimedOut if the peer's machine has acknowledged all the same: the process hangs, and it is not the path."""
+        tcp = self.tcp if self.rung != "splice" else None  # whose machine the connection leads to
+        acknowledged = tcp is not None and tcp.acked_ms < self._patience.silence_s * 500
+        if acknowledged or self.transport == "shm":
+            return TimedOut(self.peer, f"{what}, though its machine answers")
+        return LinkLost(self.peer, what)
 
     def _ping(self) -> None:
         # uvloop's own time has a millisecond's resolution.

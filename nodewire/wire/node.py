@@ -135,9 +135,17 @@ class Node:
             dial.task = self._run(self._dial(dial, public, way, ", ".join(addresses)))
         return await asyncio.shield(dial.found)
 
-    def keep(self, public: str, addresses: Sequence[str]) -> KeptLink:
-        """Have a link to `public`, and another one whenever it is lost, until the result is closed."""
-        return KeptLink(self, public, addresses)
+    def keep(
+        self,
+        public: str,
+        addresses: Sequence[str],
+        failed: Callable[[NodewireError], None] = lambda error: None,
+    ) -> KeptLink:
+        """Have a link to `public`, and another one whenever it is lost, until the result is closed.
+
+        `failed` is told why, if the first one cannot be had at once.
+        """
+        return KeptLink(self, public, addresses, failed)
 
     def open_job(
         self,
@@ -195,8 +203,12 @@ class Node:
         return job
 
     async def holds(self, public: str, addresses: Sequence[str], request: str, patience_s: float) -> bool:
-        """Whether the node `public` can be reached and says that it holds the job (`wire.presence`)."""
-        return await self._presence.ask(self.link(public, addresses), public, request, patience_s)
+        """Whether the node `public` can be reached and says that it holds the job (`wire.presence`).
+
+        Without addresses it is for the node to come.
+        """
+        reaching = self.link(public, addresses) if addresses else self.reach(public)
+        return await self._presence.ask(reaching, public, request, patience_s)
 
     async def close(self) -> None:
         """End all links and stop listening."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 _TCP_INFO = 11
 _BYTES = 256
-_RETRANSMITTED, _SENT, _RATE = 100, 156, 160
-"""Offsets of tcpi_total_retrans, tcpi_data_segs_out (both u32) and tcpi_delivery_rate (u64)."""
+_LAST_ACK, _RETRANSMITTED, _SENT, _RATE = 56, 100, 156, 160
+"""Offsets of tcpi_last_ack_recv (ms), tcpi_total_retrans, tcpi_data_segs_out (u32) and tcpi_delivery_rate (u64)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +25,18 @@ class TcpInfo:
     bytes_per_s: int
     """The newest rate at which the peer acknowledged, or a higher one before while there was little to send: what the
     path carries at least."""
+    acked_ms: int = 0
+    """Since the peer's kernel last acknowledged anything."""
 
 
 def parse(data: bytes) -> TcpInfo | None:
     """What getsockopt gave; None if the kernel's struct is too short."""
     if len(data) < _RATE + 8:
         return None
+    (acked_ms,) = struct.unpack_from("=I", data, _LAST_ACK)
     (retransmitted,) = struct.unpack_from("=I", data, _RETRANSMITTED)
     segments, bytes_per_s = struct.unpack_from("=IQ", data, _SENT)
-    return TcpInfo(segments, retransmitted, bytes_per_s)
+    return TcpInfo(segments, retransmitted, bytes_per_s, acked_ms)
 
 
 def of(connection: socket.socket) -> TcpInfo | None:
