@@ -262,15 +262,17 @@ class Links:
     async def _welcome(self, link: Link) -> None:
         if link.peer == self.public or not self._admit(link.peer):
             raise NotAllowed("npub", f"{link.peer} is not admitted")
+        is_first = True
         while link.error is None:
             existing, dial = self.open.get(link.peer), self._dials.get(link.peer)
             if existing is not None:
                 # The peer may have lost a link that looks well from here.
                 if await existing.is_alive():
                     raise NotAllowed("link", "there is one already")
-            elif dial is not None and self.public < link.peer:
-                # Of two simultaneous dials the lower key's survives, unless it fails.
-                await asyncio.wait([dial.found])
+            elif dial is not None and self.public < link.peer and is_first:
+                # Of two simultaneous dials the lower key's survives, unless it fails, or leads nowhere.
+                await asyncio.wait([dial.found], timeout=self._patience.again_s)
+                is_first = False
             elif len(self.open) >= MAX_LINKS and link.peer not in self._judges:
                 raise Busy("links", f"{MAX_LINKS} are open")
             else:

@@ -127,5 +127,6 @@ class Transfer:
     def finish(self, error: LinkLost | None) -> None:
         if not self.is_finished:
             self.is_finished = True
-            if self.done is not None:
-                self.done(error)
+            done, self.done = self.done, None  # whoever is told has this: nothing is to keep the arrays' memory
+            if done is not None:
+                done(error)

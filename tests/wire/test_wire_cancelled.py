@@ -99,12 +99,12 @@ async def test_nobody_need_put_again_for_it_to_go(net):
     fits = WINDOW_BYTES // (MiB + 2 * 1024)
     for seq in range(fits):
         await mine.put(Frame("e", seq, (array(bytes(MiB)),)))
-    putting = asyncio.create_task(mine.put(Frame("e", fits, (array(b"the last"),))))
+    putting = asyncio.create_task(mine.put(Frame("e", fits, (array(b"last" * (MiB // 4)),))))
     await asyncio.sleep(0.01)
     await cancel(putting)
     for seq in range(fits):
         await got(theirs, seq)
-    assert await got(theirs, fits) == b"the last"
+    assert await got(theirs, fits) == b"last" * (MiB // 4)
 
 
 async def test_each_of_several_consumers_gets_it(net):

@@ -84,7 +84,7 @@ async def test_frames_of_a_link_are_not_dropped_when_those_of_the_one_before_it_
     second = await net.proven(node, keys)
     second.send(data_frame(JOB, "e", 0))
     await until(lambda: keys.public in node._jobs.early._bytes)
-    node._expire(old, JOB, 0)
+    node._jobs._expire(old, JOB, 0)
     assert keys.public in node._jobs.early._bytes
     job = node.open_job(JOB, {"e": Route(keys.public, (node.public,))})
     frame: Frame = await job.get()

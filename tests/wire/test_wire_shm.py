@@ -119,7 +119,7 @@ async def test_nobodys_words_name_a_path(net, stranger):
         other.listen()
         other.setblocking(False)
         public = stranger.format(name=path)
-        assert not a._links._links._beside.knows(public)
+        assert not a._links._beside.knows(public)
         with pytest.raises((BadInput, LinkLost)):
             await a.link(public, [NOWHERE])
         for address in (f"shm:{path}", f"unix:{path}", str(path)):
@@ -157,7 +157,7 @@ async def test_there_is_a_cap_on_what_links_share(net, monkeypatch):
     links = [await a.link(b.public, [net.addresses[b.public]]) for b in others]
     assert [link.transport for link in links] == ["shm", "shm", "tls"]
     links[0].abort(LinkLost("link", "cut"))
-    await until(lambda: a._links._links._beside._free == LINK_BYTES)
+    await until(lambda: a._links._beside._free == LINK_BYTES)
     last = await net.node()
     assert (await a.link(last.public, [net.addresses[last.public]])).transport == "shm"
 
@@ -169,7 +169,7 @@ async def test_what_a_link_took_is_given_back(net):
         await net.link(a, b)
         a.peers[b.public].end(LinkLost("link", "cut"))
         await until(lambda: not a.peers and not b.peers)
-    await until(lambda: a._links._links._beside._free == b._links._links._beside._free == host.MAX_BYTES)
+    await until(lambda: a._links._beside._free == b._links._beside._free == host.MAX_BYTES)
     assert descriptors() == before
 
 
@@ -180,7 +180,7 @@ async def test_who_sits_at_anothers_name_is_found_out_and_told_nothing(net):
     a, b, squatter = await net.node(), Keys.generate(), await net.node()
     name_of(net, squatter.public).rename(name_of(net, b.public))
     link = asyncio.Protocol()
-    await refused_as(BadPeer, "signature", a._links._links._beside.dial(b.public, link))
+    await refused_as(BadPeer, "signature", a._links._beside.dial(b.public, link))
     real = await net.node(b, beside=None)
     assert (await a.link(b.public, [net.addresses[real.public]])).transport == "tls"
     assert a.public not in squatter.peers
@@ -253,7 +253,7 @@ async def relayed(net, b, *, inherited=False):
 async def test_proofs_that_another_process_passes_on_are_worth_nothing(net, inherited):
     a, b = await net.node(), await net.node()
     async with relayed(net, b, inherited=inherited):
-        await refused_as(BadPeer, "signature", a._links._links._beside.dial(b.public, asyncio.Protocol()))
+        await refused_as(BadPeer, "signature", a._links._beside.dial(b.public, asyncio.Protocol()))
         assert (await a.link(b.public, [net.addresses[b.public]])).transport == "tls"
 
 
@@ -275,7 +275,7 @@ async def test_a_process_of_another_user_is_refused_on_both_sides(net, monkeypat
     ):
         said = iter(senders)
         monkeypatch.setattr(proof, "sender", lambda credentials, said=said: next(said))
-        await refused_as(code, field, a._links._links._beside.dial(b.public, asyncio.Protocol()))
+        await refused_as(code, field, a._links._beside.dial(b.public, asyncio.Protocol()))
     assert not b.peers
 
 
@@ -358,7 +358,7 @@ async def test_memory_that_could_be_taken_away_is_refused(net, case):
     finally:
         for descriptor in given:
             os.close(descriptor)
-    await until(lambda: b._links._links._beside._free == host.MAX_BYTES)
+    await until(lambda: b._links._beside._free == host.MAX_BYTES)
     if case != "a pipe":
         assert descriptors() == before
     await net.link(a, b)
@@ -374,7 +374,7 @@ async def test_what_is_no_greeting_is_hung_up_on(net, hello):
         connection.shutdown(socket.SHUT_WR)
     await closed(connection)
     os.close(descriptor)
-    await until(lambda: b._links._links._beside._free == host.MAX_BYTES)
+    await until(lambda: b._links._beside._free == host.MAX_BYTES)
 
 
 async def test_nobody_can_shrink_what_both_have_mapped(net):
