@@ -386,7 +386,8 @@ class Link(asyncio.BufferedProtocol):
 
     def _write(self, buffers: list[Buffer]) -> None:
         assert self._channel is not None
-        self.bytes_out += sum(map(len, buffers))
+        for buffer in buffers:
+            self.bytes_out += len(buffer)
         self._channel.writelines(buffers)
 
     def withdraw(self, transfer: Transfer) -> None:

@@ -134,7 +134,7 @@ class Channel(asyncio.Transport):
                 if left <= 0:
                     self._loop.call_soon(self._read)
                     return
-                filled, is_all = self._fill(self._protocol.get_buffer(-1))
+                filled, is_all = self._fill(memoryview(self._protocol.get_buffer(-1)))
                 left -= filled
                 if filled:
                     self._protocol.buffer_updated(filled)
@@ -144,13 +144,13 @@ class Channel(asyncio.Transport):
             self.abort()
             raise
 
-    def _fill(self, buffer: Any) -> tuple[int, bool]:
+    def _fill(self, buffer: memoryview) -> tuple[int, bool]:
         """How much has come into `buffer`, and whether that is all, as far as is known without asking the socket."""
-        view, filled, n = memoryview(buffer), 0, 0
-        size = len(view)
+        filled, n, size = 0, 0, len(buffer)
+        read = self._tls.read  # what recv_into comes to
         try:
             while filled < size:
-                n = self._tls.recv_into(view[filled:] if filled else view, size - filled)
+                n = read(size - filled, buffer[filled:] if filled else buffer)
                 if not n:
                     self._loop.call_soon(self.close)
                     return filled, True
