@@ -29,6 +29,7 @@ from nodewire.pay.till import Till
 from nodewire.protocol.coordinates import in_ms
 from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
+from nodewire.provider import profiling
 from nodewire.provider.acquaintance import Acquaintance, is_private
 from nodewire.provider.admission import Admission
 from nodewire.provider.announcing import Announcer, describe
@@ -114,7 +115,9 @@ async def _open_inference(
     """What serves the tasks in [[serve]], and what its ready line says of them."""
     job_kinds = installed()
     make_worker = maker(stack, config.worker.limits, config.blobs)
-    served, workers = await specialize(market, config.serve, job_kinds, make_worker)
+    served, workers = await specialize(
+        market, config.serve, job_kinds, make_worker, profiling.kept_speeds(config.state, config.worker.limits)
+    )
 
     async def publish_here(event: Event) -> None:
         await pool.publish(event, timeout_s=10.0)
