@@ -7,7 +7,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 
-from nodewire.errors import LinkLost, NodewireError, NotAllowed, NotFound
+from nodewire.errors import Busy, LinkLost, NodewireError, NotAllowed, NotFound
 from nodewire.wire.early import Early
 from nodewire.wire.frames import DataHeader, Document
 from nodewire.wire.link import Link
@@ -70,12 +70,11 @@ class Jobs:
         for fence in [f for f in self._fences if f[1] == request]:
             del self._fences[fence]
         for peer, held in self.early.take(request):
+            if (link := self._exchange.open_link(peer)) is None or (peer, request) in self._fences:
+                continue
             try:
-                if (peer, request) not in self._fences:
-                    job.begin(peer, held.header)
+                job.begin(peer, held.header)
             except NodewireError as error:
-                link = self._exchange.open_link(peer)
-                assert link is not None  # what came over one that has ended is gone with it
                 self._fence(link, job, request, held.header.attempt, error)
             else:
                 if held.done:
@@ -106,7 +105,11 @@ class Jobs:
             if job is None and header.attempt <= self._over.get(header.job, -1):
                 raise NotFound("job", "closed here")
             if job is None:
-                memory, first = self.early.begin(link.peer, header)
+                origin = link.origin
+                for (other, name), attempt in self.early.displaced(link.peer, origin, header):
+                    if (theirs := self._exchange.open_link(other)) is not None:
+                        self._fence(theirs, None, name, attempt, Busy("job", "not open here, and others wait"))
+                memory, first = self.early.begin(link.peer, origin, header)
                 if first:
                     asyncio.get_running_loop().call_later(self._early_s, self._expire, link, header.job, header.attempt)
                 return memory

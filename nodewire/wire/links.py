@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
@@ -16,6 +17,7 @@ from nodewire.nostr.keys import Keys
 from nodewire.protocol.address import SpliceAddress, is_splice
 from nodewire.strangers import Strangers
 from nodewire.wire import identity, transport
+from nodewire.wire.allowance import AtATime
 from nodewire.wire.identity import Identity
 from nodewire.wire.link import Link, Owner, Patience, Rung
 from nodewire.wire.racing import Way, race
@@ -25,6 +27,8 @@ from nodewire.wire.transport import Arrival, Beside, Listener, TcpTls, Transport
 MAX_HALF_OPEN = 64
 """Connections that have not proven themselves. Those beyond go by `Strangers`; who has proven itself is none."""
 MAX_LINKS = 1_024
+MAX_SETTLING = 4
+"""Proven connections of one key that wait to be welcome or refused."""
 MAX_ADDRESSES = 16
 _RENEW_S = 86_400  # a certificate is replaced a day before it expires
 
@@ -60,6 +64,7 @@ class Links:
         self.ladder: Ladder | None = None
         self.is_closed = False
         self.strangers: Strangers[asyncio.Task[None]] = Strangers(MAX_HALF_OPEN)
+        self._settling = AtATime("link")
         self._keys = keys
         self._owner = owner
         self._opened = opened
@@ -153,9 +158,11 @@ class Links:
 
     def identity(self) -> Identity:
         """What is shown to those who come now."""
-        if self._shown is None or self._shown.expires_at_s - self._unix_s() < _RENEW_S:
-            self._shown = identity.make(self._keys, self._unix_s())
-        return self._shown
+        now_s, shown = self._unix_s(), self._shown
+        # A clock that was set back leaves one that does not count yet.
+        if shown is None or not shown.begins_at_s <= now_s <= shown.expires_at_s - _RENEW_S:
+            shown = self._shown = identity.make(self._keys, now_s)
+        return shown
 
     # Over a connection that a ladder found.
 
@@ -253,8 +260,13 @@ class Links:
 
     async def _settle(self, link: Link) -> None:
         """Welcome a proven peer, unless there is a link to it already. Raises NotAllowed, Busy: it was told so."""
+        peer = link.peer
         try:
-            await self._welcome(link)
+            self._settling.take(peer, MAX_SETTLING)
+            try:
+                await self._welcome(link)
+            finally:
+                self._settling.give(peer)
         except NodewireError as error:
             link.refuse(error)
             raise
@@ -273,13 +285,22 @@ class Links:
                 # Of two simultaneous dials the lower key's survives, unless it fails, or leads nowhere.
                 await asyncio.wait([dial.found], timeout=self._patience.again_s)
                 is_first = False
-            elif len(self.open) >= MAX_LINKS and link.peer not in self._judges:
-                raise Busy("links", f"{MAX_LINKS} are open")
             else:
+                if len(self.open) >= MAX_LINKS and link.peer not in self._judges:
+                    self._make_room(link)
                 self._install(link)
                 link.welcome()
                 self._announce(link)
                 return
+
+    def _make_room(self, link: Link) -> None:
+        """End the oldest link without a job of the origin that has most of them. Raises Busy: all have jobs."""
+        idle = [one for one in self.open.values() if not one.has_jobs and one.peer not in self._judges]
+        crowds = Counter(one.origin for one in (*idle, link))
+        idle.sort(key=lambda one: -crowds[one.origin])  # the older of equals stays first
+        if not idle:
+            raise Busy("links", f"{MAX_LINKS} are open")
+        idle[0].end(Busy("links", f"{MAX_LINKS} are open, and others need the room"))
 
     def _install(self, link: Link) -> None:
         self.open[link.peer] = link

@@ -14,15 +14,13 @@ from nodewire.wire.frames import DataHeader, Document
 from nodewire.wire.jobs import Jobs
 from nodewire.wire.keeping import KeptLink
 from nodewire.wire.link import Link, Patience, Rung
-from nodewire.wire.links import MAX_ADDRESSES, MAX_HALF_OPEN, MAX_LINKS, Ladder, Links
+from nodewire.wire.links import Ladder, Links
 from nodewire.wire.mailbox import CANCEL, ERROR, GRACE_S, RESUME, JobMailbox, OnLost, Route, Tape
 from nodewire.wire.presence import Presence
 from nodewire.wire.pull import PULL, Holder, Pulls
 from nodewire.wire.racing import Way
 from nodewire.wire.survey import PACE_S, Survey
 from nodewire.wire.transport import Beside, Transport
-
-__all__ = ["MAX_ADDRESSES", "MAX_HALF_OPEN", "MAX_LINKS", "Ladder", "Node"]
 
 
 class Node:
