@@ -100,6 +100,19 @@ async def test_all_bytes_come_whatever_the_reader_takes_at_once(pair, size):
     assert far.came == sent
 
 
+async def test_both_prefer_aes_128(pair):
+    assert {side.channel.get_extra_info("ssl_object").cipher()[0] for side in pair} == {"TLS_AES_128_GCM_SHA256"}
+
+
+async def test_who_leaves_without_a_goodbye_is_gone_and_what_it_wrote_before_is_read(pair):
+    near, far = pair
+    near.channel.write(b"the last")
+    near.channel.get_extra_info("socket").shutdown(socket.SHUT_WR)
+    async with asyncio.timeout(5):
+        assert await far.over is None
+    assert far.came == b"the last"
+
+
 async def test_both_may_write_more_than_the_path_holds(pair):
     data = [os.urandom(24 * MiB), os.urandom(24 * MiB)]
     for side, mine in zip(pair, data, strict=True):
