@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -26,6 +27,8 @@ ENTER_S = 2.0
 """Within which a standby must be reached."""
 RETURN_S = 3.0
 """Within which a node must be reached again that may be well, and say that it holds the job."""
+MAX_RETURNS = 8
+"""Of one node in a job: who comes and goes keeps it from its end, which must not be free."""
 
 _log = logging.getLogger("nodewire.wire")
 
@@ -89,6 +92,7 @@ class Handover:
         self._turn = asyncio.Lock()
         self._doubted: set[str] = set()
         """Lost, and perhaps well."""
+        self._returns: Counter[str] = Counter()
 
     @property
     def assigned(self) -> dict[str, str]:
@@ -138,11 +142,15 @@ class Handover:
 
     async def _is_back(self, peer: str) -> bool:
         """Whether a node that was lost can be reached again and has the job; at once if nobody is where it was."""
+        if self._returns[peer] >= MAX_RETURNS:
+            return False
         self._doubted.add(peer)
         try:
-            return await self._node.holds(peer, self._addresses.get(peer, ()), self._request, RETURN_S)
+            is_back = await self._node.holds(peer, self._addresses.get(peer, ()), self._request, RETURN_S)
         finally:
             self._doubted.discard(peer)
+        self._returns[peer] += is_back
+        return is_back
 
     async def _tell_driver(self, peer: str) -> None:
         if self.driver == peer:

@@ -209,6 +209,17 @@ async def test_one_that_is_there_no_more_or_not_in_the_job_is_replaced_at_once(g
     assert generation.stall_s < 1
 
 
+async def test_a_node_that_comes_and_goes_is_replaced_in_the_end(generation, monkeypatch):
+    monkeypatch.setattr(handover, "MAX_RETURNS", 3)
+    driver = generation.nodes[DRIVER.public]
+    for times in range(4):
+        await generation.come_to(50 * (times + 1))
+        assert not generation.takeovers
+        driver.peers[FIRST.public].abort(LinkLost("link", "cut"))
+    await generation.end()
+    assert len(generation.takeovers) == 1
+
+
 async def test_losses_of_one_node_that_come_together_are_one(generation):
     await generation.come_to(50)
     lost = generation.members[DRIVER.public]._losses
