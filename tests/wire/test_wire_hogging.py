@@ -9,7 +9,7 @@ import time
 
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA384
+from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from wire_net import data_frame, job_id, until
 
@@ -57,7 +57,7 @@ async def channels(folder, size):
             tls.secured(far, shown.server, reads, is_server=True),
         )
     opened = silent.channel.get_extra_info("ssl_object")
-    assert opened.cipher()[0] == "TLS_AES_256_GCM_SHA384"
+    assert opened.cipher()[0] == "TLS_AES_128_GCM_SHA256"
     (secret,) = (
         bytes.fromhex(line.split()[2])
         for line in (folder / "secrets").read_text().splitlines()
@@ -84,14 +84,14 @@ def key_updates(secret: bytes, count: int, last: bytes) -> bytes:
     def expand(label: bytes, length: int) -> bytes:
         label = b"tls13 " + label
         about = struct.pack("!HB", length, len(label)) + label + b"\0"
-        return HKDFExpand(SHA384(), length, about).derive(secret)
+        return HKDFExpand(SHA256(), length, about).derive(secret)
 
     records = []
     for number in range(count + 1):
         inner = b"\x18\0\0\x01\0\x16" if number < count else last + b"\x17"
         head = b"\x17\3\3" + struct.pack("!H", len(inner) + 16)
-        records.append(head + AESGCM(expand(b"key", 32)).encrypt(expand(b"iv", 12), inner, head))
-        secret = expand(b"traffic upd", 48)
+        records.append(head + AESGCM(expand(b"key", 16)).encrypt(expand(b"iv", 12), inner, head))
+        secret = expand(b"traffic upd", 32)
     return b"".join(records)
 
 
