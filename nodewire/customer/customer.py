@@ -206,8 +206,11 @@ class Customer:
 
     async def _finish(self, made: Sequence[Called], *, wait: bool) -> None:
         """Have it verified, if that is waited for, and say what was bought."""
+        terms = made[-1].left()
         for one in made if wait else ():
+            one.terms = terms  # what is made again costs what is left of the budget for all
             await one.verify()
+            terms = one.left()
         jobs = [bought for one in made for bought in one.jobs]
         self.last = {
             **together([self._finished(bought.purchase) for bought in jobs]),
