@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib.format import read_array
 from safetensors import SafetensorError, deserialize
 
 from nodewire.errors import BadConfig, BadInput
@@ -37,9 +38,12 @@ def read(path: Path) -> dict[str, Any]:
         BadInput: it is of none of these formats, or has a dtype that no model takes.
     """
     try:
-        if path.suffix in (".npz", ".npy"):
-            found = np.load(path, allow_pickle=False)
-            return dict(found) if isinstance(found, Mapping) else {path.stem: found}
+        if path.suffix == ".npy":
+            with path.open("rb") as file:
+                return {path.stem: read_array(file)}
+        if path.suffix == ".npz":
+            with zipfile.ZipFile(path) as archive:
+                return {name.removesuffix(".npy"): _member(archive, name) for name in archive.namelist()}
         raw = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]
     except OSError as error:
         raise BadConfig(str(path), f"cannot be read: {error.strerror or error}") from error
@@ -64,6 +68,12 @@ def write(path: Path, tensors: Mapping[str, Array]) -> None:
                 file.write(array.data)
     except OSError as error:
         raise BadConfig(str(path), f"cannot be written: {error.strerror or error}") from error
+
+
+def _member(archive: zipfile.ZipFile, name: str) -> np.ndarray:
+    with archive.open(name) as file:
+        found: np.ndarray = read_array(file)  # of objects it reads none
+    return found
 
 
 def _array(path: Path, name: str, one: Mapping[str, Any]) -> Array:
