@@ -130,7 +130,8 @@ class WireConfig(Section):
     upnp: bool = True
     """Ask the router to open the port, where it is found out."""
     private: bool = False
-    """Connect to private addresses that peers and splices' ads name: for a market in this network."""
+    """Connect to private addresses that peers and splices' ads name: for a market in this network. If all relays are at
+    private ones it is taken for such a market."""
     same_host: bool = True
     """Share memory with nodes that this user runs on this machine, in place of TLS."""
 

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from nodewire.config import ProviderConfig
+from nodewire.dialling import are_private
 from nodewire.errors import BadConfig
 from nodewire.kind import installed
 from nodewire.market import Market, open_market
@@ -50,6 +51,7 @@ from nodewire.wire import health_log
 from nodewire.wire.node import Node
 from nodewire.wire.shm import SameHost
 from nodewire.wire.spool import Spool
+from nodewire.wire.transport import TcpTls
 from nodewire.worker.lasting import maker
 
 
@@ -150,6 +152,7 @@ async def _open_inference(
         judges=judges,
         expect=market.lists,
         beside=beside,
+        transport=TcpTls(allow_private=config.wire.private or await are_private(config.relays)),
     )
     stack.push_async_callback(node.close)
     await stack.enter_async_context(health_log.kept(node.survey, config.state))
