@@ -20,6 +20,8 @@ from nodewire.protocol.signature import MAX_FRAME_BYTES, Call, Signature
 
 GRAPH = "graph"
 MAX_PARTS = 4_096
+MAX_PROGRAMS_BYTES = 32 * 2**20
+"""Read for one model: they take many times that in memory."""
 _FETCHES = 8
 _INTEGERS = {"int64": "<i8", "int32": "<i4", "uint8": "|u1"}
 
@@ -32,8 +34,10 @@ class Programs:
         self._limit = asyncio.Semaphore(_FETCHES)
 
     async def of(self, tasks: Sequence[Task]) -> dict[str, GraphProgram]:
-        """By name, those of `tasks` that are graphs. Raises NotFound, BadHash, BadTask."""
+        """By name, those of `tasks` that are graphs. Raises NotFound, BadHash, BadTask, TooLarge."""
         graphs = [task for task in tasks if task.engine == GRAPH]
+        if (total := sum(task.program.bytes for task in graphs)) > MAX_PROGRAMS_BYTES:
+            raise TooLarge("model", f"{total} bytes of programs, at most {MAX_PROGRAMS_BYTES} are read")
         found = await asyncio.gather(*map(self._one, graphs))
         return {task.name: program for task, program in zip(graphs, found, strict=True)}
 

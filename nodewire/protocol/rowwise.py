@@ -83,7 +83,7 @@ def _run(program: GraphProgram, values: dict[str, Known], batch: set[str]) -> No
         if isinstance(raw, list):
             return [known(one) for one in raw]
         if isinstance(raw, dict):  # a reference, or a constant that is no number of rows
-            return values.get(raw["ref"], UNKNOWN) if "ref" in raw else NUMBER
+            return values.get(str(raw["ref"]), UNKNOWN) if "ref" in raw else NUMBER
         return raw
 
     for name in program.dims:

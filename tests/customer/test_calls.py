@@ -270,3 +270,12 @@ def test_an_output_that_is_not_what_was_bought_is_not_taken(frame, said):
     one.take(output("found", 0, 2, end=False))
     with pytest.raises(BadFrame, match=said):
         one.take(frame)
+
+
+async def test_programs_that_would_take_a_customers_memory_are_not_read(tmp_path):
+    made = manifest(two_branches(), ENDS)
+    tasks = [one.model_copy(update={"program": one.program.model_copy(update={"bytes": 2**40})}) for one in made.tasks]
+    market = Blobs(tmp_path, {})
+    with pytest.raises(TooLarge, match="of programs"):
+        await Programs(market, made).of(tasks)
+    assert not market.fetched

@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nodewire.errors import BadTask
+from nodewire.errors import BadInput, BadTask
 from nodewire.graph.classifier import program_of
 from nodewire.graph.format import Input, Node, Output, Program, Weight
 from nodewire.graph.interpret import Interpreter, bind
 from nodewire.graph.whitelist import OPS, Ref
-from nodewire.protocol import rowwise
+from nodewire.protocol import canonical, rowwise
 from nodewire.protocol.families import Cnn, Linear, Mlp
 from nodewire.protocol.graph_program import GraphProgram
 from nodewire.protocol.manifest import CUSTOMER, Manifest
@@ -256,3 +256,32 @@ def test_classifiers_take_any_number_of_rows(family):
 
 def test_elementwise_operators_are_of_the_whitelist():
     assert set(OPS) >= ELEMENTWISE
+
+
+ODD = [
+    ["n", "aten.neg.default", [{"ref": ["x"]}], {}],
+    ["n", "aten.neg.default", [{"ref": "later"}], {}],
+    ["n", "aten.softmax.int", [{"ref": "x"}, {"ref": "b"}], {}],
+    ["n", "aten.reshape.default", [{"ref": "x"}, None], {}],
+    ["n", "aten.permute.default", [{"ref": "x"}, [9, 9, 9]], {}],
+    ["n", "aten.cat.default", [[], 0], {}],
+    ["n", "aten.unsqueeze.default", [{"ref": "x"}, 2**60], {}],
+    ["n", "aten.constant_pad_nd.default", [{"ref": "x"}, [1] * 99], {}],
+    ["n", "no.such.operator", [{"ref": "x"}], {"dim": {"a": [[[1]]]}}],
+]
+
+
+@pytest.mark.parametrize("node", ODD, ids=str)
+def test_programs_that_make_no_sense_prove_nothing(node):
+    document = canonical.decode(program(Node("a", "aten.neg.default", (X,))).encode(), max_bytes=2**20)
+    document["nodes"], document["outputs"][0]["value"] = [node], "n"
+    made, _ = read(program(Node("a", "aten.neg.default", (X,))))
+    with pytest.raises(rowwise.Unproven):
+        rowwise.axes(made, {"only": GraphProgram.decode(canonical.encode(document))}, "b")
+
+
+@pytest.mark.parametrize("change", [{"nodes": [[1]]}, {"inputs": [{}]}, {"dims": []}, {"volume": "many"}, {"v": 2}])
+def test_what_is_no_program_is_refused(change):
+    document = canonical.decode(program(Node("a", "aten.neg.default", (X,))).encode(), max_bytes=2**20)
+    with pytest.raises(BadInput):
+        GraphProgram.decode(canonical.encode({**document, **change}))
