@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import struct
 import time
@@ -290,3 +291,16 @@ async def test_a_neighbour_says_once_that_its_worker_is_dead(net):
     peer.send(frames.control({"t": "x", "job": JOB}))
     await until(lambda: job._controls)
     assert lost == [(peer.keys.public, WorkerFailed.code)]
+
+
+async def test_frames_of_jobs_that_nobody_opened_are_not_written_down(net, caplog):
+    """A stranger filled an operator's disk with a line for each."""
+    caplog.set_level(logging.INFO)
+    provider = await net.node()
+    peer = await net.proven(provider)
+    for number in range(20):
+        large = data_frame(job_id(str(number)), "e", 0, bytes(2**18), size=2 * early.MAX_LINK_BYTES, stream=number)
+        peer.send(large)
+    for _ in range(20):
+        assert (await peer.document())["error"]["code"] == Busy.code
+    assert not [record for record in caplog.records if record.name == "nodewire.wire"]
