@@ -1,10 +1,14 @@
 """Several processes as one worker: tasks are spread, and sessions go where their task is."""
 
+import asyncio
+from contextlib import AsyncExitStack
+
 import pytest
 
 from nodewire.errors import NotFound
-from nodewire.kind import Turn
+from nodewire.kind import Limits, Turn
 from nodewire.protocol.frame import Frame
+from nodewire.worker.lasting import maker
 from nodewire.worker.several import Workers, several
 
 
@@ -62,3 +66,18 @@ async def test_one_process_is_just_that():
     process = Process()
     assert several(lambda entry: process, 1)("entry") is process
     assert isinstance(several(lambda entry: Process(), 2)("entry"), Workers)
+
+
+async def test_tasks_of_two_processes_are_computed_at_once(tmp_path):
+    (tmp_path / "program").write_bytes(b"8")
+    async with AsyncExitStack() as stack:
+        make = maker(stack, Limits(50_000_000), tmp_path)
+        workers = several(make, 2)("tests.worker.worker_entry_for_tests")
+        for task in ("left", "right"):
+            await workers.load(task, "any", tmp_path / "program", [])
+            await workers.open(task, "s", {})
+        slow = asyncio.create_task(workers.receive("left", "s", Frame("e", 0, (), {"do": "sleep", "ms": 2_000})))
+        await asyncio.sleep(0)
+        await workers.receive("right", "s", Frame("e", 0))
+        assert not slow.done()
+        await slow
