@@ -99,7 +99,7 @@ class Calls:
         session = str(fields.get("session", ""))
         entry = Entry(fields["task"], session, turn.customer, turn.remaining_us, nbytes, like)
         call = entry.what = Call(entry, fields, asyncio.get_running_loop().create_future(), limit_s, frames)
-        while not self._queue.has_room(nbytes):
+        while not self._queue.has_room(turn.customer, nbytes):
             self._room.clear()
             await self._room.wait()
             self._check_alive()

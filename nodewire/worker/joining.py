@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from nodewire.protocol.frame import Frame
 MAX_CALLS = 1_024
 """Of one task's session that wait for frames."""
 MAX_BYTES = 512 * 2**20
-"""Of all frames that wait for others."""
+"""Of all frames that wait for others; a quarter of it of one task's session."""
 
 
 class Joining:
@@ -22,6 +23,8 @@ class Joining:
         self.nbytes = 0
         self._edges: dict[tuple[str, str], frozenset[str]] = {}
         self._frames: dict[tuple[str, str], dict[int, dict[str, Frame[Any]]]] = {}
+        self._own: Counter[tuple[str, str]] = Counter()
+        """Bytes, by task and session."""
 
     def open(self, task: str, session: str, together: frozenset[str]) -> None:
         """From now on frames of this task and session make a call when there is one on each edge of `together`."""
@@ -47,21 +50,27 @@ class Joining:
             raise BadFrame(frame.edge, f"seq {frame.seq} came twice")
         if len(have) + 1 == len(together):
             calls.pop(frame.seq, None)
-            self.nbytes -= _nbytes(have)
+            self._add(task, session, -_nbytes(have))
             return (*have.values(), frame)
         if not have and len(calls) >= MAX_CALLS:
             raise TooLarge("pending", f"{MAX_CALLS} calls already wait for frames of other edges")
-        if self.nbytes + _size(frame) > self.max_bytes:
-            raise TooLarge("pending", f"over {self.max_bytes} bytes wait for frames of other edges")
-        self.nbytes += _size(frame)
+        if self._own[task, session] + _size(frame) > self.max_bytes // 4 or self.nbytes + _size(frame) > self.max_bytes:
+            raise TooLarge(
+                "pending", f"over {self.max_bytes // 4} bytes wait for frames of other edges, or all that may"
+            )
+        self._add(task, session, _size(frame))
         calls.setdefault(frame.seq, {})[frame.edge] = frame
         return ()
 
     def close(self, task: str, session: str) -> None:
         """Forget what waits; a session that is not known is none."""
         self._edges.pop((task, session), None)
-        for have in self._frames.pop((task, session), {}).values():
-            self.nbytes -= _nbytes(have)
+        self._frames.pop((task, session), None)
+        self.nbytes -= self._own.pop((task, session), 0)
+
+    def _add(self, task: str, session: str, nbytes: int) -> None:
+        self._own[task, session] += nbytes
+        self.nbytes += nbytes
 
 
 def _nbytes(have: Mapping[str, Frame[Any]]) -> int:

@@ -110,13 +110,15 @@ class _Shares:
 
 @dataclass(slots=True)
 class _Customer:
+    calls: int = 0
+    nbytes: int = 0
     shares: _Shares = field(default_factory=_Shares)
     lanes: dict[str, dict[str, deque[Entry]]] = field(default_factory=dict)
     """By session and task, calls in their order."""
 
 
 class Queue:
-    """Calls that wait, at most `max_calls` and `max_bytes` of them."""
+    """Calls that wait, at most `max_calls` and `max_bytes` of them, and half of that of one customer's."""
 
     def __init__(self, max_calls: int = MAX_CALLS, max_bytes: int = MAX_BYTES) -> None:
         self.max_calls, self.max_bytes = max_calls, max_bytes
@@ -125,11 +127,14 @@ class Queue:
         self._shares = _Shares()
         self._customers: dict[str, _Customer] = {}
 
-    def has_room(self, nbytes: int) -> bool:
+    def has_room(self, customer: str, nbytes: int) -> bool:
         """Whether a call of that size could be offered now. Raises TooLarge: it never can."""
-        if nbytes > self.max_bytes:
-            raise TooLarge("call", f"{nbytes} bytes, at most {self.max_bytes} may wait")
-        return self.calls < self.max_calls and self.nbytes + nbytes <= self.max_bytes
+        if nbytes > self.max_bytes // 2:
+            raise TooLarge("call", f"{nbytes} bytes, at most {self.max_bytes // 2} of a customer's may wait")
+        if self.calls >= self.max_calls or self.nbytes + nbytes > self.max_bytes:
+            return False
+        of = self._customers.get(customer)
+        return of is None or (of.calls < self.max_calls // 2 and of.nbytes + nbytes <= self.max_bytes // 2)
 
     def offer(self, entry: Entry, now_us: int) -> None:
         """Take `entry` in.
@@ -138,7 +143,7 @@ class Queue:
             TooLarge: it is larger than all that may wait.
             Busy: there is no room now, or too many calls of its session wait.
         """
-        if not self.has_room(entry.nbytes):
+        if not self.has_room(entry.customer, entry.nbytes):
             raise Busy("queue", f"{self.calls} calls of {self.nbytes} bytes wait already")
         customer = self._customers.get(entry.customer) or _Customer()
         lanes = customer.lanes.setdefault(entry.session, {})
@@ -149,8 +154,9 @@ class Queue:
         lanes.setdefault(entry.task, deque()).append(entry)
         self._shares.joins(entry.customer, now_us)
         customer.shares.joins(entry.session, now_us)
-        self.calls += 1
-        self.nbytes += entry.nbytes
+        for one in (self, customer):
+            one.calls += 1
+            one.nbytes += entry.nbytes
 
     def first(self) -> Entry | None:
         """The call whose turn it is; it stays."""
@@ -227,8 +233,9 @@ class Queue:
         self._shares.leaves(entry.customer)
         if not customer.lanes:
             del self._customers[entry.customer]
-        self.calls -= 1
-        self.nbytes -= entry.nbytes
+        for one in (self, customer):
+            one.calls -= 1
+            one.nbytes -= entry.nbytes
 
 
 class Expected:

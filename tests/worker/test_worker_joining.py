@@ -48,7 +48,7 @@ def test_another_edge_and_the_same_frame_twice_are_refused():
 
 
 def test_no_more_waits_than_its_bounds():
-    made = joining(max_bytes=10_000)
+    made = joining(max_bytes=40_000)
     for seq in range(4):
         made.add("t", "s", frame("a", seq, 1_000))
     with pytest.raises(TooLarge, match="bytes wait"):

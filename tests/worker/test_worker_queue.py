@@ -37,8 +37,10 @@ class Machine(RuleBasedStateMachine):
     def offer(self, session, task, remaining_us, nbytes, like):
         one = entry(session, task, "even" if session == "b" else "odd", remaining_us=remaining_us, nbytes=nbytes)
         one.like = like
+        of = [e for e in self.model if e.customer == one.customer]
         fits = len(self.model) < 12 and sum(e.nbytes for e in self.model) + nbytes <= 1_000
-        assert self.queue.has_room(nbytes) == fits
+        fits &= len(of) < 6 and sum(e.nbytes for e in of) + nbytes <= 500
+        assert self.queue.has_room(one.customer, nbytes) == fits
         if not fits:
             with pytest.raises(Busy):
                 self.queue.offer(one, self.now_us)
@@ -120,9 +122,12 @@ def test_closing_its_tasks_frees_all_that_a_session_had():
 
 
 def test_bounds_are_of_types():
-    queue = Queue(max_calls=2 * MAX_SESSION_CALLS, max_bytes=100)
+    queue = Queue(max_calls=4 * MAX_SESSION_CALLS, max_bytes=100)
     with pytest.raises(TooLarge):
-        queue.offer(entry(nbytes=101), 0)
+        queue.offer(entry(nbytes=51), 0)
+    queue.offer(entry("large", customer="large", nbytes=50), 0)
+    with pytest.raises(Busy, match="50 bytes wait"):
+        queue.offer(entry("large", customer="large", nbytes=1), 0)
     for _ in range(MAX_SESSION_CALLS):
         queue.offer(entry(), 0)
     with pytest.raises(Busy, match="session"):
