@@ -148,6 +148,10 @@ class LnurlConfig(Section):
 class WorkerConfig(Section):
     memory: Size = 2 * 10**9
     threads: int = Field(default=1, ge=1, le=256)
+    processes: int = Field(default=1, ge=1, le=64)
+    """Of a provider that serves: its tasks are spread over so many, each with `memory` and `threads`."""
+    batch: int = Field(default=1, ge=1, le=64)
+    """Of a provider that serves: so many calls of one graph task, of several jobs, are computed as one."""
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?|mps)$")
 
     @property

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
+from nodewire.errors import NodewireError
 from nodewire.protocol.codec import OWN, Codings
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
@@ -60,6 +61,20 @@ class Actor(Protocol):
         """Free the session; unknown sessions are ignored."""
 
 
+@runtime_checkable
+class Batching(Actor, Protocol):
+    """An actor that can compute calls of several sessions as one."""
+
+    @property
+    def batches(self) -> bool:
+        """Whether it does: not where one session's data could be seen in another's."""
+
+    def receive_together(
+        self, calls: Sequence[tuple[str, Sequence[Frame[Any]]]]
+    ) -> Sequence[Sequence[Frame[Any]] | NodewireError]:
+        """By session and its frames, what `receive` answers to them, or the error that it raises."""
+
+
 class Worker(Protocol):
     """A worker process as the daemon sees it (`nodewire.worker`)."""
 
@@ -75,7 +90,27 @@ class Worker(Protocol):
     async def close(self, task: str, session: str) -> None: ...
 
 
-MakeWorker = Callable[[str], Worker]
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """By what a worker that many jobs share chooses whose call is computed next."""
+
+    customer: str = ""
+    """Who shares the worker with others, whatever the number of its jobs."""
+    remaining_us: int = 0
+    """How long it takes, by estimate, from the beginning of this task's call to the end of the job's longest path."""
+    together: frozenset[str] = frozenset()
+    """The edges whose frames of one seq make one call; none where every frame is a call of its own."""
+
+
+class SharedWorker(Worker, Protocol):
+    """A worker that many jobs share."""
+
+    async def open(
+        self, task: str, session: str, params: Params, codings: Codings = OWN, turn: Turn = Turn()
+    ) -> None: ...
+
+
+MakeWorker = Callable[[str], SharedWorker]
 """A worker around a kind's entry module."""
 
 

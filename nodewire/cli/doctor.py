@@ -168,9 +168,8 @@ async def _serve(role: ProviderConfig, wanted: Serve) -> str:
             f"{role.worker.memory / 1e6:.1f} MB; {' and '.join(wanted.tasks)} of {manifest.name} may need"
             f' {whole / 1e6:.1f} MB: set [worker] memory = "{-(-whole // 10**6)}MB" or more',
         )
-    return (
-        f"{manifest.name}: {', '.join(wanted.tasks)}, may need {whole / 1e6:.1f} of {role.worker.memory / 1e6:.1f} MB"
-    )
+    has = role.worker.memory * role.worker.processes
+    return f"{manifest.name}: {', '.join(wanted.tasks)}, may need {whole / 1e6:.1f} of {has / 1e6:.1f} MB"
 
 
 async def _train(worker: WorkerConfig, train: TrainConfig, machine_bytes: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from nodewire.errors import BadFrame, BadTask, Busy, NotFound, TooLarge
+from nodewire.errors import BadFrame, BadTask, Busy, NodewireError, NotFound, TooLarge
+from nodewire.graph.apart import batch_dim
 from nodewire.graph.encoder import DriverProgram, EncoderDriver
 from nodewire.graph.format import Input, Program
-from nodewire.graph.interpret import Interpreter, bind
+from nodewire.graph.interpret import Interpreter, bind, check_dims
 from nodewire.graph.liveness import corners, walk
 from nodewire.graph.verify import Verified, verify, verify_weights
 from nodewire.kind import Actor, Limits
@@ -78,6 +79,7 @@ class GraphActor:
         self._inputs: dict[str, list[Input]] = {}
         for declared in self._program.inputs:
             self._inputs.setdefault(declared.edge, []).append(declared)
+        self._batch = batch_dim(self._program)
         self._edges = tuple(dict.fromkeys(out.edge for out in self._program.outputs))
         self._sessions: dict[str, _Session] = {}
 
@@ -106,6 +108,53 @@ class GraphActor:
         self._waiting_bytes -= sum(_nbytes(waiting) for waiting in have.values())
         return self._call(frame.seq, {**have, frame.edge: frame})
 
+    @property
+    def batches(self) -> bool:
+        """Whether calls of several sessions may be computed as one: each row of a batch is made of itself alone."""
+        return self._batch is not None
+
+    def receive_together(self, calls: Sequence[tuple[str, Sequence[Tensors]]]) -> list[list[Tensors] | NodewireError]:
+        """What `receive` answers to the frames of each call, all edges' of one seq, or the error that it raises.
+
+        They are computed as one as far as their sizes other than the batch's are the same, and the program admits so
+        many rows. What is wrong with one costs the others nothing but time.
+        """
+        if len(calls) > 1 and self._batch is not None:
+            try:
+                return list(self._batched(calls, self._batch))
+            except NodewireError:
+                half = len(calls) // 2
+                return [*self.receive_together(calls[:half]), *self.receive_together(calls[half:])]
+        return [self._alone(session, frames) for session, frames in calls]
+
+    def _alone(self, session: str, frames: Sequence[Tensors]) -> list[Tensors] | NodewireError:
+        try:
+            return [answer for frame in frames for answer in self.receive(session, frame)]
+        except NodewireError as error:
+            return error
+
+    def _batched(self, calls: Sequence[tuple[str, Sequence[Tensors]]], batch: str) -> Iterator[list[Tensors]]:
+        bound = []
+        for session, frames in calls:
+            by_edge = {frame.edge: frame for frame in frames}
+            if session not in self._sessions or by_edge.keys() != self._inputs.keys() or len(frames) != len(by_edge):
+                raise BadFrame("edge", "not one frame of each")
+            if len({frame.seq for frame in frames}) > 1:
+                raise BadFrame("seq", "not the same on all edges")
+            bound.append((frames[0].seq, *self._bound(by_edge)))
+        dims = [of for _, _, _, of in bound]
+        if any({**one, batch: 0} != {**dims[0], batch: 0} for one in dims):
+            raise BadFrame("shape", "not the same but for the batch")
+        rows = [one[batch] for one in dims]
+        together = {**dims[0], batch: sum(rows)}
+        check_dims(self._program, together)
+        self._admit(together)
+        inputs = {name: torch.cat([one[name] for _, _, one, _ in bound]) for name in bound[0][2]}
+        results = self._interpreter(inputs, together)
+        parts = {name: torch.split(tensor, rows) for name, tensor in results.items()}
+        for k, (seq, meta, _, _) in enumerate(bound):
+            yield self._answers(seq, meta, {name: part[k] for name, part in parts.items()})
+
     def close(self, session: str) -> None:
         state = self._sessions.pop(session, None)
         for frames in state.pending.values() if state else ():
@@ -119,16 +168,24 @@ class GraphActor:
         self._waiting_bytes += _nbytes(frame)
         state.pending.setdefault(frame.seq, {})[frame.edge] = frame
 
-    def _call(self, seq: int, frames: dict[str, Tensors]) -> list[Tensors]:
+    def _call(self, seq: int, frames: Mapping[str, Tensors]) -> list[Tensors]:
+        meta, inputs, dims = self._bound(frames)
+        self._admit(dims)
+        return self._answers(seq, meta, self._interpreter(inputs, dims))
+
+    def _bound(self, frames: Mapping[str, Tensors]) -> tuple[Meta, dict[str, torch.Tensor], dict[str, int]]:
+        """A call's meta, its inputs by name, and its dims. Raises BadFrame, BadInput, TooLarge."""
         meta = _common(frames.values())
+        if any(len(frame.tensors) != len(self._inputs[edge]) for edge, frame in frames.items()):
+            raise BadFrame("tensors", "another number than the edge has")
         inputs = {
             declared.name: tensor.to(self._interpreter.device)
             for edge, frame in frames.items()
             for declared, tensor in zip(self._inputs[edge], frame.tensors, strict=True)
         }
-        dims = bind(self._program, inputs)
-        self._admit(dims)
-        results = self._interpreter(inputs, dims)
+        return meta, inputs, bind(self._program, inputs)
+
+    def _answers(self, seq: int, meta: Meta, results: Mapping[str, torch.Tensor]) -> list[Tensors]:
         return [
             Frame(
                 edge,

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from nodewire.errors import BadConfig, BadInput, Busy, LinkLost, NodewireError, NotAllowed
-from nodewire.kind import Worker
+from nodewire.kind import SharedWorker
 from nodewire.market import Market
 from nodewire.nostr import nip59
 from nodewire.nostr.event import Event
@@ -36,6 +36,7 @@ from nodewire.provider.serving import OneManifest, Served
 from nodewire.provider.standing import Standby, Standing
 from nodewire.provider.standing import check as check_call
 from nodewire.provider.statements import Statements
+from nodewire.provider.turns import turns
 from nodewire.provider.verifying import Verifying
 from nodewire.provider.withdrawals import Withdrawals
 from nodewire.wire.membership import Membership
@@ -75,7 +76,7 @@ class Provider:
         node: Node,
         ledger: Ledger,
         served: Mapping[str, Served],
-        workers: Mapping[str, Worker],
+        workers: Mapping[str, SharedWorker],
         announcer: Announcer,
         committing: Committing,
         admission: Admission,
@@ -328,7 +329,7 @@ class Provider:
             params=params,
             kind=served.kind,
             mailbox=mailbox,
-            worker=OneManifest(self._workers[served.digest], served.digest),
+            worker=OneManifest(self._workers[served.digest], served.digest, turns(request.plan, manifest, snapshot)),
             ledger=self._ledger,
             publish=self._publish,
             commit=commit,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from nodewire.config import Serve
 from nodewire.errors import Busy, NodewireError, NotAllowed
-from nodewire.kind import JobKind, MakeWorker, Params, Worker
+from nodewire.kind import JobKind, MakeWorker, Params, SharedWorker, Turn, Worker
 from nodewire.market import Market
 from nodewire.protocol.codec import OWN, Codings
 from nodewire.protocol.frame import Array, Frame
@@ -53,7 +53,7 @@ async def specialize(
     kinds: Mapping[int, JobKind],
     make_worker: MakeWorker,
     profiled: Mapping[str, Mapping[str, int]],
-) -> tuple[dict[str, Served], dict[str, Worker]]:
+) -> tuple[dict[str, Served], dict[str, SharedWorker]]:
     """Fetch, verify and load everything in `wanted`: what is served, and the workers, both by manifest digest.
 
     A task's speed is what its [[serve]] says; else what `profiled` (by digest and task) says; else it is measured.
@@ -64,8 +64,8 @@ async def specialize(
         NotAllowed: no installed package serves the manifest's kind, or it has no such task.
     """
     served: dict[str, Served] = {}
-    workers: dict[str, Worker] = {}
-    entries: dict[str, Worker] = {}
+    workers: dict[str, SharedWorker] = {}
+    entries: dict[str, SharedWorker] = {}
     for want in wanted:
         manifest = await market.manifest(want.manifest, want.digest)
         kind = kinds.get(manifest.kind)
@@ -102,15 +102,17 @@ def loaded_name(manifest_digest: str, task: str) -> str:
 
 
 class OneManifest:
-    """A worker as a job of one manifest sees it: tasks go by the manifest's own names."""
+    """A worker as a job of one manifest sees it: tasks go by the manifest's own names, calls wait by `turns`."""
 
-    def __init__(self, worker: Worker, manifest_digest: str) -> None:
+    def __init__(self, worker: SharedWorker, manifest_digest: str, turns: Mapping[str, Turn]) -> None:
         self._worker = worker
         self._digest = manifest_digest
+        self._turns = turns
         self.load = worker.load
 
     async def open(self, task: str, session: str, params: Params, codings: Codings = OWN) -> None:
-        await self._worker.open(loaded_name(self._digest, task), session, params, codings)
+        turn = self._turns.get(task, Turn())
+        await self._worker.open(loaded_name(self._digest, task), session, params, codings, turn)
 
     async def receive(self, task: str, session: str, frame: Frame[Array]) -> list[Frame[Array]]:
         return await self._worker.receive(loaded_name(self._digest, task), session, frame)

@@ -29,7 +29,7 @@ from nodewire.pay.till import Till
 from nodewire.protocol.coordinates import in_ms
 from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
-from nodewire.provider import profiling
+from nodewire.provider import profiling, queues
 from nodewire.provider.acquaintance import Acquaintance, is_private
 from nodewire.provider.admission import Admission
 from nodewire.provider.announcing import Announcer, describe
@@ -52,7 +52,8 @@ from nodewire.wire.node import Node
 from nodewire.wire.shm import SameHost
 from nodewire.wire.spool import Spool
 from nodewire.wire.transport import TcpTls
-from nodewire.worker.lasting import maker
+from nodewire.worker.lasting import LastingWorker, maker
+from nodewire.worker.several import several
 
 
 async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]:
@@ -114,10 +115,18 @@ async def _open_inference(
 ) -> tuple[Provider, dict[str, Any]]:
     """What serves the tasks in [[serve]], and what its ready line says of them."""
     job_kinds = installed()
-    make_worker = maker(stack, config.worker.limits, config.blobs)
+    make, made = maker(stack, config.worker.limits, config.blobs, batch=config.worker.batch), list[LastingWorker]()
+
+    def make_one(entry: str) -> LastingWorker:
+        made.append(make(entry))
+        return made[-1]
+
+    make_worker = several(make_one, config.worker.processes)
     served, workers = await specialize(
         market, config.serve, job_kinds, make_worker, profiling.kept_speeds(config.state, config.worker.limits)
     )
+    reporting = asyncio.create_task(queues.report(made))
+    stack.callback(reporting.cancel)
 
     async def publish_here(event: Event) -> None:
         await pool.publish(event, timeout_s=10.0)

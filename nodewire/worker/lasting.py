@@ -13,19 +13,24 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Protocol
 
-from nodewire.kind import Limits, Params, Worker
+from nodewire.kind import Limits, Params, SharedWorker, Turn
 from nodewire.protocol.codec import OWN, Codings
 from nodewire.protocol.frame import Array, Frame
+from nodewire.worker.calls import NO_TURN
 from nodewire.worker.client import CALL_S, WorkerProcess
+from nodewire.worker.figures import Figures
 
 _log = logging.getLogger("nodewire.worker")
 
 
-class Mortal(Worker, Protocol):
+class Mortal(SharedWorker, Protocol):
     """A worker process: once it is not `alive`, every call raises WorkerFailed."""
 
     @property
     def alive(self) -> bool: ...
+
+    @property
+    def figures(self) -> Figures: ...
 
     async def stop(self) -> None: ...
 
@@ -35,7 +40,7 @@ Start = Callable[[], Awaitable[Mortal]]
 
 
 class LastingWorker:
-    """Implements nodewire.kind.Worker over one process after the other."""
+    """Implements nodewire.kind.SharedWorker over one process after the other."""
 
     def __init__(self, start: Start) -> None:
         self._start = start
@@ -53,9 +58,9 @@ class LastingWorker:
         self._loaded[task] = engine, program, weights
         return took
 
-    async def open(self, task: str, session: str, params: Params, codings: Codings = OWN) -> None:
+    async def open(self, task: str, session: str, params: Params, codings: Codings = OWN, turn: Turn = NO_TURN) -> None:
         """As the port; the first session after a death waits until everything is loaded again."""
-        await (await self._living()).open(task, session, params, codings)
+        await (await self._living()).open(task, session, params, codings, turn)
 
     async def receive(self, task: str, session: str, frame: Frame[Array]) -> list[Frame[Array]]:
         assert self._process is not None
@@ -64,6 +69,11 @@ class LastingWorker:
     async def close(self, task: str, session: str) -> None:
         if self._process is not None and self._process.alive:
             await self._process.close(task, session)
+
+    @property
+    def figures(self) -> Figures | None:
+        """Of the process that there is."""
+        return self._process.figures if self._process is not None else None
 
     async def _living(self) -> Mortal:
         """The process there is, or a new one. Who gives up waiting does not end its start: it is slow where many
@@ -98,14 +108,14 @@ class LastingWorker:
 
 
 def maker(
-    stack: AsyncExitStack, limits: Limits, readable: Path, call_timeout_s: float = CALL_S
+    stack: AsyncExitStack, limits: Limits, readable: Path, call_timeout_s: float = CALL_S, batch: int = 1
 ) -> Callable[[str], LastingWorker]:
     """What makes a worker around a kind's entry module: capped by `limits`, reading below `readable`, stopped with
     `stack`. Its process starts when something is loaded."""
 
     def make(entry: str) -> LastingWorker:
         worker = LastingWorker(
-            lambda: WorkerProcess.start(entry, limits, readable=[readable], call_timeout_s=call_timeout_s)
+            lambda: WorkerProcess.start(entry, limits, readable=[readable], call_timeout_s=call_timeout_s, batch=batch)
         )
         stack.push_async_callback(worker.stop)
         return worker

@@ -1,10 +1,12 @@
 """What daemon and worker say to each other: length-prefixed msgpack; tensors only as places in an arena.
 
-    daemon -> worker   {id, op: "load" | "open" | "receive" | "close", ...}   {op: "free", slab}
-    worker -> daemon   {hello}   {id, frame}*   {id, ok} or {id, error}
+    daemon -> worker   {id, op: "load" | "open" | "receive" | "close", ..., free?}   {op: "free", slabs}
+    worker -> daemon   {hello}   {id, frame}*   {id, ok, frame?} or {id, error}
 
 A frame travels as {edge, seq, meta, slab, tensors: [[dtype, shape, offset]]}; whoever reads it copies it out of the
-slab and then answers (worker) or sends `free` (daemon).
+slab and then answers (worker) or says which slabs are free, with its next call or before (daemon). A call's frames
+share one slab. A "receive" has `frames`, and `with` further calls {id, session, frames} of its task, to be computed
+with it and answered each by itself.
 """
 
 from __future__ import annotations

@@ -9,15 +9,16 @@ import os
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from nodewire.errors import NodewireError, NotAllowed, NotFound, OverMemory, TooLarge, WorkerFailed
-from nodewire.kind import Actor, Limits
+from nodewire.kind import Actor, Batching, Limits
 from nodewire.protocol.codec import OWN, Coding, Codings
 from nodewire.protocol.frame import ITEM_BYTES, MAX_TENSORS, MXINT8, Array, Frame, bytes_of
 from nodewire.worker import message, narrowing, rights
@@ -26,6 +27,8 @@ from nodewire.worker.arena import Slabs
 MAX_PROGRAM_BYTES = 64 * 2**20
 RESERVE_BYTES = 4 * 2**20
 """On top of the cap, for reading calls and writing answers; actors do not get it."""
+_PIECE_BYTES = RESERVE_BYTES // 16
+_READ_BYTES = 65_536
 _OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc", "[enforce fail a", "could not create a primitive")
 """What torch's allocator says (its own message may find no memory to be whole), and oneDNN."""
 _DTYPES = {name: getattr(torch, name) for name in ITEM_BYTES if name != MXINT8}
@@ -60,8 +63,9 @@ def _held_back() -> Iterator[None]:
     Not where hardly more is left: then what an earlier call kept fills the cap, and this one may be to free it.
     """
     try:
-        reserve, room = _some_memory(), _some_memory()
+        room = _some_memory(2 * RESERVE_BYTES)
         del room
+        reserve = _some_memory(RESERVE_BYTES)
     except RuntimeError:
         yield
         return
@@ -71,9 +75,12 @@ def _held_back() -> Iterator[None]:
         del reserve
 
 
-def _some_memory() -> list[torch.Tensor]:
-    """RESERVE_BYTES, untouched, in pieces that fit into a fragmented heap as well."""
-    return [torch.empty(RESERVE_BYTES // 16, dtype=torch.uint8) for _ in range(16)]
+def _some_memory(nbytes: int) -> list[torch.Tensor]:
+    """So much, untouched; where it is not to be had at once, in pieces that fit into a fragmented heap as well."""
+    try:
+        return [torch.empty(nbytes, dtype=torch.uint8)]
+    except RuntimeError:
+        return [torch.empty(_PIECE_BYTES, dtype=torch.uint8) for _ in range(nbytes // _PIECE_BYTES)]
 
 
 def _codings(said: dict[str, Any]) -> Codings:
@@ -96,25 +103,48 @@ class Server:
         self._codings: dict[tuple[str, str], Codings] = {}
         """By task and session, what is narrowed."""
         self._inbox: deque[dict[str, Any]] = deque()
+        self._bytes = b""
+        """Of messages that are not whole yet."""
+        self._unsent: int | None = None
+        """The slab of a frame that is ready, and goes with the answer."""
 
     def run(self) -> None:
         while (call := self._next()) is not None:
-            if "id" not in call:
-                self._slabs.free(call["slab"])
-                continue
-            self._send({"id": call["id"], **self._answer(call)})
+            if "with" in call:
+                self._answer_together(call)
+            elif "id" in call:
+                self._write(self._answer(call, self._serve))
 
-    def _answer(self, call: dict[str, Any]) -> dict[str, Any]:
+    def _answer(self, call: dict[str, Any], serve: Callable[[dict[str, Any]], dict[str, Any]]) -> bytes:
+        self._unsent = None
         try:
             with _held_back():
-                return {"ok": self._serve(call)}
+                return message.pack({"id": call["id"], **serve(call)})
         except Exception as error:
-            return {"error": self._typed(call, error).as_dict()}
+            self._free(*(() if self._unsent is None else (self._unsent,)))
+            return message.pack({"id": call["id"], "error": self._typed(call, error).as_dict()})
 
-    def _serve(self, call: dict[str, Any]) -> dict[str, int] | None:
+    def _answer_together(self, first: dict[str, Any]) -> None:
+        """Calls of several sessions, computed as one and answered one by one; where that fails, each by itself."""
+        calls = [{"op": "receive", "task": first["task"], **call} for call in (first, *first.pop("with"))]
+        try:
+            with _held_back():
+                actor = self._actors[first["task"]]
+                assert isinstance(actor, Batching)
+                found = actor.receive_together([(call["session"], list(self._frames(call))) for call in calls])
+        except Exception:  # of memory, say; what it was is in the answer to who caused it
+            for call in calls:
+                self._write(self._answer(call, self._serve))
+            return
+        for call, outputs in zip(calls, found, strict=True):
+            self._write(self._answer(call, partial(self._put_all, outputs=outputs)))
+
+    def _serve(self, call: dict[str, Any]) -> dict[str, Any]:
+        """What the answer has: `ok`, and the last frame with it where it is known to be the last."""
         op, task = call["op"], call["task"]
         if op == "load":
-            return self._load_task(task, call["engine"], Path(call["program"]), [Path(w) for w in call["weights"]])
+            weights = [Path(w) for w in call["weights"]]
+            return {"ok": self._load_task(task, call["engine"], Path(call["program"]), weights)}
         actor = self._actors.get(task)
         if actor is None:
             raise NotFound("task", f"{task} is not loaded")
@@ -123,18 +153,43 @@ class Server:
                 actor.open(call["session"], call["params"])
                 self._codings[task, call["session"]] = _codings(call["codings"])
             case "receive":
-                codings = self._codings.get((task, call["session"]), OWN)
-                frame = self._taken(message.take_frame(call["frame"], memoryview(self._inward), _as_it_is), codings)
-                for output in actor.receive(call["session"], frame):
-                    self._put(call["id"], output, codings.get(output.edge))
+                return {"ok": None, **self._receive(call, actor)}
             case "close":
                 self._codings.pop((task, call["session"]), None)
                 actor.close(call["session"])
             case _:
                 raise WorkerFailed("op", f"{op} is unknown")
-        return None
+        return {"ok": None}
 
-    def _load_task(self, task: str, engine: str, program: Path, weights: list[Path]) -> dict[str, int]:
+    def _receive(self, call: dict[str, Any], actor: Actor) -> dict[str, Any]:
+        """Give the actor a call's frames, and send what it makes of them; the last goes with the answer."""
+        answer: dict[str, Any] = {}
+        for frame in self._frames(call):
+            if answer:
+                self._write(message.pack({"id": call["id"], **answer}))
+            answer = self._put_all(call, outputs=actor.receive(call["session"], frame))
+            del answer["ok"]
+        return answer
+
+    def _frames(self, call: dict[str, Any]) -> Iterator[Frame[torch.Tensor]]:
+        codings = self._codings.get((call["task"], call["session"]), OWN)
+        for fields in call["frames"]:
+            yield self._taken(message.take_frame(fields, memoryview(self._inward), _as_it_is), codings)
+
+    def _put_all(
+        self, call: dict[str, Any], *, outputs: Sequence[Frame[torch.Tensor]] | NodewireError
+    ) -> dict[str, Any]:
+        """Send the outputs but the last, which is returned to go with the answer, if it is known to be the last."""
+        if isinstance(outputs, NodewireError):
+            raise outputs
+        codings, last = self._codings.get((call["task"], call["session"]), OWN), None
+        if isinstance(outputs, list) and outputs:
+            outputs, last = outputs[:-1], outputs[-1]
+        for output in outputs:
+            self._put(call["id"], output, codings.get(output.edge))
+        return {"ok": None} if last is None else {"ok": None, "frame": self._placed(last, codings.get(last.edge))}
+
+    def _load_task(self, task: str, engine: str, program: Path, weights: list[Path]) -> dict[str, int | bool]:
         if task in self._actors:
             raise NotAllowed("task", f"{task} is loaded already")
         if (size := program.stat().st_size) > MAX_PROGRAM_BYTES:
@@ -144,6 +199,7 @@ class Server:
         return {
             "memory_bytes": max(0, self._memory() - before),
             "load_ms": round((time.monotonic() - started) * 1000),
+            "batches": isinstance(actor := self._actors[task], Batching) and actor.batches,
         }
 
     def _memory(self) -> int:
@@ -174,6 +230,11 @@ class Server:
         return torch.frombuffer(array.data, dtype=dtype).reshape(array.shape).to(self._limits.device, own, copy=True)
 
     def _put(self, call: int, frame: Frame[torch.Tensor], coding: Coding | None) -> None:
+        self._write(message.pack({"id": call, "frame": self._placed(frame, coding)}))
+        self._unsent = None
+
+    def _placed(self, frame: Frame[torch.Tensor], coding: Coding | None) -> dict[str, Any]:
+        """Copy a frame's tensors into the outward arena: its wire form."""
         if len(frame.tensors) > MAX_TENSORS:
             raise TooLarge("frame", f"{len(frame.tensors)} tensors, at most {MAX_TENSORS}")
         for tensor in frame.tensors:
@@ -182,7 +243,7 @@ class Server:
         sent = narrowing.sent_dtypes(frame.edge, [_NAMES[t.dtype] for t in frame.tensors], coding)
         sizes = [bytes_of(dtype, t.shape) for dtype, t in zip(sent, frame.tensors, strict=True)]
         offsets, total = message.layout(sizes)
-        slab = self._slab(total) if total else None
+        slab = self._unsent = self._slab(total) if total else None
         base, placed = slab or 0, []
         for tensor, dtype, offset in zip(frame.tensors, sent, offsets, strict=True):
             if tensor.numel():
@@ -192,12 +253,7 @@ class Server:
                 else:
                     room.view(_DTYPES[dtype]).view(tensor.shape).copy_(tensor.detach())
             placed.append((dtype, tuple(tensor.shape), base + offset))
-        try:
-            self._send({"id": call, "frame": message.put_frame(frame, slab, placed)})
-        except NodewireError:
-            if slab is not None:
-                self._slabs.free(slab)
-            raise
+        return message.put_frame(frame, slab, placed)
 
     def _outward_bytes(self, offset: int, count: int) -> torch.Tensor:
         return torch.frombuffer(self._outward, dtype=torch.uint8, count=count, offset=offset)
@@ -212,9 +268,11 @@ class Server:
                 raise SystemExit  # the daemon is gone
             if "id" in later:
                 self._inbox.append(later)
-            else:
-                self._slabs.free(later["slab"])
         return slab
+
+    def _free(self, *slabs: int) -> None:
+        for slab in slabs:
+            self._slabs.free(slab)
 
     def _typed(self, call: dict[str, Any], error: Exception) -> NodewireError:
         """What the daemon may tell a peer; the traceback stays in the worker's log."""
@@ -234,22 +292,26 @@ class Server:
         return self._inbox.popleft() if self._inbox else self._read()
 
     def _read(self) -> dict[str, Any] | None:
+        """The next message; slabs that the daemon has emptied are free again."""
         prefix = self._exactly(message.PREFIX.size)
         body = self._exactly(message.body_length(prefix)) if prefix else None
-        return message.unpack(body) if body else None
+        if body is None:
+            return None
+        said = message.unpack(body)
+        self._free(*said.get("free", ()), *said.get("slabs", ()))
+        return said
 
     def _exactly(self, count: int) -> bytes | None:
         # os.read and os.write: the filter refuses the socket calls
-        parts = []
-        while count:
-            part = os.read(self._channel, count)
+        while len(self._bytes) < count:
+            part = os.read(self._channel, _READ_BYTES)
             if not part:
                 return None
-            parts.append(part)
-            count -= len(part)
-        return b"".join(parts)
+            self._bytes += part
+        found, self._bytes = self._bytes[:count], self._bytes[count:]
+        return found
 
-    def _send(self, answer: dict[str, Any]) -> None:
-        view = memoryview(message.pack(answer))
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
         while view:
             view = view[os.write(self._channel, view) :]

@@ -11,11 +11,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from nodewire.errors import NodewireError
 from nodewire.kind import Limits
-from nodewire.worker import arena, message
+from nodewire.worker import arena
+from nodewire.worker.channel import Channel
 
 _FORWARDED = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "LD_LIBRARY_PATH")
 _MAX_LINE_BYTES = 8192
@@ -27,18 +27,9 @@ class Spawned:
     """A started process, the channel to it, and both arenas (`inward` carries tensors to the worker)."""
 
     process: asyncio.subprocess.Process
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
+    channel: Channel
     inward: memoryview
     outward: memoryview
-
-    async def read(self) -> dict[str, Any] | None:
-        """The next message; None once the worker has hung up. Raises BadFrame, TooLarge."""
-        try:
-            prefix = await self.reader.readexactly(message.PREFIX.size)
-            return message.unpack(await self.reader.readexactly(message.body_length(prefix)))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            return None
 
     async def log_output(self) -> None:
         """What the worker prints goes to the daemon's log, made harmless: it may quote what a peer sent."""
@@ -89,8 +80,8 @@ async def spawn(entry: str, limits: Limits, readable: Sequence[Path], arena_byte
         theirs.close()
         for descriptor in arenas:
             os.close(descriptor)
-    reader, writer = await asyncio.open_unix_connection(sock=ours)
-    return Spawned(process, reader, writer, inward, outward)
+    _, channel = await asyncio.get_running_loop().create_unix_connection(Channel, sock=ours)
+    return Spawned(process, channel, inward, outward)
 
 
 def _environment(limits: Limits) -> dict[str, str]:

@@ -26,7 +26,7 @@ class Process:
         self.loaded.append(task)
         return {"memory_bytes": 1, "load_ms": 1}
 
-    async def open(self, task, session, params, codings=None):
+    async def open(self, task, session, params, codings=None, turn=None):
         self._live()
         self.sessions.append((task, session))
 

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from nodewire.errors import BadConfig, BadFrame, Busy, NotAllowed, NotFound, OverMemory, TooLarge, WorkerFailed
-from nodewire.kind import Limits
+from nodewire.kind import Limits, Turn
 from nodewire.protocol.frame import Array, Frame
 from nodewire.worker import WorkerProcess
 
@@ -85,6 +85,89 @@ async def test_concurrent_calls_get_their_own_answers_in_order(worker):
 
     await asyncio.gather(*(call(n) for n in range(8)))
     assert done == list(range(8))
+
+
+def long(ms: int) -> Frame[Array]:
+    """Of a size that no other test's calls have: how long a call takes is guessed by those of its size."""
+    return frame(array(np.zeros(20_000, np.uint8)), do="sleep", ms=ms)
+
+
+async def flood(worker, done, sessions=4, **turn):
+    """Calls of as many sessions of one customer, the first of which the worker is at when this returns."""
+    for n in range(sessions):
+        await worker.open("echo", f"flood{n}", {}, turn=Turn("flooding", **turn))
+
+    async def call(n):
+        await worker.receive("echo", f"flood{n}", long(40))
+        done.append(f"flood{n}")
+
+    calls = [asyncio.create_task(call(n)) for n in range(sessions)]
+    while worker.waiting[0] != sessions - 1:
+        await asyncio.sleep(0)
+    return calls
+
+
+async def closed(worker, sessions=4):
+    await asyncio.gather(*(worker.close("echo", f"flood{n}") for n in range(sessions)))
+
+
+async def test_another_customers_call_waits_for_the_one_that_is_computed_and_no_other(worker):
+    await worker.open("echo", "step", {}, turn=Turn("stepping"))
+    done = []
+    calls = await flood(worker, done, remaining_us=10**9)
+    await worker.receive("echo", "step", frame())
+    assert len(done) == 1
+    await asyncio.gather(*calls)
+    await worker.close("echo", "step")
+    await closed(worker)
+
+
+async def test_within_a_session_the_longest_path_is_computed_first(worker, folder):
+    for name, remaining_us in (("near", 10), ("far", 10**7)):
+        await worker.load(name, "any", folder / "program", [])
+        await worker.open(name, "s", {}, turn=Turn("c", remaining_us))
+    done = []
+    calls = await flood(worker, done, sessions=1)
+
+    async def call(name):
+        await worker.receive(name, "s", long(20))
+        done.append(name)
+
+    await asyncio.gather(*calls, call("near"), call("far"))
+    assert done == ["flood0", "far", "near"]
+    await closed(worker, sessions=1)
+
+
+async def test_frames_go_to_the_worker_when_their_call_is_whole(worker):
+    await worker.open("echo", "joined", {}, turn=Turn(together=frozenset({"a", "b"})))
+    before = worker.figures.calls
+    assert await worker.receive("echo", "joined", Frame("a", 0, (array(np.arange(3)),))) == []
+    assert worker.figures.calls == before
+    both = await worker.receive("echo", "joined", Frame("b", 0, (array(np.arange(2)),)))
+    assert [(f.edge, f.tensors[0].shape) for f in both] == [("a", (3,)), ("b", (2,))]
+    assert worker.figures.calls == before + 1
+    await worker.close("echo", "joined")
+
+
+async def test_a_session_that_is_closed_takes_its_waiting_calls_with_it(worker):
+    done = []
+    calls = await flood(worker, done)
+    await closed(worker)
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    assert done == ["flood0"]
+    assert [type(one) for one in outcomes] == [type(None), *[NotFound] * 3]
+    assert worker.waiting == (0, 0)
+
+
+async def test_calls_that_nobody_waits_for_leave_the_queue(worker):
+    done = []
+    calls = await flood(worker, done)
+    for one in calls:
+        one.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    assert worker.waiting == (0, 0)
+    assert await worker.receive("echo", "s", frame()) != []
+    await closed(worker)
 
 
 async def test_more_output_than_the_arena_holds_flows_through_it(worker):

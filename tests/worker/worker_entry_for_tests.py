@@ -140,6 +140,8 @@ class Echo:
                 os.abort()
             case "hang":
                 time.sleep(3600)
+            case "sleep":
+                time.sleep(meta["ms"] / 1_000)
             case "hoard":
                 for _ in range(meta.get("times", 1)):
                     self.hoard.append(torch.ones(int(meta["bytes"]), dtype=torch.uint8))
