@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Self
 
 import numpy as np
 
@@ -29,8 +30,8 @@ _INTEGERS = {"int64": "<i8", "int32": "<i4", "uint8": "|u1"}
 class Programs:
     """The programs of a manifest's tasks, fetched when they are needed."""
 
-    def __init__(self, market: Market, manifest: Manifest) -> None:
-        self._market, self._manifest = market, manifest
+    def __init__(self, market: Market) -> None:
+        self._market = market
         self._limit = asyncio.Semaphore(_FETCHES)
 
     async def of(self, tasks: Sequence[Task]) -> dict[str, GraphProgram]:
@@ -62,12 +63,27 @@ class Parts:
 
 
 class Batching:
-    """Checks calls against what the tasks that they go to say of themselves."""
+    """Checks calls against what the model's tasks say of themselves. Made once for many calls, by `of`."""
 
-    def __init__(self, manifest: Manifest, signature: Signature, programs: Programs) -> None:
-        self._manifest, self._signature, self._programs = manifest, signature, programs
-        self._first: dict[str, GraphProgram] = {}
+    def __init__(self, manifest: Manifest, signature: Signature, programs: Mapping[str, GraphProgram]) -> None:
+        self.signature = signature
+        self._manifest, self._programs = manifest, programs
         self._axes: dict[str, Mapping[str, int]] = {}
+
+    @classmethod
+    async def of(cls, manifest: Manifest, programs: Programs) -> Self:
+        """Reads all programs; of a model whose programs are too large only those that the customer feeds.
+
+        Raises:
+            BadManifest: it is no model that can be called.
+            NotFound, BadHash, BadTask, TooLarge: a program is not to be had, or is none.
+        """
+        signature = Signature.of(manifest)
+        tasks: Sequence[Task] = manifest.tasks
+        if sum(task.program.bytes for task in tasks) > MAX_PROGRAMS_BYTES:
+            fed = {edge.target for edge in signature.sends}
+            tasks = [task for task in tasks if task.name in fed]
+        return cls(manifest, signature, await programs.of(tasks))
 
     async def parts(self, call: Call) -> Parts:
         """A call as it can be made.
@@ -77,18 +93,15 @@ class Batching:
                 be, and nothing proves that its parts would give the same.
             TooLarge: one task would get more than 64 MiB.
         """
-        sizes = self._signature.check(call)
-        if not self._first:
-            sent = {edge.target for edge in self._signature.sends}
-            self._first = await self._programs.of([task for task in self._manifest.tasks if task.name in sent])
+        sizes = self.signature.check(call)
         self._check_integers(call)
         parts = Parts((call,), {}) if self._fits(sizes) else await self._split(call, sizes)
-        if (most := max(map(self._signature.largest_bytes, parts.calls))) > MAX_FRAME_BYTES:
+        if (most := max(map(self.signature.largest_bytes, parts.calls))) > MAX_FRAME_BYTES:
             raise TooLarge("inputs", f"{most} bytes for one task, at most {MAX_FRAME_BYTES} in a call")
         return parts
 
     def _check_integers(self, call: Call) -> None:
-        for program in self._first.values():
+        for program in self._programs.values():
             for port, name in self._ports(program):
                 array = call[name]
                 if port.below and array.dtype in _INTEGERS and array.nbytes:
@@ -99,16 +112,17 @@ class Batching:
 
     def _ports(self, program: GraphProgram) -> Iterator[tuple[Port, str]]:
         """A program's inputs from the customer, and how the manifest calls them."""
-        for edge in self._signature.sends:
+        for edge in self.signature.sends:
             ports = [port for port in program.inputs if port.edge == edge.name]
             yield from ((port, tensor.name) for port, tensor in zip(ports, edge.tensors, strict=False))
 
     def _fits(self, sizes: Mapping[str, int]) -> bool:
-        if any(size > self._signature.dims.get(name, size) for name, size in sizes.items()):
+        if any(size > self.signature.dims.get(name, size) for name, size in sizes.items()):
             return False
-        return all(self._has_room(program, sizes) for program in self._first.values())
+        return all(self._has_room(program, sizes) for program in self._programs.values())
 
     def _has_room(self, program: GraphProgram, sizes: Mapping[str, int]) -> bool:
+        """As far as its dims are the call's; those that follow from values are not known before."""
         own = {name: sizes.get(name, 0) for name in program.dims}
         within = all(size <= program.dims[name] for name, size in own.items())
         return within and prod(max(1, size) for size in own.values()) <= program.volume
@@ -126,7 +140,7 @@ class Batching:
                 reasons.append(f"along {dim}, of which {rows} are taken at once, {error} may not keep rows apart")
                 continue
             return Parts(tuple(self._part(call, dim, at, at + rows) for at in range(0, size, rows)), axes)
-        dims = self._signature.dims.items()
+        dims = self.signature.dims.items()
         takes = ", ".join(f"{name} {sizes[name]} of {most}" for name, most in dims if name in sizes)
         reason = reasons[0] if reasons else f"no part of it along one dim would be small enough ({takes} in all)"
         raise BadInput("inputs", f"too large for one call: {reason}; make it several calls, or smaller")
@@ -144,14 +158,13 @@ class Batching:
 
     async def _proven(self, dim: str) -> Mapping[str, int]:
         if dim not in self._axes:
-            programs = await self._programs.of(self._manifest.tasks)
-            if len(programs) < len(self._manifest.tasks):
-                raise rowwise.Unproven("a task that is no graph")
-            self._axes[dim] = await asyncio.to_thread(rowwise.axes, self._manifest, programs, dim)
+            if len(self._programs) < len(self._manifest.tasks):
+                raise rowwise.Unproven("a task that is not read")
+            self._axes[dim] = await asyncio.to_thread(rowwise.axes, self._manifest, self._programs, dim)
         return self._axes[dim]
 
     def _part(self, call: Call, dim: str, first: int, last: int) -> Call:
-        inputs = self._signature.inputs
+        inputs = self.signature.inputs
         return {
             name: sliced(array, inputs[name].shape.index(dim), first, last) if dim in inputs[name].shape else array
             for name, array in call.items()

@@ -35,9 +35,10 @@ from nodewire.kind import JobKind, installed
 from nodewire.plan.codec import EdgeCodec
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import Terms
-from nodewire.protocol.signature import Signature
 
 MAX_PROMPT_BYTES = 1_000_000
+MAX_READ = 4
+"""Models whose programs a customer keeps in mind."""
 
 
 class Customer:
@@ -50,6 +51,8 @@ class Customer:
         self.purchases: deque[Purchase] = deque(maxlen=(MAX_AGAIN + 1) * (MAX_REPAIRS + 1))
         """The newest that were begun, the last one last: as many as one call may begin."""
         self._config = config
+        self._batchings: dict[str, Batching] = {}
+        """By manifest's digest, the newest last."""
         self._session: Session | None = None
         self._stack = AsyncExitStack()
 
@@ -185,8 +188,8 @@ class Customer:
         given = [inputs] if isinstance(inputs, Mapping) else list(inputs)
         if not given:
             raise BadInput("inputs", "no call")
-        signature = Signature.of(manifest)
-        batching = Batching(manifest, signature, Programs(self.session.market, manifest))
+        batching = await self._batching(manifest)
+        signature = batching.signature
         parts = [await batching.parts(signature.arrays(call, array_of)) for call in given]
         portions = jobs(signature, [call for part in parts for call in part.calls])
         kind, terms, made = self._kind(manifest), terms or self.terms, list[Evaluation]()
@@ -228,6 +231,15 @@ class Customer:
         judged["earlier"] = {**settler.take_old(), "refunded_msat": sum(got.values())}
         got.clear()
         return judged
+
+    async def _batching(self, manifest: Manifest) -> Batching:
+        """What a model takes, read once for many calls."""
+        digest = manifest.digest()
+        if digest not in self._batchings:
+            self._batchings[digest] = await Batching.of(manifest, Programs(self.session.market))
+            while len(self._batchings) > MAX_READ:
+                del self._batchings[next(iter(self._batchings))]
+        return self._batchings[digest]
 
     async def _manifest(self, address: str, mode: str) -> Manifest:
         manifest = await self.session.market.manifest(address)

@@ -13,6 +13,7 @@ from nodewire.customer.batching import Batching, Parts, Programs
 from nodewire.customer.evaluation import Evaluation, jobs
 from nodewire.customer.ticketing import Tickets
 from nodewire.errors import BadFrame, BadInput, BadManifest, TooLarge, Unsupported
+from nodewire.protocol import canonical
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Ticket
 from nodewire.protocol.manifest import CUSTOMER, Tensor
@@ -77,9 +78,8 @@ def call(rows: int, **changes) -> dict[str, np.ndarray]:
 async def parts(folder, given, **model) -> Parts:
     programs = two_branches(**model)
     made = manifest(programs, ENDS)
-    signature = Signature.of(made)
-    batching = Batching(made, signature, Programs(Blobs(folder, programs), made))
-    return await batching.parts(signature.arrays(given, array_of))
+    batching = await Batching.of(made, Programs(Blobs(folder, programs)))
+    return await batching.parts(batching.signature.arrays(given, array_of))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -154,17 +154,21 @@ async def test_a_batch_whose_rows_are_mixed_is_refused_with_what_to_do(tmp_path)
     assert len((await parts(tmp_path, call(8), mixing=True)).calls) == 1
 
 
-async def test_only_the_programs_that_the_customer_feeds_are_fetched_for_a_call_that_fits(tmp_path):
+async def test_programs_are_read_once_for_many_calls(tmp_path):
     programs = two_branches()
-    made = manifest(programs, ENDS)
-    market, signature = Blobs(tmp_path, programs), Signature.of(made)
-    batching = Batching(made, signature, Programs(market, made))
-    for _ in range(3):
-        await batching.parts(signature.arrays(call(3), array_of))
-    assert len(market.fetched) == 2
-    await batching.parts(signature.arrays(call(30), array_of))
-    await batching.parts(signature.arrays(call(30), array_of))
-    assert len(market.fetched) == 2 + 3
+    market = Blobs(tmp_path, programs)
+    batching = await Batching.of(manifest(programs, ENDS), Programs(market))
+    for rows in (3, 30, 30):
+        await batching.parts(batching.signature.arrays(call(rows), array_of))
+    assert len(market.fetched) == 3
+
+
+async def test_a_task_that_the_customer_does_not_feed_may_be_the_one_that_a_call_is_too_large_for(tmp_path):
+    programs = two_branches()
+    programs["sum"] = canonical.encode({**canonical.decode(programs["sum"], max_bytes=2**20), "volume": 5})
+    batching = await Batching.of(manifest(programs, ENDS), Programs(Blobs(tmp_path, programs)))
+    parts = await batching.parts(batching.signature.arrays(call(8), array_of))
+    assert [one["ids"].shape[0] for one in parts.calls] == [5, 3]
 
 
 async def test_a_call_with_more_for_one_task_than_a_frame_takes_is_refused(tmp_path):
@@ -180,7 +184,7 @@ async def test_a_call_with_more_for_one_task_than_a_frame_takes_is_refused(tmp_p
         )
     }
     made = manifest(programs, {"customer.to.only": (CUSTOMER, "only"), "y": ("only", CUSTOMER)})
-    batching = Batching(made, Signature.of(made), Programs(Blobs(tmp_path, programs), made))
+    batching = await Batching.of(made, Programs(Blobs(tmp_path, programs)))
     with pytest.raises(TooLarge, match=str(MAX_FRAME_BYTES)):
         await batching.parts({"x": Array("float32", (rows, 4), bytes(rows * 16))})
 
@@ -273,9 +277,19 @@ def test_an_output_that_is_not_what_was_bought_is_not_taken(frame, said):
 
 
 async def test_programs_that_would_take_a_customers_memory_are_not_read(tmp_path):
-    made = manifest(two_branches(), ENDS)
-    tasks = [one.model_copy(update={"program": one.program.model_copy(update={"bytes": 2**40})}) for one in made.tasks]
-    market = Blobs(tmp_path, {})
+    programs = two_branches()
+    made, market = manifest(programs, ENDS), Blobs(tmp_path, programs)
+
+    def with_large(*names: str):
+        large = {"program": made.tasks[0].program.model_copy(update={"bytes": 2**40})}
+        return made.model_copy(
+            update={"tasks": tuple(one.model_copy(update=large) if one.name in names else one for one in made.tasks)}
+        )
+
     with pytest.raises(TooLarge, match="of programs"):
-        await Programs(market, made).of(tasks)
+        await Batching.of(with_large("left"), Programs(market))
     assert not market.fetched
+    batching = await Batching.of(with_large("sum"), Programs(market))  # which the customer does not feed
+    assert len((await batching.parts(batching.signature.arrays(call(8), array_of))).calls) == 1
+    with pytest.raises(BadInput, match="a task that is not read"):
+        await batching.parts(batching.signature.arrays(call(9), array_of))
