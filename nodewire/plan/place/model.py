@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from math import hypot, inf, isfinite
@@ -118,6 +118,17 @@ class Chain:
     def boundaries(self) -> tuple[int, ...]:
         """Bytes of an item before every task and after the last: one more than there are tasks."""
         return (self.in_bytes, *(task.out_bytes for task in self.tasks))
+
+    @cached_property
+    def typical(self) -> Task:
+        """For rules that take tasks to be alike: the one of median time, as large as the largest."""
+        by_time = sorted(self.tasks, key=lambda task: task.ms[0][1])
+        return replace(
+            by_time[len(by_time) // 2],
+            memory_bytes=max(task.memory_bytes for task in self.tasks),
+            item_bytes=max(task.item_bytes for task in self.tasks),
+            out_bytes=max(task.out_bytes for task in self.tasks),
+        )
 
     def summed_ms(self, node: Node, batch: float = 1) -> list[float]:
         """By number of tasks from the first on, their time on a node: one more than there are tasks."""

@@ -32,9 +32,9 @@ class _TooMany(Exception):
 
 
 def parallax(pool: Pool, chain: Chain, *, parameters: float = PARAMETERS) -> Placement:
-    """The placement; layers are alike. It looks neither at what is between nodes nor at what is asked for."""
+    """The placement; it takes layers to be alike, and looks neither at what is between nodes nor at what is asked for."""
     layers = len(chain.tasks)
-    each = chain.tasks[0].memory_bytes
+    each = chain.typical.memory_bytes
     capacity = [min(layers, floor(node.memory_bytes * parameters / each)) for node in pool.nodes]
     order = sorted((i for i in range(len(capacity)) if capacity[i]), key=lambda i: (-capacity[i], i))
     sizes = [capacity[i] for i in order]
@@ -45,7 +45,7 @@ def parallax(pool: Pool, chain: Chain, *, parameters: float = PARAMETERS) -> Pla
     stages: dict[int, Stage] = {}
     for pipeline in pipelines:
         nodes = [order[rank] for rank in pipeline]
-        powers = [1 / chain.tasks[0].ms_on(pool.nodes[i], 1_024) for i in nodes]
+        powers = [1 / chain.typical.ms_on(pool.nodes[i], 1_024) for i in nodes]
         start = 0
         for node, count in zip(nodes, water_filled([capacity[i] for i in nodes], powers, layers), strict=True):
             if count:

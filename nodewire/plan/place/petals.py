@@ -24,7 +24,7 @@ _ROUNDS = 4
 
 
 def petals(pool: Pool, chain: Chain, workload: Workload, chance: Random) -> Placement:
-    """The placement after all nodes have come, in a random order, and then balanced themselves. Blocks are alike."""
+    """The placement after all nodes have come, in a random order, and then balanced themselves. It takes blocks to be alike."""
     swarm = _Swarm(pool, chain, workload)
     order = [index for index in range(len(pool.nodes)) if swarm.sizes[index]]
     chance.shuffle(order)
@@ -44,7 +44,7 @@ def petals(pool: Pool, chain: Chain, workload: Workload, chance: Random) -> Plac
 
 def blocks(pool: Pool, chain: Chain, index: int, items: int) -> int:
     """How many of a chain's (equal) tasks a node holds with room for `items` of each."""
-    return min(len(chain.tasks), pool.nodes[index].memory_bytes // max(1, chain.tasks[0].bytes_at(items)))
+    return min(len(chain.tasks), pool.nodes[index].memory_bytes // max(1, chain.typical.bytes_at(items)))
 
 
 class _Swarm:
@@ -56,7 +56,7 @@ class _Swarm:
         self.starts: dict[int, int] = {}
 
     def _rate(self, pool: Pool, chain: Chain, index: int) -> float:
-        node, task = pool.nodes[index], chain.tasks[0]
+        node, task = pool.nodes[index], chain.typical
         computed = 1_000 * _MEASURED_POSITIONS / task.ms_on(node, _MEASURED_POSITIONS)
         sent = 1_000 * min(node.up, node.down) / max(1, task.out_bytes)
         return min(computed / ((self.sizes[index] + 1) / 2), sent)
