@@ -8,21 +8,24 @@
   second from the 40th to the 100th second. `latency`: new sessions at a quarter of the rate that our own planner
   predicts the pool to make: the p95 over sessions of the time from request to last position, divided by the
   positions. Each planner with its own routing; ratios are medians over seeds, of the same pool and trace.
-- `predicted`: of our placements, prediction over simulation.
+- `predicted_over_simulated`: of our placements, tokens a second.
+- `validation`: traces on machines that are processes of their own (`bench.sim.real`), beside the same simulated: by how
+  much the mean and the p95 of the time per position differ. With other work on the machine they differ more.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
+from math import inf
 from random import Random
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 from bench.report import Report, percentile, run, say
 from bench.sim.arms import placed
 from bench.sim.pools import LLAMA_70B_INT4, LLAMA_70B_INT8, lasting
+from bench.sim.real import run_real
 from bench.sim.simulator import Simulation
 from bench.sim.traces import poisson
 from nodewire.plan.place import fleet
@@ -36,6 +39,8 @@ SEEDS, QUICK_SEEDS = 20, 2
 GB = 10**9
 PROFILE = {"A": 2_627, "B": 1_728, "C": 4_326}
 PUBLISHED = (9, 8, 3)
+VALIDATED, VALIDATED_S = ((3, 0.8), (3, 3.0), (5, 2.0)), 12.0
+"""Seeds and rates of traces on real processes."""
 CROWD_PER_S, LOAD = 30.0, 0.25
 MEAN_OUTPUT = 145
 """Of lognormal lengths about a median of 128."""
@@ -49,6 +54,7 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
     _rings(report, seeds)
     _torchsplit(report)
     _replication(report, seeds)
+    await _validated(report)
     found = {objective: _simulated(objective, seeds) for objective in ("throughput", "latency")}
     for objective, by_arm in found.items():
         ours = by_arm[OURS]
@@ -70,6 +76,27 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
         "median": round(median(predicted), 3),
         "of_seeds": [round(p, 3) for p in predicted],
     }
+
+
+async def _validated(report: Report) -> None:
+    errors, means, p95s = [], [], []
+    for seed, per_s in VALIDATED:
+        decoder, workload = LLAMA_70B_INT4, Workload(prompt=128, output=24, per_s=per_s)
+        pool, chain = lasting(8, seed, decoder), decoder.chain()
+        trace = poisson(per_s, VALIDATED_S, Random(seed), prompt=128, output=24)
+        placement, router = placed(OURS, pool, chain, workload, "throughput", seed)
+        results = (
+            Simulation(pool, chain, placement, router, workload).run(trace),
+            await run_real(pool, chain, placement, router, workload, trace),
+        )
+        per_position = [sorted(ms / session.output for session, _, ms in result.finished) for result in results]
+        (simulated, real), (slow, slow_real) = map(mean, per_position), (percentile(each, 95) for each in per_position)
+        means.append(abs(real / simulated - 1))
+        p95s.append(abs((slow_real or inf) / (slow or inf) - 1))
+        errors.append(max(means[-1], p95s[-1]))
+        say(f"validation {seed}, {per_s} a second: mean {means[-1]:.1%}, p95 {p95s[-1]:.1%} off")
+    report.arms["validation"] = {"mean_off": [round(e, 4) for e in means], "p95_off": [round(e, 4) for e in p95s]}
+    report.line("simulator_off", round(max(errors), 4), "<", 0.15)
 
 
 def _rings(report: Report, seeds: range) -> None:
@@ -209,4 +236,4 @@ def one(objective: Objective, seed: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    run(Path(__file__).stem, __doc__, measure)
+    run("place", __doc__, measure)

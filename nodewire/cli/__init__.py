@@ -21,6 +21,7 @@ from nodewire.cli import (
     keys,
     models,
     net,
+    place,
     policy,
     profile,
     splice,
@@ -54,7 +55,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for room in (ask, train, family, vocabulary, models, daemons, splice, net, audit, profile, doctor):
+for room in (ask, train, family, vocabulary, models, place, daemons, splice, net, audit, profile, doctor):
     room.add_to(app)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
 from random import Random
@@ -10,9 +11,8 @@ from random import Random
 from nodewire.errors import NoProvider
 from nodewire.plan.place import fleet
 from nodewire.plan.place.dag import Dag, Link, in_order, latency_ms, least_latency
-from nodewire.plan.place.model import CUSTOMER, Chain, Objective, Placement, Pool, Stage, Table, Task, Workload
+from nodewire.plan.place.model import CUSTOMER, Chain, Objective, Placement, Pool, Ring, Stage, Table, Task, Workload
 from nodewire.plan.place.planners import OURS, PLANNERS, predicted
-from nodewire.plan.place.predict import Predictor
 from nodewire.plan.place.ring import EXACT_NODES
 from nodewire.plan.place.route import compute_cost, route
 from nodewire.plan.place.search import best_ring
@@ -56,8 +56,8 @@ class Model:
 
 
 def model(manifest: Manifest, measured: Mapping[str, Mapping[str, Table]] | None = None) -> Model:
-    """`measured`: by task, tables of nodes of a kind. Others' times are the manifest's FLOPs at 1 GFLOP/s, for nodes whose
-    speed is in GFLOP/s. Memory is the manifest's, caches for its slots included."""
+    """`measured`: by task, tables of nodes of a kind. Others' times are the manifest's FLOPs at 1 GFLOP/s, for nodes
+    whose speed is in GFLOP/s. Memory is the manifest's, caches for its slots included."""
     number = {task.name: index for index, task in enumerate(manifest.tasks)} | {OUTSIDE: CUSTOMER}
     tasks = tuple(
         Task(task.name, task.memory_bytes, ((1, task.flops / 1e6),), on=dict((measured or {}).get(task.name, {})))
@@ -79,46 +79,69 @@ def advise(
 
     `is_local`: the customer drives a ring itself. Raises NoProvider: we find none.
     """
-    ours = _ring(pool, what, workload, objective, is_local) if what.is_ring else _graph(pool, what.dag, objective)
-    others = []
-    chain = what.stages if what.is_ring else what.dag.chain()
+    if what.is_ring:
+        return _ring(pool, what, workload, objective, chance, CUSTOMER if is_local else None)
+    ours = _graph(pool, what.dag, objective)
+    others = _baselines(pool, what.dag.chain(), workload, objective, chance)
+    return [
+        ours,
+        *(one for name, placement in others if (one := _rated_graph(name, pool, what, placement)).turn_ms < inf),
+    ]
+
+
+def _baselines(
+    pool: Pool, chain: Chain, workload: Workload, objective: Objective, chance: Random
+) -> Iterator[tuple[str, Placement]]:
+    """Those that find a placement."""
     for name, planner in PLANNERS.items():
-        if name == OURS:
-            continue
-        try:
-            placement = planner(pool, chain, workload, objective, chance)
-            rate = _rated_ring if what.is_ring else _rated_graph
-            found = rate(name, pool, what, workload, placement)
-        except NoProvider:
-            continue
-        if found.turn_ms < inf:
-            others.append(found)
-    return [ours, *others]
+        if name != OURS:
+            with suppress(NoProvider):
+                yield name, planner(pool, chain, workload, objective, chance)
 
 
-def _ring(pool: Pool, what: Model, workload: Workload, objective: Objective, is_local: bool) -> Advice:
-    if objective == "throughput":
-        placement = fleet.plan(pool, what.stages, workload, objective)
-        return _rated_ring(OURS, pool, what, workload, placement)
+def _ring(
+    pool: Pool, what: Model, workload: Workload, objective: Objective, chance: Random, anchor: int | None
+) -> list[Advice]:
+    """`anchor`: who drives, if that is settled; else it is the node with which the quickest ring is quickest. There the
+    driver's memory is taken, for the baselines too."""
     driver, chain = what.dag.tasks[0], what.stages
-    anchors = [CUSTOMER] if is_local else _anchors(pool, driver)
-    best, least, anchor = None, inf, CUSTOMER
+    anchors = _anchors(pool, driver) if anchor is None else [anchor]
+    rings: list[tuple[float, int, Ring]] = []
     for one in anchors:
-        try:
+        with suppress(NoProvider):
             ring = best_ring(pool, chain, anchor=one, reserved_bytes=driver.bytes_at(1))
-        except NoProvider:
-            continue
-        own = 0.0 if one == CUSTOMER else driver.ms_on(pool.nodes[one])
-        if ring.turn_ms + own < least:
-            best, least, anchor = ring, ring.turn_ms + own, one
-    if best is None:
+            rings.append((ring.turn_ms + _driving_ms(pool, driver, one), one, ring))
+    if not rings:
         raise NoProvider("nodes", "together they have no room for all tasks")
-    held = _by_node(pool, best.stages, 1)
-    if anchor != CUSTOMER:
-        held = tuple((0, *tasks) if node == anchor else tasks for node, tasks in enumerate(held))
-    rate = Predictor(pool, chain, workload).tokens_per_s(best.stages, anchor=anchor)
-    every = is_local or len(anchors) == sum(node.memory_bytes >= driver.bytes_at(1) for node in pool.nodes)
-    return Advice(OURS, held, least, rate, best.is_optimal and every)
+    _, anchor, best = min(rings, key=lambda one: one[:2])
+    every = len(pool.nodes) <= EXACT_NODES
+    pool = _without(pool, anchor, driver.bytes_at(1))
+    placement = Placement(best.stages, (best,))
+    if objective == "throughput":
+        placement = fleet.plan(pool, chain, workload, objective, anchor=anchor)
+    found = []
+    for name, one in ((OURS, placement), *_baselines(pool, chain, workload, objective, chance)):
+        turn, rate = predicted(pool, chain, workload, one, anchor)
+        if turn < inf:
+            held = list(_by_node(pool, one.stages, 1))
+            if anchor != CUSTOMER:
+                held[anchor] = (0, *held[anchor])
+            is_optimal = one is placement and objective == "latency" and best.is_optimal and every
+            found.append(Advice(name, tuple(held), turn + _driving_ms(pool, driver, anchor), rate, is_optimal))
+    return found
+
+
+def _driving_ms(pool: Pool, driver: Task, anchor: int) -> float:
+    return 0.0 if anchor == CUSTOMER else driver.ms_on(pool.nodes[anchor])
+
+
+def _without(pool: Pool, anchor: int, size: int) -> Pool:
+    """The pool with a part of one node's memory taken."""
+    if anchor == CUSTOMER:
+        return pool
+    nodes = list(pool.nodes)
+    nodes[anchor] = replace(nodes[anchor], memory_bytes=nodes[anchor].memory_bytes - size, layouts=())
+    return replace(pool, nodes=tuple(nodes))
 
 
 def _anchors(pool: Pool, driver: Task) -> list[int]:
@@ -131,28 +154,21 @@ def _anchors(pool: Pool, driver: Task) -> list[int]:
     return sorted(able, key=lambda i: (sum(near[i]) + driver.ms_on(pool.nodes[i]), i))[:_ANCHORS]
 
 
-def _rated_ring(name: str, pool: Pool, what: Model, workload: Workload, placement: Placement) -> Advice:
-    turn, rate = predicted(pool, what.stages, workload, placement)
-    return Advice(name, _by_node(pool, placement.stages, 1), turn, rate)
-
-
 def _graph(pool: Pool, dag: Dag, objective: Objective) -> Advice:
     if objective == "throughput":
         found = share(pool.nodes, dag.tasks)
         held = tuple(tuple(sorted(tasks)) for tasks in found.held)
         return Advice(OURS, held, _quickest(pool, dag, held), found.per_s, found.is_optimal)
     starts = []
-    try:
+    with suppress(NoProvider):  # tasks that fit in no order may fit as a graph
         ring = best_ring(pool, dag.chain())
         starts.append(in_order([(stage.node, stage.first, stage.end) for stage in ring.stages], len(dag.tasks)))
-    except NoProvider:
-        pass  # tasks that fit in no order may fit as a graph
     assigned, ms, is_optimal = least_latency(pool, dag, starts)
     held = tuple(tuple(t for t, node in enumerate(assigned) if node == i) for i in range(len(pool.nodes)))
     return Advice(OURS, held, ms, _per_s(pool, dag, held), is_optimal)
 
 
-def _rated_graph(name: str, pool: Pool, what: Model, workload: Workload, placement: Placement) -> Advice:
+def _rated_graph(name: str, pool: Pool, what: Model, placement: Placement) -> Advice:
     held = _by_node(pool, placement.stages, 0)
     return Advice(name, held, _quickest(pool, what.dag, held), _per_s(pool, what.dag, held))
 

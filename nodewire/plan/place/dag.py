@@ -23,7 +23,7 @@ _MOST_MOVES = 40_000
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Bytes of one request from a task (or CUSTOMER) to a task (or CUSTOMER). `back`: nobody waits for it but the end."""
+    """Bytes of one request between tasks, or a task and CUSTOMER. `back`: nobody waits for it but the end."""
 
     source: int
     target: int

@@ -21,7 +21,8 @@ _STEPS = 4
 class Estimator:
     """Guesses for one pool, chain and workload; remembers the sets that it has seen."""
 
-    def __init__(self, pool: Pool, chain: Chain, workload: Workload) -> None:
+    def __init__(self, pool: Pool, chain: Chain, workload: Workload, anchor: int = CUSTOMER) -> None:
+        self._anchor = anchor
         tasks = len(chain.tasks)
         self._tasks, self._output = tasks, workload.output
         self._positions = (1 + workload.prompt / workload.output) / 1_000
@@ -50,10 +51,10 @@ class Estimator:
         return self._per_s[nodes]
 
     def tour_ms(self, nodes: Iterable[int]) -> float:
-        """About the least way from the customer around to the customer: cheapest insertion, then nodes moved."""
+        """About the least way from the anchor around to it: cheapest insertion, then nodes moved."""
         link = self._link
-        way = [CUSTOMER, CUSTOMER]
-        for node in sorted(nodes, key=lambda node: -link[CUSTOMER][node]):
+        way = [self._anchor, self._anchor]
+        for node in sorted(nodes, key=lambda node: -link[self._anchor][node]):
             _insert(link, way, node)
         for _ in range(2):
             for node in way[1:-1]:

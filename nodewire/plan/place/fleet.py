@@ -20,7 +20,7 @@ from math import inf, sqrt
 
 from nodewire.errors import NoProvider
 from nodewire.plan.place.estimate import SIZES, Estimator
-from nodewire.plan.place.model import Chain, Objective, Placement, Pool, Ring, Stage, Workload
+from nodewire.plan.place.model import CUSTOMER, Chain, Objective, Placement, Pool, Ring, Stage, Workload
 from nodewire.plan.place.predict import Predictor
 from nodewire.plan.place.search import best_ring
 
@@ -43,18 +43,18 @@ class _Made:
         return frozenset(stage.node for stage in self.stages)
 
 
-def plan(pool: Pool, chain: Chain, workload: Workload, objective: Objective) -> Placement:
-    """The placement.
+def plan(pool: Pool, chain: Chain, workload: Workload, objective: Objective, *, anchor: int = CUSTOMER) -> Placement:
+    """The placement; rings begin and end at `anchor`.
 
     Raises NoProvider: the pool has no room for the model.
     """
-    fleet = _Fleet(pool, chain, workload)
+    fleet = _Fleet(pool, chain, workload, anchor)
     made = fleet.for_latency() if objective == "latency" else fleet.for_throughput()
     if not made:
         raise NoProvider("nodes", "together they have no room for all tasks")
     extra = fleet.extra(made)
     stages = tuple(sorted((*(stage for one in made for stage in one.stages), *extra), key=lambda stage: stage.node))
-    rings = tuple(Ring(one.stages, fleet.predictor.turn_ms(one.stages, 0.0)) for one in made)
+    rings = tuple(Ring(one.stages, fleet.predictor.turn_ms(one.stages, 0.0, anchor)) for one in made)
     return Placement(
         stages,
         rings,
@@ -64,10 +64,10 @@ def plan(pool: Pool, chain: Chain, workload: Workload, objective: Objective) -> 
 
 
 class _Fleet:
-    def __init__(self, pool: Pool, chain: Chain, workload: Workload) -> None:
-        self.pool, self.chain, self.workload = pool, chain, workload
+    def __init__(self, pool: Pool, chain: Chain, workload: Workload, anchor: int) -> None:
+        self.pool, self.chain, self.workload, self.anchor = pool, chain, workload, anchor
         self.predictor = Predictor(pool, chain, workload)
-        self.estimator = Estimator(pool, chain, workload)
+        self.estimator = Estimator(pool, chain, workload, anchor)
         self._known: dict[tuple[frozenset[int], int], _Made | None] = {}
 
     def ring(self, nodes: Iterable[int], items: int) -> _Made | None:
@@ -76,7 +76,7 @@ class _Fleet:
         key = some, items
         if key not in self._known:
             try:
-                found = best_ring(self.pool, self.chain, sorted(some), items=items)
+                found = best_ring(self.pool, self.chain, sorted(some), items=items, anchor=self.anchor)
             except NoProvider:
                 self._known[key] = None
             else:
@@ -85,7 +85,7 @@ class _Fleet:
 
     def _rated(self, stages: tuple[Stage, ...]) -> _Made:
         items = min(self.predictor.items(stage) for stage in stages)
-        return _Made(stages, items, self.predictor.tokens_per_s(stages, items))
+        return _Made(stages, items, self.predictor.tokens_per_s(stages, items, self.anchor))
 
     def sizes(self) -> list[int]:
         return [size for size in SIZES if size <= self.workload.most_items]
@@ -121,6 +121,9 @@ class _Fleet:
         value, _, best = min(rated, default=(inf, 0, crowded), key=lambda one: one[:2])
         return best if value < inf else crowded
 
+    def _session_ms(self, ring: _Made, per_s: float) -> float:
+        return self.predictor.session_ms(ring.stages, per_s, self.anchor)
+
     def _of_size(self, size: int) -> list[_Made]:
         left, made = set(range(len(self.pool.nodes))), []
         while left and (ring := self.ring(left, size)) is not None:
@@ -132,16 +135,16 @@ class _Fleet:
         """The load on the quickest rings first, each as full as Poisson arrivals let it be; infinite: too much."""
         left, total = self.workload.per_s, 0.0
         if not left:
-            return self.predictor.session_ms(made[0].stages, 0.0)
-        for ring in sorted(made, key=lambda ring: self.predictor.session_ms(ring.stages, 0.0)):
-            alone_ms = self.predictor.session_ms(ring.stages, 0.0)
+            return self._session_ms(made[0], 0.0)
+        for ring in sorted(made, key=lambda ring: self._session_ms(ring, 0.0)):
+            alone_ms = self._session_ms(ring, 0.0)
             mean = max(ring.items + _SPARE**2 / 2 - _SPARE * sqrt(ring.items + _SPARE**2 / 4), 0.25 * ring.items)
             taken = min(left, 1_000 * mean / alone_ms)
             rate = taken * self.workload.output
-            if self.predictor.session_ms(ring.stages, rate) == inf:
+            if self._session_ms(ring, rate) == inf:
                 taken = min(taken, 0.8 * ring.per_s / self.workload.output)
                 rate = taken * self.workload.output
-            total += taken * self.predictor.session_ms(ring.stages, rate)
+            total += taken * self._session_ms(ring, rate)
             left -= taken
             if left <= 1e-9:
                 return total / self.workload.per_s

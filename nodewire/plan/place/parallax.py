@@ -32,7 +32,7 @@ class _TooMany(Exception):
 
 
 def parallax(pool: Pool, chain: Chain, *, parameters: float = PARAMETERS) -> Placement:
-    """The placement; it takes layers to be alike, and looks neither at what is between nodes nor at what is asked for."""
+    """The placement; it takes layers to be alike, and looks neither at links nor at what is asked for."""
     layers = len(chain.tasks)
     each = chain.typical.memory_bytes
     capacity = [min(layers, floor(node.memory_bytes * parameters / each)) for node in pool.nodes]

@@ -24,7 +24,7 @@ _ROUNDS = 4
 
 
 def petals(pool: Pool, chain: Chain, workload: Workload, chance: Random) -> Placement:
-    """The placement after all nodes have come, in a random order, and then balanced themselves. It takes blocks to be alike."""
+    """The placement after all have come, in a random order, and balanced themselves; blocks are taken to be alike."""
     swarm = _Swarm(pool, chain, workload)
     order = [index for index in range(len(pool.nodes)) if swarm.sizes[index]]
     chance.shuffle(order)

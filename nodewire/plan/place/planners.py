@@ -7,7 +7,7 @@ from random import Random
 
 from nodewire.plan.place import chance as _chance
 from nodewire.plan.place import fleet, parallax, petals
-from nodewire.plan.place.model import Chain, Objective, Placement, Pool, Workload
+from nodewire.plan.place.model import CUSTOMER, Chain, Objective, Placement, Pool, Workload
 from nodewire.plan.place.predict import Predictor
 from nodewire.plan.place.route import route
 
@@ -45,7 +45,9 @@ PLANNERS: dict[str, Planner] = {
 }
 
 
-def predicted(pool: Pool, chain: Chain, workload: Workload, placement: Placement) -> tuple[float, float]:
+def predicted(
+    pool: Pool, chain: Chain, workload: Workload, placement: Placement, anchor: int = CUSTOMER
+) -> tuple[float, float]:
     """Turn (ms) of the quickest way through a placement, and the tokens a second of all ways; infinite and 0: no way.
 
     Without rings of the planner's own, ways are taken off one after the other, the quickest first, each with as many
@@ -54,18 +56,18 @@ def predicted(pool: Pool, chain: Chain, workload: Workload, placement: Placement
     """
     predictor = Predictor(pool, chain, workload)
     if placement.rings:
-        rate = sum(predictor.tokens_per_s(ring.stages) for ring in placement.rings)
-        return min(predictor.turn_ms(ring.stages, 0.0) for ring in placement.rings), rate
+        rate = sum(predictor.tokens_per_s(ring.stages, None, anchor) for ring in placement.rings)
+        return min(predictor.turn_ms(ring.stages, 0.0, anchor) for ring in placement.rings), rate
     free = {stage: predictor.items(stage) for stage in placement.stages}
     quickest, rate = float("inf"), 0.0
     while True:
         held = [stage for stage, items in free.items() if items > 0]
-        way = route(pool, chain, held, lambda stage: predictor.table(stage)[0][1])
+        way = route(pool, chain, held, lambda stage: predictor.table(stage)[0][1], anchor=anchor)
         if way is None:
             return quickest, rate
         used = [next(one for one in held if one.node == stage.node) for stage in way]
         items = min(free[stage] for stage in used)
-        quickest = min(quickest, predictor.turn_ms(way, 0.0))
-        rate += predictor.tokens_per_s(way, items)
+        quickest = min(quickest, predictor.turn_ms(way, 0.0, anchor))
+        rate += predictor.tokens_per_s(way, items, anchor)
         for stage in used:
             free[stage] -= items

@@ -41,7 +41,7 @@ def share(nodes: Sequence[Node], tasks: Sequence[Task], *, gap: float = 1e-4, ef
         if all(sizes[number] > node.memory_bytes for node in nodes):
             raise NoProvider(task.name, "no node has room for this task")
     every = {(i, t) for i, node in enumerate(nodes) for t in range(len(tasks)) if sizes[t] <= node.memory_bytes}
-    programme, y, x = _programme(nodes, sizes, rates, every)
+    programme, _, x = _programme(nodes, sizes, rates, every)
     bound = maximise(programme, relaxed=True).value
     if len(every) <= _WHOLE:
         solved = maximise(programme, gap=gap, nodes=effort)
@@ -58,9 +58,8 @@ def share(nodes: Sequence[Node], tasks: Sequence[Task], *, gap: float = 1e-4, ef
 def divided(nodes: Sequence[Node], tasks: Sequence[Task], held: set[tuple[int, int]]) -> Sharing:
     """What (node, task) pairs that are held give at best; memory is not looked at."""
     rates = _rates(nodes, tasks)
-    programme, y, _ = _programme(
-        [replace(n, memory_bytes=len(tasks), layouts=()) for n in nodes], [1] * len(tasks), rates, held
-    )
+    roomy = [replace(node, memory_bytes=len(tasks), layouts=()) for node in nodes]
+    programme, y, _ = _programme(roomy, [1] * len(tasks), rates, held)
     solved = maximise(programme, relaxed=True)
     return Sharing(_parts(len(nodes), held, y, solved), solved.value, solved.value, is_optimal=False)
 
