@@ -18,12 +18,14 @@ from nodewire.cli import (
     daemons,
     doctor,
     family,
+    graph,
     keys,
     models,
     net,
     place,
     policy,
     profile,
+    run,
     splice,
     train,
     vocabulary,
@@ -55,7 +57,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for room in (ask, train, family, vocabulary, models, place, daemons, splice, net, audit, profile, doctor):
+for room in (ask, run, train, family, vocabulary, models, graph, place, daemons, splice, net, audit, profile, doctor):
     room.add_to(app)
 
 
