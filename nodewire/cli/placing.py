@@ -65,7 +65,8 @@ def from_file(path: Path) -> tuple[Pool, Tables]:
         raise BadConfig(str(path), f"more than {MAX_FILE_BYTES // 2**20} MiB")
     try:
         said = _Machines.model_validate_json(path.read_bytes())
-        nodes, tables = [], {}
+        nodes: list[Node] = []
+        tables: Tables = {}
         for machine in said.nodes:
             nodes.append(
                 Node(

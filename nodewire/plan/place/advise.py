@@ -1,4 +1,7 @@
-"""Which node should hold which tasks of a manifest, what that promises, and what the baselines' placements would."""
+"""Which node should hold which tasks of a manifest, what that promises, and what the baselines' placements would.
+
+Small pools get the best that is known here; of more than 64 nodes no baseline is asked, since theirs take minutes.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ from nodewire.plan.place import fleet
 from nodewire.plan.place.dag import Dag, Link, in_order, latency_ms, least_latency
 from nodewire.plan.place.model import CUSTOMER, Chain, Objective, Placement, Pool, Ring, Stage, Table, Task, Workload
 from nodewire.plan.place.planners import OURS, PLANNERS, predicted
+from nodewire.plan.place.regions import nearest, part
+from nodewire.plan.place.replicate import replicate
 from nodewire.plan.place.ring import EXACT_NODES
 from nodewire.plan.place.route import compute_cost, route
 from nodewire.plan.place.search import best_ring
@@ -22,6 +27,10 @@ from nodewire.protocol.manifest import Manifest
 
 _ANCHORS = 6
 """Nodes that are tried for a driver where there are too many to try all."""
+_COMPARED = 64
+"""Nodes of the largest pool that baselines are asked about, and of the part of one in which a graph is placed."""
+_SHARED = 20_000
+"""Pairs of node and task above which a node holds one task."""
 Held = tuple[tuple[int, ...], ...]
 """By node, the numbers of its tasks."""
 
@@ -92,7 +101,9 @@ def advise(
 def _baselines(
     pool: Pool, chain: Chain, workload: Workload, objective: Objective, chance: Random
 ) -> Iterator[tuple[str, Placement]]:
-    """Those that find a placement."""
+    """Those that find a placement, of pools that are small enough to wait for them."""
+    if len(pool.nodes) > _COMPARED:
+        return
     for name, planner in PLANNERS.items():
         if name != OURS:
             with suppress(NoProvider):
@@ -120,13 +131,13 @@ def _ring(
     if objective == "throughput":
         placement = fleet.plan(pool, chain, workload, objective, anchor=anchor)
     found = []
-    for name, one in ((OURS, placement), *_baselines(pool, chain, workload, objective, chance)):
-        turn, rate = predicted(pool, chain, workload, one, anchor)
+    for name, made in ((OURS, placement), *_baselines(pool, chain, workload, objective, chance)):
+        turn, rate = predicted(pool, chain, workload, made, anchor)
         if turn < inf:
-            held = list(_by_node(pool, one.stages, 1))
+            held = list(_by_node(pool, made.stages, 1))
             if anchor != CUSTOMER:
                 held[anchor] = (0, *held[anchor])
-            is_optimal = one is placement and objective == "latency" and best.is_optimal and every
+            is_optimal = made is placement and objective == "latency" and best.is_optimal and every
             found.append(Advice(name, tuple(held), turn + _driving_ms(pool, driver, anchor), rate, is_optimal))
     return found
 
@@ -156,9 +167,16 @@ def _anchors(pool: Pool, driver: Task) -> list[int]:
 
 def _graph(pool: Pool, dag: Dag, objective: Objective) -> Advice:
     if objective == "throughput":
+        if len(pool.nodes) * len(dag.tasks) > _SHARED:
+            return _replicated(pool, dag)
         found = share(pool.nodes, dag.tasks)
         held = tuple(tuple(sorted(tasks)) for tasks in found.held)
         return Advice(OURS, held, _quickest(pool, dag, held), found.per_s, found.is_optimal)
+    if len(pool.nodes) > _COMPARED:
+        some = nearest(pool, dag.chain(), _COMPARED)
+        found_there = _graph(part(pool, some), dag, objective)
+        of = dict(zip(some, found_there.held, strict=True))
+        return replace(found_there, held=tuple(of.get(i, ()) for i in range(len(pool.nodes))), is_optimal=False)
     starts = []
     with suppress(NoProvider):  # tasks that fit in no order may fit as a graph
         ring = best_ring(pool, dag.chain())
@@ -166,6 +184,16 @@ def _graph(pool: Pool, dag: Dag, objective: Objective) -> Advice:
     assigned, ms, is_optimal = least_latency(pool, dag, starts)
     held = tuple(tuple(t for t, node in enumerate(assigned) if node == i) for i in range(len(pool.nodes)))
     return Advice(OURS, held, ms, _per_s(pool, dag, held), is_optimal)
+
+
+def _replicated(pool: Pool, dag: Dag) -> Advice:
+    """One task for every node (or slice of its layout)."""
+    found = replicate(pool.nodes, dag.tasks)
+    held: list[set[int]] = [set() for _ in pool.nodes]
+    for replica in found.replicas:
+        held[replica.node].add(replica.task)
+    tasks = tuple(tuple(sorted(some)) for some in held)
+    return Advice(OURS, tasks, _quickest(pool, dag, tasks), found.per_s, found.is_optimal)
 
 
 def _rated_graph(name: str, pool: Pool, what: Model, placement: Placement) -> Advice:

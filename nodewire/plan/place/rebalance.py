@@ -103,7 +103,8 @@ def _came(state: Balance, node: int, rules: Rules) -> tuple[Balance, tuple[Stage
 
 def _repaired(state: Balance, rules: Rules) -> tuple[Balance, tuple[Stage, ...]]:
     """Every task held again, by as few moves as this simple rule finds; if it finds none, by a new plan."""
-    stages, moves = {stage.node: stage for stage in state.stages}, []
+    stages = {stage.node: stage for stage in state.stages}
+    moves: list[Stage] = []
     while missing := _missing(stages.values(), rules.tasks):
         first = missing[0]
         free = [node for node in sorted(state.nodes) if node not in stages or _is_spare(stages, node)]

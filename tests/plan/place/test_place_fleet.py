@@ -71,3 +71,17 @@ def test_an_idle_ring_turns_as_fast_as_its_parts_add_up(scene):
     rates = [predictor.tokens_per_s(ring.stages, items) for items in (1, 4, 16)]
     assert rates == sorted(rates)
     assert rates[0] < 1_000 / turn_ms(pool, chain, ring.stages)
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+def test_large_pools_are_planned_in_parts(objective):
+    pool, chain = lasting(100, 2, LLAMA_8B), LLAMA_8B.chain()
+    workload = Workload(per_s=1.0, most_items=4)
+    placement = fleet.plan(pool, chain, workload, objective)
+    assert placement.is_complete(len(chain.tasks))
+    predictor = Predictor(pool, chain, workload)
+    assert all(predictor.items(stage) >= 1 for stage in placement.stages)
+    assert len({stage.node for stage in placement.stages}) == len(placement.stages)
+    whole = [ring for ring in placement.rings if ring.stages[-1].end == len(chain.tasks)]
+    assert len(whole) == len(placement.rings) > 10
+    assert all(turn_ms(pool, chain, ring.stages) == pytest.approx(ring.turn_ms) for ring in placement.rings)
