@@ -4,6 +4,7 @@
 - `torchsplit`: the replication of TorchSplit's committed profile (A 2627, B 1728, C 4326 a second, 20 slices), and what
   its published allocation (9, 8, 3) gives on it.
 - `replication`: 1000 nodes of 7 kinds, and 1000 that are all unlike, for 100 tasks, against the linear bound.
+- `scale`: 2000 machines placed by chance, and 40 new sessions a second: every session is served to its end.
 - `throughput`: the simulator, more sessions than anybody serves, 24 to 40 machines (`bench.sim.pools`): positions a
   second from the 40th to the 100th second. `latency`: new sessions at a quarter of the rate that our own planner
   predicts the pool to make: the p95 over sessions of the time from request to last position, divided by the
@@ -23,6 +24,7 @@ from statistics import mean, median
 from typing import Any
 
 from bench.report import Report, percentile, run, say
+from bench.sim import pools
 from bench.sim.arms import placed
 from bench.sim.pools import LLAMA_70B_INT4, LLAMA_70B_INT8, lasting
 from bench.sim.real import run_real
@@ -41,6 +43,7 @@ PROFILE = {"A": 2_627, "B": 1_728, "C": 4_326}
 PUBLISHED = (9, 8, 3)
 VALIDATED, VALIDATED_S = ((3, 0.8), (3, 3.0), (5, 2.0)), 12.0
 """Seeds and rates of traces on real processes."""
+SCALE_NODES, SCALE_PER_S, SCALE_S = 2_000, 40.0, 20.0
 CROWD_PER_S, LOAD = 30.0, 0.25
 MEAN_OUTPUT = 145
 """Of lognormal lengths about a median of 128."""
@@ -55,6 +58,7 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
     _torchsplit(report)
     _replication(report, seeds)
     await _validated(report)
+    _scaled(report)
     found = {objective: _simulated(objective, seeds) for objective in ("throughput", "latency")}
     for objective, by_arm in found.items():
         ours = by_arm[OURS]
@@ -76,6 +80,25 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
         "median": round(median(predicted), 3),
         "of_seeds": [round(p, 3) for p in predicted],
     }
+
+
+def _scaled(report: Report) -> None:
+    """Thousands of nodes, placed by chance: how fast the simulator is, and that it ends."""
+    decoder, chance = LLAMA_70B_INT4, Random(report.seed)
+    pool, chain, workload = pools.spread(SCALE_NODES, chance), decoder.chain(), Workload(per_s=SCALE_PER_S)
+    trace = poisson(SCALE_PER_S, SCALE_S, chance, prompt=64, output=16)
+    placement, router = placed("random", pool, chain, workload, "throughput", report.seed)
+    begun = time.perf_counter()
+    result = Simulation(pool, chain, placement, router, workload).run(trace)
+    seconds = time.perf_counter() - begun
+    report.arms["scale"] = {
+        "nodes": SCALE_NODES,
+        "sessions": len(trace),
+        "positions": len(result.made_ms),
+        "s": round(seconds, 2),
+    }
+    say(f"scale: {len(trace)} sessions over {SCALE_NODES} nodes in {seconds:.1f} s")
+    report.line("scale_sessions_unserved", len(trace) - len(result.finished), "==", 0)
 
 
 async def _validated(report: Report) -> None:

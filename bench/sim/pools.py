@@ -8,7 +8,7 @@ Shard's receipts, and a line by distance where they have none; each pair's is 0.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from bench.coordinates import shard
@@ -104,6 +104,17 @@ def pool(count: int, chance: Random) -> Pool:
             apart = max(between[at[i]][at[j]] / 1_000, 1.0) * chance.uniform(0.85, 1.25)
             rtt[i][j] = rtt[j][i] = apart + mile[i] + mile[j]
     return Pool(tuple(nodes), tuple(map(tuple, rtt)))
+
+
+def spread(count: int, chance: Random) -> Pool:
+    """Machines anywhere in a country 60 by 40 ms wide, told by coordinates: nobody has a table of thousands."""
+    few = pool(64, chance).nodes
+    nodes = []
+    for index in range(count):
+        like = chance.choice(few)
+        at = (chance.uniform(0, 60), chance.uniform(0, 40), chance.uniform(0.5, 8))
+        nodes.append(replace(like, name=f"{like.kind} {index}", at=at))
+    return Pool(tuple(nodes), customer=(30.0, 20.0, 1.0))
 
 
 def lasting(count: int, seed: int, decoder: Decoder) -> Pool:
