@@ -22,6 +22,7 @@ from nodewire.cli import (
     keys,
     models,
     net,
+    place,
     policy,
     profile,
     run,
@@ -56,7 +57,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for room in (ask, run, train, family, vocabulary, models, graph, daemons, splice, net, audit, profile, doctor):
+for room in (ask, run, train, family, vocabulary, models, graph, place, daemons, splice, net, audit, profile, doctor):
     room.add_to(app)
 
 

@@ -182,6 +182,17 @@ def test_a_provider_knows_its_links_and_how_far_everybody_is(market):
     assert f"nodewire-{market.public['ada'][:8]}" in shown.stdout.decode()
 
 
+def test_a_market_is_told_which_of_its_nodes_should_hold_what(market, config):
+    command = ["place", market.decoder["address"], "--config", str(config), "--objective", "latency"]
+    told = market.command(*command)
+    ours = told["placements"][0]
+    assert ours["planner"] == "nodewire"
+    assert told["digest"] == market.decoder["digest"]
+    held = {task for tasks in ours["nodes"].values() for task in tasks}
+    assert held == {task for tasks in told["held_now"].values() for task in tasks}
+    assert "driver" in held
+
+
 def test_plan_price_and_names_are_said_before_the_output(market, config):
     command = ["generate", "the cat", "--config", str(config), "--model", market.decoder["address"]]
     done = subprocess.run(

@@ -1,0 +1,165 @@
+"""`nodewire place`: which machine should hold which tasks of a model, and what that promises beside other rules."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.table import Table as Grid
+
+from nodewire.cli import placing
+from nodewire.cli.output import DEVELOPERS, Json, console, counted, notes, one_line, print_json
+from nodewire.cli.roles import check_model, enter_market, naming
+from nodewire.config import AnyRole, load_role
+from nodewire.errors import BadInput
+
+if TYPE_CHECKING:
+    from nodewire.plan.place.advise import Advice
+    from nodewire.plan.place.model import Pool
+    from nodewire.protocol.coordinates import Coordinates
+    from nodewire.protocol.manifest import Manifest
+    from nodewire.protocol.snapshot import Snapshot
+
+_SHOWN_TASKS = 12
+
+
+def place(
+    model: Annotated[str, typer.Argument(help="A manifest's file (JSON or packed), or its address on the market.")],
+    nodes: Annotated[
+        Path | None, typer.Option(help="A JSON file of machines (default: those of --config's market).")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="A role's TOML file: relays, stores, committee.")
+    ] = None,
+    objective: Annotated[str, typer.Option(help="throughput, or latency of one request.")] = "throughput",
+    driver: Annotated[str, typer.Option(help="Who drives a decoder: placed, or local (the customer).")] = "placed",
+    prompt: Annotated[int, typer.Option(min=1, max=2**20, help="Positions of a decoder's prompt.")] = 256,
+    output: Annotated[int, typer.Option(min=2, max=2**20, help="Positions that a session decodes.")] = 128,
+    seed: Annotated[int, typer.Option(help="Of the baselines that draw.")] = 1,
+    json: Json = False,
+) -> None:
+    """Show which machine should hold which tasks, and what is predicted of it and of other rules' placements."""
+    from nodewire.plan.place.advise import advise
+    from nodewire.plan.place.advise import model as described
+    from nodewire.plan.place.model import Workload
+
+    goal = _one_of("--objective", objective, ("throughput", "latency"))
+    is_local = _one_of("--driver", driver, ("placed", "local")) == "local"
+    role = load_role(config) if config is not None else None
+    file = Path(model)
+    if role is None and (nodes is None or not file.is_file()):
+        raise BadInput("--config", "a role's TOML file says where the market is; or a manifest's file and --nodes")
+    manifest = placing.readable(file) if file.is_file() else None
+    holding: dict[str, tuple[str, ...]] = {}
+    if manifest is None or nodes is None:
+        assert role is not None
+        if manifest is None:
+            check_model(model)
+        with naming(role.relays):
+            manifest, snapshot, here = asyncio.run(_market(role, model, manifest))
+    if nodes is None:
+        pool, tables, holding = placing.of_snapshot(snapshot, manifest, here)
+    else:
+        pool, tables = placing.from_file(nodes)
+    workload = Workload(prompt=prompt, output=output)
+    found = advise(pool, described(manifest, tables), workload, goal, Random(seed), is_local=is_local)
+    if json:
+        print_json(_plain(found, pool, manifest, goal, holding))
+    else:
+        _show(found, pool, manifest, goal, holding)
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(rich_help_panel=DEVELOPERS)(place)
+
+
+def _one_of(option: str, said: str, known: tuple[str, str]) -> Any:
+    if said not in known:
+        raise BadInput(option, f"{said[:80]!r} is neither {known[0]} nor {known[1]}")
+    return said
+
+
+async def _market(
+    role: AnyRole, model: str, manifest: Manifest | None
+) -> tuple[Manifest, Snapshot, Coordinates | None]:
+    """The manifest, unless it is there already, the newest snapshot, and where this role's daemon is."""
+    from nodewire.wire import health_log
+
+    async with AsyncExitStack() as stack:
+        _, _, market = await enter_market(stack, role)
+        following = asyncio.create_task(market.follow())
+        stack.callback(following.cancel)
+        epoch = await market.epoch(timeout_s=30.0)
+        snapshot = await market.snapshot(epoch.body.snapshot)
+        if manifest is None:
+            manifest = await market.manifest(model)
+    claim, _ = health_log.read(role.state)
+    return manifest, snapshot, claim.at if claim is not None else None
+
+
+def _plain(
+    found: list[Advice], pool: Pool, manifest: Manifest, objective: str, holding: dict[str, tuple[str, ...]]
+) -> dict[str, Any]:
+    return {
+        "model": manifest.name,
+        "digest": manifest.digest(),
+        "objective": objective,
+        "placements": [
+            {
+                "planner": one.planner,
+                "turn_ms": round(one.turn_ms, 3),
+                "per_s": round(one.per_s, 3),
+                "is_optimal": one.is_optimal,
+                "nodes": {
+                    node.name: [manifest.tasks[task].name for task in tasks]
+                    for node, tasks in zip(pool.nodes, one.held, strict=True)
+                    if tasks
+                },
+            }
+            for one in found
+        ],
+        "held_now": {name: list(tasks) for name, tasks in holding.items()},
+    }
+
+
+def _show(
+    found: list[Advice], pool: Pool, manifest: Manifest, objective: Literal["latency", "throughput"], holding: Any
+) -> None:
+    ours = found[0]
+    table = Grid("node", "memory", "holds", *(["held now"] if holding else []), box=None, header_style="bold dim")
+    for node, tasks in zip(pool.nodes, ours.held, strict=True):
+        used = sum(manifest.tasks[task].memory_bytes for task in tasks)
+        row = [one_line(node.name), f"{used / 1e9:.2f} of {node.memory_bytes / 1e9:.2f} GB"]
+        row.append(_names([manifest.tasks[task].name for task in tasks]))
+        table.add_row(*row, *([_names(list(holding[node.name]))] if holding else []), style=None if tasks else "dim")
+    console.print(table)
+    unit = "positions/s" if manifest.mode == "generate" else "calls/s"
+    figures = Grid("placement by", "one alone", unit, "", box=None, header_style="bold dim")
+    for one in found:
+        note = "nothing is better" if one.is_optimal else ""
+        style = "bold" if one is ours else None
+        figures.add_row(one_line(one.planner), f"{one.turn_ms:,.1f} ms", f"{one.per_s:,.1f}", note, style=style)
+    console.print(figures)
+    notes.print(
+        f"[dim]predicted, for {objective}; {counted(len(manifest.tasks), 'task')} on"
+        f" {counted(len(pool.nodes), 'node')}[/]",
+        soft_wrap=True,
+    )
+
+
+def _names(tasks: list[str]) -> str:
+    """The first few; runs such as stage.3 to stage.9 by their ends."""
+    runs: list[list[str]] = []
+    for name in tasks:
+        base, _, number = name.rpartition(".")
+        if runs and number.isdigit() and runs[-1][-1] == f"{base}.{int(number) - 1}":
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+    said = [run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
+    more = f" and {len(said) - _SHOWN_TASKS} more" if len(said) > _SHOWN_TASKS else ""
+    return one_line(", ".join(said[:_SHOWN_TASKS]) + more) or "-"

@@ -1,0 +1,136 @@
+"""The nodes of `nodewire place`: from a file, or as a market's snapshot has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from nodewire.config import parse_size
+from nodewire.errors import BadConfig, BadInput
+from nodewire.plan.place.model import MOST_NODES, UPLINK, Node, Pool, Table
+
+if TYPE_CHECKING:
+    from nodewire.protocol.coordinates import Coordinates
+    from nodewire.protocol.manifest import Manifest
+    from nodewire.protocol.snapshot import Snapshot
+
+MAX_FILE_BYTES = 128 * 2**20
+_MBIT = 125.0
+"""Bytes a millisecond."""
+Tables = dict[str, dict[str, Table]]
+"""By task and node's kind."""
+_Ms = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+_Where = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
+_At = tuple[_Where, _Where, _Ms]
+_Rate = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
+
+
+class _Closed(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class _Machine(_Closed):
+    """A machine; `ms`: by task, measured milliseconds for so many items at once, which go before `gflops`."""
+
+    name: Annotated[str, Field(min_length=1, max_length=128)]
+    memory: int | str
+    gflops: _Rate = 1.0
+    up_mbit: _Rate = UPLINK / _MBIT
+    down_mbit: _Rate = UPLINK / _MBIT
+    layouts: Annotated[list[Annotated[list[int | str], Field(max_length=64)]], Field(max_length=64)] = []
+    at: tuple[_Ms | Annotated[float, Field(ge=-1e6, le=0)], _Ms | Annotated[float, Field(ge=-1e6, le=0)], _Ms] = (
+        0,
+        0,
+        0,
+    )
+    ms: Annotated[dict[str, list[tuple[Annotated[int, Field(ge=1, le=2**20)], _Ms]]], Field(max_length=1_024)] = {}
+
+
+class _Machines(_Closed):
+    """What --nodes reads; `rtt_ms` has the customer's row and column last, and goes before `at` and `customer`."""
+
+    nodes: Annotated[list[_Machine], Field(min_length=1, max_length=MOST_NODES)]
+    rtt_ms: list[list[_Ms]] = []
+    customer: _At = (0, 0, 0)
+
+
+def from_file(path: Path) -> tuple[Pool, Tables]:
+    """The pool, and the times that were measured.
+
+    Raises BadConfig: the file is not what docs/operating.md says.
+    """
+    if path.stat().st_size > MAX_FILE_BYTES:
+        raise BadConfig(str(path), f"more than {MAX_FILE_BYTES // 2**20} MiB")
+    try:
+        said = _Machines.model_validate_json(path.read_bytes())
+        nodes: list[Node] = []
+        tables: Tables = {}
+        for machine in said.nodes:
+            nodes.append(
+                Node(
+                    machine.name,
+                    parse_size(machine.memory),
+                    machine.gflops,
+                    kind=machine.name,
+                    layouts=tuple(tuple(map(parse_size, layout)) for layout in machine.layouts),
+                    up=machine.up_mbit * _MBIT,
+                    down=machine.down_mbit * _MBIT,
+                    at=machine.at,
+                )
+            )
+            for task, table in machine.ms.items():
+                tables.setdefault(task, {})[machine.name] = tuple(table)
+        return Pool(tuple(nodes), tuple(map(tuple, said.rtt_ms)), said.customer), tables
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise BadConfig(".".join(map(str, first["loc"])) or str(path), first["msg"]) from error
+    except (ValueError, BadInput) as error:
+        raise BadConfig(str(path), str(error)) from error
+
+
+def of_snapshot(
+    snapshot: Snapshot, manifest: Manifest, here: Coordinates | None
+) -> tuple[Pool, Tables, dict[str, tuple[str, ...]]]:
+    """The market's nodes that say how much memory they have or hold something of the manifest; what each holds of it.
+
+    Certified times count for the tasks that a node holds, and their rate for the others.
+
+    Raises BadInput: no such node.
+    """
+    ads = snapshot.ads({node.pubkey for node in snapshot.nodes})
+    digest, by_name = manifest.digest(), {task.name: task for task in manifest.tasks}
+    nodes: list[Node] = []
+    tables: Tables = {}
+    holding: dict[str, tuple[str, ...]] = {}
+    for node in snapshot.nodes:
+        offers = [
+            offer for held in node.held if held.manifest == digest for offer in held.tasks if offer.task in by_name
+        ]
+        ad = ads.get(node.pubkey)
+        memory = max(ad.memory_bytes if ad else 0, sum(by_name[offer.task].memory_bytes for offer in offers))
+        us = sum(offer.us_per_position for offer in offers)
+        if not memory or not us:
+            continue
+        flops = sum(by_name[offer.task].flops for offer in offers)
+        name = f"{ad.name} {node.pubkey[:8]}" if ad else node.pubkey[:8]
+        x, y, height = (one / 1_000 for one in node.coordinates)
+        nodes.append(Node(name, memory, max(flops / us / 1_000, 1e-9), kind=name, at=(x, y, height)))
+        holding[name] = tuple(offer.task for offer in offers)
+        for offer in offers:
+            tables.setdefault(offer.task, {})[name] = ((1, offer.us_per_position / 1_000),)
+    if not nodes:
+        raise BadInput("--config", "nobody in this market holds anything of the model; --nodes describes machines")
+    x, y, height = (one / 1_000 for one in here or (0, 0, 0))
+    return Pool(tuple(nodes), customer=(x, y, height)), tables, holding
+
+
+def readable(path: Path) -> Manifest:
+    """A manifest file: JSON, or the packed blob. Raises BadManifest, BadConfig."""
+    from nodewire.protocol.manifest import Manifest
+
+    if path.stat().st_size > 4 * Manifest.MAX_BYTES:
+        raise BadConfig(str(path), "larger than a manifest may be")
+    data = path.read_bytes()
+    return Manifest.parse(data) if data.lstrip()[:1] == b"{" else Manifest.unpack(data)

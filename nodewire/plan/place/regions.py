@@ -1,0 +1,63 @@
+"""Large pools in parts: nodes near each other, few enough for a fleet to be planned in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from nodewire.plan.place.model import CUSTOMER, Chain, Placement, Pool, Ring, Stage
+
+REGION = 48
+"""Nodes of a part."""
+
+
+def regions(pool: Pool, anchor: int = CUSTOMER) -> list[tuple[int, ...]]:
+    """All nodes, each in one part: the one nearest to the anchor that is left, with those nearest to it."""
+    left = sorted(range(len(pool.nodes)), key=lambda i: (pool.link_ms(anchor, i), i))
+    found = []
+    while left:
+        centre = left[0]
+        near = sorted(left, key=lambda i: (pool.link_ms(centre, i), i))[:REGION]
+        found.append(tuple(sorted(near)))
+        left = [i for i in left if i not in set(near)]
+    return found
+
+
+def nearest(pool: Pool, chain: Chain, count: int, anchor: int = CUSTOMER) -> tuple[int, ...]:
+    """So many nodes from which a ring would be quickest: near the anchor, fast, with room for much of the chain."""
+    needed = max(chain.summed_bytes(1)[-1], 1)
+
+    def alone(i: int) -> float:
+        node = pool.nodes[i]
+        share = max(min(node.memory_bytes / needed, 1.0), 1e-9)
+        return 2 * pool.link_ms(anchor, i) / share + chain.summed_ms(node)[-1]
+
+    return tuple(sorted(sorted(range(len(pool.nodes)), key=lambda i: (alone(i), i))[:count]))
+
+
+def part(pool: Pool, nodes: Sequence[int], anchor: int = CUSTOMER) -> Pool:
+    """A pool of these nodes only; its customer is where the anchor is."""
+    rtt: tuple[tuple[float, ...], ...] = ()
+    if pool.rtt_ms:
+        way = (*nodes, anchor)
+        rtt = tuple(tuple(0.0 if a == b else pool.rtt_ms[a][b] for b in way) for a in way)
+    at = pool.customer if anchor == CUSTOMER else pool.nodes[anchor].at
+    return Pool(tuple(pool.nodes[i] for i in nodes), rtt, at)
+
+
+def joined(parts: Sequence[tuple[Sequence[int], Placement]]) -> Placement:
+    """Parts' placements as one, with the whole pool's indices."""
+    stages: list[Stage] = []
+    rings: list[Ring] = []
+    for nodes, placement in parts:
+        stages += [replace(stage, node=nodes[stage.node]) for stage in placement.stages]
+        rings += [
+            replace(ring, stages=tuple(replace(stage, node=nodes[stage.node]) for stage in ring.stages))
+            for ring in placement.rings
+        ]
+    return Placement(
+        tuple(sorted(stages, key=lambda stage: stage.node)),
+        tuple(rings),
+        tokens_per_s=sum(placement.tokens_per_s for _, placement in parts),
+        turn_ms=min((placement.turn_ms for _, placement in parts), default=0.0),
+    )

@@ -1,0 +1,100 @@
+"""`nodewire place` over files: machines and a manifest in, who holds what out; files that make no sense are named."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from nodewire.cli import app, placing
+from nodewire.cli.output import console
+from nodewire.errors import BadConfig, BadInput, BadManifest
+from tests.plan.markets import diamond, ring
+
+MACHINES = {
+    "nodes": [
+        {"name": "small", "memory": "250MB", "gflops": 50, "up_mbit": 20, "at": [0, 0, 1]},
+        {"name": "large", "memory": "1GB", "gflops": 200, "at": [5, 0, 1], "ms": {"stage.0": [[1, 0.001], [8, 0.002]]}},
+        {"name": "far", "memory": 900_000_000, "gflops": 100, "layouts": [["400MB", "400MB"]], "at": [90, 0, 1]},
+    ],
+}
+
+
+@pytest.fixture
+def files(tmp_path):
+    (tmp_path / "nodes.json").write_text(json.dumps(MACHINES))
+    (tmp_path / "ring.json").write_text(ring(6).to_json())
+    (tmp_path / "graph.bin").write_bytes(diamond().pack())
+    return tmp_path
+
+
+def told(files, manifest, *options):
+    command = ["place", str(files / manifest), "--nodes", str(files / "nodes.json"), "--json", *options]
+    run = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert run.exit_code == 0
+    return json.loads(run.stdout)
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+@pytest.mark.parametrize("manifest", ["ring.json", "graph.bin"])
+def test_who_should_hold_what_is_told_beside_the_baselines(files, manifest, objective):
+    said = told(files, manifest, "--objective", objective)
+    ours, *others = said["placements"]
+    assert ours["planner"] == "nodewire"
+    assert {one["planner"] for one in others} >= {"petals", "parallax", "random"}
+    every = ring(6) if manifest == "ring.json" else diamond()
+    assert {task for tasks in ours["nodes"].values() for task in tasks} == {task.name for task in every.tasks}
+    assert said["digest"] == every.digest()
+
+
+def test_people_see_nodes_tasks_and_figures(files):
+    command = ["place", str(files / "ring.json"), "--nodes", str(files / "nodes.json"), "--objective", "latency"]
+    console.width = 120
+    shown = CliRunner().invoke(app, command, catch_exceptions=False).stdout
+    assert "large  0.70 of 1.00 GB  driver, stage.0 to stage.5" in shown
+    assert "nothing is better" in shown
+    assert "parallax" in shown
+
+
+def test_a_file_of_machines_is_read_as_it_says(files):
+    pool, tables = placing.from_file(files / "nodes.json")
+    assert [node.memory_bytes for node in pool.nodes] == [250 * 10**6, 10**9, 900 * 10**6]
+    assert pool.nodes[0].up == 2_500
+    assert pool.nodes[2].layouts == ((400 * 10**6,) * 2,)
+    assert tables == {"stage.0": {"large": ((1, 0.001), (8, 0.002))}}
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("[]", ""),
+        ('{"nodes": []}', "nodes"),
+        ('{"nodes": [{"name": "a"}]}', "nodes.0.memory"),
+        ('{"nodes": [{"name": "a", "memory": "many"}]}', "nodes.json"),
+        ('{"nodes": [{"name": "a", "memory": 1, "gflops": 0}]}', "nodes.0.gflops"),
+        ('{"nodes": [{"name": "a", "memory": 1, "speed": 2}]}', "nodes.0.speed"),
+        ('{"nodes": [{"name": "a", "memory": 1}, {"name": "a", "memory": 1}]}', "nodes.json"),
+        ('{"nodes": [{"name": "a", "memory": 1}], "rtt_ms": [[1.0]]}', "nodes.json"),
+        ('{"nodes": [{"name": "a", "memory": 1, "ms": {"stage.0": [[2, 1.0], [1, 1.0]]}}]}', None),
+    ],
+)
+def test_a_file_that_makes_no_sense_is_named_by_its_field(files, text, field):
+    (files / "nodes.json").write_text(text)
+    if field is None:
+        with pytest.raises(BadInput):
+            told(files, "ring.json")
+        return
+    with pytest.raises(BadConfig) as refused:
+        placing.from_file(files / "nodes.json")
+    assert field in refused.value.field
+
+
+def test_a_manifest_that_is_none_is_refused(files):
+    (files / "ring.json").write_text('{"v": 1}')
+    with pytest.raises(BadManifest):
+        placing.readable(files / "ring.json")
+
+
+def test_without_a_market_machines_are_needed(files):
+    for options in ([], ["--objective", "fame"], ["--driver", "nobody"]):
+        with pytest.raises(BadInput):
+            CliRunner().invoke(app, ["place", str(files / "ring.json"), *options], catch_exceptions=False)

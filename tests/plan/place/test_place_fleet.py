@@ -1,0 +1,87 @@
+"""Rings over one pool: everything held, within memory, and the figures that are predicted for it make sense."""
+
+from itertools import pairwise
+from random import Random
+
+import pytest
+
+from bench.sim.pools import LLAMA_8B, LLAMA_70B_INT4, lasting
+from nodewire.errors import NoProvider
+from nodewire.plan.place import fleet
+from nodewire.plan.place.model import Chain, Node, Pool, Task, Workload, turn_ms
+from nodewire.plan.place.planners import OURS, PLANNERS, predicted
+from nodewire.plan.place.predict import Predictor
+
+
+@pytest.fixture(scope="module")
+def scene():
+    return lasting(14, 4, LLAMA_70B_INT4), LLAMA_70B_INT4.chain()
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+def test_a_fleet_holds_every_task_within_memory_and_is_the_same_each_time(scene, objective):
+    pool, chain = scene
+    workload = Workload(per_s=0.2)
+    placement = fleet.plan(pool, chain, workload, objective)
+    assert placement.is_complete(len(chain.tasks))
+    predictor = Predictor(pool, chain, workload)
+    assert all(predictor.items(stage) >= 1 for stage in placement.stages)
+    assert len({stage.node for stage in placement.stages}) == len(placement.stages)
+    for ring in placement.rings:
+        assert ring.stages[0].first == 0 and ring.stages[-1].end == len(chain.tasks)
+        assert all(a.end == b.first for a, b in pairwise(ring.stages))
+    assert placement == fleet.plan(pool, chain, workload, objective)
+
+
+def test_each_objective_gets_more_of_its_own(scene):
+    pool, chain = scene
+    workload = Workload(per_s=0.2)
+    quick, much = (fleet.plan(pool, chain, workload, objective) for objective in ("latency", "throughput"))
+    assert quick.turn_ms <= much.turn_ms
+    assert much.tokens_per_s >= quick.tokens_per_s
+
+
+def test_what_is_predicted_of_ours_is_ahead_of_what_is_predicted_of_chance(scene):
+    pool, chain = scene
+    workload = Workload()
+    rates = {
+        name: predicted(pool, chain, workload, plan(pool, chain, workload, "throughput", Random(1)))[1]
+        for name, plan in PLANNERS.items()
+    }
+    assert rates[OURS] > rates["random"] > 0
+
+
+def test_a_model_that_one_node_holds_is_served_by_many_alone():
+    pool, chain = lasting(8, 1, LLAMA_8B), LLAMA_8B.chain()
+    placement = fleet.plan(pool, chain, Workload(), "throughput")
+    assert len(placement.rings) >= 3
+
+
+def test_a_pool_without_room_is_refused():
+    with pytest.raises(NoProvider):
+        fleet.plan(Pool((Node("n", 10),)), Chain((Task("t", 11),)), Workload(), "throughput")
+
+
+def test_an_idle_ring_turns_as_fast_as_its_parts_add_up(scene):
+    pool, chain = scene
+    workload = Workload()
+    ring = fleet.plan(pool, chain, workload, "throughput").rings[0]
+    predictor = Predictor(pool, chain, workload)
+    assert predictor.turn_ms(ring.stages, 0.0) == pytest.approx(turn_ms(pool, chain, ring.stages))
+    rates = [predictor.tokens_per_s(ring.stages, items) for items in (1, 4, 16)]
+    assert rates == sorted(rates)
+    assert rates[0] < 1_000 / turn_ms(pool, chain, ring.stages)
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+def test_large_pools_are_planned_in_parts(objective):
+    pool, chain = lasting(100, 2, LLAMA_8B), LLAMA_8B.chain()
+    workload = Workload(per_s=1.0, most_items=4)
+    placement = fleet.plan(pool, chain, workload, objective)
+    assert placement.is_complete(len(chain.tasks))
+    predictor = Predictor(pool, chain, workload)
+    assert all(predictor.items(stage) >= 1 for stage in placement.stages)
+    assert len({stage.node for stage in placement.stages}) == len(placement.stages)
+    whole = [ring for ring in placement.rings if ring.stages[-1].end == len(chain.tasks)]
+    assert len(whole) == len(placement.rings) > 10
+    assert all(turn_ms(pool, chain, ring.stages) == pytest.approx(ring.turn_ms) for ring in placement.rings)
