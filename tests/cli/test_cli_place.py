@@ -8,6 +8,8 @@ from typer.testing import CliRunner
 from nodewire.cli import app, placing
 from nodewire.cli.output import console
 from nodewire.errors import BadConfig, BadInput, BadManifest
+from nodewire.protocol.ad import TaskOffer
+from nodewire.protocol.snapshot import Held, Node, Snapshot
 from tests.plan.markets import diamond, ring
 
 MACHINES = {
@@ -98,3 +100,25 @@ def test_without_a_market_machines_are_needed(files):
     for options in ([], ["--objective", "fame"], ["--driver", "nobody"]):
         with pytest.raises(BadInput):
             CliRunner().invoke(app, ["place", str(files / "ring.json"), *options], catch_exceptions=False)
+
+
+def test_a_snapshot_tells_memory_speed_and_place_of_those_who_hold_something():
+    manifest = ring(3)
+
+    def node(number: int, tasks: tuple[str, ...], us: int) -> Node:
+        offers = tuple(TaskOffer(task=task, price_msat=1, us_per_position=us) for task in tasks)
+        held = (Held(manifest=manifest.digest(), free=1, tasks=offers),) if tasks else ()
+        fields = {"bond_msat": 0, "region": "", "load_ppm": 0, "epochs": 1, "beat": "0" * 64, "ad": "0" * 64}
+        return Node(pubkey=f"{number}" * 64, held=held, coordinates=(number * 1_000, 0, 500), **fields)
+
+    nodes = (node(1, ("driver", "stage.0"), 500), node(2, ("stage.1", "stage.2"), 2_000), node(3, (), 1))
+    snapshot = Snapshot(committee="0" * 64, epoch=1, nodes=nodes, events=())
+    pool, tables, holding = placing.of_snapshot(snapshot, manifest, (4_000, 0, 500))
+    assert [one.memory_bytes for one in pool.nodes] == [2 * 10**8] * 2
+    assert [one.speed for one in pool.nodes] == [2.0, 0.5]
+    assert pool.link_ms(0, 1) == 1.0
+    assert pool.link_ms(-1, 0) == 2.0
+    assert tables["stage.1"] == {"22222222": ((1, 2.0),)}
+    assert holding == {"11111111": ("driver", "stage.0"), "22222222": ("stage.1", "stage.2")}
+    with pytest.raises(BadInput):
+        placing.of_snapshot(snapshot, diamond(), None)

@@ -31,7 +31,6 @@ _ROUNDS = 12
 _LEAST_GAIN = 1e-3
 _WHOLE, _MOST = 64, 192
 """Nodes of a pool that is planned as a whole; of a part of a larger one that serves one place quickly."""
-_PARTS = 40
 _SPARE = 2.0
 """Standard deviations of sessions in flight that a fleet for low latency has room for beyond the mean."""
 
@@ -144,7 +143,7 @@ class _Fleet:
         spare. If no size carries the load, the fleet that makes most."""
         crowded = self.for_throughput()
         fleets = [self._of_size(size) for size in self.sizes()]
-        rated = [(self._loaded_ms(made), index, made) for index, made in enumerate([*fleets, crowded]) if made]
+        rated = [(self._mean_session_ms(made), index, made) for index, made in enumerate([*fleets, crowded]) if made]
         value, _, best = min(rated, default=(inf, 0, crowded), key=lambda one: one[:2])
         return best if value < inf else crowded
 
@@ -158,36 +157,24 @@ class _Fleet:
             left -= ring.nodes
         return made
 
-    def _loaded_ms(self, made: Sequence[_Made]) -> float:
-        """Between the mean and the slowest twentieth of sessions, if each goes where it is over soonest; infinite: the
-        load is too much. It comes in `_PARTS`, and a ring is full with so many sessions that Poisson arrivals seldom
-        bring more than it has room for."""
-        if not self.workload.per_s:
-            return min(self._session_ms(ring, 0.0) for ring in made)
-        each = self.workload.per_s / _PARTS
-        parts = [0] * len(made)
-        next_ms = [self._crowded_ms(ring, each) for ring in made]
-        now_ms = [0.0] * len(made)
-        for _ in range(_PARTS):
-            at = min(range(len(made)), key=next_ms.__getitem__)
-            if next_ms[at] == inf:
-                return inf
-            parts[at] += 1
-            now_ms[at] = next_ms[at]
-            next_ms[at] = self._crowded_ms(made[at], each * (parts[at] + 1))
-        mean = sum(ms * count for ms, count in zip(now_ms, parts, strict=True)) / _PARTS
-        left = _PARTS // 20
-        for ms, count in sorted(zip(now_ms, parts, strict=True), reverse=True):
-            left -= count
-            if left <= 0 and count:
-                return (mean + ms) / 2
-        return mean
-
-    def _crowded_ms(self, ring: _Made, per_s: float) -> float:
-        """A session's time with `per_s` new ones a second on its ring."""
-        ms = self._session_ms(ring, per_s * self.workload.output)
-        count = per_s * ms / 1_000
-        return ms if count + _SPARE * sqrt(count) <= max(ring.items, 1) else inf
+    def _mean_session_ms(self, made: Sequence[_Made]) -> float:
+        """The load on the quickest rings first, each as full as Poisson arrivals let it be; infinite: too much."""
+        left, total = self.workload.per_s, 0.0
+        if not left:
+            return self._session_ms(made[0], 0.0)
+        for ring in sorted(made, key=lambda ring: self._session_ms(ring, 0.0)):
+            alone_ms = self._session_ms(ring, 0.0)
+            mean = max(ring.items + _SPARE**2 / 2 - _SPARE * sqrt(ring.items + _SPARE**2 / 4), 0.25 * ring.items)
+            taken = min(left, 1_000 * mean / alone_ms)
+            rate = taken * self.workload.output
+            if self._session_ms(ring, rate) == inf:
+                taken = min(taken, 0.8 * ring.per_s / self.workload.output)
+                rate = taken * self.workload.output
+            total += taken * self._session_ms(ring, rate)
+            left -= taken
+            if left <= 1e-9:
+                return total / self.workload.per_s
+        return inf
 
     def extra(self, made: Sequence[_Made]) -> list[Stage]:
         """What the nodes in no ring hold: the stage, of those that fit, whose sessions are fewest."""
