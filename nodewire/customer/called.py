@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
@@ -19,7 +20,7 @@ from nodewire.protocol.plan import Terms
 
 
 @dataclass(slots=True)
-class Called:
+class Called(ABC):
     """What is sent and what comes of it is a subclass's: `frames`, `take`, `forget`, `came`, `finish`."""
 
     session: Session
@@ -35,29 +36,29 @@ class Called:
     repaired: int = field(default=0, init=False)
     """How often it was made again."""
 
+    @abstractmethod
     def frames(self) -> list[Frame[Array]]:
         """What the customer sends. Raises BadInput."""
-        raise NotImplementedError
 
+    @abstractmethod
     def positions(self) -> int:
         """About how many there are in all."""
-        raise NotImplementedError
 
+    @abstractmethod
     def take(self, out: Frame[Array]) -> None:
         """Keep an output. Raises BadFrame: it is not worth its money."""
-        raise NotImplementedError
 
+    @abstractmethod
     def forget(self) -> None:
         """Drop what came: it is bought anew."""
-        raise NotImplementedError
 
+    @abstractmethod
     def came(self) -> bool:
         """Whether anything did."""
-        raise NotImplementedError
 
+    @abstractmethod
     def finish(self) -> None:
         """Raises BadFrame: the outputs have ended, and something is missing."""
-        raise NotImplementedError
 
     async def buy(self) -> None:
         """Buy all of it. Raises as `Customer.embed`."""
