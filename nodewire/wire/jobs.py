@@ -170,7 +170,9 @@ class Jobs:
         link.discard(name)
         while len(self._fences) > _MAX_FENCES:
             self._fences.popitem(last=False)
-        _log.info("job %s, frame from %s refused: %s", name[:8], link.peer[:8], error)
+        # What anybody may bring about as often as it likes is not written down.
+        level = logging.DEBUG if job is None else logging.INFO
+        _log.log(level, "job %s, frame from %s refused: %s", name[:8], link.peer[:8], error)
         document = {"t": ERROR, "job": name, "attempt": attempt, "error": error.as_dict()}
         if link.is_open:
             link.send_control(document)
