@@ -16,7 +16,7 @@ from wire_net import data_frame, job_id, until
 
 from nodewire.errors import Busy, LinkLost, WorkerFailed
 from nodewire.nostr.keys import Keys
-from nodewire.wire import Route, early, frames, identity, link, mailbox, node, tls
+from nodewire.wire import Route, early, frames, identity, link, links, mailbox, tls
 from nodewire.wire.early import Early
 from nodewire.wire.headers import DataHeader
 
@@ -166,7 +166,7 @@ async def test_a_pong_before_its_ping_is_nothing(net):
 
 async def test_one_address_with_many_keys_does_not_keep_others_from_a_link(net, monkeypatch):
     """It did: every link was a stranger's, and whoever came to buy was told that all are taken."""
-    monkeypatch.setattr(node, "MAX_LINKS", 8)
+    monkeypatch.setattr(links, "MAX_LINKS", 8)
     provider = await net.node()
     honest = await net.proven(provider, whence=ELSEWHERE)
     crowd = [await net.proven(provider) for _ in range(12)]
@@ -178,7 +178,7 @@ async def test_one_address_with_many_keys_does_not_keep_others_from_a_link(net, 
 
 
 async def test_a_link_with_a_job_makes_no_room(net, monkeypatch):
-    monkeypatch.setattr(node, "MAX_LINKS", 2)
+    monkeypatch.setattr(links, "MAX_LINKS", 2)
     provider = await net.node()
     peers = [await net.proven(provider) for _ in range(2)]
     for number, peer in enumerate(peers):
@@ -195,10 +195,10 @@ async def test_connections_of_one_key_do_not_pile_up_while_its_link_is_asked_whe
     provider, keys = await net.node(), Keys.generate()
     first = await net.proven(provider, keys)
     first.reader._transport.pause_reading()  # it lives, and does not say so soon
-    crowd = [await net.raw(provider, keys) for _ in range(node.MAX_SETTLING + 3)]
+    crowd = [await net.raw(provider, keys) for _ in range(links.MAX_SETTLING + 3)]
     for one in crowd:
         one.prove()
-    said = [await one.document() for one in crowd[node.MAX_SETTLING :]]
+    said = [await one.document() for one in crowd[links.MAX_SETTLING :]]
     assert {(one["t"], one["error"]["code"]) for one in said} == {("refuse", Busy.code)}
 
 
@@ -234,7 +234,7 @@ async def test_who_is_displaced_is_told_so_and_the_first_frames_of_others_come(n
     crowd = [await net.proven(provider) for _ in range(8)]
     for number, one in enumerate(crowd):
         one.send(data_frame(job_id(str(number)), "e", 0, size=2**18)[:-1])  # a header costs them nothing
-    await until(lambda: len(provider._early._bytes) >= 3)
+    await until(lambda: len(provider._jobs.early._bytes) >= 3)
     honest = await net.proven(provider, whence=ELSEWHERE)
     honest.send(data_frame(JOB, "e", 0, bytes(2**18)))
     said = await crowd[0].document()
@@ -266,7 +266,7 @@ async def test_a_job_opens_though_a_link_ends_over_what_came_too_early(net):
     opened = provider.peers[peer.keys.public]
     for edge in ("x", "y"):
         peer.send(data_frame(JOB, edge, 0))
-    await until(lambda: len(provider._early._held.get((peer.keys.public, JOB), ())) == 2)
+    await until(lambda: len(provider._jobs.early._held.get((peer.keys.public, JOB), ())) == 2)
     peer.writer.transport.pause_reading()
     while opened._outbox.urgent_bytes < link.MAX_URGENT_BYTES - 100:
         left = link.MAX_URGENT_BYTES - opened._outbox.urgent_bytes
