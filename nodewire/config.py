@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from nodewire.errors import BadConfig, BadInput
 from nodewire.kind import Limits
-from nodewire.protocol.schema import Count, Hex32, Label, Msat, Name
+from nodewire.protocol.schema import Hex32, Label, Msat, Name
 
 _SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
@@ -130,7 +130,8 @@ class WireConfig(Section):
     upnp: bool = True
     """Ask the router to open the port, where it is found out."""
     private: bool = False
-    """Connect to private addresses that peers and splices' ads name: for a market in this network."""
+    """Connect to private addresses that peers and splices' ads name: for a market in this network. If all relays are at
+    private ones it is taken for such a market."""
     same_host: bool = True
     """Share memory with nodes that this user runs on this machine, in place of TLS."""
 
@@ -167,7 +168,8 @@ class Serve(Section):
     tasks: tuple[Name, ...] = Field(min_length=1, max_length=1_024)
     price_msat: Msat
     slots: int = Field(default=4, ge=1, le=4_096)
-    us_per_position: Count = 1_000
+    us_per_position: int | None = Field(default=None, ge=1, le=2**40)
+    """The speed that the ad claims; if not given, what `nodewire profile` measured, or else the daemon at its start."""
 
 
 class TrainConfig(Section):

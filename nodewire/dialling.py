@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ipaddress
 import socket
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import aiohttp
@@ -57,6 +59,19 @@ def is_dialled(address: str, *, allow_private: bool) -> bool:
         _Policy(public=True, private=allow_private).check(ipaddress.ip_address(address.partition("%")[0]))
     except (ValueError, NotAllowed):
         return False
+    return True
+
+
+async def are_private(urls: Iterable[str]) -> bool:
+    """Whether all of these hosts are in networks of one's own: no part of the internet, and none that is unknown."""
+    loop = asyncio.get_running_loop()
+    for url in urls:
+        try:
+            found = await loop.getaddrinfo(URL(url).host or "", None, type=socket.SOCK_STREAM)
+        except (OSError, ValueError):
+            return False
+        if not found or any(is_dialled(str(where[0]), allow_private=False) for *_, where in found):
+            return False
     return True
 
 

@@ -60,3 +60,18 @@ async def test_plain_http_is_for_private_addresses_only():
 def test_what_is_no_url_is_refused(text):
     with pytest.raises(BadInput):
         dialling.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("urls", "private"),
+    [
+        (["ws://127.0.0.1:7777", "ws://[::1]:7777"], True),
+        (["ws://192.168.1.2:7777"], True),
+        (["ws://127.0.0.1:7777", "wss://8.8.8.8"], False),
+        (["wss://no-such-name.invalid"], False),
+        (["not a url"], False),
+        (["ws://[fe80::1%25eth0]:1"], True),
+    ],
+)
+async def test_a_market_is_private_if_all_of_its_hosts_are(urls, private):
+    assert await dialling.are_private(urls) is private

@@ -22,6 +22,7 @@ from nodewire.cli import (
     models,
     net,
     policy,
+    profile,
     splice,
     train,
     vocabulary,
@@ -53,7 +54,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for room in (ask, train, family, vocabulary, models, daemons, splice, net, audit, doctor):
+for room in (ask, train, family, vocabulary, models, daemons, splice, net, audit, profile, doctor):
     room.add_to(app)
 
 

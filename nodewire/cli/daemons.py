@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import signal
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +27,7 @@ Host = Annotated[str, typer.Option(help="Address to listen on.")]
 Port = Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.", min=0, max=65_535)]
 
 _FAUCET_MSAT = 100_000_000_000
+_MAX_DESCRIPTORS = 65_536
 
 Start = Callable[[AsyncExitStack], Awaitable[dict[str, Any]]]
 """Starts a service on the stack; returns what its ready line says."""
@@ -40,6 +42,15 @@ def _on_one_line(ready: Mapping[str, Any]) -> str:
     return f"[bold green]{ready['ready']}[/] ready  {escape(said)}"
 
 
+def allow_descriptors() -> None:
+    """Let this process open as many files as the system allows: the usual 1,024 are fewer than a node's links."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with suppress(ValueError, OSError):  # not allowed: what there is must do
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def run_until_stopped(start: Start, as_json: bool, say: Say = _on_one_line) -> None:
     """Run a service under uvloop until SIGINT or SIGTERM; what it opened is closed in reverse order.
 
@@ -49,6 +60,7 @@ def run_until_stopped(start: Start, as_json: bool, say: Say = _on_one_line) -> N
     handler = logging.StreamHandler()
     handler.setFormatter(PlainFormatter("%(asctime)s %(levelname).1s %(name)s %(message)s", "%H:%M:%S"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+    allow_descriptors()
 
     async def main() -> None:
         stop = asyncio.Event()

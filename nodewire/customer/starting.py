@@ -10,6 +10,7 @@ from nodewire.customer.closings import Closings
 from nodewire.customer.refunds import Refunds
 from nodewire.customer.session import Session
 from nodewire.customer.settler import Settler
+from nodewire.dialling import are_private
 from nodewire.market import open_market
 from nodewire.pay.ledger import Ledger
 from nodewire.pay.payer import Payer
@@ -20,6 +21,7 @@ from nodewire.wire.node import Node
 from nodewire.wire.reach.reach import Reach
 from nodewire.wire.shm import SameHost
 from nodewire.wire.spool import Spool
+from nodewire.wire.transport import TcpTls
 from nodewire.worker.lasting import maker
 
 NETWORKS = {"sim": "bcrt"}
@@ -45,7 +47,12 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
     network = NETWORKS[config.wallet.kind]
     spool = Spool(config.state / "spool", SPOOL_BYTES)
     stack.callback(spool.close)
-    node = Node(keys, beside=SameHost(keys) if config.wire.same_host else None)
+    private = config.wire.private or await are_private(config.relays)
+    node = Node(
+        keys,
+        beside=SameHost(keys) if config.wire.same_host else None,
+        transport=TcpTls(allow_private=private),
+    )
     node.ladder = Reach(node, keys, pool, allow_private=config.wire.private)
     stack.push_async_callback(node.close)
     await stack.enter_async_context(health_log.kept(node.survey, config.state))

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from nodewire.config import BondsConfig, OracleConfig
+from nodewire.dialling import are_private
 from nodewire.kind import installed
 from nodewire.market import Market
 from nodewire.nostr.pool import Pool
@@ -31,6 +32,7 @@ from nodewire.wire import health_log
 from nodewire.wire.node import Node
 from nodewire.wire.reach.reach import Reach
 from nodewire.wire.shm import SameHost
+from nodewire.wire.transport import TcpTls
 
 WARMING_S = 4.0
 """Between the starts of two oracles' workers: about what one takes on an idle core."""
@@ -59,7 +61,8 @@ async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
     oracle = Oracle(seat, committee, pool, blobs, journal, clock, market.keep, shares.counts)
     following = asyncio.create_task(market.follow())
     stack.callback(following.cancel)
-    node = Node(seat.keys, beside=SameHost(seat.keys))
+    private = await are_private(config.relays)
+    node = Node(seat.keys, beside=SameHost(seat.keys), transport=TcpTls(allow_private=private))
     node.ladder = Reach(node, seat.keys, pool)
     stack.push_async_callback(node.close)
     await stack.enter_async_context(health_log.kept(node.survey, config.state))

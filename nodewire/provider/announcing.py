@@ -33,7 +33,7 @@ def describe(
         ManifestOffer(
             manifest=s.digest,
             tasks=tuple(
-                TaskOffer(task=task, price_msat=s.prices_msat[task], us_per_position=max(1, s.us_per_position))
+                TaskOffer(task=task, price_msat=s.prices_msat[task], us_per_position=s.us_per_position[task])
                 for task in s.tasks
             ),
             slots=s.slots,

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nodewire.config import Serve
-from nodewire.errors import Busy, NotAllowed
+from nodewire.errors import Busy, NodewireError, NotAllowed
 from nodewire.kind import JobKind, MakeWorker, Params, Worker
 from nodewire.market import Market
 from nodewire.protocol.codec import OWN, Codings
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
+from nodewire.provider import probing
 
 log = logging.getLogger("nodewire.provider")
 
@@ -27,7 +28,8 @@ class Served:
     kind: JobKind
     tasks: tuple[str, ...]
     prices_msat: Mapping[str, int]
-    us_per_position: int
+    us_per_position: Mapping[str, int]
+    """By task: the speed that is claimed."""
     slots: int
     busy: int = 0
 
@@ -46,9 +48,15 @@ class Served:
 
 
 async def specialize(
-    market: Market, wanted: tuple[Serve, ...], kinds: Mapping[int, JobKind], make_worker: MakeWorker
+    market: Market,
+    wanted: tuple[Serve, ...],
+    kinds: Mapping[int, JobKind],
+    make_worker: MakeWorker,
+    profiled: Mapping[str, Mapping[str, int]],
 ) -> tuple[dict[str, Served], dict[str, Worker]]:
     """Fetch, verify and load everything in `wanted`: what is served, and the workers, both by manifest digest.
+
+    A task's speed is what its [[serve]] says; else what `profiled` (by digest and task) says; else it is measured.
 
     Raises:
         NotFound, BadHash, BadManifest: a manifest or blob is not to be had or not what was cited.
@@ -74,12 +82,15 @@ async def specialize(
             await _load(market, manifest, name, worker)
         slots = min(want.slots, *(manifest.task(name).slots for name in want.tasks))
         prices = dict.fromkeys(want.tasks, want.price_msat)
+        known_us = profiled.get(digest, {})
+        speeds = {n: want.us_per_position or known_us.get(n) or await _speed(manifest, n, worker) for n in want.tasks}
         known = served.get(digest)
         if known is None:
-            served[digest] = Served(manifest, digest, kind, want.tasks, prices, want.us_per_position, slots)
+            served[digest] = Served(manifest, digest, kind, want.tasks, prices, speeds, slots)
         else:
             known.tasks += want.tasks
             known.prices_msat = {**known.prices_msat, **prices}
+            known.us_per_position = {**known.us_per_position, **speeds}
             known.slots = min(known.slots, slots)
         workers[digest] = worker
     return served, workers
@@ -106,6 +117,22 @@ class OneManifest:
 
     async def close(self, task: str, session: str) -> None:
         await self._worker.close(loaded_name(self._digest, task), session)
+
+
+async def _speed(manifest: Manifest, name: str, worker: Worker) -> int:
+    """What a position takes, measured. A task that refuses to be measured is no worse for it: it claims a second."""
+    positions = probing.CLAIMED_AT if not manifest.task(name).engine.startswith("decoder") else 1
+    while True:
+        try:
+            found = await probing.measure(manifest, name, worker, loaded_name(manifest.digest(), name), positions)
+        except NodewireError as error:
+            if positions == 1:
+                log.warning("%s of %s cannot be measured, and claims 1 s a position: %s", name, manifest.name, error)
+                return 1_000_000
+            positions //= 4
+            continue
+        log.info("%s of %s: %d us a position", name, manifest.name, found.us_per_position)
+        return found.us_per_position
 
 
 async def _load(market: Market, manifest: Manifest, name: str, worker: Worker) -> None:

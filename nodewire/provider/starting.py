@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from nodewire.config import ProviderConfig
+from nodewire.dialling import are_private
 from nodewire.errors import BadConfig
 from nodewire.kind import installed
 from nodewire.market import Market, open_market
@@ -28,6 +29,7 @@ from nodewire.pay.till import Till
 from nodewire.protocol.coordinates import in_ms
 from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
+from nodewire.provider import profiling
 from nodewire.provider.acquaintance import Acquaintance, is_private
 from nodewire.provider.admission import Admission
 from nodewire.provider.announcing import Announcer, describe
@@ -49,6 +51,7 @@ from nodewire.wire import health_log
 from nodewire.wire.node import Node
 from nodewire.wire.shm import SameHost
 from nodewire.wire.spool import Spool
+from nodewire.wire.transport import TcpTls
 from nodewire.worker.lasting import maker
 
 
@@ -112,7 +115,9 @@ async def _open_inference(
     """What serves the tasks in [[serve]], and what its ready line says of them."""
     job_kinds = installed()
     make_worker = maker(stack, config.worker.limits, config.blobs)
-    served, workers = await specialize(market, config.serve, job_kinds, make_worker)
+    served, workers = await specialize(
+        market, config.serve, job_kinds, make_worker, profiling.kept_speeds(config.state, config.worker.limits)
+    )
 
     async def publish_here(event: Event) -> None:
         await pool.publish(event, timeout_s=10.0)
@@ -147,6 +152,7 @@ async def _open_inference(
         judges=judges,
         expect=market.lists,
         beside=beside,
+        transport=TcpTls(allow_private=config.wire.private or await are_private(config.relays)),
     )
     stack.push_async_callback(node.close)
     await stack.enter_async_context(health_log.kept(node.survey, config.state))

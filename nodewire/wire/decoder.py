@@ -9,6 +9,7 @@ from nodewire.errors import BadFrame, BadVersion, TooLarge
 from nodewire.wire.frames import CAPS, MAX_STREAMS, PREFIX, SEGMENT_BYTES, VERSION, Document, Type, parse_document
 from nodewire.wire.headers import DataHeader, unpack_credit, unpack_header
 
+_SEGMENTS = (Type.DATA, Type.MORE)  # other frames under way may have the same number
 _STAGING_BYTES = 20_992  # holds any prefix and header, and a TLS record
 
 
@@ -56,7 +57,8 @@ class Decoder:
             if assembly.header.job != job:
                 continue
             assembly.memory = None
-            if self._target is not None and self._prefix is not None and self._prefix[1] == stream:
+            is_under_way = self._prefix is not None and self._prefix[0] in _SEGMENTS and self._prefix[1] == stream
+            if self._target is not None and is_under_way:
                 self._skip, self._target = len(self._target), None
 
     def get_buffer(self) -> memoryview:
@@ -192,7 +194,7 @@ class Decoder:
         if kind == Type.CONTROL:
             document, self._document = self._document, bytearray()
             self._receiver.control(parse_document(document))
-        elif kind in (Type.DATA, Type.MORE):
+        elif kind in _SEGMENTS:
             assembly = self._streams[stream]
             if assembly.filled >= assembly.header.nbytes:
                 del self._streams[stream]

@@ -1,7 +1,12 @@
-"""Frames of jobs that are not open here yet, kept a little while, under caps: upstream may have begun first."""
+"""Frames of jobs that are not open here yet, kept a little while, under caps: upstream may have begun first.
+
+When there is no room, who goes is of the origin that has most here, so that one machine with many keys displaces only
+its own: who sends early pays nothing for it.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -28,17 +33,31 @@ class Early:
 
     _held: dict[Place, list[Held]] = field(default_factory=dict)
     _bytes: dict[str, int] = field(default_factory=dict)
+    _origins: dict[str, str] = field(default_factory=dict)
+    """Where the peers come from of which there is something."""
 
-    def begin(self, peer: str, header: DataHeader) -> tuple[memoryview, bool]:
-        """Memory for a frame, and whether it is the first of its job from `peer`.
+    def displaced(self, peer: str, origin: str, header: DataHeader) -> Iterator[tuple[Place, int]]:
+        """Make room for a frame that `peer` sends from `origin`; what had to go for it, with its attempt.
 
         Raises:
-            Busy: the peer, or all peers together, have too much here already; nothing was allocated.
+            Busy: the peer, or its origin, has too much here already.
         """
-        mine = self._bytes.get(peer, 0) + header.cost
-        if mine > MAX_LINK_BYTES or sum(self._bytes.values()) + header.cost > MAX_BYTES:
+        if self._bytes.get(peer, 0) + header.cost > MAX_LINK_BYTES:
             raise Busy("job", "not open here, and too much is waiting already")
-        self._bytes[peer] = mine
+        while sum(self._bytes.values()) + header.cost > MAX_BYTES:
+            shares = Counter({origin: header.cost})
+            for other, nbytes in self._bytes.items():
+                shares[self._origins[other]] += nbytes
+            ((crowd, _),) = shares.most_common(1)
+            if crowd == origin:
+                raise Busy("job", "not open here, and too much is waiting already")
+            place = next(place for place in self._held if self._origins[place[0]] == crowd)
+            yield place, self.drop(place)[0].header.attempt
+
+    def begin(self, peer: str, origin: str, header: DataHeader) -> tuple[memoryview, bool]:
+        """Memory for a frame that there is room for, and whether it is the first of its job from `peer`."""
+        self._bytes[peer] = self._bytes.get(peer, 0) + header.cost
+        self._origins[peer] = origin
         held = Held(header, memoryview(bytearray(header.nbytes)))
         place = (peer, header.job)
         first = place not in self._held
@@ -66,6 +85,7 @@ class Early:
             self._bytes[place[0]] = left
         else:
             self._bytes.pop(place[0], None)
+            self._origins.pop(place[0], None)
         return dropped
 
     def drop_peer(self, peer: str) -> None:

@@ -60,6 +60,7 @@ class Identity:
     public: str
     certificate: bytes
     """DER."""
+    begins_at_s: int
     expires_at_s: int
     server: ssl.SSLContext
     client: ssl.SSLContext
@@ -81,8 +82,9 @@ def make(keys: Keys, now_s: float, lifetime_s: int = LIFETIME_S) -> Identity:
         file.write(pem + certificate.public_bytes(serialization.Encoding.PEM))
         file.flush()
         server.load_cert_chain(file.name, password=password)
+    begins_at_s = int(certificate.not_valid_before_utc.timestamp())
     expires_at_s = int(certificate.not_valid_after_utc.timestamp())
-    return Identity(keys.public, der, expires_at_s, server, _context(ssl.PROTOCOL_TLS_CLIENT))
+    return Identity(keys.public, der, begins_at_s, expires_at_s, server, _context(ssl.PROTOCOL_TLS_CLIENT))
 
 
 def build(keys: Keys, private: ec.EllipticCurvePrivateKey, now_s: float, lifetime_s: int) -> x509.Certificate:

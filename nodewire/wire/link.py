@@ -21,7 +21,9 @@ from typing import Literal, Protocol, cast
 from nodewire.errors import BadFrame, BadPeer, LinkLost, NodewireError
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import Array
+from nodewire.strangers import origin_of
 from nodewire.wire import frames, identity, transport
+from nodewire.wire.allowance import PerMinute
 from nodewire.wire.decoder import Decoder
 from nodewire.wire.frames import Buffer, DataHeader, Document
 from nodewire.wire.identity import Identity
@@ -32,6 +34,8 @@ from nodewire.wire.tcp_info import TcpInfo
 UNPROVEN_BYTES = 4_096
 WARM_UP_BYTES = 100_000
 MAX_URGENT_BYTES = 2**20
+WORDS_PER_MINUTE = 60_000
+"""Control documents, credits and heartbeats that a peer may send: each is work, however few its bytes."""
 _TURNS_PER_WRITE = 8  # segments written before other links get the event loop
 
 
@@ -107,6 +111,8 @@ class Link(asyncio.BufferedProtocol):
         self._bound = b""
         self._writable = True
         self._outbox = Outbox()
+        self._words = PerMinute(self._loop.time)
+        self._is_reading = False
         self._jobs: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._due = self._data_at = self._warm_at = 0.0
@@ -148,6 +154,15 @@ class Link(asyncio.BufferedProtocol):
     def address(self) -> str:
         """The peer's end as the kernel sees it; empty where there is none."""
         return transport.peer_address(self._channel) if self._channel is not None else ""
+
+    @property
+    def origin(self) -> str:
+        """Where it comes from, as `nodewire.strangers` counts; empty where there is no address."""
+        return origin_of(self.address.rpartition(":")[0].strip("[]"))
+
+    @property
+    def has_jobs(self) -> bool:
+        return bool(self._jobs)
 
     def send_control(self, document: Document) -> None:
         """Send a small document before any queued tensor.
@@ -267,10 +282,14 @@ class Link(asyncio.BufferedProtocol):
         self.bytes_in += nbytes
         self._pulse.heard_s = self._loop.time()
         self._alive.set()
+        self._is_reading = True
         try:
             self._decoder.buffer_updated(nbytes)
         except NodewireError as error:
             self.end(error)
+        finally:
+            self._is_reading = False
+        self._pump()  # all answers at once: a record for each would cost more than what was asked
 
     def pause_writing(self) -> None:
         self._writable = False
@@ -299,6 +318,7 @@ class Link(asyncio.BufferedProtocol):
             self._owner.data_ends(self, header, buffer)
 
     def control(self, document: Document) -> None:
+        self._words.take("", WORDS_PER_MINUTE)
         kind = document["t"]
         match self._state, kind:
             case "open", "bye":
@@ -323,15 +343,15 @@ class Link(asyncio.BufferedProtocol):
                 raise BadFrame("t", f"{str(kind)[:20]!r} does not belong here")
 
     def credit(self, job: str, edge: str, attempt: int, limit: int) -> None:
-        if self._is_heard():
+        if self._is_word():
             self._owner.credit(self, job, edge, attempt, limit)
 
     def ping(self, tag: int) -> None:
-        if self._is_heard():
+        if self._is_word():
             self._send_urgent(frames.pong(tag))
 
     def pong(self, tag: int) -> None:
-        if self._is_heard():
+        if self._is_word():
             self._pulse.pong(tag, time.perf_counter())
 
     # Inside.
@@ -362,6 +382,13 @@ class Link(asyncio.BufferedProtocol):
             raise BadPeer("channel", "used before it was open")
         return self._state == "open"
 
+    def _is_word(self) -> bool:
+        """As `_is_heard`, of what is no tensor. Raises Busy if the peer says too much."""
+        if not self._is_heard():
+            return False
+        self._words.take("", WORDS_PER_MINUTE)
+        return True
+
     def _check_open(self) -> None:
         if self.error is not None:
             raise self.error if isinstance(self.error, LinkLost) else LinkLost(self.peer, str(self.error))
@@ -375,7 +402,7 @@ class Link(asyncio.BufferedProtocol):
 
     def _pump(self) -> None:
         """Write what the channel takes: all that is urgent, then segments of the frames under way in turn."""
-        if self._state == "ended" or self._channel is None:
+        if self._state == "ended" or self._channel is None or self._is_reading:
             return
         for _ in range(_TURNS_PER_WRITE):
             if not self._writable:
@@ -432,7 +459,8 @@ class Link(asyncio.BufferedProtocol):
             return
         if self._channel is not None:
             # Half a tensor may be under way, but never half a segment: the peer still finds its next frame.
-            self._write([frames.control({"t": kind, "error": error.as_dict()})])
+            said = (self._outbox.take() or []) if self._outbox.urgent_bytes else []
+            self._write([*said, frames.control({"t": kind, "error": error.as_dict()})])
             self._channel.close()
         self._ended(error)
 

@@ -15,7 +15,7 @@ lacks first; the producer has been silent since, and goes on there, out of its t
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from typing import Protocol
@@ -35,6 +35,7 @@ from nodewire.wire.sending import Sender
 __all__ = ["INITIAL_WINDOW_BYTES", "WINDOW_BYTES", "JobMailbox", "OnLost", "Route", "Tape"]
 
 MAX_CONTROLS = 256
+"""Of one member's documents that wait unread."""
 GRACE_S = 10.0
 
 ERROR, CANCEL, RESUME = "error", "cancel", "resume"
@@ -89,9 +90,13 @@ class JobMailbox:
         self._keep_inputs = keep_inputs
         self._awaited: dict[str, asyncio.TimerHandle] = {}
         self._said: dict[str, Said] = {}
+        self._without_worker: set[str] = set()
+        """Neighbours that have said so; they need not say it again."""
         self._queue: deque[tuple[Incoming, Frame[Array], int]] = deque()
         self._controls: deque[tuple[str, bytes]] = deque()
         """Packed: a document of nothing but empty lists takes 64 times its bytes."""
+        self._unread: Counter[str] = Counter()
+        """Of them, by who sent them."""
         self._arrived = asyncio.Event()
         self._documents = asyncio.Event()
         self._moved = asyncio.Event()
@@ -203,6 +208,7 @@ class JobMailbox:
         while True:
             while self._controls:
                 peer, packed = self._controls.popleft()
+                self._unread[peer] -= 1
                 yield peer, canonical.decode(packed, max_bytes=frames.MAX_DOCUMENT_BYTES)
             self.check()
             self._documents.clear()
@@ -333,12 +339,14 @@ class JobMailbox:
         return self._edges.consumes_from(peer)
 
     def documented(self, peer: str, document: Document) -> None:
-        """A member sent a control document. Raises Busy if too many wait, BadFrame for a malformed `resume`."""
+        """A member sent a control document. Raises Busy if too many of its wait, BadFrame for a malformed `resume`."""
         if document["t"] in (ERROR, CANCEL):
             if peer in self.neighbours:
                 error = frames.reported(document)
                 if self._on_lost is not None and isinstance(error, WorkerFailed):
-                    self.lost(peer, error)
+                    if peer not in self._without_worker:
+                        self._without_worker.add(peer)
+                        self.lost(peer, error)
                 else:
                     self.fail(error)
             return
@@ -347,8 +355,9 @@ class JobMailbox:
             return
         if not self._said.setdefault(peer, Said()).is_news(document):
             return
-        if len(self._controls) >= MAX_CONTROLS:
+        if self._unread[peer] >= MAX_CONTROLS:
             raise Busy("controls", f"{MAX_CONTROLS} wait already")
+        self._unread[peer] += 1
         self._controls.append((peer, canonical.encode(document)))
         self._documents.set()
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -17,6 +17,7 @@ from nodewire.nostr.keys import Keys
 from nodewire.protocol.address import SpliceAddress, is_splice
 from nodewire.strangers import Strangers
 from nodewire.wire import identity, transport
+from nodewire.wire.allowance import AtATime
 from nodewire.wire.early import Early
 from nodewire.wire.frames import DataHeader, Document
 from nodewire.wire.identity import Identity
@@ -34,6 +35,8 @@ from nodewire.wire.transport import Arrival, Beside, Listener, TcpTls, Transport
 MAX_HALF_OPEN = 64
 """Connections that have not proven themselves. Those beyond go by `Strangers`; who has proven itself is none."""
 MAX_LINKS = 1_024
+MAX_SETTLING = 4
+"""Proven connections of one key that wait to be welcome or refused."""
 MAX_ADDRESSES = 16
 _MAX_FENCES = 4_096
 _MAX_OVER = 4_096
@@ -85,6 +88,7 @@ class Node:
         self._listeners: list[Listener] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._strangers: Strangers[asyncio.Task[None]] = Strangers(MAX_HALF_OPEN)
+        self._settling = AtATime("link")
         self._links: dict[str, Link] = {}
         self._dials: dict[str, _Dial] = {}
         self._linked = asyncio.Event()
@@ -180,11 +184,12 @@ class Node:
         for fence in [f for f in self._fences if f[1] == request]:
             del self._fences[fence]
         for peer, held in self._early.take(request):
+            if (link := self._links.get(peer)) is None or (peer, request) in self._fences:
+                continue
             try:
-                if (peer, request) not in self._fences:
-                    job.begin(peer, held.header)
+                job.begin(peer, held.header)
             except NodewireError as error:
-                self._fence(self._links[peer], job, request, held.header.attempt, error)
+                self._fence(link, job, request, held.header.attempt, error)
             else:
                 if held.done:
                     job.end(held.header, held.memory)
@@ -324,7 +329,10 @@ class Node:
             if job is None and header.attempt <= self._over.get(header.job, -1):
                 raise NotFound("job", "closed here")
             if job is None:
-                memory, first = self._early.begin(link.peer, header)
+                origin = link.origin
+                for (other, name), attempt in self._early.displaced(link.peer, origin, header):
+                    self._fence(self._links[other], None, name, attempt, Busy("job", "not open here, and others wait"))
+                memory, first = self._early.begin(link.peer, origin, header)
                 if first:
                     asyncio.get_running_loop().call_later(
                         self._patience.early_s, self._expire, link, header.job, header.attempt
@@ -404,9 +412,11 @@ class Node:
     # Links in and out.
 
     def _identity(self) -> Identity:
-        if self._shown is None or self._shown.expires_at_s - self._unix_s() < _RENEW_S:
-            self._shown = identity.make(self._keys, self._unix_s())
-        return self._shown
+        now_s, shown = self._unix_s(), self._shown
+        # A clock that was set back leaves one that does not count yet.
+        if shown is None or not shown.begins_at_s <= now_s <= shown.expires_at_s - _RENEW_S:
+            shown = self._shown = identity.make(self._keys, now_s)
+        return shown
 
     def _arrived(self, arrival: Arrival) -> None:
         if self._closed:
@@ -448,8 +458,13 @@ class Node:
 
     async def _settle(self, link: Link) -> None:
         """Welcome a proven peer, unless there is a link to it already. Raises NotAllowed, Busy: it was told so."""
+        peer = link.peer
         try:
-            await self._welcome(link)
+            self._settling.take(peer, MAX_SETTLING)
+            try:
+                await self._welcome(link)
+            finally:
+                self._settling.give(peer)
         except NodewireError as error:
             link.refuse(error)
             raise
@@ -466,13 +481,22 @@ class Node:
             elif dial is not None and self.public < link.peer:
                 # Of two simultaneous dials the lower key's survives, unless it fails.
                 await asyncio.wait([dial.found])
-            elif len(self._links) >= MAX_LINKS and link.peer not in self._judges:
-                raise Busy("links", f"{MAX_LINKS} are open")
             else:
+                if len(self._links) >= MAX_LINKS and link.peer not in self._judges:
+                    self._make_room(link)
                 self._install(link)
                 link.welcome()
                 self._announce(link)
                 return
+
+    def _make_room(self, link: Link) -> None:
+        """End the oldest link without a job of the origin that has most of them. Raises Busy: all have jobs."""
+        idle = [one for one in self._links.values() if not one.has_jobs and one.peer not in self._judges]
+        crowds = Counter(one.origin for one in (*idle, link))
+        idle.sort(key=lambda one: -crowds[one.origin])  # the older of equals stays first
+        if not idle:
+            raise Busy("links", f"{MAX_LINKS} are open")
+        idle[0].end(Busy("links", f"{MAX_LINKS} are open, and others need the room"))
 
     def _install(self, link: Link) -> None:
         self._links[link.peer] = link

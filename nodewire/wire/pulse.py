@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import deque
 
 _RTT_SAMPLES = 16
@@ -14,7 +15,6 @@ class Pulse:
     def __init__(self) -> None:
         self.heard_s = 0.0
         """When anything last came."""
-        self._tag = 0
         self._pings: dict[int, float] = {}
         self._rtts: deque[float] = deque(maxlen=_RTT_SAMPLES)
 
@@ -29,12 +29,14 @@ class Pulse:
         return [round(sample * 1e6) for sample in self._rtts]
 
     def ping(self, fine_s: float) -> int:
-        """The tag of a heartbeat that is sent now; of 64 without an answer the oldest is forgotten."""
-        self._tag = (self._tag + 1) % 2**16
+        """The tag of a heartbeat that is sent now: one that cannot be answered before it has come, so that nobody seems
+        nearer than it is. Of 64 without an answer the oldest is forgotten."""
+        while (tag := secrets.randbits(16)) in self._pings:
+            pass
         if len(self._pings) == _MAX_PINGS:
             del self._pings[next(iter(self._pings))]
-        self._pings[self._tag] = fine_s
-        return self._tag
+        self._pings[tag] = fine_s
+        return tag
 
     def pong(self, tag: int, fine_s: float) -> None:
         """A heartbeat's answer; one that nobody asked for is nothing."""

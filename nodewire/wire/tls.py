@@ -9,13 +9,16 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
+from nodewire.wire.openssl import return_after_records
+
 _LARGE_BYTES = 32_768  # buffers from here on are filled before they are handed over: a record has 16 KiB at most
-_TURN_BYTES = 2 * 2**20  # read before other links get the event loop
+_TURN_S = 0.004  # that reading may take before other links get the event loop
 _SHUTDOWN_S = 1.0
 _RECORD_BYTES = 16_384
 
@@ -31,6 +34,7 @@ async def secured(
     with connection:  # until it is detached
         tls = context.wrap_socket(connection, server_side=is_server, do_handshake_on_connect=False)
     try:
+        return_after_records(tls)
         while True:
             try:
                 tls.do_handshake()
@@ -128,17 +132,16 @@ class Channel(asyncio.Transport):
 
     def _read(self) -> None:
         """Hand over what has come: bytes that OpenSSL has read already do not wake the loop again."""
-        left = _TURN_BYTES
+        until_s = time.perf_counter() + _TURN_S
         try:
             while not self._closing:
-                if left <= 0:
-                    self._loop.call_soon(self._read)
-                    return
                 filled, is_all = self._fill(self._protocol.get_buffer(-1))
-                left -= filled
                 if filled:
                     self._protocol.buffer_updated(filled)
                 if is_all:
+                    return
+                if time.perf_counter() > until_s:
+                    self._loop.call_soon(self._read)
                     return
         except BaseException:
             self.abort()
@@ -155,7 +158,7 @@ class Channel(asyncio.Transport):
                     self._loop.call_soon(self.close)
                     return filled, True
                 filled += n
-                if size < _LARGE_BYTES:
+                if size < _LARGE_BYTES or n < _RECORD_BYTES:  # many short ones would take long
                     break
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return filled, True

@@ -15,7 +15,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, runtime_checkable
 
-from nodewire.errors import BadInput, BadPeer, LinkLost
+from nodewire.dialling import is_dialled
+from nodewire.errors import BadInput, BadPeer, LinkLost, NotAllowed
+from nodewire.protocol.address import written
 from nodewire.wire import tcp_info
 from nodewire.wire.identity import ALPN, Identity, check_certificate
 from nodewire.wire.tcp_info import TcpInfo
@@ -27,6 +29,7 @@ CONGESTION = "cubic"
 """On a path without loss BBR's pacing costs 1.7 times CUBIC's turn of a ring (docs/measurements.md)."""
 _BACKLOG = 128
 _NAME_BYTES = 16
+_EACH_S = 2.5  # for one of a name's addresses to answer, if there are others
 
 
 _Found = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]
@@ -62,7 +65,13 @@ class Listener(Protocol):
 
 class Transport(Protocol):
     async def dial(self, address: str, protocol: asyncio.BufferedProtocol, identity: Identity) -> None:
-        """Open a secured channel for `protocol`. Raises BadInput for a malformed address, LinkLost if none answers."""
+        """Open a secured channel for `protocol`.
+
+        Raises:
+            BadInput: a malformed address.
+            NotAllowed: one that is not to be dialled.
+            LinkLost: nobody answers.
+        """
 
     async def listen(self, host: str, port: int, arrived: Callable[[Arrival], None]) -> Listener:
         """Tell every connection to `arrived`. Raises OSError if the port cannot be had."""
@@ -84,17 +93,24 @@ class Beside(Protocol):
 class TcpTls:
     """TCP with TLS 1.3; addresses are "host:port" or "[ipv6]:port"."""
 
-    def __init__(self, congestion: str | None = CONGESTION) -> None:
+    def __init__(self, congestion: str | None = CONGESTION, *, allow_private: bool = True) -> None:
         """`congestion`: the kernel's congestion control, where it has it; None is the kernel's own choice. It must be
-        chosen before a connection is opened: one that is changed later keeps pacing as it did."""
+        chosen before a connection is opened: one that is changed later keeps pacing as it did.
+
+        Without `allow_private` only public addresses are dialled, whatever a name stands for: strangers write ads.
+        """
         self._congestion = congestion
+        self._allow_private = allow_private
 
     async def dial(self, address: str, protocol: asyncio.BufferedProtocol, identity: Identity) -> None:
         host, port = parse_address(address)
         loop = asyncio.get_running_loop()
         try:
             found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            connection = await self._connected(found)
+            dialled = [one for one in found if is_dialled(str(one[4][0]), allow_private=self._allow_private)]
+            if found and not dialled:
+                raise NotAllowed("address", f"{address[:80]} is a private one, and [wire] private is not set")
+            connection = await self._connected(dialled)
             await secured(connection, identity.client, protocol, is_server=False)
         except OSError as error:
             raise LinkLost(address, _words(error)) from error
@@ -102,13 +118,14 @@ class TcpTls:
     async def _connected(self, found: Sequence[_Found]) -> socket.socket:
         """A connection to the first of a name's addresses that answers. Raises OSError: the last one's."""
         failed = OSError("the name has no address")
-        for family, kind, protocol, _, where in found:
+        for left, (family, kind, protocol, _, where) in zip(reversed(range(len(found))), found, strict=True):
             connection = socket.socket(family, kind, protocol)
             try:
                 connection.setblocking(False)
                 self._choose(connection)
-                await asyncio.get_running_loop().sock_connect(connection, where)
-            except OSError as error:
+                async with asyncio.timeout(_EACH_S if left else None):
+                    await asyncio.get_running_loop().sock_connect(connection, where)
+            except OSError as error:  # TimeoutError, too
                 connection.close()
                 failed = error
             except BaseException:
@@ -123,21 +140,15 @@ class TcpTls:
             choose_congestion(connection, self._congestion)
 
     async def listen(self, host: str, port: int, arrived: Callable[[Arrival], None]) -> Listener:
-        loop = asyncio.get_running_loop()
-        family, _, _, _, where = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE))[
-            0
-        ]
-        listening = socket.create_server(where[:2], family=family, backlog=_BACKLOG)
+        listening = await listening_at(host, port, backlog=_BACKLOG)
         self._choose(listening)  # what it accepts inherits it
-        listening.setblocking(False)
         return _TcpListener(listening, arrived)
 
 
 class _TcpListener:
     def __init__(self, listening: socket.socket, arrived: Callable[[Arrival], None]) -> None:
         self._socket = listening
-        host, port = listening.getsockname()[:2]
-        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.address = written(*listening.getsockname()[:2])
         self._task = asyncio.create_task(self._accept(arrived))
 
     async def _accept(self, arrived: Callable[[Arrival], None]) -> None:
@@ -149,7 +160,7 @@ class _TcpListener:
                 _log.warning("accept: %s", _words(error))
                 await asyncio.sleep(0.05)
                 continue
-            arrived(TcpArrival(connection, whence[0]))
+            arrived(TcpArrival(connection, plain(whence[0])))
 
     def close(self) -> None:
         self._task.cancel()
@@ -168,6 +179,25 @@ class TcpArrival:
 
     def refuse(self) -> None:
         self._socket.close()
+
+
+async def listening_at(host: str, port: int, *, backlog: int) -> socket.socket:
+    """A socket that listens and does not block. "::" is all of this machine's addresses, IPv4 ones too.
+
+    Raises OSError.
+    """
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, where = found[0]
+    both = family is socket.AF_INET6 and where[0] == "::" and socket.has_dualstack_ipv6()
+    made = socket.create_server(where[:2], family=family, backlog=backlog, dualstack_ipv6=both)
+    made.setblocking(False)
+    return made
+
+
+def plain(host: str) -> str:
+    """The IPv4 address in one that a socket for both kinds says; others as they are."""
+    return host.removeprefix("::ffff:") if "." in host else host
 
 
 def choose_congestion(connection: socket.socket, name: str = CONGESTION) -> None:
@@ -214,7 +244,7 @@ def peer_address(channel: asyncio.BaseTransport) -> str:
         host, port = connection.getpeername()[:2]
     except OSError:
         return ""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return written(plain(host), port)
 
 
 def name(channel: asyncio.BaseTransport) -> str:

@@ -38,8 +38,13 @@ async def met_only(market):
 
 async def test_a_generation_runs_over_providers_that_can_be_met_only(market, met_only):
     async with market.customer("mia") as mia:
+        # Where the machine is busy, a way around by the splice looks longer than the others are slow.
+        others = tuple(sorted(market.public[name] for name in ("dan", "eve")))
+        terms = mia.terms.model_copy(update={"excluded": others})
         tokens = 0
-        async for piece in mia.generate(market.decoder["address"], "the cat sat on the mat", max_tokens=70):
+        async for piece in mia.generate(
+            market.decoder["address"], "the cat sat on the mat", terms=terms, max_tokens=70
+        ):
             tokens += len(piece.ids)
         done = mia.last
     assert tokens == 70

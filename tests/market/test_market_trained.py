@@ -122,6 +122,11 @@ def test_a_trained_model_is_registered_served_and_bought_with_the_scores_of_trai
     wanted = build(Recipe.from_toml(TOML), theta).outputs((rows,)).detach().numpy()
     np.testing.assert_array_equal(np.array(bought["scores"], np.float32), wanted)
     assert bought["paid_msat"] == {tom: 1_009}
+    # Its file names no speed: what is claimed was measured, and is measured better by the operator's own command.
+    assert "graph.0 of" in market.log("tom") and "us a position" in market.log("tom")
+    profiled = market.command("profile", "--config", str(market.config_of("tom")), "--caps", "1KB,100MB")
+    assert profiled["speeds"][registered["digest"]]["graph.0"] >= 1
+    assert [cap["ran"] for cap in profiled["tasks"][0]["caps"]] == [False, True]
     refused = market.run(
         "run", str(out / "weights.safetensors"), "--model", registered["address"], "--config", str(config)
     )

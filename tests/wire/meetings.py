@@ -27,11 +27,11 @@ class Meetings:
         config = relay.Config(host="127.0.0.1", port=0, db=self.folder / "relay.db", blobs=self.folder / "blobs")
         self.url = (await self.stack.enter_async_context(relay.serve(config))).url
 
-    async def splice(self, **options) -> tuple[Splicer, SpliceAddress]:
+    async def splice(self, host: str = "127.0.0.1", **options) -> tuple[Splicer, SpliceAddress]:
         keys = Keys.generate()
         splicer = Splicer(keys.public, **options)
         self.stack.push_async_callback(splicer.close)
-        return splicer, SpliceAddress(keys.public, await splicer.listen("127.0.0.1"))
+        return splicer, SpliceAddress(keys.public, await splicer.listen(host))
 
     async def liar(self, lie: "Lie") -> SpliceAddress:
         """A splice that says how it sees an end, and then does what `lie` does with the connections of a room."""

@@ -1,6 +1,7 @@
 """What a node finds out about its place, from what splices say that they see."""
 
 import asyncio
+import threading
 
 import pytest
 
@@ -8,7 +9,7 @@ from nodewire.errors import NotFound
 from nodewire.nostr.keys import Keys
 from nodewire.protocol import splice as splices
 from nodewire.protocol.address import SpliceAddress
-from nodewire.wire.reach import announcing, examining
+from nodewire.wire.reach import announcing, examining, upnp
 from nodewire.wire.reach.splice import message
 
 OUTSIDE = "198.51.100.7"
@@ -68,6 +69,27 @@ async def test_the_kind_of_router_follows_from_what_splices_see(seen_as, router,
     assert set(found) == {str(address) for address in here} | ({"127.0.0.1:4000"} if nat == "none" else set())
 
 
+@pytest.mark.parametrize("first", [True, False])
+async def test_a_splice_that_lies_does_not_hide_a_public_address(seen_as, router, first):
+    """One of eight did, and the node announced that it could be met at the liar only."""
+    honest, liar = await seen_as(None), await seen_as(f"{OUTSIDE}:4000")
+    seen = await look(*((liar, honest) if first else (honest, liar)))
+    found, _ = await announcing.addresses("0.0.0.0:4000", seen)
+    assert found[0] == "127.0.0.1:4000"
+
+
+async def test_a_router_that_never_ends_is_given_up(monkeypatch):
+    """It may drip its words for ever; a provider would never have come up."""
+    over = threading.Event()
+    monkeypatch.setattr(upnp, "ROUTER_S", 0.05)
+    monkeypatch.setattr(upnp.Mapping, "_open", lambda port: over.wait(10))
+    try:
+        with pytest.raises(NotFound, match="does not come to an end"):
+            await upnp.Mapping.open(4_000)
+    finally:
+        over.set()
+
+
 async def test_splices_that_are_gone_are_not_announced(seen_as, router):
     gone, here = SpliceAddress(Keys.generate().public, "127.0.0.1:9"), await seen_as(f"{OUTSIDE}:4000")
     seen = await look(gone, here)
@@ -93,7 +115,21 @@ async def test_splices_are_found_by_their_ads_and_malformed_ads_passed_over():
     event = splices.build(keys, good, created_at=1)
     other = splices.build(keys, good.model_copy(update={"name": "t"}), created_at=1)
     bad = type(event)(other.id, other.pubkey, other.created_at, other.kind, event.tags, other.content, other.sig)
-    assert await announcing.find(_Relays(bad, event)) == tuple(SpliceAddress(keys.public, at) for at in good.at)
+    assert set(await announcing.find(_Relays(bad, event))) == {SpliceAddress(keys.public, at) for at in good.at}
+
+
+async def test_splices_are_drawn_from_all_that_were_found():
+    """The newest eight were taken: a stranger that said so every minute was all that anybody knew."""
+    events = [
+        splices.build(
+            Keys.generate(),
+            splices.Splice(name="s", at=(f"example.org:{port}",), bytes_per_s=1, most_bytes=1),
+            created_at=1,
+        )
+        for port in range(7_000, 7_100)
+    ]
+    drawn = {address for _ in range(8) for address in await announcing.find(_Relays(*events))}
+    assert len(drawn) > announcing.MAX_ASKED
 
 
 @pytest.mark.parametrize(

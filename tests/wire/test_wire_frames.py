@@ -159,6 +159,21 @@ def test_a_discarded_frame_passes_by_and_the_next_is_read(cut):
     assert recorder.seen == [("ping", 3)]
 
 
+def test_a_document_that_is_under_way_when_a_frame_is_given_up_is_read_whole():
+    """Both may have the number 0: the document's rest was dropped with the frame, and the link ended over it."""
+    tensor = Array("uint8", (MiB,), bytes(MiB))
+    header = frames.data_header(JOB, "e", 2, 0, bytes(16), [tensor], {}, MiB)
+    first, *rest = frames.data(0, frames.pack_header(header), MiB, [tensor])
+    said = {"t": "x", "y": bytes(50_000)}
+    document = frames.control(said)
+    recorder = Recorder()
+    decoder = Decoder(recorder)
+    feed(decoder, b"".join(first) + document[:25_000])
+    decoder.discard(JOB)
+    feed(decoder, document[25_000:] + b"".join(part for segment in rest for part in segment) + frames.ping(3))
+    assert recorder.seen == [("control", said), ("ping", 3)]
+
+
 @settings(deadline=None, max_examples=200)
 @given(
     st.lists(any_frame, min_size=1, max_size=3),

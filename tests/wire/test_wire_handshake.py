@@ -17,6 +17,7 @@ from nodewire.errors import BadInput, BadPeer, LinkLost, NotAllowed, TimedOut
 from nodewire.nostr.keys import Keys
 from nodewire.wire import Node, Route, frames, identity
 from nodewire.wire.node import MAX_HALF_OPEN
+from nodewire.wire.transport import TcpTls
 
 
 async def impostor(keys: Keys, change=lambda builder, now: builder, tweak=lambda context: None, extend=True):
@@ -267,6 +268,25 @@ async def test_addresses_are_tried_until_one_proves_to_be_the_peer(net):
     assert link.peer == b.public
     assert time.monotonic() - began < 3
     silent.close()
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1", "localhost", "[::1]"])
+async def test_a_private_address_is_dialled_by_leave_only(net, name):
+    """Whoever writes an ad wrote where a customer's connections went, its own network's doors among them."""
+    b = await net.node()
+    port = net.addresses[b.public].rpartition(":")[2]
+    a = await net.node(transport=TcpTls(allow_private=False))
+    await refused_as(NotAllowed, "address", a.link(b.public, [f"{name}:{port}"]))
+    assert not b.peers
+
+
+async def test_a_clock_that_is_set_back_gets_another_certificate(net):
+    """A machine that started in the future showed one that nobody took before that came."""
+    ahead_s = [10 * 86_400.0]
+    a, b = await net.node(), await net.node(unix_s=lambda: time.time() + ahead_s[0])
+    await refused_as(BadPeer, "dates", a.link(b.public, [net.addresses[b.public]]))
+    ahead_s[0] = 0.0
+    assert (await a.link(b.public, [net.addresses[b.public]])).peer == b.public
 
 
 async def test_a_failed_dial_says_why(net):

@@ -9,8 +9,8 @@ from nodewire.errors import BadPeer, Busy, LinkLost, NodewireError, NotAllowed, 
 from nodewire.nostr.keys import Keys
 from nodewire.protocol import splice as splices
 from nodewire.protocol.address import SpliceAddress
+from nodewire.wire.allowance import AtATime, Meter, PerMinute
 from nodewire.wire.reach import splice
-from nodewire.wire.reach.allowance import AtATime, Meter, PerMinute
 from nodewire.wire.reach.splice import Entered, read
 from nodewire.wire.reach.splicer import MAX_HALF_OPEN, Limits, Splicer
 

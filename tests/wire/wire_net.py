@@ -49,18 +49,20 @@ class Net:
         await self.link(a, b)
         return a, b
 
-    async def raw(self, node: Node, keys: Keys | None = None) -> "Raw":
-        """A connection to `node`, secured but not proven."""
+    async def raw(self, node: Node, keys: Keys | None = None, whence: str = "127.0.0.1") -> "Raw":
+        """A connection to `node` from an address of ours, secured but not proven."""
         keys = keys or Keys.generate()
         shown = identity.make(keys, time.time())
         host, port = self.addresses[node.public].split(":")
-        reader, writer = await asyncio.open_connection(host, int(port), ssl=shown.client, server_hostname="")
+        reader, writer = await asyncio.open_connection(
+            host, int(port), ssl=shown.client, server_hostname="", local_addr=(whence, 0)
+        )
         self.raws.append(Raw(keys, reader, writer, node.public))
         return self.raws[-1]
 
-    async def proven(self, node: Node, keys: Keys | None = None) -> "Raw":
+    async def proven(self, node: Node, keys: Keys | None = None, whence: str = "127.0.0.1") -> "Raw":
         """A connection that `node` has welcomed."""
-        raw = await self.raw(node, keys)
+        raw = await self.raw(node, keys, whence)
         raw.prove()
         assert (await raw.document())["t"] == "welcome"
         return raw

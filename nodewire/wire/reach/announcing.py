@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from nodewire import dialling
 from nodewire.errors import NodewireError
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
@@ -23,6 +25,8 @@ from nodewire.wire.reach.upnp import Mapping
 
 MAX_ASKED = 8
 """Splices of those found that are tried."""
+MAX_FOUND = 256
+"""Ads that are looked through: of the newest alone a stranger could make all."""
 MAX_ANNOUNCED = 2
 _FETCH_S = 10.0
 
@@ -50,6 +54,8 @@ class Outlook:
     """The round trip to each."""
     refused: str = ""
     """Why no splice answers."""
+    own: str = ""
+    """This machine's own address, if it is public and a splice sees us there: of several one may lie."""
 
     @property
     def rung(self) -> Literal["address", "punch", "splice", "none"]:
@@ -62,8 +68,8 @@ class Outlook:
 
 
 async def find(relays: Finds) -> tuple[SpliceAddress, ...]:
-    """The splices whose ads the relays have. Raises as the pool's fetch."""
-    wanted = Filter(kinds=frozenset({kinds.AD}), tags={"k": frozenset({str(kinds.SPLICE)})}, limit=4 * MAX_ASKED)
+    """Some of the splices whose ads the relays have, drawn at random. Raises as the pool's fetch."""
+    wanted = Filter(kinds=frozenset({kinds.AD}), tags={"k": frozenset({str(kinds.SPLICE)})}, limit=MAX_FOUND)
     found: dict[SpliceAddress, None] = {}
     for event in await relays.fetch([wanted], timeout_s=_FETCH_S):
         try:
@@ -72,7 +78,7 @@ async def find(relays: Finds) -> tuple[SpliceAddress, ...]:
             _log.debug("a splice's ad: %s", error)
             continue
         found |= dict.fromkeys(SpliceAddress(event.pubkey, at) for at in ad.at)
-    return tuple(found)
+    return tuple(random.sample(tuple(found), min(len(found), MAX_ASKED)))
 
 
 async def look(addresses: Sequence[SpliceAddress], keys: Keys, *, allow_private: bool = False) -> Outlook:
@@ -97,8 +103,10 @@ async def look(addresses: Sequence[SpliceAddress], keys: Keys, *, allow_private:
     if not heard:
         return Outlook("unknown", (), (), (), str(next(one for _, one in answers if isinstance(one, NodewireError))))
     seen = {one.seen for _, one in heard}
+    own = (str(ip_port(one.local)[0]) for _, one in heard if ip_port(one.seen)[0] == ip_port(one.local)[0])
+    public = next((host for host in own if dialling.is_dialled(host, allow_private=allow_private)), "")
     nat: Nat = "unknown"
-    if all(ip_port(one.seen)[0] == ip_port(one.local)[0] for _, one in heard):
+    if public:
         nat = "none"
     elif len(seen) > 1:
         nat = "symmetric"
@@ -109,6 +117,7 @@ async def look(addresses: Sequence[SpliceAddress], keys: Keys, *, allow_private:
         tuple(one.seen for _, one in heard),
         tuple(at for at, _ in heard),
         tuple(round(one.rtt_s * 1_000) for _, one in heard),
+        own=public,
     )
 
 
@@ -129,7 +138,7 @@ async def addresses(listening: str, seen: Outlook, *, upnp: bool = True) -> tupl
     _, port = ip_port(listening)
     meeting = [str(address) for address in seen.splices[:MAX_ANNOUNCED]]
     if seen.nat == "none":
-        return (written(str(ip_port(seen.seen[0])[0]), port), *meeting), None
+        return (written(seen.own, port), *meeting), None
     if upnp:
         try:
             mapping = await Mapping.open(port)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from nodewire.errors import NodewireError
 from nodewire.nostr.keys import Keys
-from nodewire.protocol.address import SpliceAddress, ip_port
+from nodewire.protocol.address import SpliceAddress
 from nodewire.wire.reach.announcing import Finds, Outlook, find, look
 from nodewire.wire.reach.upnp import Mapping
 
@@ -44,7 +44,7 @@ async def examine(
             lacking = f"the relays name none ({error})"
     seen = await look(splices, keys, allow_private=allow_private)
     if seen.nat == "none":
-        return Examined("address", f"this machine is public, at {ip_port(seen.seen[0])[0]}", seen)
+        return Examined("address", f"this machine is public, at {seen.own}", seen)
     closed = "UPnP is switched off"
     if upnp:
         try:

@@ -19,7 +19,8 @@ from nodewire.errors import BadPeer, Busy, LinkLost, NodewireError, NotAllowed, 
 from nodewire.protocol import splice as splices
 from nodewire.protocol.address import written
 from nodewire.strangers import Strangers, origin_of
-from nodewire.wire.reach.allowance import AtATime, Meter, PerMinute
+from nodewire.wire import transport
+from nodewire.wire.allowance import AtATime, Meter, PerMinute
 from nodewire.wire.reach.splice import LENGTH_BYTES, message, read
 
 MAX_HALF_OPEN = 64
@@ -93,10 +94,7 @@ class Splicer:
 
     async def listen(self, host: str = "0.0.0.0", port: int = 0) -> str:
         """Serve on an address (port 0: any free one), and say which. Raises OSError."""
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        listening = socket.create_server(found[0][4][:2], family=found[0][0], backlog=_BACKLOG)
-        listening.setblocking(False)
+        listening = await transport.listening_at(host, port, backlog=_BACKLOG)
         self._listening.append(listening)
         self._run(self._accept(listening))
         return written(*listening.getsockname()[:2])
@@ -117,8 +115,9 @@ class Splicer:
                 await asyncio.sleep(0.05)
                 continue
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            task = self._run(self._serve(connection, written(*whence[:2]), whence[0]))
-            displaced = self._half_open.enter(task, whence[0])
+            address = transport.plain(whence[0])
+            task = self._run(self._serve(connection, written(address, whence[1]), address))
+            displaced = self._half_open.enter(task, address)
             if displaced is not None:
                 displaced.cancel()
 

@@ -16,6 +16,8 @@ from nodewire.protocol.address import written
 
 LEASE_S = 3_600
 RENEW_S = 1_500
+ROUTER_S = 15.0
+"""For all that a router is asked; one that goes on talking is given up."""
 _DISCOVER_MS = 1_000
 _ANY_FAULT = Exception
 """miniupnpc raises plain Exception with the router's words."""
@@ -38,7 +40,11 @@ class Mapping:
         Raises:
             NotFound: no router that does so, or it stands behind another one itself.
         """
-        return await asyncio.to_thread(cls._open, port)
+        try:
+            async with asyncio.timeout(ROUTER_S):
+                return await asyncio.to_thread(cls._open, port)
+        except TimeoutError:
+            raise NotFound("UPnP", "the router does not come to an end") from None
 
     @classmethod
     def _open(cls, port: int) -> Mapping:

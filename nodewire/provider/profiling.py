@@ -1,0 +1,219 @@
+"""Measures a node: its machine, and the tasks that it serves or might serve, under the caps that it would have.
+
+What comes of it is published: a provider's ad claims what its tasks were measured to take (`Profile.speeds`).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nodewire.errors import BadConfig, NodewireError
+from nodewire.kind import Limits
+from nodewire.plan.cost import Fit, Rates, fit
+from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.manifest import BlobRef, Manifest
+from nodewire.provider import probing
+from nodewire.provider.probing import Measured
+from nodewire.worker.client import WorkerProcess
+from nodewire.worker.devices import Device, devices, sampled
+
+FILE = "profile.json"
+MACHINE_BYTES = 2**30
+_DTYPES = ("float32", "bfloat16", "float16")
+_LARGE = ("too-large", "over-memory", "bad-input")
+"""What a call of more positions than a task takes, or than fit, ends with."""
+
+Fetch = Callable[[BlobRef], Awaitable[Path]]
+Say = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class TaskProfile:
+    """`calls` by positions, in ascending order; `caps` says of each memory cap (bytes) whether the task ran under it,
+    "" or what it died of. Bytes are above the worker's empty baseline."""
+
+    manifest: str
+    task: str
+    engine: str
+    predicted_bytes: int
+    loaded_bytes: int
+    peak_bytes: int
+    load_ms: int
+    busy: float
+    calls: list[Measured] = field(default_factory=list)
+    caps: dict[int, str] = field(default_factory=dict)
+    refused: str = ""
+    """Why it could not be loaded or called at all; then nothing was measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """`rates` by dtype, where the device has kernels for it; `fitted` if tasks were measured."""
+
+    at_s: int
+    limits: Limits
+    torch: str
+    sandbox: str
+    devices: Sequence[Device]
+    rates: Mapping[str, Rates]
+    tasks: Sequence[TaskProfile]
+    fitted: Fit | None
+
+    def speeds(self) -> dict[str, dict[str, int]]:
+        """By manifest's digest and task: microseconds for a position, as ads claim them."""
+        found: dict[str, dict[str, int]] = {}
+        for one in self.tasks:
+            if one.calls:
+                found.setdefault(one.manifest, {})[one.task] = claimed(one.engine, one.calls).us_per_position
+        return found
+
+    def document(self) -> dict[str, Any]:
+        """Plain data for `--json` and for the file."""
+        return {
+            "at_s": self.at_s,
+            "limits": asdict(self.limits),
+            "torch": self.torch,
+            "sandbox": self.sandbox,
+            "devices": [asdict(one) for one in self.devices],
+            "rates": {dtype: asdict(rates) for dtype, rates in self.rates.items()},
+            "tasks": [self._task(one) for one in self.tasks],
+            "fit": asdict(self.fitted) if self.fitted else None,
+            "speeds": self.speeds(),
+        }
+
+    def _task(self, one: TaskProfile) -> dict[str, Any]:
+        said = asdict(one)
+        for call, measured in zip(said["calls"], one.calls, strict=True):
+            call["predicted_us"] = round(self.fitted.rates.predicted_us(measured.work), 1) if self.fitted else None
+        said["caps"] = [{"memory_bytes": cap, "ran": not why, "why": why} for cap, why in one.caps.items()]
+        return said
+
+
+async def profile(
+    limits: Limits,
+    wanted: Sequence[tuple[Manifest, Sequence[str], str]],
+    fetch: Fetch,
+    readable: Path,
+    *,
+    caps: Sequence[int] = (),
+    say: Say = lambda _: None,
+) -> Profile:
+    """Measure this machine with `limits`, then each task of `wanted` (manifest, its tasks, the kind's worker entry).
+
+    `fetch` brings a blob below `readable`. A task that is refused is in the profile with the reason, and ends nothing.
+
+    Raises:
+        WorkerFailed, TimedOut, BadConfig: not even a worker that only measures the machine starts.
+    """
+    say(f"the machine: {limits.device}, {limits.threads} threads")
+    found = await devices()
+    machine = Limits(min(limits.memory_bytes, MACHINE_BYTES), limits.threads, limits.device)
+    worker = await WorkerProcess.start("kinds.profile_worker", machine, readable=[Path(__file__)])
+    try:
+        rates = await _rates(worker)
+        torch, sandbox = worker.hello.torch, worker.hello.sandbox
+    finally:
+        await worker.stop()
+    tasks: list[TaskProfile] = []
+    for manifest, names, entry in wanted:
+        for name in names:
+            say(f"{manifest.name}: {name}")
+            task = manifest.task(name)
+            files = [await fetch(ref) for ref in (task.program, *task.weights)]
+            one = await _measured(manifest, name, entry, limits, files, readable)
+            for cap in caps:
+                say(f"{manifest.name}: {name} under {cap / 1e6:g} MB")
+                capped = Limits(cap, limits.threads, limits.device)
+                tried = await _measured(manifest, name, entry, capped, files, readable, most=1)
+                one.caps[cap] = tried.refused
+            tasks.append(one)
+    measured = [(call.work, call.us) for one in tasks for call in one.calls]
+    fitted = fit(rates["float32"], measured) if measured else None
+    return Profile(int(time.time()), limits, torch, sandbox, found, rates, tasks, fitted)
+
+
+async def _rates(worker: WorkerProcess) -> dict[str, Rates]:
+    await worker.load("machine", "machine", Path(__file__), [])
+    await worker.open("machine", probing.SESSION, {})
+    asked: Frame[Array] = Frame("measure", 0)
+    (frame,) = await worker.receive("machine", probing.SESSION, asked)
+    rows = np.frombuffer(frame.tensors[0].data, np.float32).reshape(len(_DTYPES), 4).tolist()
+    return {
+        dtype: Rates(flops, bytes_, call_us)
+        for dtype, (flops, bytes_, call_us, _) in zip(_DTYPES, rows, strict=True)
+        if flops > 0
+    }
+
+
+async def _measured(
+    manifest: Manifest,
+    name: str,
+    entry: str,
+    limits: Limits,
+    files: Sequence[Path],
+    readable: Path,
+    most: int = 2**30,
+) -> TaskProfile:
+    task = manifest.task(name)
+    found = TaskProfile(manifest.digest(), name, task.engine, task.memory_bytes, 0, 0, 0, 0.0)
+    worker = await WorkerProcess.start(entry, limits, readable=[readable])
+    try:
+        took = await worker.load(name, task.engine, files[0], files[1:])
+        found.loaded_bytes, found.load_ms = took["memory_bytes"], took["load_ms"]
+        async with sampled(worker.hello.pid, limits.device, worker.hello.baseline_bytes) as load:
+            for positions in probing.sizes(manifest, name):
+                if positions > most:
+                    break
+                try:
+                    found.calls.append(await probing.measure(manifest, name, worker, name, positions))
+                except NodewireError as error:
+                    if not found.calls or error.code not in _LARGE:
+                        raise
+                    break
+        found.peak_bytes, found.busy = max(load.peak_bytes, found.loaded_bytes), load.mean_busy
+    except NodewireError as error:
+        found.refused = f"{error.code}: {error}"
+    finally:
+        await worker.stop()
+    return found
+
+
+def claimed(engine: str, calls: Sequence[Measured]) -> Measured:
+    """The call whose speed an ad claims: one position of a decoder, up to 64 at once of others."""
+    most = 1 if engine.startswith("decoder") else probing.CLAIMED_AT
+    return max((one for one in calls if one.positions <= most), key=lambda one: one.positions, default=calls[0])
+
+
+def keep(state: Path, made: Profile) -> Path:
+    """Write a profile where the provider with this state folder finds it."""
+    path = state / FILE
+    state.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_suffix(".new")
+    scratch.write_text(json.dumps(made.document(), indent=1) + "\n")
+    scratch.replace(path)
+    return path
+
+
+def kept_speeds(state: Path, limits: Limits) -> dict[str, dict[str, int]]:
+    """What the profile in a state folder says of `limits`' device and threads; nothing where there is none.
+
+    Raises:
+        BadConfig: the file is there and is none.
+    """
+    path = state / FILE
+    try:
+        said = json.loads(path.read_text())
+        own = said["limits"]["device"] == limits.device and said["limits"]["threads"] == limits.threads
+        speeds = {d: {t: max(1, int(us)) for t, us in tasks.items()} for d, tasks in said["speeds"].items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadConfig(str(path), "is no profile; `nodewire profile --config FILE` makes a new one") from error
+    return speeds if own else {}

@@ -1,0 +1,289 @@
+"""Peers that say much or keep much: others get their turn, their room, and their links all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import time
+
+import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA384
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
+from wire_net import data_frame, job_id, until
+
+from nodewire.errors import Busy, LinkLost, WorkerFailed
+from nodewire.nostr.keys import Keys
+from nodewire.wire import Route, early, frames, identity, link, mailbox, node, tls
+from nodewire.wire.early import Early
+from nodewire.wire.headers import DataHeader
+
+JOB = job_id("hogging")
+ELSEWHERE = "127.0.0.2"
+
+
+class Reads(asyncio.BufferedProtocol):
+    """Keeps what came, and how much of it in the loop's busiest turn."""
+
+    def __init__(self, size):
+        self.memory = bytearray(size)
+        self.came = bytearray()
+
+    def connection_made(self, channel):
+        self.channel = channel
+
+    def get_buffer(self, sizehint):
+        return self.memory
+
+    def buffer_updated(self, nbytes):
+        self.came += self.memory[:nbytes]
+
+
+async def channels(folder, size):
+    """(the socket of one end, which nobody reads, what reads at the other, the first one's secret)"""
+    loop, shown = asyncio.get_running_loop(), identity.make(Keys.generate(), time.time())
+    shown.client.keylog_filename = str(folder / "secrets")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        near = socket.socket()
+        near.setblocking(False)
+        await loop.sock_connect(near, listening.getsockname())
+        far, _ = listening.accept()
+        far.setblocking(False)
+    silent, reads = Reads(size), Reads(size)
+    async with asyncio.timeout(5):
+        await asyncio.gather(
+            tls.secured(near, shown.client, silent, is_server=False),
+            tls.secured(far, shown.server, reads, is_server=True),
+        )
+    opened = silent.channel.get_extra_info("ssl_object")
+    assert opened.cipher()[0] == "TLS_AES_256_GCM_SHA384"
+    (secret,) = (
+        bytes.fromhex(line.split()[2])
+        for line in (folder / "secrets").read_text().splitlines()
+        if line.startswith("CLIENT_TRAFFIC_SECRET_0 ")
+    )
+    await asyncio.sleep(0.01)
+    return opened, reads, secret
+
+
+async def turns(reads, nbytes):
+    """How many turns of the loop it takes to read so many bytes, and the most that came in one."""
+    count = most = before = 0
+    async with asyncio.timeout(10):
+        while len(reads.came) < nbytes:
+            await asyncio.sleep(0)
+            count, most, before = count + 1, max(most, len(reads.came) - before), len(reads.came)
+    reads.channel.abort()
+    return count, most
+
+
+def key_updates(secret: bytes, count: int, last: bytes) -> bytes:
+    """As many records of TLS 1.3 that only change the key, then one with data. RFC 8446, 4.6.3, 5.2 and 7."""
+
+    def expand(label: bytes, length: int) -> bytes:
+        label = b"tls13 " + label
+        about = struct.pack("!HB", length, len(label)) + label + b"\0"
+        return HKDFExpand(SHA384(), length, about).derive(secret)
+
+    records = []
+    for number in range(count + 1):
+        inner = b"\x18\0\0\x01\0\x16" if number < count else last + b"\x17"
+        head = b"\x17\3\3" + struct.pack("!H", len(inner) + 16)
+        records.append(head + AESGCM(expand(b"key", 32)).encrypt(expand(b"iv", 12), inner, head))
+        secret = expand(b"traffic upd", 48)
+    return b"".join(records)
+
+
+async def test_a_stranger_that_changes_keys_without_end_does_not_hold_the_loop(tmp_path):
+    """It did, before it had proven anything: OpenSSL reads on until there is data, for 27 bytes and 10 us each."""
+    opened, reads, secret = await channels(tmp_path, 65_536)
+    count = 2_000
+    data = key_updates(secret, count, b"x")
+    assert socket.socket.send(opened, data) == len(data)
+    took, _ = await turns(reads, 1)
+    assert took > count / 2
+
+
+async def test_records_of_one_byte_do_not_hold_the_loop(tmp_path):
+    """A long buffer was filled before anybody else had a turn, by a quarter of a million calls."""
+    opened, reads, _ = await channels(tmp_path, 262_144)
+    count = 2_000
+    for _ in range(count):
+        opened.send(b"x")
+    _, most = await turns(reads, count)
+    assert most <= 100
+
+
+@pytest.mark.parametrize(
+    "word",
+    [frames.ping(1), frames.pong(1), frames.credit(JOB, "e", 0, 1), frames.control({"t": "no"})],
+    ids=["ping", "pong", "credit", "control"],
+)
+async def test_who_says_too_much_loses_its_link_and_nobody_else_does(net, monkeypatch, word):
+    monkeypatch.setattr(link, "WORDS_PER_MINUTE", 600)
+    provider = await net.node()
+    chatty, other = await net.proven(provider), await net.proven(provider)
+    chatty.send(word * 500)
+    await asyncio.sleep(0.05)
+    assert chatty.keys.public in provider.peers
+    chatty.send(word * 500)
+    said = await chatty.document()
+    assert (said["t"], said["error"]["code"]) == ("bye", Busy.code)
+    await until(lambda: set(provider.peers) == {other.keys.public})
+
+
+async def test_answers_to_what_came_together_go_together(net):
+    """A record for each took longer than all the rest of the work."""
+    provider = await net.node()
+    peer = await net.proven(provider)
+    opened = provider.peers[peer.keys.public]
+    written = []
+    channel = opened._channel
+    whole, channel.writelines = channel.writelines, lambda data: written.append(list(data)) or whole(written[-1])
+    peer.send(b"".join(frames.ping(1) for _ in range(100)))
+    await until(lambda: sum(len(one) for data in written for one in data) >= 1_600)
+    assert len(written) < 20
+
+
+async def test_a_pong_before_its_ping_is_nothing(net):
+    """Tags were counted up: whoever foresaw them was as near as it liked."""
+    provider = await net.node()
+    peer = await net.proven(provider)
+    opened = provider.peers[peer.keys.public]
+    for _ in range(16):
+        opened._ping()
+    sent, before = len(opened._pulse._pings), opened.bytes_in
+    for tag in range(64):
+        peer.send(frames.pong(tag))
+    await until(lambda: opened.bytes_in >= before + 64 * len(frames.pong(0)))
+    assert len(opened._pulse._pings) >= sent - 1  # one may be met by chance
+
+
+async def test_one_address_with_many_keys_does_not_keep_others_from_a_link(net, monkeypatch):
+    """It did: every link was a stranger's, and whoever came to buy was told that all are taken."""
+    monkeypatch.setattr(node, "MAX_LINKS", 8)
+    provider = await net.node()
+    honest = await net.proven(provider, whence=ELSEWHERE)
+    crowd = [await net.proven(provider) for _ in range(12)]
+    second = await net.proven(provider, whence=ELSEWHERE)
+    assert len(provider.peers) == 8
+    assert {honest.keys.public, second.keys.public} <= set(provider.peers)
+    said = await crowd[0].document()
+    assert (said["t"], said["error"]["code"]) == ("bye", Busy.code)
+
+
+async def test_a_link_with_a_job_makes_no_room(net, monkeypatch):
+    monkeypatch.setattr(node, "MAX_LINKS", 2)
+    provider = await net.node()
+    peers = [await net.proven(provider) for _ in range(2)]
+    for number, peer in enumerate(peers):
+        provider.open_job(job_id(str(number)), {"e": Route(peer.keys.public, (provider.public,))})
+    third = await net.raw(provider)
+    third.prove()
+    said = await third.document()
+    assert (said["t"], said["error"]["code"]) == ("refuse", Busy.code)
+    assert set(provider.peers) == {peer.keys.public for peer in peers}
+
+
+async def test_connections_of_one_key_do_not_pile_up_while_its_link_is_asked_whether_it_lives(net):
+    """Each was proven, so it was no stranger, and no link: nobody counted them."""
+    provider, keys = await net.node(), Keys.generate()
+    first = await net.proven(provider, keys)
+    first.reader._transport.pause_reading()  # it lives, and does not say so soon
+    crowd = [await net.raw(provider, keys) for _ in range(node.MAX_SETTLING + 3)]
+    for one in crowd:
+        one.prove()
+    said = [await one.document() for one in crowd[node.MAX_SETTLING :]]
+    assert {(one["t"], one["error"]["code"]) for one in said} == {("refuse", Busy.code)}
+
+
+def header(job: str, nbytes: int) -> DataHeader:
+    return DataHeader(job, "e", 0, 0, bytes(16), (("uint8", (nbytes,)),), {}, nbytes)
+
+
+def test_frames_of_jobs_that_are_not_open_are_displaced_of_the_origin_that_has_most():
+    """A few headers of sixteen keys filled the room, and the first frames of everybody else's jobs were refused."""
+    kept, size = Early(), early.MAX_LINK_BYTES - 4_096
+    honest = header(job_id("honest"), 2**20)
+    kept.begin("honest", "there", honest)
+    gone = []
+    for number in range(40):
+        sent = header(job_id(str(number)), size)
+        try:
+            gone += kept.displaced(f"key {number}", "here", sent)
+        except Busy:
+            continue
+        kept.begin(f"key {number}", "here", sent)
+    assert not gone
+    later = header(job_id("later"), size)
+    gone = list(kept.displaced("late", "elsewhere", later))
+    kept.begin("late", "elsewhere", later)
+    assert [place for place, _ in gone] == [("key 0", job_id("0"))]
+    assert sum(kept._bytes.values()) <= early.MAX_BYTES
+    assert len(list(kept.take(honest.job))) == len(list(kept.take(later.job))) == 1
+
+
+async def test_who_is_displaced_is_told_so_and_the_first_frames_of_others_come(net, monkeypatch):
+    monkeypatch.setattr(early, "MAX_BYTES", 2**20)
+    provider = await net.node()
+    crowd = [await net.proven(provider) for _ in range(8)]
+    for number, one in enumerate(crowd):
+        one.send(data_frame(job_id(str(number)), "e", 0, size=2**18)[:-1])  # a header costs them nothing
+    await until(lambda: len(provider._early._bytes) >= 3)
+    honest = await net.proven(provider, whence=ELSEWHERE)
+    honest.send(data_frame(JOB, "e", 0, bytes(2**18)))
+    said = await crowd[0].document()
+    assert (said["t"], said["job"], said["error"]["code"]) == ("error", job_id("0"), Busy.code)
+    job = provider.open_job(JOB, {"e": Route(honest.keys.public, (provider.public,))})
+    async with asyncio.timeout(5):
+        assert (await job.get()).seq == 0
+
+
+async def test_a_member_that_talks_does_not_cost_another_its_link(net):
+    """The documents of all were counted together, and who came last paid for it."""
+    provider, talker, quiet = await net.node(), Keys.generate(), Keys.generate()
+    talking, other = await net.proven(provider, talker), await net.proven(provider, quiet)
+    job = provider.open_job(JOB, {"a": Route(talker.public, (provider.public,)), "b": Route(quiet.public, ())})
+    for _ in range(mailbox.MAX_CONTROLS):
+        talking.send(frames.control({"t": "x", "job": JOB}))
+    await until(lambda: len(job._controls) == mailbox.MAX_CONTROLS)
+    other.send(frames.control({"t": "y", "job": JOB}))
+    await until(lambda: len(job._controls) == mailbox.MAX_CONTROLS + 1)
+    assert set(provider.peers) == {talker.public, quiet.public}
+    talking.send(frames.control({"t": "x", "job": JOB}))
+    await until(lambda: set(provider.peers) == {quiet.public})
+
+
+async def test_a_job_opens_though_a_link_ends_over_what_came_too_early(net):
+    """It raised KeyError: the peer of the second frame was gone since the first had been answered."""
+    provider = await net.node()
+    peer = await net.proven(provider)
+    opened = provider.peers[peer.keys.public]
+    for edge in ("x", "y"):
+        peer.send(data_frame(JOB, edge, 0))
+    await until(lambda: len(provider._early._held.get((peer.keys.public, JOB), ())) == 2)
+    peer.writer.transport.pause_reading()
+    while opened._outbox.urgent_bytes < link.MAX_URGENT_BYTES - 100:
+        left = link.MAX_URGENT_BYTES - opened._outbox.urgent_bytes
+        opened.send_control({"t": "x", "y": bytes(min(60_000, max(left - 130, 1)))})
+    routes = {edge: Route(provider.public, (peer.keys.public,)) for edge in ("x", "y")}
+    job = provider.open_job(JOB, routes)
+    assert provider.peers == {}
+    with pytest.raises(LinkLost):
+        job.check()
+
+
+async def test_a_neighbour_says_once_that_its_worker_is_dead(net):
+    """Each time it said so the driver was told: one neighbour had another lose its link for talking too much."""
+    provider = await net.node()
+    peer = await net.proven(provider)
+    lost = []
+    routes = {"e": Route(peer.keys.public, (provider.public,))}
+    job = provider.open_job(JOB, routes, on_lost=lambda who, error: lost.append((who, error.code)))
+    dead = frames.control({"t": "error", "job": JOB, "attempt": 0, "error": WorkerFailed("worker", "killed").as_dict()})
+    for _ in range(50):
+        peer.send(dead + frames.credit(JOB, "e", 0, 0))
+    peer.send(frames.control({"t": "x", "job": JOB}))
+    await until(lambda: job._controls)
+    assert lost == [(peer.keys.public, WorkerFailed.code)]
