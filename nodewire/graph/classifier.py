@@ -19,8 +19,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from nodewire.errors import BadInput, NotFound, OverMemory, Unsupported
+from nodewire.graph.analysis import FREE_WEIGHT_BYTES
 from nodewire.graph.carve import edge_name
-from nodewire.graph.cut import UNBOUNDED, kinds
 from nodewire.graph.decompose import DRIVER, Decomposition, decompose, memory_bytes
 from nodewire.graph.format import Input, Node, Output, Program, Shape, Weight
 from nodewire.graph.verify import verify
@@ -34,6 +34,7 @@ WEIGHTS, RECIPE = "model.safetensors", "recipe.json"
 ROWS, X, SCORES = "rows", "x", "scores"
 MAX_BATCH = 1_024
 _USEFUL_ROWS = 32
+_UNBOUNDED = 2**62
 _ACTIVATIONS = {"relu": "aten.relu.default", "gelu": "aten.gelu.default", "tanh": "aten.tanh.default"}
 
 
@@ -94,12 +95,11 @@ def program_of(family: Family, max_batch: int, slots: int) -> tuple[Program, dic
 
 def _whole(program: Program, target_bytes: int) -> Decomposition | None:
     """All of it as one task, if that fits with a useful number of rows; with any number if there is nothing to cut."""
-    found = kinds(program)
-    is_free = found.free >= {node.name for node in program.nodes}
+    is_free = sum(weight.nbytes for weight in program.weights) <= FREE_WEIGHT_BYTES
     inputs = tuple(replace(one, edge=edge_name(DRIVER, "graph.0")) for one in program.inputs)
     rows = program.volume
     while rows >= (1 if is_free else min(_USEFUL_ROWS, program.volume)):
-        made = verify(replace(program, inputs=inputs, dims={ROWS: rows}, volume=rows), UNBOUNDED)
+        made = verify(replace(program, inputs=inputs, dims={ROWS: rows}, volume=rows), _UNBOUNDED)
         needed = memory_bytes(made, target_bytes)
         if needed <= target_bytes:
             return Decomposition({"graph.0": made}, {}, rows)

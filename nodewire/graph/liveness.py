@@ -116,10 +116,10 @@ class _Tally:
             if any(size > MAX_SIZE for size in tensor.shape):  # and empty, so that it fits
                 raise BadTask(node.name, f"a result larger than {MAX_SIZE} in a dimension")
         self._add(node.name, result)
-        peak = self._now + _workspace_bytes(op, given)
+        peak = self._now + workspace_bytes(op, given)
         self._fits(node.name, peak)
         self.live.append(peak)
-        self.flops += _flops(op, given, tensors)
+        self.flops += flops_of(op, given, tensors)
         for name in freed:
             for key, nbytes in self._storages.pop(name, ()):
                 self._users[key] -= 1
@@ -152,7 +152,7 @@ def _key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def _workspace_bytes(op: Op, given: Mapping[str, Value]) -> int:
+def workspace_bytes(op: Op, given: Mapping[str, Value]) -> int:
     """What a kernel allocates beside its result: attention's float copy of a boolean mask, and its log-sum-exp."""
     if op.name != ATTENTION:
         return 0
@@ -162,7 +162,7 @@ def _workspace_bytes(op: Op, given: Mapping[str, Value]) -> int:
     return sums + (mask.numel() * query.element_size() if mask is not None and mask.dtype == torch.bool else 0)
 
 
-def _flops(op: Op, given: Mapping[str, Value], results: Sequence[torch.Tensor]) -> int:
+def flops_of(op: Op, given: Mapping[str, Value], results: Sequence[torch.Tensor]) -> int:
     size = sum(t.numel() for t in results)
     match op.name.split(".")[1]:
         case "linear":

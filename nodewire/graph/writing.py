@@ -9,7 +9,7 @@ of its own: it is stored and fetched once, however many cite it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -19,7 +19,6 @@ import torch
 
 from nodewire.errors import BadInput
 from nodewire.graph.blob_folder import BlobFolder
-from nodewire.graph.bottlenecks import Bottlenecks
 from nodewire.graph.carve import edge_name
 from nodewire.graph.decompose import DRIVER, Decomposition, memory_bytes
 from nodewire.graph.format import MAX_FILES, NAMES, Input, Output, Program, Weight
@@ -58,8 +57,36 @@ def write_run(
     writer = Writer(done, parts, target_bytes, out)
     edges = writer.edges()
     manifest = Manifest(name=name, mode="run", license=license, tasks=tuple(writer.tasks()), edges=tuple(edges))
-    report = Bottlenecks(done, modules or {}, target_bytes).lines(manifest)
-    return Registration(manifest, writer.blobs.paths, tuple(report))
+    return Registration(manifest, writer.blobs.paths, tuple(report(manifest, done, target_bytes, modules or {})))
+
+
+def report(manifest: Manifest, done: Decomposition, target_bytes: int, modules: Mapping[str, str]) -> Iterator[str]:
+    """What was made and what bounded it, for people; `modules` has the paths of operators' modules in the model."""
+
+    def named(node: str) -> str:
+        return f"{node} ({modules[node]})" if modules.get(node) else node
+
+    dims = {dim: most for made in done.tasks.values() for dim, most in made.program.dims.items()}
+    calls = " x ".join(f"{dim} up to {most}" for dim, most in dims.items()) or "one size"
+    yield f"{manifest.name}: {len(done.tasks)} tasks under {target_bytes} bytes, calls of {calls}, {done.volume} together"
+    found = {bottleneck.task: bottleneck for bottleneck in done.bottlenecks}
+    for name, made in done.tasks.items():
+        line = (
+            f"{name}: {len(made.program.nodes)} operators, {made.weight_bytes} bytes of weights, {made.live_bytes} live"
+        )
+        if limited := found.get(name):
+            line += f", most at {named(limited.node)}"
+            if limited.next_node:
+                line += f"; no room for {named(limited.next_node)}"
+            elif limited.tensors:
+                line += "; ends with its branch"
+        yield line
+    largest = max(done.tasks, key=lambda name: done.tasks[name].peak_bytes)
+    yield f"largest task: {largest}, {memory_bytes(done.tasks[largest], target_bytes)} of {target_bytes} bytes"
+    widest = max(done.bottlenecks, key=lambda bottleneck: bottleneck.crossing_bytes, default=None)
+    if widest is not None and widest.tensors:
+        tensors = ", ".join(named(tensor) for tensor in widest.tensors)
+        yield f"largest boundary: after {widest.task}, {widest.crossing_bytes} bytes a call: {tensors}"
 
 
 class Writer:

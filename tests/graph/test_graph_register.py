@@ -100,7 +100,7 @@ def test_the_report_says_what_bounded_each_cut(made):
     assert "blocks." in text
     assert "largest task: " in text
     assert "largest boundary: " in text
-    assert "cut before " in text
+    assert "no room for " in text
 
 
 class Choosing(nn.Module):
