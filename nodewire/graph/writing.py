@@ -68,7 +68,8 @@ def report(manifest: Manifest, done: Decomposition, target_bytes: int, modules: 
 
     dims = {dim: most for made in done.tasks.values() for dim, most in made.program.dims.items()}
     calls = " x ".join(f"{dim} up to {most}" for dim, most in dims.items()) or "one size"
-    yield f"{manifest.name}: {len(done.tasks)} tasks under {target_bytes} bytes, calls of {calls}, {done.volume} together"
+    count = f"{len(done.tasks)} tasks under {target_bytes} bytes"
+    yield f"{manifest.name}: {count}, calls of {calls}, {done.volume} together"
     found = {bottleneck.task: bottleneck for bottleneck in done.bottlenecks}
     for name, made in done.tasks.items():
         line = (

@@ -100,7 +100,7 @@ def test_the_report_says_what_bounded_each_cut(made):
     assert "blocks." in text
     assert "largest task: " in text
     assert "largest boundary: " in text
-    assert "no room for " in text
+    assert "live, most at " in text
 
 
 class Choosing(nn.Module):
