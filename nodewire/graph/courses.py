@@ -161,7 +161,9 @@ class Calls:
             born.append(0)
             held.append(kind.nbytes)
         nodes = len(plan.steps)
-        tokens += [0] * nodes + [sizes[name] for name in program.dims] + plan.weights
+        tokens += [0] * nodes
+        tokens += [sizes[name] for name in program.dims]
+        tokens += plan.weights
         storages += [()] * (len(tokens) - len(storages))
         workspaces: list[int] = []
         flops: list[int] = []

@@ -5,6 +5,7 @@ The same loop runs on real tensors (here) and on the meta device (`liveness`), s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from nodewire.errors import BadInput, BadTask, OverMemory, TooLarge
-from nodewire.graph.format import DTYPES, MAX_SIZE, Input, Node, Program
+from nodewire.graph.format import DTYPES, MAX_SIZE, SOME, Input, Node, Program, Shape
 from nodewire.graph.whitelist import BITWISE, INDEXING, MAX_INT, MAX_LIST, OPS, SAME_FLOAT, Op, Ref
 
 Value = Any
@@ -146,6 +147,10 @@ def bind(program: Program, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]
         if tensor.dtype != declared.dtype or tensor.dim() != len(declared.shape):
             raise BadInput(declared.name, f"{str(tensor.dtype)[6:]} of rank {tensor.dim()}")
         for size, want in zip(tensor.shape, declared.shape, strict=True):
+            if want == SOME:
+                if size > program.volume:
+                    raise TooLarge(declared.name, f"{size} rows, at most {program.volume}")
+                continue
             if isinstance(want, str):
                 want = dims.setdefault(want, size)
             if size != want:
@@ -153,7 +158,18 @@ def bind(program: Program, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]
     check_dims(program, dims)
     for declared in program.inputs:
         _check_range(declared, inputs[declared.name])
-    return dims
+    return {**dims, SOME: program.volume}
+
+
+def is_shaped(found: Sequence[int], declared: Shape, sizes: Mapping[str, int]) -> bool:
+    """Whether a result has the declared shape; of what data decide, at most a row for each position of the call."""
+    if len(found) != len(declared):
+        return False
+    most = max(sizes.get(SOME, 0), math.prod(size for name, size in sizes.items() if name != SOME))
+    return all(
+        have <= most if want == SOME else have == (sizes[want] if isinstance(want, str) else want)
+        for have, want in zip(found, declared, strict=True)
+    )
 
 
 def check_dims(program: Program, dims: Mapping[str, int]) -> None:

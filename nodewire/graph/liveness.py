@@ -13,7 +13,7 @@ from itertools import permutations
 import torch
 
 from nodewire.errors import BadTask, OverMemory
-from nodewire.graph.format import MAX_RANK, MAX_SIZE, Node, Program
+from nodewire.graph.format import MAX_RANK, MAX_SIZE, SOME, Node, Program
 from nodewire.graph.interpret import Interpreter, Value
 from nodewire.graph.whitelist import Op
 
@@ -56,7 +56,8 @@ def corners(program: Program) -> list[dict[str, int]]:
     """The largest sizes that `dims` and `volume` admit: every order of filling the dims up, rounded up.
 
     A program whose sizes grow with its dims has its peak at one of them: sums of products of dims are convex in the
-    logarithms of the dims, so their maximum over {each <= its most, product <= volume} lies at a vertex.
+    logarithms of the dims, so their maximum over {each <= its most, product <= volume} lies at a vertex. What data
+    decide is at its most there.
     """
     found: list[dict[str, int]] = []
     for order in permutations(program.dims):
@@ -64,6 +65,7 @@ def corners(program: Program) -> list[dict[str, int]]:
         for name in order:
             sizes[name] = min(program.dims[name], left)
             left = max(1, math.ceil(left / sizes[name]))
+        sizes[SOME] = program.volume
         if sizes not in found:
             found.append(sizes)
     return found

@@ -11,6 +11,7 @@ from typing import Any
 
 from nodewire.errors import BadTask, TooLarge
 from nodewire.graph.format import MAX_RANK, MAX_SIZE, NAMES, Program, Weight
+from nodewire.graph.interpret import is_shaped
 from nodewire.graph.liveness import corners, walk, weight_bytes
 
 MAX_HEADER_BYTES = 8 * 2**20
@@ -51,9 +52,9 @@ def verify(program: Program, budget_bytes: int) -> Verified:
         course = walk(program, sizes, budget_bytes)
         for out in program.outputs:
             found = course.types.get(out.value)
-            shape = tuple(sizes[d] if isinstance(d, str) else d for d in out.shape)
-            if found is None or found.dtype != out.dtype or found.shape != shape:
-                raise BadTask(out.value, f"leaves as {found}, declared {NAMES[out.dtype]} {list(shape)}")
+            if found is None or found.dtype != out.dtype or not is_shaped(found.shape, out.shape, sizes):
+                shape = [sizes[d] if isinstance(d, str) else d for d in out.shape]
+                raise BadTask(out.value, f"leaves as {found}, declared {NAMES[out.dtype]} {shape}")
         peak, flops = max(peak, course.peak_bytes), max(flops, course.flops)
         arriving = max(arriving, sum(course.types[i.name].nbytes for i in program.inputs))
     return Verified(program, weight_bytes(program), peak, arriving, flops)
