@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from heapq import heappop, heappush
 from typing import Any
 
 from nodewire.errors import BadFrame, BadInput, TooLarge
@@ -71,7 +72,7 @@ class SplitInference:
 
     async def serve(self, job: Job, mailbox: Mailbox, worker: Worker, desk: Desk) -> None:
         targets = {edge.name: edge.target for edge in job.manifest.edges}
-        inboxes = _Inboxes()
+        inboxes = _Inboxes(in_order_of_calls=job.manifest.mode != "generate")
         closing = _Closing(job, desk)
         opened: list[str] = []
         running: list[asyncio.Task[None]] = []
@@ -125,7 +126,7 @@ class SplitInference:
                 early.append(frame)  # to a task that was taken over, what answers the prompt may come before it
                 continue
             began = True
-            await desk.admit(*_share(frame, job.manifest))
+            frame = await self._admitted(frame, task, job, inboxes, desk)
             outs = await worker.receive(task, job.request, frame)
             for out in outs:
                 desk.produced(task, _chunk(out), out)
@@ -133,6 +134,32 @@ class SplitInference:
                 await closing.before(task, out)
                 await mailbox.put(out)
                 await closing.after(task, out)
+
+    async def _admitted(self, frame: Frame[Array], task: str, job: Job, inboxes: _Inboxes, desk: Desk) -> Frame[Array]:
+        """The frame; or, while it waits, one of an earlier call that has come meanwhile on another edge.
+
+        A task with several inputs may be sent calls on one that wait for the payment of a call which waits for another.
+        """
+        if job.manifest.mode == "generate":
+            await desk.admit(*_share(frame, job.manifest))
+            return frame
+        while True:
+            admitting = asyncio.ensure_future(desk.admit(*_share(frame, job.manifest)))
+            earlier: asyncio.Future[None] | None = None
+            try:
+                await asyncio.sleep(0)
+                if not admitting.done():
+                    earlier = asyncio.ensure_future(inboxes.earlier(task, frame.seq))
+                    await asyncio.wait((admitting, earlier), return_when=asyncio.FIRST_COMPLETED)
+                if admitting.done():
+                    admitting.result()
+                    return frame
+            finally:
+                for waiting in (admitting, earlier):
+                    if waiting is not None:
+                        waiting.cancel()
+            inboxes.put_back(task, frame)
+            frame = await inboxes.get(task)
 
 
 class _Closing:
@@ -192,23 +219,45 @@ async def _distribute(mailbox: Mailbox, targets: Mapping[str, str], inboxes: _In
 
 
 class _Inboxes:
-    """Frames by the task that they wait for, bounded together: the mailbox's windows end where these begin."""
+    """Frames by the task that they wait for, bounded together: the mailbox's windows end where these begin.
 
-    def __init__(self) -> None:
-        self._frames: defaultdict[str, asyncio.Queue[Frame[Array]]] = defaultdict(asyncio.Queue)
+    A generation's are taken as they came, calls by their number.
+    """
+
+    def __init__(self, *, in_order_of_calls: bool) -> None:
+        self._by_call = in_order_of_calls
+        self._frames: defaultdict[str, list[tuple[int, int, Frame[Array]]]] = defaultdict(list)
+        self._arrived: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        self._count = 0
         self._bytes = 0
 
     def put(self, task: str, frame: Frame[Array]) -> None:
         """Raises TooLarge: the neighbours send faster than this node is paid, or computes."""
-        self._bytes += _cost(frame)
-        if self._bytes > MAX_WAITING_BYTES:
+        if self._bytes + _cost(frame) > MAX_WAITING_BYTES:
             raise TooLarge("frames", f"over {MAX_WAITING_BYTES} bytes wait to be computed")
-        self._frames[task].put_nowait(frame)
+        self.put_back(task, frame)
+
+    def put_back(self, task: str, frame: Frame[Array]) -> None:
+        """Have a frame wait on."""
+        self._bytes += _cost(frame)
+        self._count += 1
+        heappush(self._frames[task], (frame.seq if self._by_call else 0, self._count, frame))
+        self._arrived[task].set()
 
     async def get(self, task: str) -> Frame[Array]:
-        frame = await self._frames[task].get()
+        await self._until(task, lambda waiting: bool(waiting))
+        *_, frame = heappop(self._frames[task])
         self._bytes -= _cost(frame)
         return frame
+
+    async def earlier(self, task: str, seq: int) -> None:
+        """Return when a frame of a call before number `seq` is there."""
+        await self._until(task, lambda waiting: bool(waiting) and waiting[0][0] < seq)
+
+    async def _until(self, task: str, holds: Callable[[list[tuple[int, int, Frame[Array]]]], bool]) -> None:
+        while not holds(self._frames[task]):
+            self._arrived[task].clear()
+            await self._arrived[task].wait()
 
 
 def _cost(frame: Frame[Array]) -> int:

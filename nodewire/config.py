@@ -132,6 +132,9 @@ class WireConfig(Section):
     private: bool = False
     """Connect to private addresses that peers and splices' ads name: for a market in this network. If all relays are at
     private ones it is taken for such a market."""
+    congestion: str = Field(default="cubic", pattern=r"^[a-z0-9_-]{0,15}$")
+    """The kernel's congestion control for what this node sends; empty is the kernel's own choice. One that is not
+    there, or not allowed, is passed over."""
     same_host: bool = True
     """Share memory with nodes that this user runs on this machine, in place of TLS."""
 

@@ -18,11 +18,13 @@ from nodewire.cli import (
     daemons,
     doctor,
     family,
+    graph,
     keys,
     models,
     net,
     policy,
     profile,
+    run,
     splice,
     train,
     vocabulary,
@@ -54,7 +56,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for room in (ask, train, family, vocabulary, models, daemons, splice, net, audit, profile, doctor):
+for room in (ask, run, train, family, vocabulary, models, graph, daemons, splice, net, audit, profile, doctor):
     room.add_to(app)
 
 

@@ -2,68 +2,38 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import orjson
 import typer
 import uvloop
 
+from nodewire.cli.buying import (
+    Asked,
+    Budget,
+    Codecs,
+    Config,
+    Model,
+    Report,
+    Verify,
+    Wait,
+    buying,
+    can_write,
+    needs,
+)
 from nodewire.cli.output import CUSTOMERS, Json, console, one_line, print_json
-from nodewire.cli.roles import check_model, load_customer, naming
-from nodewire.config import CustomerConfig, parse_msat
-from nodewire.errors import BadConfig, BadInput, NodewireError
+from nodewire.config import CustomerConfig
+from nodewire.errors import BadConfig, BadInput
 
-if TYPE_CHECKING:
-    from nodewire.cli.shown import Watched
-    from nodewire.plan.codec import EdgeCodec
-    from nodewire.protocol.codec import Codec
-
-Config = Annotated[Path | None, typer.Option("--config", "-c", help="The customer's TOML file.")]
-Model = Annotated[str, typer.Option("--model", "-m", help="Address of the manifest (38840:<author>:<name>).")]
 Local = Annotated[
     Path | None,
     typer.Option(help="Run this Hugging Face model folder here, without any market, and so without its options."),
 ]
-Report = Annotated[Path | None, typer.Option(help="Write what happened and what it cost to this JSON file.")]
-Budget = Annotated[str, typer.Option(help="Most that the job may cost, such as 50sat (default: the configuration's).")]
-
-Codecs = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Narrow what providers send each other, which is lossy: bf16, int8, auto (where it pays), or EDGE=CODEC"
-        " for one edge (may be repeated)."
-    ),
-]
-Verify = Annotated[bool, typer.Option("--verify", help="Have the committee compute a sample of it again.")]
-Wait = Annotated[bool, typer.Option("--wait", help="As --verify; end when it has judged, and make again what failed.")]
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What the options say of a purchase, whatever is bought. `most_msat` None: the configuration's budget."""
-
-    most_msat: int | None
-    edge_codec: EdgeCodec | None
-    by_edge: dict[str, Codec]
-    verify: bool
-    wait: bool
-
-    def of(self, customer: Watched) -> dict[str, Any]:
-        """The arguments that a customer's methods share."""
-        changed: dict[str, Any] = {"codecs": self.by_edge}
-        if self.most_msat is not None:
-            changed["max_total_msat"] = self.most_msat
-        if self.verify:
-            changed["verify"] = "sampled"
-        terms = customer.terms.model_copy(update=changed)
-        return {"terms": terms, "wait": self.wait, "edge_codec": self.edge_codec}
 
 
 def generate(
@@ -85,7 +55,7 @@ def generate(
     json: Json = False,
 ) -> None:
     """Continue a text on strangers' machines, streaming."""
-    _can_write(report)
+    can_write(report)
     if local is not None:
         _only_here(config=config, model=model, budget=budget, edge_codec=edge_codec, verify=verify, wait=wait)
     text = sys.stdin.read() if prompt == "-" else prompt
@@ -97,12 +67,11 @@ def generate(
     if local is not None:
         done = _generate_here(local, text, params, threads=threads, stream=not json)
     else:
-        config, customer = _needs(config, model)
-        verify = verify or wait
-        asked = Asked(_budget(budget), *_codecs(edge_codec), verify=verify, wait=wait)
+        config, customer = needs(config, model)
+        asked = Asked.said(budget, edge_codec, verify=verify, wait=wait)
         done = uvloop.run(_generate(customer, model, text, params, asked, show=not json))
         if not json:
-            _show_bill(done, config, streamed=True, sampled=verify)
+            _show_bill(done, config, streamed=True, sampled=asked.verify)
     if report is not None:
         report.write_bytes(orjson.dumps(done, option=orjson.OPT_INDENT_2))
     if json:
@@ -122,7 +91,7 @@ def embed(
     json: Json = False,
 ) -> None:
     """Turn sentences into vectors on strangers' machines."""
-    _can_write(report)
+    can_write(report)
     if local is not None:
         _only_here(config=config, model=model, budget=budget, edge_codec=edge_codec, verify=verify, wait=wait)
     lines = [line for line in sys.stdin.read().splitlines() if line.strip()] if texts == ["-"] else texts
@@ -131,9 +100,8 @@ def embed(
     if local is not None:
         done = _embed_here(local, lines)
     else:
-        config, customer = _needs(config, model)
-        verify = verify or wait
-        asked = Asked(_budget(budget), *_codecs(edge_codec), verify=verify, wait=wait)
+        config, customer = needs(config, model)
+        asked = Asked.said(budget, edge_codec, verify=verify, wait=wait)
         done = uvloop.run(_embed(customer, model, lines, asked, show=not json))
     vectors = done["vectors"]
     if report is not None:
@@ -146,42 +114,12 @@ def embed(
             f"[bold]{one_line(line[:60])}[/]  {', '.join(f'{x:+.4f}' for x in vector[:6])} … {len(vector)} numbers"
         )
     if config is not None and local is None:
-        _show_bill(done, config, streamed=False, sampled=verify)
-
-
-def run(
-    rows: Annotated[Path, typer.Argument(help="A safetensors file with x: rows of numbers.")],
-    config: Annotated[Path, typer.Option("--config", "-c", help="The customer's TOML file.")],
-    model: Model,
-    budget: Budget = "",
-    edge_codec: Codecs = None,
-    verify: Verify = False,
-    wait: Wait = False,
-    report: Report = None,
-    json: Json = False,
-) -> None:
-    """Have a classifier score rows of numbers on strangers' machines."""
-    _can_write(report)
-    config, customer = _needs(config, model)
-    verify, x = verify or wait, _rows(rows)
-    asked = Asked(_budget(budget), *_codecs(edge_codec), verify=verify, wait=wait)
-    done = uvloop.run(_run(customer, model, x, asked, show=not json))
-    if report is not None:
-        report.write_bytes(orjson.dumps(done, option=orjson.OPT_INDENT_2))
-    if json:
-        print_json(done)
-        return
-    for number, scores in enumerate(done["scores"]):
-        best = max(range(len(scores)), key=scores.__getitem__)
-        shown = ", ".join(f"{score:+.3f}" for score in scores[:10])
-        console.print(f"[bold]{number}[/]  class {best}  [dim]{shown}{' …' if len(scores) > 10 else ''}[/]")
-    _show_bill(done, config, streamed=False, sampled=verify)
+        _show_bill(done, config, streamed=False, sampled=asked.verify)
 
 
 def add_to(app: typer.Typer) -> None:
     app.command(rich_help_panel=CUSTOMERS)(generate)
     app.command(rich_help_panel=CUSTOMERS)(embed)
-    app.command(rich_help_panel=CUSTOMERS)(run)
 
 
 async def _generate(
@@ -195,7 +133,7 @@ async def _generate(
 ) -> dict[str, Any]:
     from nodewire.cli.shown import GrowingText
 
-    async with _buying(config, show=show) as customer:
+    async with buying(config, show=show) as customer:
         text = GrowingText(prompt)
         try:
             async with aclosing(customer.generate(model, prompt, **asked.of(customer), **params)) as pieces:
@@ -208,76 +146,9 @@ async def _generate(
 
 
 async def _embed(config: CustomerConfig, model: str, texts: list[str], asked: Asked, *, show: bool) -> dict[str, Any]:
-    async with _buying(config, show=show) as customer:
+    async with buying(config, show=show) as customer:
         vectors = await customer.embed(model, texts, **asked.of(customer))
         return {**customer.last, "names": customer.names, "vectors": vectors.tolist()}
-
-
-async def _run(config: CustomerConfig, model: str, rows: Any, asked: Asked, *, show: bool) -> dict[str, Any]:
-    async with _buying(config, show=show) as customer:
-        scores = await customer.run(model, rows, **asked.of(customer))
-        return {**customer.last, "names": customer.names, "scores": scores.tolist()}
-
-
-def _rows(path: Path) -> Any:
-    """The x of a safetensors file, a numpy array. Raises BadConfig, BadInput."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    try:
-        found = load_file(path)
-    except OSError as error:
-        raise BadConfig(str(path), f"cannot be read: {error.strerror or error}") from error
-    except SafetensorError as error:
-        raise BadInput(str(path), "not a safetensors file") from error
-    if "x" not in found:
-        raise BadInput(str(path), f"no tensor x in it, but {', '.join(sorted(found))[:80] or 'none'}")
-    return found["x"]
-
-
-@asynccontextmanager
-async def _buying(config: CustomerConfig, *, show: bool) -> AsyncIterator[Watched]:
-    """A customer; whoever interrupts it, or meets an error, is told what it came to until then."""
-    from nodewire.cli.shown import Watched, show_so_far
-
-    with naming(config.relays):
-        async with Watched(config, show=show) as customer:
-            try:
-                yield customer
-            except asyncio.CancelledError:
-                paid = await customer.so_far()
-                if show:
-                    show_so_far("stopped", paid)
-                else:
-                    print_json({"stopped": True, **paid})
-                raise
-            except NodewireError:
-                if show and (paid := await customer.so_far())["spent_msat"]:
-                    show_so_far("broken off", paid)
-                raise
-
-
-def _budget(text: str) -> int | None:
-    """In msat; None where the configuration's counts. Raises BadInput."""
-    return parse_msat(text) if text else None
-
-
-def _codecs(asked: list[str] | None) -> tuple[Any, dict[str, Any]]:
-    """What --edge-codec says of the whole job (None: nothing), and of single edges. Raises BadInput."""
-    from nodewire.protocol.codec import CODECS
-
-    whole: str | None = None
-    by_edge: dict[str, str] = {}
-    for text in asked or ():
-        edge, named, codec = text.rpartition("=")
-        if codec not in ((*CODECS, "auto") if not named else CODECS if edge else ()):
-            known = ", ".join(CODECS)
-            raise BadInput("--edge-codec", f"{text[:80]!r} is neither {known} nor auto, nor EDGE= and one of {known}")
-        if named:
-            by_edge[edge] = codec
-        else:
-            whole = codec
-    return whole, by_edge
 
 
 def _generate_here(folder: Path, prompt: str, params: dict[str, Any], *, threads: int, stream: bool) -> dict[str, Any]:
@@ -326,22 +197,7 @@ def _only_here(**market: object) -> None:
         raise BadInput(asked[0], f"--local runs the model here, without any market: leave out {' and '.join(asked)}")
 
 
-def _can_write(report: Path | None) -> None:
-    """Known before anything is paid."""
-    if report is not None and not report.resolve().parent.is_dir():
-        raise BadInput("--report", f"the folder {report.parent} does not exist")
-
-
 def _show_bill(done: Mapping[str, Any], config: Path, *, streamed: bool, sampled: bool) -> None:
     from nodewire.cli.shown import show_bill
 
     show_bill(done, config, streamed=streamed, sampled=sampled)
-
-
-def _needs(config: Path | None, model: str) -> tuple[Path, CustomerConfig]:
-    if config is None:
-        raise BadInput("--config", "the customer's TOML file is needed (or --local FOLDER)")
-    if not model:
-        raise BadInput("--model", "the manifest's address is needed; `nodewire models --config FILE` lists them")
-    check_model(model)
-    return config, load_customer(config)

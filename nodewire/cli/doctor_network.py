@@ -23,7 +23,7 @@ Check = tuple[str, Callable[[], Awaitable[str]]]
 CLOCK_S = 2.0
 """A committee's usual skew. An HTTP date is of whole seconds: one is added."""
 LOSSY_PPM = 2_000
-"""From here on loss costs a link more than BBR's pacing does (docs/measurements.md)."""
+"""From here on loss costs a link more than BBR's pacing does."""
 _SHARED = ipaddress.ip_network("100.64.0.0/10")
 """RFC 6598: between a carrier's NAT and its customers."""
 _ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
@@ -167,8 +167,9 @@ async def _links(state: Path) -> str:
     said = f"{len(edges)}, {len(open_)} of them open"
     if edges and 2 * len(lossy) > len(edges):
         said += (
-            f"; {len(lossy)} lose more than {LOSSY_PPM / 1e4:.1f} %: if that is your line (wifi?), `sysctl"
-            " net.ipv4.tcp_congestion_control=bbr` at those who send to you, or a cable, helps"
+            f"; {len(lossy)} lose more than {LOSSY_PPM / 1e4:.1f} % of what is sent: if that is your line (wifi?),"
+            ' a cable helps, or [wire] congestion = "bbr", which the kernel must have and allow (`modprobe tcp_bbr`,'
+            " `sysctl net.ipv4.tcp_allowed_congestion_control`)"
         )
     return said
 

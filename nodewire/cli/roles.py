@@ -78,11 +78,11 @@ async def enter_market(stack: AsyncExitStack, role: AnyRole) -> tuple[Keys, Pool
     return keys, pool, Market(pool, blobs, committee)
 
 
-def check_model(address: str) -> None:
+def check_model(address: str, where: str = "--model") -> None:
     """Raises BadInput for what is no address but, say, a model's bare name."""
     if not _COORDINATE.match(address):
         raise BadInput(
-            "--model",
+            where,
             f"{address[:80]!r} is no address (38840:<author>:<name>); `nodewire models --config FILE` lists them",
         )
 

@@ -4,12 +4,13 @@ async with nodewire.Customer.open("customer.toml") as customer:
     async for piece in customer.generate(model, "def main():"):
         print(piece.text, end="")
     vectors = await customer.embed(model, ["a sentence", "another"])
+    outputs = await customer.run(model, {"pixels": pixels, "ids": ids})
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import Any, Self
@@ -18,11 +19,14 @@ import numpy as np
 
 from nodewire.config import CustomerConfig
 from nodewire.customer.again import MAX_AGAIN
+from nodewire.customer.arrays import array_of, like
+from nodewire.customer.batching import Batching, Programs
 from nodewire.customer.bought import MAX_REPAIRS, Bought, judgement
+from nodewire.customer.called import Called
 from nodewire.customer.embedding import Embedding
+from nodewire.customer.evaluation import Evaluation, jobs
 from nodewire.customer.generation import Generation, Piece
 from nodewire.customer.purchase import Purchase
-from nodewire.customer.scoring import Scoring
 from nodewire.customer.session import Session
 from nodewire.customer.starting import start
 from nodewire.customer.summary import summary, together
@@ -31,6 +35,7 @@ from nodewire.kind import JobKind, installed
 from nodewire.plan.codec import EdgeCodec
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import Terms
+from nodewire.protocol.signature import Signature
 
 MAX_PROMPT_BYTES = 1_000_000
 
@@ -146,49 +151,72 @@ class Customer:
             self._kind(manifest),
             model,
             manifest,
-            texts,
             terms or self.terms,
             self.purchases.append,
             edge_codec,
+            texts,
         )
-        return await self._called(made, wait=wait)
+        await made.buy()
+        await self._finish([made], wait=wait)
+        return made.vectors()
 
     async def run(
         self,
         model: str,
-        rows: np.ndarray,
+        inputs: Mapping[str, Any] | Sequence[Mapping[str, Any]],
         *,
         terms: Terms | None = None,
         wait: bool = False,
         edge_codec: EdgeCodec | None = None,
-    ) -> np.ndarray:
-        """What a classifier or regressor makes of rows, float32 [n, inputs]: scores, float32 [n, classes].
+    ) -> Any:
+        """What a model of mode `run` makes of named tensors: its outputs by name; of several calls a list of them.
 
-        `wait` as `embed` has it; `edge_codec`, and what it raises, as `generate`.
+        Tensors are numpy's arrays, torch's, or `Array`s, and outputs come as the inputs were given (numpy has bfloat16
+        as float32). Nothing is converted, and floats may be anything, infinite or not a number too. A call that is
+        larger than the model takes at once is made in parts, if its rows are known to be independent. `wait` as `embed`
+        has it, of each job that the calls are bought in; `edge_codec` as `generate`.
+
+        Raises:
+            BadInput, TooLarge: a name, dtype, shape or integer is not what the model takes; nothing was bought.
+            NoQuorum, NoProvider, OverBudget, TimedOut, LinkLost ...: as `generate`.
         """
         manifest = await self._manifest(model, "run")
-        made = Scoring(
-            self.session,
-            self._kind(manifest),
-            model,
-            manifest,
-            rows,
-            terms or self.terms,
-            self.purchases.append,
-            edge_codec,
-        )
-        return await self._called(made, wait=wait)
+        one = isinstance(inputs, Mapping)
+        given = [inputs] if isinstance(inputs, Mapping) else list(inputs)
+        if not given:
+            raise BadInput("inputs", "no call")
+        signature = Signature.of(manifest)
+        batching = Batching(manifest, signature, Programs(self.session.market, manifest))
+        parts = [await batching.parts(signature.arrays(call, array_of)) for call in given]
+        portions = jobs(signature, [call for part in parts for call in part.calls])
+        kind, terms, made = self._kind(manifest), terms or self.terms, list[Evaluation]()
+        for calls in portions:
+            made.append(
+                Evaluation(
+                    self.session, kind, model, manifest, terms, self.purchases.append, edge_codec, signature, calls
+                )
+            )
+            await made[-1].buy()
+            terms = made[-1].left()
+        await self._finish(made, wait=wait)
+        came = iter([outputs for portion in made for outputs in portion.outputs])
+        outputs = [part.whole([next(came) for _ in part.calls]) for part in parts]
+        found = [like(call, whole) for call, whole in zip(given, outputs, strict=True)]
+        return found[0] if one else found
 
-    async def _called(self, made: Embedding, *, wait: bool) -> np.ndarray:
-        await made.buy()
-        if wait:
-            await made.verify()
+    async def _finish(self, made: Sequence[Called], *, wait: bool) -> None:
+        """Have it verified, if that is waited for, and say what was bought."""
+        terms = made[-1].left()
+        for one in made if wait else ():
+            one.terms = terms  # what is made again costs what is left of the budget for all
+            await one.verify()
+            terms = one.left()
+        jobs = [bought for one in made for bought in one.jobs]
         self.last = {
-            **together([self._finished(bought.purchase) for bought in made.jobs]),
-            "repaired": made.repaired,
-            **await self._judgement(made.jobs),
+            **together([self._finished(bought.purchase) for bought in jobs]),
+            "repaired": sum(one.repaired for one in made),
+            **await self._judgement(jobs),
         }
-        return made.vectors()
 
     async def _judgement(self, jobs: Sequence[Bought]) -> dict[str, Any]:
         """What the committee made of the jobs, what came back, and what was paid and got for earlier ones meanwhile."""

@@ -161,6 +161,7 @@ class Purchase:
             NodewireError: a provider reported the error.
         """
         open_edges = {edge.name for edge in self.manifest.edges if edge.target == CUSTOMER}
+        whole = _Whole(1 if self.manifest.mode == "generate" else len(open_edges))
         deadline_s = self.plan.first_result_ms / 1000
         # A neighbour that falls silent is noticed, and replaced, in this time: then it is not too late.
         grace_s = SILENCE_S if self.manifest.mode == "generate" else 0.0
@@ -171,13 +172,16 @@ class Purchase:
                 await self._redraw(refusal)
                 continue
             self.timing.output()
-            deadline_s = self.plan.next_result_ms / 1000 + grace_s
+            if self.manifest.mode != "run":  # of which every call begins anew, with what the customer sends
+                deadline_s = self.plan.next_result_ms / 1000 + grace_s
             self._accept(frame)
             chunk = chunk_of(self.manifest, frame.seq)
             if frame.meta.get("chunk", 0) != chunk:  # what has come may be paid: it is counted here
                 raise BadFrame("chunk", f"{frame.meta.get('chunk')!r} on frame {frame.seq}, which is of chunk {chunk}")
             self._last_chunk = max(self._last_chunk, chunk)
-            await self.payments.delivered(chunk)
+            if whole.with_one_of(chunk):
+                await self.payments.delivered(chunk)
+                self.running.delivered(chunk)
             if frame.meta.get("end") is True:
                 open_edges.discard(frame.edge)
                 self._done = not open_edges
@@ -246,6 +250,21 @@ class Purchase:
     async def _end(self) -> None:
         if self._running is not None:
             await self._running.end()
+
+
+class _Whole:
+    """Which chunks have come on every one of `edges` edges: only then a chunk is worth its money."""
+
+    def __init__(self, edges: int) -> None:
+        self._edges = edges
+        self._came: dict[int, int] = {}
+
+    def with_one_of(self, chunk: int) -> bool:
+        """Whether a chunk is whole now that one more output of it has come."""
+        came = self._came.pop(chunk, 0) + 1
+        if came < self._edges:
+            self._came[chunk] = came
+        return came >= self._edges
 
 
 def _without_share(terms: Terms, share_ppm: int) -> Terms:

@@ -10,7 +10,7 @@ from nodewire.customer import controls
 from nodewire.customer.answers import Answers
 from nodewire.customer.background import Background
 from nodewire.customer.claims import Claims
-from nodewire.customer.payments import JobPayments, most_units
+from nodewire.customer.payments import AHEAD, JobPayments, most_units
 from nodewire.customer.planning import Draw
 from nodewire.customer.session import LocalMailbox, Session, signing_of
 from nodewire.customer.shares import Shares
@@ -19,6 +19,7 @@ from nodewire.customer.timing import Handed, Timing
 from nodewire.errors import LinkLost, NotAllowed, TimedOut
 from nodewire.kind import JobKind, Params
 from nodewire.nostr.event import Event
+from nodewire.protocol.chunk import chunk_of
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import LOCAL
@@ -102,6 +103,9 @@ class Running:
         """What pays the verification shares as chunks come."""
         self._lost_s = 0.0
         self._asked_after: set[str] = set()
+        self._delivered = -1
+        self._moved = asyncio.Event()
+        """Set with every chunk that is delivered."""
         self._deadline: asyncio.Timeout | None = None
         """Of the output that is waited for now, if one is."""
         self._patient_until = 0.0
@@ -125,8 +129,11 @@ class Running:
         await self.publish(self.request)
         for provider in self.plan.members():
             spawn(self._tickets.send(self.request.id, provider, self.answers.heard, session.pool))
-        for frame in self._inputs:
-            await self._mailbox.put(frame)
+        if self._manifest.mode == "run":
+            spawn(self._send())
+        else:
+            for frame in self._inputs:
+                await self._mailbox.put(frame)
         if self._local is not None:
             spawn(
                 session.serve_locally(
@@ -164,6 +171,24 @@ class Running:
             raise next(iter(self._claims.unpaid.values()), late) from error
         finally:
             self._deadline = None
+
+    def delivered(self, chunk: int) -> None:
+        """All outputs of the chunk have come."""
+        self._delivered = max(self._delivered, chunk)
+        self._moved.set()
+
+    async def _send(self) -> None:
+        """Send the inputs of every call, of later ones as those before them come back. Raises as `JobMailbox.put`.
+
+        Nobody works further ahead of its payment, so nothing is later for it; and no task has more to keep for a
+        neighbour that is slower than the room which every task has. No output is late while its inputs are on the way.
+        """
+        for frame in self._inputs:
+            while chunk_of(self._manifest, frame.seq) > self._delivered + AHEAD:
+                self._moved.clear()
+                await self._moved.wait()
+            await self._mailbox.put(frame)
+            self._give_time()
 
     def here(self) -> set[str]:
         """The providers that work on the job now."""

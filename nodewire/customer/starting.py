@@ -51,7 +51,7 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
     node = Node(
         keys,
         beside=SameHost(keys) if config.wire.same_host else None,
-        transport=TcpTls(allow_private=private),
+        transport=TcpTls(config.wire.congestion or None, allow_private=private),
     )
     node.ladder = Reach(node, keys, pool, allow_private=config.wire.private)
     stack.push_async_callback(node.close)

@@ -152,7 +152,9 @@ async def _open_inference(
         judges=judges,
         expect=market.lists,
         beside=beside,
-        transport=TcpTls(allow_private=config.wire.private or await are_private(config.relays)),
+        transport=TcpTls(
+            config.wire.congestion or None, allow_private=config.wire.private or await are_private(config.relays)
+        ),
     )
     stack.push_async_callback(node.close)
     await stack.enter_async_context(health_log.kept(node.survey, config.state))

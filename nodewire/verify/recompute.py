@@ -235,13 +235,13 @@ async def _ticket(of: _Case, node: Node) -> Ticket:
 async def _inputs(of: _Case, ticket: Ticket, node: Node) -> list[Frame[Array]]:
     """Every frame that the task was given up to the sampled chunk, in an order that it can be given again.
 
-    Calls have no state: of what other tasks put out it is the sampled chunk alone (a driver's one frame of the
-    customer's may be cut into many).
+    Calls have no state: it is the sampled chunk alone (but a driver's one frame of the customer's may be cut into
+    many).
     """
     found: list[tuple[int, int, Frame[Array]]] = []
     left = MAX_BYTES
     for edge in of.manifest.inputs(of.sample.task):
-        alone = edge.source != CUSTOMER and of.manifest.mode != "generate"
+        alone = of.manifest.mode == "run" or (edge.source != CUSTOMER and of.manifest.mode != "generate")
         for chunk in range(of.sample.chunk if alone else 0, of.sample.chunk + 1):
             if edge.source == CUSTOMER:
                 frames = await _asked(of, of.sample.provider, partial(_customers, of, edge, chunk, ticket, node, left))

@@ -235,6 +235,7 @@ class Node:
         """
         link = self._new_link(peer, self._identity())
         link.rung = rung
+        self._prepare(connection)
         try:
             async with asyncio.timeout(self._patience.handshake_s):
                 await secured(connection, self._identity().client, link, is_server=False)
@@ -250,6 +251,7 @@ class Node:
 
     async def serve(self, peer: str, connection: socket.socket, rung: Rung) -> Link:
         """As `secure`, as the end that is dialled. The link is among `peers` when this returns."""
+        self._prepare(connection)
         link = await self._proven(transport.TcpArrival(connection, ""))
         if link.peer != peer:
             error = BadPeer("npub", f"{link.peer} comes, {peer} was expected")
@@ -258,6 +260,10 @@ class Node:
         link.rung = rung
         await self._settle(link)
         return link
+
+    def _prepare(self, connection: socket.socket) -> None:
+        if isinstance(self._transport, TcpTls):
+            self._transport.prepare(connection)
 
     async def meet(self, peer: str, way: Way) -> None:
         """Link to `peer`, who has asked for it, as the end that dials; not if there is a link that lives."""

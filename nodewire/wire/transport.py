@@ -122,7 +122,7 @@ class TcpTls:
             connection = socket.socket(family, kind, protocol)
             try:
                 connection.setblocking(False)
-                self._choose(connection)
+                self.prepare(connection)
                 async with asyncio.timeout(_EACH_S if left else None):
                     await asyncio.get_running_loop().sock_connect(connection, where)
             except OSError as error:  # TimeoutError, too
@@ -135,13 +135,14 @@ class TcpTls:
                 return connection
         raise failed
 
-    def _choose(self, connection: socket.socket) -> None:
+    def prepare(self, connection: socket.socket) -> None:
+        """What a socket needs before it is connected, or before much has gone over it if it was made elsewhere."""
         if self._congestion is not None:
             choose_congestion(connection, self._congestion)
 
     async def listen(self, host: str, port: int, arrived: Callable[[Arrival], None]) -> Listener:
         listening = await listening_at(host, port, backlog=_BACKLOG)
-        self._choose(listening)  # what it accepts inherits it
+        self.prepare(listening)  # what it accepts inherits it
         return _TcpListener(listening, arrived)
 
 

@@ -69,12 +69,12 @@ def test_a_run_without_any_market_is_not_verified_silently(tmp_path, command, op
 
 @pytest.mark.parametrize("said", ["int4", "hidden.0=auto", "hidden.0=", "=bf16", ""])
 def test_a_codec_that_nobody_knows_is_refused_before_anything_is_bought(said):
-    from nodewire.cli.ask import _codecs
+    from nodewire.cli.buying import codecs
 
     with pytest.raises(BadInput, match=r"^--edge-codec"):
-        _codecs([said])
-    assert _codecs(None) == (None, {})
-    assert _codecs(["auto", "hidden.0=bf16"]) == ("auto", {"hidden.0": "bf16"})
+        codecs([said])
+    assert codecs(None) == (None, {})
+    assert codecs(["auto", "hidden.0=bf16"]) == ("auto", {"hidden.0": "bf16"})
 
 
 def test_a_report_that_cannot_be_written_is_refused_before_anything_is_bought(tmp_path):

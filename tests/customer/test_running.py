@@ -99,3 +99,22 @@ async def test_a_request_that_no_relay_takes_leaves_nothing_either(running):
     one = running(Pool(refuses=True))
     with pytest.raises(RelayRefused):
         await one.start()
+
+
+async def test_later_calls_are_sent_when_those_before_them_have_come_back(running):
+    one, sent = running(Pool()), []
+
+    async def put(frame):
+        sent.append((frame.edge, frame.seq))
+
+    one._mailbox, real = SimpleNamespace(put=put), one._mailbox
+    one._manifest = one._manifest.model_copy(update={"mode": "run"})
+    one._inputs = [Frame(edge, seq, (), {"chunk": seq}) for seq in range(5) for edge in ("a", "b")]
+    sending = asyncio.create_task(one._send())
+    for delivered, most in ((-1, 1), (0, 2), (2, 4)):
+        one.delivered(delivered)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert sent == [(edge, seq) for seq in range(most + 1) for edge in ("a", "b")]
+    await sending
+    one._mailbox = real

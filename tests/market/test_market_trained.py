@@ -116,11 +116,12 @@ def test_a_trained_model_is_registered_served_and_bought_with_the_scores_of_trai
     asyncio.run(market.until(serves))
     rows = dataset()["x"][:7]
     (tmp_path / "rows.safetensors").write_bytes(state.pack({"x": rows}))
-    asked = ["run", str(tmp_path / "rows.safetensors"), "--model", registered["address"], "--config", str(config)]
+    asked = ["run", registered["address"], "--input", str(tmp_path / "rows.safetensors"), "--config", str(config)]
     bought = market.command(*asked)
     theta = state.unpack((out / "weights.safetensors").read_bytes(), state.types(Recipe.from_toml(TOML).shapes()))
     wanted = build(Recipe.from_toml(TOML), theta).outputs((rows,)).detach().numpy()
-    np.testing.assert_array_equal(np.array(bought["scores"], np.float32), wanted)
+    np.testing.assert_array_equal(np.array(bought["outputs"]["scores"]["values"], np.float32), wanted)
+    assert bought["verified"] == "none"
     assert bought["paid_msat"] == {tom: 1_009}
     # Its file names no speed: what is claimed was measured, and is measured better by the operator's own command.
     assert "graph.0 of" in market.log("tom") and "us a position" in market.log("tom")
@@ -128,6 +129,6 @@ def test_a_trained_model_is_registered_served_and_bought_with_the_scores_of_trai
     assert profiled["speeds"][registered["digest"]]["graph.0"] >= 1
     assert [cap["ran"] for cap in profiled["tasks"][0]["caps"]] == [False, True]
     refused = market.run(
-        "run", str(out / "weights.safetensors"), "--model", registered["address"], "--config", str(config)
+        "run", registered["address"], "--input", str(out / "weights.safetensors"), "--config", str(config)
     )
-    assert "no tensor x in it" in json.loads(refused.stdout)["error"]["reason"]
+    assert "no input of the model, which takes x" in json.loads(refused.stdout)["error"]["reason"]

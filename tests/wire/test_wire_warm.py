@@ -1,12 +1,13 @@
 """Links whose congestion windows are open when a job's first frame comes."""
 
 import asyncio
+import socket
 
 from wire_net import job_id, until
 
 from nodewire.wire import Patience, Route
 from nodewire.wire.link import WARM_UP_BYTES
-from nodewire.wire.transport import TcpTls
+from nodewire.wire.transport import TcpTls, choose_congestion
 
 PATIENCE = Patience(heartbeat_s=0.05)
 
@@ -31,6 +32,26 @@ async def test_congestion_control_is_chosen_before_a_connection_is_opened(net):
     a, b = await net.node(transport=TcpTls("reno")), await net.node(transport=TcpTls("reno"))
     link = await net.link(a, b)
     assert link.congestion == b.peers[a.public].congestion == "reno"
+
+
+async def test_it_is_chosen_for_connections_that_were_made_elsewhere(net):
+    """Holes and splices had CUBIC, whatever the operator wished."""
+    a, b = await net.node(transport=TcpTls("reno")), await net.node(transport=TcpTls("reno"))
+    near, far = await connected()
+    links = await asyncio.gather(a.secure(b.public, near, "punch"), b.serve(a.public, far, "punch"))
+    assert [link.congestion for link in links] == ["reno", "reno"]
+
+
+async def connected():
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        near = socket.socket()
+        near.setblocking(False)
+        choose_congestion(near)
+        await loop.sock_connect(near, listening.getsockname())
+        far, _ = listening.accept()
+    far.setblocking(False)
+    return near, far
 
 
 async def test_one_that_the_kernel_lacks_is_no_hindrance(net):

@@ -1,0 +1,119 @@
+"""What the commands that buy share: their options, the customer that they buy with, what it came to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+import typer
+
+from nodewire.cli.output import print_json
+from nodewire.cli.roles import check_model, load_customer, naming
+from nodewire.config import CustomerConfig, parse_msat
+from nodewire.errors import BadInput, NodewireError
+
+if TYPE_CHECKING:
+    from nodewire.cli.shown import Watched
+    from nodewire.plan.codec import EdgeCodec
+    from nodewire.protocol.codec import Codec
+
+Config = Annotated[Path | None, typer.Option("--config", "-c", help="The customer's TOML file.")]
+Model = Annotated[str, typer.Option("--model", "-m", help="Address of the manifest (38840:<author>:<name>).")]
+Report = Annotated[Path | None, typer.Option(help="Write what happened and what it cost to this JSON file.")]
+Budget = Annotated[str, typer.Option(help="Most that the job may cost, such as 50sat (default: the configuration's).")]
+
+Codecs = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Narrow what providers send each other, which is lossy: bf16, int8, auto (where it pays), or EDGE=CODEC"
+        " for one edge (may be repeated)."
+    ),
+]
+Verify = Annotated[bool, typer.Option("--verify", help="Have the committee compute a sample of it again.")]
+Wait = Annotated[bool, typer.Option("--wait", help="As --verify; end when it has judged, and make again what failed.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the options say of a purchase, whatever is bought. `most_msat` None: the configuration's budget."""
+
+    most_msat: int | None
+    edge_codec: EdgeCodec | None
+    by_edge: dict[str, Codec]
+    verify: bool
+    wait: bool
+
+    @classmethod
+    def said(cls, budget: str, edge_codec: list[str] | None, *, verify: bool, wait: bool) -> Self:
+        """By the options' texts. Raises BadInput."""
+        most_msat = parse_msat(budget) if budget else None
+        return cls(most_msat, *codecs(edge_codec), verify=verify or wait, wait=wait)
+
+    def of(self, customer: Watched) -> dict[str, Any]:
+        """The arguments that a customer's methods share."""
+        changed: dict[str, Any] = {"codecs": self.by_edge}
+        if self.most_msat is not None:
+            changed["max_total_msat"] = self.most_msat
+        if self.verify:
+            changed["verify"] = "sampled"
+        terms = customer.terms.model_copy(update=changed)
+        return {"terms": terms, "wait": self.wait, "edge_codec": self.edge_codec}
+
+
+@asynccontextmanager
+async def buying(config: CustomerConfig, *, show: bool) -> AsyncIterator[Watched]:
+    """A customer; whoever interrupts it, or meets an error, is told what it came to until then."""
+    from nodewire.cli.shown import Watched, show_so_far
+
+    with naming(config.relays):
+        async with Watched(config, show=show) as customer:
+            try:
+                yield customer
+            except asyncio.CancelledError:
+                paid = await customer.so_far()
+                if show:
+                    show_so_far("stopped", paid)
+                else:
+                    print_json({"stopped": True, **paid})
+                raise
+            except NodewireError:
+                if show and (paid := await customer.so_far())["spent_msat"]:
+                    show_so_far("broken off", paid)
+                raise
+
+
+def codecs(asked: list[str] | None) -> tuple[Any, dict[str, Any]]:
+    """What --edge-codec says of the whole job (None: nothing), and of single edges. Raises BadInput."""
+    from nodewire.protocol.codec import CODECS
+
+    whole: str | None = None
+    by_edge: dict[str, str] = {}
+    for text in asked or ():
+        edge, named, codec = text.rpartition("=")
+        if codec not in ((*CODECS, "auto") if not named else CODECS if edge else ()):
+            known = ", ".join(CODECS)
+            raise BadInput("--edge-codec", f"{text[:80]!r} is neither {known} nor auto, nor EDGE= and one of {known}")
+        if named:
+            by_edge[edge] = codec
+        else:
+            whole = codec
+    return whole, by_edge
+
+
+def can_write(file: Path | None, option: str = "--report") -> None:
+    """Known before anything is paid. Raises BadInput."""
+    if file is not None and not file.resolve().parent.is_dir():
+        raise BadInput(option, f"the folder {file.parent} does not exist")
+
+
+def needs(config: Path | None, model: str) -> tuple[Path, CustomerConfig]:
+    if config is None:
+        raise BadInput("--config", "the customer's TOML file is needed (or --local FOLDER)")
+    if not model:
+        raise BadInput("--model", "the manifest's address is needed; `nodewire models --config FILE` lists them")
+    check_model(model)
+    return config, load_customer(config)

@@ -1,0 +1,208 @@
+"""`nodewire graph`: a manifest as a picture, with who computes what in a job, or who serves what on the market."""
+
+from __future__ import annotations
+
+import asyncio
+import json as jsonlib
+import re
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nodewire.cli.buying import can_write
+from nodewire.cli.output import DEVELOPERS, Json, console, one_line, print_json
+from nodewire.cli.roles import check_model, enter_market, naming
+from nodewire.config import AnyRole, load_role
+from nodewire.errors import BadConfig, BadInput, NodewireError, NotFound
+from nodewire.protocol.manifest import Manifest
+
+if TYPE_CHECKING:
+    from nodewire.cli.graph_svg import Assigned
+    from nodewire.market import Market
+    from nodewire.nostr.pool import Pool
+
+MAX_REPORT_BYTES = 64 * 2**20
+_MANIFESTS = ("manifest.json", "manifest.msgpack", "manifest")
+_ID = re.compile(r"[0-9a-f]{64}")
+_BLOB = re.compile(r"[0-9a-f]{64}")
+
+
+def graph(
+    manifest: Annotated[
+        str, typer.Argument(help="Address of a manifest, its file (JSON or msgpack), or the folder that it is in.")
+    ],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The SVG file (default: the model's name).")] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="A role's TOML file: relays, stores, committee.")
+    ] = None,
+    job: Annotated[
+        str,
+        typer.Option(help="Who computes what in this job: a request's id, or the file of a purchase's --report."),
+    ] = "",
+    live: Annotated[bool, typer.Option("--live", help="Who serves what on the market now.")] = False,
+    json: Json = False,
+) -> None:
+    """Draw a model's tasks, tensors and sizes, and whose they are."""
+    from nodewire.cli.graph_svg import draw
+
+    role = load_role(config) if config is not None else None
+    if job and live:
+        raise BadInput("--live", "a job's providers are drawn, or the market's")
+    local = Path(manifest)
+    found = read_manifest(local) if local.exists() else None
+    told = _told(Path(job)) if job and not _ID.fullmatch(job) else None
+    assigned = None
+    if found is None or live or (job and told is None):
+        if found is None:
+            check_model(manifest, "MANIFEST")
+        if role is None:
+            raise BadInput("--config", "what is on the market is read from relays: name a role's TOML file")
+        with naming(role.relays):
+            found, assigned = asyncio.run(_from_market(role, manifest, found, job if told is None else "", live=live))
+    if told is not None:
+        assigned = _of_report(found, told)
+    path = out or Path(f"{found.name}.svg")
+    can_write(path, "--out")
+    try:
+        path.write_text(draw(found, assigned), encoding="utf-8")
+    except OSError as error:
+        raise BadConfig(str(path), f"cannot be written: {error.strerror or error}") from error
+    done = {
+        "out": str(path),
+        "name": found.name,
+        "digest": found.digest(),
+        "tasks": len(found.tasks),
+        "providers": assigned.providers() if assigned is not None else [],
+    }
+    if json:
+        print_json(done)
+    else:
+        console.print(f"[bold green]drawn[/] {one_line(found.name)}: {len(found.tasks)} tasks in {one_line(str(path))}")
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(rich_help_panel=DEVELOPERS)(graph)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """A manifest in a file, as JSON or packed, or in a folder of blobs.
+
+    Raises:
+        BadConfig: it cannot be read.
+        NotFound: the folder holds none.
+        BadManifest, BadVersion, TooLarge: it is none.
+    """
+    try:
+        if not path.is_dir():
+            return _parsed(path)
+        for name in _MANIFESTS:
+            if (path / name).is_file():
+                return _parsed(path / name)
+        blobs = [one for one in sorted(path.iterdir()) if _BLOB.fullmatch(one.name)]
+        for blob in blobs:
+            if blob.stat().st_size <= Manifest.MAX_BYTES:
+                try:
+                    return Manifest.unpack(blob.read_bytes())
+                except BadInput:
+                    continue  # a program, or weights
+    except OSError as error:
+        raise BadConfig(str(path), f"cannot be read: {error.strerror or error}") from error
+    raise NotFound(str(path), f"holds no {' or '.join(_MANIFESTS[:2])}, and no blob of it is a manifest")
+
+
+def _parsed(path: Path) -> Manifest:
+    with path.open("rb") as file:
+        data = file.read(Manifest.MAX_BYTES * 2 + 1)
+    return Manifest.parse(data) if data[:1].isspace() or data[:1] == b"{" else Manifest.unpack(data)
+
+
+def _told(path: Path) -> Mapping[str, Any]:
+    """What a purchase's report says. Raises BadConfig, BadInput."""
+    try:
+        if path.stat().st_size > MAX_REPORT_BYTES:
+            raise BadInput("--job", f"{path} is no report of a purchase")
+        said = jsonlib.loads(path.read_text())
+    except OSError as error:
+        raise BadConfig(str(path), f"no request's id, and cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise BadInput("--job", f"{path} is no report of a purchase") from error
+    tasks = said.get("tasks") if isinstance(said, dict) else None
+    if not isinstance(tasks, list) or not all(isinstance(one, dict) and "task" in one for one in tasks):
+        raise BadInput("--job", f"{path} is no report of a purchase")
+    found: Mapping[str, Any] = said
+    return found
+
+
+def _of_report(manifest: Manifest, said: Mapping[str, Any]) -> Assigned:
+    from nodewire.cli.graph_svg import Assigned, Holding
+
+    tasks = {
+        str(one["task"]): Holding(str(one.get("provider") or ""), str(one.get("standby") or ""), (), None)
+        for one in said["tasks"]
+    }
+    if unknown := sorted(tasks.keys() - {task.name for task in manifest.tasks}):
+        raise BadInput("--job", f"is of another model: this one has no task {unknown[0][:64]}")
+    names = said.get("names") if isinstance(said.get("names"), dict) else {}
+    assert isinstance(names, dict)
+    about = f"job {str(said.get('request', ''))[:12]}"
+    return Assigned(about, tasks, {str(public): str(name) for public, name in names.items()})
+
+
+async def _from_market(
+    role: AnyRole, address: str, manifest: Manifest | None, request: str, *, live: bool
+) -> tuple[Manifest, Assigned | None]:
+    async with AsyncExitStack() as stack:
+        _, pool, market = await enter_market(stack, role)
+        if request:
+            return await _of_job(pool, market, address, manifest, request)
+        found = manifest or await market.manifest(address)
+        if not live:
+            return found, None
+        following = asyncio.create_task(market.follow())
+        stack.callback(following.cancel)
+        return found, await _of_snapshot(market, found)
+
+
+async def _of_job(
+    pool: Pool, market: Market, address: str, manifest: Manifest | None, request: str
+) -> tuple[Manifest, Assigned]:
+    from nodewire.cli.graph_svg import Assigned, Holding
+    from nodewire.nostr.nip01 import Filter
+    from nodewire.protocol import job
+
+    events = await pool.fetch([Filter(ids=frozenset({request}))], timeout_s=10.0)
+    if not events:
+        raise NotFound(request, "no relay has this request")
+    asked = job.parse(events[0])
+    found = manifest or await market.manifest(address, asked.plan.manifest)
+    if found.digest() != asked.plan.manifest:
+        raise BadInput("--job", "is of another model, or of another version of it")
+    names: dict[str, str] = {}
+    try:
+        snapshot = await market.snapshot(asked.plan.snapshot)
+        names = {public: ad.name for public, ad in snapshot.ads(set(asked.plan.members())).items()}
+    except NodewireError:
+        names = {}  # it is gone: the keys stay
+    tasks = {one.task: Holding(one.provider, one.standby or "", (), one.price_msat) for one in asked.plan.tasks}
+    return found, Assigned(f"job {request[:12]}, planned in epoch {asked.plan.epoch}", tasks, names)
+
+
+async def _of_snapshot(market: Market, manifest: Manifest) -> Assigned:
+    from nodewire.cli.graph_svg import Assigned, Holding
+
+    epoch = await market.epoch(timeout_s=30.0)
+    snapshot = await market.snapshot(epoch.body.snapshot)
+    digest = manifest.digest()
+    holders: dict[str, list[str]] = {}
+    prices: dict[str, list[int]] = {}
+    for node in snapshot.nodes:
+        for held in node.held:
+            for task in held.tasks if held.manifest == digest else ():
+                holders.setdefault(task.task, []).append(node.pubkey)
+                prices.setdefault(task.task, []).append(task.price_msat)
+    names = {public: ad.name for public, ad in snapshot.ads({one for two in holders.values() for one in two}).items()}
+    tasks = {task: Holding("", "", tuple(publics), min(prices[task])) for task, publics in holders.items()}
+    return Assigned(f"the market in epoch {epoch.body.epoch}", tasks, names)

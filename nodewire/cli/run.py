@@ -1,0 +1,157 @@
+"""`nodewire run`: named tensors through any model on the market."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import orjson
+import typer
+import uvloop
+
+from nodewire.cli.buying import Asked, Budget, Codecs, Report, Verify, Wait, buying, can_write
+from nodewire.cli.output import CUSTOMERS, Json, console, notes, one_line, print_json
+from nodewire.cli.roles import check_model, load_customer
+from nodewire.config import CustomerConfig
+from nodewire.errors import BadInput
+
+if TYPE_CHECKING:
+    from nodewire.protocol.frame import Array
+
+_SHOWN = 8
+"""Numbers of an output."""
+
+
+def run(
+    manifest: Annotated[str, typer.Argument(help="Address of the manifest (38840:<author>:<name>).")],
+    config: Annotated[Path, typer.Option("--config", "-c", help="The customer's TOML file.")],
+    input: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input",
+            "-i",
+            help="A .safetensors, .npz or .npy file of inputs by name (may be repeated); NAME=FILE names the one of a"
+            " .npy.",
+        ),
+    ] = None,
+    each: Annotated[bool, typer.Option("--each", help="Every --input is a call of its own.")] = False,
+    text: Annotated[list[str] | None, typer.Option(help="A sentence for an encoder (may be repeated).")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the outputs to this safetensors file.")] = None,
+    budget: Budget = "",
+    edge_codec: Codecs = None,
+    verify: Verify = False,
+    wait: Wait = False,
+    report: Report = None,
+    json: Json = False,
+) -> None:
+    """Compute a model's outputs from named tensors on strangers' machines."""
+    can_write(report)
+    can_write(out, "--out")
+    check_model(manifest, "MANIFEST")
+    if bool(input) == bool(text):
+        raise BadInput("--input", "give files of tensors, or with an encoder --text, and not both")
+    customer, calls = load_customer(config), _calls(input or (), each=each)
+    asked = Asked.said(budget, edge_codec, verify=verify, wait=wait)
+    done, outputs = uvloop.run(_run(customer, manifest, calls, text or [], asked, show=not json))
+    done = {**done, "verified": _verified(done, asked)}
+    if out is not None:
+        _write(out, outputs, each=each)
+    if report is not None:
+        report.write_bytes(orjson.dumps(done, option=orjson.OPT_INDENT_2))
+    if json:
+        shown = [{name: _document(array, values=out is None) for name, array in one.items()} for one in outputs]
+        print_json({**done, "outputs": shown if each else shown[0]})
+        return
+    from nodewire.cli.shown import show_bill
+
+    for number, one in enumerate(outputs):
+        for name, array in one.items():
+            console.print(_line(f"{number}.{name}" if each else name, array), soft_wrap=True)
+    show_bill(done, config, streamed=False, sampled=asked.verify)
+    if not asked.verify:
+        notes.print("[dim]nobody has computed it again: --verify or --wait have a sample of it checked[/]")
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(rich_help_panel=CUSTOMERS)(run)
+
+
+async def _run(
+    config: CustomerConfig,
+    model: str,
+    calls: list[dict[str, Any]],
+    texts: list[str],
+    asked: Asked,
+    *,
+    show: bool,
+) -> tuple[dict[str, Any], list[dict[str, Array]]]:
+    from nodewire.protocol.frame import Array
+
+    async with buying(config, show=show) as customer:
+        if texts:
+            vectors = await customer.embed(model, texts, **asked.of(customer))
+            outputs = [{"vectors": Array("float32", vectors.shape, vectors.tobytes())}]
+        else:
+            outputs = await customer.run(model, calls, **asked.of(customer))
+        return {**customer.last, "names": customer.names}, outputs
+
+
+def _calls(inputs: Sequence[str], *, each: bool) -> list[dict[str, Any]]:
+    """Every file's tensors, as one call or as many. Raises BadConfig, BadInput."""
+    from nodewire.customer.arrays import raw
+    from nodewire.customer.tensor_files import read
+
+    calls: list[dict[str, Any]] = []
+    for text in inputs:
+        name, named, file = text.rpartition("=")
+        if not named or Path(text).is_file():
+            name, file = "", text
+        found = {one: raw(one, value) for one, value in read(Path(file)).items()}
+        if name:
+            if len(found) != 1:
+                raise BadInput("--input", f"{file} has {len(found)} tensors; a name is for the one of a .npy")
+            found = {name: next(iter(found.values()))}
+        if each or not calls:
+            calls.append(found)
+        elif twice := calls[0].keys() & found.keys():
+            raise BadInput(min(twice)[:80], "is in two files; --each makes every file a call of its own")
+        else:
+            calls[0].update(found)
+    return calls
+
+
+def _write(path: Path, outputs: Sequence[Mapping[str, Array]], *, each: bool) -> None:
+    from nodewire.customer.tensor_files import write
+
+    write(
+        path,
+        {f"{number}.{name}" if each else name: a for number, one in enumerate(outputs) for name, a in one.items()},
+    )
+
+
+def _verified(done: Mapping[str, Any], asked: Asked) -> str:
+    """none: nobody was asked; pending: it is not known yet; undrawn: nothing of it was drawn; passed; failed."""
+    if not asked.wait:
+        return "pending" if asked.verify else "none"
+    last = [one for one in done["verdicts"] if one["request"] == done["request"]]
+    if any(one["outcome"] in ("fail", "withheld") for one in last) or done["uncertified"]:
+        return "failed"
+    return "passed" if any(one["outcome"] == "pass" for one in last) else "undrawn"
+
+
+def _document(array: Array, *, values: bool) -> dict[str, Any]:
+    """A tensor as plain data; what is no number is null."""
+    from nodewire.customer.arrays import numpy_of
+
+    said: dict[str, Any] = {"dtype": array.dtype, "shape": list(array.shape)}
+    return {**said, "values": numpy_of(array).tolist()} if values else said
+
+
+def _line(name: str, array: Array) -> str:
+    from nodewire.customer.arrays import numpy_of
+
+    numbers = numpy_of(array).reshape(-1)
+    first = ", ".join(f"{x:+.4f}" if numbers.dtype.kind == "f" else str(x) for x in numbers[:_SHOWN])
+    more = " …" if len(numbers) > _SHOWN else ""
+    return f"[bold]{one_line(name)}[/]  {array.dtype} {one_line(str(list(array.shape)))}  [dim]{first}{more}[/]"

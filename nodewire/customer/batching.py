@@ -1,0 +1,158 @@
+"""What a program takes in one call, and calls that are larger in parts: only where parts give the same as the whole."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from nodewire.customer.arrays import joined, sliced
+from nodewire.errors import BadInput, TooLarge
+from nodewire.market import Market
+from nodewire.protocol import rowwise
+from nodewire.protocol.frame import Array
+from nodewire.protocol.graph_program import MAX_BYTES, GraphProgram, Port
+from nodewire.protocol.manifest import Manifest, Task
+from nodewire.protocol.signature import MAX_FRAME_BYTES, Call, Signature
+
+GRAPH = "graph"
+MAX_PARTS = 4_096
+MAX_PROGRAMS_BYTES = 32 * 2**20
+"""Read for one model: they take many times that in memory."""
+_FETCHES = 8
+_INTEGERS = {"int64": "<i8", "int32": "<i4", "uint8": "|u1"}
+
+
+class Programs:
+    """The programs of a manifest's tasks, fetched when they are needed."""
+
+    def __init__(self, market: Market, manifest: Manifest) -> None:
+        self._market, self._manifest = market, manifest
+        self._limit = asyncio.Semaphore(_FETCHES)
+
+    async def of(self, tasks: Sequence[Task]) -> dict[str, GraphProgram]:
+        """By name, those of `tasks` that are graphs. Raises NotFound, BadHash, BadTask, TooLarge."""
+        graphs = [task for task in tasks if task.engine == GRAPH]
+        if (total := sum(task.program.bytes for task in graphs)) > MAX_PROGRAMS_BYTES:
+            raise TooLarge("model", f"{total} bytes of programs, at most {MAX_PROGRAMS_BYTES} are read")
+        found = await asyncio.gather(*map(self._one, graphs))
+        return {task.name: program for task, program in zip(graphs, found, strict=True)}
+
+    async def _one(self, task: Task) -> GraphProgram:
+        async with self._limit:
+            path = await self._market.fetch_blob(task.program.sha256, min(task.program.bytes, MAX_BYTES))
+        return await asyncio.to_thread(lambda: GraphProgram.decode(path.read_bytes()))
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """One call as the calls that are made of it: outputs are joined along `axes`; of one part they are its own."""
+
+    calls: tuple[Call, ...]
+    axes: Mapping[str, int]
+
+    def whole(self, outputs: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+        """The call's outputs, from those of its parts."""
+        if len(outputs) == 1:
+            return dict(outputs[0])
+        return {name: joined([one[name] for one in outputs], axis) for name, axis in self.axes.items()}
+
+
+class Batching:
+    """Checks calls against what the tasks that they go to say of themselves."""
+
+    def __init__(self, manifest: Manifest, signature: Signature, programs: Programs) -> None:
+        self._manifest, self._signature, self._programs = manifest, signature, programs
+        self._first: dict[str, GraphProgram] = {}
+        self._axes: dict[str, Mapping[str, int]] = {}
+
+    async def parts(self, call: Call) -> Parts:
+        """A call as it can be made.
+
+        Raises:
+            BadInput: a name, dtype, size or integer that the model does not take; or it is larger than one call may
+                be, and nothing proves that its parts would give the same.
+            TooLarge: one task would get more than 64 MiB.
+        """
+        sizes = self._signature.check(call)
+        if not self._first:
+            sent = {edge.target for edge in self._signature.sends}
+            self._first = await self._programs.of([task for task in self._manifest.tasks if task.name in sent])
+        self._check_integers(call)
+        parts = Parts((call,), {}) if self._fits(sizes) else await self._split(call, sizes)
+        if (most := max(map(self._signature.largest_bytes, parts.calls))) > MAX_FRAME_BYTES:
+            raise TooLarge("inputs", f"{most} bytes for one task, at most {MAX_FRAME_BYTES} in a call")
+        return parts
+
+    def _check_integers(self, call: Call) -> None:
+        for program in self._first.values():
+            for port, name in self._ports(program):
+                array = call[name]
+                if port.below and array.dtype in _INTEGERS and array.nbytes:
+                    values = np.frombuffer(array.data, _INTEGERS[array.dtype])
+                    low, high = int(values.min()), int(values.max())
+                    if low < 0 or high >= port.below:
+                        raise BadInput(name, f"has {low if low < 0 else high}; from 0 to {port.below - 1} is taken")
+
+    def _ports(self, program: GraphProgram) -> Iterator[tuple[Port, str]]:
+        """A program's inputs from the customer, and how the manifest calls them."""
+        for edge in self._signature.sends:
+            ports = [port for port in program.inputs if port.edge == edge.name]
+            yield from ((port, tensor.name) for port, tensor in zip(ports, edge.tensors, strict=False))
+
+    def _fits(self, sizes: Mapping[str, int]) -> bool:
+        if any(size > self._signature.dims.get(name, size) for name, size in sizes.items()):
+            return False
+        return all(self._has_room(program, sizes) for program in self._first.values())
+
+    def _has_room(self, program: GraphProgram, sizes: Mapping[str, int]) -> bool:
+        own = {name: sizes.get(name, 0) for name in program.dims}
+        within = all(size <= program.dims[name] for name, size in own.items())
+        return within and prod(max(1, size) for size in own.values()) <= program.volume
+
+    async def _split(self, call: Call, sizes: Mapping[str, int]) -> Parts:
+        """Parts along the first dim that makes them fit and keeps rows apart."""
+        reasons = []
+        for dim, size in sizes.items():
+            rows = self._rows(dim, sizes)
+            if rows == 0 or -(-size // rows) > MAX_PARTS:
+                continue
+            try:
+                axes = await self._proven(dim)
+            except rowwise.Unproven as error:
+                reasons.append(f"along {dim}, of which {rows} are taken at once, {error} may not keep rows apart")
+                continue
+            return Parts(tuple(self._part(call, dim, at, at + rows) for at in range(0, size, rows)), axes)
+        dims = self._signature.dims.items()
+        takes = ", ".join(f"{name} {sizes[name]} of {most}" for name, most in dims if name in sizes)
+        reason = reasons[0] if reasons else f"no part of it along one dim would be small enough ({takes} in all)"
+        raise BadInput("inputs", f"too large for one call: {reason}; make it several calls, or smaller")
+
+    def _rows(self, dim: str, sizes: Mapping[str, int]) -> int:
+        """The most rows along `dim` that fit in one call; 0: not even one does."""
+        low, high = 0, sizes[dim]
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._fits({**sizes, dim: middle}):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    async def _proven(self, dim: str) -> Mapping[str, int]:
+        if dim not in self._axes:
+            programs = await self._programs.of(self._manifest.tasks)
+            if len(programs) < len(self._manifest.tasks):
+                raise rowwise.Unproven("a task that is no graph")
+            self._axes[dim] = await asyncio.to_thread(rowwise.axes, self._manifest, programs, dim)
+        return self._axes[dim]
+
+    def _part(self, call: Call, dim: str, first: int, last: int) -> Call:
+        inputs = self._signature.inputs
+        return {
+            name: sliced(array, inputs[name].shape.index(dim), first, last) if dim in inputs[name].shape else array
+            for name, array in call.items()
+        }

@@ -1,0 +1,75 @@
+"""A graph task's program as who does not run it reads it: sizes, bounds of integers, operators. NIPS.md, "graph".
+
+No torch, and nothing is checked that does not matter here: what loads a program (`nodewire.graph.format`) does that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from nodewire.errors import BadTask, BadVersion
+from nodewire.protocol import canonical
+
+VERSION = 1
+MAX_BYTES = 8 * 2**20
+MAX_DIMS, MAX_RANK = 3, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """An input or output: `value` is what the nodes call it; integers lie in [0, below) where `below` is not 0."""
+
+    edge: str
+    tensor: str
+    shape: tuple[int | str, ...]
+    value: str
+    below: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GraphProgram:
+    """`nodes` are [name, operator, args, kwargs] as they stand in the document."""
+
+    dims: dict[str, int]
+    volume: int
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    weights: dict[str, tuple[int, ...]]
+    nodes: tuple[tuple[str, str, list[Any], dict[str, Any]], ...]
+
+    @classmethod
+    def decode(cls, data: bytes) -> GraphProgram:
+        """Raises BadTask, BadVersion, TooLarge."""
+        document = canonical.decode(data, max_bytes=MAX_BYTES)
+        if not isinstance(document, dict):
+            raise BadTask("program", "not a map")
+        if document.get("v") != VERSION:
+            raise BadVersion.of(document.get("v"), VERSION)
+        try:
+            return cls(
+                dims={str(name): int(most) for name, most in document["dims"].items()},
+                volume=int(document["volume"]),
+                inputs=tuple(_port(one, one["tensor"], int(one["below"])) for one in document["inputs"]),
+                outputs=tuple(_port(one, one["value"], 0) for one in document["outputs"]),
+                weights={str(one["name"]): tuple(map(int, one["shape"])) for one in document["weights"]},
+                nodes=tuple(_node(one) for one in document["nodes"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise BadTask("program", "not of the form that a graph program has") from error
+
+
+def _port(raw: dict[str, Any], value: Any, below: int) -> Port:
+    shape = raw["shape"]
+    if not isinstance(shape, list) or len(shape) > MAX_RANK or any(type(n) not in (int, str) for n in shape):
+        raise ValueError("shape")
+    return Port(str(raw["edge"]), str(raw["tensor"]), tuple(shape), str(value), below)
+
+
+def _node(raw: Any) -> tuple[str, str, list[Any], dict[str, Any]]:
+    name, operator, args, kwargs = raw
+    if not (
+        isinstance(name, str) and isinstance(operator, str) and isinstance(args, list) and isinstance(kwargs, dict)
+    ):
+        raise ValueError("node")
+    return name, operator, args, kwargs

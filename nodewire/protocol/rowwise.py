@@ -1,0 +1,95 @@
+"""Whether a batch may be computed in parts: every output's row follows from the inputs' rows of the same number. Pure.
+
+A model is a DAG of programs of whitelisted operators (NIPS.md, "graph"). For every value it is followed along which
+axis the batch lies, if it does; an operator that mixes what lies along it (a sum over it, a product of two batches), or
+of which no rule is known (`row_rules`), ends the proof with its name. So a yes is a proof, and a no may be a want of
+rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from nodewire.protocol.graph_program import GraphProgram
+from nodewire.protocol.manifest import CUSTOMER, Manifest
+from nodewire.protocol.row_rules import NUMBER, SIZE, UNKNOWN, Known, Unproven, Value, value_of
+
+__all__ = ["Unproven", "axes"]
+
+
+def axes(manifest: Manifest, programs: Mapping[str, GraphProgram], dim: str) -> dict[str, int]:
+    """By output of the model, the axis along which the batch lies whose size is `dim` in the inputs.
+
+    Raises:
+        Unproven: parts of the batch might give something else.
+    """
+    found: dict[str, int] = {}
+    edges: dict[str, list[Known]] = {}
+    sources = {edge.name: edge.source for edge in manifest.edges}
+    targets = {edge.name: edge.target for edge in manifest.edges}
+    for task in manifest.tasks:
+        program = programs[task.name]
+        values, batch = _inputs(program, edges, sources, dim)
+        _run(program, values, batch)
+        for out in program.outputs:
+            value = values.get(out.value, UNKNOWN)
+            edges.setdefault(out.edge, []).append(value)
+            if targets.get(out.edge) == CUSTOMER:
+                if not isinstance(value, Value) or value.axis is None or value.counts:
+                    raise Unproven(f"output {out.tensor} does not lie along {dim}")
+                found[out.tensor] = value.axis
+    return found
+
+
+def _inputs(
+    program: GraphProgram, edges: Mapping[str, Sequence[Known]], sources: Mapping[str, str], dim: str
+) -> tuple[dict[str, Known], set[str]]:
+    """The values of a program's inputs and weights, and which of its dims are the batch's size."""
+    values: dict[str, Known] = {name: Value(shape) for name, shape in program.weights.items()}
+    batch: set[str] = set()
+    at: dict[str, int] = {}
+    for port in program.inputs:
+        sizes = tuple(n if isinstance(n, int) else None for n in port.shape)
+        place = at.get(port.edge, 0)
+        at[port.edge] = place + 1
+        if sources.get(port.edge) == CUSTOMER:
+            lies = [axis for axis, n in enumerate(port.shape) if n == dim]
+            if len(lies) > 1:
+                raise Unproven(f"{port.tensor} has {dim} twice")
+            values[port.value] = Value(sizes, lies[0] if lies else None)
+        else:
+            known = edges.get(port.edge, ())
+            came = known[place] if place < len(known) else UNKNOWN
+            values[port.value] = replace(came, shape=sizes) if isinstance(came, Value) else UNKNOWN
+        value = values[port.value]
+        if isinstance(value, Value) and value.axis is not None:
+            if value.axis >= len(port.shape) or not isinstance(name := port.shape[value.axis], str):
+                raise Unproven(f"{port.tensor} has a batch of one size")
+            batch.add(name)
+    for port in program.inputs:
+        value = values[port.value]
+        for axis, name in enumerate(port.shape):
+            if name in batch and not (isinstance(value, Value) and value.axis == axis):
+                raise Unproven(f"{name} is another size of {port.tensor}, too")
+    return values, batch
+
+
+def _run(program: GraphProgram, values: dict[str, Known], batch: set[str]) -> None:
+    """Add the values of a program's nodes."""
+
+    def known(raw: Any) -> Any:
+        if isinstance(raw, list):
+            return [known(one) for one in raw]
+        if isinstance(raw, dict):  # a reference, or a constant that is no number of rows
+            return values.get(str(raw["ref"]), UNKNOWN) if "ref" in raw else NUMBER
+        return raw
+
+    for name in program.dims:
+        values[name] = SIZE if name in batch else NUMBER
+    for name, operator, args, kwargs in program.nodes:
+        try:
+            values[name] = value_of(operator, known(args), {key: known(one) for key, one in kwargs.items()})
+        except Unproven as error:
+            raise Unproven(f"{name} ({operator}: {error})") from error
