@@ -197,7 +197,7 @@ class _Sized:
 
     def peak_node(self) -> str:
         live = max(self._live, key=max)
-        return self.program.nodes[live.index(max(live))].name
+        return self.program.nodes[min(live.index(max(live)), len(self.program.nodes) - 1)].name
 
     def verified(self) -> Verified:
         arriving = [

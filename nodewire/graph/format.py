@@ -27,11 +27,15 @@ from nodewire.graph.whitelist import Ref, check_call
 from nodewire.protocol import canonical
 
 VERSION = 1
-MAX_BYTES = 8 * 2**20
-MAX_NODES = 100_000
+MAX_BYTES = 4 * 2**20
+MAX_VALUES = 2**19
+"""Lists, maps and their entries in a program: what bounds the memory that reading it takes."""
+MAX_NODES = 16_384
 MAX_RANK = 8
 MAX_DIMS = 3
 MAX_SIZE = 2**40
+MAX_ELEMENTS = 2**44
+"""Of a shape, dims apart: no product of sizes that torch makes of it overflows."""
 MAX_FILES = 64
 MAX_SLOTS = 4_096
 
@@ -118,6 +122,11 @@ class Program:
     outputs: tuple[Output, ...]
     slots: int = 1
 
+    @property
+    def takes_some(self) -> bool:
+        """Whether data decide how many rows of an input there are."""
+        return any(SOME in i.shape for i in self.inputs)
+
     def encode(self) -> bytes:
         return canonical.encode(
             {
@@ -148,12 +157,12 @@ class Program:
         """The program in `data`, with every name, reference, operator and argument type checked; nothing has run.
 
         Raises:
-            TooLarge: over 8 MiB.
+            TooLarge: over 4 MiB, or 524,288 values.
             BadVersion: another format version.
             BadTask: any other fault; the field is the node's name where there is one.
         """
         try:
-            document = canonical.decode(data, max_bytes=MAX_BYTES)
+            document = canonical.decode(data, max_bytes=MAX_BYTES, max_values=MAX_VALUES)
         except TooLarge as error:
             raise TooLarge("program", error.reason) from error
         except BadInput as error:
@@ -161,7 +170,7 @@ class Program:
         if not isinstance(document, dict):
             raise BadTask("program", "not a map")
         if document.get("v") != VERSION:
-            raise BadVersion("program", f"version {document.get('v')!r}"[:80])
+            raise BadVersion.of(document.get("v"), VERSION)
         fields = {"v", "slots", "dims", "volume", "inputs", "weights", "nodes", "outputs"}
         if set(document) != fields:
             raise BadTask("program", f"its fields are not {', '.join(sorted(fields))}")
@@ -203,6 +212,8 @@ class Program:
         values = known - set(self.dims)
         if not self.outputs:
             raise BadTask("outputs", "none")
+        if len({(output.edge, output.name) for output in self.outputs}) < len(self.outputs):
+            raise BadTask("outputs", "two of one name on an edge")
         for output in self.outputs:
             if output.value not in values:
                 raise BadTask(output.value, "is an output and not defined")
@@ -299,8 +310,8 @@ def _output(raw: Any, dims: Mapping[str, int]) -> Output:
         case {"edge": str(edge), "tensor": str(name), "dtype": dtype, "shape": list(shape), "value": str(value)} if (
             len(raw) == 5
         ):
-            _named(name, "outputs")
-            _named(edge, "outputs")
+            for text in (name, edge, value):
+                _named(text, "outputs")
             return Output(name, value, _dtype(dtype, name), _shape(shape, name, dims), edge)
     raise BadTask("outputs", "an entry is not {edge, tensor, dtype, shape, value}")
 
@@ -319,6 +330,8 @@ def _shape(raw: list[Any], name: str, dims: Mapping[str, int]) -> Shape:
     for at, size in enumerate(raw):
         if not (isinstance(size, str) and (size in dims or (size == SOME and at == 0 and dims is not _NO_DIMS))):
             _count(size, name, 0, MAX_SIZE)
+    if math.prod(max(size, 1) for size in raw if isinstance(size, int)) > MAX_ELEMENTS:
+        raise BadTask(name, f"more than {MAX_ELEMENTS} elements")
     return tuple(raw)
 
 
