@@ -15,8 +15,8 @@ ARGS ?=
 
 say = @printf '\033[1;36m»\033[0m %s\n'
 
-.PHONY: help install demo test lint bench bench-train chaos chaos-train chaos-wire nat fuzz-train fuzz-wire scale-train \
-  quality-train byzantine fraud honest soak clean
+.PHONY: help install demo test lint bench bench-train chaos chaos-train chaos-wire nat fuzz-train fuzz-wire fuzz-tasks \
+  scale-train quality-train byzantine fraud honest soak clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ fuzz-train: $(VENV)/.installed ## 100,000 malformed recipes, results and message
 
 fuzz-wire: $(VENV)/.installed ## a million malformed frames, 10,000 malformed handshakes, floods (ARGS="--quick")
 	@$(VENV)/bin/python -m bench.fuzz_wire $(ARGS)
+
+fuzz-tasks: $(VENV)/.installed ## 100,000 hostile tasks, weights and manifests, run where they are valid (ARGS="--quick")
+	@$(VENV)/bin/python -m bench.fuzz_tasks $(ARGS)
 
 scale-train: $(VENV)/.installed ## a training with 4 to 256 providers: start, memory, events, validation (ARGS="--quick")
 	@$(VENV)/bin/python -m bench.scale_train $(ARGS)

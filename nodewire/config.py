@@ -133,10 +133,12 @@ class WorkerConfig(Section):
     memory: Size = 2 * 10**9
     threads: int = Field(default=1, ge=1, le=256)
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?|mps)$")
+    compiled: Path | None = None
+    """A folder of libraries made of tasks by `python -m nodewire.graph.compile`; all tasks are interpreted without."""
 
     @property
     def limits(self) -> Limits:
-        return Limits(self.memory, self.threads, self.device)
+        return Limits(self.memory, self.threads, self.device, str(self.compiled.absolute()) if self.compiled else "")
 
 
 class BondConfig(Section):

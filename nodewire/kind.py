@@ -25,11 +25,13 @@ Params = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a worker may use: `memory_bytes` above its empty baseline, `threads` CPU threads, `device` for tensors."""
+    """What a worker may use: `memory_bytes` above its empty baseline, `threads` CPU threads, `device` for tensors;
+    `compiled`, a folder of libraries that the operator has made of tasks (graph/compile.py), none if empty."""
 
     memory_bytes: int
     threads: int = 1
     device: str = "cpu"
+    compiled: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,20 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
-from nodewire.errors import BadFrame, BadTask, Busy, NotFound, TooLarge
+from nodewire.errors import BadFrame, BadTask, Busy, NotAllowed, NotFound, TooLarge
+from nodewire.graph.compile import Compiled, find
 from nodewire.graph.encoder import DriverProgram, EncoderDriver
-from nodewire.graph.format import Input, Program
+from nodewire.graph.format import Input, Program, Weight
 from nodewire.graph.interpret import Interpreter, bind
 from nodewire.graph.liveness import corners, walk
-from nodewire.graph.verify import Verified, verify, verify_weights
+from nodewire.graph.verify import MAX_VERIFY_S, Verified, verify, verify_weights
 from nodewire.kind import Actor, Limits
 from nodewire.protocol.frame import Frame, Meta
 
+_log = logging.getLogger("nodewire.graph")
 MAX_PENDING = 1_024
 """Calls of one session that may wait for frames of further edges."""
 _REMEMBERED_SIZES = 4_096
+_FRAME_BYTES = 512
+"""That a waiting frame takes without its tensors; there may be many of none."""
 
 Tensors = Frame[torch.Tensor]
 
@@ -43,16 +48,40 @@ def load(engine: str, program: bytes, weights: Sequence[Path], limits: Limits) -
         raise BadTask("engine", f"{engine[:40]!r} is not one of graph, encoder.driver")
     decoded = Program.decode(program)
     verify_weights(decoded, weights)
-    verified = verify(decoded, limits.memory_bytes)
-    return GraphActor(verified, _read(decoded, weights, limits.device), limits)
+    verified = verify(decoded, limits.memory_bytes, limits.threads)
+    held = _read(decoded, weights, limits.device)
+    return GraphActor(verified, held, limits, _compiled(program, decoded, held, limits))
+
+
+def _compiled(data: bytes, program: Program, weights: Mapping[str, torch.Tensor], limits: Limits) -> Compiled | None:
+    """The task's library, where the operator allows it, has made one, and it says what the interpreter says."""
+    if not limits.compiled or limits.device != "cpu":
+        return None
+    try:
+        return find(data, program, weights, Path(limits.compiled), limits.threads)
+    except (NotFound, NotAllowed, BadTask) as error:
+        _log.warning("a task is interpreted: %s", error)
+        return None
 
 
 def _read(program: Program, files: Sequence[Path], device: str) -> dict[str, torch.Tensor]:
     tensors: dict[str, torch.Tensor] = {}
     for index, path in enumerate(files):
-        with safe_open(path, framework="pt", device=device) as file:
-            tensors.update({w.name: file.get_tensor(w.name) for w in program.weights if w.file == index})
+        try:
+            with safe_open(path, framework="pt", device=device) as file:
+                for weight in program.weights:
+                    if weight.file == index:
+                        tensors[weight.name] = _as_declared(weight, file.get_tensor(weight.name))
+        except SafetensorError as error:  # it is stricter than `verify.header` about JSON
+            raise BadTask("weights", f"not a safetensors file: {str(error)[:120]}") from error
     return tensors
+
+
+def _as_declared(weight: Weight, tensor: torch.Tensor) -> torch.Tensor:
+    """The weight, as the library found it. Bytes other than 0 and 1 are undefined as bool, and may be anything."""
+    if tensor.dtype != weight.dtype or tuple(tensor.shape) != weight.shape:
+        raise BadTask(weight.name, f"read as {tensor.dtype} {list(tensor.shape)}")
+    return tensor.view(torch.uint8).ne(0) if tensor.dtype == torch.bool else tensor
 
 
 @dataclass(slots=True)
@@ -66,10 +95,17 @@ class GraphActor:
     Frames that wait for others share what `limits.memory_bytes` leaves above the task's peak.
     """
 
-    def __init__(self, verified: Verified, weights: Mapping[str, torch.Tensor], limits: Limits) -> None:
+    def __init__(
+        self,
+        verified: Verified,
+        weights: Mapping[str, torch.Tensor],
+        limits: Limits,
+        compiled: Compiled | None = None,
+    ) -> None:
         self._program = verified.program
+        self._compiled = compiled
         self._interpreter = Interpreter(verified.program, weights, limits.device)
-        self._memory_bytes = limits.memory_bytes
+        self._memory_bytes, self._threads = limits.memory_bytes, limits.threads
         self._spare_bytes = limits.memory_bytes - verified.peak_bytes
         self._waiting_bytes = 0
         self._sizes: OrderedDict[tuple[int, ...], None] = OrderedDict()
@@ -128,7 +164,8 @@ class GraphActor:
         }
         dims = bind(self._program, inputs)
         self._admit(dims)
-        results = self._interpreter(inputs, dims)
+        fast = self._compiled is not None and self._compiled.admits(dims)
+        results = self._compiled(inputs, dims) if self._compiled and fast else self._interpreter(inputs, dims)
         return [
             Frame(
                 edge,
@@ -143,7 +180,7 @@ class GraphActor:
         """Check the memory at sizes not seen before: a hostile program may take more at smaller ones."""
         key = _key(self._program, dims)
         if key not in self._sizes:
-            walk(self._program, dims, self._memory_bytes)
+            walk(self._program, dims, self._memory_bytes, self._threads, longest_s=MAX_VERIFY_S)
             self._sizes[key] = None
             if len(self._sizes) > _REMEMBERED_SIZES:
                 self._sizes.popitem(last=False)
@@ -154,7 +191,7 @@ def _key(program: Program, sizes: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def _nbytes(frame: Tensors) -> int:
-    return sum(tensor.nbytes for tensor in frame.tensors)
+    return _FRAME_BYTES + sum(tensor.nbytes for tensor in frame.tensors)
 
 
 def _common(frames: Any) -> Meta:

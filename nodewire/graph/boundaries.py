@@ -44,10 +44,10 @@ def _live(flow: Flow, courses: Sequence[Course], rows: Sequence[int]) -> tuple[l
         made[:inputs] = True
         live = []
         for chosen in (~made, made):
-            change = np.zeros(len(is_free) + 1, np.int64)
+            change = np.zeros(len(is_free) + 2, np.int64)
             np.add.at(change, born[chosen], size[chosen])
             np.add.at(change, dies[chosen] + 1, -size[chosen])
-            live.append(change.cumsum()[:-1])
+            live.append(change.cumsum()[:-2])
         live[0] += np.where(is_free, 0, extra)
         live[1] += np.where(is_free, extra, 0)
         own = np.maximum(own, np.maximum.reduceat(live[0], starts))

@@ -16,8 +16,9 @@ import torch
 
 from nodewire.graph.format import Node, Program
 from nodewire.graph.interpret import Interpreter, Value
-from nodewire.graph.liveness import Type, flops_of, workspace_bytes
+from nodewire.graph.liveness import Type, flops_of
 from nodewire.graph.whitelist import Op, Ref
+from nodewire.graph.workspace import workspace_bytes
 
 _HOLE = "a reference"
 
@@ -29,6 +30,10 @@ class Layout:
     type: Type
     stride: tuple[int, ...]
 
+    @property
+    def is_contiguous(self) -> bool:
+        return torch.empty_strided(self.type.shape, self.stride, device="meta").is_contiguous()
+
 
 Token = Layout | int | tuple[Layout, ...]
 """What is known of a value: a tensor's layout, a size, or the layouts that a split makes."""
@@ -36,7 +41,8 @@ Token = Layout | int | tuple[Layout, ...]
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """A program's course at given sizes. Storage s takes `storage_bytes[s]` from node `born[s]` to node `dies[s]`.
+    """A program's course at given sizes. Storage s takes `storage_bytes[s]` from node `born[s]` to node `dies[s]`, or
+    to the end, which comes after the last; `copied_bytes` is what contiguous copies of the outputs take there.
 
     Values count inputs first, then nodes; `storages[v]` are those that value v lies in, weights' left out.
     """
@@ -48,15 +54,17 @@ class Course:
     storage_bytes: Sequence[int]
     workspace_bytes: Sequence[int]
     flops: Sequence[int]
+    copied_bytes: int
 
     @property
     def live_bytes(self) -> list[int]:
-        """What is allocated while each node runs, weights excluded."""
+        """What is allocated while each node runs, weights excluded, and last while the outputs leave."""
         steps = [0] * (len(self.workspace_bytes) + 2)
         for born, dies, size in zip(self.born, self.dies, self.storage_bytes, strict=True):
             steps[born] += size
             steps[dies + 1] -= size
-        return [now + extra for now, extra in zip(accumulate(steps), self.workspace_bytes, strict=False)]
+        extra = (*self.workspace_bytes, self.copied_bytes)
+        return [now + more for now, more in zip(accumulate(steps), extra, strict=False)]
 
     def type(self, value: int) -> Type | None:
         """Of a tensor; None of a size or a list."""
@@ -95,10 +103,11 @@ class Plan:
         for node in program.nodes:
             form, names_used = calls.form(node)
             self.steps.append((node, form, tuple([number[name] for name in names_used])))
+        self.outputs = [number[name] for name in dict.fromkeys(out.value for out in program.outputs)]
         stay = {i.name for i in program.inputs} | {out.value for out in program.outputs}
-        end, first_node = len(program.nodes) - 1, len(program.inputs)
+        end, first_node = len(program.nodes), len(program.inputs)
         self.last = [max(0, v - first_node) for v in range(self.count)]
-        """The node after which a value is let go: inputs and outputs at the end, what nobody uses at once."""
+        """The node after which a value is let go, at once if nobody uses it; the end for inputs and outputs."""
         for k, (_, _, refs) in enumerate(self.steps):
             for value in refs:
                 if value < self.count:
@@ -161,7 +170,9 @@ class Calls:
             born.append(0)
             held.append(kind.nbytes)
         nodes = len(plan.steps)
-        tokens += [0] * nodes + [sizes[name] for name in program.dims] + plan.weights
+        tokens += [0] * nodes
+        tokens += [sizes[name] for name in program.dims]
+        tokens += plan.weights
         storages += [()] * (len(tokens) - len(storages))
         workspaces: list[int] = []
         flops: list[int] = []
@@ -191,7 +202,9 @@ class Calls:
             for storage in storages[value]:
                 if last > dies[storage]:
                     dies[storage] = last
-        return Course(tuple(tokens), tuple(storages), born, dies, held, workspaces, flops)
+        leaving = [token for value in plan.outputs if isinstance(token := tokens[value], Layout)]
+        copied = sum(token.type.nbytes for token in leaving if not token.is_contiguous)
+        return Course(tuple(tokens), tuple(storages), born, dies, held, workspaces, flops, copied)
 
     def _ask(self, node: Node, given: Sequence[Token]) -> _Answer:
         """Have the interpreter run this one node on the meta device."""
@@ -225,7 +238,7 @@ class Calls:
             token=layouts if isinstance(result, list) else layouts[0],
             sources=tuple(sources),
             made_bytes=tuple(nbytes[key] for key in made),
-            workspace_bytes=workspace_bytes(op, bound),
+            workspace_bytes=workspace_bytes(op, bound, results, threads=1),
             flops=flops_of(op, bound, results),
         )
 

@@ -188,7 +188,7 @@ class _Table:
         """The most that is live in a task from each start to `end`: what it was sent counts on after its last use."""
         low, high = int(self._at[starts[0]]), int(self._at[end])
         top = np.maximum.accumulate(live[low:high][::-1])[::-1]
-        found = top[self._at[starts] - low]
+        found: np.ndarray = top[self._at[starts] - low]
         for held, after in zip(self._bytes[starts].T, self._after[starts].T, strict=True):
             inside = after < high
             found = np.maximum(found, np.where(inside, top[np.where(inside, after - low, 0)] + held, 0))

@@ -3,7 +3,7 @@
 Part of the target is for frames that wait for others (`waiting_bytes`), the rest for weights and activations. How many
 positions one call may hold (`volume`) follows from it: the largest halving whose activations take a tenth.
 
-    program -> lookups that are too large, by rows -> segments that run beside or after each other -> tasks of each
+    program -> experts in groups -> what is too large, by rows -> segments beside or after each other -> tasks of each
 
 Nothing is run or walked here: all sizes follow from types (`courses`). Who writes the tasks down verifies them.
 """
@@ -17,17 +17,19 @@ from functools import cached_property
 from nodewire.errors import OverMemory
 from nodewire.graph.analysis import FREE_WEIGHT_BYTES, Flow, flow, with_own_outputs
 from nodewire.graph.boundaries import chain
-from nodewire.graph.carve import Carver, Group
+from nodewire.graph.carve import Carver, Group, edge_name
 from nodewire.graph.courses import Calls, Course, Plan
 from nodewire.graph.cut import cut, most_bytes, next_boundary
+from nodewire.graph.experts import Rewritten, mixtures, rewrite
 from nodewire.graph.format import Program, Shape
 from nodewire.graph.liveness import corners, weight_bytes
-from nodewire.graph.rows import EMBEDDING, RowRange, split_rows
-from nodewire.graph.segments import segments
+from nodewire.graph.rows import EMBEDDING, LINEAR, RowRange, Split, split_rows
+from nodewire.graph.segments import Segment, segments
 from nodewire.graph.verify import Verified
 from nodewire.graph.whitelist import Ref
 
 DRIVER = "driver"
+_ASIDE = ("embed", "rows", "experts")
 MAX_PARTS = 64
 SPARE = 10
 WAITING_CALLS = 8
@@ -64,13 +66,22 @@ class Decomposition:
     bottlenecks: tuple[Bottleneck, ...] = ()
 
 
-def decompose(program: Program, shapes: Mapping[str, Shape], target_bytes: int, least_volume: int) -> Decomposition:
+def decompose(
+    program: Program,
+    shapes: Mapping[str, Shape],
+    target_bytes: int,
+    least_volume: int,
+    *,
+    expert_groups: int = 1,
+) -> Decomposition:
     """A program as tasks that each stay under `target_bytes`, at the largest volume that leaves room for weights.
+
+    The experts of a mixture are in `expert_groups` tasks, or in as many as the target asks, if those are more.
 
     Raises:
         OverMemory: not even calls of `least_volume` fit; names the node and a target that would do (within 6 %).
     """
-    whole = _Whole(with_own_outputs(program), shapes, least_volume)
+    whole = _Whole(with_own_outputs(program), shapes, least_volume, expert_groups)
 
     def attempt(target: int) -> Decomposition | OverMemory:
         try:
@@ -106,39 +117,61 @@ def waiting_bytes(input_bytes: int, target_bytes: int) -> int:
 class _Whole:
     """A program, and what torch has said of it."""
 
-    def __init__(self, program: Program, shapes: Mapping[str, Shape], least_volume: int) -> None:
-        self._program, self._shapes, self._least = program, shapes, least_volume
+    def __init__(self, program: Program, shapes: Mapping[str, Shape], least_volume: int, groups: int) -> None:
+        self._source, self._shapes, self._least = program, shapes, least_volume
         self._calls = Calls()
-        self._sized: dict[int, _Sized] = {}
-        self._lookups = {node.name for node in program.nodes if node.op == EMBEDDING}
+        self._mixtures = mixtures(program, shapes)
+        self._groups = groups
+        self._most_groups = max((one.experts for one in self._mixtures), default=1)
+        self._rewritten: dict[int, Rewritten] = {}
+        self._sized: dict[tuple[int, int], _Sized] = {}
 
     def under(self, target: int) -> Decomposition:
-        volume = self._program.volume
-        while volume > self._least and self._at_volume(volume).live_bytes > target // SPARE:
+        """Experts are parted only as far as the target asks."""
+        groups = min(self._groups, self._most_groups)
+        while True:
+            try:
+                return self._under(groups, target)
+            except OverMemory:
+                if groups >= self._most_groups:
+                    raise
+                least = max(-(-one.nbytes // max(target, 1)) for one in self._mixtures)
+                groups = min(max(2 * groups, least), self._most_groups)
+
+    def _under(self, groups: int, target: int) -> Decomposition:
+        volume = self._source.volume
+        while volume > self._least and self._at_volume(groups, volume).live_bytes > target // SPARE:
             volume = max(self._least, volume // 2)
         while True:
             try:
-                return self._at(volume, target)
+                return self._at(groups, volume, target)
             except OverMemory:
                 if volume == self._least:
                     raise
                 volume = max(self._least, volume // 2)
 
-    def _at_volume(self, volume: int) -> _Sized:
-        if volume not in self._sized:
-            like = next(iter(self._sized.values()), None)
-            self._sized[volume] = _Sized(replace(self._program, volume=volume), self._calls, like)
-        return self._sized[volume]
+    def _in_groups(self, groups: int) -> Rewritten:
+        if groups not in self._rewritten:
+            self._rewritten[groups] = rewrite(self._source, self._shapes, self._mixtures, groups)
+        return self._rewritten[groups]
 
-    def _at(self, volume: int, target: int) -> Decomposition:
-        whole = self._at_volume(volume)
+    def _at_volume(self, groups: int, volume: int) -> _Sized:
+        if (groups, volume) not in self._sized:
+            like = next((sized for (known, _), sized in self._sized.items() if known == groups), None)
+            program = replace(self._in_groups(groups).program, volume=volume)
+            self._sized[groups, volume] = _Sized(program, self._calls, like)
+        return self._sized[groups, volume]
+
+    def _at(self, groups: int, volume: int, target: int) -> Decomposition:
+        whole, made = self._at_volume(groups, volume), self._in_groups(groups)
+        large = {node.name for node in whole.program.nodes if node.op in (EMBEDDING, LINEAR)}
         to_split: set[str] = set()
         while True:
             try:
-                split = _split_lookups(whole.program, self._shapes, target, to_split, self._calls)
+                split = _split_rows(whole.program, made, target, to_split, self._calls)
                 return _Cutting(split, whole, target, self._calls).done()
             except OverMemory as error:
-                if error.field not in self._lookups - to_split:
+                if error.field not in large - to_split:
                     raise
                 to_split.add(error.field)
 
@@ -150,7 +183,7 @@ class _Sized:
         """`like` is the same program at another volume; other tasks send the inputs named in `sent`."""
         self.program = program
         self._like, self._sent = like, sent
-        self.plan = Plan(program, calls) if like is None else like.plan
+        self.plan: Plan = Plan(program, calls) if like is None else like.plan
         self.courses: list[Course] = [calls.course(self.plan, sizes) for sizes in corners(program)]
         self._live = [course.live_bytes for course in self.courses]
 
@@ -164,7 +197,7 @@ class _Sized:
 
     def peak_node(self) -> str:
         live = max(self._live, key=max)
-        return self.program.nodes[live.index(max(live))].name
+        return self.program.nodes[min(live.index(max(live)), len(self.program.nodes) - 1)].name
 
     def verified(self) -> Verified:
         arriving = [
@@ -183,21 +216,27 @@ class _Sized:
 class _Cutting:
     """One way through: a program at one volume, under one target."""
 
-    def __init__(self, split: _Split, whole: _Sized, target: int, calls: Calls) -> None:
+    def __init__(self, split: Rewritten, whole: _Sized, target: int, calls: Calls) -> None:
         self._split, self._target, self._calls = split, target, calls
         self._whole = whole if split.program is whole.program else _Sized(split.program, calls)
         self._carver = self._carver_of(self._whole)
 
     def done(self) -> Decomposition:
-        aside = [Group(f"embed.{k}", part) for k, part in enumerate(self._split.parts)]
-        pieces = {piece.group.name: piece for segment in self._segments(aside) for piece in self._cut(*segment)}
+        aside = [Group(name, part) for name, part in self._split.parts.items()]
+        beside = {group.name: self._beside(group) for group in aside}
+        pieces: dict[str, _Piece] = {}
+        counted: dict[str, int] = {}
+        for name, sized in self._segments(aside):
+            for piece in self._cut(name, counted.get(name, 0), sized):
+                pieces[piece.group.name] = piece
+                counted[name] = counted.get(name, 0) + 1
         programs = self._carver.tasks([*aside, *(piece.group for piece in pieces.values())])
         tasks: dict[str, Verified] = {}
         for name, task in programs.items():
-            found = pieces[name].found if name in pieces else _Sized(task, self._calls).verified()
+            found = pieces[name].found if name in pieces else beside[name]
             tasks[name] = replace(found, program=task)
         found_there = tuple(piece.bottleneck for piece in pieces.values())
-        return Decomposition(tasks, self._split.ranges, self._split.program.volume, found_there)
+        return Decomposition(_in_order(tasks), self._split.ranges, self._split.program.volume, found_there)
 
     def _carver_of(self, sized: _Sized) -> Carver:
         course = sized.courses[0]
@@ -206,24 +245,30 @@ class _Cutting:
         dtypes = {name: kind.dtype for name, kind in kinds if kind is not None}
         return Carver(sized.flow, self._split.shapes, dtypes, DRIVER, self._split.program.inputs)
 
+    def _beside(self, group: Group) -> Verified:
+        task = _Sized(self._carver.alone(group.nodes), self._calls)
+        found = task.verified()
+        if memory_bytes(found, self._target) > self._target:
+            raise OverMemory(task.peak_node(), f"takes {found.peak_bytes} bytes in {group.name}, {self._target} given")
+        return found
+
     def _segments(self, aside: Sequence[Group]) -> Iterable[tuple[str, _Sized]]:
         whole = self._whole
         apart = {whole.flow.number[name] for group in aside for name in group.nodes}
         parts = segments(whole.flow, [course.flops for course in whole.courses], apart)
         if len(parts) == 1 and not aside:
-            return [("graph", whole)]
-        names = _names(whole.flow, parts)
-        nodes = whole.program.nodes
-        groups = [Group(name, tuple(nodes[k].name for k in part)) for name, part in zip(names, parts, strict=True)]
-        tasks = self._carver.tasks([*aside, *groups])
-        made = whole.flow.number
+            return [(_name(whole.flow, parts[0]), whole)]
+        nodes, made = whole.program.nodes, whole.flow.number
+        groups = {f"segment.{k}": tuple(nodes[n].name for n in part.nodes) for k, part in enumerate(parts)}
+        tasks = self._carver.tasks([*aside, *(Group(name, part) for name, part in groups.items())])
+        carved = [tasks[name] for name in groups]
         return [
-            (name, _Sized(task, self._calls, sent={i.name for i in task.inputs if i.name in made}))
-            for name, task in tasks.items()
-            if name in names
+            (_name(whole.flow, part), _Sized(task, self._calls, sent={i.name for i in task.inputs if i.name in made}))
+            for part, task in zip(parts, carved, strict=True)
         ]
 
-    def _cut(self, name: str, sized: _Sized) -> list[_Piece]:
+    def _cut(self, name: str, number: int, sized: _Sized) -> list[_Piece]:
+        """The tasks of a segment, numbered from `number`."""
         line = chain(sized.flow, sized.courses, self._split.shapes)
         carver = self._carver_of(sized)
         steps = [step.name for step in line.steps]
@@ -248,7 +293,7 @@ class _Cutting:
                 break
             refused.update(over)
         pieces: list[_Piece] = []
-        for k, (first, end) in enumerate(ranges):
+        for k, (first, end) in enumerate(ranges, start=number):
             task = sized_task(first, end)
             further = next_boundary(line, end)
             is_full = further > end and most_bytes(line, first, further, waiting) > self._target
@@ -272,62 +317,82 @@ class _Piece:
     bottleneck: Bottleneck
 
 
-def _names(flow: Flow, parts: Sequence[Sequence[int]]) -> list[str]:
-    """A name for each segment: the module that has most of its weights, or what it does."""
-    if len(parts) == 1:
-        return ["graph"]
-    names: list[str] = []
-    taken = {"embed": 1}
-    for part in parts:
-        modules: dict[str, int] = {}
-        for k in part:
-            for weight, size in flow.behind[k].items():
-                module = weight.partition(".")[0]
-                modules[module] = modules.get(module, 0) + size
-        best = max(modules, key=lambda module: modules[module], default="")
-        name = best if sum(modules.values()) > FREE_WEIGHT_BYTES else "merge"
-        count = taken[name] = taken.get(name, -1) + 1
-        names.append(f"{name}-{count}" if count else name)
-    return names
+def _name(flow: Flow, segment: Segment) -> str:
+    """A name for its tasks: of a branch, the module that has most of its weights, or what it does."""
+    if not segment.is_branch:
+        return "graph"
+    modules: dict[str, int] = {}
+    for k in segment.nodes:
+        for weight, size in flow.behind[k].items():
+            module = weight.partition(".")[0]
+            modules[module] = modules.get(module, 0) + size
+    if sum(modules.values()) <= FREE_WEIGHT_BYTES:
+        return "merge"
+    best = max(modules, key=lambda module: modules[module])
+    return f"{best}-module" if best in _ASIDE else best
 
 
-@dataclass(frozen=True, slots=True)
-class _Split:
-    program: Program
-    shapes: Mapping[str, Shape]
-    parts: Sequence[tuple[str, ...]]
-    ranges: Mapping[str, RowRange]
+def _in_order(tasks: Mapping[str, Verified]) -> dict[str, Verified]:
+    """The tasks so that each stands after all that send to it, as they stood otherwise."""
+    found: dict[str, Verified] = {}
+
+    def place(name: str) -> None:
+        for declared in tasks[name].program.inputs:
+            source = declared.edge.removesuffix(edge_name("", name))
+            if source in tasks and source not in found:
+                place(source)
+        found[name] = tasks[name]
+
+    for name in tasks:
+        if name not in found:
+            place(name)
+    return found
 
 
-def _split_lookups(
-    program: Program, shapes: Mapping[str, Shape], target: int, chosen: Collection[str], calls: Calls
-) -> _Split:
-    """Split every lookup that is chosen, or whose table alone is above the target, into as few parts as fit."""
-    parts: list[tuple[str, ...]] = []
-    ranges: dict[str, RowRange] = {}
+def _split_rows(program: Program, made: Rewritten, target: int, chosen: Collection[str], calls: Calls) -> Rewritten:
+    """Split what is chosen by the rows of its weight, and every lookup whose table alone is above the target."""
+    parts, ranges, shapes = dict(made.parts), dict(made.ranges), made.shapes
     sizes = {w.name: w.nbytes for w in program.weights}
     given = {i.name for i in program.inputs}
+    counted = {"embed": 0, "rows": 0}
     for node in program.nodes:
-        if node.op != EMBEDDING or node.name not in shapes:
+        if node.op not in (EMBEDDING, LINEAR) or node.name not in shapes:
             continue
-        table, ids = (arg.name if isinstance(arg, Ref) else "" for arg in node.args[:2])
-        if table not in sizes or not (sizes[table] > target or node.name in chosen):
+        named = [arg.name if isinstance(arg, Ref) else "" for arg in node.args]
+        weight, operand = (named[0], named[1]) if node.op == EMBEDDING else (named[1], named[0])
+        if weight not in sizes or not (sizes[weight] > target or node.name in chosen):
             continue
-        if ids not in given and ids not in flow(program).free_names:
+        if node.op == EMBEDDING and operand not in given and operand not in flow(program).free_names:
             continue
-        for count in range(max(2, -(-sizes[table] // max(target, 1))), MAX_PARTS + 1):
-            split = split_rows(program, shapes, node.name, count)
-            lookup = Group("embed", split.parts[0])
-            task = Carver(flow(split.program), split.shapes, {}, DRIVER).tasks([lookup])["embed"]
-            found = _Sized(task, calls).verified()
-            room = waiting_bytes(found.input_bytes, target)
-            if found.live_bytes + room > target:
-                raise OverMemory(node.name, f"takes {found.live_bytes} bytes without its table, {target - room} given")
-            if found.peak_bytes + room <= target:
-                program, shapes = split.program, split.shapes
-                parts += split.parts
-                ranges.update(split.ranges)
-                break
-        else:
-            raise OverMemory(node.name, f"its table of {sizes[table]} bytes does not fit {MAX_PARTS} tasks of {target}")
-    return _Split(program, shapes, parts, ranges)
+        if node.op == LINEAR and (operand not in shapes or any(name not in sizes for name in named[2:])):
+            continue
+        split = _fitting(program, shapes, node.name, sizes[weight], target, calls)
+        kind = "embed" if node.op == EMBEDDING else "rows"
+        program, shapes = split.program, split.shapes
+        ranges.update(split.ranges)
+        for part in split.parts:
+            parts[f"{kind}.{counted[kind]}"] = part
+            counted[kind] += 1
+    return Rewritten(program, shapes, parts, ranges)
+
+
+def _fitting(
+    program: Program, shapes: Mapping[str, Shape], name: str, weight_size: int, target: int, calls: Calls
+) -> Split:
+    """The operator in as few parts as fit.
+
+    Raises:
+        OverMemory: none do.
+    """
+    for count in range(max(2, -(-weight_size // max(target, 1))), MAX_PARTS + 1):
+        split = split_rows(program, shapes, name, count)
+        dtype = next(w.dtype for w in split.program.weights if w.name in split.ranges)
+        dtypes = dict.fromkeys(split.shapes, dtype)
+        task = Carver(flow(split.program), split.shapes, dtypes, DRIVER).alone(split.parts[0])
+        found = _Sized(task, calls).verified()
+        room = waiting_bytes(found.input_bytes, target)
+        if found.live_bytes + room > target:
+            raise OverMemory(name, f"takes {found.live_bytes} bytes without its weight, {target - room} given")
+        if found.peak_bytes + room <= target:
+            return split
+    raise OverMemory(name, f"its weight of {weight_size} bytes does not fit {MAX_PARTS} tasks of {target}")

@@ -27,6 +27,7 @@ MAX_TEXTS_BYTES = 2**20
 MAX_TEXT_CHARS = 32_768
 """All of a text is tokenized before it is cut, at some 150 bytes a token."""
 MAX_BYTES = 48 * 2**20
+MAX_VALUES = 2**14
 _VERSION = 1
 
 
@@ -60,7 +61,7 @@ class DriverProgram:
     def decode(cls, data: bytes) -> DriverProgram:
         """Raises BadTask, BadVersion, TooLarge (over 48 MiB)."""
         try:
-            raw = canonical.decode(data, max_bytes=MAX_BYTES)
+            raw = canonical.decode(data, max_bytes=MAX_BYTES, max_values=MAX_VALUES)
         except TooLarge as error:
             raise TooLarge("program", error.reason) from error
         except BadInput as error:

@@ -27,11 +27,15 @@ from nodewire.graph.whitelist import Ref, check_call
 from nodewire.protocol import canonical
 
 VERSION = 1
-MAX_BYTES = 8 * 2**20
-MAX_NODES = 100_000
+MAX_BYTES = 4 * 2**20
+MAX_VALUES = 2**19
+"""Lists, maps and their entries in a program: what bounds the memory that reading it takes."""
+MAX_NODES = 16_384
 MAX_RANK = 8
 MAX_DIMS = 3
 MAX_SIZE = 2**40
+MAX_ELEMENTS = 2**44
+"""Of a shape, dims apart: no product of sizes that torch makes of it overflows."""
 MAX_FILES = 64
 MAX_SLOTS = 4_096
 
@@ -48,10 +52,13 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _FORMATS = {"contiguous": torch.contiguous_format, "preserve": torch.preserve_format}
 _FORMAT_NAMES = {v: k for k, v in _FORMATS.items()}
 
+_NO_DIMS: Mapping[str, int] = {}
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,159}")
 
 Shape = tuple[int | str, ...]
 """Sizes, or names of dims."""
+SOME = "some"
+"""Where a tensor's first size has this name, the data decide it: each tensor has its own, from 0 to `volume`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +122,11 @@ class Program:
     outputs: tuple[Output, ...]
     slots: int = 1
 
+    @property
+    def takes_some(self) -> bool:
+        """Whether data decide how many rows of an input there are."""
+        return any(SOME in i.shape for i in self.inputs)
+
     def encode(self) -> bytes:
         return canonical.encode(
             {
@@ -145,12 +157,12 @@ class Program:
         """The program in `data`, with every name, reference, operator and argument type checked; nothing has run.
 
         Raises:
-            TooLarge: over 8 MiB.
+            TooLarge: over 4 MiB, or 524,288 values.
             BadVersion: another format version.
             BadTask: any other fault; the field is the node's name where there is one.
         """
         try:
-            document = canonical.decode(data, max_bytes=MAX_BYTES)
+            document = canonical.decode(data, max_bytes=MAX_BYTES, max_values=MAX_VALUES)
         except TooLarge as error:
             raise TooLarge("program", error.reason) from error
         except BadInput as error:
@@ -158,7 +170,7 @@ class Program:
         if not isinstance(document, dict):
             raise BadTask("program", "not a map")
         if document.get("v") != VERSION:
-            raise BadVersion("program", f"version {document.get('v')!r}"[:80])
+            raise BadVersion.of(document.get("v"), VERSION)
         fields = {"v", "slots", "dims", "volume", "inputs", "weights", "nodes", "outputs"}
         if set(document) != fields:
             raise BadTask("program", f"its fields are not {', '.join(sorted(fields))}")
@@ -186,7 +198,7 @@ class Program:
             if name in known:
                 raise BadTask(name, "defined twice")
             known.add(name)
-        sized = {d for i in self.inputs for d in i.shape if isinstance(d, str)}
+        sized = {d for i in self.inputs for d in i.shape if isinstance(d, str) and d != SOME}
         if sized != set(self.dims):
             raise BadTask("dims", "not exactly the dimensions of the inputs")
         for node in self.nodes:
@@ -200,6 +212,8 @@ class Program:
         values = known - set(self.dims)
         if not self.outputs:
             raise BadTask("outputs", "none")
+        if len({(output.edge, output.name) for output in self.outputs}) < len(self.outputs):
+            raise BadTask("outputs", "two of one name on an edge")
         for output in self.outputs:
             if output.value not in values:
                 raise BadTask(output.value, "is an output and not defined")
@@ -286,7 +300,7 @@ def _weight(raw: Any) -> Weight:
     match raw:
         case {"name": str(name), "dtype": dtype, "shape": list(shape), "file": file} if len(raw) == 4:
             _named(name, "weights")
-            sizes = tuple(s for s in _shape(shape, name, {}) if isinstance(s, int))
+            sizes = tuple(s for s in _shape(shape, name, _NO_DIMS) if isinstance(s, int))
             return Weight(name, _dtype(dtype, name), sizes, _count(file, name, 0, MAX_FILES - 1))
     raise BadTask("weights", "an entry is not {name, dtype, shape, file}")
 
@@ -296,8 +310,8 @@ def _output(raw: Any, dims: Mapping[str, int]) -> Output:
         case {"edge": str(edge), "tensor": str(name), "dtype": dtype, "shape": list(shape), "value": str(value)} if (
             len(raw) == 5
         ):
-            _named(name, "outputs")
-            _named(edge, "outputs")
+            for text in (name, edge, value):
+                _named(text, "outputs")
             return Output(name, value, _dtype(dtype, name), _shape(shape, name, dims), edge)
     raise BadTask("outputs", "an entry is not {edge, tensor, dtype, shape, value}")
 
@@ -305,15 +319,19 @@ def _output(raw: Any, dims: Mapping[str, int]) -> Output:
 def _dims(raw: Any) -> dict[str, int]:
     if not isinstance(raw, dict) or len(raw) > MAX_DIMS:
         raise BadTask("dims", f"not a map of at most {MAX_DIMS}")
+    if SOME in raw:
+        raise BadTask("dims", f"{SOME!r} is what data decide")
     return {_named(name, "dims"): _count(most, name, 1, MAX_SIZE) for name, most in raw.items()}
 
 
 def _shape(raw: list[Any], name: str, dims: Mapping[str, int]) -> Shape:
     if len(raw) > MAX_RANK:
         raise BadTask(name, f"rank {len(raw)}, at most {MAX_RANK}")
-    for size in raw:
-        if not (isinstance(size, str) and size in dims):
+    for at, size in enumerate(raw):
+        if not (isinstance(size, str) and (size in dims or (size == SOME and at == 0 and dims is not _NO_DIMS))):
             _count(size, name, 0, MAX_SIZE)
+    if math.prod(max(size, 1) for size in raw if isinstance(size, int)) > MAX_ELEMENTS:
+        raise BadTask(name, f"more than {MAX_ELEMENTS} elements")
     return tuple(raw)
 
 

@@ -5,6 +5,7 @@ The same loop runs on real tensors (here) and on the meta device (`liveness`), s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +13,11 @@ from typing import Any
 import torch
 
 from nodewire.errors import BadInput, BadTask, OverMemory, TooLarge
-from nodewire.graph.format import DTYPES, MAX_SIZE, Input, Node, Program
+from nodewire.graph.format import DTYPES, MAX_SIZE, SOME, Input, Node, Output, Program, Shape
 from nodewire.graph.whitelist import BITWISE, INDEXING, MAX_INT, MAX_LIST, OPS, SAME_FLOAT, Op, Ref
+from nodewire.graph.workspace import ATTENTION, as_on_cpu
 
+BATCH_NORM = "aten._native_batch_norm_legit_no_training.default"
 Value = Any
 """A tensor, an int, or the list of tensors that a split makes."""
 After = Callable[[Node, Op, Mapping[str, Value], Value, Sequence[str]], None]
@@ -23,8 +26,16 @@ After = Callable[[Node, Op, Mapping[str, Value], Value, Sequence[str]], None]
 
 @dataclass(frozen=True, slots=True)
 class _Step:
+    """A node made ready: constants in their places, and where the values that it refers to go."""
+
     node: Node
     op: Op
+    args: tuple[Any, ...]
+    flat: tuple[tuple[int, str], ...]
+    nested: tuple[int, ...]
+    kwargs: Mapping[str, Any]
+    varying: tuple[str, ...]
+    guarded: bool
     last_used: tuple[str, ...]
 
 
@@ -38,7 +49,7 @@ class Interpreter:
         self.program = program
         self.device = torch.device(device)
         self._weights = dict(weights)
-        self._steps = _schedule(program)
+        self._steps = _schedule(program, self.device)
 
     def __call__(
         self, inputs: Mapping[str, torch.Tensor], dims: Mapping[str, int], after: After | None = None
@@ -46,52 +57,80 @@ class Interpreter:
         """The outputs by value name. The inputs are the caller's, and stay until it lets them go.
 
         Raises:
-            BadTask: an operator refuses its arguments; the field is the node's name.
+            BadTask: an operator refuses its arguments, or an output is not what is declared; the field is its name.
             BadInput: an index is outside what it indexes.
         """
-        env: dict[str, Value] = {**dims, **self._weights, **inputs}
         with torch.no_grad():
-            for step in self._steps:
-                env[step.node.name] = self._run(step, env, after)
-                for name in step.last_used:
-                    del env[name]
-        return {output.value: _tensor(env[output.value], output.value) for output in self.program.outputs}
+            return self.recorded(inputs, dims, after)
+
+    def recorded(
+        self, inputs: Mapping[str, torch.Tensor], dims: Mapping[str, int], after: After | None = None
+    ) -> dict[str, torch.Tensor]:
+        """The same under the caller's autograd: weights and inputs that require gradients are leaves."""
+        env: dict[str, Value] = {**dims, **self._weights, **inputs}
+        for step in self._steps:
+            env[step.node.name] = self._run(step, env, after)
+            for name in step.last_used:
+                del env[name]
+        return {out.value: _checked(out, env[out.value], dims) for out in self.program.outputs}
 
     def _run(self, step: _Step, env: Mapping[str, Value], after: After | None) -> Value:
-        node, op = step.node, step.op
-        args = [_resolve(arg, env) for arg in node.args]
-        kwargs = {key: _resolve(arg, env) for key, arg in node.kwargs.items()}
+        args, kwargs = list(step.args), step.kwargs
+        for at, name in step.flat:
+            args[at] = env[name]
+        for at in step.nested:
+            args[at] = _resolve(args[at], env)
+        if step.varying:
+            kwargs = {**kwargs, **{key: _resolve(kwargs[key], env) for key in step.varying}}
+        op = step.op
         try:
-            check_values(node, op, op.bound(args, kwargs))
-            if op.places:
-                kwargs["device"] = self.device
+            if step.guarded:
+                check_values(step.node, op, op.bound(args, kwargs))
             result = op.call(*args, **kwargs)
-        except BadInput:
+        except (BadTask, BadInput):
             raise
         except (torch.OutOfMemoryError, MemoryError) as error:
-            raise OverMemory(node.name, f"{op.name}: the device has no memory left") from error
-        except (RuntimeError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+            raise OverMemory(step.node.name, f"{op.name}: the device has no memory left") from error
+        except Exception as error:  # whatever torch raises: its meta kernels are written in Python, and assert
             first = (str(error).splitlines() or [""])[0]
             if "allocate memory" in first:  # torch's CPU allocator has no error class of its own
-                raise OverMemory(node.name, f"{op.name}: the device has no memory left") from error
-            raise BadTask(node.name, f"{op.name}: {type(error).__name__}: {first[:160]}") from error
-        if isinstance(result, tuple):
+                raise OverMemory(step.node.name, f"{op.name}: the device has no memory left") from error
+            raise BadTask(step.node.name, f"{op.name}: {type(error).__name__}: {first[:160]}") from error
+        if op.name == ATTENTION and self.device.type == "meta":
+            result = as_on_cpu(op, op.bound(args, kwargs), result)
+        kind = type(result)
+        if kind is tuple:
             result = list(result)
-        if type(result) is int and abs(result) > MAX_INT:
-            raise BadTask(node.name, "a size beyond 64 bits")
+        elif kind is int and abs(result) > MAX_INT:
+            raise BadTask(step.node.name, "a size beyond 64 bits")
         if after is not None:
-            after(node, op, op.bound(args, kwargs), result, step.last_used)
+            after(step.node, op, op.bound(args, kwargs), result, step.last_used)
         return result
+
+
+def is_guarded(op: Op) -> bool:
+    """Whether `check_values` has anything to say about an operator."""
+    return (
+        op.name in SAME_FLOAT
+        or op.name in BITWISE
+        or op.name in INDEXING
+        or op.name.startswith(("py.", "aten.split.", "aten.unbind."))
+        or op.name == BATCH_NORM
+    )
 
 
 def check_values(node: Node, op: Op, given: Mapping[str, Value]) -> None:
     """What must hold for arguments before a kernel sees them, beyond what torch's meta device checks.
 
     Raises:
-        BadTask: dtypes that no kernel takes, or more pieces than a split may make.
+        BadTask: dtypes that no kernel takes, more pieces than a split may make, arithmetic on anything but sizes.
         BadInput: an index out of bounds (not on the meta device, where there are no values).
     """
-    if op.name in SAME_FLOAT:
+    if op.name.startswith("py."):
+        _check_python(node, op, given)
+    elif op.name == BATCH_NORM:
+        _check_batch_norm(node, given)
+    elif op.name in SAME_FLOAT:
         tensors = [v for k, v in given.items() if isinstance(v, torch.Tensor) and k != "attn_mask"]
         if len({t.dtype for t in tensors}) > 1 or not all(t.is_floating_point() for t in tensors):
             raise BadTask(node.name, f"{op.name} of {', '.join(str(t.dtype)[6:] for t in tensors)}")
@@ -105,6 +144,25 @@ def check_values(node: Node, op: Op, given: Mapping[str, Value]) -> None:
         dim = given.get("dim", 0)
         if type(size) is not int or size < 1 or tensor.shape[dim] > MAX_LIST * size:
             raise BadTask(node.name, f"{op.name} into more than {MAX_LIST} pieces")
+
+
+def _check_python(node: Node, op: Op, given: Mapping[str, Value]) -> None:
+    """Python's operators take what they are given: a list times 10^12 is a list of 10^12, and a product of tensors has
+    passed no check of ours."""
+    if op.name == "py.getitem":
+        if type(given["a0"]) is not list:
+            raise BadTask(node.name, "takes a piece of what was not split")
+    elif any(type(value) is not int for value in given.values()):
+        raise BadTask(node.name, f"{op.name} of something else than sizes")
+
+
+def _check_batch_norm(node: Node, given: Mapping[str, Value]) -> None:
+    """The CPU's kernel reads as many of each as there are channels, however many there are."""
+    channels = given["input"].shape[1]
+    for name in ("weight", "bias", "running_mean", "running_var"):
+        value = given[name]
+        if value is not None and tuple(value.shape) != (channels,):
+            raise BadTask(node.name, f"{name} is not one for each of {channels} channels")
 
 
 def _check_indices(node: Node, op: Op, given: Mapping[str, Value]) -> None:
@@ -146,6 +204,10 @@ def bind(program: Program, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]
         if tensor.dtype != declared.dtype or tensor.dim() != len(declared.shape):
             raise BadInput(declared.name, f"{str(tensor.dtype)[6:]} of rank {tensor.dim()}")
         for size, want in zip(tensor.shape, declared.shape, strict=True):
+            if want == SOME:
+                if size > program.volume:
+                    raise TooLarge(declared.name, f"{size} rows, at most {program.volume}")
+                continue
             if isinstance(want, str):
                 want = dims.setdefault(want, size)
             if size != want:
@@ -153,7 +215,18 @@ def bind(program: Program, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]
     check_dims(program, dims)
     for declared in program.inputs:
         _check_range(declared, inputs[declared.name])
-    return dims
+    return {**dims, SOME: program.volume} if program.takes_some else dims
+
+
+def is_shaped(found: Sequence[int], declared: Shape, sizes: Mapping[str, int]) -> bool:
+    """Whether a result has the declared shape; of what data decide, at most a row for each position of the call."""
+    if len(found) != len(declared):
+        return False
+    most = max(sizes.get(SOME, 0), math.prod(size for name, size in sizes.items() if name != SOME))
+    return all(
+        have <= most if want == SOME else have == (sizes[want] if isinstance(want, str) else want)
+        for have, want in zip(found, declared, strict=True)
+    )
 
 
 def check_dims(program: Program, dims: Mapping[str, int]) -> None:
@@ -175,7 +248,7 @@ def _check_range(declared: Input, tensor: torch.Tensor) -> None:
             raise BadInput(declared.name, f"{low if low < 0 else high} is not in [0, {declared.below})")
 
 
-def _schedule(program: Program) -> list[_Step]:
+def _schedule(program: Program, device: torch.device) -> list[_Step]:
     keep = {o.value for o in program.outputs} | {w.name for w in program.weights} | {i.name for i in program.inputs}
     keep |= set(program.dims)
     last: list[tuple[str, ...]] = []
@@ -183,18 +256,38 @@ def _schedule(program: Program) -> list[_Step]:
         dying = tuple(dict.fromkeys(name for name in (*node.refs(), node.name) if name not in keep))
         keep.update(dying)
         last.append(dying)
-    return [_Step(n, OPS[n.op], d) for n, d in zip(program.nodes, reversed(last), strict=True)]
+    return [_step(n, d, device) for n, d in zip(program.nodes, reversed(last), strict=True)]
+
+
+def _step(node: Node, last_used: tuple[str, ...], device: torch.device) -> _Step:
+    op = OPS[node.op]
+    kwargs = {**node.kwargs, "device": device} if op.places else node.kwargs
+    return _Step(
+        node=node,
+        op=op,
+        args=node.args,
+        flat=tuple((at, arg.name) for at, arg in enumerate(node.args) if isinstance(arg, Ref)),
+        nested=tuple(at for at, arg in enumerate(node.args) if isinstance(arg, list | tuple)),
+        kwargs=kwargs,
+        varying=tuple(key for key, arg in node.kwargs.items() if isinstance(arg, Ref | list | tuple)),
+        guarded=is_guarded(op),
+        last_used=last_used,
+    )
 
 
 def _resolve(arg: Any, env: Mapping[str, Value]) -> Value:
     if type(arg) is Ref:
         return env[arg.name]
-    if type(arg) is list:
+    if isinstance(arg, list | tuple):
         return [_resolve(item, env) for item in arg]
     return arg
 
 
-def _tensor(value: Value, name: str) -> torch.Tensor:
+def _checked(out: Output, value: Value, dims: Mapping[str, int]) -> torch.Tensor:
+    """An output as it was declared. Verification promised it for the sizes of the request; here it is seen."""
     if not isinstance(value, torch.Tensor) or value.dtype not in DTYPES.values():
-        raise BadTask(name, "is an output and not a tensor of a known dtype")
+        raise BadTask(out.value, "is an output and not a tensor of a known dtype")
+    if value.dtype != out.dtype or not is_shaped(value.shape, out.shape, dims):
+        shape = [dims.get(size, size) if isinstance(size, str) else size for size in out.shape]
+        raise BadTask(out.value, f"leaves as {value.dtype} {list(value.shape)}, declared {out.dtype} {shape}")
     return value

@@ -7,24 +7,49 @@ parted, the projections of one attention layer are not.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 from nodewire.graph import colour
 from nodewire.graph.analysis import Flow
 from nodewire.graph.dominators import branches, main_line
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Nodes by number, in order; whether others run beside it."""
+
+    nodes: tuple[int, ...]
+    is_branch: bool
+
 
 _SHARE = 10
 _PRODUCTS = 3
 _IS_PRODUCT = ("aten.linear.", "aten.matmul.", "aten.mm.", "aten.bmm.", "aten.addmm.", "aten.conv")
 
 
-def segments(flow: Flow, flops: Sequence[Sequence[int]], aside: Collection[int]) -> list[tuple[int, ...]]:
+def segments(flow: Flow, flops: Sequence[Sequence[int]], aside: Collection[int]) -> list[Segment]:
     """Nodes of the chain, those in `aside` left out, as segments in an order in which these can run.
 
     `flops[c][k]` is the work of node k at the c-th of the largest sizes.
     """
     part = _Parting(flow, flops, [k for k, free in enumerate(flow.free) if not free and k not in aside])
-    found = [tuple(sorted(one)) for group in part.by_inputs() for one in part.by_forks(group)]
-    return [one for one in found if one]
+    levels = _levels(flow, aside)
+    groups = part.by_inputs()
+    found: list[Segment] = []
+    for group in groups:
+        for level in sorted({levels[k] for k in group}):
+            parts = [one for one in part.by_forks([k for k in group if levels[k] == level]) if one]
+            found += [Segment(tuple(sorted(one)), len(groups) + len(parts) > 2) for one in parts]
+    return found
+
+
+def _levels(flow: Flow, aside: Collection[int]) -> list[int]:
+    """How many tasks of `aside` that wait for the chain stand before each node: a task cannot hold both its ends."""
+    levels: list[int] = []
+    for k, uses in enumerate(flow.uses):
+        waits = [levels[u] + (u in aside and k not in aside) for u in uses if not flow.free[u] and levels[u] >= 0]
+        levels.append(max(waits, default=-1 if k in aside or flow.free[k] else 0))
+    return levels
 
 
 class _Parting:

@@ -14,6 +14,10 @@ from nodewire.graph.format import MAX_RANK, MAX_SIZE, NAMES, Program, Weight
 from nodewire.graph.liveness import corners, walk, weight_bytes
 
 MAX_HEADER_BYTES = 8 * 2**20
+MAX_VERIFY_S = 12.0
+"""Of processor time; tasks of the largest models take a tenth of that."""
+_HEADER_BYTES, _ENTRY_BYTES = 65_536, 512
+"""Of a header: for what stands beside the tensors, and for each of them (a name has 160 characters at most)."""
 _STORED = {
     "F32": "float32",
     "BF16": "bfloat16",
@@ -40,20 +44,16 @@ class Verified:
         return self.weight_bytes + self.live_bytes
 
 
-def verify(program: Program, budget_bytes: int) -> Verified:
-    """Run the program on the meta device at the largest sizes it declares, and compare its outputs with what it says.
+def verify(program: Program, budget_bytes: int, threads: int = 1) -> Verified:
+    """Run the program on the meta device at the largest sizes it declares, for a machine that gives it `threads`.
 
     Raises:
-        BadTask, OverMemory: naming the node, input or output.
+        BadTask, OverMemory, TooLarge: naming the node, input or output.
     """
     peak = flops = arriving = 0
-    for sizes in corners(program):
-        course = walk(program, sizes, budget_bytes)
-        for out in program.outputs:
-            found = course.types.get(out.value)
-            shape = tuple(sizes[d] if isinstance(d, str) else d for d in out.shape)
-            if found is None or found.dtype != out.dtype or found.shape != shape:
-                raise BadTask(out.value, f"leaves as {found}, declared {NAMES[out.dtype]} {list(shape)}")
+    every = corners(program)
+    for sizes in every:
+        course = walk(program, sizes, budget_bytes, threads, longest_s=MAX_VERIFY_S / len(every))
         peak, flops = max(peak, course.peak_bytes), max(flops, course.flops)
         arriving = max(arriving, sum(course.types[i.name].nbytes for i in program.inputs))
     return Verified(program, weight_bytes(program), peak, arriving, flops)
@@ -70,44 +70,43 @@ def verify_weights(program: Program, files: Sequence[Path]) -> None:
         raise BadTask("weights", f"names a file that is not among the {len(files)} given")
     for index, path in enumerate(files):
         expected = {w.name: w for w in program.weights if w.file == index}
-        found = header(path)
+        found = header(path, _HEADER_BYTES + _ENTRY_BYTES * len(expected))
         for name in sorted(set(found) ^ set(expected)):
-            raise BadTask(
-                name[:160], "is in the file and not in the program" if name in found else "is not in its file"
-            )
+            where = "is in the file and not in the program" if name in found else "is not in its file"
+            raise BadTask(_shown(name), where)
         for name, weight in expected.items():
             if found[name] != (NAMES[weight.dtype], weight.shape):
                 raise BadTask(name, f"is {found[name]} in its file, declared {_declared(weight)}")
 
 
-def header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+def header(path: Path, most_bytes: int = MAX_HEADER_BYTES) -> dict[str, tuple[str, tuple[int, ...]]]:
     """dtype and shape of every tensor in a safetensors file, its offsets checked against its size.
 
     https://github.com/huggingface/safetensors#format
 
     Raises:
         BadTask: not that format.
-        TooLarge: the header is over 8 MiB.
+        TooLarge: the header is over `most_bytes`, or 8 MiB.
     """
+    most_bytes = min(most_bytes, MAX_HEADER_BYTES)
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if length > MAX_HEADER_BYTES:
-            raise TooLarge("weights", f"a header of {length} bytes, at most {MAX_HEADER_BYTES}")
+        if length > most_bytes:
+            raise TooLarge("weights", f"a header of {length} bytes, at most {most_bytes}")
         if size < 8 or length > size - 8:
             raise BadTask("weights", "shorter than its header")
         try:
             raw = json.loads(file.read(length))
         except (ValueError, RecursionError) as error:
             raise BadTask("weights", "its header is not JSON") from error
-    if not isinstance(raw, dict):
-        raise BadTask("weights", "its header is not a map")
-    raw.pop("__metadata__", None)
+    if not isinstance(raw, dict) or not isinstance(raw.pop("__metadata__", {}), dict):
+        raise BadTask("weights", "its header is not a map, or what it says beside tensors is none")
     found = {name: _entry(name, entry) for name, entry in raw.items()}
     end = 0
     for name, (_, _, first, last) in sorted(found.items(), key=lambda item: item[1][2:]):
         if first != end:
-            raise BadTask(name[:160], "its bytes overlap others or leave a gap")
+            raise BadTask(_shown(name), "its bytes overlap others or leave a gap")
         end = last
     if end != size - 8 - length:
         raise BadTask("weights", f"{size - 8 - length} bytes of data, its header says {end}")
@@ -125,7 +124,12 @@ def _entry(name: str, raw: Any) -> tuple[str, tuple[int, ...], int, int]:
             width = next(d for d, n in NAMES.items() if n == _STORED[dtype]).itemsize
             if last - first == math.prod(shape) * width:
                 return _STORED[dtype], tuple(shape), first, last
-    raise BadTask(name[:160], "its entry in the file's header is malformed")
+    raise BadTask(_shown(name), "its entry in the file's header is malformed")
+
+
+def _shown(name: str) -> str:
+    """A name out of a stranger's JSON, which may hold halves of characters that no message can carry."""
+    return name[:160].encode("unicode_escape").decode()[:160] or "weights"
 
 
 def _declared(weight: Weight) -> tuple[str, tuple[int, ...]]:

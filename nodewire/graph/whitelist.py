@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from nodewire.errors import BadTask
+from nodewire.graph.dispatch import scatter_rows, select_rows
 
 MAX_INT = 2**63 - 1
 MAX_LIST = 256
@@ -125,6 +126,10 @@ def _python(name: str, call: Callable[..., Any], *kinds: str) -> Op:
     return Op(f"py.{name}", call, tuple(Parameter(f"a{i}", k, True, False) for i, k in enumerate(kinds)))
 
 
+def _own(name: str, call: Callable[..., Any], **kinds: str) -> Op:
+    return Op(f"nodewire.{name}", call, tuple(Parameter(n, kind, True, False) for n, kind in kinds.items()))
+
+
 OPS: dict[str, Op] = {
     op.name: op
     for op in (
@@ -134,6 +139,8 @@ OPS: dict[str, Op] = {
         _python("sub", operator.sub, "int", "int"),
         _python("floordiv", operator.floordiv, "int", "int"),
         _python("getitem", operator.getitem, "Value", "Index"),
+        _own("select_rows", select_rows, self="Value", chosen="Value", first="int", last="int"),
+        _own("scatter_rows", scatter_rows, self="Value", chosen="Value", first="int", last="int"),
     )
 }
 """Every operator that may stand in a program, by name."""

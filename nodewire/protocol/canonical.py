@@ -31,22 +31,47 @@ def encode(document: Any) -> bytes:
         raise BadInput("document", "an integer is beyond 64 bits") from error
 
 
-def decode(data: bytes | memoryview, *, max_bytes: int) -> Any:
+def decode(data: bytes | memoryview, *, max_bytes: int, max_values: int | None = None) -> Any:
     """The document in `data`.
 
+    `max_values` bounds lists, maps and what is in them together: a megabyte of empty lists would else become fifty.
+
     Raises:
-        TooLarge: longer than `max_bytes`.
+        TooLarge: longer than `max_bytes`, or of more than `max_values`.
         BadInput: not msgpack, or not its canonical form.
     """
     if len(data) > max_bytes:
         raise TooLarge("document", f"{len(data)} bytes, at most {max_bytes}")
     try:
-        document = msgpack.unpackb(data, raw=False, strict_map_key=True)
+        document = msgpack.unpackb(data, raw=False, strict_map_key=True, **_counted(max_values))
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
+        if "exceeds max_" in str(error):
+            raise TooLarge("document", f"more than {max_values} values") from error
         raise BadInput("document", "not msgpack") from error
     if encode(document) != bytes(data):
         raise BadInput("document", "not in canonical form")
     return document
+
+
+def _counted(max_values: int | None) -> dict[str, Any]:
+    """Options of msgpack under which a document of more values than that is given up while it is read."""
+    if max_values is None:
+        return {}
+    left = max_values
+
+    def counted(container: Any) -> Any:
+        nonlocal left
+        left -= 1 + len(container)
+        if left < 0:
+            raise TooLarge("document", f"more than {max_values} values")
+        return container
+
+    return {
+        "list_hook": counted,
+        "object_hook": counted,
+        "max_array_len": max_values,
+        "max_map_len": max_values,
+    }
 
 
 def tagged_hash(tag: str, data: bytes) -> bytes:

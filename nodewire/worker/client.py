@@ -91,7 +91,8 @@ class WorkerProcess:
             WorkerFailed: it died while starting.
         """
         roots = [_resolved(path) for path in readable]
-        spawned = await spawn(entry, limits, roots, aligned(arena_bytes))
+        seen = [*roots, _resolved(Path(limits.compiled))] if limits.compiled else roots
+        spawned = await spawn(entry, limits, seen, aligned(arena_bytes))
         try:
             async with asyncio.timeout(start_timeout_s):
                 hello = await _greeting(spawned)

@@ -5,6 +5,7 @@ import json
 import struct
 import subprocess
 import sys
+import tracemalloc
 
 import pytest
 import torch
@@ -109,6 +110,13 @@ IMPOSSIBLE = {
     "a tensor as a size": node("zeros", [X]),
     "a piece that is not there": node("py.getitem", Ref("pieces"), 200),
     "a division by zero": node("py.floordiv", Ref("b"), 0),
+    "a list times a trillion": node("py.mul", Ref("pieces"), 10**12),
+    "a list and itself": node("py.add", Ref("pieces"), Ref("pieces")),
+    "tensors in Python's own product": node("py.mul", X, X),
+    "a piece of a tensor": node("py.getitem", X, 0),
+    "a number for a tensor, which would be computed for real": node("aten.relu.default", 1.5),
+    "two numbers for tensors": node("aten.add.Tensor", 1.5, 2.5),
+    "an assertion of a meta kernel": node("aten._softmax.default", X, 0, True),
     "sizes beyond 64 bits": node("py.mul", 2**62, 2**62),
     "a contraction that does not match": node("linear", X, Ref("whole_float")),
 }
@@ -224,10 +232,22 @@ def test_a_task_that_takes_more_at_smaller_sizes_is_caught_at_the_sizes_of_the_r
 
 def test_a_million_nodes_are_refused_before_any_is_looked_at():
     document = canonical.decode(program(OUT).encode(), max_bytes=MEBIBYTE)
-    with pytest.raises(BadTask, match=r"^nodes: 1000000 entries"):
+    with pytest.raises(BadTask, match=r"^nodes: 100000 entries"):
+        Program.decode(canonical.encode({**document, "nodes": [None] * 100_000}))
+    with pytest.raises(TooLarge, match="more than 524288 values"):
         Program.decode(canonical.encode({**document, "nodes": [None] * 1_000_000}))
     with pytest.raises(TooLarge, match="program"):
         Program.decode(bytes(9 * MEBIBYTE))
+
+
+def test_a_megabyte_of_empty_lists_is_given_up_while_it_is_read():
+    document = canonical.decode(program(OUT).encode(), max_bytes=MEBIBYTE)
+    tracemalloc.start()
+    with pytest.raises(TooLarge, match="program: more than 524288 values"):
+        Program.decode(canonical.encode({**document, "nodes": [[[]] * 1_000] * 1_000}))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 96 * MEBIBYTE
 
 
 def test_one_name_is_not_defined_twice():
