@@ -44,7 +44,7 @@ LARGE: Mapping[str, Large] = {
             "vision_config": {"patch_size": 32},
         },
         Largest(batch=8),
-        200 * 10**6,
+        512 * 10**6,
     ),
     "llama-70b": Large(
         {
@@ -59,7 +59,7 @@ LARGE: Mapping[str, Large] = {
             "num_key_value_heads": 8,
             "max_position_embeddings": 8_192,
         },
-        Largest(batch=4, length=2_048),
+        Largest(batch=1, length=512),
         12 * 2**30,
     ),
 }
