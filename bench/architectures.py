@@ -162,7 +162,7 @@ class Cut:
 
 
 def cut(folder: Path, out: Path, largest: Largest, *, parts: int = 3) -> Cut:
-    """Registered for calls up to `largest` under a target of its weights' bytes over `parts`, or the next larger one."""
+    """Registered for calls up to `largest`, under a target of its weights' bytes over `parts`, or the next larger."""
     built = build(encoder_directory.config_of(folder), largest)
     called = replace(built.called, least=volume(built.called))
     began = time.monotonic()
