@@ -17,7 +17,8 @@ import torch
 from nodewire.graph.format import Node, Program
 from nodewire.graph.interpret import Interpreter, Value
 from nodewire.graph.liveness import Type, flops_of
-from nodewire.graph.whitelist import Op, Ref
+from nodewire.graph.result_rules import by_rule
+from nodewire.graph.whitelist import OPS, Op, Ref
 from nodewire.graph.workspace import workspace_bytes
 
 _HOLE = "a reference"
@@ -207,9 +208,14 @@ class Calls:
         return Course(tuple(tokens), born, dies, held, workspaces, flops, copied)
 
     def _ask(self, node: Node, given: Sequence[Token]) -> _Answer:
-        """Have the interpreter run this one node on the meta device."""
+        """Have the interpreter run this one node on the meta device, unless there is a rule for it."""
         tensors: list[torch.Tensor] = []
         env = {name: _held(token, tensors) for name, token in zip(node.refs(), given, strict=True)}
+        op = OPS[node.op]
+        known = op.bound([_real(a, env) for a in node.args], {key: _real(a, env) for key, a in node.kwargs.items()})
+        result = by_rule(op, known)
+        if result is not None:
+            return self._answer(op, known, result, tensors)
         alone = Program(dims={}, volume=1, inputs=(), weights=(), nodes=(node,), outputs=())
         said: list[_Answer] = []
 
@@ -252,6 +258,12 @@ def _place(refs: Sequence[int], lies: Sequence[_Lies], given: Sequence[Token], s
             return found[source] if isinstance(found, tuple) else found
         source -= count
     raise IndexError(source)
+
+
+def _real(arg: Any, env: Mapping[str, Value]) -> Value:
+    if type(arg) is Ref:
+        return env[arg.name]
+    return [_real(item, env) for item in arg] if isinstance(arg, list | tuple) else arg
 
 
 def _held(token: Token, made: list[torch.Tensor]) -> Value:

@@ -49,7 +49,7 @@ def workspace_bytes(op: Op, given: Given, results: Sequence[torch.Tensor], threa
 
 def as_on_cpu(op: Op, given: Given, result: Any) -> Any:
     """A meta result with the strides that the CPU's kernel gives it, where torch's meta kernel says others."""
-    if op.name == ATTENTION and isinstance(result, torch.Tensor) and _is_flash(given):
+    if op.name == ATTENTION and isinstance(result, torch.Tensor) and is_flash(given):
         return result.transpose(1, 2).contiguous().transpose(1, 2)
     return result
 
@@ -246,7 +246,7 @@ def _ordered(given: Given, results: Sequence[torch.Tensor], threads: int) -> int
 # Attention.
 
 
-def _is_flash(given: Given) -> bool:
+def is_flash(given: Given) -> bool:
     """Whether torch takes its flash kernel on a CPU (aten/src/ATen/native/transformers/sdp_utils_cpp.cpp)."""
     query, key, value = (given[name] for name in ("query", "key", "value"))
     mask: torch.Tensor | None = given.get("attn_mask")
@@ -272,7 +272,7 @@ def _attention(given: Given, results: Sequence[torch.Tensor], threads: int) -> i
     lengths, keys, size = query.shape[-2], key.shape[-2], query.element_size()
     as_floats = _bytes(mask, size) if mask is not None and mask.dtype != query.dtype else 0
     half = query.dtype in _HALVES
-    if _is_flash(given):
+    if is_flash(given):
         rows = min(lengths, 256 if lengths >= 768 else 64 if lengths >= 192 else 32)
         columns, width = min(keys, _KEY_TILE), query.shape[-1]
         tile = 4 * (rows * columns + 2 * rows + rows * width)
