@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+import nodewire
+from bench.carved import Carved
 from nodewire.errors import BadInput, BadTask, TooLarge
 from nodewire.graph.decompose import decompose, memory_bytes
 from nodewire.graph.dispatch import scatter_rows, select_rows
@@ -201,3 +203,43 @@ def test_what_data_decide_is_bounded_by_the_volume_and_hides_behind_no_other_nam
     ):
         with pytest.raises(BadTask):
             verify(Program.decode(wrong.encode()), 10**6)
+
+
+class Mixed(torch.nn.Module):
+    """A router with its experts as transformers computes them where every operator is known ("batched_mm")."""
+
+    def __init__(self):
+        super().__init__()
+        self.before, self.after = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, WIDTH)
+        self.router = torch.nn.Linear(WIDTH, EXPERTS, bias=False)
+        self.up = torch.nn.Parameter(torch.randn(EXPERTS, 2 * INNER, WIDTH) / 7)
+        self.down = torch.nn.Parameter(torch.randn(EXPERTS, WIDTH, INNER) / 7)
+
+    def forward(self, x):
+        x = self.before(x)
+        flat = x.view(-1, WIDTH)
+        share, chosen = torch.topk(self.router(flat).softmax(-1), CHOICES, dim=-1)
+        rows, ids = flat.repeat_interleave(CHOICES, dim=0), chosen.reshape(-1)
+        gate, value = torch.bmm(self.up[ids], rows.unsqueeze(-1)).squeeze(-1).chunk(2, dim=-1)
+        inner = torch.nn.functional.silu(gate) * value
+        out = torch.bmm(self.down[ids], inner.unsqueeze(-1)).squeeze(-1) * share.reshape(-1).unsqueeze(-1)
+        return self.after(x + out.view(flat.size(0), CHOICES, WIDTH).sum(1).reshape(x.shape))
+
+
+def test_a_module_with_a_router_is_registered_with_its_experts_as_tasks_that_see_their_rows_only(tmp_path):
+    torch.manual_seed(2)
+    model = Mixed().eval()
+    examples = [torch.randn(rows, length, WIDTH) for rows, length in ((2, 5), (4, 8))]
+    made = nodewire.register(model, examples, target_vram=100_000, out=tmp_path, name="mixed")
+    tasks = [task.name for task in made.manifest.tasks]
+    assert tasks[0] == "graph.0" and tasks[-1].startswith("graph.")
+    parts = {name for name in tasks if name.startswith("experts.0.")}
+    assert len(parts) >= 2 and all(task.memory_bytes <= 100_000 for task in made.manifest.tasks)
+    sent = [edge for edge in made.manifest.edges if edge.target in parts]
+    assert {edge.source for edge in sent} == {"graph.0"}
+    assert all(SOME in edge.dims and {tensor.shape[0] for tensor in edge.tensors} == {SOME} for edge in sent)
+    for x in (examples[1][:1], torch.randn(1, 1, WIDTH), torch.randn(3, 2, WIDTH)):
+        with torch.no_grad():
+            whole = model(x)
+        out = Carved(made)({"x": x})["output"]
+        assert (out - whole).abs().max() <= 5e-6
