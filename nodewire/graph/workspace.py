@@ -10,6 +10,7 @@
 | pools, `group_norm`, `sort`, `topk` | a contiguous operand; places of maxima; one row of an order |
 | attention, flash | a tile for each thread, log-sum-exp, a boolean mask as floats, bfloat16 keys and values reordered |
 | attention, otherwise | scores and their softmax, scaled queries and keys, the mask as floats |
+| rows selected and scattered | masks, the places where they are true |
 | lookups | indices as contiguous int64, an operand that must be contiguous |
 
 Each line was found by measuring torch 2.13's allocator over dtypes and layouts; `python -m bench.task_memory` holds
@@ -146,6 +147,18 @@ def _lookup(given: Given, results: Sequence[torch.Tensor], threads: int) -> int:
 
 def _gather(given: Given, results: Sequence[torch.Tensor], threads: int) -> int:
     return _copied(given["index"]) + (0 if given["index"].dtype == torch.int64 else 8 * given["index"].numel())
+
+
+def _selected(given: Given, results: Sequence[torch.Tensor], threads: int) -> int:
+    """Masks over choices, which are gone when the rows are made; a mask over rows and the places where it is true."""
+    choices: torch.Tensor = given["chosen"]
+    copied = _copied(given["self"]) + _copied(choices)
+    return copied + max(3 * choices.numel() - _bytes(results[0]), 9 * choices.shape[:-1].numel())
+
+
+def _scattered(given: Given, results: Sequence[torch.Tensor], threads: int) -> int:
+    choices: torch.Tensor = given["chosen"]
+    return _copied(choices) + max(3 * choices.numel(), 9 * choices.shape[:-1].numel())
 
 
 # Products of matrices.
@@ -329,4 +342,6 @@ _MODELS: dict[str, Callable[[Given, Sequence[torch.Tensor], int], int]] = {
     "sort": _ordered,
     "topk": _ordered,
     "scaled_dot_product_attention": _attention,
+    "select_rows": _selected,
+    "scatter_rows": _scattered,
 }

@@ -14,7 +14,8 @@ from nodewire.graph.experts import mixtures, rewrite
 from nodewire.graph.format import SOME, Input, Node, Output, Program, Weight
 from nodewire.graph.interpret import Interpreter, bind
 from nodewire.graph.verify import verify
-from nodewire.graph.whitelist import Ref
+from nodewire.graph.whitelist import OPS, Ref
+from nodewire.graph.workspace import workspace_bytes
 
 F32, I64 = torch.float32, torch.int64
 EXPERTS, CHOICES, WIDTH, INNER = 6, 2, 48, 40
@@ -169,6 +170,21 @@ def test_rows_come_back_where_they_were_and_wrong_numbers_of_them_are_refused():
             wrong()
     with pytest.raises(ValueError, match="int64"):
         select_rows(x, chosen.float(), 0, 1)
+
+
+@pytest.mark.parametrize("width", [1, 64])
+def test_selection_takes_no_more_memory_than_is_predicted(width):
+    x, chosen = torch.randn(500, width), torch.zeros(500, 4, dtype=I64)
+    for op, of in ((OPS["nodewire.select_rows"], x), (OPS["nodewire.scatter_rows"], x)):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+            kept = op.call(of, chosen, 0, 1)
+        now = most = 0
+        events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+        for event in sorted(events, key=lambda e: e.start_ns()):
+            now += event.nbytes()
+            most = max(most, now)
+        given = op.bound([of, chosen, 0, 1], {})
+        assert most <= kept.nbytes + workspace_bytes(op, given, [kept], 1) <= 1.5 * most
 
 
 def test_gradients_pass_through_selection():
