@@ -71,12 +71,17 @@ def _crossing(
     for s, end in enumerate(last):
         ending[end].append(s)
 
+    made = [set(zip(course.born, course.storage_bytes, strict=True)) for course in courses]
+
     @cache
     def tensor(s: int) -> Crossing | None:
         name = flow.program.nodes[rows[s]].name
         types = [course.type(inputs + rows[s]) for course in courses]
         sizes = [kind.nbytes for kind in types if kind is not None and kind.dtype in _SENT]
-        return Crossing(name, max(sizes), last[s]) if name in shapes and len(sizes) == len(types) else None
+        if name not in shapes or len(sizes) < len(types):
+            return None
+        is_view = any((rows[s], size) not in own for size, own in zip(sizes, made, strict=True))
+        return Crossing(name, max(sizes), last[s], is_view)
 
     found: list[tuple[Crossing, ...] | None] = [()]
     passing: dict[int, None] = {}

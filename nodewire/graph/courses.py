@@ -17,7 +17,8 @@ import torch
 from nodewire.graph.format import Node, Program
 from nodewire.graph.interpret import Interpreter, Value
 from nodewire.graph.liveness import Type, flops_of
-from nodewire.graph.whitelist import Op, Ref
+from nodewire.graph.result_rules import by_rule
+from nodewire.graph.whitelist import OPS, Op, Ref
 from nodewire.graph.workspace import workspace_bytes
 
 _HOLE = "a reference"
@@ -39,16 +40,21 @@ Token = Layout | int | tuple[Layout, ...]
 """What is known of a value: a tensor's layout, a size, or the layouts that a split makes."""
 
 
+_Lies = int | tuple[int, ...]
+"""The storage of a tensor, or those of a list."""
+_NOWHERE = -1
+"""Of sizes, and of weights, which are counted apart."""
+
+
 @dataclass(frozen=True, slots=True)
 class Course:
     """A program's course at given sizes. Storage s takes `storage_bytes[s]` from node `born[s]` to node `dies[s]`, or
     to the end, which comes after the last; `copied_bytes` is what contiguous copies of the outputs take there.
 
-    Values count inputs first, then nodes; `storages[v]` are those that value v lies in, weights' left out.
+    Values count inputs first, then nodes.
     """
 
     tokens: tuple[Token, ...]
-    storages: tuple[tuple[int, ...], ...]
     born: Sequence[int]
     dies: Sequence[int]
     storage_bytes: Sequence[int]
@@ -160,56 +166,56 @@ class Calls:
         """
         program, answers = plan.program, self._answers
         tokens: list[Token] = []
-        storages: list[tuple[int, ...]] = []
         born: list[int] = []
+        dies: list[int] = []
         held: list[int] = []
+        nodes, last = len(plan.steps), plan.last
         for declared in program.inputs:
             kind = Type(declared.dtype, tuple(sizes[d] if isinstance(d, str) else d for d in declared.shape))
             tokens.append(self.layout(kind, None))
-            storages.append((len(held),))
             born.append(0)
+            dies.append(nodes)
             held.append(kind.nbytes)
-        nodes = len(plan.steps)
         tokens += [0] * nodes
         tokens += [sizes[name] for name in program.dims]
         tokens += plan.weights
-        storages += [()] * (len(tokens) - len(storages))
+        lies: list[_Lies] = [*range(len(held)), *[_NOWHERE] * (len(tokens) - len(held))]
         workspaces: list[int] = []
         flops: list[int] = []
-        at = len(program.inputs)
-        for k, (node, form, refs) in enumerate(plan.steps):
+        for value, (node, form, refs) in enumerate(plan.steps, start=len(program.inputs)):
             given = tuple([tokens[r] for r in refs])
             answer = answers.get((form, given))
             if answer is None:
                 answer = answers[form, given] = self._ask(node, given)
-            tokens[at + k] = answer.token
+            tokens[value] = answer.token
             workspaces.append(answer.workspace_bytes)
             flops.append(answer.flops)
-            if answer.sources:
-                first = len(held)
-                for size in answer.made_bytes:
-                    born.append(k)
-                    held.append(size)
-                lies = []
-                for source in answer.sources:
-                    if source < 0:
-                        lies.append(first - 1 - source)
-                    else:
-                        lies += _given_storage(refs, storages, given, source)
-                storages[at + k] = tuple(lies)
-        dies = list(born)
-        for value, last in enumerate(plan.last):
-            for storage in storages[value]:
-                if last > dies[storage]:
-                    dies[storage] = last
+            first = len(held)
+            for size in answer.made_bytes:
+                born.append(value - len(program.inputs))
+                dies.append(last[value])
+                held.append(size)
+            places = [
+                first - 1 - source if source < 0 else _place(refs, lies, given, source) for source in answer.sources
+            ]
+            for place in places:
+                if place != _NOWHERE and last[value] > dies[place]:
+                    dies[place] = last[value]
+            if places:
+                lies[value] = places[0] if isinstance(answer.token, Layout) else tuple(places)
         leaving = [token for value in plan.outputs if isinstance(token := tokens[value], Layout)]
         copied = sum(token.type.nbytes for token in leaving if not token.is_contiguous)
-        return Course(tuple(tokens), tuple(storages), born, dies, held, workspaces, flops, copied)
+        return Course(tuple(tokens), born, dies, held, workspaces, flops, copied)
 
     def _ask(self, node: Node, given: Sequence[Token]) -> _Answer:
-        """Have the interpreter run this one node on the meta device."""
+        """Have the interpreter run this one node on the meta device, unless there is a rule for it."""
         tensors: list[torch.Tensor] = []
         env = {name: _held(token, tensors) for name, token in zip(node.refs(), given, strict=True)}
+        op = OPS[node.op]
+        known = op.bound([_real(a, env) for a in node.args], {key: _real(a, env) for key, a in node.kwargs.items()})
+        result = by_rule(op, known)
+        if result is not None:
+            return self._answer(op, known, result, tensors)
         alone = Program(dims={}, volume=1, inputs=(), weights=(), nodes=(node,), outputs=())
         said: list[_Answer] = []
 
@@ -243,16 +249,21 @@ class Calls:
         )
 
 
-def _given_storage(
-    refs: Sequence[int], storages: Sequence[tuple[int, ...]], given: Sequence[Token], source: int
-) -> tuple[int, ...]:
-    """The storage of the `source`-th tensor among the arguments; none if a weight's."""
+def _place(refs: Sequence[int], lies: Sequence[_Lies], given: Sequence[Token], source: int) -> int:
+    """The storage of the `source`-th tensor among the arguments."""
     for ref, token in zip(refs, given, strict=True):
         count = 1 if isinstance(token, Layout) else len(token) if isinstance(token, tuple) else 0
         if source < count:
-            return storages[ref][source : source + 1]
+            found = lies[ref]
+            return found[source] if isinstance(found, tuple) else found
         source -= count
     raise IndexError(source)
+
+
+def _real(arg: Any, env: Mapping[str, Value]) -> Value:
+    if type(arg) is Ref:
+        return env[arg.name]
+    return [_real(item, env) for item in arg] if isinstance(arg, list | tuple) else arg
 
 
 def _held(token: Token, made: list[torch.Tensor]) -> Value:

@@ -35,11 +35,12 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """A tensor that crosses a boundary, its bytes, and the step that uses it last."""
+    """A tensor that crosses a boundary, its bytes, and the step that uses it last; whether it lies within another."""
 
     name: str
     nbytes: int
     last: int
+    is_view: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +123,13 @@ class _Table:
         crossing = [sorted(line.crossing[k] or (), key=lambda one: one.last) if 0 < k < n else [] for k in self._at]
         self._bytes = np.zeros((count, width), dtype=np.int64)
         self._after = np.full((count, width), n, dtype=np.int64)
+        self._views = np.zeros(count, dtype=np.int64)
         for k, tensors in enumerate(crossing):
             for j, one in enumerate(tensors):
                 self._bytes[k, j], self._after[k, j] = one.nbytes, one.last + 1
-        self._bytes = self._bytes.cumsum(axis=1)  # of a boundary's tensors, those let go first come first
-        self._sent = self._bytes[:, -1]
+            self._views[k] = sum(one.nbytes for one in tensors if one.is_view)
+        self._held = self._bytes.cumsum(axis=1)  # of a boundary's tensors, those let go first come first
+        self._sent = self._held[:, -1]
         self._least_room, self._room = (
             np.array([waiting(int(sent) + given) for sent in self._sent], dtype=np.int64)
             for given in (0, line.given_bytes)
@@ -168,7 +171,8 @@ class _Table:
         own = self._live(starts, end, self._own)
         live = np.maximum(self._live(starts, end, self._own + self._free), self._floor + self._sent[first:end])
         most = held + live + self._room[first:end]
-        surely = held + np.maximum(own - self._sent[first:end], 0) + self._least_room[first:end]
+        passing = np.where(self._after[starts] > self._at[end], self._bytes[starts], 0).sum(axis=1)
+        surely = held + np.maximum(own - passing - self._views[first:end], 0) + self._least_room[first:end]
         reached = self._tasks[first:end] <= len(self._line.steps)
         best: tuple[int, int, int] | None = None
         order = np.lexsort((most, self._crossed[first:end], self._tasks[first:end]))
@@ -189,7 +193,7 @@ class _Table:
         low, high = int(self._at[starts[0]]), int(self._at[end])
         top = np.maximum.accumulate(live[low:high][::-1])[::-1]
         found: np.ndarray = top[self._at[starts] - low]
-        for held, after in zip(self._bytes[starts].T, self._after[starts].T, strict=True):
+        for held, after in zip(self._held[starts].T, self._after[starts].T, strict=True):
             inside = after < high
             found = np.maximum(found, np.where(inside, top[np.where(inside, after - low, 0)] + held, 0))
         return found

@@ -10,7 +10,9 @@ Nothing is run or walked here: all sizes follow from types (`courses`). Who writ
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import gc
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -81,8 +83,23 @@ def decompose(
     Raises:
         OverMemory: not even calls of `least_volume` fit; names the node and a target that would do (within 6 %).
     """
-    whole = _Whole(with_own_outputs(program), shapes, least_volume, expert_groups)
+    with _uncollected():
+        return _decompose(_Whole(with_own_outputs(program), shapes, least_volume, expert_groups), target_bytes)
 
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Nothing here makes cycles, and to look for some through a heap with a traced model takes longer than that."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def _decompose(whole: _Whole, target_bytes: int) -> Decomposition:
     def attempt(target: int) -> Decomposition | OverMemory:
         try:
             return whole.under(target)

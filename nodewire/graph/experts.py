@@ -76,6 +76,8 @@ class Rewritten:
 
 def rewrite(program: Program, shapes: Mapping[str, Shape], found: Sequence[Mixture], groups: int) -> Rewritten:
     """The program with its mixtures in the form above, each in so many groups, or one for each expert."""
+    if not found:
+        return Rewritten(program, shapes, {}, {})
     known = dict(shapes)
     parts: dict[str, tuple[str, ...]] = {}
     ranges: dict[str, RowRange] = {}
@@ -183,25 +185,28 @@ def _one(expert: int) -> tuple[int, int]:
 
 def mixtures(program: Program, shapes: Mapping[str, Shape]) -> list[Mixture]:
     """The mixtures of experts of a program, in order."""
-    finder = _Finder(program, shapes)
+    stacks = {w.name: w for w in program.weights if len(w.shape) == 3}
     gathers: dict[str, list[Node]] = {}
     for node in program.nodes:
-        if node.op == _GATHER and node.args[0].name in finder.stacks and len(node.args[1]) == 1:
+        if node.op == _GATHER and node.args[0].name in stacks and len(node.args[1]) == 1:
             (index,) = refs(node.args[1])
             gathers.setdefault(index, []).append(node)
+    if not gathers:
+        return []
+    finder = _Finder(program, shapes, stacks)
     found = (finder.mixture(index, *pair) for index, pair in gathers.items() if len(pair) == 2)
     return [one for one in found if one is not None]
 
 
 class _Finder:
-    def __init__(self, program: Program, shapes: Mapping[str, Shape]) -> None:
+    def __init__(self, program: Program, shapes: Mapping[str, Shape], stacks: Mapping[str, Weight]) -> None:
+        self._stacks = stacks
         self._nodes = {node.name: node for node in program.nodes}
         self._shapes = shapes
         self._users: dict[str, list[Node]] = {}
         for node in program.nodes:
             for name in dict.fromkeys(node.refs()):
                 self._users.setdefault(name, []).append(node)
-        self.stacks = {w.name: w for w in program.weights if len(w.shape) == 3}
 
     def mixture(self, index: str, first: Node, second: Node) -> Mixture | None:
         try:
@@ -229,8 +234,8 @@ class _Finder:
             chosen=self._source(index),
             weights=self._source(weights),
             choices=sizes[1],
-            up=self.stacks[first.args[0].name],
-            down=self.stacks[second.args[0].name],
+            up=self._stacks[first.args[0].name],
+            down=self._stacks[second.args[0].name],
             up_is_turned=up.args[0] != Ref(first.name),
             down_is_turned=down.args[0] != Ref(second.name),
             middle=tuple(self._between(entry, exit_)),

@@ -21,7 +21,7 @@ from nodewire.errors import BadInput
 from nodewire.graph.blob_folder import BlobFolder
 from nodewire.graph.carve import edge_name
 from nodewire.graph.decompose import DRIVER, Decomposition, memory_bytes
-from nodewire.graph.format import MAX_FILES, NAMES, Input, Output, Program, Weight
+from nodewire.graph.format import MAX_FILES, NAMES, SOME, Input, Output, Program, Weight
 from nodewire.graph.verify import verify
 from nodewire.kind import Registration
 from nodewire.protocol.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task, Tensor
@@ -189,7 +189,7 @@ def _edge(name: str, source: str, target: str, program: Program, tensors: Sequen
         tensors=tuple(
             Tensor.from_document({"name": t.name, "dtype": NAMES[t.dtype], "shape": t.shape}) for t in tensors
         ),
-        dims={d: most for d, most in program.dims.items() if d in used},
+        dims={d: most for d, most in {**program.dims, SOME: program.volume}.items() if d in used},
         bytes_per_position=sum(map(fixed_bytes, tensors)),
     )
 

@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+import nodewire
+from bench.carved import Carved
 from nodewire.errors import BadInput, BadTask, TooLarge
 from nodewire.graph.decompose import decompose, memory_bytes
 from nodewire.graph.dispatch import scatter_rows, select_rows
@@ -12,7 +14,8 @@ from nodewire.graph.experts import mixtures, rewrite
 from nodewire.graph.format import SOME, Input, Node, Output, Program, Weight
 from nodewire.graph.interpret import Interpreter, bind
 from nodewire.graph.verify import verify
-from nodewire.graph.whitelist import Ref
+from nodewire.graph.whitelist import OPS, Ref
+from nodewire.graph.workspace import workspace_bytes
 
 F32, I64 = torch.float32, torch.int64
 EXPERTS, CHOICES, WIDTH, INNER = 6, 2, 48, 40
@@ -169,6 +172,21 @@ def test_rows_come_back_where_they_were_and_wrong_numbers_of_them_are_refused():
         select_rows(x, chosen.float(), 0, 1)
 
 
+@pytest.mark.parametrize("width", [1, 64])
+def test_selection_takes_no_more_memory_than_is_predicted(width):
+    x, chosen = torch.randn(500, width), torch.zeros(500, 4, dtype=I64)
+    for op, of in ((OPS["nodewire.select_rows"], x), (OPS["nodewire.scatter_rows"], x)):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+            kept = op.call(of, chosen, 0, 1)
+        now = most = 0
+        events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+        for event in sorted(events, key=lambda e: e.start_ns()):
+            now += event.nbytes()
+            most = max(most, now)
+        given = op.bound([of, chosen, 0, 1], {})
+        assert most <= kept.nbytes + workspace_bytes(op, given, [kept], 1) <= 1.5 * most
+
+
 def test_gradients_pass_through_selection():
     x = torch.randn(4, 3, requires_grad=True)
     chosen = torch.tensor([[0], [1], [1], [0]])
@@ -201,3 +219,43 @@ def test_what_data_decide_is_bounded_by_the_volume_and_hides_behind_no_other_nam
     ):
         with pytest.raises(BadTask):
             verify(Program.decode(wrong.encode()), 10**6)
+
+
+class Mixed(torch.nn.Module):
+    """A router with its experts as transformers computes them where every operator is known ("batched_mm")."""
+
+    def __init__(self):
+        super().__init__()
+        self.before, self.after = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, WIDTH)
+        self.router = torch.nn.Linear(WIDTH, EXPERTS, bias=False)
+        self.up = torch.nn.Parameter(torch.randn(EXPERTS, 2 * INNER, WIDTH) / 7)
+        self.down = torch.nn.Parameter(torch.randn(EXPERTS, WIDTH, INNER) / 7)
+
+    def forward(self, x):
+        x = self.before(x)
+        flat = x.view(-1, WIDTH)
+        share, chosen = torch.topk(self.router(flat).softmax(-1), CHOICES, dim=-1)
+        rows, ids = flat.repeat_interleave(CHOICES, dim=0), chosen.reshape(-1)
+        gate, value = torch.bmm(self.up[ids], rows.unsqueeze(-1)).squeeze(-1).chunk(2, dim=-1)
+        inner = torch.nn.functional.silu(gate) * value
+        out = torch.bmm(self.down[ids], inner.unsqueeze(-1)).squeeze(-1) * share.reshape(-1).unsqueeze(-1)
+        return self.after(x + out.view(flat.size(0), CHOICES, WIDTH).sum(1).reshape(x.shape))
+
+
+def test_a_module_with_a_router_is_registered_with_its_experts_as_tasks_that_see_their_rows_only(tmp_path):
+    torch.manual_seed(2)
+    model = Mixed().eval()
+    examples = [torch.randn(rows, length, WIDTH) for rows, length in ((2, 5), (4, 8))]
+    made = nodewire.register(model, examples, target_vram=100_000, out=tmp_path, name="mixed")
+    tasks = [task.name for task in made.manifest.tasks]
+    assert tasks[0] == "graph.0" and tasks[-1].startswith("graph.")
+    parts = {name for name in tasks if name.startswith("experts.0.")}
+    assert len(parts) >= 2 and all(task.memory_bytes <= 100_000 for task in made.manifest.tasks)
+    sent = [edge for edge in made.manifest.edges if edge.target in parts]
+    assert {edge.source for edge in sent} == {"graph.0"}
+    assert all(SOME in edge.dims and {tensor.shape[0] for tensor in edge.tensors} == {SOME} for edge in sent)
+    for x in (examples[1][:1], torch.randn(1, 1, WIDTH), torch.randn(3, 2, WIDTH)):
+        with torch.no_grad():
+            whole = model(x)
+        out = Carved(made)({"x": x})["output"]
+        assert (out - whole).abs().max() <= 5e-6
