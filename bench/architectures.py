@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from nodewire.graph.examples import BATCH, Signature
 from nodewire.graph.families.building import build
 from nodewire.graph.families.inputs import IMAGES, SEQUENCE, TARGET, Largest
 from nodewire.graph.reading import Traced
-from nodewire.graph.register import split
+from nodewire.graph.register import split, volume
 from nodewire.graph.split_directory import parts_of, trace_built
 from nodewire.kind import Registration
 from nodewire.weights.directory import stored_tensors
@@ -162,8 +162,9 @@ class Cut:
 
 
 def cut(folder: Path, out: Path, largest: Largest, *, parts: int = 3) -> Cut:
-    """Registered under a target of its weights' bytes over `parts`, or the next larger one that every operator fits."""
+    """Registered for calls up to `largest`, under a target of its weights' bytes over `parts`, or the next larger."""
     built = build(encoder_directory.config_of(folder), largest)
+    called = replace(built.called, least=volume(built.called))
     began = time.monotonic()
     traced = trace_built(built)
     exported = time.monotonic()
@@ -171,8 +172,8 @@ def cut(folder: Path, out: Path, largest: Largest, *, parts: int = 3) -> Cut:
     target = sum(w.nbytes for w in traced.program.weights) // parts
     while True:
         try:
-            made = split(traced, built.called, weights, target, out, name=folder.name, slots=1, license="")
-            return Cut(built.called, traced, made, exported - began, time.monotonic() - exported)
+            made = split(traced, called, weights, target, out, name=folder.name, slots=1, license="")
+            return Cut(called, traced, made, exported - began, time.monotonic() - exported)
         except OverMemory:
             target += target // 4
 

@@ -23,7 +23,7 @@ from nodewire.graph.families.building import build  # noqa: E402
 from nodewire.graph.families.inputs import Largest  # noqa: E402
 from nodewire.graph.format import Program  # noqa: E402
 from nodewire.graph.reading import Traced  # noqa: E402
-from nodewire.graph.register import least_volume, normalized  # noqa: E402
+from nodewire.graph.register import normalized  # noqa: E402
 from nodewire.graph.split_directory import trace_built  # noqa: E402
 
 
@@ -76,9 +76,9 @@ def main(name: str) -> dict[str, Any]:
     traced = trace_built(built)
     exported_s = time.monotonic()
     whole = normalized(traced)
-    done = decompose(whole, traced.shapes, large.target_bytes, least_volume(built.called))
+    done = decompose(whole, traced.shapes, large.target_bytes, built.called.least)
     ended_s = time.monotonic()
-    analysis_ms = [_analysis_ms(whole, traced, large, least_volume(built.called)) for _ in range(_TIMES)]
+    analysis_ms = [_analysis_ms(whole, traced, large, built.called.least) for _ in range(_TIMES)]
     seconds = {"build_s": built_s - STARTED_S, "export_s": exported_s - built_s, "split_s": ended_s - exported_s}
     tasks = [made.program for made in done.tasks.values()]
     takes = {name: memory_bytes(made, large.target_bytes) for name, made in done.tasks.items()}

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from itertools import islice
+from math import prod
 from typing import Any
 
 import torch
@@ -37,13 +38,14 @@ class Leaf:
 class Signature:
     """A model's inputs, the largest size of each dim, and a call's arguments with a Leaf for every tensor.
 
-    The first `positional` arguments go by position.
+    The first `positional` arguments go by position. Tasks admit calls whose dims' product is `least`, if no more.
     """
 
     inputs: tuple[Input, ...]
     dims: Mapping[str, int]
     arguments: Mapping[str, Any]
     positional: int
+    least: int = 1
 
     def call(self, module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> Any:
         """What the model makes of tensors by name."""
@@ -91,7 +93,8 @@ def signature(
         raise Unsupported("examples", f"{', '.join(dims.most)} vary; at most {MAX_DIMS} sizes may: fix the others")
     largest = {dim: max(size, (most or {}).get(dim, 0)) for dim, size in dims.most.items()}
     arguments = {key: _leaves(value, inputs, key) for key, value in calls[0].arguments.items()}
-    return Signature(tuple(inputs.values()), largest, arguments, calls[0].positional)
+    least = max(prod(dims.sizes(k).values()) for k in range(len(calls)))
+    return Signature(tuple(inputs.values()), largest, arguments, calls[0].positional, least)
 
 
 def named_tensors(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
@@ -210,6 +213,11 @@ class _Dims:
         self.most: dict[str, int] = {}
         self._axes, self._every = axes, every
         self._seen: dict[tuple[int, ...], str] = {}
+        self._shown: dict[str, tuple[int, ...]] = {}
+
+    def sizes(self, example: int) -> dict[str, int]:
+        """The dims' sizes in an example, once every shape is known."""
+        return {dim: sizes[example] for dim, sizes in self._shown.items()}
 
     def shape(self, name: str) -> Shape:
         tensors = [found[name] for found in self._every]
@@ -228,6 +236,7 @@ class _Dims:
             return sizes[0]
         dim = given or self._seen.get(sizes) or self._fresh(name, axis)
         self._seen.setdefault(sizes, dim)
+        self._shown[dim] = sizes
         self.most[dim] = max(self.most.get(dim, 1), *sizes)
         return dim
 

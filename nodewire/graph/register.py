@@ -43,10 +43,11 @@ def register(
     """Split `model` into tasks of at most `target_vram` (bytes, or "12GB") each, and write their blobs into `out`.
 
     `examples` is what it is called with: a tensor, a tuple, keywords as a mapping, (args, kwargs), or an iterator or
-    list of several. Sizes that differ between them vary in calls, up to the largest shown; `axes` names those that vary
-    where the examples do not show it ({"ids": ("batch", "length")}), `most` admits larger ones ({"length": 512}).
-    `outputs` picks from what the model returns, by path. The model must be in evaluation mode; its weights may lie
-    anywhere, and the whole of them is never copied. The registration's report says what bounded each cut.
+    list of several. Sizes that differ between them vary in calls, up to the largest shown; every example is a call that
+    the tasks admit. `axes` names sizes that vary where the examples do not show it ({"ids": ("batch", "length")}),
+    `most` admits larger ones ({"length": 512}), as far as the target allows. `outputs` picks from what the model
+    returns, by path. The model must be in evaluation mode; its weights may lie anywhere, and the whole of them is never
+    copied. The registration's report says what bounded each cut.
 
     Raises:
         BadInput, Unsupported: the examples do not go together, or the model with them.
@@ -67,7 +68,7 @@ def split(
 ) -> Registration:
     """A traced model as a manifest of mode "run" and its blobs. Raises as `register`."""
     whole = normalized(traced, slots)
-    done = decompose(whole, traced.shapes, target_bytes, least_volume(said))
+    done = decompose(whole, traced.shapes, target_bytes, said.least)
     return write_run(done, parts, target_bytes, out, name=name, license=license, modules=traced.modules)
 
 
@@ -99,9 +100,3 @@ def held(model: torch.nn.Module, traced: Traced) -> Parts:
 def volume(said: Signature) -> int:
     """The product of all dims at their largest."""
     return prod(said.dims.values())
-
-
-def least_volume(said: Signature) -> int:
-    """One item of the largest size: all dims but those that count items, which only ever stand first."""
-    inner = {d for i in said.inputs for d in i.shape[1:] if isinstance(d, str)}
-    return prod(most for dim, most in said.dims.items() if dim in inner)

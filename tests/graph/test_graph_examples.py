@@ -31,6 +31,7 @@ def test_sizes_that_differ_between_examples_vary_and_those_that_differ_alike_are
         "options.image": ("batch", 3, 8),
     }
     assert said.dims == {"batch": 5, "ids_1": 24}
+    assert said.least == 3 * 24
 
 
 def test_one_example_fixes_its_sizes_unless_they_are_said_to_vary():

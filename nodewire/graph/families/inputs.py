@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -78,7 +79,9 @@ def _ids(names: list[str], length: str) -> dict[str, tuple[torch.dtype, Shape]]:
 
 def _called(types: Mapping[str, tuple[torch.dtype, Shape]], dims: Mapping[str, int], **constants: Any) -> Signature:
     inputs = tuple(Input(name, dtype, shape) for name, (dtype, shape) in types.items())
-    return Signature(inputs, dims, {i.name: Leaf(i) for i in inputs} | constants, positional=0)
+    one_item = prod(most for dim, most in dims.items() if dim not in (BATCH, IMAGES))
+    arguments = {i.name: Leaf(i) for i in inputs} | constants
+    return Signature(inputs, dims, arguments, positional=0, least=one_item)
 
 
 def _positions(config: Any, largest: Largest) -> int:
