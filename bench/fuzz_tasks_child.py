@@ -75,8 +75,8 @@ class Cases:
         self.file = folder / "weights"
         save_file(self.weights, self.file)
         self.good = self.file.read_bytes()
-        self.seeds = [hostile.calls(random.Random(f"seed {n}")) for n in range(400)]
-        self.seeds = [seed for seed in self.seeds if _is_valid(seed)][:40]
+        self.seeds = [hostile.calls(random.Random(f"seed {n}")) for n in range(150)]
+        self.seeds = [seed for seed in self.seeds if _is_valid(seed)][:30]
         self.encoded = [seed.encode() for seed in self.seeds]
 
     def hook(self, event: str, arguments: tuple[Any, ...]) -> None:

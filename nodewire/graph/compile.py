@@ -124,7 +124,8 @@ def _library(program: Program, scratch: Path) -> Path:
         {at: symbols[d] for at, d in enumerate(shape) if isinstance(d, str) and program.dims[d] > 1}
         for shape, _ in arguments
     )
-    options = {"aot_inductor.output_path": str(scratch / "task.so")}
+    # The scratch folder goes, and precompiled headers with it.
+    options = {"aot_inductor.output_path": str(scratch / "task.so"), "aot_inductor.precompile_headers": False}
     try:
         with torch.no_grad():
             exported = torch.export.export(rematerialized(program), examples, dynamic_shapes=dynamic, strict=False)

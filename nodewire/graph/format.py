@@ -25,11 +25,8 @@ import torch
 from nodewire.errors import BadInput, BadTask, BadVersion, TooLarge
 from nodewire.graph.whitelist import Ref, check_call
 from nodewire.protocol import canonical
+from nodewire.protocol.graph_program import MAX_BYTES, MAX_VALUES, VERSION
 
-VERSION = 1
-MAX_BYTES = 4 * 2**20
-MAX_VALUES = 2**19
-"""Lists, maps and their entries in a program: what bounds the memory that reading it takes."""
 MAX_NODES = 16_384
 MAX_RANK = 8
 MAX_DIMS = 3

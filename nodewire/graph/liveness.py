@@ -147,7 +147,8 @@ class _Tally:
                 raise BadTask(node.name, f"{op.name} of no tensor")
             if tensor.dim() > MAX_RANK:
                 raise BadTask(node.name, f"a result of rank {tensor.dim()}, at most {MAX_RANK}")
-            self._fits(node.name, tensor.numel() * tensor.element_size())
+            if (whole := tensor.numel() * tensor.element_size()) > tensor.untyped_storage().nbytes():
+                self._fits(node.name, whole)
             if any(size > MAX_SIZE for size in tensor.shape):  # and empty, so that it fits
                 raise BadTask(node.name, f"a result larger than {MAX_SIZE} in a dimension")
         self._add(node.name, result)

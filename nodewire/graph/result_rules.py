@@ -7,7 +7,7 @@ and a test holds every rule against it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -16,13 +16,25 @@ from nodewire.graph.workspace import ATTENTION, is_flash
 
 Given = Mapping[str, Any]
 
+_QUICK = """
+view.default reshape.default transpose.int permute.default t.default unsqueeze.default squeeze.dim slice.Tensor
+select.int flatten.using_ints clone.default _to_copy.default
+"""
+"""Whose meta kernels are quick: what costs is the interpreter's care, which no shape of ours needs."""
 _UNARY = "abs neg exp log sqrt rsqrt reciprocal sin cos tanh sigmoid relu silu gelu erf"
 
 
 def by_rule(op: Op, given: Given) -> torch.Tensor | None:
     """The result of a call on meta tensors, which are `given` by formal name; None where no rule speaks."""
     rule = _RULES.get(op.name)
-    return rule(given) if rule is not None else None
+    if rule is not None:
+        return rule(given)
+    if op.name not in _DIRECT:
+        return None
+    try:
+        return cast(torch.Tensor, op.call(**given))
+    except (RuntimeError, TypeError, ValueError, LookupError):
+        return None  # and the interpreter says why, and of which node
 
 
 def _is_plain(value: Any) -> bool:
@@ -94,6 +106,7 @@ def _attention(given: Given) -> torch.Tensor | None:
     return _made((batch, length, heads, width), query).transpose(1, 2)
 
 
+_DIRECT = {f"aten.{name}" for name in _QUICK.split()}
 _RULES: dict[str, Callable[[Given], torch.Tensor | None]] = {
     **{f"aten.{name}.default": _same for name in _UNARY.split()},
     "aten.pow.Tensor_Scalar": _powered,

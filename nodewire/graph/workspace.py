@@ -191,8 +191,10 @@ def _matmul(first: torch.Tensor, second: torch.Tensor, result: torch.Tensor) -> 
 
 
 def _broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
-    made: torch.Size = torch.broadcast_tensors(*(torch.empty(shape, device="meta") for shape in shapes))[0].shape
-    return tuple(made)
+    """Of shapes that a kernel has taken together."""
+    rank = max(map(len, shapes))
+    full = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
+    return tuple(next((n for n in sizes if n != 1), 1) for sizes in zip(*full, strict=True))
 
 
 def _spread(tensor: torch.Tensor, batch: Sequence[int]) -> int:

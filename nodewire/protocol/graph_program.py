@@ -12,7 +12,9 @@ from nodewire.errors import BadTask, BadVersion
 from nodewire.protocol import canonical
 
 VERSION = 1
-MAX_BYTES = 8 * 2**20
+MAX_BYTES = 4 * 2**20
+MAX_VALUES = 2**19
+"""Lists, maps and their entries in a program: what bounds the memory that reading it takes."""
 MAX_DIMS, MAX_RANK = 3, 8
 
 
@@ -41,7 +43,7 @@ class GraphProgram:
     @classmethod
     def decode(cls, data: bytes) -> GraphProgram:
         """Raises BadTask, BadVersion, TooLarge."""
-        document = canonical.decode(data, max_bytes=MAX_BYTES)
+        document = canonical.decode(data, max_bytes=MAX_BYTES, max_values=MAX_VALUES)
         if not isinstance(document, dict):
             raise BadTask("program", "not a map")
         if document.get("v") != VERSION:

@@ -5,9 +5,14 @@ import torch
 
 from bench.task_models import built
 from nodewire.errors import BadInput
+from nodewire.graph.classifier import split_classifier
 from nodewire.graph.decompose import decompose
 from nodewire.graph.format import Input
 from nodewire.graph.gradient import SplitModel, forward
+from nodewire.protocol.families import Cnn
+from nodewire.train import directory
+from nodewire.train.families import build, initial
+from tests.kinds.digits import RECIPE, dataset
 
 WITHIN = 1e-6
 IDS = (Input("x", torch.int64, ("b", "s"), below=320),)
@@ -89,6 +94,28 @@ def test_a_step_along_the_gradients_lowers_the_loss(model):
         gradients = split.backward({"out": 2 * out / out.numel()})
         weights |= {name: weights[name] - 0.05 * gradient for name, gradient in gradients.items()}
     assert losses[2] < losses[1] < losses[0]
+
+
+def test_a_registered_convolutional_net_is_trained_through_its_split_tasks(tmp_path):
+    family = Cnn(name="cnn", channels=1, height=8, width=8, filters=(32, 64, 64), pool=True, classes=10)
+    recipe = RECIPE.model_copy(update={"family": family})
+    directory.save(tmp_path, recipe, initial(recipe))
+    made = split_classifier(tmp_path, 200_000, tmp_path / "blobs", max_batch=16)
+    split, weights = SplitModel.of(made.manifest, made.blobs)
+    assert len(split.tasks) >= 2
+    rows = min(3, next(iter(split.tasks.values())).volume)
+    x, y = dataset()["x"][:rows], dataset()["y"][:rows]
+    whole = {name: tensor.clone().requires_grad_() for name, tensor in initial(recipe).items()}
+    loss = build(recipe, whole).loss((x, y))
+    loss.backward()
+    scores = split.forward(weights, {"x": x})["scores"].requires_grad_()
+    ours = torch.nn.functional.cross_entropy(scores, y)
+    ours.backward()
+    found = split.backward({"scores": scores.grad})
+    assert abs(float(loss.detach() - ours.detach())) <= WITHIN
+    assert set(found) == set(whole)
+    for name, tensor in whole.items():
+        assert float((found[name] - tensor.grad).abs().max()) <= WITHIN, name
 
 
 def test_a_gradient_of_no_output_and_a_missing_input_are_refused_by_name(model):

@@ -77,6 +77,13 @@ def test_of_linear_layers(x, weight, bias):
     compare("aten.linear.default", x, weight, bias)
 
 
+def test_of_views_and_refusals():
+    x = torch.empty(2, 3, 4, device="meta").transpose(0, 2)
+    assert compare("aten.transpose.int", x, 0, 1) and compare("aten.slice.Tensor", x, 1, 0, 2)
+    assert compare("aten.reshape.default", x, [2, -1]) and compare("aten._to_copy.default", x, dtype=torch.bfloat16)
+    assert by_rule(OPS["aten.reshape.default"], {"self": x, "shape": [5, -1]}) is None
+
+
 @settings(deadline=None, max_examples=60)
 @given(tensors(), st.lists(st.sampled_from([-1, 1, 2, 3, 5]), max_size=4))
 def test_of_expansion(x, shape):
