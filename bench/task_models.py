@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -47,14 +48,22 @@ class Hidden(torch.nn.Module):
         return self.inner(**{self.argument: x}, **more, **self.constant).last_hidden_state
 
 
-def built(module: torch.nn.Module, inputs: tuple[Input, ...], dims: Mapping[str, int], tasks: int = 3) -> Built:
-    """Trace a module of one output; the target is what about `tasks` tasks take."""
+def built(
+    module: torch.nn.Module,
+    inputs: tuple[Input, ...],
+    dims: Mapping[str, int],
+    tasks: int = 3,
+    *,
+    on_meta: bool = False,
+) -> Built:
+    """Trace a module of one output, `on_meta` a copy of it without values; the target is what `tasks` tasks take."""
     volume = 1
     for most in dims.values():
         volume *= most
     module = module.eval()
+    made = copy.deepcopy(module).to("meta") if on_meta else module
     said = Signature(inputs, dims, {one.name: Leaf(one) for one in inputs}, positional=len(inputs))
-    traced = trace(module, said, volume)
+    traced = trace(made, said, volume)
     whole = normalize(traced.program)
     arriving = tuple(replace(one, edge="in") for one in whole.inputs)
     whole = replace(

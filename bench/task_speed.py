@@ -82,7 +82,7 @@ def decode() -> Built:
         ("past", torch.float32, ("b", LAYERS, 2, KV_HEADS, "s", HEAD)),
         ("position", torch.int64, (1,)),
     )
-    return built(Decode(), tuple(Input(*one) for one in shapes), {"b": 8, "s": 512})
+    return built(Decode(), tuple(Input(*one) for one in shapes), {"b": 8, "s": 512}, on_meta=True)
 
 
 def minilm() -> Built:

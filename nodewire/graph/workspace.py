@@ -122,6 +122,11 @@ def _argmax(given: Given, results: Sequence[torch.Tensor], threads: int) -> int:
     return _copied(given["self"]) if given.get("dim") is None else 0
 
 
+def _triangle(given: Given, results: Sequence[torch.Tensor], threads: int) -> int:
+    operand: torch.Tensor = given["self"]
+    return 0 if operand.dim() > 1 and operand.transpose(-2, -1).is_contiguous() else _copied(operand)
+
+
 def _softmax(given: Given, results: Sequence[torch.Tensor], threads: int) -> int:
     operand: torch.Tensor = given["self"]
     size = results[0].element_size()
@@ -312,7 +317,7 @@ def _attention(given: Given, results: Sequence[torch.Tensor], threads: int) -> i
 
 _NOTHING = """
 reshape view clone _to_copy expand transpose permute t unsqueeze squeeze slice select split split_with_sizes unbind
-flatten repeat flip tril triu constant_pad_nd full_like ones_like zeros_like new_full new_ones new_zeros logical_not
+flatten repeat flip constant_pad_nd full_like ones_like zeros_like new_full new_ones new_zeros logical_not
 bitwise_not stack amax amin masked_fill
 """
 
@@ -322,6 +327,8 @@ _MODELS: dict[str, Callable[[Given, Sequence[torch.Tensor], int], int]] = {
     "cat": _joined,
     **dict.fromkeys(("sum", "mean", "cumsum", "linalg_vector_norm", "var"), _reduced),
     "any": _any,
+    "tril": _triangle,
+    "triu": _triangle,
     "argmax": _argmax,
     **dict.fromkeys(("softmax", "_softmax", "log_softmax"), _softmax),
     "layer_norm": _layer_norm,
