@@ -34,7 +34,6 @@ from bench.honest import CHEATED, QUICK, Model, Setting, Tallies, models, narrow
 from bench.jobs import PROMPTS
 from bench.recompute import read
 from bench.report import Report, run
-from nodewire.config import parse_size
 from nodewire.kind import Limits, Registration
 from nodewire.llm.sampling import parse_params
 from nodewire.llm.split import split_decoder
@@ -43,6 +42,7 @@ from nodewire.protocol.codec import CODECS, OWN, Codec, Codings, can_narrow, cod
 from nodewire.protocol.compare import NARROWED
 from nodewire.protocol.frame import MXINT8, Array, Frame, bytes_of
 from nodewire.protocol.manifest import CUSTOMER, Manifest
+from nodewire.protocol.sizes import parse_size
 from nodewire.worker import WorkerProcess
 from nodewire.worker.narrowing import of_blocks
 from processes.market import DECODER, DECODER_TARGET

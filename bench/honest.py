@@ -35,8 +35,7 @@ import torch
 from bench.jobs import PROMPTS
 from bench.recompute import FAULTS, Call, frame_of, read
 from bench.report import Report, percentile, run
-from nodewire.config import parse_size
-from nodewire.graph.register import split_encoder
+from nodewire.graph.split_encoder import split_encoder
 from nodewire.kind import Registration
 from nodewire.llm.split import split_decoder
 from nodewire.protocol.chunk import Leaf, Opening, chunk_of, leaf_of
@@ -44,6 +43,7 @@ from nodewire.protocol.codec import OWN, Codings
 from nodewire.protocol.compare import CHOICES, TOLERANCES, Comparison, Tolerance, compare
 from nodewire.protocol.frame import MXINT8, Array, Frame
 from nodewire.protocol.manifest import Manifest
+from nodewire.protocol.sizes import parse_size
 from nodewire.worker.narrowing import in_blocks, sent_dtypes
 from processes.market import DECODER, DECODER_TARGET, ROOT
 from processes.saying import say

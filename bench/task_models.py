@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from nodewire.graph.examples import Leaf, Signature
 from nodewire.graph.format import Input, Program, Shape
 from nodewire.graph.liveness import corners, walk
 from nodewire.graph.normalize import normalize
@@ -61,10 +62,13 @@ def built(
         volume *= most
     module = module.eval()
     made = copy.deepcopy(module).to("meta") if on_meta else module
-    traced = trace(made, inputs, dims, volume, OUTPUT)
+    said = Signature(inputs, dims, {one.name: Leaf(one) for one in inputs}, positional=len(inputs))
+    traced = trace(made, said, volume)
     whole = normalize(traced.program)
     arriving = tuple(replace(one, edge="in") for one in whole.inputs)
-    whole = replace(whole, inputs=arriving, outputs=tuple(replace(out, edge=OUTPUT) for out in whole.outputs))
+    whole = replace(
+        whole, inputs=arriving, outputs=tuple(replace(out, name=OUTPUT, edge=OUTPUT) for out in whole.outputs)
+    )
     stored: dict[str, torch.Tensor] = {**dict(module.named_buffers()), **dict(module.state_dict()), **traced.constants}
     weights = {one.name: stored[one.name].detach() for one in whole.weights}
     live = max(walk(whole, sizes, 2**62).peak_bytes for sizes in corners(whole))

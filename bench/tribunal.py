@@ -28,9 +28,8 @@ from bench import dag
 from bench.corrupt import MODEL, Trial, drawn
 from bench.honest import plain
 from bench.recompute import FAULTS
-from nodewire.config import parse_size
 from nodewire.graph import actor as graph
-from nodewire.graph.register import split_encoder
+from nodewire.graph.split_encoder import split_encoder
 from nodewire.kind import Actor, Limits
 from nodewire.nostr import event as events
 from nodewire.nostr.event import Event
@@ -65,6 +64,7 @@ from nodewire.protocol.committee import Committee
 from nodewire.protocol.frame import Frame
 from nodewire.protocol.manifest import CUSTOMER, Manifest
 from nodewire.protocol.plan import Terms
+from nodewire.protocol.sizes import parse_size
 from nodewire.protocol.snapshot import Held, Node, Snapshot
 from nodewire.protocol.verification import Sample
 from processes.saying import say

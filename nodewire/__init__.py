@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from nodewire.customer.customer import Customer as Customer
     from nodewire.customer.generation import Piece as Piece
     from nodewire.errors import NodewireError as NodewireError
+    from nodewire.graph.register import register as register
     from nodewire.protocol.plan import Terms as Terms
 
 __version__ = "0.1.0"
@@ -26,8 +27,9 @@ _HOMES = {
     "NodewireError": "nodewire.errors",
     "Piece": "nodewire.customer.generation",
     "Terms": "nodewire.protocol.plan",
+    "register": "nodewire.graph.register",
 }
-__all__ = ["Customer", "NodewireError", "Piece", "Terms", "__version__"]
+__all__ = ["Customer", "NodewireError", "Piece", "Terms", "__version__", "register"]
 
 
 def __getattr__(name: str) -> Any:

@@ -17,23 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from nodewire.errors import BadConfig, BadInput
 from nodewire.kind import Limits
 from nodewire.protocol.schema import Hex32, Label, Msat, Name
-
-_SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-
-
-def parse_size(text: object) -> int:
-    """Bytes from 3000000, "3MB", "512 MiB", "24GB".
-
-    Raises:
-        ValueError: it is none of these.
-    """
-    if isinstance(text, int):
-        return text
-    match = re.fullmatch(r"\s*(\d{1,12}(?:\.\d{1,3})?)\s*([kmg]?i?b?)\s*", str(text).lower())
-    unit = match[2] if match else ""
-    if match is None or (unit and unit not in _SIZES and unit + "b" not in _SIZES):
-        raise ValueError(f"{text!r} is not a size such as 3MB or 24GiB")
-    return int(float(match[1]) * _SIZES.get(unit, _SIZES.get(unit + "b", 1)))
+from nodewire.protocol.sizes import parse_size
 
 
 def parse_msat(text: str) -> int:

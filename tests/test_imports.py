@@ -11,7 +11,14 @@ ROOT = Path(__file__).parent.parent
 HERE = {**os.environ, "PYTHONPATH": str(ROOT)}
 HEAVY = ("torch", "transformers")
 IN_THE_WORKER = ("nodewire.worker.serve", "nodewire.worker.narrowing")
-ENGINE_ROOMS = ("nodewire.graph", "nodewire.llm", "nodewire.train", *IN_THE_WORKER, "nodewire.cli.__main__")
+ENGINE_ROOMS = (
+    "nodewire.graph",
+    "nodewire.llm",
+    "nodewire.train",
+    "nodewire.weights",
+    *IN_THE_WORKER,
+    "nodewire.cli.__main__",
+)
 
 IMPORT_ALL = """
 import importlib, json, sys

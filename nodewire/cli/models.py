@@ -17,9 +17,10 @@ from rich.markup import escape
 from nodewire.cli.output import CUSTOMERS, DEVELOPERS, Json, console, notes, one_line, print_json, sats
 from nodewire.cli.roles import enter_market, load_customer, naming
 from nodewire.cli.training_results import MODEL, SUMMARY, note, trained
-from nodewire.config import AnyRole, load_role, parse_size
+from nodewire.config import AnyRole, load_role
 from nodewire.errors import BadConfig, BadInput, NodewireError
 from nodewire.kind import Registration
+from nodewire.protocol.sizes import parse_size
 
 Relays = Annotated[
     list[str] | None, typer.Option("--relay", help="Relay to publish to (may be repeated; default: --config's).")
@@ -55,6 +56,14 @@ def register(
     ] = None,
     name: Annotated[str, typer.Option(help="The model's name (default: the recipe's, or else the folder's).")] = "",
     slots: Annotated[int, typer.Option(help="Sessions that one piece must have room for.", min=1)] = 4,
+    as_tensors: Annotated[
+        bool,
+        typer.Option(
+            "--as-tensors",
+            help="Cut any architecture at its operators, to be called with tensors; without it decoders are cut to "
+            "generate text, and BERT models to embed it.",
+        ),
+    ] = False,
     exact: Annotated[
         bool, typer.Option("--exact", help="Forbid customers to narrow what pieces send each other.")
     ] = False,
@@ -69,7 +78,16 @@ def register(
     results, folder = results_of(folder), model_in(folder)
     name = name or (results and trained(results).get("recipe")) or folder.resolve().name.lower()
     made, done = publish_folder(
-        folder, size_of(target_vram), name, slots, author, relays, servers, exact=exact, show=not json
+        folder,
+        size_of(target_vram),
+        name,
+        slots,
+        author,
+        relays,
+        servers,
+        as_tensors=as_tensors,
+        exact=exact,
+        show=not json,
     )
     if results is not None:
         note(results, {**trained(results), "registered": done})
@@ -131,13 +149,14 @@ def publish_folder(
     relays: list[str],
     servers: list[str],
     *,
+    as_tensors: bool = False,
     exact: bool = False,
     show: bool,
 ) -> tuple[Registration, dict[str, Any]]:
     """Cut the model in a folder, upload it and publish its manifest: what was made, and what `--json` says of it."""
     with tempfile.TemporaryDirectory() as scratch:
         with notes.status(f"cutting {folder.name} into pieces of at most {target_bytes / 1e6:,.1f} MB"):
-            made = _split(folder, target_bytes, Path(scratch), name, slots)
+            made = _split(folder, target_bytes, Path(scratch), name, slots, as_tensors)
         made = _exact(made) if exact else made
         return made, asyncio.run(_publish(made, key, relays, servers, show=show))
 
@@ -161,7 +180,7 @@ def _exact(made: Registration) -> Registration:
     return replace(made, manifest=made.manifest.model_copy(update={"edges": edges}))
 
 
-def _split(folder: Path, target_bytes: int, out: Path, name: str, slots: int) -> Registration:
+def _split(folder: Path, target_bytes: int, out: Path, name: str, slots: int, as_tensors: bool) -> Registration:
     """Cut by the engine that the folder's architecture belongs to. torch is imported here, not before."""
     if (folder / "recipe.json").is_file() and not (folder / "config.json").exists():  # as `train` leaves a classifier
         from nodewire.graph.classifier import split_classifier
@@ -172,15 +191,17 @@ def _split(folder: Path, target_bytes: int, out: Path, name: str, slots: int) ->
         architecture = config["architectures"][0]
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         raise BadConfig(str(folder), "holds no config.json that names its architecture") from error
-    if architecture in _DECODERS:
+    if architecture in _DECODERS and not as_tensors:
         from nodewire.llm.split import split_decoder
 
         return split_decoder(folder, target_bytes, out, slots=slots, name=name)
-    if architecture in _ENCODERS:
-        from nodewire.graph.register import split_encoder
+    if architecture in _ENCODERS and not as_tensors:
+        from nodewire.graph.split_encoder import split_encoder
 
         return split_encoder(folder, target_bytes, out, slots=slots, name=name)
-    raise BadInput("architecture", f"{architecture!r} is not one of {', '.join(_DECODERS + _ENCODERS)}")
+    from nodewire.graph.split_directory import split_directory
+
+    return split_directory(folder, target_bytes, out, slots=slots, name=name)
 
 
 async def _publish(

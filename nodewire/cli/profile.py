@@ -13,9 +13,10 @@ from rich.table import Table
 
 from nodewire.cli.output import OPERATORS, Json, console, notes, one_line, print_json
 from nodewire.cli.roles import enter_market, load_provider, naming
-from nodewire.config import ProviderConfig, parse_size
+from nodewire.config import ProviderConfig
 from nodewire.errors import BadInput, NotAllowed
 from nodewire.kind import Limits, installed
+from nodewire.protocol.sizes import parse_size
 
 if TYPE_CHECKING:
     from nodewire.protocol.manifest import BlobRef, Manifest

@@ -13,8 +13,8 @@ import typer
 
 from nodewire.cli.daemons import run_until_stopped
 from nodewire.cli.output import OPERATORS, Json
-from nodewire.config import parse_size
 from nodewire.errors import BadConfig, BadInput, NodewireError
+from nodewire.protocol.sizes import parse_size
 
 _EVERY_S = 3_600.0
 log = logging.getLogger("nodewire.splice")

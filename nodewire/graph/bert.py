@@ -5,6 +5,7 @@ Needs the extra `nodewire[register]`; only registration imports it, never a work
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any, Literal
 
 import torch
@@ -84,7 +85,7 @@ def build(directory: EncoderDirectory) -> SentenceEncoder:
     return SentenceEncoder(model, directory.pooling, directory.normalized).eval()
 
 
-def weight_name(traced: str, stored: set[str]) -> str:
+def weight_name(traced: str, stored: Container[str]) -> str:
     """The name in model.safetensors of a traced weight: bare, or under `bert.` in a checkpoint with a head.
 
     Raises:

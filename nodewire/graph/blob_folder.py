@@ -6,33 +6,28 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
-from safetensors.torch import save_file
-
 from nodewire.protocol.manifest import BlobRef
+from nodewire.weights.tensorfile import Assembled, write
 
 
 class BlobFolder:
-    """`paths` has all that was written, by hash; `folder` is there before anything is."""
+    """`paths` has all that was written, by hash. The folder is made if it is missing."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.paths: dict[str, Path] = {}
+        folder.mkdir(parents=True, exist_ok=True)
 
     def program(self, data: bytes) -> BlobRef:
-        path = self.folder / "program.partial"
+        sha256 = hashlib.sha256(data).hexdigest()
+        path = self.folder / sha256
         path.write_bytes(data)
-        return self._named(path)
+        return self._noted(sha256, path)
 
-    def weights(self, tensors: Mapping[str, torch.Tensor]) -> BlobRef:
-        """A safetensors file of `tensors`."""
-        path = self.folder / "weights.partial"
-        save_file(dict(tensors), path)
-        return self._named(path)
+    def weights(self, tensors: Mapping[str, Assembled]) -> BlobRef:
+        """A safetensors file of `tensors`, read and written in pieces. Raises BadTask as `write`."""
+        return self._noted(*write(self.folder, tensors.items()))
 
-    def _named(self, path: Path) -> BlobRef:
-        with path.open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        size = path.stat().st_size
-        self.paths[sha256] = path.rename(self.folder / sha256)
-        return BlobRef(sha256=sha256, bytes=size)
+    def _noted(self, sha256: str, path: Path) -> BlobRef:
+        self.paths[sha256] = path
+        return BlobRef(sha256=sha256, bytes=path.stat().st_size)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from nodewire.errors import BadTask
+from nodewire.graph.analysis import Flow
 from nodewire.graph.format import Input, Output, Program, Shape
 
 
@@ -23,70 +24,104 @@ def edge_name(source: str, target: str) -> str:
     return f"{source}.to.{target}"
 
 
-def carve(
-    program: Program,
-    shapes: Mapping[str, Shape],
-    dtypes: Mapping[str, torch.dtype],
-    groups: Sequence[Group],
-    free: Collection[str],
-    source: str,
-) -> dict[str, Program]:
-    """A program for each group, in their order; the model's inputs come from the task named `source`.
+class Carver:
+    """A program that tasks are carved out of; the model's inputs come from the task named `source`.
 
-    Raises:
-        BadTask: a tensor between two groups has a derived size.
+    A task that needs a dim and no tensor that has it is sent the first input of `sizing` that does.
     """
-    owner = {node: group.name for group in groups for node in group.nodes}
-    tasks = {group.name: _task(program, shapes, dtypes, group, owner, free, source) for group in groups}
-    for name, task in tasks.items():
-        leaving = [
-            Output(i.name, i.name, i.dtype, i.shape, i.edge)
-            for target in tasks.values()
-            for i in target.inputs
-            if i.edge.startswith(edge_name(name, "")) and owner.get(i.name) == name
+
+    def __init__(
+        self,
+        flow: Flow,
+        shapes: Mapping[str, Shape],
+        dtypes: Mapping[str, torch.dtype],
+        source: str,
+        sizing: Sequence[Input] | None = None,
+    ) -> None:
+        self._sizing = flow.program.inputs if sizing is None else sizing
+        self._flow, self._program, self._source = flow, flow.program, source
+        self._shapes, self._dtypes = shapes, dtypes
+        self._weights = {w.name: w for w in flow.program.weights}
+        self._inputs = {i.name: i for i in flow.program.inputs}
+        self._order = {name: k for k, name in enumerate((*self._weights, *self._inputs))}
+        self._leaving: dict[str, list[Output]] = {}
+        for out in flow.program.outputs:
+            self._leaving.setdefault(out.value, []).append(out)
+        self._last = list(range(len(flow.uses)))
+        for k, uses in enumerate(flow.uses):
+            for used in uses:
+                self._last[used] = k
+
+    def tasks(self, groups: Sequence[Group]) -> dict[str, Program]:
+        """A program for each group, in their order.
+
+        Raises:
+            BadTask: a tensor between two groups has a derived size.
+        """
+        owner = {node: group.name for group in groups for node in group.nodes}
+        tasks = {group.name: self._task(group, owner) for group in groups}
+        leaving: dict[str, list[Output]] = {name: [] for name in tasks}
+        for target in tasks.values():
+            for i in target.inputs:
+                if i.name in owner:
+                    leaving[owner[i.name]].append(Output(i.name, i.name, i.dtype, i.shape, i.edge))
+        for out in self._program.outputs:
+            if out.value in owner:
+                leaving[owner[out.value]].append(out)
+        return {name: replace(task, outputs=tuple(leaving[name])) for name, task in tasks.items()}
+
+    def alone(self, nodes: Sequence[str]) -> Program:
+        """The task of these nodes, which stand together in the chain, whatever becomes of the others."""
+        task = self._task(Group("", tuple(nodes)), {})
+        outputs: list[Output] = []
+        end = self._flow.number[nodes[-1]]
+        for name in nodes:
+            k = self._flow.number[name]
+            if name in self._leaving:
+                outputs += self._leaving[name]
+            elif self._last[k] > end:
+                outputs.append(Output(name, name, self._dtypes[name], self._shapes[name]))
+        return replace(task, outputs=tuple(outputs))
+
+    def _task(self, group: Group, owner: Mapping[str, str]) -> Program:
+        flow, program = self._flow, self._program
+        needed = {flow.number[name] for name in group.nodes}
+        used: dict[str, None] = {}
+        waiting = list(needed)
+        while waiting:
+            for name in flow.refs[waiting.pop()]:
+                used[name] = None
+                k = flow.number.get(name)
+                if k is not None and flow.free[k] and k not in needed:
+                    needed.add(k)
+                    waiting.append(k)
+        inputs = [
+            replace(self._inputs[name], edge=edge_name(self._source, group.name))
+            for name in sorted(used.keys() & self._inputs.keys(), key=self._order.__getitem__)
         ]
-        final = [out for out in program.outputs if owner.get(out.value) == name]
-        tasks[name] = replace(task, outputs=(*leaving, *final))
-    return tasks
-
-
-def _task(
-    program: Program,
-    shapes: Mapping[str, Shape],
-    dtypes: Mapping[str, torch.dtype],
-    group: Group,
-    owner: Mapping[str, str],
-    free: Collection[str],
-    source: str,
-) -> Program:
-    by_name = {node.name: node for node in program.nodes}
-    model_inputs = {i.name: i for i in program.inputs}
-    needed, used, waiting = set(group.nodes), set[str](), list(group.nodes)
-    while waiting:
-        for ref in by_name[waiting.pop()].refs():
-            used.add(ref)
-            if ref in by_name and ref in free and ref not in needed:
-                needed.add(ref)
-                waiting.append(ref)
-    inputs = [replace(i, edge=edge_name(source, group.name)) for i in program.inputs if i.name in used]
-    for node in program.nodes:
-        if node.name in used and node.name not in needed:
-            if node.name not in shapes:
-                raise BadTask(node.name, "passes between tasks and has a derived size")
-            edge = edge_name(owner[node.name], group.name)
-            inputs.append(Input(node.name, dtypes[node.name], shapes[node.name], edge))
-    have = {d for i in inputs for d in i.shape if isinstance(d, str)}
-    for dim in used & set(program.dims) - have:
-        extra = next(i for i in model_inputs.values() if dim in i.shape)
-        if all(extra.name != i.name for i in inputs):
-            inputs.insert(0, replace(extra, edge=edge_name(source, group.name)))
-        have |= {d for d in extra.shape if isinstance(d, str)}
-    return Program(
-        dims={name: most for name, most in program.dims.items() if name in have},
-        volume=program.volume,
-        inputs=tuple(inputs),
-        weights=tuple(w for w in program.weights if w.name in used),
-        nodes=tuple(node for node in program.nodes if node.name in needed),
-        outputs=(),
-        slots=program.slots,
-    )
+        numbers = (flow.number.get(name) for name in used)
+        for k in sorted(k for k in numbers if k is not None and k not in needed):
+            name = program.nodes[k].name
+            if name not in self._shapes:
+                raise BadTask(name, "passes between tasks and has a derived size")
+            inputs.append(
+                Input(name, self._dtypes[name], self._shapes[name], edge_name(owner.get(name, ""), group.name))
+            )
+        have = {d for i in inputs for d in i.shape if isinstance(d, str)}
+        for dim in program.dims:
+            if dim in used and dim not in have:
+                extra = next(i for i in self._sizing if dim in i.shape)
+                if all(extra.name != i.name for i in inputs):
+                    inputs.insert(0, replace(extra, edge=edge_name(self._source, group.name)))
+                have |= {d for d in extra.shape if isinstance(d, str)}
+        return Program(
+            dims={name: most for name, most in program.dims.items() if name in have},
+            volume=program.volume,
+            inputs=tuple(inputs),
+            weights=tuple(
+                self._weights[name] for name in sorted(used.keys() & self._weights.keys(), key=self._order.__getitem__)
+            ),
+            nodes=tuple([program.nodes[k] for k in sorted(needed)]),
+            outputs=(),
+            slots=program.slots,
+        )

@@ -19,23 +19,22 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from nodewire.errors import BadInput, NotFound, OverMemory, Unsupported
-from nodewire.graph.blob_folder import BlobFolder
+from nodewire.graph.analysis import FREE_WEIGHT_BYTES
 from nodewire.graph.carve import edge_name
-from nodewire.graph.cut import UNBOUNDED, kinds
 from nodewire.graph.decompose import DRIVER, Decomposition, decompose, memory_bytes
-from nodewire.graph.format import NAMES, Input, Node, Output, Program, Shape, Weight
-from nodewire.graph.register import fixed_bytes
-from nodewire.graph.verify import Verified, verify
+from nodewire.graph.format import Input, Node, Output, Program, Shape, Weight
+from nodewire.graph.verify import verify
 from nodewire.graph.whitelist import Ref
+from nodewire.graph.writing import write_run
 from nodewire.kind import Registration
 from nodewire.protocol.families import Cnn, Family, Linear, Mlp
-from nodewire.protocol.manifest import CUSTOMER, Edge, Manifest, Task, Tensor
 from nodewire.protocol.recipe import Recipe
 
 WEIGHTS, RECIPE = "model.safetensors", "recipe.json"
 ROWS, X, SCORES = "rows", "x", "scores"
 MAX_BATCH = 1_024
 _USEFUL_ROWS = 32
+_UNBOUNDED = 2**62
 _ACTIVATIONS = {"relu": "aten.relu.default", "gelu": "aten.gelu.default", "tanh": "aten.tanh.default"}
 
 
@@ -58,7 +57,7 @@ def split_classifier(
     recipe, weights = _read(directory)
     program, shapes = program_of(recipe.family, max_batch, slots)
     done = _whole(program, target_bytes) or decompose(program, shapes, target_bytes, least_volume=1)
-    return _Writer(done, weights, target_bytes, out).write(name or recipe.name)
+    return write_run(done, lambda weight: (weights[weight],), target_bytes, out, name=name or recipe.name)
 
 
 def program_of(family: Family, max_batch: int, slots: int) -> tuple[Program, dict[str, Shape]]:
@@ -88,7 +87,7 @@ def program_of(family: Family, max_batch: int, slots: int) -> tuple[Program, dic
         inputs=(Input(X, torch.float32, (ROWS, family.inputs)),),
         weights=weights,
         nodes=tuple(made.nodes),
-        outputs=(Output(SCORES, scores, torch.float32, (ROWS, family.classes), SCORES),),
+        outputs=(Output(SCORES, scores, torch.float32, (ROWS, family.classes)),),
         slots=slots,
     )
     return program, made.shapes
@@ -96,12 +95,11 @@ def program_of(family: Family, max_batch: int, slots: int) -> tuple[Program, dic
 
 def _whole(program: Program, target_bytes: int) -> Decomposition | None:
     """All of it as one task, if that fits with a useful number of rows; with any number if there is nothing to cut."""
-    found = kinds(program)
-    is_free = found.free >= {node.name for node in program.nodes}
+    is_free = sum(weight.nbytes for weight in program.weights) <= FREE_WEIGHT_BYTES
     inputs = tuple(replace(one, edge=edge_name(DRIVER, "graph.0")) for one in program.inputs)
     rows = program.volume
     while rows >= (1 if is_free else min(_USEFUL_ROWS, program.volume)):
-        made = verify(replace(program, inputs=inputs, dims={ROWS: rows}, volume=rows), UNBOUNDED)
+        made = verify(replace(program, inputs=inputs, dims={ROWS: rows}, volume=rows), _UNBOUNDED)
         needed = memory_bytes(made, target_bytes)
         if needed <= target_bytes:
             return Decomposition({"graph.0": made}, {}, rows)
@@ -196,68 +194,3 @@ def _read(directory: Path) -> tuple[Recipe, Mapping[str, torch.Tensor]]:
             found = list(weights[name].shape) if name in weights else "missing"
             raise BadInput(name, f"{found}, the recipe makes it {list(shape)}")
     return recipe, weights
-
-
-class _Writer:
-    """Writes blobs named by their SHA-256, and the manifest that cites them."""
-
-    def __init__(self, done: Decomposition, weights: Mapping[str, torch.Tensor], target_bytes: int, out: Path) -> None:
-        self._tasks = {name: _from_customer(made) for name, made in done.tasks.items()}
-        self._weights, self._target, self._volume = weights, target_bytes, done.volume
-        self._blobs = BlobFolder(out)
-
-    def write(self, name: str) -> Registration:
-        self._blobs.folder.mkdir(parents=True, exist_ok=True)
-        edges: list[Edge] = []
-        for task, made in self._tasks.items():
-            by_edge: dict[str, list[Input]] = {}
-            for declared in made.program.inputs:
-                by_edge.setdefault(declared.edge, []).append(declared)
-            for edge, declared_there in by_edge.items():
-                edges.append(_edge(edge, edge.removesuffix(f".to.{task}"), task, made.program, declared_there))
-            final = [out for out in made.program.outputs if out.edge == SCORES]
-            edges += [_edge(SCORES, task, CUSTOMER, made.program, final)] if final else []
-        tasks = [self._task(task, made) for task, made in self._tasks.items()]
-        manifest = Manifest(name=name, mode="run", tasks=tuple(tasks), edges=tuple(edges))
-        report = [f"{name}: {len(tasks)} tasks under {self._target} bytes, {self._volume} rows a call"]
-        report += [f"{task.name}: {task.memory_bytes} bytes in all" for task in tasks]
-        return Registration(manifest, self._blobs.paths, tuple(report))
-
-    def _task(self, name: str, made: Verified) -> Task:
-        # What the program declares is what any loader will find, so what was cut is checked as it was written.
-        encoded = made.program.encode()
-        verify(Program.decode(encoded), self._target)
-        stored = {one.name: self._weights[one.name].float().contiguous() for one in made.program.weights}
-        return Task(
-            name=name,
-            engine="graph",
-            program=self._blobs.program(encoded),
-            weights=(self._blobs.weights(stored),) if stored else (),
-            memory_bytes=memory_bytes(made, self._target),
-            slots=made.program.slots,
-            flops=-(-made.flops // self._volume),
-            limit=f"target of {self._target} bytes",
-        )
-
-
-def _from_customer(made: Verified) -> Verified:
-    """The same task, whose rows come from the customer, since no driver stands before it."""
-    inputs = tuple(
-        replace(one, edge=CUSTOMER + one.edge.removeprefix(DRIVER)) if one.edge.startswith(f"{DRIVER}.to.") else one
-        for one in made.program.inputs
-    )
-    return replace(made, program=replace(made.program, inputs=inputs))
-
-
-def _edge(name: str, source: str, target: str, program: Program, tensors: list[Input] | list[Output]) -> Edge:
-    used = {d for t in tensors for d in t.shape if isinstance(d, str)}
-    return Edge(
-        name=name,
-        source=source,
-        target=target,
-        tensors=tuple(
-            Tensor.from_document({"name": t.name, "dtype": NAMES[t.dtype], "shape": t.shape}) for t in tensors
-        ),
-        dims={d: most for d, most in program.dims.items() if d in used},
-        bytes_per_position=sum(map(fixed_bytes, tensors)),
-    )

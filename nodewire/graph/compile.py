@@ -101,6 +101,8 @@ def build(data: bytes, folder: Path, threads: int = 1) -> Path:
     if path.exists():
         return path
     program = Program.decode(data)
+    if program.takes_some or any(node.op.startswith("nodewire.") for node in program.nodes):
+        raise Unsupported("program", "data decide how many rows there are; it is interpreted")
     verify(program, MAX_COMPILED_BYTES, threads)
     torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as scratch:

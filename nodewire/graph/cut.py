@@ -1,163 +1,205 @@
-"""Where to cut a program: fewest tasks under a memory target, then fewest bytes between them, then most even.
+"""Where to cut a chain of nodes: fewest tasks under a memory target, then fewest bytes between them, then most even.
 
-Nodes that depend on no weights (masks, positions) are *free*: every task that needs them computes them again from the
-model's inputs instead of receiving them. What remains is cut as a chain in the program's own order, by dynamic
-programming over the boundaries that few tensors cross. Lookups split by rows stand beside the chain.
+Dynamic programming over the boundaries that few tensors cross: one at most if that will do, else two, three or four.
+What a task takes follows from the chain without walking it: its weights, each counted once; the most that is live while
+one of its nodes runs; what it was sent, which stays to the end. Two bounds of that decide nearly every task; in between
+it is measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from nodewire.errors import OverMemory
-from nodewire.graph.format import Program, Shape
-from nodewire.graph.liveness import Walk, corners, walk
 
 MAX_CROSSING = 4
 """Tensors that may cross a boundary; wider boundaries are not considered."""
-FREE_WEIGHT_BYTES = 4_096
-"""Recomputing a node is cheaper than shipping it while the weights behind it are no more than this (rotary tables)."""
-UNBOUNDED = 2**62
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A node of the chain: the weights it uses, by name and bytes, and what is live while it runs."""
+    """A node of the chain: the weights it uses, by name and bytes, and what is live while it runs.
+
+    `live_bytes` of the chain's own values; `free_bytes` at most of values that each task makes for itself, inputs among
+    them.
+    """
 
     name: str
     weights: Mapping[str, int]
     live_bytes: int
+    free_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A tensor that crosses a boundary, its bytes, and the step that uses it last; whether it lies within another."""
+
+    name: str
+    nbytes: int
+    last: int
+    is_view: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """What is cut. `crossing_bytes[k]` passes from the first k steps to the rest; None where no cut may be."""
+    """What is cut. `crossing[k]` passes from the first k steps to the rest; None where no cut may be.
 
-    steps: tuple[Step, ...]
-    crossing_bytes: tuple[int | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Kinds:
-    """Nodes by what stands behind them.
-
-    `free` ones are made again by whoever uses them; `behind` has the weights, by name and bytes, that each node brings
-    along, itself or through the free nodes that it uses.
+    `floor_bytes` is the most that is live in a task, beside what it was sent, before its own first step;
+    `given_bytes` at most what the model's own inputs take.
     """
 
-    free: frozenset[str]
-    behind: Mapping[str, Mapping[str, int]]
+    steps: tuple[Step, ...]
+    crossing: tuple[tuple[Crossing, ...] | None, ...]
+    floor_bytes: int = 0
+    given_bytes: int = 0
 
 
-def kinds(program: Program) -> Kinds:
-    """Sort the nodes of a program into free ones and ones of the chain."""
-    sizes = {w.name: w.nbytes for w in program.weights}
-    dynamic = {i.name for i in program.inputs} | set(program.dims)
-    cone: dict[str, Mapping[str, int]] = {name: {} for name in dynamic}
-    cone.update({name: {name: size} for name, size in sizes.items()})
-    behind: dict[str, Mapping[str, int]] = {}
-    free: set[str] = set()
-    for node in program.nodes:
-        used = list(dict.fromkeys(node.refs()))
-        whole: dict[str, int] = {}
-        own: dict[str, int] = {}
-        for name in used:
-            whole.update(cone[name])
-            if name in sizes or name in free:
-                own.update(cone[name])
-        if any(name in dynamic for name in used):
-            dynamic.add(node.name)
-        small = sum(whole.values()) <= FREE_WEIGHT_BYTES
-        if node.name not in dynamic or small:
-            free.add(node.name)
-        # A node of the chain is never made again, so no cone needs to look through it.
-        cone[node.name] = whole if node.name in free else {"": FREE_WEIGHT_BYTES + 1}
-        behind[node.name] = own
-    return Kinds(frozenset(free), behind)
+Measure = Callable[[int, int], int]
+"""What a task of the steps from the first up to the second takes, room for what waits included, in bytes."""
+Waiting = Callable[[int], int]
+"""Room for what waits, in bytes, at a task that is sent so many bytes a call."""
 
 
-def chain(program: Program, shapes: Mapping[str, Shape], sorted_nodes: Kinds, aside: Collection[str]) -> Chain:
-    """The chain of a program, at the largest sizes it admits, without the nodes named in `aside`."""
-    walks = [walk(program, sizes, UNBOUNDED) for sizes in corners(program)]
-    live = [max(w.live_bytes[k] for w in walks) for k in range(len(program.nodes))]
-    steps = [
-        Step(node.name, sorted_nodes.behind[node.name], live[k])
-        for k, node in enumerate(program.nodes)
-        if node.name not in sorted_nodes.free and node.name not in aside
-    ]
-    return Chain(tuple(steps), tuple(_crossing(program, shapes, [s.name for s in steps], walks)))
-
-
-def _crossing(
-    program: Program, shapes: Mapping[str, Shape], names: Sequence[str], walks: Sequence[Walk]
-) -> list[int | None]:
-    place = {name: k for k, name in enumerate(names)}
-    last = dict.fromkeys(names, 0)
-    users: dict[str, list[str]] = {}
-    for node in program.nodes:
-        for ref in node.refs():
-            users.setdefault(ref, []).append(node.name)
-    for name in names:
-        last[name] = max((place[u] for u in users.get(name, ()) if u in place), default=place[name])
-    through: list[list[str]] = [[] for _ in range(len(names) + 1)]
-    for name in names:
-        for boundary in range(place[name] + 1, last[name] + 1):
-            through[boundary].append(name)
-    crossing: list[int | None] = []
-    for values in through:
-        if len(values) > MAX_CROSSING or any(value not in shapes for value in values):
-            crossing.append(None)
-        else:
-            crossing.append(sum(max(w.types[value].nbytes for w in walks) for value in values))
-    return crossing
-
-
-def cut(line: Chain, limit_bytes: int) -> tuple[tuple[str, ...], ...]:
-    """The names of each task's steps, in order.
+def cut(
+    line: Chain,
+    limit_bytes: int,
+    measure: Measure | None = None,
+    waiting: Waiting = lambda _: 0,
+    refused: Collection[tuple[int, int]] = (),
+) -> tuple[tuple[int, int], ...]:
+    """Each task's steps as (first, end), in order; none of those in `refused`.
 
     Raises:
         OverMemory: no cut keeps every task under `limit_bytes`; names the largest node.
     """
-    found = _cut(line, limit_bytes)
-    if found is None:
-        worst = max(line.steps, key=_alone)
-        raise OverMemory(worst.name, f"takes {_alone(worst)} bytes, {limit_bytes} given")
-    return found
+    for width in range(1, MAX_CROSSING + 1):
+        found = _Table(line, limit_bytes, measure, waiting, refused, width).fill()
+        if found is not None:
+            return found
+    worst = max(line.steps, key=_alone)
+    raise OverMemory(worst.name, f"takes {_alone(worst)} bytes, {limit_bytes} given")
+
+
+def next_boundary(line: Chain, end: int) -> int:
+    """The nearest boundary after `end` where a cut may be."""
+    n = len(line.steps)
+    return next((k for k in range(end + 1, n) if line.crossing[k] is not None), n)
+
+
+def most_bytes(line: Chain, first: int, end: int, waiting: Waiting) -> int:
+    """What a task of these steps takes at most."""
+    steps = line.steps[first:end]
+    sent = sum(one.nbytes for one in line.crossing[first] or ()) if first else 0
+    weights = {name: size for step in steps for name, size in step.weights.items()}
+    live = max(line.floor_bytes, max(step.live_bytes + step.free_bytes for step in steps))
+    return sum(weights.values()) + live + sent + waiting(sent + line.given_bytes)
 
 
 def _alone(step: Step) -> int:
-    return sum(step.weights.values()) + step.live_bytes
+    return sum(step.weights.values()) + step.live_bytes + step.free_bytes
 
 
-def _cut(line: Chain, limit: int) -> tuple[tuple[str, ...], ...] | None:
-    n = len(line.steps)
-    boundaries = [k for k in range(n + 1) if k in (0, n) or line.crossing_bytes[k] is not None]
-    best: dict[int, tuple[int, int, int, int]] = {0: (0, 0, 0, -1)}  # tasks, bytes crossing, largest task, previous cut
-    for at, end in enumerate(boundaries[1:], start=1):
-        weights: dict[str, int] = {}
-        held = peak = 0
-        for back in range(at - 1, -1, -1):
-            start = boundaries[back]
-            for step in line.steps[start : boundaries[back + 1]]:
-                peak = max(peak, step.live_bytes)
+class _Table:
+    """The best way to each boundary, and what a task between any two takes."""
+
+    def __init__(
+        self,
+        line: Chain,
+        limit: int,
+        measure: Measure | None,
+        waiting: Waiting,
+        refused: Collection[tuple[int, int]],
+        width: int,
+    ) -> None:
+        n = len(line.steps)
+        self._refused = refused
+        self._line, self._limit, self._measure, self._floor = line, limit, measure, line.floor_bytes
+        inner = (k for k in range(1, n) if (c := line.crossing[k]) is not None and len(c) <= width)
+        self._at = np.array([0, *inner, n], dtype=np.int64)
+        count = len(self._at)
+        crossing = [sorted(line.crossing[k] or (), key=lambda one: one.last) if 0 < k < n else [] for k in self._at]
+        self._bytes = np.zeros((count, width), dtype=np.int64)
+        self._after = np.full((count, width), n, dtype=np.int64)
+        self._views = np.zeros(count, dtype=np.int64)
+        for k, tensors in enumerate(crossing):
+            for j, one in enumerate(tensors):
+                self._bytes[k, j], self._after[k, j] = one.nbytes, one.last + 1
+            self._views[k] = sum(one.nbytes for one in tensors if one.is_view)
+        self._held = self._bytes.cumsum(axis=1)  # of a boundary's tensors, those let go first come first
+        self._sent = self._held[:, -1]
+        self._least_room, self._room = (
+            np.array([waiting(int(sent) + given) for sent in self._sent], dtype=np.int64)
+            for given in (0, line.given_bytes)
+        )
+        self._own = np.array([step.live_bytes for step in line.steps], dtype=np.int64)
+        self._free = np.array([step.free_bytes for step in line.steps], dtype=np.int64)
+        self._tasks = np.full(count, n + 1, dtype=np.int64)
+        self._crossed = np.zeros(count, dtype=np.int64)
+        self._largest = np.zeros(count, dtype=np.int64)
+        self._before = np.zeros(count, dtype=np.int64)
+        self._tasks[0] = 0
+
+    def fill(self) -> tuple[tuple[int, int], ...] | None:
+        weights = np.zeros(len(self._at), dtype=np.int64)  # of a task from each boundary to the present one
+        block_of: dict[str, int] = {}
+        for end in range(1, len(self._at)):
+            for step in self._line.steps[self._at[end - 1] : self._at[end]]:
                 for name, size in step.weights.items():
-                    if name not in weights:
-                        weights[name] = size
-                        held += size
-            if held + peak > limit:
+                    weights[block_of.get(name, 0) : end] += size
+                    block_of[name] = end
+            self._reach(end, weights)
+        if self._tasks[-1] > len(self._line.steps):
+            return None
+        found: list[tuple[int, int]] = []
+        end = len(self._at) - 1
+        while end:
+            start = int(self._before[end])
+            found.append((int(self._at[start]), int(self._at[end])))
+            end = start
+        return tuple(reversed(found))
+
+    def _reach(self, end: int, weights: np.ndarray) -> None:
+        """Find the best last task up to the boundary `end`."""
+        first = int((weights[:end] > self._limit).sum())  # a task that begins earlier holds no less
+        if first == end:
+            return
+        starts = np.arange(first, end)
+        held = weights[first:end]
+        own = self._live(starts, end, self._own)
+        live = np.maximum(self._live(starts, end, self._own + self._free), self._floor + self._sent[first:end])
+        most = held + live + self._room[first:end]
+        passing = np.where(self._after[starts] > self._at[end], self._bytes[starts], 0).sum(axis=1)
+        surely = held + np.maximum(own - passing - self._views[first:end], 0) + self._least_room[first:end]
+        reached = self._tasks[first:end] <= len(self._line.steps)
+        best: tuple[int, int, int] | None = None
+        order = np.lexsort((most, self._crossed[first:end], self._tasks[first:end]))
+        for k in order[reached[order] & (surely[order] <= self._limit)]:
+            start = first + int(k)
+            key = (int(self._tasks[start]), int(self._crossed[start]), max(int(self._largest[start]), int(most[k])))
+            if best is not None and key[:2] > best[:2]:
                 break
-            if start in best:
-                tasks, crossed, largest, _ = best[start]
-                crossing = (line.crossing_bytes[end] or 0) if end < n else 0
-                candidate = (tasks + 1, crossed + crossing, max(largest, held + peak), start)
-                if end not in best or candidate[:3] < best[end][:3]:
-                    best[end] = candidate
-    if n not in best:
-        return None
-    tasks_found: list[tuple[str, ...]] = []
-    while n:
-        start = best[n][3]
-        tasks_found.append(tuple(step.name for step in line.steps[start:n]))
-        n = start
-    return tuple(reversed(tasks_found))
+            if (best is None or key < best) and self._fits(start, end, int(most[k])):
+                best = key
+                self._before[end] = start
+        if best is not None:
+            crossing = int(self._sent[end])
+            self._tasks[end], self._crossed[end], self._largest[end] = best[0] + 1, best[1] + crossing, best[2]
+
+    def _live(self, starts: np.ndarray, end: int, live: np.ndarray) -> np.ndarray:
+        """The most that is live in a task from each start to `end`: what it was sent counts on after its last use."""
+        low, high = int(self._at[starts[0]]), int(self._at[end])
+        top = np.maximum.accumulate(live[low:high][::-1])[::-1]
+        found: np.ndarray = top[self._at[starts] - low]
+        for held, after in zip(self._held[starts].T, self._after[starts].T, strict=True):
+            inside = after < high
+            found = np.maximum(found, np.where(inside, top[np.where(inside, after - low, 0)] + held, 0))
+        return found
+
+    def _fits(self, start: int, end: int, most: int) -> bool:
+        task = int(self._at[start]), int(self._at[end])
+        if task in self._refused:
+            return False
+        return most <= self._limit or (self._measure is not None and self._measure(*task) <= self._limit)

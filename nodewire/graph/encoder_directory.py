@@ -69,7 +69,7 @@ def read(path: Path) -> EncoderDirectory:
         tokenizer=_bytes(path, "tokenizer.json"),
         pad_id=int(config.get("pad_token_id") or 0),
         name=re.sub(r"[^a-z0-9._-]+", "-", named.lower()).strip("-._")[:48] or "encoder",
-        license=_license(path),
+        license=license_of(path),
     )
 
 
@@ -95,7 +95,7 @@ def _pooling(path: Path, modules: list[Any]) -> Literal["mean", "cls"]:
     raise BadInput("pooling", f"{', '.join(sorted(chosen)) or 'none'} is not supported")
 
 
-def _license(path: Path) -> str:
+def license_of(path: Path) -> str:
     """The license that the model card's front matter names, or ""."""
     card = path / "README.md"
     if not card.is_file():

@@ -49,10 +49,13 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _FORMATS = {"contiguous": torch.contiguous_format, "preserve": torch.preserve_format}
 _FORMAT_NAMES = {v: k for k, v in _FORMATS.items()}
 
+_NO_DIMS: Mapping[str, int] = {}
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,159}")
 
 Shape = tuple[int | str, ...]
 """Sizes, or names of dims."""
+SOME = "some"
+"""Where a tensor's first size has this name, the data decide it: each tensor has its own, from 0 to `volume`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,11 @@ class Program:
     nodes: tuple[Node, ...]
     outputs: tuple[Output, ...]
     slots: int = 1
+
+    @property
+    def takes_some(self) -> bool:
+        """Whether data decide how many rows of an input there are."""
+        return any(SOME in i.shape for i in self.inputs)
 
     def encode(self) -> bytes:
         return canonical.encode(
@@ -187,7 +195,7 @@ class Program:
             if name in known:
                 raise BadTask(name, "defined twice")
             known.add(name)
-        sized = {d for i in self.inputs for d in i.shape if isinstance(d, str)}
+        sized = {d for i in self.inputs for d in i.shape if isinstance(d, str) and d != SOME}
         if sized != set(self.dims):
             raise BadTask("dims", "not exactly the dimensions of the inputs")
         for node in self.nodes:
@@ -289,7 +297,7 @@ def _weight(raw: Any) -> Weight:
     match raw:
         case {"name": str(name), "dtype": dtype, "shape": list(shape), "file": file} if len(raw) == 4:
             _named(name, "weights")
-            sizes = tuple(s for s in _shape(shape, name, {}) if isinstance(s, int))
+            sizes = tuple(s for s in _shape(shape, name, _NO_DIMS) if isinstance(s, int))
             return Weight(name, _dtype(dtype, name), sizes, _count(file, name, 0, MAX_FILES - 1))
     raise BadTask("weights", "an entry is not {name, dtype, shape, file}")
 
@@ -308,14 +316,16 @@ def _output(raw: Any, dims: Mapping[str, int]) -> Output:
 def _dims(raw: Any) -> dict[str, int]:
     if not isinstance(raw, dict) or len(raw) > MAX_DIMS:
         raise BadTask("dims", f"not a map of at most {MAX_DIMS}")
+    if SOME in raw:
+        raise BadTask("dims", f"{SOME!r} is what data decide")
     return {_named(name, "dims"): _count(most, name, 1, MAX_SIZE) for name, most in raw.items()}
 
 
 def _shape(raw: list[Any], name: str, dims: Mapping[str, int]) -> Shape:
     if len(raw) > MAX_RANK:
         raise BadTask(name, f"rank {len(raw)}, at most {MAX_RANK}")
-    for size in raw:
-        if not (isinstance(size, str) and size in dims):
+    for at, size in enumerate(raw):
+        if not (isinstance(size, str) and (size in dims or (size == SOME and at == 0 and dims is not _NO_DIMS))):
             _count(size, name, 0, MAX_SIZE)
     if math.prod(max(size, 1) for size in raw if isinstance(size, int)) > MAX_ELEMENTS:
         raise BadTask(name, f"more than {MAX_ELEMENTS} elements")

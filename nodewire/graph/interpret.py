@@ -5,6 +5,7 @@ The same loop runs on real tensors (here) and on the meta device (`liveness`), s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from nodewire.errors import BadInput, BadTask, OverMemory, TooLarge
-from nodewire.graph.format import DTYPES, MAX_SIZE, Input, Node, Output, Program
+from nodewire.graph.format import DTYPES, MAX_SIZE, SOME, Input, Node, Output, Program, Shape
 from nodewire.graph.whitelist import BITWISE, INDEXING, MAX_INT, MAX_LIST, OPS, SAME_FLOAT, Op, Ref
 from nodewire.graph.workspace import ATTENTION, as_on_cpu
 
@@ -203,6 +204,10 @@ def bind(program: Program, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]
         if tensor.dtype != declared.dtype or tensor.dim() != len(declared.shape):
             raise BadInput(declared.name, f"{str(tensor.dtype)[6:]} of rank {tensor.dim()}")
         for size, want in zip(tensor.shape, declared.shape, strict=True):
+            if want == SOME:
+                if size > program.volume:
+                    raise TooLarge(declared.name, f"{size} rows, at most {program.volume}")
+                continue
             if isinstance(want, str):
                 want = dims.setdefault(want, size)
             if size != want:
@@ -210,7 +215,18 @@ def bind(program: Program, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]
     check_dims(program, dims)
     for declared in program.inputs:
         _check_range(declared, inputs[declared.name])
-    return dims
+    return {**dims, SOME: program.volume} if program.takes_some else dims
+
+
+def is_shaped(found: Sequence[int], declared: Shape, sizes: Mapping[str, int]) -> bool:
+    """Whether a result has the declared shape; of what data decide, at most a row for each position of the call."""
+    if len(found) != len(declared):
+        return False
+    most = max(sizes.get(SOME, 0), math.prod(size for name, size in sizes.items() if name != SOME))
+    return all(
+        have <= most if want == SOME else have == (sizes[want] if isinstance(want, str) else want)
+        for have, want in zip(found, declared, strict=True)
+    )
 
 
 def check_dims(program: Program, dims: Mapping[str, int]) -> None:
@@ -271,7 +287,7 @@ def _checked(out: Output, value: Value, dims: Mapping[str, int]) -> torch.Tensor
     """An output as it was declared. Verification promised it for the sizes of the request; here it is seen."""
     if not isinstance(value, torch.Tensor) or value.dtype not in DTYPES.values():
         raise BadTask(out.value, "is an output and not a tensor of a known dtype")
-    shape = tuple(dims[size] if isinstance(size, str) else size for size in out.shape)
-    if value.dtype != out.dtype or tuple(value.shape) != shape:
-        raise BadTask(out.value, f"leaves as {value.dtype} {list(value.shape)}, declared {out.dtype} {list(shape)}")
+    if value.dtype != out.dtype or not is_shaped(value.shape, out.shape, dims):
+        shape = [dims.get(size, size) if isinstance(size, str) else size for size in out.shape]
+        raise BadTask(out.value, f"leaves as {value.dtype} {list(value.shape)}, declared {out.dtype} {shape}")
     return value

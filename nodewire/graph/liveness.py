@@ -14,7 +14,7 @@ from itertools import permutations
 import torch
 
 from nodewire.errors import BadTask, OverMemory, TooLarge
-from nodewire.graph.format import MAX_RANK, MAX_SIZE, Node, Program
+from nodewire.graph.format import MAX_RANK, MAX_SIZE, SOME, Node, Program
 from nodewire.graph.interpret import Interpreter, Value
 from nodewire.graph.whitelist import Op
 from nodewire.graph.workspace import workspace_bytes
@@ -61,7 +61,8 @@ def corners(program: Program) -> list[dict[str, int]]:
     """The largest sizes that `dims` and `volume` admit: every order of filling the dims up, rounded up.
 
     A program whose sizes grow with its dims has its peak at one of them: sums of products of dims are convex in the
-    logarithms of the dims, so their maximum over {each <= its most, product <= volume} lies at a vertex.
+    logarithms of the dims, so their maximum over {each <= its most, product <= volume} lies at a vertex. What data
+    decide is at its most there.
     """
     found: list[dict[str, int]] = []
     for order in permutations(program.dims):
@@ -69,6 +70,8 @@ def corners(program: Program) -> list[dict[str, int]]:
         for name in order:
             sizes[name] = min(program.dims[name], left)
             left = max(1, math.ceil(left / sizes[name]))
+        if program.takes_some:
+            sizes[SOME] = program.volume
         if sizes not in found:
             found.append(sizes)
     return found

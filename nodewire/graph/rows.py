@@ -1,7 +1,11 @@
-"""An embedding too large for one task, split by rows: each part looks up the ids of its own range, and a sum joins.
+"""An operator too large for one task, split by the rows of its weight.
 
-A part is zero for the ids of others. For every id exactly one part is not zero, and x + 0 = x, so the sum equals the
-unsplit lookup bit for bit (a negative zero becomes a positive one, which compares equal).
+Of an embedding each part looks up the ids of its own range, and a sum joins. A part is zero for the ids of others. For
+every id exactly one part is not zero, and x + 0 = x, so the sum equals the unsplit lookup bit for bit (a negative zero
+becomes a positive one, which compares equal).
+
+Of a linear layer (a vocabulary's head) each part makes its own columns of the result, and whoever uses it puts them
+beside each other. How a library sums up one column may depend on how many there are: the last digits may differ.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from dataclasses import dataclass, replace
 from nodewire.graph.format import Node, Program, Shape, Weight
 from nodewire.graph.whitelist import Ref
 
-EMBEDDING = "aten.embedding.default"
+EMBEDDING, LINEAR = "aten.embedding.default", "aten.linear.default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,40 @@ class Split:
 
 
 def split_rows(program: Program, shapes: Mapping[str, Shape], name: str, count: int) -> Split:
+    """The program with the lookup or linear layer `name` in `count` parts."""
+    node = next(node for node in program.nodes if node.name == name)
+    return (_lookup if node.op == EMBEDDING else _linear)(program, shapes, name, count)
+
+
+def _linear(program: Program, shapes: Mapping[str, Shape], name: str, count: int) -> Split:
+    at = next(k for k, node in enumerate(program.nodes) if node.name == name)
+    whole = program.nodes[at]
+    held = [arg.name for arg in whole.args[1:] if isinstance(arg, Ref)]
+    stored = {w.name: w for w in program.weights if w.name in held}
+    rows = stored[held[0]].shape[0]
+    step = -(-rows // count)
+    nodes: list[Node] = []
+    weights: list[Weight] = []
+    ranges: dict[str, RowRange] = {}
+    known = dict(shapes)
+    for k, first in enumerate(range(0, rows, step)):
+        last = min(first + step, rows)
+        own: list[Ref] = []
+        for source in held:
+            own.append(Ref(f"{source}.rows.{first}"))
+            ranges[own[-1].name] = RowRange(source, first, last)
+            weights.append(replace(stored[source], name=own[-1].name, shape=(last - first, *stored[source].shape[1:])))
+        nodes.append(Node(f"{name}.{k}.part", LINEAR, (whole.args[0], *own)))
+        known[f"{name}.{k}.part"] = (*shapes[name][:-1], last - first)
+    parts = tuple((node.name,) for node in nodes)
+    nodes.append(Node(name, "aten.cat.default", ([Ref(node.name) for node in nodes], -1)))
+    used = {ref for node in program.nodes if node.name != name for ref in node.refs()}
+    kept = tuple(w for w in program.weights if w.name not in held or w.name in used)
+    split = replace(program, nodes=(*program.nodes[:at], *nodes, *program.nodes[at + 1 :]), weights=(*kept, *weights))
+    return Split(split, known, parts, ranges)
+
+
+def _lookup(program: Program, shapes: Mapping[str, Shape], name: str, count: int) -> Split:
     """The program with the lookup `name` replaced by `count` partial ones and their sum, which keeps the name."""
     at = next(k for k, node in enumerate(program.nodes) if node.name == name)
     lookup = program.nodes[at]

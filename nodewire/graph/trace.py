@@ -1,168 +1,161 @@
 """A PyTorch module becomes a program: exported once, with dynamic sizes, without running it on data.
 
-`torch.export` (non-strict) records the module; `run_decompositions({})` makes it functional and decomposes nothing, so
-attention, linear and layer norm stay single operators, as fast as in the module. Parameters may lie on the meta device:
-only their names and types go into the program.
+`torch.export` (non-strict) records the module; `run_decompositions` makes it functional and decomposes only what no
+task may use, so attention, linear and layer norm stay single operators, as fast as in the module. Parameters may lie on
+the meta device: only their names and types go into the program.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch.export.graph_signature import InputKind
 
-from nodewire.errors import BadTask
-from nodewire.graph.format import DTYPES, Input, Node, Output, Program, Shape, Weight
-from nodewire.graph.whitelist import Ref
+from nodewire.errors import BadInput, BadTask
+from nodewire.graph.examples import Signature, named_tensors
+from nodewire.graph.reading import KNOWN, Reader, Traced
+from nodewire.graph.whitelist import OPS
 
-_TRACED_SIZE = 16
-"""Example sizes are two different numbers over 1, so that export takes neither for a constant nor for the other."""
-_DROPPED = ("aten._assert", "aten.sym_constrain", "aten._assert_tensor_metadata")
-_PLACING = ("device", "layout", "pin_memory")
-
-
-@dataclass(frozen=True, slots=True)
-class Traced:
-    """A whole model as one program, not yet normalized.
-
-    `shapes` has every tensor's shape where each size is a number or a dim's name; a tensor with a derived size is not
-    in it. `constants` are tensors that are part of the module's code, not of its weights.
-    """
-
-    program: Program
-    shapes: Mapping[str, Shape]
-    constants: Mapping[str, torch.Tensor]
+_TRACED_SIZES = (17, 19, 23, 13, 11, 7, 5, 3, 2)
+"""A size that varies is traced at one of these: different ones, so that export takes none for another or a constant."""
+_DATA_DEPENDENT = "it branches on a tensor's value, or makes a tensor as large as its values say: use torch.where"
 
 
 def trace(
-    module: torch.nn.Module, inputs: Sequence[Input], dims: Mapping[str, int], volume: int, output: str
+    module: torch.nn.Module,
+    said: Signature,
+    volume: int,
+    *,
+    buffers: Mapping[str, torch.Tensor] | None = None,
+    outputs: Sequence[str] | None = None,
 ) -> Traced:
-    """Export `module(*inputs) -> Tensor`; the result leaves the program as `output`.
+    """Export `module`, called as `said`; its outputs leave the program under their paths in what it returns.
+
+    `buffers` has the values of buffers that lie on the meta device and are not among the weights. `outputs` names those
+    that are wanted, all by default. A tensor that the module returns alone is `output`.
 
     Raises:
-        BadTask: the module cannot be exported with dynamic dims, or holds what the format cannot express.
+        BadInput: the module is in training mode, or does not return what `outputs` names.
+        BadTask: it cannot be exported with these dims, or holds what the format cannot express; the field is the path
+            of the module within the model where that is known, and the reason what to change.
     """
-    sizes = {name: min(_TRACED_SIZE + 3 * k, max(most, 2)) for k, (name, most) in enumerate(dims.items())}
-    symbols = {name: torch.export.Dim(name, min=1, max=max(most, 2)) for name, most in dims.items()}
+    for path, part in module.named_modules():
+        if part.training:
+            raise BadInput(
+                path or "model", "is in training mode, in which it may draw random numbers: call model.eval()"
+            )
+    names: list[str] = []
+    whole = _Whole(module, said, outputs, names)
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    sizes = _sizes(said.dims)
+    symbols = {
+        dim: torch.export.Dim(re.sub(r"\W", "_", dim), min=1, max=max(most, 2)) for dim, most in said.dims.items()
+    }
     examples = tuple(
-        torch.zeros([sizes[d] if isinstance(d, str) else d for d in i.shape], dtype=i.dtype, device="meta")
-        for i in inputs
+        torch.zeros([sizes[d] if isinstance(d, str) else d for d in i.shape], dtype=i.dtype, device=device)
+        for i in said.inputs
     )
-    dynamic = tuple({k: symbols[d] for k, d in enumerate(i.shape) if isinstance(d, str)} for i in inputs)
+    dynamic = tuple({k: symbols[d] for k, d in enumerate(i.shape) if isinstance(d, str)} for i in said.inputs)
     try:
         with torch.no_grad():
-            exported = torch.export.export(module, examples, dynamic_shapes=dynamic, strict=False)
-            exported = exported.run_decompositions({})
-    except (RuntimeError, ValueError, TypeError) as error:
-        raise BadTask("model", f"cannot be exported: {str(error).splitlines()[0][:300]}") from error
-    return _Reader(exported, inputs, dims, volume).read(output)
+            # What the library cannot prove of sizes it writes down as assertions, which the reader tries instead.
+            exported = torch.export.export(
+                whole,
+                examples,
+                dynamic_shapes=(dynamic,),
+                strict=False,
+                prefer_deferred_runtime_asserts_over_guards=True,
+            )
+            exported = exported.run_decompositions(_decompositions())
+    except BadInput:
+        raise
+    except Exception as error:  # the model's own code runs here, and may raise anything
+        raise BadTask(_where(error, module) or "model", f"cannot be exported: {_why(error)}") from error
+    return Reader(exported, module, said, volume, buffers or {}).read(names)
 
 
-class _Reader:
-    def __init__(self, exported: Any, inputs: Sequence[Input], dims: Mapping[str, int], volume: int) -> None:
-        self._exported = exported
-        self._inputs = list(inputs)
-        self._undefined = iter(inputs)
-        self._dims, self._volume = dims, volume
-        self._names: dict[torch.fx.Node, str] = {}
-        self._taken: set[str] = set(dims)
-        self._symbols: dict[str, str] = {}
-        self._shapes: dict[str, Shape] = {}
-        self._constants: dict[str, torch.Tensor] = {}
-        self._weights: list[Weight] = []
+def _decompositions() -> dict[torch._ops.OperatorBase, Callable[..., Any]]:
+    """The library's, for operators that no task may use."""
+    table = torch.export.default_decompositions()
+    return {op: table[op] for op in table if str(op) not in OPS and str(op) not in KNOWN}
 
-    def read(self, output: str) -> Traced:
-        nodes: list[Node] = []
-        for fx in self._exported.graph.nodes:
-            if fx.op == "placeholder":
-                self._placeholder(fx)
-            elif fx.op == "call_function" and not str(fx.target).startswith(_DROPPED):
-                node = self._node(fx)
-                if node is not None:
-                    nodes.append(node)
-            elif fx.op == "output":
-                (result,) = fx.args[0]
-        value = self._names[result]
-        if value not in self._shapes:
-            raise BadTask(value, "is the output and has a derived size")
-        out = Output(output, value, result.meta["val"].dtype, self._shapes[value])
-        program = Program(
-            dims=dict(self._dims),
-            volume=self._volume,
-            inputs=tuple(self._inputs),
-            weights=tuple(self._weights),
-            nodes=tuple(nodes),
-            outputs=(out,),
+
+class _Whole(torch.nn.Module):
+    """The model with a flat list of tensors in and out; the names of those that come out are left in `names`."""
+
+    def __init__(
+        self, model: torch.nn.Module, said: Signature, outputs: Sequence[str] | None, names: list[str]
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.eval()
+        self._run: Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]] = lambda tensors: _flat(
+            said.call(model, {i.name: t for i, t in zip(said.inputs, tensors, strict=True)}), outputs, names
         )
-        return Traced(program, self._shapes, self._constants)
 
-    def _placeholder(self, fx: torch.fx.Node) -> None:
-        kinds = {s.arg.name: s for s in self._exported.graph_signature.input_specs}
-        spec, val = kinds[fx.name], fx.meta["val"]
-        if spec.kind != InputKind.USER_INPUT and not fx.users:
-            return
-        if spec.kind == InputKind.USER_INPUT:
-            declared = next(self._undefined)
-            self._name(fx, declared.name)
-            for size, dim in zip(val.shape, declared.shape, strict=True):
-                if isinstance(size, torch.SymInt) and isinstance(dim, str):
-                    self._symbols[str(size)] = dim
-            self._shapes[declared.name] = declared.shape
-            return
-        self._name(fx, str(spec.target))
-        name = self._names[fx]
-        if val.dtype not in DTYPES.values():
-            raise BadTask(name, f"a weight of {val.dtype}")
-        self._weights.append(Weight(name, val.dtype, tuple(int(n) for n in val.shape)))
-        self._shapes[name] = tuple(int(n) for n in val.shape)
-        if spec.kind == InputKind.CONSTANT_TENSOR or spec.persistent is False:
-            tensor = self._exported.constants[spec.target]
-            if tensor.is_meta:
-                raise BadTask(
-                    name, "a constant of the model's code without a value; build the model off the meta device"
-                )
-            self._constants[name] = tensor
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self._run(tensors)
 
-    def _node(self, fx: torch.fx.Node) -> Node | None:
-        if fx.target is torch.ops.aten.sym_size.int and str(fx.meta["val"]) in self._symbols:
-            # A dim is a value of its own in a program, so that no task needs another's tensor for its size alone.
-            self._names[fx] = self._symbols[str(fx.meta["val"])]
-            return None
-        if isinstance(fx.target, torch._ops.OpOverload):
-            op = str(fx.target)
-        else:
-            op = f"py.{getattr(fx.target, '__name__', fx.target)}"
-        self._name(fx, fx.name)
-        name = self._names[fx]
-        shape = self._shape(fx.meta.get("val"))
-        if shape is not None:
-            self._shapes[name] = shape
-        kwargs = {k: self._argument(v, name) for k, v in fx.kwargs.items() if k not in _PLACING}
-        return Node(name, op, tuple(self._argument(a, name) for a in fx.args), kwargs)
 
-    def _name(self, fx: torch.fx.Node, wanted: str) -> None:
-        """A name that may also stand on an edge of a manifest: no leading underscore."""
-        name = re.sub(r"[^A-Za-z0-9_.\-]", "_", wanted).lstrip("_.-")[:140] or "value"
-        while name in self._taken:
-            name += ".again"
-        self._taken.add(name)
-        self._names[fx] = name
+def _flat(returned: Any, outputs: Sequence[str] | None, names: list[str]) -> tuple[torch.Tensor, ...]:
+    found = dict(named_tensors(returned))
+    for name in outputs or ():
+        if name not in found:
+            raise BadInput("outputs", f"{name[:80]!r} is not returned: {', '.join(found)}")
+    names[:] = outputs or list(found)
+    if not names:
+        raise BadInput("model", "returns no tensor")
+    return tuple(found[name] for name in names)
 
-    def _shape(self, val: Any) -> Shape | None:
-        if not isinstance(val, torch.Tensor):
-            return None
-        sizes = [n if isinstance(n, int) else self._symbols.get(str(n)) for n in val.shape]
-        return None if None in sizes else tuple(n for n in sizes if n is not None)
 
-    def _argument(self, arg: Any, node: str) -> Any:
-        if isinstance(arg, torch.fx.Node):
-            return Ref(self._names[arg])
-        if isinstance(arg, list | tuple):
-            return [self._argument(item, node) for item in arg]
-        if arg is None or isinstance(arg, bool | int | float | str | torch.dtype | torch.memory_format):
-            return arg
-        raise BadTask(node, f"a constant of type {type(arg).__name__} has no form in a program")
+def _sizes(dims: Mapping[str, int]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for dim, most in dims.items():
+        free = (size for size in _TRACED_SIZES if size <= most and size not in sizes.values())
+        sizes[dim] = next(free, max(most, 2))
+    return sizes
+
+
+def _where(error: BaseException, module: torch.nn.Module) -> str:
+    """The path of the innermost module that was running when the error arose, "" if none was."""
+    paths = {id(part): path for path, part in module.named_modules()}
+    found = ""
+    for one in _chain(error):
+        for frame, _ in traceback.walk_tb(one.__traceback__):
+            found = paths.get(id(frame.f_locals.get("self")), "") or found
+        if found:
+            break
+    return found
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error and what it arose from, the first cause first."""
+    chain, seen = [error], {id(error)}
+    while (before := chain[-1].__cause__ or chain[-1].__context__) is not None and id(before) not in seen:
+        chain.append(before)
+        seen.add(id(before))
+    yield from reversed(chain)
+
+
+def _why(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    kind = type(error).__name__
+    if "DataDependent" in kind or "data-dependent" in str(error):
+        return f"{_DATA_DEPENDENT}{_line(error)}"
+    if "Constraints violated" in str(error):
+        said = next((line for line in lines if line.startswith("- ")), lines[0])
+        return f"a size that is said to vary may not: {said[:240]}; give it one value in all examples"
+    return f"{kind}: {lines[0][:240]}{_line(error)}"
+
+
+def _line(error: BaseException) -> str:
+    """Where in the model's own code it arose."""
+    for one in _chain(error):
+        for frame in reversed(traceback.extract_tb(one.__traceback__)):
+            if "/torch/" not in frame.filename and not frame.filename.startswith("<"):
+                return f" ({Path(frame.filename).name}:{frame.lineno}: {(frame.line or '')[:80]})"
+    return ""

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from nodewire.errors import BadTask
+from nodewire.graph.dispatch import scatter_rows, select_rows
 
 MAX_INT = 2**63 - 1
 MAX_LIST = 256
@@ -62,14 +63,16 @@ pow.Tensor_Scalar maximum.default minimum.default clamp.default clamp_min.defaul
 eq.Scalar ne.Scalar lt.Scalar le.Scalar gt.Scalar ge.Scalar eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor
 logical_and.default logical_or.default bitwise_and.Tensor bitwise_or.Tensor __and__.Tensor __or__.Tensor
 where.self where.ScalarOther where.ScalarSelf masked_fill.Scalar _to_copy.default
+hardtanh.default hardsigmoid.default hardswish.default leaky_relu.default elu.default softplus.default
 """
 _REDUCE = """
-sum.dim_IntList mean.dim amax.default amin.default argmax.default cumsum.default any.dim var.correction
-softmax.int _softmax.default log_softmax.int linalg_vector_norm.default
+sum.default sum.dim_IntList mean.default mean.dim amax.default amin.default argmax.default cumsum.default any.dim
+var.correction softmax.int _softmax.default log_softmax.int linalg_vector_norm.default
+topk.default sort.default max_pool2d.default avg_pool2d.default adaptive_avg_pool2d.default
 """
 _CONTRACT = """
 linear.default matmul.default mm.default bmm.default addmm.default scaled_dot_product_attention.default
-layer_norm.default
+layer_norm.default group_norm.default _native_batch_norm_legit_no_training.default conv1d.default conv2d.default
 """
 _RESHAPE = """
 view.default reshape.default transpose.int permute.default t.default unsqueeze.default squeeze.dim expand.default
@@ -123,6 +126,10 @@ def _python(name: str, call: Callable[..., Any], *kinds: str) -> Op:
     return Op(f"py.{name}", call, tuple(Parameter(f"a{i}", k, True, False) for i, k in enumerate(kinds)))
 
 
+def _own(name: str, call: Callable[..., Any], **kinds: str) -> Op:
+    return Op(f"nodewire.{name}", call, tuple(Parameter(n, kind, True, False) for n, kind in kinds.items()))
+
+
 OPS: dict[str, Op] = {
     op.name: op
     for op in (
@@ -132,6 +139,8 @@ OPS: dict[str, Op] = {
         _python("sub", operator.sub, "int", "int"),
         _python("floordiv", operator.floordiv, "int", "int"),
         _python("getitem", operator.getitem, "Value", "Index"),
+        _own("select_rows", select_rows, self="Value", chosen="Value", first="int", last="int"),
+        _own("scatter_rows", scatter_rows, self="Value", chosen="Value", first="int", last="int"),
     )
 }
 """Every operator that may stand in a program, by name."""

@@ -10,6 +10,7 @@
 | pools, `group_norm`, `sort`, `topk` | a contiguous operand; places of maxima; one row of an order |
 | attention, flash | a tile for each thread, log-sum-exp, a boolean mask as floats, bfloat16 keys and values reordered |
 | attention, otherwise | scores and their softmax, scaled queries and keys, the mask as floats |
+| rows selected and scattered | masks, the places where they are true |
 | lookups | indices as contiguous int64, an operand that must be contiguous |
 
 Each line was found by measuring torch 2.13's allocator over dtypes and layouts; `python -m bench.task_memory` holds
@@ -49,7 +50,7 @@ def workspace_bytes(op: Op, given: Given, results: Sequence[torch.Tensor], threa
 
 def as_on_cpu(op: Op, given: Given, result: Any) -> Any:
     """A meta result with the strides that the CPU's kernel gives it, where torch's meta kernel says others."""
-    if op.name == ATTENTION and isinstance(result, torch.Tensor) and _is_flash(given):
+    if op.name == ATTENTION and isinstance(result, torch.Tensor) and is_flash(given):
         return result.transpose(1, 2).contiguous().transpose(1, 2)
     return result
 
@@ -153,6 +154,18 @@ def _gather(given: Given, results: Sequence[torch.Tensor], threads: int) -> int:
     return _copied(given["index"]) + (0 if given["index"].dtype == torch.int64 else 8 * given["index"].numel())
 
 
+def _selected(given: Given, results: Sequence[torch.Tensor], threads: int) -> int:
+    """Masks over choices, which are gone when the rows are made; a mask over rows and the places where it is true."""
+    choices: torch.Tensor = given["chosen"]
+    copied = _copied(given["self"]) + _copied(choices)
+    return copied + max(3 * choices.numel() - _bytes(results[0]), 9 * choices.shape[:-1].numel())
+
+
+def _scattered(given: Given, results: Sequence[torch.Tensor], threads: int) -> int:
+    choices: torch.Tensor = given["chosen"]
+    return _copied(choices) + max(3 * choices.numel(), 9 * choices.shape[:-1].numel())
+
+
 # Products of matrices.
 
 
@@ -253,7 +266,7 @@ def _ordered(given: Given, results: Sequence[torch.Tensor], threads: int) -> int
 # Attention.
 
 
-def _is_flash(given: Given) -> bool:
+def is_flash(given: Given) -> bool:
     """Whether torch takes its flash kernel on a CPU (aten/src/ATen/native/transformers/sdp_utils_cpp.cpp)."""
     query, key, value = (given[name] for name in ("query", "key", "value"))
     mask: torch.Tensor | None = given.get("attn_mask")
@@ -279,7 +292,7 @@ def _attention(given: Given, results: Sequence[torch.Tensor], threads: int) -> i
     lengths, keys, size = query.shape[-2], key.shape[-2], query.element_size()
     as_floats = _bytes(mask, size) if mask is not None and mask.dtype != query.dtype else 0
     half = query.dtype in _HALVES
-    if _is_flash(given):
+    if is_flash(given):
         rows = min(lengths, 256 if lengths >= 768 else 64 if lengths >= 192 else 32)
         columns, width = min(keys, _KEY_TILE), query.shape[-1]
         tile = 4 * (rows * columns + 2 * rows + rows * width)
@@ -338,4 +351,6 @@ _MODELS: dict[str, Callable[[Given, Sequence[torch.Tensor], int], int]] = {
     "sort": _ordered,
     "topk": _ordered,
     "scaled_dot_product_attention": _attention,
+    "select_rows": _selected,
+    "scatter_rows": _scattered,
 }

@@ -18,11 +18,11 @@ from nodewire.llm.cache import Slots
 from nodewire.llm.layers import Fill
 from nodewire.llm.programs import DriverProgram
 from nodewire.llm.sampling import Sampling, choose, parse_params
-from nodewire.llm.tensorfile import DTYPES
 from nodewire.llm.textstream import TextStream
 from nodewire.llm.tokenizer import Tokenizer
 from nodewire.llm.vocabulary import Vocabulary
 from nodewire.protocol.frame import Frame
+from nodewire.weights.tensorfile import DTYPES
 
 Reason = Literal["length", "stop", "eos"]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from nodewire.errors import BadTask
 from nodewire.llm.layers import Fill
 from nodewire.llm.programs import TensorType
-from nodewire.llm.tensorfile import Stored, read_header, read_into
+from nodewire.weights.tensorfile import Stored, read_header, read_into
 
 
 def open_weights(path: Path, table: Mapping[str, TensorType]) -> Fill:

@@ -21,9 +21,9 @@ from nodewire.llm.config import DecoderConfig
 from nodewire.llm.families import driver_shapes, stage_shapes
 from nodewire.llm.footprint import Footprint
 from nodewire.llm.programs import DriverProgram, StageProgram, TensorType
-from nodewire.llm.tensorfile import Stored, write
 from nodewire.protocol.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task, Tensor
 from nodewire.protocol.schema import Schema
+from nodewire.weights.tensorfile import Stored, write
 
 BLOCK = 64
 """Positions of a prompt that a stage computes at once: its working memory, and shapes that all providers share."""

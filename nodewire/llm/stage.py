@@ -16,8 +16,8 @@ from nodewire.llm import frames
 from nodewire.llm.cache import Lanes, Slots
 from nodewire.llm.layers import Fill, Layers
 from nodewire.llm.programs import StageProgram
-from nodewire.llm.tensorfile import DTYPES
 from nodewire.protocol.frame import Frame
+from nodewire.weights.tensorfile import DTYPES
 
 
 class Stage:

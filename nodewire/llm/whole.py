@@ -20,10 +20,10 @@ from nodewire.llm.layers import Layers
 from nodewire.llm.loader import filler
 from nodewire.llm.sampling import Sampling, choose, parse_params
 from nodewire.llm.split import BLOCK
-from nodewire.llm.tensorfile import DTYPES
 from nodewire.llm.textstream import TextStream
 from nodewire.llm.tokenizer import Tokenizer
 from nodewire.llm.vocabulary import Vocabulary
+from nodewire.weights.tensorfile import DTYPES
 
 
 class Whole:

@@ -28,7 +28,7 @@ LIMIT = 127
 
 
 def numbers(array: Array) -> np.ndarray:
-    """The numbers of an MXINT8 array, float32 [rows, width]. Raises BadFrame: a scale that is none."""
+    """The numbers of an MXINT8 array, float32 [rows, width]. Raises BadFrame: a scale that is none, or a number beyond."""
     width = array.shape[-1] if array.shape else 1
     rows, blocks = prod(array.shape[:-1]), -(-width // BLOCK)
     raw = np.frombuffer(array.data, np.uint8).reshape(rows, blocks + width)
@@ -37,5 +37,7 @@ def numbers(array: Array) -> np.ndarray:
         raise BadFrame("scales", "a block's scale is no power of two that may be")
     steps = np.where(scales == 0, 0, (scales - STEP) << 23).astype(np.int32).view(np.float32)
     codes = raw[:, blocks:].view(np.int8).astype(np.float32)
+    if ((np.repeat(scales, BLOCK, axis=1)[:, :width] == MOST_SCALE) & (codes < -LIMIT)).any():
+        raise BadFrame("codes", "a number is beyond float32")
     found: np.ndarray = codes * np.repeat(steps, BLOCK, axis=1)[:, :width]
     return found

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nodewire.errors import BadHash, BadInput, NotFound, TooLarge
-from nodewire.llm.checkpoint import stored_tensors
-from nodewire.llm.tensorfile import Stored, read_header
 from nodewire.protocol import start
 from nodewire.protocol.manifest import BlobRef
 from nodewire.protocol.recipe import Recipe
 from nodewire.train import state
 from nodewire.train.state import State
+from nodewire.weights.directory import stored_tensors
+from nodewire.weights.tensorfile import Stored, read_header
 
 TOKENIZER = "tokenizer.json"
 

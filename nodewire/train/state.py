@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from nodewire.errors import BadData, BadTask, TooLarge
-from nodewire.llm.tensorfile import DTYPES, Stored, read_header, read_into
 from nodewire.protocol import canonical
 from nodewire.protocol.families import HEADER_BYTES, Shapes
+from nodewire.weights.tensorfile import DTYPES, Stored, read_header, read_into
 
 State = Mapping[str, Tensor]
 Types = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]

@@ -73,7 +73,7 @@ def of_blocks(raw: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """The tensor that `in_blocks` narrowed, of `shape` and `dtype`.
 
     Raises:
-        BadFrame: a scale that no block has.
+        BadFrame: a scale that no block has, or a number beyond float32.
     """
     rows, blocks, width = _sizes(shape)
     raw = raw.view(rows, blocks + width)
@@ -117,4 +117,6 @@ def _widen(raw: Tensor, into: Tensor, blocks: int) -> None:
         raise BadFrame("scales", "a block's scale is no power of two that may be")
     units = torch.where(scales == 0, 0, (scales - STEP) << _MANTISSA_BITS).view(torch.float32)
     codes = F.pad(raw[:, blocks:].view(torch.int8), (0, blocks * BLOCK - width)).reshape(rows, blocks, BLOCK)
+    if bool(((scales == MOST_SCALE)[..., None] & (codes < -LIMIT)).any()):
+        raise BadFrame("codes", "a number is beyond float32")
     into.copy_((codes * units[..., None]).view(rows, blocks * BLOCK)[:, :width])

@@ -73,7 +73,7 @@ def test_a_model_larger_than_a_piece_is_cut_between_its_layers(tmp_path):
     assert all(task.memory_bytes <= 420_000 for task in made.manifest.tasks)
     assert torch.equal(served(made, x), build(recipe, theta).outputs((x,)))
     with pytest.raises(OverMemory):
-        split_classifier(tmp_path, 100_000, tmp_path / "blobs")
+        split_classifier(tmp_path, 2_000, tmp_path / "blobs")
 
 
 def test_what_is_no_classifier_is_refused_by_name(tmp_path):

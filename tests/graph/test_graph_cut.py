@@ -1,5 +1,6 @@
 """The cut has the fewest tasks, then the fewest bytes between them; split lookups and predictions are exact."""
 
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
@@ -8,7 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodewire.errors import OverMemory
-from nodewire.graph.cut import Chain, Step, chain, cut, kinds
+from nodewire.graph.analysis import flow, with_own_outputs
+from nodewire.graph.boundaries import chain
+from nodewire.graph.courses import Calls, Plan
+from nodewire.graph.cut import Chain, Crossing, Step, cut
 from nodewire.graph.format import Input, Node, Output, Program, Weight
 from nodewire.graph.interpret import Interpreter
 from nodewire.graph.liveness import corners, walk
@@ -17,50 +21,80 @@ from nodewire.graph.rows import RowRange, split_rows
 from nodewire.graph.whitelist import Ref
 
 F32, I64 = torch.float32, torch.int64
-steps = st.builds(
-    lambda names, live: (names, live),
-    st.dictionaries(st.sampled_from("abcdef"), st.just(4), max_size=2),
-    st.integers(0, 5),
+steps = st.tuples(
+    st.dictionaries(st.sampled_from("abcdef"), st.just(4), max_size=2), st.integers(0, 5), st.integers(0, 3)
 )
+crossings = st.none() | st.lists(st.tuples(st.integers(1, 9), st.integers(0, 3)), max_size=3)
 
 
-def best_by_trial(line, limit):
-    """(tasks, bytes crossing, largest task) of the best of all cuts."""
+def room(sent):
+    return sent // 2
+
+
+def takes(line, first, end):
+    """What a task takes, counted node by node."""
+    sent = line.crossing[first] if first else ()
+    live = max(
+        step.live_bytes + step.free_bytes + sum(one.nbytes for one in sent if one.last < first + k)
+        for k, step in enumerate(line.steps[first:end])
+    )
+    arrives = sum(one.nbytes for one in sent)
+    weights = {name: size for step in line.steps[first:end] for name, size in step.weights.items()}
+    return sum(weights.values()) + max(live, line.floor_bytes + arrives) + room(arrives)
+
+
+def best_by_trial(line, limit, width):
+    """(tasks, bytes crossing, largest task) of the best of all cuts where at most `width` tensors cross."""
     n = len(line.steps)
-    allowed = [k for k in range(1, n) if line.crossing_bytes[k] is not None]
+    allowed = [k for k in range(1, n) if line.crossing[k] is not None and len(line.crossing[k]) <= width]
     found = []
     for count in range(len(allowed) + 1):
         for inner in combinations(allowed, count):
-            bounds = (0, *inner, n)
-            tasks = [line.steps[a:b] for a, b in pairwise(bounds)]
-            sizes = [
-                sum({k: v for s in t for k, v in s.weights.items()}.values()) + max(s.live_bytes for s in t)
-                for t in tasks
-            ]
+            sizes = [takes(line, a, b) for a, b in pairwise((0, *inner, n))]
             if max(sizes) <= limit:
-                found.append((len(tasks), sum(line.crossing_bytes[k] for k in inner), max(sizes)))
+                found.append((len(sizes), sum(one.nbytes for k in inner for one in line.crossing[k]), max(sizes)))
     return min(found, default=None)
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(steps, min_size=1, max_size=7), st.lists(st.none() | st.integers(1, 9), min_size=8, max_size=8))
-def test_no_cut_is_better_than_the_one_found(made, crossing):
-    line = Chain(tuple(Step(str(k), w, live) for k, (w, live) in enumerate(made)), tuple(crossing[: len(made) + 1]))
+@given(
+    st.lists(steps, min_size=1, max_size=7), st.lists(crossings, min_size=8, max_size=8), st.integers(0, 4), st.data()
+)
+def test_no_cut_is_better_than_the_one_found(made, crossing, floor, data):
+    line = Chain(
+        tuple(Step(str(k), *step) for k, step in enumerate(made)),
+        tuple(
+            None if found is None else tuple(Crossing("", size, k + more) for size, more in found)
+            for k, found in enumerate(crossing[: len(made)])
+        ),
+        floor,
+    )
     for limit in (6, 10, 14, 30):
-        best = best_by_trial(line, limit)
+        trials = (best_by_trial(line, limit, width) for width in range(1, 5))
+        best = next((found for found in trials if found is not None), None)
         if best is None:
             with pytest.raises(OverMemory):
-                cut(line, limit)
+                cut(line, limit, waiting=room)
             continue
-        tasks = cut(line, limit)
-        assert [name for task in tasks for name in task] == [step.name for step in line.steps]
-        bounds = [int(task[0]) for task in tasks[1:]]
-        sizes = [
-            sum({k: v for n in t for k, v in line.steps[int(n)].weights.items()}.values())
-            + max(line.steps[int(n)].live_bytes for n in t)
-            for t in tasks
-        ]
-        assert (len(tasks), sum(line.crossing_bytes[b] for b in bounds), max(sizes)) == best
+        tasks = cut(line, limit, waiting=room)
+        assert tasks[0][0] == 0 and tasks[-1][1] == len(made)
+        assert all(before[1] == after[0] for before, after in pairwise(tasks))
+        crossed = sum(one.nbytes for first, _ in tasks[1:] for one in line.crossing[first])
+        assert (len(tasks), crossed, max(takes(line, *task) for task in tasks)) == best
+
+
+def test_a_task_between_its_bounds_is_measured_and_none_that_was_refused_is_taken():
+    line = Chain(tuple(Step(str(k), {}, 4, 2) for k in range(4)), tuple((Crossing("", 1, k),) for k in range(4)))
+    asked = []
+
+    def measure(first, end):
+        asked.append((first, end))
+        return 5 if end - first > 2 else 7
+
+    assert cut(line, 6, waiting=lambda _: 0) == ((0, 4),)
+    assert cut(line, 5, measure) == ((0, 4),)
+    assert (0, 4) in asked
+    assert len(cut(line, 7, measure, refused={(0, 4)})) == 2
 
 
 def model():
@@ -93,13 +127,37 @@ def test_normalizing_drops_copies_and_what_is_unused_and_makes_views_reshapes():
 
 
 def test_nodes_without_weights_are_free_and_a_transposed_weight_moves_with_its_user():
-    plain = normalize(model())
-    found = kinds(plain)
-    assert {"seen", "column", "turned"} == found.free
-    assert found.behind["wide"] == {"w": 2_048 * 16 * 4}
-    line = chain(plain, {}, found, [])
+    found = flow(normalize(model()))
+    assert found.free_names == {"seen", "column", "turned"}
+    assert found.behind[found.number["wide"]] == {"w": 2_048 * 16 * 4}
+    assert [found.inputs[found.number[name]] for name in ("found", "column", "out")] == [0b01, 0b10, 0b11]
+
+
+def test_what_another_task_sends_is_not_free_to_make_again():
+    program = replace(normalize(model()), inputs=(*model().inputs, Input("sent", F32, ("b", "s", 16))))
+    program = replace(program, nodes=(*program.nodes[:-1], Node("more", "aten.relu.default", (Ref("sent"),))))
+    number = len(program.nodes) - 1
+    assert flow(program).free[number]
+    assert not flow(program, {"sent"}).free[number]
+
+
+def test_an_output_that_is_an_input_as_it_came_gets_a_node_of_its_own():
+    program = model()
+    passed = replace(program, outputs=(*program.outputs, Output("ids", "ids", I64, ("b", "s"), "result")))
+    copied = with_own_outputs(passed)
+    assert copied.nodes[-1] == Node("ids.out", "aten.clone.default", (Ref("ids"),))
+    assert copied.outputs[-1].value == "ids.out"
+    assert with_own_outputs(program) is program
+
+
+def test_the_chain_has_what_crosses_and_no_boundary_where_a_size_has_no_name():
+    calls, program = Calls(), normalize(model())
+    plan = Plan(program, calls)
+    courses = [calls.course(plan, sizes) for sizes in corners(program)]
+    line = chain(flow(program), courses, {"found": ("b", "s", 16), "wide": ("b", "s", 2_048)})
     assert [step.name for step in line.steps] == ["found", "wide", "kept", "flat", "out"]
-    assert set(line.crossing_bytes[1:-1]) == {None}  # no shape is known here, so no cut is allowed
+    assert [c and [one.name for one in c] for c in line.crossing] == [(), ["found"], ["wide"], None, None, ()]
+    assert line.crossing[1][0].nbytes == 24 * 16 * 4
 
 
 @pytest.mark.parametrize("count", [2, 3, 7])

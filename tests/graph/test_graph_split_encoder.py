@@ -12,7 +12,7 @@ from nodewire.graph import bert, encoder_directory, whole
 from nodewire.graph.format import Program
 from nodewire.graph.interpret import Interpreter
 from nodewire.graph.liveness import walk
-from nodewire.graph.register import split_encoder
+from nodewire.graph.split_encoder import split_encoder
 
 TEXTS = [
     "A man is eating food.",

@@ -12,8 +12,8 @@ from nodewire.errors import BadHash, BadInput, BadTask, BadVersion, OverMemory, 
 from nodewire.kind import Limits
 from nodewire.llm.actor import load
 from nodewire.llm.programs import DriverProgram, StageProgram
-from nodewire.llm.tensorfile import read_header
 from nodewire.protocol import canonical
+from nodewire.weights.tensorfile import read_header
 
 STAGE = "decoder.stage"
 

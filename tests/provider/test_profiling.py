@@ -57,7 +57,7 @@ async def test_all_tasks_of_a_decoder_are_measured(decoder, folder):
 
 
 async def test_all_tasks_of_an_encoder_are_measured(folder, tmp_path):
-    from nodewire.graph.register import split_encoder
+    from nodewire.graph.split_encoder import split_encoder
     from tests.market.tiny_models import make_encoder
 
     encoder = split_encoder(make_encoder(tmp_path / "bert"), 400_000, folder)

@@ -111,6 +111,17 @@ def test_a_scale_that_no_block_has_is_refused_by_whoever_reads_it(scale):
     assert engine.value.field == sketch.value.field == "scales"
 
 
+def test_the_one_number_beyond_float32_is_refused_by_whoever_reads_it():
+    raw = in_blocks(torch.zeros(2, 32))
+    raw[:, 0], raw[1, 5] = mxint8.MOST_SCALE, 0x81  # -127
+    assert bool(torch.isfinite(of_blocks(raw, (2, 32), F32)).all())
+    raw[1, 5] = 0x80
+    with pytest.raises(BadFrame, match="codes"):
+        of_blocks(raw, (2, 32), F32)
+    with pytest.raises(BadFrame, match="codes"):
+        mxint8.numbers(Array(MXINT8, (2, 32), raw.numpy().tobytes()))
+
+
 @given(st.binary(min_size=66, max_size=66))
 def test_whatever_a_peer_sends_is_finite_or_refused(data):
     raw = torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -26,7 +26,9 @@ PIECE_BYTES = 262_144
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """The dtypes that weights may be stored in."""
 _CODES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-_CODE_OF = {dtype: code for code, dtype in _CODES.items()}
+_OTHERS = {"I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool}
+"""What tasks of graphs hold besides: positions, masks, counts."""
+_CODE_OF = {DTYPES[name]: code for code, name in _CODES.items()} | {dtype: code for code, dtype in _OTHERS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,19 +107,45 @@ def read_into(stored: Stored, target: Tensor) -> None:
             done += len(view)
 
 
-def write(folder: Path, tensors: Iterable[tuple[str, Stored]]) -> tuple[str, Path]:
-    """Write stored tensors into one new file of `folder`, named by its SHA-256; its hash and path.
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """A tensor to be written: `parts` end to end, each stored or held in memory, converted to `dtype`."""
 
-    Bytes are copied as they are, in pieces; the same tensors give the same file.
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    parts: tuple[Stored | Tensor, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+
+def elements(part: Stored | Tensor, first: int, last: int) -> Stored | Tensor:
+    """Elements [first, last) of a part, in its own order; nothing is read."""
+    if isinstance(part, Tensor):
+        return part.detach().reshape(-1)[first:last]
+    size = _dtype(part).itemsize
+    return Stored(part.path, part.dtype, (last - first,), part.start + first * size, (last - first) * size)
+
+
+def write(folder: Path, tensors: Iterable[tuple[str, Stored | Assembled]]) -> tuple[str, Path]:
+    """Write tensors into one new file of `folder`, named by its SHA-256; its hash and path.
+
+    Bytes are copied as they are or converted, in pieces; the same tensors give the same file.
+
+    Raises:
+        BadTask: a stored tensor is cut short, of an unknown dtype, or not as large as its shape.
     """
     # The widest types first, so that every tensor starts at a multiple of its item's size.
-    rows = sorted(tensors, key=lambda row: (-DTYPES[row[1].dtype].itemsize, row[0]))
+    rows = sorted(((name, _assembled(one)) for name, one in tensors), key=lambda row: (-row[1].dtype.itemsize, row[0]))
     header, end = {}, 0
-    for name, stored in rows:
+    for name, made in rows:
+        if sum(map(_count, made.parts)) != prod(made.shape):
+            raise BadTask(name[:160], f"its parts do not make up {list(made.shape)}")
         header[name] = {
-            "dtype": _CODE_OF[stored.dtype],
-            "shape": list(stored.shape),
-            "data_offsets": [end, end := end + stored.nbytes],
+            "dtype": _CODE_OF[made.dtype],
+            "shape": list(made.shape),
+            "data_offsets": [end, end := end + made.nbytes],
         }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -125,7 +153,7 @@ def write(folder: Path, tensors: Iterable[tuple[str, Stored]]) -> tuple[str, Pat
     digest = hashlib.sha256()
     try:
         with partial.open("wb") as out:
-            for data in _file_bytes(text, [stored for _, stored in rows]):
+            for data in _file_bytes(text, [made for _, made in rows]):
                 digest.update(data)
                 out.write(data)
         path = folder / digest.hexdigest()
@@ -135,16 +163,54 @@ def write(folder: Path, tensors: Iterable[tuple[str, Stored]]) -> tuple[str, Pat
     return path.name, path
 
 
-def _file_bytes(header: bytes, rows: list[Stored]) -> Iterable[bytes]:
+def _assembled(one: Stored | Assembled) -> Assembled:
+    return Assembled(_dtype(one), one.shape, (one,)) if isinstance(one, Stored) else one
+
+
+def _dtype(stored: Stored) -> torch.dtype:
+    found = DTYPES.get(stored.dtype, _OTHERS.get(stored.dtype))
+    if found is None:
+        raise BadTask("weights", f"dtype {stored.dtype[:20]!r} is not one that tasks know")
+    return found
+
+
+def _count(part: Stored | Tensor) -> int:
+    return part.numel() if isinstance(part, Tensor) else part.nbytes // _dtype(part).itemsize
+
+
+def _file_bytes(header: bytes, rows: list[Assembled]) -> Iterable[bytes | memoryview]:
     yield len(header).to_bytes(8, "little")
     yield header
-    for stored in rows:
-        with stored.path.open("rb") as file:
-            file.seek(stored.start)
-            left = stored.nbytes
-            while left:
-                data = file.read(min(PIECE_BYTES, left))
-                if not data:
-                    raise BadTask("weights", "the file ends within a tensor")
-                left -= len(data)
-                yield data
+    for made in rows:
+        for part in made.parts:
+            if isinstance(part, Tensor):
+                own, pieces = part.dtype, _held_bytes(part)
+            else:
+                own, pieces = _dtype(part), _stored_bytes(part)
+            for piece in pieces:
+                if own != made.dtype:
+                    piece = _bytes(torch.frombuffer(bytearray(piece), dtype=own).to(made.dtype))
+                yield piece
+
+
+def _stored_bytes(stored: Stored) -> Iterable[bytes | memoryview]:
+    with stored.path.open("rb") as file:
+        file.seek(stored.start)
+        left = stored.nbytes
+        while left:
+            data = file.read(min(PIECE_BYTES, left))
+            if not data or len(data) < min(PIECE_BYTES, left):
+                raise BadTask("weights", "the file ends within a tensor")
+            left -= len(data)
+            yield data
+
+
+def _held_bytes(tensor: Tensor) -> Iterable[bytes | memoryview]:
+    flat = tensor.detach().reshape(-1)
+    step = PIECE_BYTES // flat.dtype.itemsize
+    for first in range(0, len(flat), step):
+        yield _bytes(flat[first : first + step].cpu())
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return memoryview(tensor.contiguous().view(torch.uint8).numpy().data)

@@ -1,0 +1,357 @@
+"""An exported module as a program: operators as they stand, sizes as arithmetic on dims, branches as a choice of both.
+
+`torch.cond` becomes the operators of both branches and a `where` for each result. They are pure, so this is the same
+function; both are computed. Sizes that the model derives (s + 1, b * s) are `py.` operators on dims.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+import sympy
+import torch
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.utils._sympy.functions import CleanDiv, FloorDiv, Mod, PythonMod
+
+from nodewire.errors import BadTask
+from nodewire.graph.examples import Signature
+from nodewire.graph.format import DTYPES, Node, Output, Program, Shape, Weight
+from nodewire.graph.whitelist import Ref
+
+_DROPPED = ("aten._assert", "aten.sym_constrain")
+_TRIED = 12
+"""Sizes of each dim at which an assertion on sizes is tried, smallest and largest among them."""
+KNOWN = {
+    "aten.min.other": "aten.minimum.default",
+    "aten.max.other": "aten.maximum.default",
+    "aten.alias.default": "aten.alias.default",
+    "aten.detach.default": "aten.detach.default",
+    "aten.lift_fresh_copy.default": "aten.lift_fresh_copy.default",
+    "aten._unsafe_view.default": "aten.reshape.default",
+}
+"""Operators that are others by another name, or nothing in a functional graph (`normalize`)."""
+_PLACING = ("device", "layout", "pin_memory", "non_blocking")
+_MOST_FACTORS = 8
+_BY_DATA = "makes a tensor as large as its data says: give it a size of the inputs', and a mask"
+_RELATIONS: Mapping[Any, str] = {
+    sympy.Gt: "gt",
+    sympy.Ge: "ge",
+    sympy.Lt: "lt",
+    sympy.Le: "le",
+    sympy.Eq: "eq",
+    sympy.Ne: "ne",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A whole model as one program, not yet normalized.
+
+    `shapes` has every tensor's shape where each size is a number or a dim's name; a tensor with a derived size is not
+    in it. `constants` are tensors that are part of the module's code, not of its weights. `tied` has all names of the
+    weights that have several, `modules` the path of the module within the model that each node belongs to.
+    """
+
+    program: Program
+    shapes: Mapping[str, Shape]
+    constants: Mapping[str, torch.Tensor]
+    tied: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    modules: Mapping[str, str] = field(default_factory=dict)
+
+
+class Reader:
+    def __init__(
+        self,
+        exported: torch.export.ExportedProgram,
+        module: torch.nn.Module,
+        said: Signature,
+        volume: int,
+        buffers: Mapping[str, torch.Tensor],
+    ) -> None:
+        self._exported, self._said, self._volume, self._buffers = exported, said, volume, buffers
+        self._undefined = iter(said.inputs)
+        self._tied = _tied(module)
+        self._names: dict[torch.fx.Node, str] = {}
+        self._lists: dict[torch.fx.Node, list[str]] = {}
+        self._taken: set[str] = set(said.dims)
+        self._symbols: dict[sympy.Symbol, str] = {}
+        self._sizes: dict[sympy.Expr, int | Ref] = {}
+        self._shapes: dict[str, Shape] = {}
+        self._constants: dict[str, torch.Tensor] = {}
+        self._weights: dict[str, Weight] = {}
+        self._nodes: list[Node] = []
+        self._modules: dict[str, str] = {}
+        self._tried: set[sympy.Expr] = set()
+
+    def read(self, names: Sequence[str]) -> Traced:
+        """The program; `names` are those of its outputs."""
+        signature = self._exported.graph_signature
+        for spec in signature.output_specs:
+            if spec.kind != OutputKind.USER_OUTPUT:
+                raise BadTask(_own(str(spec.target)), "is changed by a call, and a task keeps nothing between calls")
+        results = self._read(self._exported.graph_module, None)
+        outputs = []
+        for name, fx in zip(names, results, strict=True):
+            value = self._names[fx]
+            if not _symbols(fx.meta["val"].shape) <= self._symbols.keys():
+                raise BadTask(_path(fx) or name, _BY_DATA)
+            if value not in self._shapes:
+                raise BadTask(name, f"leaves with the size {_derived(fx)}, derived from others: return it unflattened")
+            outputs.append(Output(name, value, fx.meta["val"].dtype, self._shapes[value]))
+        program = Program(
+            dims=dict(self._said.dims),
+            volume=self._volume,
+            inputs=self._said.inputs,
+            weights=tuple(self._weights.values()),
+            nodes=tuple(self._nodes),
+            outputs=tuple(outputs),
+        )
+        tied = {names[0]: names for names in self._tied.values() if len(names) > 1}
+        return Traced(program, self._shapes, self._constants, tied, self._modules)
+
+    def _read(self, graph_module: torch.fx.GraphModule, operands: Sequence[torch.fx.Node] | None) -> Sequence[Any]:
+        """Read a graph; its placeholders are the operands, or the exported program's own. What it returns."""
+        given = iter(operands or ())
+        for fx in graph_module.graph.nodes:
+            if fx.op == "placeholder":
+                if operands is None:
+                    self._placeholder(fx)
+                else:
+                    self._names[fx] = self._names.get(next(given), "")
+            elif fx.op == "output":
+                return list(fx.args[0])
+            elif fx.op == "call_function":
+                self._call(fx, graph_module)
+        raise BadTask("model", "a graph without an output")
+
+    def _placeholder(self, fx: torch.fx.Node) -> None:
+        spec = next(s for s in self._exported.graph_signature.input_specs if s.arg.name == fx.name)
+        val = fx.meta["val"]
+        if spec.kind == InputKind.USER_INPUT:
+            declared = next(self._undefined)
+            self._name(fx, declared.name)
+            for size, dim in zip(val.shape, declared.shape, strict=True):
+                if isinstance(size, torch.SymInt) and isinstance(dim, str):
+                    self._symbols[size.node.expr] = dim
+            self._shapes[declared.name] = declared.shape
+            return
+        if not fx.users:
+            return
+        own = _own(str(spec.target))
+        name = next((names[0] for names in self._tied.values() if own in names), own)
+        if name in self._weights:
+            self._names[fx] = name
+            return
+        name = self._name(fx, name)
+        if not isinstance(val, torch.Tensor) or val.dtype not in DTYPES.values():
+            raise BadTask(name, f"a weight of {getattr(val, 'dtype', type(val).__name__)}, which no task has")
+        self._weights[name] = Weight(name, val.dtype, tuple(int(n) for n in val.shape))
+        self._shapes[name] = tuple(int(n) for n in val.shape)
+        if spec.kind == InputKind.CONSTANT_TENSOR or spec.persistent is False:
+            tensor = self._exported.constants[str(spec.target)]
+            tensor = self._buffers.get(own, tensor) if tensor.is_meta else tensor
+            if tensor.is_meta:
+                raise BadTask(own, "a constant of the model's code without a value: build it off the meta device")
+            self._constants[name] = tensor
+
+    def _call(self, fx: torch.fx.Node, graph_module: torch.fx.GraphModule) -> None:
+        val, target = fx.meta.get("val"), fx.target
+        if str(target).startswith(_DROPPED):
+            self._try(fx)
+            return
+        if isinstance(val, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return  # made where it is used
+        if target is operator.getitem and fx.args[0] in self._lists:
+            self._names[fx] = self._lists[fx.args[0]][int(fx.args[1])]  # type: ignore[index, arg-type]
+            return
+        if isinstance(target, torch._ops.HigherOrderOperator):
+            self._higher(fx, str(target), graph_module)
+            return
+        path = _path(fx)
+        kwargs = {k: self._argument(v, path or fx.name) for k, v in fx.kwargs.items() if k not in _PLACING}
+        if target is torch.ops.aten._to_copy.default and not kwargs:  # a move to another device
+            self._names[fx] = self._names[fx.args[0]]  # type: ignore[index]
+            return
+        args = tuple(self._argument(a, path or fx.name) for a in fx.args)
+        is_aten = isinstance(target, torch._ops.OpOverload)
+        op = str(target) if is_aten else f"py.{getattr(target, '__name__', target)}"
+        self._add(fx, KNOWN.get(op, op), args, kwargs)
+
+    def _try(self, fx: torch.fx.Node) -> None:
+        """Raises BadTask: an assertion does not hold at some of the sizes that the program is to admit."""
+        asserted = fx.args[0].meta.get("val") if fx.args and isinstance(fx.args[0], torch.fx.Node) else None
+        expr = asserted.node.expr if isinstance(asserted, torch.SymBool) else None
+        if expr is None or expr in self._tried or not expr.free_symbols <= self._symbols.keys():
+            return
+        self._tried.add(expr)
+        symbols = sorted(expr.free_symbols, key=str)
+        for sizes in product(*(_spread(self._said.dims[self._symbols[one]]) for one in symbols)):
+            if expr.xreplace(dict(zip(symbols, map(sympy.Integer, sizes), strict=True))) == sympy.false:
+                at = ", ".join(f"{self._symbols[one]} {size}" for one, size in zip(symbols, sizes, strict=True))
+                raise BadTask(_path(fx) or "model", f"cannot run at {at}: it needs {expr}; let sizes vary less")
+
+    def _higher(self, fx: torch.fx.Node, kind: str, graph_module: torch.fx.GraphModule) -> None:
+        def graph(arg: Any) -> torch.fx.GraphModule:
+            found = graph_module.get_submodule(str(arg.target))
+            assert isinstance(found, torch.fx.GraphModule)
+            return found
+
+        match kind, list(fx.args):
+            case "cond", [condition, left, right, operands]:
+                branches = [self._results(graph(one), operands) for one in (left, right)]
+                chosen = self._condition(condition, fx)
+                types = fx.meta["val"]
+                self._lists[fx] = [
+                    self._made(f"{fx.name}.{k}", "aten.where.self", (chosen, Ref(a), Ref(b)), types[k], _path(fx))
+                    for k, (a, b) in enumerate(zip(*branches, strict=True))
+                ]
+            case "wrap_with_set_grad_enabled", [_, inner, *operands]:
+                self._lists[fx] = self._results(graph(inner), operands)
+            case "wrap_with_autocast", [_, _, False, _, inner, *operands]:
+                self._lists[fx] = self._results(graph(inner), operands)
+            case _:
+                raise BadTask(_path(fx) or fx.name, f"uses {kind}, which no task may: write it with tensors' operators")
+
+    def _results(self, graph: torch.fx.GraphModule, operands: Any) -> list[str]:
+        return [self._names[result] for result in self._read(graph, operands)]
+
+    def _condition(self, given: Any, fx: torch.fx.Node) -> Ref:
+        """A boolean tensor without dimensions."""
+        val = given.meta["val"]
+        if isinstance(val, torch.Tensor):
+            value, rank = self._names[given], val.dim()
+            if rank:
+                value = self._made(f"{fx.name}.condition", "aten.reshape.default", (Ref(value), []), None, _path(fx))
+            return Ref(value)
+        relation = val.node.expr
+        if relation.func not in _RELATIONS:
+            raise BadTask(_path(fx) or fx.name, f"chooses by {relation}: compare two sizes")
+        left, right = (self._expression(side, _path(fx)) for side in relation.args)
+        number = self._made(
+            f"{fx.name}.size", "aten.scalar_tensor.default", (left,), None, _path(fx), dtype=torch.int64
+        )
+        op = f"aten.{_RELATIONS[relation.func]}.Scalar"
+        return Ref(self._made(f"{fx.name}.condition", op, (Ref(number), right), None, _path(fx)))
+
+    def _add(self, fx: torch.fx.Node, op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        name = self._name(fx, fx.name)
+        self._nodes.append(Node(name, op, args, kwargs))
+        self._modules[name] = _path(fx)
+        self._note(name, fx.meta.get("val"))
+
+    def _made(self, wanted: str, op: str, args: tuple[Any, ...], val: Any, path: str, **kwargs: Any) -> str:
+        name = self._fresh(wanted)
+        self._nodes.append(Node(name, op, args, kwargs))
+        self._modules[name] = path
+        self._note(name, val)
+        return name
+
+    def _name(self, fx: torch.fx.Node, wanted: str) -> str:
+        self._names[fx] = self._fresh(wanted)
+        return self._names[fx]
+
+    def _fresh(self, wanted: str) -> str:
+        """A name that may also stand on an edge of a manifest: no leading underscore."""
+        name = re.sub(r"[^A-Za-z0-9_.\-]", "_", wanted).lstrip("_.-")[:140] or "value"
+        while name in self._taken:
+            name += ".again"
+        self._taken.add(name)
+        return name
+
+    def _note(self, name: str, val: Any) -> None:
+        if isinstance(val, torch.Tensor):
+            sizes = [n if isinstance(n, int) else self._symbols.get(n.node.expr) for n in val.shape]
+            if None not in sizes:
+                self._shapes[name] = tuple(n for n in sizes if n is not None)
+
+    def _argument(self, arg: Any, path: str) -> Any:
+        if isinstance(arg, torch.fx.Node):
+            val = arg.meta.get("val")
+            if isinstance(val, torch.SymInt):
+                return self._expression(val.node.expr, path)
+            if isinstance(val, (int, float, bool)):
+                return val
+            if arg in self._names:
+                return Ref(self._names[arg])
+            raise BadTask(path, f"computes with {val}, a number made of sizes that has no form in a program")
+        if isinstance(arg, torch.SymInt):
+            return self._expression(arg.node.expr, path)
+        if isinstance(arg, list | tuple):
+            return [self._argument(item, path) for item in arg]
+        if arg is None or isinstance(arg, bool | int | float | str | torch.dtype | torch.memory_format):
+            return arg
+        raise BadTask(path, f"a constant of type {type(arg).__name__} has no form in a program")
+
+    def _expression(self, expr: Any, path: str) -> int | Ref:
+        """A size: a number, a dim, or arithmetic on them."""
+        if expr.is_Integer:
+            return int(expr)
+        if expr in self._symbols:
+            return Ref(self._symbols[expr])
+        if expr not in self._sizes:
+            self._sizes[expr] = self._arithmetic(expr, path)
+        return self._sizes[expr]
+
+    def _arithmetic(self, expr: Any, path: str) -> int | Ref:
+        def call(name: str, left: int | Ref, right: int | Ref) -> Ref:
+            return Ref(self._made("size", f"py.{name}", (left, right), None, path))
+
+        if not expr.args:
+            raise BadTask(path, _BY_DATA)
+        parts = [self._expression(part, path) for part in expr.args]
+        first, *rest = parts
+        match expr.func:
+            case sympy.Add | sympy.Mul:
+                for part in rest:
+                    first = call("add" if expr.func is sympy.Add else "mul", first, part)
+                return first
+            case func if func in (FloorDiv, CleanDiv):
+                return call("floordiv", *parts)
+            case func if func in (Mod, PythonMod):
+                return call("sub", first, call("mul", call("floordiv", *parts), rest[0]))
+            case sympy.Pow if isinstance(rest[0], int) and 0 < rest[0] <= _MOST_FACTORS:
+                made = first
+                for _ in range(rest[0] - 1):
+                    made = call("mul", made, first)
+                return made
+        raise BadTask(path, f"the size {expr} has no form in a program: use sums, products and whole quotients")
+
+
+def _tied(module: torch.nn.Module) -> dict[int, list[str]]:
+    """All names of every parameter and buffer, by identity."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in (
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ):
+        names.setdefault(id(tensor), []).append(name)
+    return names
+
+
+def _symbols(shape: Sequence[Any]) -> set[Any]:
+    return {symbol for size in shape if isinstance(size, torch.SymInt) for symbol in size.node.expr.free_symbols}
+
+
+def _spread(most: int) -> list[int]:
+    """Sizes from 2 (what holds at 1 too, broadcasting apart) to `most`, denser where they are small."""
+    steps = {round(2 * (most / 2) ** (k / (_TRIED - 1))) for k in range(_TRIED)}
+    return sorted({2, 3, *steps, max(most - 1, 2)} & set(range(2, most + 1))) or [most]
+
+
+def _own(target: str) -> str:
+    """A name within the model: export saw it inside of a wrapper."""
+    return target.removeprefix("model.")
+
+
+def _path(fx: torch.fx.Node) -> str:
+    stack = [str(path) for path, _ in (fx.meta.get("nn_module_stack") or {}).values()]
+    return _own(stack[-1]) if stack else ""
+
+
+def _derived(fx: torch.fx.Node) -> str:
+    return " x ".join(str(n) for n in fx.meta["val"].shape)

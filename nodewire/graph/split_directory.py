@@ -1,0 +1,62 @@
+"""A Hugging Face directory as tasks: any architecture of `families.table`, as a manifest of mode "run".
+
+Of its safetensors files only headers are read before the cut is made; then their bytes are copied, tensor by tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from nodewire.graph import encoder_directory
+from nodewire.graph.families.building import Built, build
+from nodewire.graph.families.checkpoint import Checkpoint
+from nodewire.graph.families.inputs import LARGEST, Largest
+from nodewire.graph.reading import Traced
+from nodewire.graph.register import split, volume
+from nodewire.graph.trace import trace
+from nodewire.graph.writing import Parts
+from nodewire.kind import Registration
+from nodewire.weights.directory import stored_tensors
+from nodewire.weights.tensorfile import Stored
+
+
+def split_directory(
+    directory: Path, target_bytes: int, out: Path, *, name: str, slots: int = 4, largest: Largest = LARGEST
+) -> Registration:
+    """Split the model in `directory` into tasks of at most `target_bytes` each, and write their blobs into `out`.
+
+    Raises:
+        NotFound, BadInput, Unsupported, BadConfig: the directory does not hold a model of a known architecture, or
+            `transformers` is not installed.
+        BadTask: the model uses what no task may; names the module.
+        OverMemory: an operator alone needs more than the target; names it and the target that would do.
+    """
+    built = build(encoder_directory.config_of(directory), largest)
+    traced = trace_built(built)
+    parts = parts_of(built, traced, stored_tensors(directory))
+    license = encoder_directory.license_of(directory)
+    return split(traced, built.called, parts, target_bytes, out, name=name, slots=slots, license=license)
+
+
+def trace_built(built: Built) -> Traced:
+    """Raises BadTask as `trace`."""
+    return trace(
+        built.module,
+        built.called,
+        volume(built.called),
+        buffers=built.buffers,
+        outputs=built.family.outputs or None,
+    )
+
+
+def parts_of(built: Built, traced: Traced, stored: Mapping[str, Stored]) -> Parts:
+    """Where a directory's weights lie. Raises BadInput, Unsupported as `Checkpoint.parts`."""
+    checkpoint = Checkpoint(built.module, stored, traced.tied)
+
+    def parts(weight: str) -> Sequence[Stored | torch.Tensor]:
+        return (traced.constants[weight],) if weight in traced.constants else checkpoint.parts(weight)
+
+    return parts

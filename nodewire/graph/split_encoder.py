@@ -1,0 +1,123 @@
+"""A sentence encoder as tasks behind a driver: a Hugging Face directory becomes a manifest and the blobs it cites.
+
+    texts -> driver -> embed.0 .. embed.m -> graph.0 -> .. -> graph.n -> vectors
+
+A tenth of the target is for frames that wait for others, the rest for weights and activations. How many ids one call
+may hold (`volume`) follows from it: the largest halving of `max_batch` x positions whose activations too take a tenth,
+and never less than one text of full length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from nodewire.errors import BadInput
+from nodewire.graph import bert, encoder_directory
+from nodewire.graph.decompose import DRIVER, Decomposition, decompose
+from nodewire.graph.encoder import MAX_TEXTS_BYTES, TEXTS, DriverProgram
+from nodewire.graph.encoder_directory import EncoderDirectory
+from nodewire.graph.examples import Leaf, Signature
+from nodewire.graph.normalize import normalize
+from nodewire.graph.trace import trace
+from nodewire.graph.writing import Writer
+from nodewire.kind import Registration
+from nodewire.protocol.manifest import CUSTOMER, Edge, Manifest, Task, Tensor
+from nodewire.weights.directory import stored_tensors
+from nodewire.weights.tensorfile import Stored
+
+VECTORS = "vectors"
+_DRIVER_BYTES = 8 * 2**20
+_TOKENIZER_GROWTH = 32
+"""What a loaded tokenizer takes, as a multiple of its JSON (measured: 22), above what one request's tokens take."""
+
+
+def split_encoder(
+    directory: Path, target_bytes: int, out: Path, *, max_batch: int = 32, slots: int = 16, name: str | None = None
+) -> Registration:
+    """Split the encoder in `directory` into tasks of at most `target_bytes` each, and write their blobs into `out`.
+
+    Raises:
+        NotFound, BadInput: the directory is not a sentence encoder of a supported family.
+        BadTask: the model uses an operator that is not on the whitelist.
+        OverMemory: a node alone needs more than the target; names it and the target that would do.
+    """
+    if not 1 <= max_batch <= 1_024:
+        raise BadInput("max_batch", "not from 1 to 1024")
+    said = encoder_directory.read(directory)
+    dims = {bert.BATCH: max_batch, bert.SEQUENCE: said.positions}
+    called = Signature(bert.INPUTS, dims, {i.name: Leaf(i) for i in bert.INPUTS}, positional=0)
+    traced = trace(bert.build(said), called, max_batch * said.positions)
+    whole = normalize(replace(traced.program, slots=slots))
+    whole = replace(whole, outputs=tuple(replace(o, name=VECTORS, edge=VECTORS) for o in whole.outputs))
+    done = decompose(whole, traced.shapes, target_bytes, least_volume=said.positions)
+    stored = stored_tensors(directory)
+
+    def parts(weight: str) -> Sequence[Stored | torch.Tensor]:
+        if weight in traced.constants:
+            return (traced.constants[weight],)
+        return (stored[bert.weight_name(weight, stored)],)
+
+    writer = Writer(done, parts, target_bytes, out)
+    inner = writer.edges()
+    driver = _driver(said, done, inner, writer)
+    texts = Edge(
+        name=TEXTS,
+        source=CUSTOMER,
+        target=DRIVER,
+        tensors=(Tensor(name=TEXTS, dtype="uint8", shape=("bytes",)),),
+        dims={"bytes": MAX_TEXTS_BYTES},
+        bytes_per_position=8,
+    )
+    manifest = Manifest(
+        name=name or said.name,
+        mode="embed",
+        license=said.license,
+        context=said.positions,
+        tasks=(driver, *writer.tasks()),
+        edges=(texts, *inner),
+    )
+    return Registration(manifest, writer.blobs.paths, tuple(_report(manifest, done, target_bytes)))
+
+
+def _driver(said: EncoderDirectory, done: Decomposition, edges: Sequence[Edge], writer: Writer) -> Task:
+    any_program = next(iter(done.tasks.values())).program
+    program = DriverProgram(
+        tokenizer=said.tokenizer,
+        pad_id=said.pad_id,
+        positions=said.positions,
+        rows=any_program.dims[bert.BATCH],
+        volume=done.volume,
+        edges={e.name: tuple(t.name for t in e.tensors) for e in edges if e.source == DRIVER},
+        slots=any_program.slots,
+    )
+    return Task(
+        name=DRIVER,
+        engine="encoder.driver",
+        program=writer.blobs.program(program.encode()),
+        weights=(),
+        memory_bytes=_DRIVER_BYTES + _TOKENIZER_GROWTH * len(said.tokenizer),
+        slots=program.slots,
+        flops=0,
+        limit=f"{program.rows} texts, {program.volume} ids a batch",
+    )
+
+
+def _report(manifest: Manifest, done: Decomposition, target_bytes: int) -> list[str]:
+    rows = next(iter(done.tasks.values())).program.dims[bert.BATCH]
+    lines = [
+        f"{manifest.name}: {len(manifest.tasks)} tasks under {target_bytes} bytes, "
+        f"{rows} texts or {done.volume} ids a batch"
+    ]
+    for task in manifest.tasks:
+        made = done.tasks.get(task.name)
+        what = (
+            f"{len(made.program.nodes)} operators, {made.weight_bytes} bytes of weights, {made.live_bytes} live"
+            if made
+            else "tokenizer"
+        )
+        lines.append(f"{task.name}: {what}, {task.memory_bytes} bytes in all")
+    return lines

@@ -1,0 +1,1 @@
+"""Weights on disk: safetensors files and the directories that hold them, read and written in pieces."""

@@ -1,0 +1,54 @@
+"""A model's directory as Hugging Face lays its weights out: one safetensors file, or shards and their index."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from nodewire.errors import BadInput, BadTask, NotFound, TooLarge
+from nodewire.weights.tensorfile import MAX_HEADER_BYTES, Stored, read_header
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+def stored_tensors(directory: Path) -> dict[str, Stored]:
+    """The tensors of a directory's weights: model.safetensors, or the shards that its index names; headers are read.
+
+    Raises:
+        NotFound, BadTask, BadInput, TooLarge: a file is missing or malformed, or a tensor stands in two.
+    """
+    tensors: dict[str, Stored] = {}
+    for path in _weight_files(directory):
+        for name, stored in read_header(path).items():
+            if name in tensors:
+                raise BadTask(f"weights.{name[:80]}", "in two files")
+            tensors[name] = stored
+    return tensors
+
+
+def read_bounded(path: Path, max_bytes: int) -> bytes:
+    """A small file whole. Raises NotFound, TooLarge."""
+    size = _existing(path).stat().st_size
+    if size > max_bytes:
+        raise TooLarge(path.name, f"{size} bytes, at most {max_bytes}")
+    return path.read_bytes()
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    index = directory / INDEX
+    if not index.exists():
+        return [_existing(directory / SINGLE)]
+    try:
+        names = sorted(set(json.loads(read_bounded(index, MAX_HEADER_BYTES))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BadInput(INDEX, "not an index of shards") from error
+    if any(not isinstance(name, str) or Path(name).name != name for name in names):
+        raise BadInput(INDEX, "a shard's name is not that of a file beside the index")
+    return [_existing(directory / name) for name in names]
+
+
+def _existing(path: Path) -> Path:
+    if not path.is_file():
+        raise NotFound(path.name, f"not in {path.parent}")
+    return path
