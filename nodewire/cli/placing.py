@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from nodewire.config import parse_size
 from nodewire.errors import BadConfig, BadInput
 from nodewire.plan.place.model import MOST_NODES, UPLINK, Node, Pool, Table
+from nodewire.protocol.sizes import parse_size
 
 if TYPE_CHECKING:
     from nodewire.protocol.coordinates import Coordinates

@@ -11,7 +11,7 @@ from nodewire.graph import actor
 from nodewire.graph.apart import batch_dim
 from nodewire.graph.format import Input, Node, Output, Program, Weight
 from nodewire.graph.interpret import Interpreter
-from nodewire.graph.register import split_encoder
+from nodewire.graph.split_encoder import split_encoder
 from nodewire.graph.whitelist import Ref
 from nodewire.kind import Limits
 from nodewire.protocol.frame import Frame
