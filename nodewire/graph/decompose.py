@@ -401,15 +401,17 @@ def _fitting(
     Raises:
         OverMemory: none do.
     """
-    for count in range(max(2, -(-weight_size // max(target, 1))), MAX_PARTS + 1):
+    count = max(2, -(-weight_size // max(target, 1)))
+    while count <= MAX_PARTS:
         split = split_rows(program, shapes, name, count)
         dtype = next(w.dtype for w in split.program.weights if w.name in split.ranges)
         dtypes = dict.fromkeys(split.shapes, dtype)
         task = Carver(flow(split.program), split.shapes, dtypes, DRIVER).alone(split.parts[0])
         found = _Sized(task, calls).verified()
-        room = waiting_bytes(found.input_bytes, target)
-        if found.live_bytes + room > target:
-            raise OverMemory(name, f"takes {found.live_bytes} bytes without its weight, {target - room} given")
-        if found.peak_bytes + room <= target:
+        left = target - found.live_bytes - waiting_bytes(found.input_bytes, target)
+        if left <= 0:
+            raise OverMemory(name, f"takes {found.live_bytes} bytes without its weight, {target} given")
+        if found.weight_bytes <= left:
             return split
+        count = max(count + 1, -(-weight_size // left))
     raise OverMemory(name, f"its weight of {weight_size} bytes does not fit {MAX_PARTS} tasks of {target}")

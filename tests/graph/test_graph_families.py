@@ -4,6 +4,7 @@ import functools
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from bench.architectures import APPROXIMATE, CONFIGS, VOCABULARY, cut, inputs, make, sizes
 from bench.carved import Carved
@@ -61,8 +62,18 @@ def test_shards_and_experts_that_a_checkpoint_keeps_apart_are_read_from_where_th
     assert any(".experts.0." in name for name in stored_tensors(tmp_path))
     target = max(task.memory_bytes for task in found.made.manifest.tasks)
     again = split_directory(tmp_path, target, tmp_path / "blobs", name="mixtral", slots=1, largest=LARGEST)
-    weights = [{blob.sha256 for task in one.manifest.tasks for blob in task.weights} for one in (again, found.made)]
-    assert weights[0] == weights[1]
+    held = [
+        {
+            name: tensor
+            for task in one.manifest.tasks
+            for blob in task.weights
+            for name, tensor in load_file(one.blobs[blob.sha256]).items()
+        }
+        for one in (again, found.made)
+    ]
+    shared = held[0].keys() & held[1].keys()
+    assert any("experts" in name for name in shared)
+    assert all(torch.equal(held[0][name], held[1][name]) for name in shared)
 
 
 def test_a_checkpoint_without_a_weight_or_an_expert_is_refused_by_name(registered):
