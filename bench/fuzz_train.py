@@ -18,7 +18,6 @@ A fault is printed with its target and number: `--only TARGET --first NUMBER --c
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import random
@@ -33,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import mutations
+from bench.apart import CHILD, Died, apart
 from bench.report import Report, run
 from processes.saying import say
 
@@ -395,25 +395,15 @@ def _read(guard: Guard, name: str, target: Target, first: int, count: int, seed:
 
 async def read_apart(jobs: Sequence[tuple[str, int, int]], seed: int, timeout_s: float = 900.0) -> list[dict[str, Any]]:
     """`read_all` in a process of its own; where that died, all its cases are faults."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "bench.fuzz_train", "--child", json.dumps([list(jobs), seed]),
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=Path(__file__).parent.parent,
-    )  # fmt: skip
     try:
-        said, errors = await asyncio.wait_for(process.communicate(), timeout_s)
-    except BaseException:
-        process.kill()
-        await process.wait()
-        raise
-    if not process.returncode:
-        return list(json.loads(said))
-    died = f"ended with {process.returncode}: {errors.decode()[-300:]}"
-    nothing = {"valid": 0, "typed": 0, "codes": {}, "violations": [], "slowest_s": 0.0, "grown_kb": 0}
-    return [
-        {**nothing, "cases": count, "faults": [f"{name} from {first} on: {died}"], "faulty": count, "all_grown_kb": 0,
-         "input_bytes": 0}
-        for name, first, count in jobs
-    ]  # fmt: skip
+        return list(await apart("bench.fuzz_train", [list(jobs), seed], timeout_s))
+    except Died as died:
+        nothing = {"valid": 0, "typed": 0, "codes": {}, "violations": [], "slowest_s": 0.0, "grown_kb": 0}
+        return [
+            {**nothing, "cases": count, "faults": [f"{name} from {first} on: {died}"], "faulty": count,
+             "all_grown_kb": 0, "input_bytes": 0}
+            for name, first, count in jobs
+        ]  # fmt: skip
 
 
 NAMES = (
@@ -464,7 +454,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--child"]:
+    if sys.argv[1:2] == [CHILD]:
         print(json.dumps(read_all(*json.loads(sys.argv[2]))))
         sys.exit()
     run("fuzz_train", __doc__, measure, add=_options)

@@ -1,6 +1,6 @@
 """Malformed frames and handshakes: `python -m bench.fuzz_wire [--json] [--quick] [--seed N]`: `make fuzz-wire`.
 
-- decoder: streams of frames, spoilt by seeded choices (bench.wire_streams), are read by the bare Decoder and by a
+- decoder: streams of frames, spoilt by seeded choices (bench.wire_spoilt), are read by the bare Decoder and by a
   plain reader that shares no code with it; both must find the same, and end at the same place.
 - node: such streams come over a link to a Node (bench.wire_readers) from a peer that produces on one edge of a job.
   What comes out of the job's mailbox must be what the streams hold under that edge's right names, in order; of others'
@@ -32,7 +32,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from bench import wire_floods, wire_streams
+from bench import wire_floods, wire_spoilt, wire_streams
+from bench.apart import CHILD, Died, apart
 from bench.report import Report, run, say
 from bench.wire_readers import Fault, Reader, decoded
 from bench.wire_strangers import Doors
@@ -65,7 +66,7 @@ async def cases(arm: str, first: int, count: int, seed: int) -> dict[str, Any]:
             nonlocal grown_kb
             async with limit:
                 rng = random.Random(f"{seed} {arm} {number}")
-                stream = ("", b"") if arm in HANDSHAKES else wire_streams.spoilt(rng)
+                stream = ("", b"") if arm in HANDSHAKES else wire_spoilt.spoilt(rng)
                 before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
                 try:
                     kinds[await case(number, rng, stream)] += 1
@@ -127,23 +128,13 @@ def _limit_memory() -> None:
 # From outside.
 
 
-async def apart(arm: str, first: int, count: int, seed: int, timeout_s: float = 1_800.0) -> dict[str, Any]:
+async def cases_apart(arm: str, first: int, count: int, seed: int, timeout_s: float = 1_800.0) -> dict[str, Any]:
     """`cases`, or with the name of a flood that, in a process of its own; where it died, all are faults."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "bench.fuzz_wire", "--child", json.dumps([arm, first, count, seed]),
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=Path(__file__).parent.parent,
-    )  # fmt: skip
     try:
-        said, errors = await asyncio.wait_for(process.communicate(), timeout_s)
-    except BaseException:
-        process.kill()
-        await process.wait()
-        raise
-    if not process.returncode:
-        return dict(json.loads(said))
-    died = f"{arm} from {first} on: ended with {process.returncode}: {errors.decode()[-300:]}"
-    return {"cases": count, "faulty": count, "faults": [died], "kinds": {}, "grown_kb": 0, "delivered": 0,
-            "grown_bytes": None}  # fmt: skip
+        return dict(await apart("bench.fuzz_wire", [arm, first, count, seed], timeout_s))
+    except Died as died:
+        return {"cases": count, "faulty": count, "faults": [f"{arm} from {first} on: {died}"], "kinds": {},
+                "grown_kb": 0, "delivered": 0, "grown_bytes": None}  # fmt: skip
 
 
 async def measure(report: Report, options: argparse.Namespace) -> None:
@@ -153,7 +144,7 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
 
     async def batch(arm: str, first: int, count: int) -> dict[str, Any]:
         async with together:
-            return await apart(arm, first, count, report.seed)
+            return await cases_apart(arm, first, count, report.seed)
 
     for arm in arms:
         wanted = options.cases or counts[arm]
@@ -176,7 +167,7 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
     grown_kb = max((report.arms[arm]["grown_kb"] for arm in arms), default=0)
     report.line("most_memory_of_a_case_kb", grown_kb, "<=", GROWN_BYTES // 1024)
     for name, flood in wire_floods.FLOODS.items() if not options.only else ():
-        grown = (await apart(name, 0, 1, report.seed)).get("grown_bytes")
+        grown = (await cases_apart(name, 0, 1, report.seed)).get("grown_bytes")
         report.arms.setdefault("floods", {})[name] = {"kept_bytes": flood.kept_bytes, "grown_bytes": grown}
         report.line(f"flood_{name}_bytes", grown, "<=", wire_floods.bound(flood))
 
@@ -204,7 +195,7 @@ def _child(arm: str, first: int, count: int, seed: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--child"]:
+    if sys.argv[1:2] == [CHILD]:
         print(json.dumps(_child(*json.loads(sys.argv[2]))))
         sys.exit()
     run("fuzz_wire", __doc__, measure, add=_options)

@@ -180,3 +180,11 @@ def _nested(depth: int, in_lists: bool) -> Any:
     for _ in range(depth):
         value = [value] if in_lists else {"v": value}
     return value
+
+
+def of_bits(rng: random.Random, data: bytes) -> bytes:
+    """Up to four bits are others."""
+    made = bytearray(data)
+    for at in rng.sample(range(len(data) * 8), 1 << rng.randrange(3)):
+        made[at // 8] ^= 1 << at % 8
+    return bytes(made)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench import wire_plain as plain
 from bench import wire_streams as streams
 from bench.wire_readers import Peer, Reader
 from bench.wire_streams import JOB, PRODUCED, Piece
@@ -72,7 +73,7 @@ async def _unread(reader: Reader) -> None:
 async def _documents(reader: Reader) -> None:
     reader.open()
     nothing: list[Any] = []
-    piece = Piece(streams.CONTROL, payload={"job": JOB, "t": "sent", "x": [nothing] * 65_000}).pack()
+    piece = Piece(plain.CONTROL, payload={"job": JOB, "t": "sent", "x": [nothing] * 65_000}).pack()
     for _ in range(mailbox.MAX_CONTROLS):
         _send(reader.producer, piece)
 

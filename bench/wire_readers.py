@@ -13,8 +13,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from bench import wire_plain as plain
 from bench import wire_streams as streams
-from bench.wire_streams import BESIDE, CLOSED, JOB, OTHERS, PRODUCED, Read
+from bench.wire_plain import Read
+from bench.wire_streams import BESIDE, CLOSED, JOB, OTHERS, PRODUCED
 from nodewire.errors import NodewireError, NotFound
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import Array, Frame
@@ -40,7 +42,7 @@ class Fault(Exception):
 
 
 class Noting:
-    """A receiver that notes what it is told in the words of `wire_streams.read`."""
+    """A receiver that notes what it is told in the words of `wire_plain.read`."""
 
     def __init__(self) -> None:
         self.found: list[Any] = []
@@ -82,7 +84,7 @@ def decoded(rng: random.Random, stream: bytes) -> str:
         _feed(rng, stream, decoder.get_buffer, decoder.buffer_updated, lambda: False)
     except NodewireError as error:
         code = error.code
-    expected, is_spoilt = streams.read(stream)
+    expected, is_spoilt = plain.read(stream)
     if is_spoilt != bool(code) or repr(noting.found) != repr(expected):  # 1 is not True
         raise Fault(f"read {len(noting.found)} and {code or 'no error'}; in it are {len(expected)}, {is_spoilt=}")
     return code
@@ -283,7 +285,7 @@ class Reader:
         if self._faults:
             raise Fault(self._faults.pop())
         code = link.error.code if link.error is not None else ""
-        if not streams.is_whole(stream):  # the next stream would be its end
+        if not plain.is_whole(stream):  # the next stream would be its end
             self.producer.leave()
         return code
 
@@ -308,9 +310,9 @@ class Reader:
 
     async def _compare(self, job: JobMailbox, beside: JobMailbox, stream: bytes, *, is_whole: bool) -> None:
         """Frames that came are the producers', in order; what others sent beside them is there."""
-        sent = [one for one in streams.read(stream)[0] if isinstance(one, Read)]
+        sent = [one for one in plain.read(stream)[0] if isinstance(one, Read)]
         mine = [one for one in sent if one.job.hex() == JOB and one.edge == PRODUCED and one.is_named_rightly]
-        others = [one for one in streams.read(_packed(self._others))[0] if isinstance(one, Read)]
+        others = [one for one in plain.read(_packed(self._others))[0] if isinstance(one, Read)]
         came = await _drained(job)
         for edge, known in ((PRODUCED, mine), (OTHERS, others)):
             found = [_plain(frame) for frame in came if frame.edge == edge]
@@ -323,7 +325,7 @@ class Reader:
                 raise Fault(f"{edge}: {len(found)} of {len(known)} frames")
         if strange := {frame.edge for frame in came} - {PRODUCED, OTHERS}:
             raise Fault(f"frames on {strange}")
-        untouched = [_fields(one) for one in streams.read(_packed(self._besides))[0]]
+        untouched = [_fields(one) for one in plain.read(_packed(self._besides))[0]]
         if [_plain(frame) for frame in await _drained(beside)] != untouched:
             raise Fault("another job has not got what it was sent")
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nodewire.errors import NoProvider, OverBudget
 from nodewire.market import Market
 from nodewire.plan.assign import Busy, assign
-from nodewire.plan.codec import Wish, codecs
+from nodewire.plan.codec import Link, Predict, Wish, codecs, predicted
 from nodewire.plan.epoch import Epoch
 from nodewire.protocol.ad import Ad
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import MAX_EXCLUDED, Plan, Terms
-from nodewire.protocol.snapshot import Snapshot
+from nodewire.protocol.snapshot import Node, Snapshot
+from nodewire.wire.health import Health
 
 PATIENCE_EPOCHS = 3
 """How many further epochs may bring a provider for a task that has none."""
@@ -37,6 +38,25 @@ class Draw:
         return max((ad.pow_bits for ad in self.ads.values()), default=0)
 
 
+def known(health: Mapping[str, Health]) -> Predict:
+    """A customer's own links as it has found them, by public key of the other end; all others as `predicted`.
+
+    Nobody publishes bandwidths. That a link carried little counts only if there was more to send.
+    """
+
+    def predict(a: Node | None, b: Node | None) -> Link:
+        link = predicted(a, b)
+        peer = a or b
+        found = health.get(peer.pubkey) if peer is not None and None in (a, b) else None
+        if found is None:
+            return link
+        latency_us = found.rtt.least_us // 2 if found.rtt is not None else link.latency_us
+        at_least = max(link.bytes_per_ms, found.bytes_per_s // 1_000)
+        return Link(latency_us, found.path_bytes_per_s // 1_000 or at_least)
+
+    return predict
+
+
 async def draw(
     market: Market,
     manifest: Manifest,
@@ -46,11 +66,12 @@ async def draw(
     busy: Sequence[Busy] = (),
     k: int = 0,
     wish: Wish | None = None,
+    predict: Predict = predicted,
     timeout_s: float,
     patience: int = PATIENCE_EPOCHS,
 ) -> Draw:
     """The `k`-th plan that the newest epoch gives; `busy` are the signed refusals to avoid. What a `wish` narrows comes
-    into its terms, beside the edges that `terms` name themselves.
+    into its terms, beside the edges that `terms` name themselves, by what `predict` knows of links.
 
     Raises:
         NoQuorum: no epoch was certified in time.
@@ -92,7 +113,7 @@ async def draw(
         cost, budget = f"{plan.chunk_msat / 1000:g} sat", f"{terms.max_total_msat / 1000:g} sat"
         raise OverBudget("max_total_msat", f"one chunk costs {cost}, the budget for the whole job is {budget}")
     if wish is not None:
-        wished = {**codecs(plan, manifest, snapshot, wish), **plan.terms.codecs}
+        wished = {**codecs(plan, manifest, snapshot, wish, predict), **plan.terms.codecs}
         plan = plan.model_copy(update={"terms": plan.terms.model_copy(update={"codecs": wished})})
     return Draw(plan, epoch, ads, _holders(snapshot, plan))
 

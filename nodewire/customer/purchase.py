@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from nodewire.customer import ending, requesting
 from nodewire.customer.answers import Answers, Refused
 from nodewire.customer.payments import JobPayments
-from nodewire.customer.planning import PATIENCE_EPOCHS, draw
+from nodewire.customer.planning import PATIENCE_EPOCHS, draw, known
 from nodewire.customer.running import Running
 from nodewire.customer.session import Session
 from nodewire.customer.shares import Shares
@@ -213,6 +213,7 @@ class Purchase:
             busy=self._busy,
             k=len(self._busy),
             wish=self._wish,
+            predict=known(self._session.node.survey.health),
             timeout_s=EPOCH_S,
             patience=self._patience,
         )

@@ -220,6 +220,7 @@ class Running:
             self.sharing.cancel()
             await asyncio.gather(self.sharing, return_exceptions=True)
         await self.background.end()
+        self._member.close()
         if self.is_open:
             self.is_open = False
             self._mailbox.close()

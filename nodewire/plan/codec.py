@@ -51,7 +51,8 @@ class Link:
     bytes_per_ms: int
 
 
-Predict = Callable[[Node, Node], Link]
+Predict = Callable[[Node | None, Node | None], Link]
+"""Of the way from one node to another; None is the customer, which has no place in the snapshot. At most one is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +69,19 @@ class Wish:
             raise BadInput("edge_codec", f"{str(self.codec)[:40]!r} is neither {', '.join(CODECS)} nor auto")
 
 
-def predicted(a: Node, b: Node) -> Link:
-    """What `assign/1` counts with: the latency by coordinates, and one bandwidth for all."""
-    return Link(link_us(a, b), LINK_BYTES_PER_MS)
+def predicted(a: Node | None, b: Node | None) -> Link:
+    """What `assign/1` counts with: the latency by coordinates, and one bandwidth for all.
+
+    The customer is taken to be beside the other one.
+    """
+    ends = [node for node in (a, b) if node is not None]
+    return Link(link_us(ends[0], ends[-1]), LINK_BYTES_PER_MS)
 
 
 def codecs(
     plan: Plan, manifest: Manifest, snapshot: Snapshot, wish: Wish, predict: Predict = predicted
 ) -> dict[str, Codec]:
-    """The codecs, by edge, that a wish means for a plan: of edges whose two ends are on different nodes.
-
-    An end that is the customer's own has no place in the snapshot: it is taken to be beside the edge's other one.
-    """
+    """The codecs, by edge, that a wish means for a plan: of edges whose two ends are on different nodes."""
     place = {one.task: one.provider for one in plan.tasks}
     inner = [edge for edge in manifest.edges if CUSTOMER not in (edge.source, edge.target)]
     between = [edge for edge in inner if place[edge.source] != place[edge.target]]
@@ -88,8 +90,8 @@ def codecs(
     nodes = {node.pubkey: node for node in snapshot.nodes}
     found: dict[str, Codec] = {}
     for edge in between:
-        ends = [nodes[place[task]] for task in (edge.source, edge.target) if place[task] != LOCAL]
-        codec = best(edge, wish, predict(ends[0], ends[-1]))
+        source, target = (nodes[place[task]] if place[task] != LOCAL else None for task in (edge.source, edge.target))
+        codec = best(edge, wish, predict(source, target))
         if codec is not None:
             found[edge.name] = codec
     return found

@@ -26,7 +26,8 @@ def encode(document: Any) -> bytes:
         BadInput: it holds a float, a non-string key or another type that has no canonical form.
     """
     try:
-        return bytes(msgpack.packb(_ordered(document, 0), use_bin_type=True))
+        ordered = document if type(document) in _SCALARS else _ordered(document, 0)
+        return bytes(msgpack.packb(ordered, use_bin_type=True))
     except OverflowError as error:
         raise BadInput("document", "an integer is beyond 64 bits") from error
 

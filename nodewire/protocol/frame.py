@@ -42,6 +42,10 @@ class Array:
     def nbytes(self) -> int:
         return bytes_of(self.dtype, self.shape)
 
+    def copied(self) -> Array:
+        """The same in memory of its own."""
+        return Array(self.dtype, self.shape, bytes(self.data))
+
     def check(self, max_bytes: int) -> None:
         """Check that dtype, shape and data agree and stay under `max_bytes`.
 
@@ -53,7 +57,7 @@ class Array:
             raise BadFrame("dtype", f"{self.dtype[:20]!r} is not one of {', '.join(ITEM_BYTES)}")
         if len(self.shape) > MAX_RANK or [n for n in self.shape if type(n) is not int or not 0 <= n < 2**40]:
             raise BadFrame("shape", f"rank over {MAX_RANK} or a dimension out of range")
-        nbytes = self.nbytes
+        nbytes = bytes_of(self.dtype, self.shape)
         if nbytes > max_bytes:
             raise TooLarge("tensor", f"{nbytes} bytes, at most {max_bytes}")
         if nbytes != len(self.data):

@@ -360,6 +360,7 @@ class Provider:
         try:
             await run.run()
         finally:
+            member.close()
             for task in beside:
                 task.cancel()
             for outcome in await asyncio.gather(*beside, return_exceptions=True):

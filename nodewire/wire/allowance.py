@@ -45,6 +45,9 @@ class AtATime:
             raise Busy(self.what, f"{most} at a time")
         self._held[name] += 1
 
+    def held(self, name: str) -> int:
+        return self._held[name]
+
     def give(self, name: str) -> None:
         self._held[name] -= 1
         if not self._held[name]:

@@ -75,6 +75,8 @@ class Decoder:
                 raise TooLarge("channel", "more bytes than an unproven peer may send")
         if self._target is not None:
             self._filled(n)
+            if not self._end:
+                return
         else:
             self._end += n
         while self._start < self._end and self._step():
@@ -184,9 +186,10 @@ class Decoder:
     def _filled(self, n: int) -> None:
         assert self._target is not None
         assert self._prefix is not None
-        self._target = self._target[n:]
-        if not self._target:
-            self._finish(*self._prefix[:2])
+        if n < len(self._target):
+            self._target = self._target[n:]
+        else:
+            self._finish(self._prefix[0], self._prefix[1])
 
     def _finish(self, kind: int, stream: int) -> None:
         """A payload is complete."""

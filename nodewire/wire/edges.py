@@ -64,9 +64,10 @@ class Incoming:
             raise BadFrame("seq", f"{header.seq}, {self.next_seq} is next on {self.edge}")
         if header.nbytes > self.limit:
             raise TooLarge("frame", f"{header.nbytes} bytes, at most {self.limit} on {self.edge}")
-        if self.received + header.cost > self.granted:
+        received = self.received + header.cost
+        if received > self.granted:
             raise BadFrame("window", "more than was granted")
-        self.received += header.cost
+        self.received = received
         self.next_seq += 1
         self.under_way = header
 

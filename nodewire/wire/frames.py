@@ -107,7 +107,7 @@ def data(stream: int, packed: bytes, nbytes: int, arrays: Sequence[Array]) -> It
 def whole(packed: bytes, nbytes: int, arrays: Sequence[Array]) -> list[Buffer]:
     """The frame with the packed header, of one segment, while no other frame is under way."""
     head = PREFIX.pack(VERSION, Type.DATA, 0, len(packed), nbytes) + packed
-    return _led([head, *(memoryview(array.data).cast("B") for array in arrays if len(array.data))])
+    return _led([head, *[memoryview(array.data).cast("B") for array in arrays if len(array.data)]])
 
 
 def _led(segment: list[Buffer]) -> list[Buffer]:

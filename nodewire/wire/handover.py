@@ -2,12 +2,15 @@
 
 Whoever loses a link tells the driver; the driver, or for a dead driver the customer, signs a takeover, tells it to all
 who stay and all who enter, and publishes it. Members check it against the plan and redirect their edges.
+
+A link that is lost is no node that is dead: as long as nobody can know, the node has a moment to be heard of again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -22,6 +25,10 @@ from nodewire.wire.mailbox import JobMailbox, Route
 
 ENTER_S = 2.0
 """Within which a standby must be reached."""
+RETURN_S = 3.0
+"""Within which a node must be reached again that may be well, and say that it holds the job."""
+MAX_RETURNS = 8
+"""Of one node in a job: who comes and goes keeps it from its end, which must not be free."""
 
 _log = logging.getLogger("nodewire.wire")
 
@@ -34,6 +41,17 @@ class Links(Protocol):
     async def link(self, public: str, addresses: Sequence[str]) -> Link: ...
 
     def open_link(self, peer: str) -> Link | None: ...
+
+    async def holds(self, public: str, addresses: Sequence[str], request: str, patience_s: float) -> bool:
+        """Whether the node can be reached and says that it holds the job."""
+
+
+class Kept(Protocol):
+    """The links that this node has to keep for the job."""
+
+    def keep(self, peer: str) -> None: ...
+
+    def let_go(self, peer: str) -> None: ...
 
 
 class Handover:
@@ -48,6 +66,7 @@ class Handover:
         mailbox: JobMailbox,
         node: Links,
         addresses: Mapping[str, Sequence[str]],
+        kept: Kept,
         *,
         open_chunk: Callable[[], int],
         changed: Callable[[Takeover], Awaitable[None]],
@@ -64,13 +83,16 @@ class Handover:
         self._mailbox = mailbox
         self._node = node
         self._addresses = addresses
+        self._kept = kept
         self._open_chunk = open_chunk
         self._changed = changed
         self._publish = publish
         self.missed: set[str] = set()
         """Whom this node itself found to be gone."""
         self._turn = asyncio.Lock()
-        self._dialling: set[asyncio.Task[None]] = set()
+        self._doubted: set[str] = set()
+        """Lost, and perhaps well."""
+        self._returns: Counter[str] = Counter()
 
     @property
     def assigned(self) -> dict[str, str]:
@@ -101,17 +123,42 @@ class Handover:
 
         The job ends here and everywhere if the customer is gone, or who must be replaced has no standby.
         """
-        if peer in self.gone or peer not in (*self.assigned.values(), self._plan.customer):
+        if not self._is_in(peer):
             return
-        if peer == self._plan.customer:
-            self._mailbox.cancel(LinkLost(peer, f"the customer is gone: {error}"))
-        elif self._may_replace(peer):
-            await self._replace(peer)
-        elif self.driver != peer:
-            try:
-                await self._mailbox.control(self.driver, {"t": LOST, "peer": peer})
-            except NodewireError as failure:
-                _log.info("job %s: %s is lost, and the driver: %s", self._request[:8], peer[:8], failure)
+        if peer in self._addresses:
+            self._kept.keep(peer)
+        if peer != self._plan.customer and not self._may_replace(peer):
+            await self._tell_driver(peer)
+        elif peer not in self._doubted and not (isinstance(error, LinkLost) and await self._is_back(peer)):
+            if not self._is_in(peer):
+                return
+            if peer == self._plan.customer:
+                self._mailbox.cancel(LinkLost(peer, f"the customer is gone: {error}"))
+            elif self._may_replace(peer):
+                await self._replace(peer)
+
+    def _is_in(self, peer: str) -> bool:
+        return peer not in self.gone and peer in (*self.assigned.values(), self._plan.customer)
+
+    async def _is_back(self, peer: str) -> bool:
+        """Whether a node that was lost can be reached again and has the job; at once if nobody is where it was."""
+        if self._returns[peer] >= MAX_RETURNS:
+            return False
+        self._doubted.add(peer)
+        try:
+            is_back = await self._node.holds(peer, self._addresses.get(peer, ()), self._request, RETURN_S)
+        finally:
+            self._doubted.discard(peer)
+        self._returns[peer] += is_back
+        return is_back
+
+    async def _tell_driver(self, peer: str) -> None:
+        if self.driver == peer:
+            return
+        try:
+            await self._mailbox.control(self.driver, {"t": LOST, "peer": peer})
+        except NodewireError as failure:
+            _log.info("job %s: %s is lost, and the driver: %s", self._request[:8], peer[:8], failure)
 
     async def heard(self, peer: str, document: Document) -> None:
         """A member sent a control document; those that are not about handovers mean nothing here.
@@ -149,18 +196,11 @@ class Handover:
         ends = ends_after(self._manifest, self._plan, takeover)
         routes = {edge: Route(producer, (consumer,)) for edge, (producer, consumer) in ends.items()}
         self._mailbox.take_over(takeover.attempt, routes)
+        for peer in self.gone:
+            self._kept.let_go(peer)
         consumers = {c for route in routes.values() if route.producer == self._me for c in route.consumers}
         for peer in consumers & self._addresses.keys() - {self._me}:
-            if self._node.open_link(peer) is None:
-                task = asyncio.create_task(self._dial(peer))
-                self._dialling.add(task)
-                task.add_done_callback(self._dialling.discard)
-
-    async def _dial(self, peer: str) -> None:
-        try:
-            await self._node.link(peer, self._addresses[peer])
-        except NodewireError as error:
-            await self.lost(peer, error)
+            self._kept.keep(peer)
 
     def _may_replace(self, peer: str) -> bool:
         """Whether it is this node that signs when `peer` is gone: the driver, or for it the customer."""
@@ -176,6 +216,8 @@ class Handover:
     async def _issue(self, gone: set[str], known: Sequence[Takeover] = ()) -> None:
         """Sign a takeover, follow it, and tell it to all who stay and enter; who cannot be told is gone, too."""
         async with self._turn:
+            if gone and gone <= self.gone:  # by another takeover, in the meantime
+                return
             while True:
                 before = [one for one in (self.takeover, *known) if one is not None]
                 try:

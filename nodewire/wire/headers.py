@@ -22,6 +22,8 @@ about what is kept of them, however few the bytes."""
 
 Buffer = bytes | bytearray | memoryview
 
+_PACKER = msgpack.Packer(use_bin_type=True)  # of the event loop's thread; to make one takes longer than to use it
+
 _MAX_META = 64
 _SCALARS = (int, str, bytes, bool, type(None))
 _LIMITS: dict[str, int | bool] = {
@@ -75,13 +77,14 @@ def data_header(
     """
     if len(arrays) > MAX_TENSORS:
         raise TooLarge("tensors", f"{len(arrays)}, at most {MAX_TENSORS}")
+    nbytes = 0
     for array in arrays:
         array.check(max_bytes)
-    tensors = tuple((array.dtype, tuple(array.shape)) for array in arrays)
-    header = DataHeader(job, edge, attempt, seq, key, tensors, meta, _sum(tensors))
-    if header.nbytes > max_bytes:
-        raise TooLarge("frame", f"{header.nbytes} bytes, at most {max_bytes}")
-    return header
+        nbytes += len(array.data)
+    if nbytes > max_bytes:
+        raise TooLarge("frame", f"{nbytes} bytes, at most {max_bytes}")
+    tensors = tuple([(array.dtype, tuple(array.shape)) for array in arrays])
+    return DataHeader(job, edge, attempt, seq, key, tensors, meta, nbytes)
 
 
 def pack_header(header: DataHeader) -> bytes:
@@ -140,7 +143,9 @@ def _header(job: str, edge: str, attempt: int, seq: object, key: bytes, tensors:
         raise BadFrame("tensors", "not an array")
     found = tuple([_parse_tensor(item) for item in tensors])
     _check_meta(meta)
-    nbytes = _sum(found)
+    nbytes = 0
+    for dtype, shape in found:
+        nbytes += bytes_of(dtype, shape)
     if nbytes > MAX_FRAME_BYTES:
         raise TooLarge("frame", f"{nbytes} bytes, at most {MAX_FRAME_BYTES}")
     return DataHeader(job, edge, attempt, seq, key, found, meta, nbytes)
@@ -179,7 +184,7 @@ def _check_place(job: object, edge: object, attempt: object) -> None:
 
 def _pack(fields: Sequence[Any]) -> bytes:
     try:
-        packed = bytes(msgpack.packb(fields, use_bin_type=True))
+        packed = bytes(_PACKER.pack(fields))
     except (TypeError, ValueError, OverflowError) as error:
         raise BadFrame("header", "holds what msgpack cannot") from error
     if len(packed) > MAX_HEADER_BYTES:
@@ -195,7 +200,3 @@ def _unpack(packed: Buffer, count: int) -> list[Any]:
     if not isinstance(fields, list) or len(fields) != count:
         raise BadFrame("header", f"not an array of {count} fields")
     return fields
-
-
-def _sum(tensors: Sequence[tuple[str, tuple[int, ...]]]) -> int:
-    return sum(bytes_of(dtype, shape) for dtype, shape in tensors)

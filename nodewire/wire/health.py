@@ -68,6 +68,8 @@ class Health:
     rtt: RoundTrips | None = None
     bytes_per_s: int = 0
     """What the path has carried at least; 0 where the kernel does not say."""
+    path_bytes_per_s: int = 0
+    """What it carried when there was more to send; 0 if there never was."""
     bytes_in: int = 0
     bytes_out: int = 0
     endings: deque[Ending] = field(default_factory=lambda: deque(maxlen=MAX_ENDINGS))
@@ -109,6 +111,8 @@ class Health:
             self._sent += (info.segments - before.segments) % _U32
             self._again += (info.retransmitted - before.retransmitted) % _U32
             self.bytes_per_s, self._info = info.bytes_per_s, info
+            if info.is_path_limited:
+                self.path_bytes_per_s = info.bytes_per_s
         if self._sent >= _LEAST_SEGMENTS:
             self._sent_before, self._again_before, self._sent, self._again = self._sent, self._again, 0, 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 from nodewire.errors import NodewireError
@@ -29,17 +29,24 @@ class Links(Protocol):
 class KeptLink:
     """Made by Node.keep. `times` says how often there has been a link."""
 
-    def __init__(self, links: Links, public: str, addresses: Sequence[str]) -> None:
+    def __init__(
+        self, links: Links, public: str, addresses: Sequence[str], failed: Callable[[NodewireError], None]
+    ) -> None:
         self.times = 0
-        self._task = links.run(self._keep(links, public, tuple(addresses)))
+        self._task = links.run(self._keep(links, public, tuple(addresses), failed))
 
-    async def _keep(self, links: Links, public: str, addresses: Sequence[str]) -> None:
-        pause_s = PAUSE_S
+    async def _keep(
+        self, links: Links, public: str, addresses: Sequence[str], failed: Callable[[NodewireError], None]
+    ) -> None:
+        pause_s, dials = PAUSE_S, 0
         while True:
+            dials += 1
             try:
                 link = await links.link(public, addresses)
             except NodewireError as error:
                 _log.debug("%s is out of reach: %s", public[:8], error)
+                if dials == 1:
+                    failed(error)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
                 continue

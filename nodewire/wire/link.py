@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, cast
 
-from nodewire.errors import BadFrame, BadPeer, LinkLost, NodewireError
+from nodewire.errors import BadFrame, BadPeer, LinkLost, NodewireError, TimedOut
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import Array
 from nodewire.strangers import origin_of
@@ -178,11 +178,10 @@ class Link(asyncio.BufferedProtocol):
         self._check_open()
         self._send_urgent(frames.credit(job, edge, attempt, limit))
 
-    def send(self, packed: bytes, nbytes: int, arrays: Sequence[Array]) -> asyncio.Future[None] | None:
+    def send(self, packed: bytes, nbytes: int, arrays: Sequence[Array]) -> Sending | None:
         """Send a frame of `nbytes` under a header packed by frames.pack_header.
 
-        The arrays' memory may be used again when this returns None, else when the future is done. If that is cancelled
-        the frame is not sent, or if a part has gone out, the rest follows from a copy. It fails with LinkLost.
+        The arrays' memory may be used again when this returns None, else when the result is done.
 
         Raises:
             LinkLost: the link has ended.
@@ -194,10 +193,7 @@ class Link(asyncio.BufferedProtocol):
         if transfer.is_finished or self.error:
             self._check_open()
             return None
-        done = self._loop.create_future()
-        transfer.done = lambda error: _settle(done, error)
-        done.add_done_callback(lambda done: self._let_go(transfer) if done.cancelled() else None)
-        return done
+        return Sending(self, transfer)
 
     def send_at_once(self, packed: bytes, nbytes: int, arrays: Sequence[Array]) -> bool:
         """`send` for a frame of one segment, if nothing is before it: the arrays' memory is free then."""
@@ -232,7 +228,7 @@ class Link(asyncio.BufferedProtocol):
                 async with asyncio.timeout(self._patience.silence_s):
                     await self._alive.wait()
             except TimeoutError:
-                self.abort(LinkLost(self.peer, "did not answer"))
+                self.abort(self._silence("did not answer"))
         return self.is_open
 
     def welcome(self) -> None:
@@ -289,7 +285,8 @@ class Link(asyncio.BufferedProtocol):
             self.end(error)
         finally:
             self._is_reading = False
-        self._pump()  # all answers at once: a record for each would cost more than what was asked
+        if not self._outbox.is_empty:
+            self._pump()  # all answers at once: a record for each would cost more than what was asked
 
     def pause_writing(self) -> None:
         self._writable = False
@@ -417,12 +414,19 @@ class Link(asyncio.BufferedProtocol):
 
     def _write(self, buffers: list[Buffer]) -> None:
         assert self._channel is not None
-        self.bytes_out += sum(map(len, buffers))
+        for buffer in buffers:
+            self.bytes_out += len(buffer)
         self._channel.writelines(buffers)
 
-    def _let_go(self, transfer: Transfer) -> None:
+    def withdraw(self, transfer: Transfer) -> None:
+        """Let go of a frame's memory: it is not sent, or if a part has gone out, the rest follows from a copy."""
         if self._outbox.release(transfer):
             self._copy_pending()
+
+    def copy(self, transfer: Transfer) -> None:
+        """Let go of a frame's memory: it is sent all the same."""
+        transfer.copy_rest()
+        self._copy_pending()
 
     def _copy_pending(self) -> None:
         if isinstance(self._channel, transport.Borrower):
@@ -444,11 +448,19 @@ class Link(asyncio.BufferedProtocol):
             self._pulse.heard_s = now  # it was this process that stood still; what the peer sent is yet to be read
             self._owner.stood_still()
         if self._pulse.silent_s(now) > silence_s:
-            self.abort(LinkLost(self.peer, f"silent for {silence_s:g} s"))
+            self.abort(self._silence(f"silent for {silence_s:g} s"))
             return
         self._ping()
         if self._state == "open":
             self._tick_in(patience.heartbeat_s if self._is_busy() else patience.idle_heartbeat_s)
+
+    def _silence(self, what: str) -> LinkLost | TimedOut:
+        """TimedOut if the peer's machine has acknowledged all the same: the process hangs, and it is not the path."""
+        tcp = self.tcp if self.rung != "splice" else None  # whose machine the connection leads to
+        acknowledged = tcp is not None and tcp.acked_ms < self._patience.silence_s * 500
+        if acknowledged or self.transport == "shm":
+            return TimedOut(self.peer, f"{what}, though its machine answers")
+        return LinkLost(self.peer, what)
 
     def _ping(self) -> None:
         # uvloop's own time has a millisecond's resolution.
@@ -482,10 +494,29 @@ class Link(asyncio.BufferedProtocol):
             self._owner.lost(self, error)
 
 
-def _settle(done: asyncio.Future[None], error: LinkLost | None) -> None:
-    if done.done():
-        return
-    if error is None:
-        done.set_result(None)
-    else:
-        done.set_exception(error)
+class Sending:
+    """A frame that a link has begun or is going to send. `done` fails with LinkLost, and is cancelled by `withdraw`."""
+
+    def __init__(self, link: Link, transfer: Transfer) -> None:
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.done.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._link, self._transfer = link, transfer
+        transfer.done = self._settle
+
+    def withdraw(self) -> None:
+        """Do not send it, or if a part has gone out, the rest from a copy: its memory is free."""
+        if self.done.cancel():
+            self._link.withdraw(self._transfer)
+
+    def copy(self) -> None:
+        """Send it from a copy, whoever waits for it: its memory is free."""
+        if not self.done.done():
+            self._link.copy(self._transfer)
+
+    def _settle(self, error: LinkLost | None) -> None:
+        if self.done.done():
+            return
+        if error is None:
+            self.done.set_result(None)
+        else:
+            self.done.set_exception(error)

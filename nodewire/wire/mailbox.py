@@ -141,7 +141,8 @@ class JobMailbox:
 
         When it returns, the arrays' memory may be used again, unless a consumer is on this node: that one has been
         given the arrays themselves. In a job with handover it also waits for a consumer that is lost, or for the one
-        that replaces it, and leaves out consumers that have said that they need no frame before a later one.
+        that replaces it, and leaves out consumers that have said that they need no frame before a later one. If it is
+        cancelled the frame goes all the same, from a copy, before the next one.
 
         Raises:
             BadFrame: not an edge that this node produces, not the next `seq`, or an array that contradicts itself.

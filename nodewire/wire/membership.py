@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from nodewire.errors import LinkLost, NodewireError
+from nodewire.errors import LinkLost, NodewireError, first_of
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.protocol import takeover as takeovers
@@ -14,6 +14,7 @@ from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import Plan
 from nodewire.protocol.takeover import Takeover, ends_after
 from nodewire.wire.handover import Handover
+from nodewire.wire.keeping import KeptLink
 from nodewire.wire.mailbox import Route, Tape
 from nodewire.wire.node import Node
 
@@ -57,6 +58,7 @@ class Membership:
         self._takeover = takeover
         self._noticed = noticed
         self._losses: asyncio.Queue[tuple[str, NodewireError]] = asyncio.Queue()
+        self._kept: dict[str, KeptLink] = {}
         self.mailbox = node.open_job(
             request,
             self.routes,
@@ -87,6 +89,7 @@ class Membership:
             self.mailbox,
             self._node,
             self._addresses,
+            self,
             open_chunk=open_chunk,
             changed=changed,
             publish=announce,
@@ -94,22 +97,45 @@ class Membership:
         )
 
     async def link(self, peer: str) -> None:
-        """Reach a member. One that cannot be reached is lost, and replaced if the job may go on without it.
+        """Reach a member, and again whenever its link is lost while the job goes on.
+
+        One that cannot be reached at first is lost, and replaced if the job may go on without it.
 
         Raises:
             LinkLost: it may not.
         """
+        if self.hands_over:
+            self.keep(peer)
+            return
         try:
             await self._node.link(peer, self._addresses[peer])
         except NodewireError as error:
-            if not self.hands_over:
-                raise LinkLost(peer, str(error)) from error
-            self._lost(peer, error)
+            raise LinkLost(peer, str(error)) from error
+
+    def keep(self, peer: str) -> None:
+        """In a job with handover: dial a member, and again whenever its link is lost."""
+        if peer not in self._kept:
+            addresses = self._addresses.get(peer, ())
+            self._kept[peer] = self._node.keep(peer, addresses, lambda error: self._lost(peer, error))
+
+    def let_go(self, peer: str) -> None:
+        """Dial a member no more: it was replaced."""
+        if (kept := self._kept.pop(peer, None)) is not None:
+            kept.close()
 
     async def follow_losses(self, handover: Handover) -> None:
-        """Tell `handover` every loss, one after the other, until cancelled."""
-        while True:
-            await handover.lost(*await self._losses.get())
+        """Tell `handover` every loss, until cancelled; in the meantime links are kept. Raises as Handover.lost."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    group.create_task(handover.lost(*await self._losses.get()))
+        except ExceptionGroup as failures:
+            raise first_of(failures) from failures
+
+    def close(self) -> None:
+        """The job is over here: no link is dialled for it any more."""
+        for peer in list(self._kept):
+            self.let_go(peer)
 
     def _lost(self, peer: str, error: NodewireError) -> None:
         self._noticed()

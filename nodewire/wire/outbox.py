@@ -117,6 +117,9 @@ class Transfer:
 
     def copy_rest(self) -> None:
         """Let go of the arrays' memory."""
+        if self._next is None and not self.is_given:  # it has not begun
+            self._arrays = [array.copied() for array in self._arrays]
+            return
         if self._next is not None:
             self._next = [b"".join(self._next)]
         self._segments = iter([[b"".join(segment)] for segment in self._segments])
@@ -124,5 +127,6 @@ class Transfer:
     def finish(self, error: LinkLost | None) -> None:
         if not self.is_finished:
             self.is_finished = True
-            if self.done is not None:
-                self.done(error)
+            done, self.done = self.done, None  # whoever is told has this: nothing is to keep the arrays' memory
+            if done is not None:
+                done(error)

@@ -171,7 +171,7 @@ class Pulls:
             finally:
                 self._under_way -= Counter({peer: 1})
         except NodewireError as error:
-            _log.info("pull by %s refused: %s", peer[:8], error)
+            _log.debug("pull by %s refused: %s", peer[:8], error)  # anybody may ask, as often as it likes
             link = self._node.open_link(peer)
             if link is not None:
                 link.send_control({"t": ERROR, "job": job, "attempt": 0, "error": error.as_dict()})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,7 +13,7 @@ from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.plan import tensor_key
 from nodewire.wire import frames
 from nodewire.wire.edges import Outgoing, Tape, Window
-from nodewire.wire.link import Link
+from nodewire.wire.link import Link, Sending
 
 
 class Job(Protocol):
@@ -53,16 +54,23 @@ class Parcel:
     """Of its tensors."""
     cost: int
 
+    def copied(self) -> Parcel:
+        """The same in memory of its own."""
+        frame = Frame(self.frame.edge, self.frame.seq, tuple(a.copied() for a in self.frame.tensors), self.frame.meta)
+        return Parcel(frame, self.packed, self.nbytes, self.cost)
+
 
 class _Turns:
     """Whoever sends to one consumer of an edge, one at a time, and what that is waiting for."""
 
     def __init__(self, window: Window) -> None:
         self.one = asyncio.Lock()
-        self.sending: asyncio.Future[None] | None = None
+        self.sending: Sending | None = None
         self.replay: Iterator[tuple[int, Frame[Array]]] | None = None
         self.kept: Parcel | None = None
         """From the replay, not sent yet."""
+        self.owed: dict[int, Parcel] = {}
+        """By seq: of puts that were cancelled before it was their turn."""
         self._window = window
         self._changed = asyncio.Event()
         window.changed = self.wake
@@ -70,9 +78,33 @@ class _Turns:
     def wake(self) -> None:
         if self._window.left or self._window.next_seq is None:
             self.replay = self.kept = None
-        if self._window.left and self.sending is not None:
-            self.sending.cancel()
+        for seq in [seq for seq in self.owed if not self._window.lacks(seq)]:
+            del self.owed[seq]
+        if self._window.left:
+            self.owed.clear()
+            if self.sending is not None:
+                self.sending.withdraw()
         self._changed.set()
+
+    async def sent(self) -> None:
+        """Wait until what goes to the consumer has gone; with cancellation it goes from a copy, before all else.
+
+        Raises LinkLost.
+        """
+        sending = self.sending
+        if sending is None:
+            return
+        try:
+            await asyncio.shield(sending.done)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                sending.copy()
+                raise
+            # Else it was withdrawn, since the consumer has left.
+        finally:
+            if sending.done.done():
+                self.sending = None
 
     async def change(self) -> None:
         """Wait until the window has changed, or the job."""
@@ -107,11 +139,20 @@ class Sender:
     async def send(self, outgoing: Outgoing, parcel: Parcel) -> None:
         """Return when every consumer that the edge then has been given the frame, or has said that it needs it not.
 
+        With cancellation the frame is sent all the same, from a copy, before those that are put later.
+
         Raises:
             LinkLost, NotFound, NodewireError: as JobMailbox.put.
         """
         if self._send_at_once(outgoing, parcel):
             return
+        try:
+            await self._send(outgoing, parcel)
+        except asyncio.CancelledError:
+            self._owe(outgoing, parcel)
+            raise
+
+    async def _send(self, outgoing: Outgoing, parcel: Parcel) -> None:
         seq = parcel.frame.seq
         while lacking := [window for window in outgoing.windows.values() if window.lacks(seq)]:
             sends = [self._advance(outgoing, window, seq, parcel) for window in lacking]
@@ -136,6 +177,14 @@ class Sender:
         window.send(seq, parcel.cost)
         return True
 
+    def _owe(self, outgoing: Outgoing, parcel: Parcel) -> None:
+        """Send a frame whose put was cancelled to those that were not given it, in the background."""
+        if lacking := [window for window in outgoing.windows.values() if window.lacks(parcel.frame.seq)]:
+            copied = parcel.copied()
+            for window in lacking:
+                self._turns_of(window).owed[parcel.frame.seq] = copied
+                self.catch_up(outgoing, window)
+
     def catch_up(self, outgoing: Outgoing, window: Window) -> None:
         """Send a consumer in the background what it lacks of what has been put."""
         self._exchange.run(self._catch_up(outgoing, window))
@@ -148,10 +197,10 @@ class Sender:
 
     async def _advance(self, outgoing: Outgoing, window: Window, last: int, live: Parcel | None = None) -> None:
         """Send one consumer what it lacks up to the frame `last`: `live`, the tape's where it is another."""
-        turns = self._turns.get(window)
-        if turns is None:
-            turns = self._turns[window] = _Turns(window)
+        turns = self._turns_of(window)
         async with turns.one:
+            with suppress(LinkLost):  # of a put that was cancelled; what is lost with it is asked for again
+                await turns.sent()
             while not window.left:
                 self._job.check()
                 if window.next_seq is None:
@@ -167,9 +216,17 @@ class Sender:
                     await turns.change()
         self._turns.pop(window, None)
 
+    def _turns_of(self, window: Window) -> _Turns:
+        turns = self._turns.get(window)
+        if turns is None:
+            turns = self._turns[window] = _Turns(window)
+        return turns
+
     def _again(self, outgoing: Outgoing, window: Window, turns: _Turns) -> Parcel:
-        """The consumer's next frame, from the tape. Raises NotFound."""
+        """The consumer's next frame, owed to it or from the tape. Raises NotFound."""
         assert window.next_seq is not None
+        if (owed := turns.owed.get(window.next_seq)) is not None:
+            return owed
         if turns.kept is not None and turns.kept.frame.seq == window.next_seq:
             return turns.kept
         found = next(turns.replay, None) if turns.replay is not None else None
@@ -194,19 +251,13 @@ class Sender:
             self._job.check()
         window.send(frame.seq, parcel.cost)
         turns.kept = None
+        turns.owed.pop(frame.seq, None)
         if link is None:
             self._job.deliver_here(frame, parcel.cost)
             return
         try:
             turns.sending = link.send(parcel.packed, parcel.nbytes, frame.tensors)
-            if turns.sending is not None:
-                await turns.sending
+            await turns.sent()
         except LinkLost:
             if not self._handover:
                 raise
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if not window.left or (task is not None and task.cancelling()):
-                raise
-        finally:
-            turns.sending = None

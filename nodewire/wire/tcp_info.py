@@ -13,8 +13,10 @@ from dataclasses import dataclass
 
 _TCP_INFO = 11
 _BYTES = 256
-_RETRANSMITTED, _SENT, _RATE = 100, 156, 160
-"""Offsets of tcpi_total_retrans, tcpi_data_segs_out (both u32) and tcpi_delivery_rate (u64)."""
+_FLAGS, _LAST_ACK, _RETRANSMITTED, _SENT, _RATE = 7, 56, 100, 156, 160
+"""Offsets of tcpi_delivery_rate_app_limited (the first bit of a byte), tcpi_last_ack_recv (ms), tcpi_total_retrans,
+tcpi_data_segs_out (u32) and tcpi_delivery_rate (u64)."""
+_APP_LIMITED = 1 if sys.byteorder == "little" else 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +27,20 @@ class TcpInfo:
     bytes_per_s: int
     """The newest rate at which the peer acknowledged, or a higher one before while there was little to send: what the
     path carries at least."""
+    is_path_limited: bool = False
+    """That rate is all that the path gave, and not what there was to send."""
+    acked_ms: int = 0
+    """Since the peer's kernel last acknowledged anything."""
 
 
 def parse(data: bytes) -> TcpInfo | None:
     """What getsockopt gave; None if the kernel's struct is too short."""
     if len(data) < _RATE + 8:
         return None
+    (acked_ms,) = struct.unpack_from("=I", data, _LAST_ACK)
     (retransmitted,) = struct.unpack_from("=I", data, _RETRANSMITTED)
     segments, bytes_per_s = struct.unpack_from("=IQ", data, _SENT)
-    return TcpInfo(segments, retransmitted, bytes_per_s)
+    return TcpInfo(segments, retransmitted, bytes_per_s, not data[_FLAGS] & _APP_LIMITED, acked_ms)
 
 
 def of(connection: socket.socket) -> TcpInfo | None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from nodewire.wire.openssl import return_after_records
+from nodewire.wire import openssl
 
 _LARGE_BYTES = 32_768  # buffers from here on are filled before they are handed over: a record has 16 KiB at most
 _TURN_S = 0.004  # that reading may take before other links get the event loop
@@ -34,7 +34,7 @@ async def secured(
     with connection:  # until it is detached
         tls = context.wrap_socket(connection, server_side=is_server, do_handshake_on_connect=False)
     try:
-        return_after_records(tls)
+        openssl.prepare(tls)
         while True:
             try:
                 tls.do_handshake()
@@ -65,6 +65,7 @@ class Channel(asyncio.Transport):
         super().__init__({"ssl_object": tls, "socket": tls})
         self._loop = loop
         self._tls = tls
+        self._bare = openssl.bare(tls)
         self._descriptor = tls.fileno()
         self._protocol = protocol
         self._pending: deque[memoryview] = deque()
@@ -105,7 +106,7 @@ class Channel(asyncio.Transport):
         try:
             while pending:
                 view = pending[0]
-                sent = self._tls.send(view)  # one record
+                sent = self._bare.write(view)
                 if sent == len(view):
                     pending.popleft()
                 else:
@@ -135,7 +136,7 @@ class Channel(asyncio.Transport):
         until_s = time.perf_counter() + _TURN_S
         try:
             while not self._closing:
-                filled, is_all = self._fill(self._protocol.get_buffer(-1))
+                filled, is_all = self._fill(memoryview(self._protocol.get_buffer(-1)))
                 if filled:
                     self._protocol.buffer_updated(filled)
                 if is_all:
@@ -147,13 +148,13 @@ class Channel(asyncio.Transport):
             self.abort()
             raise
 
-    def _fill(self, buffer: Any) -> tuple[int, bool]:
+    def _fill(self, buffer: memoryview) -> tuple[int, bool]:
         """How much has come into `buffer`, and whether that is all, as far as is known without asking the socket."""
-        view, filled, n = memoryview(buffer), 0, 0
-        size = len(view)
+        filled, n, size = 0, 0, len(buffer)
+        read = self._bare.read
         try:
             while filled < size:
-                n = self._tls.recv_into(view[filled:] if filled else view, size - filled)
+                n = read(size - filled, buffer[filled:] if filled else buffer)
                 if not n:
                     self._loop.call_soon(self.close)
                     return filled, True
@@ -162,11 +163,14 @@ class Channel(asyncio.Transport):
                     break
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return filled, True
+        except ssl.SSLEOFError:  # without a goodbye
+            self._loop.call_soon(self.close)
+            return filled, True
         except OSError as error:
             self._end(error)
             return filled, True
         # After a short record there is seldom another, and the loop would say so: to ask costs an exception.
-        return filled, n < _RECORD_BYTES and not self._tls.pending()
+        return filled, n < _RECORD_BYTES and not self._bare.pending()
 
     # The end.
 
@@ -178,6 +182,7 @@ class Channel(asyncio.Transport):
         if self._closing:
             return
         self._closing = True
+        self.copy_pending()  # its owners are told that the link is over
         self._deadline = self._loop.call_later(_SHUTDOWN_S, self.abort)
         # A peer that waits to be read must not keep us from writing, and a socket that is closed over unread bytes
         # is reset, which may cost the peer what was sent last.

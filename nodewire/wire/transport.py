@@ -293,7 +293,7 @@ def parse_address(address: str) -> tuple[str, int]:
         host = host[1:-1]
     elif ":" in host:
         host = ""
-    if not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port[:6]) < 65_536:
+    if not host or not (port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 65_536):
         raise BadInput("address", f"{address[:80]!r} is not host:port")
     return host, int(port)
 

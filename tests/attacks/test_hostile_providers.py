@@ -81,7 +81,7 @@ def purchase(frames: list[Frame[Array]], mode: str = "generate") -> Purchase:
 
     bought.manifest = SimpleNamespace(mode=mode, chunk=64, edges=[EDGE])  # type: ignore[assignment]
     bought.timing = Timing()
-    running = SimpleNamespace(plan=plan(), payments=payments(mode), next=following)
+    running = SimpleNamespace(plan=plan(), payments=payments(mode), next=following, delivered=lambda chunk: None)
     bought._running = running  # type: ignore[assignment]
     bought._last_chunk, bought._done, bought._accept = -1, False, lambda frame: None
     return bought

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from bench import wire_floods, wire_streams
-from bench.fuzz_wire import QUICK_CASES, apart
+from bench import wire_floods, wire_plain, wire_spoilt, wire_streams
+from bench.fuzz_wire import QUICK_CASES, cases_apart
 from bench.wire_readers import Noting, _feed
 from nodewire.errors import NodewireError
 from nodewire.wire import frames
@@ -19,7 +19,7 @@ CASES = {"decoder": 600, "node": 600, "auth": 60, "certificate": 60, "greeting":
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("arm", CASES)
 async def test_some_hundred_end_in_typed_errors_or_are_valid(arm):
-    found = await apart(arm, 0, CASES[arm], seed=11)
+    found = await cases_apart(arm, 0, CASES[arm], seed=11)
     assert found["faults"] == []
     assert sum(found["kinds"].values()) == CASES[arm]
     if arm == "node":
@@ -31,7 +31,7 @@ async def test_some_hundred_end_in_typed_errors_or_are_valid(arm):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("flood", wire_floods.FLOODS)
 async def test_a_flood_leaves_no_more_in_memory_than_the_wire_says(flood):
-    found = await apart(flood, 0, 1, seed=1)
+    found = await cases_apart(flood, 0, 1, seed=1)
     assert found["grown_bytes"] <= wire_floods.bound(wire_floods.FLOODS[flood])
 
 
@@ -41,7 +41,7 @@ def test_every_arm_has_cases():
 
 @pytest.mark.parametrize("index", range(len(wire_streams.STREAMS)))
 def test_streams_are_valid_before_they_are_spoilt(index):
-    assert wire_streams.is_whole(wire_streams.PACKED[index])
+    assert wire_plain.is_whole(wire_streams.PACKED[index])
     for piece in wire_streams.STREAMS[index]:
         assert piece.kind in frames.CAPS
 
@@ -52,14 +52,14 @@ def test_the_plain_reader_is_not_the_decoder_and_finds_the_same():
         noting = Noting()
         decoder = Decoder(noting)
         _feed(random.Random(1), packed, decoder.get_buffer, decoder.buffer_updated, lambda: False)
-        assert noting.found == wire_streams.read(packed)[0]
-        assert any(isinstance(one, wire_streams.Read) for one in noting.found)
+        assert noting.found == wire_plain.read(packed)[0]
+        assert any(isinstance(one, wire_plain.Read) for one in noting.found)
 
 
-@pytest.mark.parametrize("kind", wire_streams.KINDS)
+@pytest.mark.parametrize("kind", wire_spoilt.KINDS)
 def test_every_kind_of_fault_is_one(kind):
     """Streams differ from what they were made of, and some of each kind are found out by a decoder or by a job."""
-    made = {wire_streams.KINDS[kind](random.Random(number), number % 24) for number in range(40)}
+    made = {wire_spoilt.KINDS[kind](random.Random(number), number % 24) for number in range(40)}
     assert len(made - set(wire_streams.PACKED)) > 20
     refused = 0
     for stream in made:

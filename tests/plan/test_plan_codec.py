@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodewire.errors import BadInput, BadPlan
-from nodewire.plan.codec import WORTH_PERCENT, Link, Wish, best, codecs, time_ns
+from nodewire.plan.codec import WORTH_PERCENT, Link, Wish, best, codecs, predicted, time_ns
 from nodewire.protocol.codec import CODECS, can_narrow
 from nodewire.protocol.manifest import Edge, Tensor
 from tests.plan.markets import World, generous, ring
@@ -106,6 +106,22 @@ def test_a_driver_of_the_customers_own_is_on_no_other_node(world):
     plan = world.assign(generous(driver="local"))
     slow = codecs(plan, world.manifest, world.snapshot, Wish("auto", 200), lambda a, b: Link(0, 1))
     assert {"hidden.0", "return"} <= slow.keys()
+
+
+def test_links_of_the_customer_itself_are_told_apart(world):
+    plan = world.assign(generous(driver="local"))
+
+    def predict(a, b):
+        return Link(0, 1 if None in (a, b) else 10**9)
+
+    assert codecs(plan, world.manifest, world.snapshot, Wish("auto", 200), predict).keys() == {"hidden.0", "return"}
+
+
+@pytest.mark.parametrize("customers", [0, 1])
+def test_without_better_knowledge_the_customer_is_beside_the_node_that_it_talks_to(world, customers):
+    node = world.snapshot.nodes[0]
+    ends = (None, node) if customers else (node, None)
+    assert predicted(*ends) == predicted(node, node)
 
 
 def test_the_plan_that_a_wish_makes_is_the_one_that_assign_gives_for_its_terms(world):

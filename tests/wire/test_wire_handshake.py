@@ -16,7 +16,7 @@ from wire_net import QUICK, data_frame, job_id, refused_as, until
 from nodewire.errors import BadInput, BadPeer, LinkLost, NotAllowed, TimedOut
 from nodewire.nostr.keys import Keys
 from nodewire.wire import Node, Route, frames, identity
-from nodewire.wire.node import MAX_HALF_OPEN
+from nodewire.wire.links import MAX_HALF_OPEN
 from nodewire.wire.transport import TcpTls
 
 
@@ -201,7 +201,7 @@ async def test_a_stranger_has_little_time(net, secured):
             while await reader.read(1):
                 pass
     assert time.monotonic() - began < 3
-    assert len(s._strangers) == 0
+    assert len(s._links.strangers) == 0
     if not secured:
         writer.close()
 
@@ -210,7 +210,7 @@ async def test_at_most_64_strangers_at_a_time_and_the_oldest_makes_room(net):
     s = await net.node()
     host, port = net.addresses[s.public].split(":")
     strangers = [await asyncio.open_connection(host, port) for _ in range(MAX_HALF_OPEN)]
-    await until(lambda: len(s._strangers) == MAX_HALF_OPEN)
+    await until(lambda: len(s._links.strangers) == MAX_HALF_OPEN)
     a = await net.node()
     await net.link(a, s)
     reader, _ = strangers[0]
@@ -219,7 +219,7 @@ async def test_at_most_64_strangers_at_a_time_and_the_oldest_makes_room(net):
             assert await reader.read() == b""
     for _, stranger in strangers:
         stranger.transport.abort()
-    await until(lambda: len(s._strangers) == 0)
+    await until(lambda: len(s._links.strangers) == 0)
     assert a.public in s.peers
 
 
@@ -236,7 +236,7 @@ async def test_of_two_simultaneous_dials_the_lower_keys_survives(net):
     for _ in range(10):
         a, b = await net.node(), await net.node()
         await asyncio.gather(net.link(a, b), net.link(b, a))
-        await until(lambda a=a, b=b: not a._dials and not b._dials)
+        await until(lambda a=a, b=b: not a._links._dials and not b._links._dials)
         low, high = sorted((a, b), key=lambda node: node.public)
         assert low.peers[high.public].dialled
         assert not high.peers[low.public].dialled
@@ -329,7 +329,7 @@ async def test_a_second_connection_beside_a_living_link_is_refused(net):
 async def test_a_certificate_is_renewed_before_it_expires(net):
     now = time.time()
     node = Node(Keys.generate(), unix_s=lambda: now)
-    first = node._identity()
-    assert node._identity() is first
+    first = node._links.identity()
+    assert node._links.identity() is first
     now += identity.LIFETIME_S - 3_600
-    assert node._identity().expires_at_s > first.expires_at_s
+    assert node._links.identity().expires_at_s > first.expires_at_s

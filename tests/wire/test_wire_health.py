@@ -1,8 +1,10 @@
 """A link's health in numbers, and the log of it that survives restarts."""
 
+import contextlib
 import socket
 import sqlite3
 import sys
+import time
 
 import pytest
 
@@ -165,6 +167,34 @@ def test_the_kernel_counts_what_a_connection_sent():
                 assert after.segments >= 8 and after.retransmitted <= after.segments
                 assert after.bytes_per_s > 0
         assert tcp_info.of(one) is None  # closed
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells")
+def test_the_kernel_says_whether_it_was_the_path_that_was_slow_and_when_the_peer_acknowledged_last():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        one = socket.create_connection(listening.getsockname())
+        other, _ = listening.accept()
+    with one, other:
+        one.sendall(b"x")
+        other.recv(1)
+        quiet = tcp_info.of(one)
+        one.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                one.send(b"x" * 100_000)
+        for _ in range(40):
+            other.recv(50_000)
+        full = tcp_info.of(one)
+        time.sleep(0.2)
+        assert not quiet.is_path_limited and full.is_path_limited
+        assert tcp_info.of(one).acked_ms >= 150 > full.acked_ms
+
+
+def test_what_a_path_carries_is_known_from_when_it_was_what_limited():
+    health = opened()
+    for rate, limited in ((5, False), (2_500_000, True), (7, False)):
+        health.looked([20_000], TcpInfo(1, 0, rate, limited), bytes_in=0, bytes_out=0, congestion="cubic")
+    assert (health.path_bytes_per_s, health.bytes_per_s) == (2_500_000, 7)
 
 
 def test_what_is_no_tcp_and_a_struct_of_an_old_kernel_say_nothing():

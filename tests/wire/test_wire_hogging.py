@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import struct
 import time
 
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA384
+from cryptography.hazmat.primitives.hashes import SHA256, SHA384
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from wire_net import data_frame, job_id, until
 
 from nodewire.errors import Busy, LinkLost, WorkerFailed
 from nodewire.nostr.keys import Keys
-from nodewire.wire import Route, early, frames, identity, link, mailbox, node, tls
+from nodewire.wire import Route, early, frames, identity, link, links, mailbox, tls
 from nodewire.wire.early import Early
 from nodewire.wire.headers import DataHeader
 
 JOB = job_id("hogging")
 ELSEWHERE = "127.0.0.2"
+SUITES = {"TLS_AES_128_GCM_SHA256": (SHA256(), 16), "TLS_AES_256_GCM_SHA384": (SHA384(), 32)}
+"""Hash, and bytes of a key."""
 
 
 class Reads(asyncio.BufferedProtocol):
@@ -57,7 +60,6 @@ async def channels(folder, size):
             tls.secured(far, shown.server, reads, is_server=True),
         )
     opened = silent.channel.get_extra_info("ssl_object")
-    assert opened.cipher()[0] == "TLS_AES_256_GCM_SHA384"
     (secret,) = (
         bytes.fromhex(line.split()[2])
         for line in (folder / "secrets").read_text().splitlines()
@@ -78,20 +80,22 @@ async def turns(reads, nbytes):
     return count, most
 
 
-def key_updates(secret: bytes, count: int, last: bytes) -> bytes:
+def key_updates(suite: str, secret: bytes, count: int, last: bytes) -> bytes:
     """As many records of TLS 1.3 that only change the key, then one with data. RFC 8446, 4.6.3, 5.2 and 7."""
 
     def expand(label: bytes, length: int) -> bytes:
         label = b"tls13 " + label
         about = struct.pack("!HB", length, len(label)) + label + b"\0"
-        return HKDFExpand(SHA384(), length, about).derive(secret)
+        return HKDFExpand(digest, length, about).derive(secret)
+
+    digest, key_bytes = SUITES[suite]
 
     records = []
     for number in range(count + 1):
         inner = b"\x18\0\0\x01\0\x16" if number < count else last + b"\x17"
         head = b"\x17\3\3" + struct.pack("!H", len(inner) + 16)
-        records.append(head + AESGCM(expand(b"key", 32)).encrypt(expand(b"iv", 12), inner, head))
-        secret = expand(b"traffic upd", 48)
+        records.append(head + AESGCM(expand(b"key", key_bytes)).encrypt(expand(b"iv", 12), inner, head))
+        secret = expand(b"traffic upd", digest.digest_size)
     return b"".join(records)
 
 
@@ -99,7 +103,7 @@ async def test_a_stranger_that_changes_keys_without_end_does_not_hold_the_loop(t
     """It did, before it had proven anything: OpenSSL reads on until there is data, for 27 bytes and 10 us each."""
     opened, reads, secret = await channels(tmp_path, 65_536)
     count = 2_000
-    data = key_updates(secret, count, b"x")
+    data = key_updates(opened.cipher()[0], secret, count, b"x")
     assert socket.socket.send(opened, data) == len(data)
     took, _ = await turns(reads, 1)
     assert took > count / 2
@@ -162,7 +166,7 @@ async def test_a_pong_before_its_ping_is_nothing(net):
 
 async def test_one_address_with_many_keys_does_not_keep_others_from_a_link(net, monkeypatch):
     """It did: every link was a stranger's, and whoever came to buy was told that all are taken."""
-    monkeypatch.setattr(node, "MAX_LINKS", 8)
+    monkeypatch.setattr(links, "MAX_LINKS", 8)
     provider = await net.node()
     honest = await net.proven(provider, whence=ELSEWHERE)
     crowd = [await net.proven(provider) for _ in range(12)]
@@ -174,7 +178,7 @@ async def test_one_address_with_many_keys_does_not_keep_others_from_a_link(net, 
 
 
 async def test_a_link_with_a_job_makes_no_room(net, monkeypatch):
-    monkeypatch.setattr(node, "MAX_LINKS", 2)
+    monkeypatch.setattr(links, "MAX_LINKS", 2)
     provider = await net.node()
     peers = [await net.proven(provider) for _ in range(2)]
     for number, peer in enumerate(peers):
@@ -191,10 +195,10 @@ async def test_connections_of_one_key_do_not_pile_up_while_its_link_is_asked_whe
     provider, keys = await net.node(), Keys.generate()
     first = await net.proven(provider, keys)
     first.reader._transport.pause_reading()  # it lives, and does not say so soon
-    crowd = [await net.raw(provider, keys) for _ in range(node.MAX_SETTLING + 3)]
+    crowd = [await net.raw(provider, keys) for _ in range(links.MAX_SETTLING + 3)]
     for one in crowd:
         one.prove()
-    said = [await one.document() for one in crowd[node.MAX_SETTLING :]]
+    said = [await one.document() for one in crowd[links.MAX_SETTLING :]]
     assert {(one["t"], one["error"]["code"]) for one in said} == {("refuse", Busy.code)}
 
 
@@ -230,7 +234,7 @@ async def test_who_is_displaced_is_told_so_and_the_first_frames_of_others_come(n
     crowd = [await net.proven(provider) for _ in range(8)]
     for number, one in enumerate(crowd):
         one.send(data_frame(job_id(str(number)), "e", 0, size=2**18)[:-1])  # a header costs them nothing
-    await until(lambda: len(provider._early._bytes) >= 3)
+    await until(lambda: len(provider._jobs.early._bytes) >= 3)
     honest = await net.proven(provider, whence=ELSEWHERE)
     honest.send(data_frame(JOB, "e", 0, bytes(2**18)))
     said = await crowd[0].document()
@@ -262,7 +266,7 @@ async def test_a_job_opens_though_a_link_ends_over_what_came_too_early(net):
     opened = provider.peers[peer.keys.public]
     for edge in ("x", "y"):
         peer.send(data_frame(JOB, edge, 0))
-    await until(lambda: len(provider._early._held.get((peer.keys.public, JOB), ())) == 2)
+    await until(lambda: len(provider._jobs.early._held.get((peer.keys.public, JOB), ())) == 2)
     peer.writer.transport.pause_reading()
     while opened._outbox.urgent_bytes < link.MAX_URGENT_BYTES - 100:
         left = link.MAX_URGENT_BYTES - opened._outbox.urgent_bytes
@@ -287,3 +291,16 @@ async def test_a_neighbour_says_once_that_its_worker_is_dead(net):
     peer.send(frames.control({"t": "x", "job": JOB}))
     await until(lambda: job._controls)
     assert lost == [(peer.keys.public, WorkerFailed.code)]
+
+
+async def test_frames_of_jobs_that_nobody_opened_are_not_written_down(net, caplog):
+    """A stranger filled an operator's disk with a line for each."""
+    caplog.set_level(logging.INFO)
+    provider = await net.node()
+    peer = await net.proven(provider)
+    for number in range(20):
+        large = data_frame(job_id(str(number)), "e", 0, bytes(2**18), size=2 * early.MAX_LINK_BYTES, stream=number)
+        peer.send(large)
+    for _ in range(20):
+        assert (await peer.document())["error"]["code"] == Busy.code
+    assert not [record for record in caplog.records if record.name == "nodewire.wire"]

@@ -69,7 +69,7 @@ async def test_what_follows_the_end_of_a_link_in_one_read_takes_no_memory(net):
     link.buffer_updated(len(stream))
     assert node.peers == {}
     assert job._edges.incoming["e"].next_seq == 0
-    assert node._early._bytes == {}
+    assert node._jobs.early._bytes == {}
 
 
 async def test_frames_of_a_link_are_not_dropped_when_those_of_the_one_before_it_expire(net):
@@ -77,15 +77,15 @@ async def test_frames_of_a_link_are_not_dropped_when_those_of_the_one_before_it_
     node, keys = await net.node(patience=QUICK), Keys.generate()
     first = await net.proven(node, keys)
     first.send(data_frame(JOB, "e", 0))
-    await until(lambda: keys.public in node._early._bytes)
+    await until(lambda: keys.public in node._jobs.early._bytes)
     old = node.peers[keys.public]
     first.writer.transport.abort()
     await until(lambda: not node.peers)
     second = await net.proven(node, keys)
     second.send(data_frame(JOB, "e", 0))
-    await until(lambda: keys.public in node._early._bytes)
-    node._expire(old, JOB, 0)
-    assert keys.public in node._early._bytes
+    await until(lambda: keys.public in node._jobs.early._bytes)
+    node._jobs._expire(old, JOB, 0)
+    assert keys.public in node._jobs.early._bytes
     job = node.open_job(JOB, {"e": Route(keys.public, (node.public,))})
     frame: Frame = await job.get()
     assert frame.seq == 0

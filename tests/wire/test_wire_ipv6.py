@@ -1,5 +1,6 @@
 """IPv6: dialled, listened at beside IPv4, counted by network, met at splices and through holes."""
 
+import asyncio
 import socket
 
 import pytest
@@ -10,8 +11,7 @@ from nodewire.nostr.keys import Keys
 from nodewire.protocol.address import SpliceAddress, ip_port
 from nodewire.strangers import origin_of
 from nodewire.wire import Node, transport
-from nodewire.wire.reach import ladder, splice
-from nodewire.wire.reach.splicer import Splicer
+from nodewire.wire.reach import ladder, splice, splicer
 
 pytestmark = pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
 
@@ -78,16 +78,42 @@ async def test_where_no_hole_can_be_punched_the_splice_joins_both(meetings, monk
     assert (await a.link(b.public, [str(here)])).rung == "splice"
 
 
+async def test_pairs_of_one_address_give_way_when_a_splice_is_full(monkeypatch):
+    """Eight addresses had all pairs of a splice for as long as they said something once a minute."""
+    monkeypatch.setattr(splicer, "MAX_PAIRS", 3)
+    full = splicer.Splicer(Keys.generate().public)
+    port = ip_port(await full.listen("::"))[1]
+    crowd, other = (SpliceAddress(full.public, f"{host}:{port}") for host in ("127.0.0.1", "[::1]"))
+    try:
+        first, *held = [await joined(crowd, room) for room in ("1a" * 32, "1b" * 32, "1c" * 32)]
+        late = await joined(other, "2a" * 32)
+        with pytest.raises(ConnectionResetError):
+            await splice.read(first[0].connection, 1)
+        for one, far in (*held, late):
+            await asyncio.get_running_loop().sock_sendall(one.connection, b"x")
+            assert await splice.read(far.connection, 1) == b"x"
+        for end in (*first, *late, *(end for pair in held for end in pair)):
+            end.close()
+    finally:
+        await full.close()
+
+
+async def joined(at, room):
+    ends = [await splice.enter(at, room, Keys.generate(), allow_private=True) for _ in range(2)]
+    await asyncio.gather(ends[0].say_go(), ends[1].hear_go())
+    return ends
+
+
 async def test_a_splice_sees_an_ipv4_address_as_one():
     """An end whose place is written as IPv6 would never be knocked at."""
-    splicer = Splicer(Keys.generate().public)
-    port = ip_port(await splicer.listen("::"))[1]
+    seeing = splicer.Splicer(Keys.generate().public)
+    port = ip_port(await seeing.listen("::"))[1]
     try:
         for host in ("127.0.0.1", "[::1]"):
-            at = SpliceAddress(splicer.public, f"{host}:{port}")
+            at = SpliceAddress(seeing.public, f"{host}:{port}")
             entered = await splice.enter(at, None, Keys.generate(), allow_private=True)
             assert entered.seen == entered.local
             assert entered.seen.startswith(f"{host}:")
             entered.close()
     finally:
-        await splicer.close()
+        await seeing.close()

@@ -118,11 +118,11 @@ async def test_frames_that_come_before_the_job_is_opened_wait_for_it(net):
     for seq in range(2):
         frame = await theirs.get()
         assert (frame.seq, bytes(frame.tensors[0].data)) == (seq, data)
-    assert not b._early._bytes
+    assert not b._jobs.early._bytes
 
 
 def _held(node):
-    return [(place, held) for place, frames in node._early._held.items() for held in frames]
+    return [(place, held) for place, frames in node._jobs.early._held.items() for held in frames]
 
 
 async def test_a_frame_that_is_under_way_when_the_job_opens_is_delivered(net):
@@ -143,7 +143,7 @@ async def test_a_job_that_nobody_opens_is_answered_with_not_found(net):
     await refused_as(NotFound, "job", mine.get())
     with pytest.raises(NotFound):
         await mine.put(Frame("there", 1, (array(b"x"),)))
-    assert not b._early._bytes
+    assert not b._jobs.early._bytes
     assert a.peers[b.public].is_open
 
 
@@ -164,7 +164,7 @@ async def test_a_stranger_cannot_fill_the_memory_with_jobs_that_are_not_open(net
         raw.send(data_frame(job_id(f"{n}"), "e", 1, bytes(frames.SEGMENT_BYTES), size=frames.SEGMENT_BYTES))
     document = await raw.document()
     assert (document["t"], document["error"]["code"]) == ("error", "busy")
-    assert sum(b._early._bytes.values()) <= early.MAX_LINK_BYTES
+    assert sum(b._jobs.early._bytes.values()) <= early.MAX_LINK_BYTES
 
 
 @pytest.fixture

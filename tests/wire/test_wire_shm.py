@@ -70,6 +70,27 @@ async def test_a_name_that_the_dead_left_is_no_hindrance_and_taken_by_the_next(n
     assert (await a.link(keys.public, [NOWHERE])).transport == "shm"
 
 
+async def test_names_of_the_dead_are_swept_when_a_node_listens_and_no_others(net):
+    alive = await net.node()
+    public = [Keys.generate().public for _ in range(4)]
+    dead = [name_of(net, public[0]), name_of(net, public[1]).with_suffix(".4711")]
+    elsewhere = net.folder / f"1-{public[2][:32]}"  # of another network namespace
+    others = [name_of(net, public[3]), net.folder / "agent.1", net.folder / f"x-{public[3][:32]}"]
+    for path in (*dead, elsewhere, *others[1:]):
+        with socket.socket(socket.AF_UNIX) as one:
+            one.bind(str(path))
+    others[0].write_text("no socket")
+    young = name_of(net, Keys.generate().public)
+    for path in (*dead, elsewhere, *others, name_of(net, alive.public)):
+        os.utime(path, (0, 0))
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(str(young))
+        late = await net.node()
+        assert not any(path.exists() for path in (*dead, elsewhere))
+        assert all(path.exists() for path in (*others, young, name_of(net, alive.public)))
+    assert (await late.link(alive.public, [NOWHERE])).transport == "shm"
+
+
 async def test_of_two_nodes_with_one_key_the_older_does_not_take_the_youngers_name_with_it(net):
     a, keys = await net.node(), Keys.generate()
     older, younger = await net.node(keys), await net.node(keys)
@@ -98,7 +119,7 @@ async def test_nobodys_words_name_a_path(net, stranger):
         other.listen()
         other.setblocking(False)
         public = stranger.format(name=path)
-        assert not a._beside.knows(public)
+        assert not a._links._beside.knows(public)
         with pytest.raises((BadInput, LinkLost)):
             await a.link(public, [NOWHERE])
         for address in (f"shm:{path}", f"unix:{path}", str(path)):
@@ -136,7 +157,7 @@ async def test_there_is_a_cap_on_what_links_share(net, monkeypatch):
     links = [await a.link(b.public, [net.addresses[b.public]]) for b in others]
     assert [link.transport for link in links] == ["shm", "shm", "tls"]
     links[0].abort(LinkLost("link", "cut"))
-    await until(lambda: a._beside._free == LINK_BYTES)
+    await until(lambda: a._links._beside._free == LINK_BYTES)
     last = await net.node()
     assert (await a.link(last.public, [net.addresses[last.public]])).transport == "shm"
 
@@ -148,7 +169,7 @@ async def test_what_a_link_took_is_given_back(net):
         await net.link(a, b)
         a.peers[b.public].end(LinkLost("link", "cut"))
         await until(lambda: not a.peers and not b.peers)
-    await until(lambda: a._beside._free == b._beside._free == host.MAX_BYTES)
+    await until(lambda: a._links._beside._free == b._links._beside._free == host.MAX_BYTES)
     assert descriptors() == before
 
 
@@ -159,7 +180,7 @@ async def test_who_sits_at_anothers_name_is_found_out_and_told_nothing(net):
     a, b, squatter = await net.node(), Keys.generate(), await net.node()
     name_of(net, squatter.public).rename(name_of(net, b.public))
     link = asyncio.Protocol()
-    await refused_as(BadPeer, "signature", a._beside.dial(b.public, link))
+    await refused_as(BadPeer, "signature", a._links._beside.dial(b.public, link))
     real = await net.node(b, beside=None)
     assert (await a.link(b.public, [net.addresses[real.public]])).transport == "tls"
     assert a.public not in squatter.peers
@@ -232,7 +253,7 @@ async def relayed(net, b, *, inherited=False):
 async def test_proofs_that_another_process_passes_on_are_worth_nothing(net, inherited):
     a, b = await net.node(), await net.node()
     async with relayed(net, b, inherited=inherited):
-        await refused_as(BadPeer, "signature", a._beside.dial(b.public, asyncio.Protocol()))
+        await refused_as(BadPeer, "signature", a._links._beside.dial(b.public, asyncio.Protocol()))
         assert (await a.link(b.public, [net.addresses[b.public]])).transport == "tls"
 
 
@@ -254,7 +275,7 @@ async def test_a_process_of_another_user_is_refused_on_both_sides(net, monkeypat
     ):
         said = iter(senders)
         monkeypatch.setattr(proof, "sender", lambda credentials, said=said: next(said))
-        await refused_as(code, field, a._beside.dial(b.public, asyncio.Protocol()))
+        await refused_as(code, field, a._links._beside.dial(b.public, asyncio.Protocol()))
     assert not b.peers
 
 
@@ -284,8 +305,8 @@ async def test_strangers_have_little_time_and_few_bytes(net):
     assert (await loud.document())["error"]["code"] == "too-large"
     await closed(silent)
     await mute.is_closed()
-    await until(lambda: s._beside._free == host.MAX_BYTES)
-    assert len(s._strangers) == 0
+    await until(lambda: s._links._beside._free == host.MAX_BYTES)
+    assert len(s._links.strangers) == 0
 
 
 # Memory that a peer hands over.
@@ -337,7 +358,7 @@ async def test_memory_that_could_be_taken_away_is_refused(net, case):
     finally:
         for descriptor in given:
             os.close(descriptor)
-    await until(lambda: b._beside._free == host.MAX_BYTES)
+    await until(lambda: b._links._beside._free == host.MAX_BYTES)
     if case != "a pipe":
         assert descriptors() == before
     await net.link(a, b)
@@ -353,7 +374,7 @@ async def test_what_is_no_greeting_is_hung_up_on(net, hello):
         connection.shutdown(socket.SHUT_WR)
     await closed(connection)
     os.close(descriptor)
-    await until(lambda: b._beside._free == host.MAX_BYTES)
+    await until(lambda: b._links._beside._free == host.MAX_BYTES)
 
 
 async def test_nobody_can_shrink_what_both_have_mapped(net):

@@ -340,7 +340,7 @@ async def test_a_link_that_breaks_and_comes_back_loses_nothing(ring):
 async def test_without_a_takeover_the_job_fails_after_the_grace_period(ring, back):
     ring = await ring(3, grace_s=0.2)
     dead = ring.at[1]
-    keys = ring.members[dead].node._keys
+    keys = ring.members[dead].node._links._keys
     data = await ring.drive(2)
     await ring.kill(1)
     driver = ring.members[ring.at[0]]

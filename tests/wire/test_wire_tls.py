@@ -100,6 +100,19 @@ async def test_all_bytes_come_whatever_the_reader_takes_at_once(pair, size):
     assert far.came == sent
 
 
+async def test_both_prefer_aes_128(pair):
+    assert {side.channel.get_extra_info("ssl_object").cipher()[0] for side in pair} == {"TLS_AES_128_GCM_SHA256"}
+
+
+async def test_who_leaves_without_a_goodbye_is_gone_and_what_it_wrote_before_is_read(pair):
+    near, far = pair
+    near.channel.write(b"the last")
+    near.channel.get_extra_info("socket").shutdown(socket.SHUT_WR)
+    async with asyncio.timeout(5):
+        assert await far.over is None
+    assert far.came == b"the last"
+
+
 async def test_both_may_write_more_than_the_path_holds(pair):
     data = [os.urandom(24 * MiB), os.urandom(24 * MiB)]
     for side, mine in zip(pair, data, strict=True):
@@ -145,6 +158,19 @@ async def test_what_was_written_before_close_is_read_even_by_one_who_writes_all_
         assert await near.over is None
         await far.over
     assert far.came == b"x" * 3 * MiB
+
+
+async def test_memory_that_was_written_is_free_after_close(pair):
+    near, far = pair
+    data = await stalled(near, far)
+    expected = bytes(data)
+    near.channel.close()
+    data[:] = bytes(len(data))
+    far.memory = bytearray(MiB)
+    asyncio.get_running_loop().add_reader(far.channel.get_extra_info("socket").fileno(), far.channel._read)
+    async with asyncio.timeout(5):
+        await far.over
+    assert far.came == expected
 
 
 async def test_a_peer_that_reads_nothing_delays_the_close_by_a_second_at_most(pair):

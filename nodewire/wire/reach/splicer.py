@@ -28,6 +28,7 @@ MAX_HALF_OPEN = 64
 MAX_WAITING = 512
 """Ends whose other end is not there yet. Of too many the oldest goes of the address that has most."""
 MAX_PAIRS = 512
+"""Of too many the oldest goes of the address that has most."""
 ADDRESS_PER_MINUTE = 240
 ADDRESS_PAIRS = 64
 """Of one address, behind which many may live."""
@@ -84,7 +85,7 @@ class Splicer:
         self._half_open: Strangers[asyncio.Task[None]] = Strangers(MAX_HALF_OPEN)
         self._crowd: Strangers[_Guest] = Strangers(MAX_WAITING)
         self._rooms: dict[str, _Guest] = {}
-        self._pairs = 0
+        self._pairs: Strangers[asyncio.Task[None]] = Strangers(MAX_PAIRS)
         self._rates = PerMinute()
         self._waiting = AtATime("rooms")
         self._paired = AtATime("pairs")
@@ -191,25 +192,27 @@ class Splicer:
                 del self._rooms[room]
 
     async def _join(self, guest: _Guest, other: _Guest) -> None:
-        """Carry what either says to the other. Raises Busy: one of them has too many pairs, or the splice has."""
-        ends = (guest, other)
+        """Carry what either says to the other. Raises Busy: one of them has too many pairs."""
+        ends, this = (guest, other), asyncio.current_task()
+        assert this is not None
         shares = {one.key: self._of(one.key).pairs for one in ends}
         shares |= {origin_of(one.address): ADDRESS_PAIRS for one in ends}
         taken: list[str] = []
         other.meets()
         try:
-            if self._pairs >= MAX_PAIRS:
-                raise Busy("pairs", f"{MAX_PAIRS} at a time")
             for name, most in shares.items():
                 self._paired.take(name, most)
                 taken.append(name)
             limits = [self._of(one.key) for one in ends]
             meter = Meter(max(one.bytes_per_s for one in limits), max(one.most_bytes for one in limits))
-            self._pairs += 1
+            crowd = max(ends, key=lambda one: self._paired.held(origin_of(one.address)))
+            displaced = self._pairs.enter(this, crowd.address)
+            if displaced is not None:
+                displaced.cancel()
             try:
                 await self._carry(guest.connection, other.connection, meter)
             finally:
-                self._pairs -= 1
+                self._pairs.leave(this)
         except NodewireError as error:
             with suppress(OSError):
                 other.connection.send(message(error))

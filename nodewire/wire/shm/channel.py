@@ -56,13 +56,6 @@ class SharedChannel(asyncio.Transport):
         if not self._gone:
             self._loop.add_reader(connection, self._readable)
 
-    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        assert isinstance(protocol, asyncio.BufferedProtocol)
-        self._protocol = protocol
-
-    def get_protocol(self) -> asyncio.BaseProtocol:
-        return self._protocol
-
     def is_closing(self) -> bool:
         return self._closing
 

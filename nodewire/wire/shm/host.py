@@ -16,6 +16,7 @@ import socket
 import stat
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
@@ -34,7 +35,9 @@ MAX_BYTES = 256 * 2**20
 
 _BACKLOG = 128
 _NAME_DIGITS = 32  # of a public key: a path to a socket has 107 bytes at most
+_NAME = re.compile(r"[0-9]+-[0-9a-f]{32}(\.[0-9]+)?")
 _PUBLIC = re.compile(r"[0-9a-f]{64}")
+_MADE_S = 60.0
 _NETWORK = "/proc/self/ns/net"
 
 _log = logging.getLogger("nodewire.wire")
@@ -84,6 +87,7 @@ class SameHost:
         with suppress(FileExistsError):
             self._folder.mkdir(0o700)
         self._check_folder()
+        sweep(self._folder)
         return _HostListener(self, self._path(self._keys.public), arrived)
 
     async def accept(self, connection: socket.socket, protocol: asyncio.BufferedProtocol) -> None:
@@ -119,6 +123,24 @@ class SameHost:
 
     def _path(self, public: str) -> Path:
         return self._folder / f"{os.stat(_NETWORK).st_ino}-{public[:_NAME_DIGITS]}"
+
+
+def sweep(folder: Path) -> None:
+    """Remove the sockets in a folder that are named as nodes' are and at which nobody listens: of daemons that died.
+
+    Those that were made just now are left alone: their nodes may be about to listen.
+    """
+    for path in folder.iterdir():
+        if _NAME.fullmatch(path.name) is None:
+            continue
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as connection:
+            found = path.lstat()
+            if not stat.S_ISSOCK(found.st_mode) or time.time() - found.st_mtime < _MADE_S:
+                continue
+            try:
+                connection.connect(bytes(path))
+            except ConnectionRefusedError:
+                path.unlink()
 
 
 class _HostListener:

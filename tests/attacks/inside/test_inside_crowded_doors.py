@@ -11,7 +11,8 @@ import pytest
 from nodewire.nostr.keys import Keys
 from nodewire.pay import lnurl_server
 from nodewire.strangers import Strangers, origin_of
-from nodewire.wire.node import MAX_HALF_OPEN, Node
+from nodewire.wire.links import MAX_HALF_OPEN
+from nodewire.wire.node import Node
 from relay.limits import Config, Limits
 from relay.serving import serve
 from tests.attacks.test_slow_loris import endpoint

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from nodewire.nostr.keys import Keys
-from nodewire.wire import node as wire
+from nodewire.wire import links as wire
 from nodewire.wire.node import Node
 from nodewire.wire.pull import MAX_PULLS, Want, pull_document
 from tests.protocol_committee.actors import keys

@@ -1,0 +1,185 @@
+"""The jobs that are open on a node, as its links see them: whose frames may come, what waits, who is fenced off."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+
+from nodewire.errors import Busy, LinkLost, NodewireError, NotAllowed, NotFound
+from nodewire.wire.early import Early
+from nodewire.wire.frames import DataHeader, Document
+from nodewire.wire.link import Link
+from nodewire.wire.mailbox import ERROR, Exchange, JobMailbox, OnLost, Route, Tape
+from nodewire.wire.memory import Memory
+
+_MAX_FENCES = 4_096
+_MAX_OVER = 4_096
+
+_log = logging.getLogger("nodewire.wire")
+
+
+class Jobs:
+    """Of one node, which is their mailboxes' exchange; frames of jobs that are not open are kept for `early_s`."""
+
+    def __init__(self, exchange: Exchange, early_s: float) -> None:
+        self.early = Early()
+        self._exchange = exchange
+        self._early_s = early_s
+        self._open: dict[str, JobMailbox] = {}
+        self._memory = Memory()
+        self._over: OrderedDict[str, int] = OrderedDict()
+        self._fences: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[JobMailbox]:
+        return iter(list(self._open.values()))
+
+    def get(self, request: str) -> JobMailbox | None:
+        return self._open.get(request)
+
+    def open(
+        self,
+        request: str,
+        routes: Mapping[str, Route],
+        attempt: int,
+        limits: Mapping[str, int] | None,
+        *,
+        on_lost: OnLost | None,
+        grace_s: float,
+        tape: Tape | None,
+        keep_inputs: bool,
+    ) -> JobMailbox:
+        """As Node.open_job."""
+        if request in self._open:
+            raise NotAllowed("request", "the job is open already")
+        job = self._open[request] = JobMailbox(
+            self._exchange,
+            request,
+            routes,
+            attempt,
+            limits,
+            on_lost=on_lost,
+            grace_s=grace_s,
+            tape=tape,
+            keep_inputs=keep_inputs,
+        )
+        for fence in [f for f in self._fences if f[1] == request]:
+            del self._fences[fence]
+        for peer, held in self.early.take(request):
+            if (link := self._exchange.open_link(peer)) is None or (peer, request) in self._fences:
+                continue
+            try:
+                job.begin(peer, held.header)
+            except NodewireError as error:
+                self._fence(link, job, request, held.header.attempt, error)
+            else:
+                if held.done:
+                    job.end(held.header, held.memory)
+        job.opened()
+        for peer in job.members:
+            if (link := self._exchange.open_link(peer)) is not None:
+                job.linked(link)
+        return job
+
+    def forget(self, job: JobMailbox) -> None:
+        if self._open.get(job.request) is not job:
+            return
+        del self._open[job.request]
+        if not self._open:
+            self._memory.clear()
+        self._over[job.request] = job.attempt
+        while len(self._over) > _MAX_OVER:
+            self._over.popitem(last=False)
+        self._exchange.rearranged(job, job.members)
+
+    def data_begins(self, link: Link, header: DataHeader) -> memoryview | None:
+        """Memory for a frame that may come; None lets it pass by."""
+        if (link.peer, header.job) in self._fences:
+            return None
+        job = self._open.get(header.job)
+        try:
+            if job is None and header.attempt <= self._over.get(header.job, -1):
+                raise NotFound("job", "closed here")
+            if job is None:
+                origin = link.origin
+                for (other, name), attempt in self.early.displaced(link.peer, origin, header):
+                    if (theirs := self._exchange.open_link(other)) is not None:
+                        self._fence(theirs, None, name, attempt, Busy("job", "not open here, and others wait"))
+                memory, first = self.early.begin(link.peer, origin, header)
+                if first:
+                    asyncio.get_running_loop().call_later(self._early_s, self._expire, link, header.job, header.attempt)
+                return memory
+            job.begin(link.peer, header)
+            return self._memory.take(header.nbytes)
+        except NodewireError as error:
+            self._fence(link, job, header.job, header.attempt, error)
+            return None
+
+    def data_ends(self, link: Link, header: DataHeader, memory: memoryview) -> None:
+        job = self._open.get(header.job)
+        if job is not None:
+            job.end(header, memory)
+        else:
+            self.early.end(link.peer, header)
+
+    def credit(self, link: Link, job: str, edge: str, attempt: int, limit: int) -> None:
+        mailbox = self._open.get(job)
+        if mailbox is not None:
+            mailbox.credited(link, edge, limit)
+
+    def control(self, link: Link, document: Document) -> bool:
+        """Whether a control document is of a job that is open here; then its mailbox has it."""
+        name = document.get("job")
+        job = self._open.get(name) if isinstance(name, str) else None
+        if job is None or link.peer not in job.members:
+            return False
+        job.documented(link.peer, document)
+        return True
+
+    def linked(self, link: Link) -> None:
+        """There is a link to a peer."""
+        for job in self:
+            if link.peer in job.members and link.is_open:
+                job.linked(link)
+
+    def lost(self, link: Link, error: NodewireError, *, here: bool) -> None:
+        """The link to a peer has ended: all jobs with it lose it, or if it was we who left (`here`), end."""
+        self.early.drop_peer(link.peer)
+        for fence in [f for f in self._fences if f[0] == link.peer]:
+            del self._fences[fence]
+        for job in self:
+            if link.peer not in job.members:
+                continue
+            if here:
+                job.fail(LinkLost(self._exchange.public, "this node is closed"))
+            else:
+                job.lost(link.peer, error)
+
+    # Frames that break their job's rules.
+
+    def _fence(self, link: Link, job: JobMailbox | None, name: str, attempt: int, error: NodewireError) -> None:
+        """End the job for this peer: it is told once, and its further frames pass by unread.
+
+        The job itself fails only if the peer's frames are a part of it.
+        """
+        self._fences[link.peer, name] = None
+        link.discard(name)
+        while len(self._fences) > _MAX_FENCES:
+            self._fences.popitem(last=False)
+        # What anybody may bring about as often as it likes is not written down.
+        level = logging.DEBUG if job is None else logging.INFO
+        _log.log(level, "job %s, frame from %s refused: %s", name[:8], link.peer[:8], error)
+        document = {"t": ERROR, "job": name, "attempt": attempt, "error": error.as_dict()}
+        if link.is_open:
+            link.send_control(document)
+        if job is not None and job.consumes_from(link.peer):
+            job.fail(error)
+
+    def _expire(self, link: Link, name: str, attempt: int) -> None:
+        # What came over a link that has ended went with it; the books are its successor's, whose memory is in use.
+        if self._exchange.open_link(link.peer) is link and self.early.drop((link.peer, name)):
+            self._fence(link, None, name, attempt, NotFound("job", "not open here"))

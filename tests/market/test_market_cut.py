@@ -1,0 +1,81 @@
+"""The ways between providers are cut in mid-generation: it goes on over the next links, and nobody is replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from contextlib import AsyncExitStack
+from itertools import pairwise
+
+import pytest
+from running_market import STALLS, WIRE
+from test_market_failures import whole_tokens
+
+from nodewire.nostr.nip01 import Filter
+from nodewire.protocol import kinds
+from tests.faults.cut import Way
+
+PROMPT = "the cat sat on the mat"
+TOKENS, CUT_S = 350, 2.0
+FAST = ("ada", "bea", "cyd")
+
+pytestmark = pytest.mark.timeout(300)  # a provider starts twice besides
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return listening.getsockname()[1]
+
+
+@pytest.fixture
+async def ways(market):
+    """What leads to the providers that have the tasks of every plan, for all who dial them."""
+    async with AsyncExitStack() as stack:
+        ports = {name: free_port() for name in FAST}
+        files = {name: market.config_of(name).read_text() for name in FAST}
+        ways = {name: await stack.enter_async_context(Way(f"127.0.0.1:{port}")) for name, port in ports.items()}
+
+        async def again(configs, *, announced) -> None:
+            for name in FAST:
+                market.stop_one(name)
+                market.config_of(name).write_text(configs[name])
+            for name in FAST:
+                await asyncio.to_thread(market.start_provider, name)
+
+            def holds(snapshot) -> bool:
+                ads = snapshot.ads({market.public[name] for name in FAST})
+                found = {name: ads.get(market.public[name]) for name in FAST}
+                return all(ad and (ways[name].address in ad.wire) == announced for name, ad in found.items())
+
+            await market.until(lambda snapshot: holds(snapshot) and market.is_free(*STALLS)(snapshot))
+
+        def beyond(name) -> str:
+            wire = [f'listen = "127.0.0.1:{ports[name]}"', f'announce = ["{ways[name].address}"]', "same_host = false"]
+            return files[name].replace(WIRE, "\n".join([WIRE, *wire]))
+
+        await again({name: beyond(name) for name in FAST}, announced=True)
+        yield list(ways.values())
+        await again(files, announced=False)
+
+
+async def test_a_generation_goes_on_when_all_ways_were_cut_for_two_seconds(market, ways):
+    async with market.customer("cut-off") as customer:
+        ids: list[int] = []
+        at_s: list[float] = []
+        async with asyncio.timeout(60):
+            async for piece in customer.generate(market.decoder["address"], PROMPT, max_tokens=TOKENS):
+                before, ids = len(ids), ids + list(piece.ids)
+                at_s.append(time.monotonic())
+                if before < 100 <= len(ids):
+                    for way in ways:
+                        await way.cut()
+                        asyncio.get_running_loop().call_later(CUT_S, way.mend)
+        done = customer.last
+    assert {task["provider"] for task in done["tasks"]} <= {market.public[name] for name in FAST}
+    assert ids == whole_tokens(market, PROMPT, TOKENS)
+    assert not done.get("takeovers")
+    assert "requests" not in done  # it is one job
+    assert CUT_S / 2 < max(b - a for a, b in pairwise(at_s)) < 2 * CUT_S + 1
+    about = Filter(kinds=frozenset({kinds.TAKEOVER}), tags={"e": frozenset({done["request"]})})
+    assert not await market.events(about)
