@@ -93,7 +93,7 @@ class Interpreter:
             raise OverMemory(step.node.name, f"{op.name}: the device has no memory left") from error
         except Exception as error:  # whatever torch raises: its meta kernels are written in Python, and assert
             first = (str(error).splitlines() or [""])[0]
-            if "allocate memory" in first:  # torch's CPU allocator has no error class of its own
+            if _is_out_of_memory(first):  # torch's CPU allocator and oneDNN have no error class of their own
                 raise OverMemory(step.node.name, f"{op.name}: the device has no memory left") from error
             raise BadTask(step.node.name, f"{op.name}: {type(error).__name__}: {first[:160]}") from error
         if op.name == ATTENTION and self.device.type == "meta":
@@ -106,6 +106,10 @@ class Interpreter:
         if after is not None:
             after(step.node, op, op.bound(args, kwargs), result, step.last_used)
         return result
+
+
+def _is_out_of_memory(text: str) -> bool:
+    return "allocate memory" in text or text.endswith("could not create a primitive")
 
 
 def is_guarded(op: Op) -> bool:

@@ -98,6 +98,7 @@ def _environment(limits: Limits) -> dict[str, str]:
         "OPENBLAS_NUM_THREADS": threads,
         "TOKENIZERS_PARALLELISM": "false",
         "MALLOC_ARENA_MAX": "2",
+        "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",  # code for shapes seen, which else grows with every size of a call
         "HF_HUB_OFFLINE": "1",
         "CUDA_CACHE_DISABLE": "1",
         # torch wants to know a cache folder when parts of it are imported; it gets one where nothing can be written.
