@@ -149,11 +149,11 @@ class _Tally:
                 raise BadTask(node.name, f"a result of rank {tensor.dim()}, at most {MAX_RANK}")
             if (whole := tensor.numel() * tensor.element_size()) > tensor.untyped_storage().nbytes():
                 self._fits(node.name, whole)
-            if any(size > MAX_SIZE for size in tensor.shape):  # and empty, so that it fits
-                raise BadTask(node.name, f"a result larger than {MAX_SIZE} in a dimension")
         self._add(node.name, result)
         peak = self._now + workspace_bytes(op, given, tensors, self._threads)
         self._fits(node.name, peak)
+        if any(size > MAX_SIZE for tensor in tensors for size in tensor.shape):  # and empty, since it fits
+            raise BadTask(node.name, f"a result larger than {MAX_SIZE} in a dimension")
         self.live.append(peak)
         self.flops += flops_of(op, given, tensors)
         for name in freed:

@@ -28,7 +28,7 @@ LIMIT = 127
 
 
 def numbers(array: Array) -> np.ndarray:
-    """The numbers of an MXINT8 array, float32 [rows, width]. Raises BadFrame: a scale that is none, or a number too large."""
+    """The numbers of an MXINT8 array, float32 [rows, width]. Raises BadFrame: no scale, or too large a number."""
     width = array.shape[-1] if array.shape else 1
     rows, blocks = prod(array.shape[:-1]), -(-width // BLOCK)
     raw = np.frombuffer(array.data, np.uint8).reshape(rows, blocks + width)

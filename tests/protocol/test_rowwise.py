@@ -61,7 +61,12 @@ def axis_of(one: Program) -> int:
 def run(one: Program, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     generator = torch.Generator().manual_seed(3)
     weights = {w.name: torch.randn(w.shape, generator=generator) for w in one.weights}
-    return Interpreter(one, weights)(inputs, bind(one, inputs))[one.outputs[0].value]
+    made = {}
+    inner = replace(one, outputs=())  # whose shapes are nobody's business here
+    Interpreter(inner, weights)(
+        inputs, bind(one, inputs), lambda node, _, __, result, ___: made.update({node.name: result})
+    )
+    return made[one.outputs[0].value]
 
 
 def parts_are_the_whole(one: Program) -> bool:

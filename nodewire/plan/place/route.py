@@ -1,4 +1,4 @@
-"""A way through what is held: the quickest, over a graph of (tasks done, node)."""
+"""A way through what is held: the quickest over a graph of (place where something held begins or ends, node)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def route(
 ) -> tuple[Stage, ...] | None:
     """The way of least links and costs through all tasks in their order; None if a task is held by nobody.
 
-    A node may be entered anywhere in what it holds, and left where somebody else could go on. With m nodes holding
+    A way changes nodes only where something that is held begins or ends; there a node may be entered in the middle of
+    what it holds, and left where somebody else goes on. With m nodes holding
     a task, O(m^2) for every place at which something held begins or ends.
     """
     tasks = len(chain.tasks)

@@ -12,9 +12,10 @@ from tests.plan.place.instances import chains, pools
 
 
 def least(pool: Pool, chain: Chain, held: list[Stage]) -> float:
-    """Over all sequences of holders, and all places at which to go on."""
+    """Over all sequences of holders, and all places at which to go on: where something held begins or ends."""
     best = float("inf")
     tasks = len(chain.tasks)
+    marks = {tasks, *(stage.first for stage in held), *(stage.end for stage in held)}
 
     def go(done: int, way: list[Stage]) -> None:
         nonlocal best
@@ -23,7 +24,7 @@ def least(pool: Pool, chain: Chain, held: list[Stage]) -> float:
             return
         for stage in held:
             if stage.first <= done < stage.end and not (way and way[-1].node == stage.node):
-                for end in range(done + 1, stage.end + 1):
+                for end in marks & set(range(done + 1, stage.end + 1)):
                     go(end, [*way, Stage(stage.node, done, end)])
 
     go(0, [])
