@@ -89,11 +89,15 @@ def _held_back() -> Iterator[None]:
         del reserve
 
 
-def _some_memory(nbytes: int) -> list[torch.Tensor]:
-    """So much, untouched; where it is not to be had at once, in pieces that fit into a fragmented heap as well."""
+def _some_memory(nbytes: int) -> object:
+    """So much of the cap, untouched: the kernel's own, or where that is not to be had, pieces of a fragmented heap.
+
+    It is not asked of malloc in one piece: whoever frees a large one has all later ones up to its size put on the heap
+    (mallopt(3), M_MMAP_THRESHOLD), which then holds more than is in use. Raises RuntimeError: there is not so much.
+    """
     try:
-        return [torch.empty(nbytes, dtype=torch.uint8)]
-    except RuntimeError:
+        return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError:
         return [torch.empty(_PIECE_BYTES, dtype=torch.uint8) for _ in range(nbytes // _PIECE_BYTES)]
 
 
