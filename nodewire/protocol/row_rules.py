@@ -50,6 +50,8 @@ class Unknown:
 SIZE, NUMBER, UNKNOWN = Number(batch=True), Number(), Unknown()
 Known = Value | Number | Unknown
 Rule = Callable[[list[Any], dict[str, Any]], Known]
+_NAMED = ("bias", "attn_mask")
+"""Tensors that rules find by their formal names, too; all others stand in their places."""
 _FAULTS = (Unproven, IndexError, TypeError, ValueError, AttributeError)
 """Of a rule that meets arguments which it was not made for."""
 
@@ -67,6 +69,8 @@ def value_of(operator: str, args: list[Any], named: dict[str, Any]) -> Known:
     sized = any(one is SIZE for one in flat)
     if rule is None or (counting and operator not in _COUNTING) or (sized and operator not in _SIZED):
         raise Unproven("no rule")
+    if any(isinstance(one, Value | Unknown) and name not in _NAMED for name, one in named.items()):
+        raise Unproven("a tensor where no rule looks for one")
     try:
         return rule(args, named)
     except _FAULTS as error:
@@ -197,6 +201,9 @@ def _normed(args: list[Any], named: dict[str, Any]) -> Value:
     x = _of(args[0])
     if x.axis is not None and x.axis >= len(x.shape) - len(args[1]):
         raise Unproven("over the batch")
+    bias = named.get("bias")
+    if any(one is not None and _of(one).axis is not None for one in (*args[2:4], bias)):
+        raise Unproven("weights that depend on the batch")
     return x
 
 

@@ -182,6 +182,7 @@ MIXING = {
     ],
     "some rows": [Node("a", "aten.slice.Tensor", (X, 0, 1, 2**63 - 1))],
     "a constant that has rows": [Node("a", "aten.add.Tensor", (X, Ref("positions")))],
+    "a constant that has rows, by its name": [Node("a", "aten.add.Tensor", (X,), {"other": Ref("positions")})],
     "rows joined to rows": [Node("a", "aten.cat.default", ([X, Y], 0))],
     "rows chosen": [
         Node("i", "aten.argmax.default", (IDS, 1)),
