@@ -103,6 +103,9 @@ class Interpreter:
             result = list(result)
         elif kind is int and abs(result) > MAX_INT:
             raise BadTask(step.node.name, "a size beyond 64 bits")
+        elif kind is torch.Tensor and not result.numel() and min(result.shape, default=0) < 0:
+            # Where another size is 0 some kernels make a negative one.
+            raise BadTask(step.node.name, f"{op.name} of a negative size: {list(result.shape)}")
         if after is not None:
             after(step.node, op, op.bound(args, kwargs), result, step.last_used)
         return result

@@ -150,12 +150,17 @@ class _Tally:
             if (whole := tensor.numel() * tensor.element_size()) > tensor.untyped_storage().nbytes():
                 self._fits(node.name, whole)
         self._add(node.name, result)
-        peak = self._now + workspace_bytes(op, given, tensors, self._threads)
+        try:
+            beside, flops = workspace_bytes(op, given, tensors, self._threads), flops_of(op, given, tensors)
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+            # Arguments that the meta device lets pass, a dim out of range among them; a kernel would refuse them.
+            raise BadTask(node.name, f"{op.name}: {type(error).__name__}: {error}"[:160]) from error
+        peak = self._now + beside
         self._fits(node.name, peak)
         if any(size > MAX_SIZE for tensor in tensors for size in tensor.shape):  # and empty, since it fits
             raise BadTask(node.name, f"a result larger than {MAX_SIZE} in a dimension")
         self.live.append(peak)
-        self.flops += flops_of(op, given, tensors)
+        self.flops += flops
         for name in freed:
             for key, nbytes in self._storages.pop(name, ()):
                 self._users[key] -= 1

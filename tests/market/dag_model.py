@@ -20,6 +20,7 @@ from nodewire.graph.verify import verify
 from nodewire.graph.whitelist import Ref
 from nodewire.kind import Registration
 from nodewire.protocol.manifest import CUSTOMER, Edge, Manifest, Task, Tensor
+from nodewire.weights.tensorfile import Assembled
 
 F32, BF16, I64, BOOL = torch.float32, torch.bfloat16, torch.int64, torch.bool
 WIDTH, MOST, SLOTS = 4, 64, 8
@@ -93,7 +94,7 @@ def register(out: Path) -> Registration:
                 name=name,
                 engine="graph",
                 program=blobs.program(program.encode()),
-                weights=(blobs.weights(weights),) if weights else (),
+                weights=(blobs.weights(_assembled(weights)),) if weights else (),
                 memory_bytes=2 * verify(program, 10**7).peak_bytes + 10**5,
                 slots=SLOTS,
                 flops=WIDTH * WIDTH,
@@ -106,6 +107,10 @@ def register(out: Path) -> Registration:
             edges.append(_edge(edge, name, CUSTOMER, program, [port for port in program.outputs if port.edge == edge]))
     manifest = Manifest(name=NAME, mode="run", tasks=tuple(tasks), edges=tuple(edges))
     return Registration(manifest, blobs.paths, ())
+
+
+def _assembled(weights: Mapping[str, torch.Tensor]) -> dict[str, Assembled]:
+    return {name: Assembled(one.dtype, tuple(one.shape), (one,)) for name, one in weights.items()}
 
 
 def _edge(name: str, source: str, target: str, program: Program, ports: list[Input] | list[Output]) -> Edge:
