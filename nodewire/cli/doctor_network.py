@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
 import socket
 import time
@@ -16,6 +17,7 @@ from urllib.parse import urlsplit
 from nodewire.config import AnyRole, ProviderConfig
 from nodewire.dialling import is_dialled
 from nodewire.errors import BadConfig, BadInput, NotFound
+from nodewire.store.held import is_held
 from nodewire.wire.transport import CONGESTION, parse_address
 
 Check = tuple[str, Callable[[], Awaitable[str]]]
@@ -40,29 +42,32 @@ _ANSWER_S = 5.0
 
 
 def checks(role: AnyRole) -> list[Check]:
-    found: list[Check] = [("TCP of this kernel", _kernel)]
+    wanted = role.wire.congestion if isinstance(role, ProviderConfig) else CONGESTION
+    found: list[Check] = [("TCP of this kernel", partial(_kernel, wanted))]
     if role.blossom:
         found.append(("clock", partial(_clock, role.blossom)))
     if isinstance(role, ProviderConfig) and role.serve:
-        found.append((f"wire, listening at {role.wire.listen}", partial(_listening, role.wire.listen)))
+        found.append((f"wire, listening at {role.wire.listen}", partial(_listening, role.wire.listen, role.state)))
         looks = not role.wire.announce and _parsed(role.wire.listen)[0] in _ALL
         is_open = any(_is_public(urlsplit(url).hostname or "") for url in role.relays)
         for address in () if looks else role.wire.announce or (role.wire.listen,):
-            found.append((f"wire, announced as {address}", partial(_announced, address, is_open)))
+            found.append(
+                (f"wire, announced as {address}", partial(_announced, address, is_open, _parsed(role.wire.listen)[1]))
+            )
         if looks:
             found.append(("ways for others to reach it", partial(_ways, role)))
     found.append(("links so far", partial(_links, role.state)))
     return found
 
 
-async def _kernel() -> str:
+async def _kernel(wanted: str = CONGESTION) -> str:
     """Never a fault: the wire works on any of them."""
     available = _words(_PROC / "tcp_available_congestion_control")
     if not available:
         return "its congestion control cannot be chosen here; its own is used"
-    if CONGESTION not in available:
-        return f"no {CONGESTION} here, only {', '.join(available)}: `modprobe tcp_{CONGESTION}` loads it"
-    said = f"{CONGESTION} is there"
+    if wanted and wanted not in available:
+        return f"no {wanted} here, only {', '.join(available)}: `modprobe tcp_{wanted}` loads it, if there is one"
+    said = f"{wanted} is there" if wanted else "its own congestion control is used"
     if _words(_PROC / "tcp_slow_start_after_idle") == ["1"]:
         said += "; idle connections start slowly, which heartbeats prevent while a job is open"
     return said
@@ -91,7 +96,7 @@ async def _clock(stores: Sequence[str]) -> str:
     return f"within {CLOCK_S + 1:.0f} s of the blob stores'"
 
 
-async def _listening(address: str) -> str:
+async def _listening(address: str, state: Path) -> str:
     host, port = _parsed(address)
     if port == 0:
         return "a free port is taken at each start: a router's forwarding needs a fixed one"
@@ -106,14 +111,23 @@ async def _listening(address: str) -> str:
         try:
             trying.bind(where)
         except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise BadConfig("wire.listen", f"{host} is no address of this machine") from error
             if await _answers(host, port):
-                return "somebody listens there, such as this role's daemon"
+                if is_held(state):
+                    return "somebody listens there, and this role's daemon is running"
+                raise BadConfig(
+                    "wire.listen", f"another program listens at port {port}, and this role's daemon is not running"
+                ) from error
             raise BadConfig("wire.listen", f"cannot listen at {address}: {error.strerror}") from error
     return "free"
 
 
-async def _announced(address: str, is_open: bool) -> str:
-    """Whether strangers can dial it at all. `is_open`: relays are public, so the market is not this network's own."""
+async def _announced(address: str, is_open: bool, inside: int = 0) -> str:
+    """Whether strangers can dial it at all, as far as can be told from here.
+
+    `is_open`: relays are public, so the market is not this network's own; `inside`: the port that is listened at.
+    """
     host, port = _parsed(address)
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port or 1, type=socket.SOCK_STREAM)
@@ -129,10 +143,12 @@ async def _announced(address: str, is_open: bool) -> str:
     if port == 0:
         raise BadConfig("wire.announce", f"{address} has no port that others could dial")
     own = [_own(family) for family in _ELSEWHERE]
-    behind = (
-        f"; this machine is {own[0]} inside, so the router must forward port {port} to it" if _is_behind(own) else ""
-    )
-    return f"a public address{behind}"
+    if _is_behind(own):
+        to = f"port {inside} of it" if inside not in (0, port) else "it"
+        return f"a public address; this machine is {own[0]} inside, so the router must forward port {port} to {to}"
+    if inside not in (0, port):
+        return f"a public address; port {port} must lead to port {inside}, where this role listens"
+    return "a public address"
 
 
 async def _ways(role: ProviderConfig) -> str:
@@ -162,7 +178,7 @@ async def _links(state: Path) -> str:
     from nodewire.wire import health_log
 
     _, edges = await asyncio.to_thread(health_log.read, state)
-    open_ = [edge for edge in edges if edge.state == "open"]
+    open_ = [edge for edge in edges if edge.is_open(time.time())]
     lossy = [edge for edge in edges if (edge.lost_ppm or 0) > LOSSY_PPM]
     said = f"{len(edges)}, {len(open_)} of them open"
     if edges and 2 * len(lossy) > len(edges):

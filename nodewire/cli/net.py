@@ -115,8 +115,8 @@ def _show_links(edges: list[Edge], names: dict[str, str], predicted_us: dict[str
         return
     now_s = time.time()
     table = Table("peer", "rung", "RTT", "jitter", "predicted", "loss", "at least", "control", "lost", "", box=None)
-    for edge in sorted(edges, key=lambda edge: (not _is_up(edge, now_s), edge.peer)):
-        up = _is_up(edge, now_s)
+    for edge in sorted(edges, key=lambda edge: (not edge.is_open(now_s), edge.peer)):
+        up = edge.is_open(now_s)
         said = "[green]open[/]" if up else f"[red]{_ago(now_s - edge.seen_s)} ago[/]"
         ending = one_line(edge.ending.reason) if edge.ending is not None else ""
         table.add_row(
@@ -173,24 +173,17 @@ def _show_one(role: AnyRole, edges: list[Edge], peer: str, json: bool) -> None:
         console.print(
             f"[dim]RTT, {min(measured):.1f} to {max(measured):.1f} ms, over the last {_ago(now_s - samples[0].at_s)}[/]"
         )
-    for one in samples[-1:]:
-        _show_loss(samples, one)
+    _show_loss(samples)
 
 
-def _show_loss(samples: list[Sample], last: Sample) -> None:
-    worst = max((one.lost_ppm or 0 for one in samples), default=0)
-    console.print(f"[dim]loss now {(last.lost_ppm or 0) / 1e4:.2f} %, at worst {worst / 1e4:.2f} %[/]")
+def _show_loss(samples: list[Sample]) -> None:
+    lost_ppm = [one.lost_ppm for one in samples if one.lost_ppm is not None]
+    if lost_ppm:  # shared memory loses nothing, and a link says nothing before it has sent enough
+        console.print(f"[dim]loss now {lost_ppm[-1] / 1e4:.2f} %, at worst {max(lost_ppm) / 1e4:.2f} %[/]")
 
 
 def _plain(edge: Edge) -> dict[str, Any]:
-    return {**asdict(edge), "open": _is_up(edge, time.time())}
-
-
-def _is_up(edge: Edge, now_s: float) -> bool:
-    """Whether the daemon says so, and said it just now: one that was killed says nothing any more."""
-    from nodewire.wire.health_log import WRITE_S
-
-    return edge.state == "open" and now_s - edge.seen_s <= 3 * WRITE_S
+    return {**asdict(edge), "open": edge.is_open(time.time())}
 
 
 def _ms(us: int | None) -> str:

@@ -36,7 +36,7 @@ def profile(
     json: Json = False,
 ) -> None:
     """Measure this machine and, with a configuration, each task that it serves: time, memory, and how well both were
-    predicted. A provider whose [[serve]] names no speed claims what was measured."""
+    predicted. A provider whose file names no speed (us_per_position) claims what was measured."""
     from nodewire.provider import profiling
 
     limit_bytes = [_size(text) for text in caps.split(",") if text.strip()]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import ValidationError
 
 from nodewire.cli.daemons import run_until_stopped
 from nodewire.cli.output import OPERATORS, Json
@@ -17,6 +18,8 @@ from nodewire.errors import BadConfig, BadInput, NodewireError
 from nodewire.protocol.sizes import parse_size
 
 _EVERY_S = 3_600.0
+_AGAIN_S = 60.0
+"""After an ad that no relay took."""
 log = logging.getLogger("nodewire.splice")
 
 
@@ -39,9 +42,9 @@ def splice(
     from nodewire.protocol import splice as splices
     from nodewire.wire.reach.splicer import Limits, Splicer
 
-    host, _, port = listen.rpartition(":")
-    if not host or not (port.isascii() and port.isdecimal()):
-        raise BadConfig("--listen", f"{listen!r} is not host:port")
+    host, port = _host_port("--listen", listen, least_port=0)
+    for one in announce or ():
+        _host_port("--announce", one)
     try:
         limits = Limits(bytes_per_s=parse_size(rate), most_bytes=parse_size(most))
     except ValueError as error:
@@ -52,19 +55,28 @@ def splice(
         pool = await stack.enter_async_context(Pool(relay, keys=keys))
         splicer = Splicer(keys.public, friends=[from_npub(one) for one in friend or ()], strangers=limits)
         stack.push_async_callback(splicer.close)
-        listening = await splicer.listen(host.strip("[]"), int(port))
+        try:
+            listening = await splicer.listen(host.strip("[]"), port)
+        except OSError as error:
+            raise BadConfig("--listen", f"cannot listen at {listen}: {error.strerror}") from error
         at = tuple(announce or (listening,))
         if not announce and host in ("0.0.0.0", "[::]"):
             raise BadConfig("--announce", "where do others reach it? It listens on all addresses of this machine")
-        ad = splices.Splice(name=name, at=at, bytes_per_s=limits.bytes_per_s, most_bytes=limits.most_bytes)
+        try:
+            ad = splices.Splice(name=name, at=at, bytes_per_s=limits.bytes_per_s, most_bytes=limits.most_bytes)
+        except ValidationError as error:
+            fault = error.errors()[0]
+            raise BadInput(f"--{'announce' if fault['loc'][0] == 'at' else fault['loc'][0]}", fault["msg"]) from error
 
         async def announcing() -> None:
             while True:
                 try:
                     await pool.publish(splices.build(keys, ad, created_at=int(time.time())))
                 except NodewireError as error:
-                    log.warning("the ad is not out: %s", error)
-                await asyncio.sleep(_EVERY_S)
+                    log.warning("the ad is not out, and nobody finds this splice: %s", error)
+                    await asyncio.sleep(_AGAIN_S)
+                else:
+                    await asyncio.sleep(_EVERY_S)
 
         task = asyncio.create_task(announcing())
         stack.callback(task.cancel)
@@ -72,6 +84,14 @@ def splice(
         return {"ready": "splice", "npub": keys.npub, "addresses": addresses}
 
     run_until_stopped(start, json)
+
+
+def _host_port(option: str, text: str, *, least_port: int = 1) -> tuple[str, int]:
+    """Of `host:port` or `[v6]:port`, the host as it is written. Raises BadConfig."""
+    host, _, port = text.rpartition(":")
+    if not host or not (port.isascii() and port.isdecimal() and len(port) <= 5 and least_port <= int(port) < 65_536):
+        raise BadConfig(option, f"{text[:80]!r} is not host:port, with a port from {least_port} to 65535")
+    return host, int(port)
 
 
 def add_to(app: typer.Typer) -> None:

@@ -85,6 +85,10 @@ class Edge:
     ending: Ending | None
     """The newest."""
 
+    def is_open(self, now_s: float) -> bool:
+        """Whether the daemon says so, and said it just now: one that was killed says nothing any more."""
+        return self.state == "open" and now_s - self.seen_s <= 3 * WRITE_S
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:

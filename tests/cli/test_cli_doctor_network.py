@@ -12,6 +12,7 @@ from nodewire.cli.doctor_network import CLOCK_S, LOSSY_PPM
 from nodewire.config import ProviderConfig
 from nodewire.errors import BadConfig, LinkLost, NotFound
 from nodewire.nostr.keys import Keys
+from nodewire.store.held import held
 from nodewire.wire.health import Health
 from nodewire.wire.health_log import NAME, HealthLog
 from nodewire.wire.reach.splicer import Splicer
@@ -59,6 +60,7 @@ async def test_an_announced_address_that_nobody_outside_reaches_is_a_fault_in_a_
 
 async def test_a_public_address_is_fine_but_for_its_port():
     assert (await doctor_network._announced("198.41.0.4:4000", is_open=True)).startswith("a public address")
+    assert "port 4000" in await doctor_network._announced("198.41.0.4:4001", is_open=True, inside=4_000)
     with pytest.raises(BadConfig, match="no port"):
         await doctor_network._announced("198.41.0.4:0", is_open=True)
 
@@ -70,16 +72,23 @@ async def test_a_name_that_leads_nowhere_and_what_is_no_address_are_told():
         await doctor_network._announced("what", is_open=True)
 
 
-async def test_a_port_is_free_or_its_daemon_answers_or_it_cannot_be_had():
+async def test_a_port_is_free_or_its_daemon_answers_or_it_cannot_be_had(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"127.0.0.1:{listening.getsockname()[1]}"
-        assert "somebody listens" in await doctor_network._listening(address)
-    assert await doctor_network._listening(address) == "free"
-    assert "fixed one" in await doctor_network._listening("127.0.0.1:0")
+        with pytest.raises(BadConfig, match="another program"):
+            await doctor_network._listening(address, tmp_path)
+        with held(tmp_path):
+            assert "daemon is running" in await doctor_network._listening(address, tmp_path)
+        with pytest.raises(BadConfig, match="another program"):
+            await doctor_network._listening(address, tmp_path)
+    assert await doctor_network._listening(address, tmp_path) == "free"
+    assert "fixed one" in await doctor_network._listening("127.0.0.1:0", tmp_path)
+    with pytest.raises(BadConfig, match="no address of this machine"):
+        await doctor_network._listening("198.51.100.7:4000", tmp_path)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and does not listen
         with pytest.raises(BadConfig, match="cannot listen"):
-            await doctor_network._listening(f"127.0.0.1:{taken.getsockname()[1]}")
+            await doctor_network._listening(f"127.0.0.1:{taken.getsockname()[1]}", tmp_path)
 
 
 async def test_a_clock_is_held_against_the_stores(store):
@@ -99,17 +108,21 @@ async def test_another_congestion_control_is_suggested_only_where_most_links_los
         healths[-1].opened(1, rung="address", dialled=True, address="")
         info = TcpInfo(1_000_000, lost_ppm, 0)
         healths[-1].looked([], info, bytes_in=0, bytes_out=0, congestion="cubic")
-    log.write(Claim((0, 0, 0), 0), healths[:2], 10)
+    now_s = time()
+    log.write(Claim((0, 0, 0), 0), healths[:2], now_s)
     assert await doctor_network._links(tmp_path) == "2, 2 of them open"
     healths[0].lost(11, LinkLost("0", "gone"))
-    log.write(Claim((0, 0, 0), 0), healths, 12)
-    log.close()
+    log.write(Claim((0, 0, 0), 0), healths, now_s)
     said = await doctor_network._links(tmp_path)
     assert said.startswith("3, 2 of them open; 2 lose more") and "bbr" in said
+    log.write(Claim((0, 0, 0), 0), healths, now_s - 600)  # its daemon was killed then
+    log.close()
+    assert (await doctor_network._links(tmp_path)).startswith("3, 0 of them open")
 
 
 async def test_the_kernel_is_never_a_fault():
     assert await doctor_network._kernel()
+    assert "no other here" in await doctor_network._kernel("other")
 
 
 @pytest.fixture

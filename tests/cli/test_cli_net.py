@@ -74,8 +74,8 @@ def test_a_link_that_is_none_or_many_is_not_guessed(role, peer):
 def test_a_daemon_that_was_killed_has_no_open_links(role):
     _, edges = health_log.read(role / "state")
     near = next(edge for edge in edges if edge.peer == NEAR)
-    assert net._is_up(near, time.time())
-    assert not net._is_up(near, time.time() + 60)
+    assert near.is_open(time.time())
+    assert not near.is_open(time.time() + 60)
 
 
 @given(points)

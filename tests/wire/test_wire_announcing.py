@@ -90,6 +90,17 @@ async def test_a_router_that_never_ends_is_given_up(monkeypatch):
         over.set()
 
 
+@pytest.mark.parametrize("said", ["Success", ""])
+async def test_a_router_that_does_not_answer_is_not_quoted(monkeypatch, said):
+    class Silent:
+        def discover(self):
+            raise Exception(said)  # as miniupnpc does where nobody answers
+
+    monkeypatch.setattr("miniupnpc.UPnP", Silent)
+    with pytest.raises(NotFound, match="no router answers"):
+        await upnp.Mapping.open(4_000)
+
+
 async def test_splices_that_are_gone_are_not_announced(seen_as, router):
     gone, here = SpliceAddress(Keys.generate().public, "127.0.0.1:9"), await seen_as(f"{OUTSIDE}:4000")
     seen = await look(gone, here)

@@ -21,6 +21,9 @@ ROUTER_S = 15.0
 _DISCOVER_MS = 1_000
 _ANY_FAULT = Exception
 """miniupnpc raises plain Exception with the router's words."""
+_NO_FAULT = ("", "Success")
+"""What it raises where nobody has answered."""
+_SILENT = "no router answers; most have a switch for it, under UPnP or NAT"
 
 _log = logging.getLogger("nodewire.wire")
 
@@ -54,14 +57,15 @@ class Mapping:
         router.discoverdelay = _DISCOVER_MS
         try:
             if not router.discover():
-                raise NotFound("UPnP", "no router answers; most have a switch for it, under UPnP or NAT")
+                raise NotFound("UPnP", _SILENT)
             router.selectigd()
             outside = str(router.externalipaddress())
             _map(router, port)
         except NodewireError:
             raise
         except _ANY_FAULT as error:
-            raise NotFound("UPnP", f"the router says: {str(error)[:200]}") from error
+            said = str(error)[:200]
+            raise NotFound("UPnP", _SILENT if said in _NO_FAULT else f"the router says: {said}") from error
         if not dialling.is_dialled(outside, allow_private=False):
             _unmap(router, port)
             raise NotFound("UPnP", f"the router's own address is {outside}: it stands behind another one")
