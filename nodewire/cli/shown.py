@@ -135,6 +135,11 @@ def show_bill(done: Mapping[str, Any], config: Path, *, streamed: bool, sampled:
         notes.print("[bold]made again, from what did not fail on:[/]")
         if "text" in done:
             notes.print(Text(plain(done["text"])), soft_wrap=True)
+    for handed in done.get("takeovers", ()):
+        back = (
+            f"on again {handed['resumed_ms']:,} ms into the job" if handed["resumed_ms"] is not None else "not on again"
+        )
+        notes.print(f"a provider fell silent: its standby took over (attempt {handed['attempt']}), {back}")
     rate = f" · {done['tokens_per_s']:.1f} tokens/s" if streamed else ""
     notes.print(
         f"[bold]{sats(done['spent_msat'])}[/] spent: {_parts(done)} · {counted(done['zaps'], 'zap')} to"
