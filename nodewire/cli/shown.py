@@ -136,10 +136,9 @@ def show_bill(done: Mapping[str, Any], config: Path, *, streamed: bool, sampled:
         if "text" in done:
             notes.print(Text(plain(done["text"])), soft_wrap=True)
     for handed in done.get("takeovers", ()):
-        back = (
-            f"on again {handed['resumed_ms']:,} ms into the job" if handed["resumed_ms"] is not None else "not on again"
-        )
-        notes.print(f"a provider fell silent: its standby took over (attempt {handed['attempt']}), {back}")
+        resumed, lost = handed["resumed_ms"], handed["detected_ms"]
+        back = f"after {resumed - lost:,} ms the job went on" if resumed is not None else "the job has not gone on"
+        notes.print(f"a provider fell silent, its standby took over: {back}")
     rate = f" · {done['tokens_per_s']:.1f} tokens/s" if streamed else ""
     notes.print(
         f"[bold]{sats(done['spent_msat'])}[/] spent: {_parts(done)} · {counted(done['zaps'], 'zap')} to"

@@ -58,10 +58,8 @@ def codings(manifest: Manifest, codecs: Mapping[str, Codec]) -> Codings:
     for name, codec in codecs.items():
         edge = edges.get(name)
         if edge is None:
-            may = ", ".join(one.name for one in manifest.edges if can_narrow(one, codec))
-            raise BadPlan(
-                "terms.codecs", f"{name} is no edge of this model; what may be {codec}: {may[:400] or 'none'}"
-            )
+            may = ", ".join(one.name for one in manifest.edges if can_narrow(one, codec))[:400]
+            raise BadPlan("terms.codecs", f"{name} is no edge of this model; these can be {codec}: {may or 'none'}")
         if not can_narrow(edge, codec):
             raise BadPlan("terms.codecs", f"{name} cannot be narrowed to {codec}")
         found[name] = tuple((tensor.dtype, sent_as(tensor.dtype, codec)) for tensor in edge.tensors)
