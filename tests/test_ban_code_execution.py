@@ -9,6 +9,8 @@ ROOT = Path(__file__).parent.parent
 SOURCES = sorted(file for folder in ("nodewire", "relay", "kinds") for file in (ROOT / folder).rglob("*.py"))
 
 MODULES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "sympy"}
+SIZES = {"nodewire/graph/reading.py": {"sympy"}}
+"""Takes apart the sizes of an export that was made here, expressions and never text; no worker loads it."""
 CALLS = {"eval", "exec", "compile", "__import__"}
 ATTRIBUTES = {"torch.load", "torch.export.load", "torch.jit.load", "torch.package", "numpy.load", "np.load", "sympify"}
 KEYWORDS = {"trust_remote_code", "allow_pickle"}
@@ -40,7 +42,8 @@ def banned(tree):
 
 @pytest.mark.parametrize("file", SOURCES, ids=lambda file: str(file.relative_to(ROOT)))
 def test_a_source_file_executes_nothing_that_it_was_sent(file):
-    assert list(banned(ast.parse(file.read_text()))) == []
+    allowed = SIZES.get(str(file.relative_to(ROOT)), set())
+    assert [name for name in banned(ast.parse(file.read_text())) if name not in allowed] == []
 
 
 @pytest.mark.parametrize(
