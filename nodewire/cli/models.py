@@ -180,7 +180,7 @@ def _exact(made: Registration) -> Registration:
     return replace(made, manifest=made.manifest.model_copy(update={"edges": edges}))
 
 
-def _split(folder: Path, target_bytes: int, out: Path, name: str, slots: int, as_tensors: bool) -> Registration:
+def _split(folder: Path, target_bytes: int, out: Path, name: str, slots: int, as_tensors: bool = False) -> Registration:
     """Cut by the engine that the folder's architecture belongs to. torch is imported here, not before."""
     if (folder / "recipe.json").is_file() and not (folder / "config.json").exists():  # as `train` leaves a classifier
         from nodewire.graph.classifier import split_classifier
