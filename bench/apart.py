@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,8 @@ class Died(Exception):
     """How the process ended, and the end of what it said of that."""
 
 
-async def apart(module: str, what: Any, timeout_s: float) -> Any:
-    """What `python -m module --child WHAT` says, both as JSON.
+async def apart(module: str, what: Any, timeout_s: float, env: Mapping[str, str] | None = None) -> Any:
+    """What `python -m module --child WHAT` says in its last line, both as JSON; `env` is added to this one's.
 
     Raises:
         Died: it did not come to its end.
@@ -25,6 +27,7 @@ async def apart(module: str, what: Any, timeout_s: float) -> Any:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", module, CHILD, json.dumps(what),
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=Path(__file__).parent.parent,
+        env={**os.environ, **(env or {})},
     )  # fmt: skip
     try:
         said, errors = await asyncio.wait_for(process.communicate(), timeout_s)
@@ -33,5 +36,5 @@ async def apart(module: str, what: Any, timeout_s: float) -> Any:
         await process.wait()
         raise
     if process.returncode:
-        raise Died(f"ended with {process.returncode}: {errors.decode()[-300:]}")
-    return json.loads(said)
+        raise Died(f"ended with {process.returncode}: {errors.decode('utf-8', 'replace')[-300:]}")
+    return json.loads(said.splitlines()[-1])

@@ -22,14 +22,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
-import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from bench.apart import Died, apart
 from bench.report import Report, run
 from processes.saying import say
 
@@ -49,22 +48,14 @@ async def read_apart(arm: str, first: int, count: int, seed: int, timeout_s: flo
         at = Path(folder) / "at"
         while count > 0:
             at.write_text(str(first))
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "bench.fuzz_tasks_child", json.dumps([arm, first, count, seed, folder]),
-                stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=Path(__file__).parent.parent,
-                env={**os.environ, "MALLOC_PERTURB_": "90"},
-            )  # fmt: skip
             try:
-                said, errors = await asyncio.wait_for(process.communicate(), timeout_s)
-            except BaseException:
-                process.kill()
-                await process.wait()
-                raise
-            if not process.returncode:
-                return [*found, dict(json.loads(said.splitlines()[-1]))]
-            died = int(at.read_text())
-            text = errors.decode("utf-8", "replace")[-300:]
-            fault = f"{arm} {died}: the process ended with {process.returncode}: {text}"
+                asked = [arm, first, count, seed, folder]
+                said = await apart("bench.fuzz_tasks_child", asked, timeout_s, {"MALLOC_PERTURB_": "90"})
+            except Died as error:
+                died = int(at.read_text())
+                fault = f"{arm} {died}: {error}"
+            else:
+                return [*found, dict(said)]
             found.append(
                 {"cases": died + 1 - first, "valid": 0, "typed": 0, "named": 0, "faulty": 1, "faults": [fault]}
             )

@@ -432,7 +432,7 @@ def _limit_memory() -> None:
 
 
 def main() -> None:
-    arm, first, count, seed, folder = json.loads(sys.argv[1])
+    arm, first, count, seed, folder = json.loads(sys.argv[2])
     torch.set_num_threads(1)
     cases, at = Cases(arm, Path(folder)), Path(folder) / "at"
     if arm == "worker":
