@@ -43,7 +43,7 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
     ledger = Ledger(config.ledger)
     stack.callback(ledger.close)
     payer = Payer(keys, wallet, ledger)
-    await payer.recover()
+    recovered = await payer.recover()
     network = NETWORKS[config.wallet.kind]
     spool = Spool(config.state / "spool", SPOOL_BYTES)
     stack.callback(spool.close)
@@ -67,6 +67,7 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
         network=network,
         private_endpoints=config.private_endpoints,
     )
+    settler.recovered(recovered)
     settling = asyncio.create_task(settler.run())
     stack.callback(settling.cancel)
     holder = SimBondHolder(wallet)
