@@ -30,7 +30,7 @@ checkpoint: $(VENV)/.installed ## train the demo's two models anew, on a market 
 	@$(VENV)/bin/python -m demo.model.make $(ARGS)
 
 test: $(VENV)/.dev ## run the tests (ARGS="-k name -x")
-	@$(VENV)/bin/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
+	@$(VENV)/bin/python -m pytest -n 2 $(ARGS)
 
 lint: $(VENV)/.dev ## ruff, mypy, and who may import whom
 	@$(VENV)/bin/ruff check

@@ -2,20 +2,26 @@
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 
 # A busy machine is slow now and then; no test's meaning is a time per example.
 settings.register_profile("nodewire", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("nodewire")
 
+MARKET = "tests/market/"
 
-def _group(item: pytest.Item) -> str:
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(MARKET))  # what takes longest begins first
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log) -> LoadScopeScheduling:
+    config.option.loadscopereorder = False
+    return _Sharing(config, log)
+
+
+class _Sharing(LoadScopeScheduling):
     """The tests of one market stay with it, and those of a file with its fixtures."""
-    return "market" if item.path.parent.name == "market" else str(item.path)
 
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.pluginmanager.has_plugin("dsession") and not hasattr(config, "workerinput"):
-        return
-    items.sort(key=lambda item: _group(item) != "market")  # what takes longest begins first
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
+    def _split_scope(self, nodeid: str) -> str:
+        return MARKET if nodeid.startswith(MARKET) else nodeid.split("::", 1)[0]
