@@ -189,7 +189,7 @@ def _split(folder: Path, target_bytes: int, out: Path, name: str, slots: int, as
     try:
         config = jsonlib.loads((folder / "config.json").read_text())
         architecture = config["architectures"][0]
-    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+    except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
         raise BadConfig(str(folder), "holds no config.json that names its architecture") from error
     if architecture in _DECODERS and not as_tensors:
         from nodewire.llm.split import split_decoder

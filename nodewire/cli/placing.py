@@ -115,6 +115,8 @@ def of_snapshot(
             continue
         flops = sum(by_name[offer.task].flops for offer in offers)
         name = f"{ad.name} {node.pubkey[:8]}" if ad else node.pubkey[:8]
+        if name in holding:  # keys that begin alike are quickly made
+            name = f"{name} {node.pubkey}"
         x, y, height = (one / 1_000 for one in node.coordinates)
         nodes.append(Node(name, memory, max(flops / us / 1_000, 1e-9), kind=name, at=(x, y, height)))
         holding[name] = tuple(offer.task for offer in offers)

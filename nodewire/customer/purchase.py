@@ -96,6 +96,11 @@ class Purchase:
         """Providers that left, or for whose fault the job ended: the next one does better without them."""
         return self._running.blamed() if self._running is not None else set()
 
+    def producer(self, edge: str) -> str:
+        """Who puts out on an edge now."""
+        source = next(one.source for one in self.manifest.edges if one.name == edge)
+        return self.running.handover.assigned[source]
+
     @property
     def wronged(self) -> set[str]:
         """Those of them that were replaced and say that they were there: who else may be to blame is blamed, too."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -224,7 +225,8 @@ class GraphActor:
     def _computed(self, inputs: Mapping[str, torch.Tensor], dims: Mapping[str, int]) -> dict[str, torch.Tensor]:
         """The outputs by value, at sizes whose memory was admitted."""
         if self._compiled is not None and self._compiled.admits(dims):
-            return self._compiled(inputs, dims)
+            with suppress(BadTask):  # it refuses, or had no memory: the interpreter says why, or answers
+                return self._compiled(inputs, dims)
         return self._interpreter(inputs, dims)
 
     def _answers(self, seq: int, meta: Meta, results: Mapping[str, torch.Tensor]) -> list[Tensors]:

@@ -23,6 +23,8 @@ on the batch; it is the batch's size; or it has the rows' numbers, which are goo
 transformers do to make masks)."""
 _ROWS, _OTHERS = 5, 3
 """Sizes to run it with on the meta device, which computes shapes alone."""
+_WIDE = (None, torch.int64)
+"""What holds rows' numbers. Narrower types, and floats, make one number of several rows'."""
 _Given = Mapping[str, Any]
 
 
@@ -35,7 +37,7 @@ def batch_dim(program: Program) -> str | None:
     shapes = [i.shape for i in program.inputs] + [o.shape for o in program.outputs]
     names = {shape[0] if shape else None for shape in shapes}
     (name,) = names if len(names) == 1 else (None,)
-    if not isinstance(name, str) or program.dims[name] < 2:
+    if not isinstance(name, str) or program.dims.get(name, 0) < 2:
         return None
     if any(shape.count(name) != 1 for shape in shapes):
         return None
@@ -67,7 +69,7 @@ def _state(node: Node, op: Op, given: _Given, result: Any, states: Mapping[str, 
     found = {states[ref] for ref in node.refs()}
     of = {name: _of(value, states) for name, value in raw.items()}
     name = op.name.partition(".")[2]
-    if name == "arange.default" and of["end"] == "size":
+    if name == "arange.default" and of["end"] == "size" and raw.get("dtype") in _WIDE:
         return "number"
     if "number" in found:
         return _numbered(name, raw, of, given, result, states)
@@ -115,7 +117,7 @@ def _numbered(
     name: str, raw: _Given, of: Mapping[str, State], given: _Given, result: Any, states: Mapping[str, State]
 ) -> State:
     """The rows' numbers, given another shape; or what they pick, of each row its own."""
-    if name == "_to_copy.default":
+    if name == "_to_copy.default" and raw.get("dtype") in _WIDE:
         return "number"
     if name == "unsqueeze.default" and _DIM_MORE(raw, {**of, "self": "apart"}, given, result):
         return "number"

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from nodewire.protocol.graph_program import GraphProgram
+from nodewire.protocol.graph_program import MAX_RANK, GraphProgram
 from nodewire.protocol.manifest import CUSTOMER, Manifest
 from nodewire.protocol.row_rules import NUMBER, SIZE, UNKNOWN, Known, Unproven, Value, value_of
 
@@ -90,6 +90,9 @@ def _run(program: GraphProgram, values: dict[str, Known], batch: set[str]) -> No
         values[name] = SIZE if name in batch else NUMBER
     for name, operator, args, kwargs in program.nodes:
         try:
-            values[name] = value_of(operator, known(args), {key: known(one) for key, one in kwargs.items()})
+            value = value_of(operator, known(args), {key: known(one) for key, one in kwargs.items()})
         except Unproven as error:
             raise Unproven(f"{name} ({operator}: {error})") from error
+        if isinstance(value, Value) and len(value.shape) > MAX_RANK:  # which no provider loads
+            raise Unproven(f"{name} ({operator}: of rank {len(value.shape)})")
+        values[name] = value
