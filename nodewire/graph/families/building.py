@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from nodewire.errors import BadConfig, BadInput, Unsupported
+from nodewire.errors import BadConfig, BadInput, NodewireError, Unsupported
 from nodewire.graph.examples import Signature
 from nodewire.graph.families.inputs import LARGEST, Largest
 from nodewire.graph.families.table import ARCHITECTURES, Family
@@ -52,6 +52,8 @@ def build(config: Mapping[str, Any], largest: Largest = LARGEST) -> Built:
         with torch.device("meta"):
             module = cls._from_config(settings, **wanted).eval()
         called = family.called(settings, largest)
+    except NodewireError:
+        raise
     except Exception as error:  # the library's checks of a configuration have no common class
         raise BadInput("config.json", f"{type(error).__name__}: {str(error).splitlines()[0][:240]}") from error
     return Built(module, _values(module), called, family)
