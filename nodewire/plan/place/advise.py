@@ -125,6 +125,8 @@ def moves(pool: Pool, what: Model, workload: Workload, objective: Objective, hel
 
     def plan(nodes: frozenset[int]) -> Placement:
         some = sorted(nodes)
+        if objective == "latency":
+            return Placement(best_ring(pool, chain, some, anchor=anchor).stages)
         return joined([(some, fleet.plan(part(pool, some, anchor), chain, workload, objective))])
 
     def worth(placement: Placement) -> float:
@@ -138,7 +140,8 @@ def moves(pool: Pool, what: Model, workload: Workload, objective: Objective, hel
     state = Balance(frozenset(range(len(pool.nodes))), tuple(stages))
     for event in (Went(CUSTOMER, 0), Tick(0)):
         state, _ = step(state, event, rules)
-    return _by_node(pool, [stage for stage in state.stages if stage not in stages], 1)
+    found = _by_node(pool, state.stages, 1)
+    return tuple(tasks if set(tasks) - set(before) else () for tasks, before in zip(found, held, strict=True))
 
 
 def _baselines(
