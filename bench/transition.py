@@ -53,7 +53,6 @@ _RELAY = ("-m", "nodewire.cli", "relay", "--port", "0", "--json")
 _SHAPES: dict[str, Dag] = {"chain": CHAIN, "branches": BRANCHES, "urgent": URGENT}
 _LONGEST = {"chain": 10, "branches": 5}
 """Tasks on the longest path."""
-_RELAY = ("-m", "nodewire.cli", "relay", "--port", "0", "--json")
 
 
 async def measure(report: Report, options: argparse.Namespace) -> None:

@@ -52,11 +52,6 @@ class Bottleneck:
     tensors: tuple[str, ...]
     crossing_bytes: int
 
-    def __str__(self) -> str:
-        passes = f", passes on {self.crossing_bytes} bytes ({', '.join(self.tensors)})" if self.tensors else ""
-        ends = f", ends before {self.next_node}, for which there is no room" if self.next_node else ""
-        return f"{self.task}: {self.memory_bytes} bytes, most of them at {self.node}{passes}{ends}"
-
 
 @dataclass(frozen=True, slots=True)
 class Decomposition:

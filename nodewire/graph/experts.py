@@ -13,7 +13,7 @@ rows. Sums over a row's experts run in another order than in the whole model, so
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -202,6 +202,7 @@ class _Finder:
     def __init__(self, program: Program, shapes: Mapping[str, Shape], stacks: Mapping[str, Weight]) -> None:
         self._stacks = stacks
         self._nodes = {node.name: node for node in program.nodes}
+        self._order = {name: k for k, name in enumerate(self._nodes)}
         self._shapes = shapes
         self._users: dict[str, list[Node]] = {}
         for node in program.nodes:
@@ -272,25 +273,21 @@ class _Finder:
             name = self._nodes[name].args[0].name
         return name
 
-    def _between(self, entry: str, exit_: str) -> Iterator[Node]:
-        inside = {entry}
-        found: list[Node] = []
-        for node in self._nodes.values():
-            used = set(node.refs())
-            if used & inside:
-                inside.add(node.name)
-                found.append(node)
-        needed = {exit_}
-        chosen: list[Node] = []
-        for node in reversed(found):
-            if node.name in needed:
-                if not set(node.refs()) <= inside:
-                    raise _OtherForm
-                needed.update(node.refs())
-                chosen.append(node)
-        if entry not in needed:
-            raise _OtherForm
-        return reversed(chosen)
+    def _between(self, entry: str, exit_: str) -> list[Node]:
+        """What makes `exit_` of `entry` and nothing else, in the program's order."""
+        found: dict[str, Node] = {}
+        waiting = [exit_]
+        while waiting:
+            name = waiting.pop()
+            if name == entry or name in found:
+                continue
+            node = self._nodes.get(name)
+            before = tuple(node.refs()) if node is not None else ()
+            if node is None or not before:
+                raise _OtherForm
+            found[name] = node
+            waiting += before
+        return sorted(found.values(), key=lambda node: self._order[node.name])
 
 
 class _OtherForm(Exception):

@@ -10,9 +10,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from nodewire.cli.graph import read_manifest
 from nodewire.cli.graph_svg import COLOURS, Assigned, Holding, draw, size
 from nodewire.cli.layers import GAP_X, MAX_LANES, layout
+from nodewire.cli.manifest_file import read_manifest
 from nodewire.errors import BadInput, BadManifest, NotFound
 from nodewire.protocol.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task, Tensor
 

@@ -96,8 +96,7 @@ def dag(market, tmp_path_factory):
         made.public[name] = market.ready(name)["public"]
     asyncio.run(made.live(*SELLERS))
     yield made
-    for name in made.public:
-        market.stop_one(name)
+    market.stop_some(*made.public)
 
 
 def check(outputs, calls) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from nodewire.errors import BadConfig, BadInput, Unsupported
+from nodewire.errors import BadConfig, BadInput, NodewireError, Unsupported
 from nodewire.graph.examples import Signature
 from nodewire.graph.families.inputs import LARGEST, Largest
 from nodewire.graph.families.table import ARCHITECTURES, Family
@@ -70,7 +70,7 @@ def taken() -> Iterator[None]:
     """Raises BadInput: `transformers` does not take a configuration."""
     try:
         yield
-    except BadInput:
+    except NodewireError:
         raise
     except Exception as error:  # the library's checks of a configuration have no common class
         first = (str(error).splitlines() or [""])[0]
