@@ -199,9 +199,13 @@ async def test_a_provider_of_a_branch_that_dies_between_calls_loses_none(dag):
     async with market.customer("dora") as dora:
         await dora.session.market.epoch(timeout_s=10, after=await dag.live("kai") - 1)
         terms = dora.terms.model_copy(update={"excluded": (dag.public["nat"],) if "nat" in dag.public else ()})
+        bought = []
         for number in range(6):
             given = call(number, 3, number)
             if number == 2:
                 market.processes["joe"].kill()
+            before = len(dora.purchases)
             check([await dora.run(dag.address, given, terms=terms)], [given])
+            bought.append(len(dora.purchases) - before)
         assert by_task(dag, dora.last)["right"] in ("lou", "mia")
+        assert bought == [1, 1, 2, 1, 1, 1]  # one call finds out that joe is gone, and those after it know
