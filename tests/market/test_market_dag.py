@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from dag_model import WIDTH, call, expected, register
+from dag_model import NAME, WIDTH, call, expected, register
 from running_market import WIRE, RunningMarket, _toml
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
@@ -73,8 +73,8 @@ class Dag:
         return (await self.market.until(holds)).body.epoch
 
 
-async def publish_dag(market: RunningMarket, folder) -> tuple[str, str]:
-    made, keys = register(folder / "blobs-of-dag"), Keys.generate()
+async def publish_dag(market: RunningMarket, folder, name: str = NAME) -> tuple[str, str]:
+    made, keys = register(folder / "blobs-of-dag", name), Keys.generate()
     async with market.pool(keys) as pool, Blobs([market.blossom], folder / "cache", keys=keys) as blobs:
         for path in made.blobs.values():
             await blobs.put(path)
