@@ -165,6 +165,24 @@ class Serve(Section):
     """The speed that the ad claims; if not given, what `nodewire profile` measured, or else the daemon at its start."""
 
 
+class AutoConfig(Section):
+    """What a provider with `specialize = "auto"` chooses from, and how; `rest` and `patience` in epochs."""
+
+    manifests: tuple[Coordinate, ...] = Field(default=(), max_length=64)
+    """The only ones that count; if empty, all that the committee certifies somebody to hold."""
+    memory: Size | None = None
+    """For all tasks that are held so at a time; what the worker's processes may take if not given."""
+    disk: Size = 50 * 10**9
+    """For their blobs."""
+    slots: int = Field(default=4, ge=1, le=4_096)
+    price_ppm: int = Field(default=1_000_000, ge=0, le=10_000_000)
+    """Of what others ask for the same task, in the middle."""
+    least_msat: Msat = 1
+    """The least for a task and chunk, and the price where nobody else asks any."""
+    rest: int = Field(default=60, ge=1, le=100_000)
+    patience: int = Field(default=6, ge=1, le=1_000)
+
+
 class TrainConfig(Section):
     """Rounds of training that a provider takes, and what they cost. Memory and device are the worker's."""
 
@@ -208,6 +226,9 @@ class ProviderConfig(Role):
     worker: WorkerConfig = WorkerConfig()
     bond: BondConfig = BondConfig()
     serve: tuple[Serve, ...] = Field(default=(), max_length=64)
+    specialize: Literal["auto"] | None = None
+    """Hold, beside what stands in [[serve]], what the market lacks most, and follow it."""
+    auto: AutoConfig = AutoConfig()
     train: TrainConfig | None = None
     spool: Size = 10 * 10**9
     """Bytes on disk for the frames of jobs that are under way or have just ended."""
@@ -221,8 +242,14 @@ class ProviderConfig(Role):
         served = [(s.manifest, task) for s in self.serve for task in s.tasks]
         if len(served) != len(set(served)):
             raise ValueError("serve: a task is named twice")
-        if not self.serve and self.train is None:
-            raise ValueError("serve: nothing is sold here: neither [[serve]] nor [train] stands in the file")
+        if not self.serve and self.train is None and self.specialize is None:
+            raise ValueError(
+                'serve: nothing is sold here: neither [[serve]] nor [train] nor specialize = "auto" stands in the file'
+            )
+        if twice := {one.manifest for one in self.serve}.intersection(self.auto.manifests):
+            raise ValueError(f"auto: {min(twice)} stands in [[serve]], too")
+        if "auto" in self.model_fields_set and self.specialize is None:
+            raise ValueError('auto: does nothing without specialize = "auto" at the top of the file')
         return self
 
 
@@ -285,7 +312,11 @@ def load_role(path: Path) -> AnyRole:
     _no_other_tables(path, text, data)
     if "seat" in data:
         return OracleConfig.load(path)
-    return ProviderConfig.load(path) if {"serve", "train"} & data.keys() else CustomerConfig.load(path)
+    return (
+        ProviderConfig.load(path)
+        if {"serve", "train", "specialize", "auto"} & data.keys()
+        else CustomerConfig.load(path)
+    )
 
 
 def _no_other_tables(path: Path, text: str, data: dict[str, Any]) -> None:

@@ -72,6 +72,8 @@ async def _examine(config: Path | None) -> list[tuple[str, bool, str]]:
         if isinstance(role, ProviderConfig):
             for number, one in enumerate(role.serve, start=1):
                 checks.append((f"[[serve]] number {number}", partial(_serve, role, one)))
+            if role.specialize is not None:
+                checks.append(("specialize", partial(_follows, role)))
             if role.train is not None:
                 checks.append(("[train]", partial(_train, role.worker, role.train, _machine_bytes())))
         if not isinstance(role, OracleConfig) or role.bonds is not None:
@@ -170,6 +172,22 @@ async def _serve(role: ProviderConfig, wanted: Serve) -> str:
         )
     has = role.worker.memory * role.worker.processes
     return f"{manifest.name}: {', '.join(wanted.tasks)}, may need {whole / 1e6:.1f} of {has / 1e6:.1f} MB"
+
+
+async def _follows(role: ProviderConfig) -> str:
+    """What a provider that follows demand holds, and why; and whether what it chooses from is to be had."""
+    from nodewire.provider import followed
+
+    async with AsyncExitStack() as stack:
+        stack.enter_context(naming(role.relays))
+        _, _, market = await enter_market(stack, role)
+        manifests = [await market.manifest(address) for address in role.auto.manifests]
+        known = followed.read(role.state)
+        held = await market.manifest(known.address, known.digest) if known is not None else None
+    chooses = ", ".join(manifest.name for manifest in manifests) or "all that the market holds"
+    if known is None or held is None:
+        return f"nothing is held yet; chooses from {chooses}"
+    return f"{', '.join(known.tasks)} of {held.name} since epoch {known.since}: {known.why}; chooses from {chooses}"
 
 
 async def _train(worker: WorkerConfig, train: TrainConfig, machine_bytes: int) -> str:

@@ -46,7 +46,7 @@ def checks(role: AnyRole) -> list[Check]:
     found: list[Check] = [("TCP of this kernel", partial(_kernel, wanted))]
     if role.blossom:
         found.append(("clock", partial(_clock, role.blossom)))
-    if isinstance(role, ProviderConfig) and role.serve:
+    if isinstance(role, ProviderConfig) and (role.serve or role.specialize):
         found.append((f"wire, listening at {role.wire.listen}", partial(_listening, role.wire.listen, role.state)))
         looks = not role.wire.announce and _parsed(role.wire.listen)[0] in _ALL
         is_open = any(_is_public(urlsplit(url).hostname or "") for url in role.relays)

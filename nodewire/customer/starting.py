@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 
 from nodewire.config import CustomerConfig
 from nodewire.customer.closings import Closings
+from nodewire.customer.gone import Gone
 from nodewire.customer.refunds import Refunds
 from nodewire.customer.session import Session
 from nodewire.customer.settler import Settler
@@ -90,6 +91,7 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
         closings=closings,
         refunds=refunds,
         holder=holder,
+        gone=Gone(market.committee),
         make_worker=maker(stack, config.worker.limits, config.blobs),
         private_endpoints=config.private_endpoints,
     )
