@@ -7,7 +7,6 @@ import importlib.metadata
 import os
 import platform
 import sys
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Annotated
 import typer
 
 from nodewire.cli import doctor_network
+from nodewire.cli.doctor_reach import Check, Finding
 from nodewire.cli.output import OPERATORS, Json, console, in_words, one_line, print_json, sats
 from nodewire.cli.roles import enter_market, naming, wallet_of
 from nodewire.config import (
@@ -30,7 +30,6 @@ from nodewire.config import (
 )
 from nodewire.errors import BadConfig, NodewireError, NotFound, OverMemory, PaymentFailed
 
-Check = Callable[[], Awaitable[str]]
 _ANSWER_S = 5.0
 _LEAST_TO_TRAIN = 100 * 10**6
 """Bytes: next to no round fits into less."""
@@ -44,16 +43,15 @@ def doctor(
 ) -> None:
     """Check this machine and, with a configuration, everything that it names. Exits with 1 if anything fails."""
     rows = asyncio.run(_examine(config))
+    is_ok = all(found.ok for _, found in rows)
     if json:
-        print_json(
-            {"ok": all(ok for _, ok, _ in rows), "checks": [{"what": w, "ok": ok, "said": s} for w, ok, s in rows]}
-        )
+        checks = [{"what": what, "ok": found.ok, "said": found.said, **found.facts} for what, found in rows]
+        print_json({"ok": is_ok, "checks": checks})
     else:
-        for what, ok, said in rows:
-            console.print(
-                f"{'[green]✓' if ok else '[red]✗'}[/] {one_line(what)}  [dim]{one_line(said)}[/]", soft_wrap=True
-            )
-    if not all(ok for _, ok, _ in rows):
+        for what, found in rows:
+            mark = "[green]✓" if found.ok else "[red]✗"
+            console.print(f"{mark}[/] {one_line(what)}  [dim]{one_line(found.said)}[/]", soft_wrap=True)
+    if not is_ok:
         sys.exit(1)
 
 
@@ -61,8 +59,8 @@ def add_to(app: typer.Typer) -> None:
     app.command(rich_help_panel=OPERATORS)(doctor)
 
 
-async def _examine(config: Path | None) -> list[tuple[str, bool, str]]:
-    checks: list[tuple[str, Check]] = [("Python", _python), ("packages", _packages), ("worker sandbox", _sandbox)]
+async def _examine(config: Path | None) -> list[tuple[str, Finding]]:
+    checks: list[Check] = [("Python", _python), ("packages", _packages), ("worker sandbox", _sandbox)]
     if config is not None:
         role = load_role(config)
         checks += [(f"relay {url}", partial(_relay, url)) for url in role.relays]
@@ -83,9 +81,10 @@ async def _examine(config: Path | None) -> list[tuple[str, bool, str]]:
     rows = []
     for what, check in checks:
         try:
-            rows.append((what, True, await check()))
+            found = await check()
         except NodewireError as error:
-            rows.append((what, False, in_words(error)))
+            found = Finding(False, in_words(error), {})
+        rows.append((what, found if isinstance(found, Finding) else Finding(True, found, {})))
     return rows
 
 

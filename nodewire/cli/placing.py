@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nodewire.errors import BadConfig, BadInput
 from nodewire.plan.place.model import MOST_NODES, UPLINK, Node, Pool, Table
+from nodewire.protocol.faults import in_words
 from nodewire.protocol.sizes import parse_size
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def from_file(path: Path) -> tuple[Pool, Tables, Holding]:
         raise BadConfig(str(path), f"cannot be read: {error.strerror or error}") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise BadConfig(".".join(map(str, first["loc"])) or str(path), first["msg"]) from error
+        raise BadConfig(".".join(map(str, first["loc"])) or str(path), in_words(first)) from error
     except (ValueError, BadInput) as error:
         raise BadConfig(str(path), str(error)) from error
 

@@ -17,7 +17,7 @@ from nodewire.pay.ledger import Ledger
 from nodewire.pay.payer import Payer
 from nodewire.pay.sim_bond_holder import SimBondHolder
 from nodewire.pay.sim_wallet import SimWallet
-from nodewire.wire import health_log
+from nodewire.wire import congestion, health_log
 from nodewire.wire.node import Node
 from nodewire.wire.reach.reach import Reach
 from nodewire.wire.shm import SameHost
@@ -38,6 +38,7 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
         BadConfig: a file of the configuration cannot be used.
         NotFound: no relay knows the committee.
     """
+    congestion.check(config.wire.congestion)
     keys, pool, market = await open_market(stack, config)
     wallet = SimWallet.from_file(config.wallet.url, config.wallet.token_file)
     stack.push_async_callback(wallet.close)

@@ -50,7 +50,7 @@ from nodewire.provider.training.training import Training
 from nodewire.provider.verifying import Verifying
 from nodewire.provider.withdrawals import Withdrawals
 from nodewire.store.held import held
-from nodewire.wire import health_log
+from nodewire.wire import congestion, health_log
 from nodewire.wire.node import Node
 from nodewire.wire.shm import SameHost
 from nodewire.wire.spool import Spool
@@ -63,8 +63,10 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
     """Start a provider; returns its ready line with `wait`, which ends only by an error.
 
     Raises:
+        BadConfig: the kernel has not the congestion control that is chosen.
         Busy: another daemon works in its state folder.
     """
+    congestion.check(config.wire.congestion)
     stack.enter_context(held(config.state))
     keys, pool, market = await open_market(stack, config)
     ledger = Ledger(config.ledger)
