@@ -176,7 +176,7 @@ class Serve(Section):
 class AutoConfig(Section):
     """What a provider with `specialize = "auto"` chooses from, and how; `rest` and `patience` in epochs."""
 
-    manifests: tuple[Coordinate, ...] = Field(default=(), max_length=64)
+    manifests: tuple[ManifestAt, ...] = Field(default=(), max_length=64)
     """The only ones that count; if empty, all that the committee certifies somebody to hold."""
     memory: Size | None = None
     """For all tasks that are held so at a time; what the worker's processes may take if not given."""
