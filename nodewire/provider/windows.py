@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodewire.errors import NodewireError, NotAllowed, TooLarge
+from nodewire.errors import BadConfig, NodewireError, NotAllowed, TooLarge
 from nodewire.kind import JobKind, MakeWorker
 from nodewire.protocol.manifest import BlobRef, Manifest
 from nodewire.provider import serving
@@ -94,6 +94,8 @@ class Windows:
                 made = Loaded(address, served, stack.pop_all())
         except NodewireError as error:
             raise NotLoaded(name, error) from error
+        except OSError as error:  # a full disk
+            raise NotLoaded(name, BadConfig("disk", str(error))) from error
         self._loaded.append(made)
         return made
 

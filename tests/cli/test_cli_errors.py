@@ -98,6 +98,23 @@ def test_a_file_that_serves_is_a_providers_and_its_faults_are_told_as_such(tmp_p
         load_role(path)
 
 
+def test_a_file_that_follows_demand_is_a_providers_and_needs_nothing_else_to_sell(tmp_path):
+    path, role = tmp_path / "role.toml", ROLE.format("0" * 64)
+    path.write_text('specialize = "auto"' + role + f'[auto]\nmanifests = ["{MODEL}"]\nmemory = "2GB"\n')
+    found = load_role(path)
+    assert isinstance(found, ProviderConfig)
+    assert (found.auto.manifests, found.auto.memory, found.serve) == ((MODEL,), 2 * 10**9, ())
+    for text, said in (
+        (role + f'[auto]\nmanifests = ["{MODEL}"]\n', "specialize"),
+        (role + "[auto]\nrest = 9\n" + SERVE.format("0" * 64), 'auto: does nothing without specialize = "auto"'),
+        ('specialize = "auto"' + role + f'[auto]\nmanifests = ["{MODEL}"]\n' + SERVE.format("0" * 64), "stands in"),
+        ('specialize = "best"' + role, "specialize"),
+    ):
+        path.write_text(text)
+        with pytest.raises(BadConfig, match=said):
+            load_role(path)
+
+
 @pytest.mark.parametrize(
     ("after", "said"),
     [
