@@ -136,6 +136,16 @@ def _linear(input: Any, weight: Any, bias: Any = None) -> Value:
     return resized(x, along(x, -1), matrix.shape[0])
 
 
+def _convolved(input: Any, weight: Any, bias: Any = None) -> Value:
+    x = of(input)
+    channels = fixed(weight, len(x.shape)).shape[0]
+    if bias is not None:
+        fixed(bias, 1)
+    if x.axis not in (0, None):
+        raise Unproven("over the batch")
+    return Value((x.shape[0], channels, *(None for _ in x.shape[2:])), x.axis)
+
+
 def _matmul(self: Any, other: Any) -> Value:
     a, b = of(self), of(other)
     if len(a.shape) > 1 and len(b.shape) == 1 and b.axis is None:
@@ -260,6 +270,20 @@ def _expanded(self: Any, size: Any) -> Value:
     if own is not None:
         shape[own] = None
     return Value(tuple(shape), own, x.counts)
+
+
+def _repeated(self: Any, repeats: Any) -> Value:
+    x = of(self)
+    ahead = len(repeats) - len(x.shape)
+    sizes = [*([1] * ahead), *x.shape]
+    shape = [n * k if type(k) is int and n is not None else None for n, k in zip(sizes, repeats, strict=True)]
+    own = None if x.axis is None else x.axis + ahead
+    places = [k for k, n in enumerate(repeats) if n is SIZE]
+    if own is None and len(places) == 1 and sizes[places[0]] == 1:
+        own = places[0]  # one row for all
+    elif places or (own is not None and repeats[own] != 1):
+        raise Unproven("rows more than once")
+    return Value(tuple(shape), own)
 
 
 def _sliced(self: Any, dim: Any = 0, start: Any = None, end: Any = None, step: Any = 1) -> Value:
@@ -423,6 +447,7 @@ _TABLE: tuple[tuple[str, str, Callable[..., Known]], ...] = (
     ("var.correction", "self dim", _reduced),
     ("linalg_vector_norm", "self ord dim keepdim", _reduced),
     ("linear", "input weight bias", _linear),
+    ("conv1d conv2d", "input weight bias stride padding dilation groups", _convolved),
     ("matmul", "self other", _matmul),
     ("mm", "self mat2", _mm),
     ("bmm", "self mat2", _bmm),
@@ -436,6 +461,7 @@ _TABLE: tuple[tuple[str, str, Callable[..., Known]], ...] = (
     ("unsqueeze", "self dim", _unsqueezed),
     ("squeeze.dim", "self dim", _squeezed),
     ("expand", "self size", _expanded),
+    ("repeat", "self repeats", _repeated),
     ("slice.Tensor", "self dim start end step", _sliced),
     ("select.int", "self dim index", _selected),
     ("cat", "tensors dim", _catenated),
@@ -473,5 +499,5 @@ RULES: Mapping[str, _Rule] = {
 }
 _COUNTING = {_copied, _unsqueezed, _reshaped, _expanded, _permuted, _indexed}
 """What takes rows' numbers."""
-_SIZES = ("size", "shape", "start", "end")
+_SIZES = ("size", "shape", "repeats", "start", "end")
 """What may be the batch's size: every rule that asks for one of these looks."""

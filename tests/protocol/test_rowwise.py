@@ -126,6 +126,16 @@ SAFE = {
         Node("a", "aten.index.Tensor", (X, [None, None, Ref("r")])),
     ],
     "arguments by their names": [Node("a", "aten.transpose.int", (X,), {"dim0": 1, "dim1": 2})],
+    "filtered inside": [
+        Node("u", "aten.unsqueeze.default", (W, -1)),
+        Node("t", "aten.transpose.int", (X, 1, 2)),
+        Node("a", "aten.conv1d.default", (Ref("t"), Ref("u"), BIAS)),
+    ],
+    "repeated inside": [Node("a", "aten.repeat.default", (X, [2, 1, 1, 3]))],
+    "one row for all, repeated": [
+        Node("r", "aten.repeat.default", (BIAS, [B, 1, 1])),
+        Node("a", "aten.add.Tensor", (X, Ref("r"))),
+    ],
     "no gate but a hard one": [Node("a", "aten.hardswish.default", (X,))],
 }
 MIXING = {
@@ -183,6 +193,20 @@ MIXING = {
     "another input's rows as columns": [
         Node("t", "aten.transpose.int", (Y, 0, 1)),
         Node("a", "aten.add.Tensor", (X, Ref("t"))),
+    ],
+    "filtered over rows": [
+        Node("u", "aten.unsqueeze.default", (W, -1)),
+        Node("t", "aten.permute.default", (X, [1, 2, 0])),
+        Node("a", "aten.conv1d.default", (Ref("t"), Ref("u"))),
+    ],
+    "rows more than once": [Node("a", "aten.repeat.default", (X, [2, 1, 1]))],
+    "all rows of a constant, repeated": [
+        Node("r", "aten.repeat.default", (W, [B, 1])),
+        Node("a", "aten.add.Tensor", (X, Ref("r"))),
+    ],
+    "repeated as often as there are rows": [
+        Node("r", "aten.repeat.default", (X, [1, B, 1])),
+        Node("a", "aten.softmax.int", (Ref("r"), 1)),
     ],
     "rows numbered up to 256": _numbered("uint8"),
     "rows numbered up to 2": _numbered("bool"),

@@ -132,6 +132,8 @@ def _calls() -> Iterator[Callable[[Drawn], tuple[str, list[Any], dict[str, Any]]
         yield of(name, lambda d: [d.tensor(), d.sizes()])
     yield of("view.default", lambda d: [d.tensor(), [B, *d.sizes(2)]])
     yield of("expand.default", lambda d: [d.tensor(), [B, *d.sizes(2)]])
+    yield of("repeat.default", lambda d: [d.tensor(), d.sizes()])
+    yield of("conv1d.default", lambda d: [d.tensor(2), d.tensor(2)])
     yield of("permute.default", lambda d: [d.tensor(), d.one_of([1, 0], [2, 0, 1], [0, 2, 1])])
     yield of("transpose.int", lambda d: [d.tensor(), d.dim(), d.dim()])
     yield of("transpose.int", lambda d: [d.tensor()], dim0=Drawn.dim, dim1=Drawn.dim)
