@@ -14,7 +14,7 @@ from nodewire.graph import liveness
 from nodewire.graph.format import Program
 from nodewire.graph.whitelist import OPS
 
-SOME = {"calls": 150, "memory": 60, "bombs": 12, "weights": 60}
+SOME = {"calls": 150, "memory": 60, "bombs": 24, "weights": 60}
 
 
 @pytest.mark.timeout(300)

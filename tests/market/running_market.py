@@ -118,7 +118,10 @@ class RunningMarket:
             ]
             self.decoder, self.encoder = (one.result() for one in registrations)
         asyncio.run(self._open_stalls())
-        self.public |= self.start_providers(*STALLS)
+        for name in STALLS:
+            self.start_provider(name, wait=False)
+        for name in STALLS:
+            self.public[name] = self.ready(name)["public"]
         for i in range(1, 5):
             self.ready(f"oracle-{i}")
         asyncio.run(self._until_all_are_live())
@@ -144,15 +147,12 @@ class RunningMarket:
                 [*NODEWIRE, *command, "--json"], stdout=subprocess.PIPE, stderr=log, bufsize=0
             )
 
-    def stop_some(self, *names: str) -> None:
-        """Stop processes, all at the same time."""
-        processes = [self.processes[name] for name in names]
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.wait(10)
-            if process.stdout:
-                process.stdout.close()
+    def stop_one(self, name: str) -> None:
+        process = self.processes[name]
+        process.terminate()
+        process.wait(10)
+        if process.stdout:
+            process.stdout.close()
 
     def spawn_dishonest(self, name: str, cheat: str, tasks: str) -> None:
         """Start a provider whose worker cheats (`tests.faults`), from outside of nodewire."""
@@ -173,12 +173,6 @@ class RunningMarket:
     def start_provider(self, name: str, *, wait: bool = True) -> dict[str, Any]:
         self.spawn(name, "provider", "--config", str(self.config_of(name)))
         return self.ready(name) if wait else {}
-
-    def start_providers(self, *names: str) -> dict[str, str]:
-        """All at the same time; their public keys, once they are ready."""
-        for name in names:
-            self.start_provider(name, wait=False)
-        return {name: self.ready(name)["public"] for name in names}
 
     def run(self, *command: str) -> subprocess.CompletedProcess[bytes]:
         """`nodewire COMMAND --json`, to its end."""

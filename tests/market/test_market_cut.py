@@ -37,10 +37,11 @@ async def ways(market):
         ways = {name: await stack.enter_async_context(Way(f"127.0.0.1:{port}")) for name, port in ports.items()}
 
         async def again(configs, *, announced) -> None:
-            await asyncio.to_thread(market.stop_some, *FAST)
             for name in FAST:
+                market.stop_one(name)
                 market.config_of(name).write_text(configs[name])
-            await asyncio.to_thread(market.start_providers, *FAST)
+            for name in FAST:
+                await asyncio.to_thread(market.start_provider, name)
 
             def holds(snapshot) -> bool:
                 ads = snapshot.ads({market.public[name] for name in FAST})

@@ -96,7 +96,8 @@ def dag(market, tmp_path_factory):
         made.public[name] = market.ready(name)["public"]
     asyncio.run(made.live(*SELLERS))
     yield made
-    market.stop_some(*made.public)
+    for name in made.public:
+        market.stop_one(name)
 
 
 def check(outputs, calls) -> None:

@@ -18,10 +18,11 @@ async def met_only(market):
     files = {name: market.config_of(name).read_text() for name in names}
 
     async def again(changed, wire) -> None:
-        await asyncio.to_thread(market.stop_some, *names)
         for name in names:
+            market.stop_one(name)
             market.config_of(name).write_text(files[name].replace(WIRE, f"{WIRE}\n{changed}"))
-        await asyncio.to_thread(market.start_providers, *names)
+        for name in names:
+            await asyncio.to_thread(market.start_provider, name)
 
         def holds(snapshot) -> bool:
             ads = snapshot.ads({market.public[name] for name in names})
@@ -32,7 +33,7 @@ async def met_only(market):
     await again(f'announce = ["{splice}"]\nsame_host = false', lambda wire: wire == (splice,))
     yield names
     await again("", lambda wire: splice not in wire)
-    market.stop_some("splice")
+    market.stop_one("splice")
 
 
 async def test_a_generation_runs_over_providers_that_can_be_met_only(market, met_only):

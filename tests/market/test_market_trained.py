@@ -102,7 +102,7 @@ def test_a_trained_model_is_registered_served_and_bought_with_the_scores_of_trai
     assert [one["public"] for one in market.command(*listed)["trainers"]] == [tom]
 
     # The operator's part: three lines in its file, and a restart.
-    market.stop_some("tom")
+    market.stop_one("tom")
     deadline_s = time.monotonic() + 10
     while market.command(*listed)["trainers"]:
         assert time.monotonic() < deadline_s

@@ -22,7 +22,7 @@ async def fay(market):
     public = (await asyncio.to_thread(market.start_provider, "fay"))["public"]
     await market.until(lambda s: (node := s.node(public)) is not None and node.bond_msat > 0)
     yield public
-    await asyncio.to_thread(market.stop_some, "fay")
+    await asyncio.to_thread(market.stop_one, "fay")
     await market.until(lambda s: s.node(public) is None)
 
 
@@ -181,7 +181,7 @@ async def test_a_call_that_a_cheater_had_a_hand_in_is_made_again(market, name, c
             honest = customer.terms.model_copy(update={"trusted": tuple(market.public.values()), "codecs": codecs})
             same = await customer.embed(market.encoder["address"], texts, terms=honest)
     finally:
-        market.stop_some(name)
+        market.stop_one(name)
     guilty = [one for one in done["verdicts"] if one["outcome"] != "pass"]
     assert {(one["task"], one["outcome"], one["culprit"]) for one in guilty} == {(task, "fail", cheater)}
     assert (done["repaired"], len(done["requests"])) == (1, 2)
@@ -192,7 +192,7 @@ async def test_a_call_that_a_cheater_had_a_hand_in_is_made_again(market, name, c
 
 async def test_a_cheater_is_convicted_leaves_and_its_work_is_made_again(market):
     """cyd adds 5 % of noise to what stage.2 puts out."""
-    market.stop_some("cyd")
+    market.stop_one("cyd")
     market.spawn_dishonest("cyd", "scaled", "stage.2")
     market.ready("cyd")
     cyd, dan = market.public["cyd"], market.public["dan"]
@@ -221,7 +221,7 @@ async def test_a_cheater_is_convicted_leaves_and_its_work_is_made_again(market):
 
 async def test_who_is_paid_and_commits_to_nothing_pays_for_it(market):
     """bea does her work, claims it and is paid, and publishes no root."""
-    market.stop_some("bea")
+    market.stop_one("bea")
     market.spawn_dishonest("bea", "uncommitted", "")
     market.ready("bea")
     bea = market.public["bea"]
@@ -260,13 +260,13 @@ async def test_who_is_paid_and_commits_to_nothing_pays_for_it(market):
         assert {one.provider for one in said.values() if one.outcome != "pass"} == {bea}
         assert sum(one.claimed_msat for one in said.values()) == paid_msat
     finally:
-        market.stop_some("bea")
+        market.stop_one("bea")
         await asyncio.to_thread(market.start_provider, "bea")
 
 
 async def test_who_sends_one_thing_and_commits_to_another_is_convicted_and_nobody_else(market):
     """bea computes stage.1 honestly and commits to that, but sends dan, and signs, something else. cyd has left."""
-    market.stop_some("bea")
+    market.stop_one("bea")
     market.spawn_dishonest("bea", "equivocating", "stage.1")
     market.ready("bea")
     bea, eve = market.public["bea"], market.public["eve"]
