@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import platform
 import sys
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -42,15 +43,11 @@ def doctor(
     json: Json = False,
 ) -> None:
     """Check this machine and, with a configuration, everything that it names. Exits with 1 if anything fails."""
-    rows = asyncio.run(_examine(config))
+    rows = asyncio.run(_examine(config, show=not json))
     is_ok = all(found.ok for _, found in rows)
     if json:
         checks = [{"what": what, "ok": found.ok, "said": found.said, **found.facts} for what, found in rows]
         print_json({"ok": is_ok, "checks": checks})
-    else:
-        for what, found in rows:
-            mark = "[green]✓" if found.ok else "[red]✗"
-            console.print(f"{mark}[/] {one_line(what)}  [dim]{one_line(found.said)}[/]", soft_wrap=True)
     if not is_ok:
         sys.exit(1)
 
@@ -59,13 +56,15 @@ def add_to(app: typer.Typer) -> None:
     app.command(rich_help_panel=OPERATORS)(doctor)
 
 
-async def _examine(config: Path | None) -> list[tuple[str, Finding]]:
+async def _examine(config: Path | None, *, show: bool = False) -> list[tuple[str, Finding]]:
+    """What each check found, shown as soon as those before it are; they are made at once, but those of the network."""
     checks: list[Check] = [("Python", _python), ("packages", _packages), ("worker sandbox", _sandbox)]
     if config is not None:
         role = load_role(config)
         checks += [(f"relay {url}", partial(_relay, url)) for url in role.relays]
         checks += [(f"blob store {url}", partial(_store, url)) for url in role.blossom]
-        checks += doctor_network.checks(role)
+        network = asyncio.Lock()  # they share ports
+        checks += [(what, partial(_after, network, check)) for what, check in doctor_network.checks(role)]
         checks.append(("committee and epochs", partial(_committee, role)))
         if isinstance(role, ProviderConfig):
             for number, one in enumerate(role.serve, start=1):
@@ -79,13 +78,28 @@ async def _examine(config: Path | None) -> list[tuple[str, Finding]]:
         if isinstance(role, ProviderConfig) and role.bond.amount_msat:
             checks.append(("bond", partial(_bond, role)))
     rows = []
-    for what, check in checks:
-        try:
-            found = await check()
-        except NodewireError as error:
-            found = Finding(False, in_words(error), {})
-        rows.append((what, found if isinstance(found, Finding) else Finding(True, found, {})))
+    async with asyncio.TaskGroup() as group:
+        under_way = [(what, group.create_task(_finding(check))) for what, check in checks]
+        for what, task in under_way:
+            found = await task
+            rows.append((what, found))
+            if show:
+                mark = "[green]✓" if found.ok else "[red]✗"
+                console.print(f"{mark}[/] {one_line(what)}  [dim]{one_line(found.said)}[/]", soft_wrap=True)
     return rows
+
+
+async def _after(turn: asyncio.Lock, check: Callable[[], Awaitable[Finding | str]]) -> Finding | str:
+    async with turn:
+        return await check()
+
+
+async def _finding(check: Callable[[], Awaitable[Finding | str]]) -> Finding:
+    try:
+        found = await check()
+    except NodewireError as error:
+        return Finding(False, in_words(error), {})
+    return found if isinstance(found, Finding) else Finding(True, found, {})
 
 
 async def _python() -> str:
