@@ -289,7 +289,7 @@ class _Cutting:
         carver = self._carver_of(sized)
         steps = [step.name for step in line.steps]
         # A segment that was carved has no input that it does not use; the whole program may.
-        known = {} if sized is self._whole else {(0, len(steps)): sized}
+        known: dict[tuple[int, int], _Sized] = {} if sized is self._whole else {(0, len(steps)): sized}
 
         def sized_task(first: int, end: int) -> _Sized:
             if (first, end) not in known:
