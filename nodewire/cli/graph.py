@@ -94,7 +94,7 @@ def _told(path: Path) -> Mapping[str, Any]:
         said = jsonlib.loads(path.read_text())
     except OSError as error:
         raise BadConfig(str(path), f"no request's id, and cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput("--job", f"{path} is no report of a purchase") from error
     tasks = said.get("tasks") if isinstance(said, dict) else None
     if not isinstance(tasks, list) or not all(isinstance(one, dict) and "task" in one for one in tasks):

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nodewire.errors import BadConfig, BadInput
 from nodewire.plan.place.model import MOST_NODES, UPLINK, Node, Pool, Table
+from nodewire.protocol.faults import in_words
 from nodewire.protocol.sizes import parse_size
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def from_file(path: Path) -> tuple[Pool, Tables, Holding]:
         raise BadConfig(str(path), f"cannot be read: {error.strerror or error}") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise BadConfig(".".join(map(str, first["loc"])) or str(path), first["msg"]) from error
+        raise BadConfig(".".join(map(str, first["loc"])) or str(path), in_words(first)) from error
     except (ValueError, BadInput) as error:
         raise BadConfig(str(path), str(error)) from error
 
@@ -116,6 +117,8 @@ def of_snapshot(snapshot: Snapshot, manifest: Manifest, here: Coordinates | None
             continue
         flops = sum(by_name[offer.task].flops for offer in offers)
         name = f"{ad.name} {node.pubkey[:8]}" if ad else node.pubkey[:8]
+        if name in holding:  # keys that begin alike are quickly made
+            name = f"{name} {node.pubkey}"
         x, y, height = (one / 1_000 for one in node.coordinates)
         nodes.append(Node(name, memory, max(flops / us / 1_000, 1e-9), kind=name, at=(x, y, height)))
         holding[name] = tuple(offer.task for offer in offers)

@@ -7,12 +7,13 @@ import socket
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 from nodewire.config import ProviderConfig
 from nodewire.dialling import are_private
 from nodewire.errors import BadConfig
-from nodewire.kind import installed
+from nodewire.kind import MakeWorker, installed
 from nodewire.market import Market, open_market
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
@@ -32,7 +33,7 @@ from nodewire.protocol.manifest import Manifest
 from nodewire.provider import profiling, queues
 from nodewire.provider.acquaintance import Acquaintance, is_private
 from nodewire.provider.admission import Admission
-from nodewire.provider.announcing import Announcer, describe
+from nodewire.provider.announcing import Announcer, describe, name_of
 from nodewire.provider.bonding import Bonding
 from nodewire.provider.committing import Committing
 from nodewire.provider.daemon import SPOOL_EPOCHS, Provider
@@ -41,13 +42,15 @@ from nodewire.provider.holding import Holding, recall_from
 from nodewire.provider.kept import KeptWork
 from nodewire.provider.reaching import open_wire
 from nodewire.provider.serving import specialize
+from nodewire.provider.specializations import Specializations
+from nodewire.provider.start_following import open_following
 from nodewire.provider.training.fedstr.serving import Fedstr
 from nodewire.provider.training.starting import open_training
 from nodewire.provider.training.training import Training
 from nodewire.provider.verifying import Verifying
 from nodewire.provider.withdrawals import Withdrawals
 from nodewire.store.held import held
-from nodewire.wire import health_log
+from nodewire.wire import congestion, health_log
 from nodewire.wire.node import Node
 from nodewire.wire.shm import SameHost
 from nodewire.wire.spool import Spool
@@ -60,8 +63,10 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
     """Start a provider; returns its ready line with `wait`, which ends only by an error.
 
     Raises:
+        BadConfig: the kernel has not the congestion control that is chosen.
         Busy: another daemon works in its state folder.
     """
+    congestion.check(config.wire.congestion)
     stack.enter_context(held(config.state))
     keys, pool, market = await open_market(stack, config)
     ledger = Ledger(config.ledger)
@@ -76,7 +81,7 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
     lnurl = await _serve_lnurl(stack, config, keys, till)
     ready: dict[str, Any] = {"ready": "provider", "npub": keys.npub, "public": keys.public, "lnurl": lnurl}
     halves: list[Provider | Training | Fedstr] = []
-    if config.serve:
+    if config.serve or config.specialize is not None:
         provider, said = await _open_inference(stack, config, keys, pool, market, ledger, wallet, lnurl)
         halves.append(provider)
         ready |= said
@@ -113,18 +118,27 @@ async def _open_inference(
     wallet: SimWallet,
     lnurl: str,
 ) -> tuple[Provider, dict[str, Any]]:
-    """What serves the tasks in [[serve]], and what its ready line says of them."""
+    """What serves the tasks in [[serve]] and those that it follows demand to, and what its ready line says of them."""
     job_kinds = installed()
-    make, made = maker(stack, config.worker.limits, config.blobs, batch=config.worker.batch), list[LastingWorker]()
+    made = list[LastingWorker]()
 
-    def make_one(entry: str) -> LastingWorker:
-        made.append(make(entry))
-        return made[-1]
+    def workers_on(stack: AsyncExitStack) -> MakeWorker:
+        """Workers that end with `stack`."""
+        make = maker(stack, config.worker.limits, config.blobs, batch=config.worker.batch)
 
-    make_worker = several(make_one, config.worker.processes)
-    served, workers = await specialize(
-        market, config.serve, job_kinds, make_worker, profiling.kept_speeds(config.state, config.worker.limits)
-    )
+        def make_one(entry: str) -> LastingWorker:
+            made.append(make(entry))
+            stack.callback(made.remove, made[-1])
+            return made[-1]
+
+        return several(make_one, config.worker.processes)
+
+    profiled = profiling.kept_speeds(config.state, config.worker.limits)
+    served = await specialize(market, config.serve, job_kinds, workers_on(stack), profiled)
+    held = Specializations(served)
+    follower = None
+    if config.specialize is not None:
+        follower = await open_following(stack, config, keys.public, pool, market, held, job_kinds, workers_on, profiled)
     reporting = asyncio.create_task(queues.report(made))
     stack.callback(reporting.cancel)
 
@@ -146,8 +160,8 @@ async def _open_inference(
 
     async def manifest_of(request: Request) -> Manifest:
         digest = request.plan.manifest
-        if digest in served:
-            return served[digest].manifest
+        if (known := held.manifest(digest)) is not None:
+            return known
         return await market.manifest(request.manifest_address, digest)
 
     recall = recall_from(kept, manifest_of)
@@ -169,7 +183,7 @@ async def _open_inference(
     await stack.enter_async_context(health_log.kept(node.survey, config.state))
     wire = await open_wire(stack, config.wire, node, keys, pool)
 
-    ad = describe(config, keys.public, served.values(), wire=wire, lnurl=lnurl, committee=market.committee_digest)
+    ad = partial(describe, config, keys.public, wire=wire, lnurl=lnurl, committee=market.committee_digest)
     holder = SimBondHolder(wallet)
     bonding = Bonding(keys, holder, config.bond)
     presenter = None
@@ -177,7 +191,7 @@ async def _open_inference(
         presented = Presented(config.state / "presented.db", market.committee_digest)
         stack.callback(presented.close)
         presenter = Presenter(keys, market.committee, pool, holder, presented, collects=True)
-    announcer = Announcer(keys, pool, market, ad, served.values(), bonding, lambda: in_ms(node.survey.place.claim.at))
+    announcer = Announcer(keys, pool, market, ad, held, bonding, lambda: in_ms(node.survey.place.claim.at))
     private = config.wire.private or all(map(is_private, wire))
     meeting = asyncio.create_task(Acquaintance(node, market, allow_private=private).run())
     stack.callback(meeting.cancel)
@@ -188,23 +202,21 @@ async def _open_inference(
         relays=pool,
         node=node,
         job_kinds=job_kinds,
-        served=served,
-        workers=workers,
+        held=held,
         commit=committing.commit,
         keep=holding.verified,
         publish=publish_here,
         is_paid=lambda request, chunk: is_share_paid(holder, request, chunk, market.committee),
     )
-    manifests = {s.digest: s.manifest for s in served.values()}
-    admission = Admission(keys.public, market, pool, ledger, manifests, config.pow_bits)
+    admission = Admission(keys.public, market, pool, ledger, held.manifest, config.pow_bits)
     provider = Provider(
         keys=keys,
         pool=pool,
         market=market,
         node=node,
         ledger=ledger,
-        served=served,
-        workers=workers,
+        held=held,
+        follower=follower,
         announcer=announcer,
         committing=committing,
         admission=admission,
@@ -217,10 +229,11 @@ async def _open_inference(
         presenter=presenter,
     )
     return provider, {
-        "name": ad.name,
+        "name": name_of(config, keys.public),
         "wire": list(wire),
-        "serves": {s.manifest.name: list(s.tasks) for s in served.values()},
-        "prices_msat": {s.manifest.name: dict(s.prices_msat) for s in served.values()},
+        "serves": {s.manifest.name: list(s.tasks) for s in served},
+        "prices_msat": {s.manifest.name: dict(s.prices_msat) for s in served},
+        **({"specialize": config.specialize} if follower is not None else {}),
     }
 
 

@@ -149,3 +149,17 @@ def test_a_snapshot_tells_memory_speed_and_place_of_those_who_hold_something():
     assert holding == {"11111111": ("driver", "stage.0"), "22222222": ("stage.1", "stage.2")}
     with pytest.raises(BadInput):
         placing.of_snapshot(snapshot, diamond(), None)
+
+
+def test_nodes_of_one_name_whose_keys_begin_alike_are_told_apart():
+    """Two such keys are made in seconds: whoever has them must not keep others from placing anything."""
+    manifest = ring(1)
+    offers = (TaskOffer(task="driver", price_msat=1, us_per_position=500),)
+    fields = {"bond_msat": 0, "region": "", "load_ppm": 0, "epochs": 1, "beat": "0" * 64, "ad": "0" * 64}
+    held = (Held(manifest=manifest.digest(), free=1, tasks=offers),)
+    nodes = tuple(
+        Node(pubkey="12345678" + end * 56, held=held, coordinates=(0, 0, 500), **fields) for end in ("a", "b", "c")
+    )
+    snapshot = Snapshot(committee="0" * 64, epoch=1, nodes=nodes, events=())
+    pool, tables, holding = placing.of_snapshot(snapshot, manifest, None)
+    assert len({node.name for node in pool.nodes}) == len(holding) == len(tables["driver"]) == 3

@@ -70,10 +70,11 @@ class Model:
 
 def model(manifest: Manifest, measured: Mapping[str, Mapping[str, Table]] | None = None) -> Model:
     """`measured`: by task, tables of nodes of a kind. Others' times are the manifest's FLOPs at 1 GFLOP/s, for nodes
-    whose speed is in GFLOP/s. Memory is the manifest's, caches for its slots included."""
+    whose speed is in GFLOP/s. Memory is the manifest's, caches for its slots included. Neither is nothing, whatever a
+    stranger's manifest says: rates are divided by both."""
     number = {task.name: index for index, task in enumerate(manifest.tasks)} | {OUTSIDE: CUSTOMER}
     tasks = tuple(
-        Task(task.name, task.memory_bytes, ((1, task.flops / 1e6),), on=dict((measured or {}).get(task.name, {})))
+        Task(task.name, max(task.memory_bytes, 1), ((1, max(task.flops, 1) / 1e6),), on=_on(measured, task.name))
         for task in manifest.tasks
     )
     links = tuple(
@@ -83,6 +84,10 @@ def model(manifest: Manifest, measured: Mapping[str, Mapping[str, Table]] | None
     )
     is_ring = manifest.mode == "generate" and len(tasks) > 1
     return Model(Dag(tasks, links), is_ring)
+
+
+def _on(measured: Mapping[str, Mapping[str, Table]] | None, task: str) -> dict[str, Table]:
+    return dict((measured or {}).get(task, {}))
 
 
 def advise(
