@@ -163,6 +163,11 @@ class Market:
             await self.take(events[0])
         return known.body
 
+    def newest(self) -> Body | None:
+        """The newest certified body of a closed epoch that has come; None before the first."""
+        known = self._epochs.newest(_now_ms())
+        return None if known is None else known.body
+
     def body_of(self, epoch: int) -> Body | None:
         """The certified body of an epoch, if it has come and is not too old."""
         known = self._epochs.certified(epoch)

@@ -190,6 +190,19 @@ async def _links(state: Path) -> str:
     return said
 
 
+def from_here(host: str) -> str:
+    """Where this machine reaches what listens at `host`, as a URL or `host:port` has it."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1", "[::]": "[::1]"}.get(host, host)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether it is reached from this machine alone. A name other than localhost counts as an address of others."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def _advice(port: int) -> str:
     """What to change, by where this machine stands."""
     own = _own(socket.AF_INET)
@@ -246,10 +259,9 @@ def _parsed(address: str) -> tuple[str, int]:
 
 
 async def _answers(host: str, port: int) -> bool:
-    where = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     try:
         async with asyncio.timeout(_ANSWER_S):
-            _, writer = await asyncio.open_connection(where, port)
+            _, writer = await asyncio.open_connection(from_here(host), port)
     except (OSError, TimeoutError):
         return False
     writer.close()

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
+from prometheus_client.registry import Collector
+
 from nodewire.config import ProviderConfig
 from nodewire.dialling import are_private
-from nodewire.errors import BadConfig
+from nodewire.guests import listening_socket
 from nodewire.kind import installed
 from nodewire.market import Market, open_market
+from nodewire.metrics.endpoint import Exposed
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.pool import Pool
@@ -29,7 +31,7 @@ from nodewire.pay.till import Till
 from nodewire.protocol.coordinates import in_ms
 from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
-from nodewire.provider import profiling, queues
+from nodewire.provider import measuring, profiling, queues
 from nodewire.provider.acquaintance import Acquaintance, is_private
 from nodewire.provider.admission import Admission
 from nodewire.provider.announcing import Announcer, describe
@@ -48,16 +50,18 @@ from nodewire.provider.verifying import Verifying
 from nodewire.provider.withdrawals import Withdrawals
 from nodewire.store.held import held
 from nodewire.wire import health_log
+from nodewire.wire.measuring import Links, Spooled
 from nodewire.wire.node import Node
 from nodewire.wire.shm import SameHost
 from nodewire.wire.spool import Spool
 from nodewire.wire.transport import TcpTls
 from nodewire.worker.lasting import LastingWorker, maker
+from nodewire.worker.measuring import Machines, Workers
 from nodewire.worker.several import several
 
 
 async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]:
-    """Start a provider; returns its ready line with `wait`, which ends only by an error.
+    """Start a provider; returns its ready line with `wait`, which ends only by an error, and with its `metrics`.
 
     Raises:
         Busy: another daemon works in its state folder.
@@ -76,15 +80,21 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
     lnurl = await _serve_lnurl(stack, config, keys, till)
     ready: dict[str, Any] = {"ready": "provider", "npub": keys.npub, "public": keys.public, "lnurl": lnurl}
     halves: list[Provider | Training | Fedstr] = []
+    here: list[Collector] = [measuring.Jobs(halves)]
+    workers: list[tuple[str, LastingWorker]] = []
     if config.serve:
-        provider, said = await _open_inference(stack, config, keys, pool, market, ledger, wallet, lnurl)
+        provider, said, shown, made = await _open_inference(stack, config, keys, pool, market, ledger, wallet, lnurl)
         halves.append(provider)
+        here += shown
+        workers += [(f"serve-{number}", worker) for number, worker in enumerate(made)]
         ready |= said
     if config.train is not None:
-        training, fedstr = await open_training(
+        training, fedstr, made = await open_training(
             stack, config, config.train, keys=keys, pool=pool, blobs=market.blobs, ledger=ledger, till=till, lnurl=lnurl
         )
         halves += [training, *([fedstr] if fedstr else [])]
+        here.append(measuring.Bench(training.free))
+        workers += [(f"train-{number}", worker) for number, worker in enumerate(made)]
         stack.push_async_callback(training.withdraw)
         ready |= {"trains": list(config.train.families), "name": ready.get("name", training.name)}
 
@@ -100,7 +110,9 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
 
     running = asyncio.create_task(run())
     stack.callback(running.cancel)
-    return {**ready, "wait": running}
+    here.append(Workers(lambda: workers))
+    apart = (measuring.Till(config.ledger), Machines(lambda: workers, config.worker.memory))
+    return {**ready, "wait": running, "metrics": Exposed("provider", config.metrics.listen, here, apart)}
 
 
 async def _open_inference(
@@ -112,8 +124,8 @@ async def _open_inference(
     ledger: Ledger,
     wallet: SimWallet,
     lnurl: str,
-) -> tuple[Provider, dict[str, Any]]:
-    """What serves the tasks in [[serve]], and what its ready line says of them."""
+) -> tuple[Provider, dict[str, Any], list[Collector], list[LastingWorker]]:
+    """What serves the tasks in [[serve]], what its ready line says of them, what it shows Prometheus, its workers."""
     job_kinds = installed()
     make, made = maker(stack, config.worker.limits, config.blobs, batch=config.worker.batch), list[LastingWorker]()
 
@@ -216,31 +228,21 @@ async def _open_inference(
         verifying=verifying,
         presenter=presenter,
     )
-    return provider, {
+    ready = {
         "name": ad.name,
         "wire": list(wire),
         "serves": {s.manifest.name: list(s.tasks) for s in served.values()},
         "prices_msat": {s.manifest.name: dict(s.prices_msat) for s in served.values()},
     }
+    stall = measuring.Stall(keys.public, served.values(), bonding, market)
+    return provider, ready, [Links(node), Spooled(spool, config.spool), stall], made
 
 
 async def _serve_lnurl(stack: AsyncExitStack, config: ProviderConfig, keys: Keys, till: Till) -> str:
     """Serve the provider's LNURL-pay endpoint; its payRequest URL."""
-    host, _, port = config.lnurl.listen.rpartition(":")
-    sock = _listening_socket(host, int(port))
+    sock = listening_socket("lnurl.listen", config.lnurl.listen)
+    host = config.lnurl.listen.rpartition(":")[0]
     base = config.lnurl.url.rstrip("/") or f"http://{host}:{sock.getsockname()[1]}"
     endpoint = lnurl_server.Endpoint("nodewire", base, keys.public, till.quote)
     await stack.enter_async_context(lnurl_server.serving(endpoint, sock))
     return endpoint.pay_url
-
-
-def _listening_socket(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((host.strip("[]"), port))
-    except OSError as error:
-        sock.close()
-        raise BadConfig("lnurl.listen", f"cannot listen on {host}:{port} ({error.strerror})") from error
-    return sock

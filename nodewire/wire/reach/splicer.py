@@ -10,7 +10,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
@@ -90,6 +90,12 @@ class Splicer:
         self._waiting = AtATime("rooms")
         self._paired = AtATime("pairs")
         self._seen: OrderedDict[str, None] = OrderedDict()
+        self.outcomes: Counter[str] = Counter()
+        """Of connections: "seen" (told how it looks from here), "paired" (both ends of a pair), or the code of why not;
+        "gone" if it was the connection."""
+        self._meters: set[Meter] = set()
+        self._bytes_before = 0
+        """Of pairs that are over."""
         self._listening: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -99,6 +105,16 @@ class Splicer:
         self._listening.append(listening)
         self._run(self._accept(listening))
         return written(*listening.getsockname()[:2])
+
+    @property
+    def nbytes(self) -> int:
+        """That have been carried, both ways."""
+        return self._bytes_before + sum(meter.nbytes for meter in self._meters)
+
+    @property
+    def guests(self) -> tuple[int, int, int]:
+        """Connections that have asked for nothing yet, ends that wait for the other, pairs."""
+        return len(self._half_open), len(self._crowd), len(self._pairs)
 
     async def close(self) -> None:
         for task in list(self._tasks):
@@ -135,6 +151,7 @@ class Splicer:
             finally:
                 self._half_open.leave(this)
             if room is None:
+                self.outcomes["seen"] += 1
                 return
             guest = _Guest(connection, key, address)
             other = self._rooms.pop(room, None)
@@ -146,10 +163,12 @@ class Splicer:
                 await self._wait(guest, room)
         except NodewireError as error:
             _log.debug("%s: %s", address, error)
+            self.outcomes[error.code] += 1
             with suppress(OSError):
                 connection.send(message(error))  # it fits, or the end does not read
         except (OSError, TimeoutError) as error:
             _log.debug("%s: %s", address, error)
+            self.outcomes["gone"] += 1
         finally:
             if guest is None or not guest.handed_over:
                 connection.close()
@@ -209,10 +228,13 @@ class Splicer:
             displaced = self._pairs.enter(this, crowd.address)
             if displaced is not None:
                 displaced.cancel()
+            self._meters.add(meter)
             try:
                 await self._carry(guest.connection, other.connection, meter)
             finally:
                 self._pairs.leave(this)
+                self._meters.discard(meter)
+                self._bytes_before += meter.nbytes
         except NodewireError as error:
             with suppress(OSError):
                 other.connection.send(message(error))
@@ -226,6 +248,7 @@ class Splicer:
         loop = asyncio.get_running_loop()
         for end in (one, other):
             await loop.sock_sendall(end, message({"met": True}))
+        self.outcomes["paired"] += 2
         ways = {asyncio.create_task(_copy(one, other, meter)), asyncio.create_task(_copy(other, one, meter))}
         pending = ways
         try:
