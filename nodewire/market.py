@@ -198,16 +198,19 @@ class Market:
         """Whether a request that comes now may stand on `body`: it had an epoch's time to come here."""
         return is_valid(self.committee, body.epoch, _now_ms(), grace_ms=self.committee.epoch_ms)
 
-    async def snapshot(self, sha256: str) -> Snapshot:
-        """The snapshot blob, checked against its hash.
+    async def snapshot(self, sha256: str, *, keep: bool = True) -> Snapshot:
+        """The snapshot blob, checked against its hash. Without `keep` it is not left on the disk.
 
         Raises:
             NotFound, BadHash, BadInput: no store has it, or it is not what was cited.
         """
         async with self._reading:  # many jobs begin with an epoch: its snapshot is read once
             if sha256 not in self._snapshots:
+                stays = keep or self.blobs.path(sha256).exists()
                 path = await self.blobs.get(sha256, max_bytes=Snapshot.MAX_BYTES)
                 blob = await asyncio.to_thread(path.read_bytes)
+                if not stays:
+                    path.unlink(missing_ok=True)
                 self._snapshots[sha256] = snapshot.unpack(blob, sha256)
                 while len(self._snapshots) > _KEPT_SNAPSHOTS:
                     self._snapshots.popitem(last=False)

@@ -130,7 +130,7 @@ class Stall:
 
     async def _look(self, digest: str, snapshot: str) -> None:
         try:
-            found = await self._market.snapshot(snapshot)
+            found = await self._market.snapshot(snapshot, keep=False)
         except NodewireError:  # a store that is down says nothing of this provider: the next scrape tries again
             return
         self._is_listed, self._read = found.node(self._public) is not None, digest
