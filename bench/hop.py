@@ -37,15 +37,23 @@ class Arm:
 
     async def start(self, stack: AsyncExitStack) -> None:
         listener = await self._process(stack, "listen")
-        where = await _said(listener)
+        where = await self._said(listener)
         self._dialler = await self._process(stack, "dial", json.dumps(where))
         if self.name in ("wire", "shm"):  # the listener's job names the dialler
-            await _tell(listener, await _said(self._dialler))
+            await _tell(listener, await self._said(self._dialler))
 
     async def took_s(self, size: int, times: int) -> list[float]:
         await _tell(self._dialler, {"bytes": size, "times": times, "warm": max(2, times // 10)})
-        found: list[float] = await _said(self._dialler)
+        found: list[float] = await self._said(self._dialler)
         return found
+
+    async def _said(self, process: asyncio.subprocess.Process) -> Any:
+        """Raises OSError: the process has ended; it has said why on standard error."""
+        assert process.stdout is not None
+        line = await asyncio.wait_for(process.stdout.readline(), 300)
+        if not line:
+            raise OSError(f"{self.name}: one of its processes has ended")
+        return json.loads(line)
 
     async def _process(self, stack: AsyncExitStack, *words: str) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
@@ -95,11 +103,6 @@ def _judge(report: Report, names: list[str]) -> None:
     for size in ("64_KiB", "1_MiB", "64_MiB"):
         best = min((p50(name, size) for name in others), default=None)
         report.line(f"{size}_over_best_other", round(p50("wire", size) / best, 3) if best else None, "<", 1)
-
-
-async def _said(process: asyncio.subprocess.Process) -> Any:
-    assert process.stdout is not None
-    return json.loads(await asyncio.wait_for(process.stdout.readline(), 300))
 
 
 async def _tell(process: asyncio.subprocess.Process, what: Any) -> None:

@@ -62,7 +62,8 @@ def _send(connection: socket.socket, data: memoryview) -> None:
 def _receive(connection: socket.socket, memory: bytearray) -> memoryview:
     """The next message, in memory that is used again."""
     head = bytearray(_LENGTH.size)
-    connection.recv_into(head, _LENGTH.size, socket.MSG_WAITALL)
+    if connection.recv_into(head, _LENGTH.size, socket.MSG_WAITALL) < _LENGTH.size:
+        raise ConnectionError
     (size,) = _LENGTH.unpack(head)
     whole, filled = memoryview(memory)[:size], 0
     while filled < size:
@@ -79,7 +80,7 @@ async def sockets_listen() -> None:
         connection, _ = listening.accept()
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         memory = bytearray(MOST_BYTES)
-        with suppress(ConnectionError, struct.error):
+        with suppress(ConnectionError):
             while True:
                 _send(connection, view(tensor(_receive(connection, memory))))
 
@@ -176,11 +177,13 @@ def _certificate() -> tuple[bytes, bytes]:
 
 async def websockets_listen() -> None:
     from websockets.asyncio.server import ServerConnection, serve
+    from websockets.exceptions import ConnectionClosed
 
     async def serving(connection: ServerConnection) -> None:
-        async for message in connection:
-            assert isinstance(message, bytes)
-            await connection.send(view(tensor(bytearray(message))))
+        with suppress(ConnectionClosed):  # the dialler is killed when it has said what it is for
+            async for message in connection:
+                assert isinstance(message, bytes)
+                await connection.send(view(tensor(bytearray(message))))
 
     certificate, key = _certificate()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -77,16 +77,16 @@ class Namespace:
 
 
 def lacking() -> str | None:
-    """Why this process can make no machines; None if it can."""
+    """What this process lacks for machines; None if nothing."""
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     if missing:
-        return f"{', '.join(missing)} not installed"
+        return f"{', '.join(missing)}: not installed"
     if not os.access(TUN, os.R_OK | os.W_OK):
-        return f"{TUN} may not be used"
+        return f"{TUN}, which this user may not use"
     try:
         Namespace().close()
     except OSError as error:
-        return str(error)
+        return f"network namespaces, which this user may not make ({error})"
     return None
 
 

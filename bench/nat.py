@@ -1,14 +1,15 @@
 """Ways through home routers: `python -m bench.nat [--json] [--quick]`.
 
-Three machines (`bench.wan`): a node that links, one that is to be reached, and a public one with a relay and a splice,
-as `nodewire relay` and `nodewire splice` run them; between the two nodes 60 ms, to the third 30 and 50. The node that
-is to be reached finds out by itself what to announce: its address, one that its router opens by UPnP, or the splice.
-Linked are public machines, those behind a NAT that shows all others the same port (cone), and those behind one that
-shows each another (symmetric). Every link is dropped and made again.
+Three machines (`bench.wan`): a node that links, one that is to be reached, and a public one with a relay and a
+splice, as `nodewire relay` and `nodewire splice` run them; between the two nodes 60 ms, to the third 30 and 50. The
+node that is to be reached finds out by itself what to announce: its address, one that its router opens by UPnP, or
+the splice, and has the splice dial it back, as `nodewire doctor` does. Linked are public machines, those behind a NAT
+that shows all others the same port (cone), and those behind one that shows each another (symmetric). Every link is
+dropped and made again.
 
 The links' times are from the call; those after the offers from when the node that links has the answer to its own. What
 goes by at the splice is looked through for a marker of which the tensors are full; the same look finds it in plain TCP.
-Where the machine can have no network namespaces, or lacks nftables or miniupnpd, it says so and measures nothing.
+Where the machine can have no network namespaces, or lacks nftables or miniupnpd, it is skipped, and says why.
 """
 
 from __future__ import annotations
@@ -47,16 +48,15 @@ _PLAIN = f"import socket; socket.create_connection(({{!r}}, {_RELAY_PORT})).send
 
 async def measure(report: Report, options: argparse.Namespace) -> None:
     if (why := unavailable(nat=True, upnp=True)) is not None:
-        say(f"skipped, no WAN here: {why}")
-        report.arms["skipped"] = why
-        report.line("skipped", 1, "==", 1)
-        return
+        return report.skip(why)
     for name, (a, b, rung) in PAIRS.items():
         tries = QUICK_TRIES if report.quick else CONE_TRIES if name == "cone/cone" else TRIES
         with Wan({"a": a, "b": b, "s": Host()}, RTT_MS, seed=report.seed) as wan:
             report.arms[name] = arm = await _linked(wan, tries, upnp=b.upnp)
         say(f"{name}: {arm['rungs']}, {arm['link_ms']['p50']} ms {arm['errors'] or ''}")
         report.line(f"{name}: links by {rung}, right npub", arm["rungs"].get(rung, 0), "==", tries)
+        outcome = "open" if b.nat is None or b.upnp else "silent"
+        report.line(f"{name}: dialled back, {outcome}", int(arm["dialled_back"] == outcome), "==", 1)
         if rung == "splice":
             report.line(f"{name}: longest link, s", round((arm["link_ms"]["max"] or 1e9) / 1_000, 3), "<=", 1.5)
             report.line(f"{name}: markers at the splice", arm["capture"]["markers"], "==", 0)
@@ -96,6 +96,7 @@ async def _linked(wan: Wan, tries: int, *, upnp: bool) -> dict[str, Any]:
     rungs = [link["rung"] for link in found]
     return {
         "announced": here["addresses"],
+        "dialled_back": here["dialled_back"],
         "rungs": {rung: rungs.count(rung) for rung in sorted(set(rungs))},
         "errors": errors,
         "wrong": wrong,

@@ -22,7 +22,7 @@ from nodewire.nostr.keys import Keys
 from nodewire.nostr.pool import Pool
 from nodewire.protocol.frame import Array, Frame
 from nodewire.wire import Link, Node, Route
-from nodewire.wire.reach import announcing, ladder, reach
+from nodewire.wire.reach import announcing, dialback, ladder, reach
 from nodewire.wire.reach.reach import Reach
 
 PORT = 4_000
@@ -45,14 +45,17 @@ async def _node(lines: asyncio.StreamReader) -> None:
         node = Node(keys, expect=lambda peer: True)
         listening = await node.listen(port=PORT)
         here: tuple[str, ...] = ()
+        outcome = ""
         if told["waits"]:
             splices = await _splices(pool)
             seen = await announcing.look(splices, keys)
             here, _ = await announcing.addresses(listening, seen, upnp=told["upnp"])
             node.ladder = Reach(node, keys, pool, here=splices)
+            dialled = await dialback.ask_some(splices, PORT, keys, allow_private=False)
+            outcome = dialled.outcome if isinstance(dialled, dialback.Dialled) else str(dialled)
         else:
             node.ladder = Reach(node, keys, pool)
-        _say({"public": keys.public, "addresses": here})
+        _say({"public": keys.public, "addresses": here, "dialled_back": outcome})
         times = _Times()
         while line := await lines.readline():
             peer, addresses = json.loads(line)

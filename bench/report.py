@@ -1,4 +1,8 @@
-"""What every bench prints: one JSON document of arms and acceptance lines, and what makes its exit code 1."""
+"""What every bench prints: one JSON document of arms and acceptance lines, and what makes its exit code.
+
+0: all lines are ok. 1: one is not; standard error names it. 77: what could be measured is ok, and something needs what
+this machine lacks; standard error says what.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,8 @@ from typing import Any, Literal
 
 from processes.saying import STARTED_S, say
 
+SKIPPED = 77
+"""What automake, meson and others take for a test that could not be run."""
 Relation = Literal["==", "<=", "<", ">=", ">"]
 _HOLDS: dict[Relation, Callable[[float, float], bool]] = {
     "==": lambda value, bound: value == bound,
@@ -36,6 +42,8 @@ class Report:
     quick: bool
     arms: dict[str, Any] = field(default_factory=dict)
     summary: dict[str, dict[str, Any]] = field(default_factory=dict)
+    skipped: str = ""
+    """What this machine lacks for the rest of it."""
 
     def line(self, name: str, value: float | None, relation: Relation, bound: float) -> None:
         """An acceptance line. A value that could not be measured (None, not a number) is not ok."""
@@ -43,9 +51,20 @@ class Report:
         ok = measured and value is not None and _HOLDS[relation](value, bound)
         self.summary[name] = {"value": value if measured else None, "bound": f"{relation} {bound:g}", "ok": ok}
 
+    def skip(self, needs: str) -> None:
+        """Leave out what this machine cannot measure."""
+        self.skipped = f"needs {needs}"
+
     @property
     def ok(self) -> bool:
         return bool(self.summary) and all(line["ok"] for line in self.summary.values())
+
+    @property
+    def code(self) -> int:
+        """With which the bench exits."""
+        if self.skipped and (self.ok or not self.summary):
+            return SKIPPED
+        return 0 if self.ok else 1
 
     def document(self) -> dict[str, Any]:
         return {
@@ -56,6 +75,7 @@ class Report:
             "seconds": round(time.monotonic() - STARTED_S, 1),
             "arms": self.arms,
             "summary": self.summary,
+            **({"skipped": self.skipped} if self.skipped else {}),
         }
 
 
@@ -72,7 +92,9 @@ def run(
     parser = argparse.ArgumentParser(
         prog=f"python -m bench.{name}", description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", action="store_true", help="the document on one line, and no table on stderr")
+    parser.add_argument(
+        "--json", action="store_true", help="the document on one line, and on stderr only what is not ok"
+    )
     parser.add_argument("--quick", action="store_true", help="few repetitions: whether it works, not how well")
     parser.add_argument("--seed", type=int, default=1, help="of every random choice")
     if add is not None:
@@ -85,10 +107,12 @@ def run(
     except (KeyboardInterrupt, asyncio.CancelledError):
         report.summary["finished"] = {"value": "interrupted", "bound": "finished", "ok": False}
     print(json.dumps(report.document(), indent=None if options.json else 1), flush=True)
-    if not options.json:
-        for line, said in report.summary.items():
+    for line, said in report.summary.items():
+        if not (options.json and said["ok"]):
             print(f"{'ok    ' if said['ok'] else 'NOT OK'} {line}: {said['value']} ({said['bound']})", file=sys.stderr)
-    sys.exit(0 if report.ok else 1)
+    if report.skipped:
+        print(f"skipped: {report.skipped}", file=sys.stderr)
+    sys.exit(report.code)
 
 
 async def _measured(report: Report, options: argparse.Namespace, measure: Measure) -> None:

@@ -8,7 +8,7 @@ Arms, interleaved: `wire` is the wire as it is; `control` is the same without he
 congestion window collapses between two turns. Of each arm: the first turn of a job, the next ones with one in flight,
 and the rate of turns with four in flight. After every fifth turn nothing goes around for a second: a job is not always
 busy. Links are a second old when the job is opened, and its first turn begins half a second later.
-Where the machine can have no network namespaces it says so and measures nothing.
+Where the machine can have no network namespaces it is skipped, and says why.
 """
 
 from __future__ import annotations
@@ -36,10 +36,7 @@ _NODE = ["-m", "bench.ring_node"]
 
 async def measure(report: Report, options: argparse.Namespace) -> None:
     if (why := unavailable()) is not None:
-        say(f"skipped, no WAN here: {why}")
-        report.arms["skipped"] = why
-        report.line("skipped", 1, "==", 1)
-        return
+        return report.skip(why)
     turns, rounds = (QUICK_TURNS, 1) if report.quick else (TURNS, ROUNDS)
     arms: dict[str, list[dict[str, Any]]] = {"wire": [], "control": [], "wire_20_mbit": []}
     for number in range(rounds):

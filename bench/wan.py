@@ -240,10 +240,10 @@ class Wan:
 
 
 def unavailable(*, nat: bool = False, upnp: bool = False) -> str | None:
-    """Why this machine can have no WAN of that kind; None if it can."""
+    """What this machine lacks for a WAN of that kind; None if nothing."""
     for program, needed in (("nft", nat), ("miniupnpd", upnp)):
         if needed and shutil.which(program) is None:
-            return f"{program} not installed"
+            return f"{program}, which is not installed"
     return lacking()
 
 
@@ -298,7 +298,7 @@ def main() -> None:
         return print(distance_ms(arguments[1]))
     become_root()
     if (why := unavailable()) is not None:
-        sys.exit(f"no WAN here: {why}")
+        sys.exit(f"no WAN here: needs {why}")
     if "--" not in arguments:
         return print(json.dumps(ring(), indent=1))
     at = arguments.index("--")

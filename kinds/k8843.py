@@ -11,6 +11,7 @@ import asyncio
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any
 
@@ -23,8 +24,10 @@ from nodewire.protocol.manifest import CUSTOMER, Manifest
 
 MAX_NEW_TOKENS = 1_000_000
 MAX_STOPS = 4
-MAX_WAITING_BYTES = 512 * 2**20
-"""Of frames at one node of a job that wait for their turn. It is not waited for room: that could be in a circle."""
+MAX_WAITING_BYTES = 2**30
+"""Of frames at one node that wait for their turn, in all its jobs; one job's are at most as many as all together leave
+free (Choudhury and Hahne, "Dynamic queue length thresholds", 1998), so that jobs which fill up leave room for the next.
+It is not waited for room: that could be in a circle."""
 MAX_STOP_CHARS = 64
 MERGED_POSITIONS = 512
 """Of a decoder's earlier inputs that are computed at once."""
@@ -33,6 +36,9 @@ MERGED_POSITIONS = 512
 class SplitInference:
     request = INFERENCE
     worker_entry = "kinds.k8843_worker"
+
+    def __init__(self) -> None:
+        self._waiting = _Waiting()
 
     def check(self, manifest: Manifest, params: Params) -> Params:
         if manifest.mode != "generate":
@@ -72,7 +78,7 @@ class SplitInference:
 
     async def serve(self, job: Job, mailbox: Mailbox, worker: Worker, desk: Desk) -> None:
         targets = {edge.name: edge.target for edge in job.manifest.edges}
-        inboxes = _Inboxes(in_order_of_calls=job.manifest.mode != "generate")
+        inboxes = _Inboxes(self._waiting, in_order_of_calls=job.manifest.mode != "generate")
         closing = _Closing(job, desk)
         opened: list[str] = []
         running: list[asyncio.Task[None]] = []
@@ -103,6 +109,7 @@ class SplitInference:
             if not closing.ended.is_set():
                 raise
         finally:
+            inboxes.clear()
             for task in opened:
                 # A worker that died has no sessions left to close; its death has been reported by the call it broke.
                 with suppress(Exception):
@@ -218,13 +225,21 @@ async def _distribute(mailbox: Mailbox, targets: Mapping[str, str], inboxes: _In
         inboxes.put(targets[frame.edge], frame)
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """What waits in all jobs of this node."""
+
+    nbytes: int = 0
+
+
 class _Inboxes:
     """Frames by the task that they wait for, bounded together: the mailbox's windows end where these begin.
 
     A generation's are taken as they came, calls by their number.
     """
 
-    def __init__(self, *, in_order_of_calls: bool) -> None:
+    def __init__(self, everywhere: _Waiting, *, in_order_of_calls: bool) -> None:
+        self._everywhere = everywhere
         self._by_call = in_order_of_calls
         self._frames: defaultdict[str, list[tuple[int, int, Frame[Array]]]] = defaultdict(list)
         self._arrived: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
@@ -233,13 +248,13 @@ class _Inboxes:
 
     def put(self, task: str, frame: Frame[Array]) -> None:
         """Raises TooLarge: the neighbours send faster than this node is paid, or computes."""
-        if self._bytes + _cost(frame) > MAX_WAITING_BYTES:
-            raise TooLarge("frames", f"over {MAX_WAITING_BYTES} bytes wait to be computed")
+        if self._bytes + _cost(frame) > MAX_WAITING_BYTES - self._everywhere.nbytes:
+            raise TooLarge("frames", f"over {self._bytes} bytes wait to be computed")
         self.put_back(task, frame)
 
     def put_back(self, task: str, frame: Frame[Array]) -> None:
         """Have a frame wait on."""
-        self._bytes += _cost(frame)
+        self._add(_cost(frame))
         self._count += 1
         heappush(self._frames[task], (frame.seq if self._by_call else 0, self._count, frame))
         self._arrived[task].set()
@@ -247,8 +262,17 @@ class _Inboxes:
     async def get(self, task: str) -> Frame[Array]:
         await self._until(task, lambda waiting: bool(waiting))
         *_, frame = heappop(self._frames[task])
-        self._bytes -= _cost(frame)
+        self._add(-_cost(frame))
         return frame
+
+    def clear(self) -> None:
+        """The job is over: nothing of it waits, or will."""
+        self._frames.clear()
+        self._add(-self._bytes)
+
+    def _add(self, nbytes: int) -> None:
+        self._bytes += nbytes
+        self._everywhere.nbytes += nbytes
 
     async def earlier(self, task: str, seq: int) -> None:
         """Return when a frame of a call before number `seq` is there."""

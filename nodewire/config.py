@@ -16,6 +16,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from nodewire.errors import BadConfig, BadInput
 from nodewire.kind import Limits
+from nodewire.protocol.address import SPLICE_WORDS
+from nodewire.protocol.faults import in_words, shaped
 from nodewire.protocol.schema import Hex32, Label, Msat, Name
 from nodewire.protocol.sizes import parse_size
 
@@ -43,9 +45,14 @@ def parse_msat(text: str) -> int:
 
 
 Size = Annotated[int, BeforeValidator(parse_size), Field(ge=0)]
-Address = Annotated[str, Field(pattern=r"^[^\s]{1,255}:[0-9]{1,5}$")]
-SpliceAt = Annotated[str, Field(pattern=r"^splice:[0-9a-f]{64}@[^\s]{1,255}:[0-9]{1,5}$")]
-Coordinate = Annotated[str, Field(pattern=r"^388(40|41):[0-9a-f]{64}:[a-z0-9][a-z0-9._-]{0,63}$")]
+Address = Annotated[str, shaped(r"^[^\s]{1,255}:[0-9]{1,5}$", "host:port")]
+SpliceAt = Annotated[str, shaped(r"^splice:[0-9a-f]{64}@[^\s]{1,255}:[0-9]{1,5}$", SPLICE_WORDS)]
+_NAMED = r"[0-9a-f]{64}:[a-z0-9][a-z0-9._-]{0,63}$"
+ManifestAt = Annotated[str, shaped(rf"^38840:{_NAMED}", "38840:<author's public key in hex>:<name>")]
+CommitteeAt = Annotated[str, shaped(rf"^38841:{_NAMED}", "38841:<founder's public key in hex>:<name>")]
+Holder = Annotated[str, shaped(r"^sim$", 'a kind of wallet that there is: "sim"')]
+Congestion = Annotated[str, shaped(r"^[a-z0-9_-]{0,15}$", 'the name of a congestion control, such as "bbr"')]
+Device = Annotated[str, shaped(r"^(cpu|cuda(:\d+)?|mps)$", 'a device: "cpu", "cuda", "cuda:1" or "mps"')]
 
 
 class Section(BaseModel):
@@ -55,7 +62,7 @@ class Section(BaseModel):
 class WalletConfig(Section):
     """Where the role's Lightning wallet is. `token_file` holds what the wallet service gave for the account."""
 
-    kind: str = Field(default="sim", pattern=r"^sim$")
+    kind: Holder = "sim"
     url: str
     token_file: Path
 
@@ -79,8 +86,9 @@ class File(Section):
             first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
             if first["type"] == "extra_forbidden":
                 raise _unknown(path, text, first["loc"]) from error
-            where = ".".join(str(part) for part in first["loc"])
-            raise BadConfig(f"{path}: {where}", first["msg"].removeprefix("Value error, ")) from error
+            # Where a field may be of several types pydantic names the type beside it.
+            where = ".".join(part for part in map(str, first["loc"]) if re.fullmatch(r"\w+", part))
+            raise BadConfig(f"{path}: {where}", in_words(first)) from error
 
 
 class MetricsConfig(Section):
@@ -95,7 +103,7 @@ class Role(File):
     key: Path
     relays: tuple[str, ...] = Field(min_length=1, max_length=8)
     blossom: tuple[str, ...] = Field(min_length=1, max_length=8)
-    committee: Coordinate
+    committee: CommitteeAt
     committee_digest: Hex32 | None = None
     """Follow only this committee, whatever the author of the address publishes later."""
     state: Path
@@ -122,9 +130,9 @@ class WireConfig(Section):
     private: bool = False
     """Connect to private addresses that peers and splices' ads name: for a market in this network. If all relays are at
     private ones it is taken for such a market."""
-    congestion: str = Field(default="cubic", pattern=r"^[a-z0-9_-]{0,15}$")
-    """The kernel's congestion control for what this node sends; empty is the kernel's own choice. One that is not
-    there, or not allowed, is passed over."""
+    congestion: Congestion = "cubic"
+    """The kernel's congestion control for what this node sends; empty is the kernel's own choice. The default is passed
+    over where it is not there; another one that is not, or not allowed, is a fault when the role is started."""
     same_host: bool = True
     """Share memory with nodes that this user runs on this machine, in place of TLS."""
 
@@ -142,7 +150,7 @@ class WorkerConfig(Section):
     """Of a provider that serves: its tasks are spread over so many, each with `memory` and `threads`."""
     batch: int = Field(default=1, ge=1, le=64)
     """Of a provider that serves: so many calls of one graph task, of several jobs, are computed as one."""
-    device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?|mps)$")
+    device: Device = "cpu"
     compiled: Path | None = None
     """A folder of libraries made of tasks by `python -m nodewire.graph.compile`; all tasks are interpreted without."""
 
@@ -161,7 +169,7 @@ class BondConfig(Section):
 class Serve(Section):
     """A specialization: tasks of one manifest and what a chunk of each costs."""
 
-    manifest: Coordinate
+    manifest: ManifestAt
     digest: Hex32 | None = None
     """Serve only this version of the manifest; whatever its author publishes if empty."""
     tasks: tuple[Name, ...] = Field(min_length=1, max_length=1_024)
@@ -169,6 +177,24 @@ class Serve(Section):
     slots: int = Field(default=4, ge=1, le=4_096)
     us_per_position: int | None = Field(default=None, ge=1, le=2**40)
     """The speed that the ad claims; if not given, what `nodewire profile` measured, or else the daemon at its start."""
+
+
+class AutoConfig(Section):
+    """What a provider with `specialize = "auto"` chooses from, and how; `rest` and `patience` in epochs."""
+
+    manifests: tuple[ManifestAt, ...] = Field(default=(), max_length=64)
+    """The only ones that count; if empty, all that the committee certifies somebody to hold."""
+    memory: Size | None = None
+    """For all tasks that are held so at a time; what the worker's processes may take if not given."""
+    disk: Size = 50 * 10**9
+    """For their blobs."""
+    slots: int = Field(default=4, ge=1, le=4_096)
+    price_ppm: int = Field(default=1_000_000, ge=0, le=10_000_000)
+    """Of what others ask for the same task, in the middle."""
+    least_msat: Msat = 1
+    """The least for a task and chunk, and the price where nobody else asks any."""
+    rest: int = Field(default=60, ge=1, le=100_000)
+    patience: int = Field(default=6, ge=1, le=1_000)
 
 
 class TrainConfig(Section):
@@ -215,6 +241,9 @@ class ProviderConfig(Role):
     worker: WorkerConfig = WorkerConfig()
     bond: BondConfig = BondConfig()
     serve: tuple[Serve, ...] = Field(default=(), max_length=64)
+    specialize: Literal["auto"] | None = None
+    """Hold, beside what stands in [[serve]], what the market lacks most, and follow it."""
+    auto: AutoConfig = AutoConfig()
     train: TrainConfig | None = None
     spool: Size = 10 * 10**9
     """Bytes on disk for the frames of jobs that are under way or have just ended."""
@@ -228,8 +257,14 @@ class ProviderConfig(Role):
         served = [(s.manifest, task) for s in self.serve for task in s.tasks]
         if len(served) != len(set(served)):
             raise ValueError("serve: a task is named twice")
-        if not self.serve and self.train is None:
-            raise ValueError("serve: nothing is sold here: neither [[serve]] nor [train] stands in the file")
+        if not self.serve and self.train is None and self.specialize is None:
+            raise ValueError(
+                'serve: nothing is sold here: neither [[serve]] nor [train] nor specialize = "auto" stands in the file'
+            )
+        if twice := {one.manifest for one in self.serve}.intersection(self.auto.manifests):
+            raise ValueError(f"auto: {min(twice)} stands in [[serve]], too")
+        if "auto" in self.model_fields_set and self.specialize is None:
+            raise ValueError('auto: does nothing without specialize = "auto" at the top of the file')
         return self
 
 
@@ -246,7 +281,7 @@ class CustomerConfig(Role):
 class BondsConfig(Section):
     """Where the bonds' holder is asked. `token_file`: the oracle's account there, which its earnings are paid into."""
 
-    kind: str = Field(default="sim", pattern=r"^sim$")
+    kind: Holder = "sim"
     url: str
     token_file: Path | None = None
 
@@ -293,7 +328,11 @@ def load_role(path: Path) -> AnyRole:
     _no_other_tables(path, text, data)
     if "seat" in data:
         return OracleConfig.load(path)
-    return ProviderConfig.load(path) if {"serve", "train"} & data.keys() else CustomerConfig.load(path)
+    return (
+        ProviderConfig.load(path)
+        if {"serve", "train", "specialize", "auto"} & data.keys()
+        else CustomerConfig.load(path)
+    )
 
 
 def _no_other_tables(path: Path, text: str, data: dict[str, Any]) -> None:

@@ -61,8 +61,7 @@ class _Customer:
         predictor = Predictor(pool, chain, workload)
         stages = {stage.node: stage for stage in placement.stages}
         slots = {node: max(predictor.items(stage), 0) for node, stage in stages.items()}
-        zero = dict.fromkeys(stages, 0)
-        self.state = State(pool, chain, workload, predictor, stages, slots, zero, dict(zero))
+        self.state = State(pool, chain, workload, predictor, stages, slots, dict.fromkeys(stages, 0))
         self.port = 0
         self._router, self._result = router, Result()
         self._running: dict[int, Running] = {}

@@ -26,7 +26,7 @@ DETECT_MS = 500.0
 
 @dataclass
 class State:
-    """What routers may look at: who holds what, has how many slots, sessions and waiting positions, and is there."""
+    """What routers may look at: who is there and holds what, has how many slots, and how many sessions."""
 
     pool: Pool
     chain: Chain
@@ -35,7 +35,6 @@ class State:
     stages: dict[int, Stage]
     slots: dict[int, int]
     sessions: dict[int, int]
-    waiting: dict[int, int]
 
 
 Way = tuple[Stage, ...]
@@ -50,13 +49,11 @@ class Router(Protocol):
 @dataclass(slots=True)
 class Running:
     session: Session
-    began_ms: float = 0.0
     way: Way = ()
     attempt: int = 0
     made: int = 0
     """Output positions so far."""
     first_ms: float = 0.0
-    chunks_left: int = 0
 
 
 @dataclass(slots=True)
@@ -97,9 +94,7 @@ class Simulation:
         self._predictor = predictor
         stages = {stage.node: stage for stage in placement.stages}
         slots = {node: max(predictor.items(stage), 0) for node, stage in stages.items()}
-        self.state = State(
-            pool, chain, workload, predictor, stages, slots, dict.fromkeys(stages, 0), dict.fromkeys(stages, 0)
-        )
+        self.state = State(pool, chain, workload, predictor, stages, slots, dict.fromkeys(stages, 0))
         self._router, self._replan = router, replan or (lambda gone: placement)
         self._queues: dict[int, deque[Frame]] = {node: deque() for node in stages}
         self._busy: set[int] = set()
@@ -138,7 +133,6 @@ class Simulation:
         while self._line and (way := self._router(self.state)) is not None:
             running = self._line.popleft()
             running.way = way
-            running.began_ms = self._now
             for stage in way:
                 self.state.sessions[stage.node] += 1
             self._active.append(running)
@@ -176,7 +170,6 @@ class Simulation:
             return
         node = running.way[frame.stage].node
         self._queues[node].append(frame)
-        self.state.waiting[node] += frame.positions
         self._serve(node)
 
     def _serve(self, node: int) -> None:
@@ -188,7 +181,6 @@ class Simulation:
         while queue:
             frame = queue.popleft()
             if frame.attempt != frame.running.attempt:
-                self.state.waiting[node] -= frame.positions
                 continue
             here = frame.running.way[frame.stage]
             stage = stage or here
@@ -204,11 +196,10 @@ class Simulation:
         if key not in self._step_ms:
             self._step_ms[key] = interpolated(self._predictor.table(stage), positions)
         self._busy.add(node)
-        self._at(self._now + self._step_ms[key], lambda: self._served(node, batch, positions))
+        self._at(self._now + self._step_ms[key], lambda: self._served(node, batch))
 
-    def _served(self, node: int, batch: list[Frame], positions: int) -> None:
+    def _served(self, node: int, batch: list[Frame]) -> None:
         self._busy.discard(node)
-        self.state.waiting[node] -= positions
         if node in self._gone:
             return
         for frame in batch:
@@ -242,8 +233,6 @@ class Simulation:
         else:
             self._gone.add(node)
             self._queues[node] = deque()
-            if node in self.state.waiting:
-                self.state.waiting[node] = 0
             self.state.stages.pop(node, None)
             for running in [one for one in self._active if any(stage.node == node for stage in one.way)]:
                 self._interrupt(running)
@@ -273,7 +262,6 @@ class Simulation:
             for running in [one for one in self._active if any(s.node == node for s in one.way)]:
                 self._interrupt(running)
             self.state.sessions[node] = 0
-            self.state.waiting.setdefault(node, 0)
             self._queues.setdefault(node, deque())
         for node in [node for node in self.state.stages if node not in wanted]:
             for running in [one for one in self._active if any(s.node == node for s in one.way)]:

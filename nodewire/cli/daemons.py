@@ -220,7 +220,8 @@ def provider_ready(ready: Mapping[str, Any], config: Path) -> str:
         for model, prices in ready.get("prices_msat", {}).items()
     )
     trains = f"trains {', '.join(ready['trains'])}" if "trains" in ready else ""
-    sells = "; ".join(part for part in (f"serves {serves}" if serves else "", trains) if part)
+    follows = "holds what the market lacks" if "specialize" in ready else ""
+    sells = "; ".join(part for part in (f"serves {serves}" if serves else "", follows, trains) if part)
     return (
         f"[bold green]provider[/] ready  [bold]{escape(ready['name'])}[/] {ready['public'][:8]}, {escape(where)}\n"
         f"{escape(sells)}\n"

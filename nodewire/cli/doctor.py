@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 from nodewire.cli import doctor_network
+from nodewire.cli.doctor_reach import Check, Finding
 from nodewire.cli.output import OPERATORS, Json, console, in_words, one_line, print_json, sats
 from nodewire.cli.roles import enter_market, naming, wallet_of
 from nodewire.config import (
@@ -31,7 +32,6 @@ from nodewire.config import (
 from nodewire.errors import BadConfig, NodewireError, NotFound, OverMemory, PaymentFailed
 from nodewire.store.held import is_held
 
-Check = Callable[[], Awaitable[str]]
 _ANSWER_S = 5.0
 _MOST_SCRAPED = 2**20
 _LEAST_TO_TRAIN = 100 * 10**6
@@ -45,17 +45,12 @@ def doctor(
     json: Json = False,
 ) -> None:
     """Check this machine and, with a configuration, everything that it names. Exits with 1 if anything fails."""
-    rows = asyncio.run(_examine(config))
+    rows = asyncio.run(_examine(config, show=not json))
+    is_ok = all(found.ok for _, found in rows)
     if json:
-        print_json(
-            {"ok": all(ok for _, ok, _ in rows), "checks": [{"what": w, "ok": ok, "said": s} for w, ok, s in rows]}
-        )
-    else:
-        for what, ok, said in rows:
-            console.print(
-                f"{'[green]✓' if ok else '[red]✗'}[/] {one_line(what)}  [dim]{one_line(said)}[/]", soft_wrap=True
-            )
-    if not all(ok for _, ok, _ in rows):
+        checks = [{"what": what, "ok": found.ok, "said": found.said, **found.facts} for what, found in rows]
+        print_json({"ok": is_ok, "checks": checks})
+    if not is_ok:
         sys.exit(1)
 
 
@@ -63,19 +58,23 @@ def add_to(app: typer.Typer) -> None:
     app.command(rich_help_panel=OPERATORS)(doctor)
 
 
-async def _examine(config: Path | None) -> list[tuple[str, bool, str]]:
-    checks: list[tuple[str, Check]] = [("Python", _python), ("packages", _packages), ("worker sandbox", _sandbox)]
+async def _examine(config: Path | None, *, show: bool = False) -> list[tuple[str, Finding]]:
+    """What each check found, shown as soon as those before it are; they are made at once, but those of the network."""
+    checks: list[Check] = [("Python", _python), ("packages", _packages), ("worker sandbox", _sandbox)]
     if config is not None:
         role = load_role(config)
         checks += [(f"relay {url}", partial(_relay, url)) for url in role.relays]
         checks += [(f"blob store {url}", partial(_store, url)) for url in role.blossom]
-        checks += doctor_network.checks(role)
+        network = asyncio.Lock()  # they share ports
+        checks += [(what, partial(_after, network, check)) for what, check in doctor_network.checks(role)]
         if not isinstance(role, CustomerConfig) and role.metrics.listen:
             checks.append((f"metrics at {role.metrics.listen}", partial(_metrics, role.metrics.listen, role.state)))
         checks.append(("committee and epochs", partial(_committee, role)))
         if isinstance(role, ProviderConfig):
             for number, one in enumerate(role.serve, start=1):
                 checks.append((f"[[serve]] number {number}", partial(_serve, role, one)))
+            if role.specialize is not None:
+                checks.append(("specialize", partial(_follows, role)))
             if role.train is not None:
                 checks.append(("[train]", partial(_train, role.worker, role.train, _machine_bytes())))
         if not isinstance(role, OracleConfig) or role.bonds is not None:
@@ -83,12 +82,28 @@ async def _examine(config: Path | None) -> list[tuple[str, bool, str]]:
         if isinstance(role, ProviderConfig) and role.bond.amount_msat:
             checks.append(("bond", partial(_bond, role)))
     rows = []
-    for what, check in checks:
-        try:
-            rows.append((what, True, await check()))
-        except NodewireError as error:
-            rows.append((what, False, in_words(error)))
+    async with asyncio.TaskGroup() as group:
+        under_way = [(what, group.create_task(_finding(check))) for what, check in checks]
+        for what, task in under_way:
+            found = await task
+            rows.append((what, found))
+            if show:
+                mark = "[green]✓" if found.ok else "[red]✗"
+                console.print(f"{mark}[/] {one_line(what)}  [dim]{one_line(found.said)}[/]", soft_wrap=True)
     return rows
+
+
+async def _after(turn: asyncio.Lock, check: Callable[[], Awaitable[Finding | str]]) -> Finding | str:
+    async with turn:
+        return await check()
+
+
+async def _finding(check: Callable[[], Awaitable[Finding | str]]) -> Finding:
+    try:
+        found = await check()
+    except NodewireError as error:
+        return Finding(False, in_words(error), {})
+    return found if isinstance(found, Finding) else Finding(True, found, {})
 
 
 async def _python() -> str:
@@ -209,6 +224,22 @@ async def _serve(role: ProviderConfig, wanted: Serve) -> str:
         )
     has = role.worker.memory * role.worker.processes
     return f"{manifest.name}: {', '.join(wanted.tasks)}, may need {whole / 1e6:.1f} of {has / 1e6:.1f} MB"
+
+
+async def _follows(role: ProviderConfig) -> str:
+    """What a provider that follows demand holds, and why; and whether what it chooses from is to be had."""
+    from nodewire.provider import followed
+
+    async with AsyncExitStack() as stack:
+        stack.enter_context(naming(role.relays))
+        _, _, market = await enter_market(stack, role)
+        manifests = [await market.manifest(address) for address in role.auto.manifests]
+        known = followed.read(role.state)
+        held = await market.manifest(known.address, known.digest) if known is not None else None
+    chooses = ", ".join(manifest.name for manifest in manifests) or "all that the market holds"
+    if known is None or held is None:
+        return f"nothing is held yet; chooses from {chooses}"
+    return f"{', '.join(known.tasks)} of {held.name} since epoch {known.since}: {known.why}; chooses from {chooses}"
 
 
 async def _train(worker: WorkerConfig, train: TrainConfig, machine_bytes: int) -> str:

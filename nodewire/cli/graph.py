@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nodewire.cli.buying import can_write
+from nodewire.cli.manifest_file import read_manifest
 from nodewire.cli.output import DEVELOPERS, Json, console, one_line, print_json
 from nodewire.cli.roles import check_model, enter_market, naming
 from nodewire.config import AnyRole, load_role
@@ -25,9 +26,7 @@ if TYPE_CHECKING:
     from nodewire.nostr.pool import Pool
 
 MAX_REPORT_BYTES = 64 * 2**20
-_MANIFESTS = ("manifest.json", "manifest.msgpack", "manifest")
 _ID = re.compile(r"[0-9a-f]{64}")
-_BLOB = re.compile(r"[0-9a-f]{64}")
 
 
 def graph(
@@ -87,38 +86,6 @@ def add_to(app: typer.Typer) -> None:
     app.command(rich_help_panel=DEVELOPERS)(graph)
 
 
-def read_manifest(path: Path) -> Manifest:
-    """A manifest in a file, as JSON or packed, or in a folder of blobs.
-
-    Raises:
-        BadConfig: it cannot be read.
-        NotFound: the folder holds none.
-        BadManifest, BadVersion, TooLarge: it is none.
-    """
-    try:
-        if not path.is_dir():
-            return _parsed(path)
-        for name in _MANIFESTS:
-            if (path / name).is_file():
-                return _parsed(path / name)
-        blobs = [one for one in sorted(path.iterdir()) if _BLOB.fullmatch(one.name)]
-        for blob in blobs:
-            if blob.stat().st_size <= Manifest.MAX_BYTES:
-                try:
-                    return Manifest.unpack(blob.read_bytes())
-                except BadInput:
-                    continue  # a program, or weights
-    except OSError as error:
-        raise BadConfig(str(path), f"cannot be read: {error.strerror or error}") from error
-    raise NotFound(str(path), f"holds no {' or '.join(_MANIFESTS[:2])}, and no blob of it is a manifest")
-
-
-def _parsed(path: Path) -> Manifest:
-    with path.open("rb") as file:
-        data = file.read(Manifest.MAX_BYTES * 2 + 1)
-    return Manifest.parse(data) if data[:1].isspace() or data[:1] == b"{" else Manifest.unpack(data)
-
-
 def _told(path: Path) -> Mapping[str, Any]:
     """What a purchase's report says. Raises BadConfig, BadInput."""
     try:
@@ -127,7 +94,7 @@ def _told(path: Path) -> Mapping[str, Any]:
         said = jsonlib.loads(path.read_text())
     except OSError as error:
         raise BadConfig(str(path), f"no request's id, and cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput("--job", f"{path} is no report of a purchase") from error
     tasks = said.get("tasks") if isinstance(said, dict) else None
     if not isinstance(tasks, list) or not all(isinstance(one, dict) and "task" in one for one in tasks):

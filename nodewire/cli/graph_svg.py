@@ -88,7 +88,7 @@ class _Picture:
         ports: dict[str, list[str]] = {}
         sizes: dict[str, tuple[float, float]] = {}
         for edge in manifest.edges:
-            if edge.back or edge.source == edge.target:
+            if CUSTOMER not in (edge.source, edge.target) and (edge.back or edge.source == edge.target):
                 self._back.append(edge)
                 continue
             source = f"in:{edge.name}" if edge.source == CUSTOMER else edge.source

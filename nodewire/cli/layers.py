@@ -16,6 +16,8 @@ from itertools import pairwise
 SWEEPS = 24
 RELAXATIONS = 40
 GAP_X, GAP_Y = 26.0, 62.0
+MAX_LANES = 8_192
+"""Above, an edge over several layers goes straight from its source to its target: a picture is not worth hours."""
 _LANE = 8.0
 """The width that a passing edge takes."""
 _CENTRED = 0.25
@@ -95,7 +97,13 @@ def _chains(
     """The lanes of every edge in the layers that it passes, which are added to `rows`; and all short links."""
     chains: dict[Edge, list[Name]] = {}
     links: list[Edge] = []
+    left = MAX_LANES
     for number, (source, target) in enumerate(edges):
+        lanes = layers[target] - layers[source] - 1
+        if lanes > left:
+            chains[source, target] = []
+            continue
+        left -= lanes
         chain = [f"\0{number}.{layer}" for layer in range(layers[source] + 1, layers[target])]
         for lane, layer in zip(chain, range(layers[source] + 1, layers[target]), strict=True):
             rows[layer].append(lane)

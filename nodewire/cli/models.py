@@ -64,6 +64,10 @@ def register(
             "generate text, and BERT models to embed it.",
         ),
     ] = False,
+    expert_groups: Annotated[
+        int,
+        typer.Option(min=1, help="Pieces that the experts of each mixture are parted in; more if --target-vram asks."),
+    ] = 1,
     exact: Annotated[
         bool, typer.Option("--exact", help="Forbid customers to narrow what pieces send each other.")
     ] = False,
@@ -86,6 +90,7 @@ def register(
         relays,
         servers,
         as_tensors=as_tensors,
+        expert_groups=expert_groups,
         exact=exact,
         show=not json,
     )
@@ -150,13 +155,14 @@ def publish_folder(
     servers: list[str],
     *,
     as_tensors: bool = False,
+    expert_groups: int = 1,
     exact: bool = False,
     show: bool,
 ) -> tuple[Registration, dict[str, Any]]:
     """Cut the model in a folder, upload it and publish its manifest: what was made, and what `--json` says of it."""
     with tempfile.TemporaryDirectory() as scratch:
         with notes.status(f"cutting {folder.name} into pieces of at most {target_bytes / 1e6:,.1f} MB"):
-            made = _split(folder, target_bytes, Path(scratch), name, slots, as_tensors)
+            made = _split(folder, target_bytes, Path(scratch), name, slots, as_tensors, expert_groups)
         made = _exact(made) if exact else made
         return made, asyncio.run(_publish(made, key, relays, servers, show=show))
 
@@ -180,17 +186,30 @@ def _exact(made: Registration) -> Registration:
     return replace(made, manifest=made.manifest.model_copy(update={"edges": edges}))
 
 
-def _split(folder: Path, target_bytes: int, out: Path, name: str, slots: int, as_tensors: bool = False) -> Registration:
+def _split(
+    folder: Path,
+    target_bytes: int,
+    out: Path,
+    name: str,
+    slots: int,
+    as_tensors: bool = False,
+    expert_groups: int = 1,
+) -> Registration:
     """Cut by the engine that the folder's architecture belongs to. torch is imported here, not before."""
+    no_experts = BadInput("--expert-groups", "what is cut so has no experts; --as-tensors cuts any model's operators")
     if (folder / "recipe.json").is_file() and not (folder / "config.json").exists():  # as `train` leaves a classifier
         from nodewire.graph.classifier import split_classifier
 
+        if expert_groups > 1:
+            raise no_experts
         return split_classifier(folder, target_bytes, out, slots=slots, name=name)
     try:
         config = jsonlib.loads((folder / "config.json").read_text())
         architecture = config["architectures"][0]
-    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+    except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
         raise BadConfig(str(folder), "holds no config.json that names its architecture") from error
+    if architecture in (*_DECODERS, *_ENCODERS) and not as_tensors and expert_groups > 1:
+        raise no_experts
     if architecture in _DECODERS and not as_tensors:
         from nodewire.llm.split import split_decoder
 
@@ -201,7 +220,7 @@ def _split(folder: Path, target_bytes: int, out: Path, name: str, slots: int, as
         return split_encoder(folder, target_bytes, out, slots=slots, name=name)
     from nodewire.graph.split_directory import split_directory
 
-    return split_directory(folder, target_bytes, out, slots=slots, name=name)
+    return split_directory(folder, target_bytes, out, slots=slots, name=name, expert_groups=expert_groups)
 
 
 async def _publish(

@@ -12,13 +12,14 @@ import typer
 from rich.table import Table as Grid
 
 from nodewire.cli import placing
+from nodewire.cli.manifest_file import read_manifest
 from nodewire.cli.output import DEVELOPERS, Json, console, counted, notes, one_line, print_json
 from nodewire.cli.roles import check_model, enter_market, naming
 from nodewire.config import AnyRole, load_role
 from nodewire.errors import BadInput
 
 if TYPE_CHECKING:
-    from nodewire.plan.place.advise import Advice
+    from nodewire.plan.place.advise import Advice, Held
     from nodewire.plan.place.model import Pool
     from nodewire.protocol.coordinates import Coordinates
     from nodewire.protocol.manifest import Manifest
@@ -28,7 +29,9 @@ _SHOWN_TASKS = 12
 
 
 def place(
-    model: Annotated[str, typer.Argument(help="A manifest's file (JSON or packed), or its address on the market.")],
+    model: Annotated[
+        str, typer.Argument(help="Address of a manifest, its file (JSON or msgpack), or the folder that it is in.")
+    ],
     nodes: Annotated[
         Path | None, typer.Option(help="A JSON file of machines (default: those of --config's market).")
     ] = None,
@@ -43,7 +46,7 @@ def place(
     json: Json = False,
 ) -> None:
     """Show which machine should hold which tasks, and what is predicted of it and of other rules' placements."""
-    from nodewire.plan.place.advise import advise
+    from nodewire.plan.place.advise import advise, moves
     from nodewire.plan.place.advise import model as described
     from nodewire.plan.place.model import Workload
 
@@ -51,10 +54,9 @@ def place(
     is_local = _one_of("--driver", driver, ("placed", "local")) == "local"
     role = load_role(config) if config is not None else None
     file = Path(model)
-    if role is None and (nodes is None or not file.is_file()):
+    if role is None and (nodes is None or not file.exists()):
         raise BadInput("--config", "a role's TOML file says where the market is; or a manifest's file and --nodes")
-    manifest = placing.readable(file) if file.is_file() else None
-    holding: dict[str, tuple[str, ...]] = {}
+    manifest = read_manifest(file) if file.exists() else None
     if manifest is None or nodes is None:
         assert role is not None
         if manifest is None:
@@ -64,13 +66,15 @@ def place(
     if nodes is None:
         pool, tables, holding = placing.of_snapshot(snapshot, manifest, here)
     else:
-        pool, tables = placing.from_file(nodes)
+        pool, tables, holding = placing.from_file(nodes)
     workload = Workload(prompt=prompt, output=output)
-    found = advise(pool, described(manifest, tables), workload, goal, Random(seed), is_local=is_local)
+    what, held = described(manifest, tables), placing.held_by(pool, manifest, holding)
+    found = advise(pool, what, workload, goal, Random(seed), is_local=is_local)
+    changes = moves(pool, what, workload, goal, held) if holding else None
     if json:
-        print_json(_plain(found, pool, manifest, goal, holding))
+        print_json(_plain(found, pool, manifest, goal, holding, changes))
     else:
-        _show(found, pool, manifest, goal, holding)
+        _show(found, pool, manifest, goal, holding, changes)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -102,7 +106,7 @@ async def _market(
 
 
 def _plain(
-    found: list[Advice], pool: Pool, manifest: Manifest, objective: str, holding: dict[str, tuple[str, ...]]
+    found: list[Advice], pool: Pool, manifest: Manifest, objective: str, holding: placing.Holding, changes: Held | None
 ) -> dict[str, Any]:
     return {
         "model": manifest.name,
@@ -114,20 +118,30 @@ def _plain(
                 "turn_ms": round(one.turn_ms, 3),
                 "per_s": round(one.per_s, 3),
                 "is_optimal": one.is_optimal,
-                "nodes": {
-                    node.name: [manifest.tasks[task].name for task in tasks]
-                    for node, tasks in zip(pool.nodes, one.held, strict=True)
-                    if tasks
-                },
+                "nodes": _by_name(pool, manifest, one.held),
             }
             for one in found
         ],
         "held_now": {name: list(tasks) for name, tasks in holding.items()},
+        "load_now": None if changes is None else _by_name(pool, manifest, changes),
+    }
+
+
+def _by_name(pool: Pool, manifest: Manifest, held: Held) -> dict[str, list[str]]:
+    return {
+        node.name: [manifest.tasks[task].name for task in tasks]
+        for node, tasks in zip(pool.nodes, held, strict=True)
+        if tasks
     }
 
 
 def _show(
-    found: list[Advice], pool: Pool, manifest: Manifest, objective: Literal["latency", "throughput"], holding: Any
+    found: list[Advice],
+    pool: Pool,
+    manifest: Manifest,
+    objective: Literal["latency", "throughput"],
+    holding: placing.Holding,
+    changes: Held | None,
 ) -> None:
     ours = found[0]
     table = Grid("node", "memory", "holds", *(["held now"] if holding else []), box=None, header_style="bold dim")
@@ -135,8 +149,14 @@ def _show(
         used = sum(manifest.tasks[task].memory_bytes for task in tasks)
         row = [one_line(node.name), f"{used / 1e9:.2f} of {node.memory_bytes / 1e9:.2f} GB"]
         row.append(_names([manifest.tasks[task].name for task in tasks]))
-        table.add_row(*row, *([_names(list(holding[node.name]))] if holding else []), style=None if tasks else "dim")
+        now = [_names(list(holding.get(node.name, ())))] if holding else []
+        table.add_row(*row, *now, style=None if tasks else "dim")
     console.print(table)
+    if changes is not None:
+        for name, names in _by_name(pool, manifest, changes).items():
+            console.print(f"[bold]{one_line(name)}[/] should load {_names(names)}, and may drop its other stages")
+        if not any(changes):
+            console.print("what is held now may stay: no other placement is worth the moves")
     unit = "positions/s" if manifest.mode == "generate" else "calls/s"
     figures = Grid("placement by", "one alone", unit, "", box=None, header_style="bold dim")
     for one in found:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nodewire.errors import BadConfig, BadInput
 from nodewire.plan.place.model import MOST_NODES, UPLINK, Node, Pool, Table
+from nodewire.protocol.faults import in_words
 from nodewire.protocol.sizes import parse_size
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ _MBIT = 125.0
 """Bytes a millisecond."""
 Tables = dict[str, dict[str, Table]]
 """By task and node's kind."""
+Holding = dict[str, tuple[str, ...]]
+"""By node's name, the tasks that it holds now."""
 _Ms = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 _Where = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
 _At = tuple[_Where, _Where, _Ms]
@@ -32,7 +35,8 @@ class _Closed(BaseModel):
 
 
 class _Machine(_Closed):
-    """A machine; `ms`: by task, measured milliseconds for so many items at once, which go before `gflops`."""
+    """A machine; `ms`: by task, measured milliseconds for so many items at once, which go before `gflops`. `holds`: the
+    tasks that it serves now."""
 
     name: Annotated[str, Field(min_length=1, max_length=128)]
     memory: int | str
@@ -40,11 +44,8 @@ class _Machine(_Closed):
     up_mbit: _Rate = UPLINK / _MBIT
     down_mbit: _Rate = UPLINK / _MBIT
     layouts: Annotated[list[Annotated[list[int | str], Field(max_length=64)]], Field(max_length=64)] = []
-    at: tuple[_Ms | Annotated[float, Field(ge=-1e6, le=0)], _Ms | Annotated[float, Field(ge=-1e6, le=0)], _Ms] = (
-        0,
-        0,
-        0,
-    )
+    at: _At = (0, 0, 0)
+    holds: Annotated[list[str], Field(max_length=1_024)] = []
     ms: Annotated[dict[str, list[tuple[Annotated[int, Field(ge=1, le=2**20)], _Ms]]], Field(max_length=1_024)] = {}
 
 
@@ -56,14 +57,14 @@ class _Machines(_Closed):
     customer: _At = (0, 0, 0)
 
 
-def from_file(path: Path) -> tuple[Pool, Tables]:
-    """The pool, and the times that were measured.
+def from_file(path: Path) -> tuple[Pool, Tables, Holding]:
+    """The pool, the times that were measured, and what each machine holds now.
 
     Raises BadConfig: the file is not what docs/operating.md says.
     """
-    if path.stat().st_size > MAX_FILE_BYTES:
-        raise BadConfig(str(path), f"more than {MAX_FILE_BYTES // 2**20} MiB")
     try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise BadConfig(str(path), f"more than {MAX_FILE_BYTES // 2**20} MiB")
         said = _Machines.model_validate_json(path.read_bytes())
         nodes: list[Node] = []
         tables: Tables = {}
@@ -82,17 +83,18 @@ def from_file(path: Path) -> tuple[Pool, Tables]:
             )
             for task, table in machine.ms.items():
                 tables.setdefault(task, {})[machine.name] = tuple(table)
-        return Pool(tuple(nodes), tuple(map(tuple, said.rtt_ms)), said.customer), tables
+        holding = {machine.name: tuple(machine.holds) for machine in said.nodes if machine.holds}
+        return Pool(tuple(nodes), tuple(map(tuple, said.rtt_ms)), said.customer), tables, holding
+    except OSError as error:
+        raise BadConfig(str(path), f"cannot be read: {error.strerror or error}") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise BadConfig(".".join(map(str, first["loc"])) or str(path), first["msg"]) from error
+        raise BadConfig(".".join(map(str, first["loc"])) or str(path), in_words(first)) from error
     except (ValueError, BadInput) as error:
         raise BadConfig(str(path), str(error)) from error
 
 
-def of_snapshot(
-    snapshot: Snapshot, manifest: Manifest, here: Coordinates | None
-) -> tuple[Pool, Tables, dict[str, tuple[str, ...]]]:
+def of_snapshot(snapshot: Snapshot, manifest: Manifest, here: Coordinates | None) -> tuple[Pool, Tables, Holding]:
     """The market's nodes that say how much memory they have or hold something of the manifest; what each holds of it.
 
     Certified times count for the tasks that a node holds, and their rate for the others.
@@ -103,7 +105,7 @@ def of_snapshot(
     digest, by_name = manifest.digest(), {task.name: task for task in manifest.tasks}
     nodes: list[Node] = []
     tables: Tables = {}
-    holding: dict[str, tuple[str, ...]] = {}
+    holding: Holding = {}
     for node in snapshot.nodes:
         offers = [
             offer for held in node.held if held.manifest == digest for offer in held.tasks if offer.task in by_name
@@ -115,6 +117,8 @@ def of_snapshot(
             continue
         flops = sum(by_name[offer.task].flops for offer in offers)
         name = f"{ad.name} {node.pubkey[:8]}" if ad else node.pubkey[:8]
+        if name in holding:  # keys that begin alike are quickly made
+            name = f"{name} {node.pubkey}"
         x, y, height = (one / 1_000 for one in node.coordinates)
         nodes.append(Node(name, memory, max(flops / us / 1_000, 1e-9), kind=name, at=(x, y, height)))
         holding[name] = tuple(offer.task for offer in offers)
@@ -126,11 +130,10 @@ def of_snapshot(
     return Pool(tuple(nodes), customer=(x, y, height)), tables, holding
 
 
-def readable(path: Path) -> Manifest:
-    """A manifest file: JSON, or the packed blob. Raises BadManifest, BadConfig."""
-    from nodewire.protocol.manifest import Manifest
-
-    if path.stat().st_size > 4 * Manifest.MAX_BYTES:
-        raise BadConfig(str(path), "larger than a manifest may be")
-    data = path.read_bytes()
-    return Manifest.parse(data) if data.lstrip()[:1] == b"{" else Manifest.unpack(data)
+def held_by(pool: Pool, manifest: Manifest, holding: Holding) -> tuple[tuple[int, ...], ...]:
+    """By node, the numbers of the tasks that it holds. Raises BadInput: the model has no such task."""
+    number = {task.name: index for index, task in enumerate(manifest.tasks)}
+    for tasks in holding.values():
+        if unknown := sorted(set(tasks) - number.keys()):
+            raise BadInput("--nodes", f"a machine holds {unknown[0][:64]}, which is no task of this model")
+    return tuple(tuple(sorted({number[task] for task in holding.get(node.name, ())})) for node in pool.nodes)

@@ -81,6 +81,8 @@ async def _of_role(
             asked += [(one, [task.name for task in one.tasks]) for one in found]
         else:
             asked += [(await market.manifest(one.manifest, one.digest), one.tasks) for one in role.serve]
+            may = [await market.manifest(address) for address in role.auto.manifests]
+            asked += [(one, [task.name for task in one.tasks]) for one in may]
         wanted = []
         for manifest, tasks in asked:
             if manifest.kind not in kinds:

@@ -5,17 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from json import dumps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import ValidationError
+from rich.markup import escape
 
 from nodewire.cli.daemons import Metrics, host_port, run_until_stopped
-from nodewire.cli.output import OPERATORS, Json
+from nodewire.cli.output import OPERATORS, Json, counted
+from nodewire.dialling import are_private
 from nodewire.errors import BadConfig, BadInput, NodewireError
+from nodewire.protocol.faults import in_words
 from nodewire.protocol.sizes import parse_size
+
+if TYPE_CHECKING:
+    from nodewire.wire.reach.splicer import Carried
 
 _EVERY_S = 3_600.0
 _AGAIN_S = 60.0
@@ -37,7 +45,8 @@ def splice(
     metrics: Metrics = "",
     json: Json = False,
 ) -> None:
-    """Run a splice: it joins two connections and carries bytes that it cannot read. Free, within limits."""
+    """Run a splice: it joins two connections and carries bytes that it cannot read, and dials back who asks whether its
+    port is open. Free, within limits."""
     from nodewire.metrics.endpoint import Exposed
     from nodewire.nostr.keys import Keys, from_npub
     from nodewire.nostr.pool import Pool
@@ -58,7 +67,13 @@ def splice(
     async def start(stack: AsyncExitStack) -> dict[str, Any]:
         keys = Keys.from_file(key)
         pool = await stack.enter_async_context(Pool(relay, keys=keys))
-        splicer = Splicer(keys.public, friends=[from_npub(one) for one in friend or ()], strangers=limits)
+        splicer = Splicer(
+            keys.public,
+            friends=[from_npub(one) for one in friend or ()],
+            strangers=limits,
+            allow_private=await are_private(relay),
+        )
+        stack.callback(_say_carried, splicer.carried)
         stack.push_async_callback(splicer.close)
         try:
             listening = await splicer.listen(host.strip("[]"), port)
@@ -71,7 +86,8 @@ def splice(
             ad = splices.Splice(name=name, at=at, bytes_per_s=limits.bytes_per_s, most_bytes=limits.most_bytes)
         except ValidationError as error:
             fault = error.errors()[0]
-            raise BadInput(f"--{'announce' if fault['loc'][0] == 'at' else fault['loc'][0]}", fault["msg"]) from error
+            option = "announce" if fault["loc"][0] == "at" else fault["loc"][0]
+            raise BadInput(f"--{option}", in_words(fault)) from error
 
         async def announcing() -> None:
             while True:
@@ -89,7 +105,26 @@ def splice(
         exposed = Exposed("splice", metrics, [Splicing(splicer)])
         return {"ready": "splice", "npub": keys.npub, "addresses": addresses, "metrics": exposed}
 
-    run_until_stopped(start, json)
+    run_until_stopped(start, json, _ready)
+
+
+def _ready(ready: Mapping[str, Any]) -> str:
+    """What it is, and the lines of the others' files that name it."""
+    table = f"[wire]\nsplices = {dumps(ready['addresses'])}"
+    return (
+        f"[bold green]splice[/] ready  {escape(ready['npub'])}\n"
+        "[dim]who cannot be dialled finds it by its ad, or by these lines in its file (Ctrl-C stops it):[/]\n"
+        f"{escape(table)}"
+    )
+
+
+def _say_carried(carried: Carried) -> None:
+    log.info(
+        "stopped: %s joined, %s carried, %s dialled back",
+        counted(carried.pairs, "link"),
+        f"{carried.nbytes / 1e6:,.1f} MB",
+        counted(carried.dials, "node"),
+    )
 
 
 def add_to(app: typer.Typer) -> None:

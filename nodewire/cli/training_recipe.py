@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from nodewire.errors import BadConfig, BadRecipe
+from nodewire.protocol.faults import in_words
 
 if TYPE_CHECKING:
     from nodewire.protocol.recipe import Recipe
@@ -52,12 +53,10 @@ def _placed(path: Path, text: str, model: type[BaseModel], cause: ValidationErro
             tables = named  # the family's name stands for its table, not for a field in it
         else:
             where.append(str(part))
-    message = first["msg"].removeprefix("Value error, ")
+    message = in_words(first)
     if first["type"] == "extra_forbidden":
         close = get_close_matches(where[-1], [name for table in tables for name in table.model_fields], n=1)
         message = "unknown field" + (f"; did you mean {close[0]}?" if close else "")
-    if first["type"] == "missing":
-        message = "missing"
     if not where and (found := re.match(r"([a-z_]+(?:\.[a-z_]+)*): ", message)):
         where, message = found[1].split("."), message[found.end() :]  # said by a check of fields that belong together
     line = line_of(where, text)

@@ -13,9 +13,10 @@ MAX_AGAIN = 3
 _GOES_ON = (LinkLost, TimedOut, WorkerFailed, PaymentRequired)
 
 
-def may_begin(error: NodewireError, purchase: Purchase, *, failures: int, came: bool) -> bool:
-    """Whether others may do better than those who failed with `error`; `came`: there was output before."""
-    if not (isinstance(error, _GOES_ON) and purchase.is_underway and failures < MAX_AGAIN):
+def may_begin(error: NodewireError, purchase: Purchase, *, failures: int, came: bool, is_unfit: bool = False) -> bool:
+    """Whether others may do better than those who failed with `error`; `came`: there was output before; `is_unfit`: it
+    was one that is none."""
+    if not ((is_unfit or isinstance(error, _GOES_ON)) and purchase.is_underway and failures < MAX_AGAIN):
         return False
     # Who asks for money before anything came means an old debt, which is being settled; else it means this job's.
     return not (isinstance(error, PaymentRequired) and came)

@@ -16,7 +16,7 @@ from nodewire.market import Market
 from nodewire.protocol import rowwise
 from nodewire.protocol.frame import Array
 from nodewire.protocol.graph_program import MAX_BYTES, GraphProgram, Port
-from nodewire.protocol.manifest import Manifest, Task
+from nodewire.protocol.manifest import Manifest, Task, Tensor
 from nodewire.protocol.signature import MAX_FRAME_BYTES, Call, Signature
 
 GRAPH = "graph"
@@ -69,6 +69,7 @@ class Batching:
         self.signature = signature
         self._manifest, self._programs = manifest, programs
         self._axes: dict[str, Mapping[str, int]] = {}
+        self._sends = {edge.name: edge for edge in signature.sends}
 
     @classmethod
     async def of(cls, manifest: Manifest, programs: Programs) -> Self:
@@ -112,9 +113,12 @@ class Batching:
 
     def _ports(self, program: GraphProgram) -> Iterator[tuple[Port, str]]:
         """A program's inputs from the customer, and how the manifest calls them."""
-        for edge in self.signature.sends:
-            ports = [port for port in program.inputs if port.edge == edge.name]
-            yield from ((port, tensor.name) for port, tensor in zip(ports, edge.tensors, strict=False))
+        left: dict[str, Iterator[Tensor]] = {}
+        for port in program.inputs:
+            if (edge := self._sends.get(port.edge)) is not None:
+                tensor = next(left.setdefault(edge.name, iter(edge.tensors)), None)
+                if tensor is not None:
+                    yield port, tensor.name
 
     def _fits(self, sizes: Mapping[str, int]) -> bool:
         if any(size > self.signature.dims.get(name, size) for name, size in sizes.items()):

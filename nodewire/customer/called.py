@@ -5,18 +5,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import partial
 
 from nodewire.customer.again import may_begin, without
 from nodewire.customer.bought import MAX_REPAIRS, Bought, judge
 from nodewire.customer.purchase import Purchase
 from nodewire.customer.session import Session
 from nodewire.customer.verified import Verified
-from nodewire.errors import NodewireError, PaymentRequired
+from nodewire.errors import BadFrame, NodewireError, PaymentRequired
 from nodewire.kind import JobKind
 from nodewire.plan.codec import EdgeCodec, Wish
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
-from nodewire.protocol.plan import Terms
+from nodewire.protocol.plan import LOCAL, Terms
 
 
 @dataclass(slots=True)
@@ -66,6 +67,7 @@ class Called(ABC):
         failures = 0
         while True:
             self.forget()
+            unfit: list[str] = []
             made = Purchase(
                 self.session,
                 self.kind,
@@ -74,7 +76,7 @@ class Called(ABC):
                 self.terms,
                 {},
                 frames,
-                self.take,
+                partial(self._take, unfit),
                 wish=Wish(self.edge_codec, self.positions()) if self.edge_codec is not None else None,
             )
             bought = Bought(made)
@@ -86,15 +88,24 @@ class Called(ABC):
                         pass
                 break
             except NodewireError as error:
-                if not may_begin(error, made, failures=failures, came=self.came()):
+                # What is no output is its producer's fault: it has what came in before it checked, or had to.
+                if not may_begin(error, made, failures=failures, came=self.came(), is_unfit=bool(unfit)):
                     raise
                 self.session.log.info("job %s ended (%s), beginning anew", made.request.id[:8], error)
-                blamed = made.blamed
+                blamed = made.blamed | {made.producer(edge) for edge in unfit} - {LOCAL}
                 if isinstance(error, PaymentRequired):
                     blamed = await self.session.settler.still_owed(blamed)
                 self._without(bought, blamed)
                 failures += 1
         self.finish()
+
+    def _take(self, unfit: list[str], out: Frame[Array]) -> None:
+        """Take an output; `unfit` gets the edge of one that is none. Raises BadFrame."""
+        try:
+            self.take(out)
+        except BadFrame:
+            unfit.append(out.edge)
+            raise
 
     def left(self) -> Terms:
         """The terms for what is bought next: without whom this did without, and less what it cost."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from nodewire.errors import NoProvider, OverBudget
 from nodewire.market import Market
@@ -67,11 +69,13 @@ async def draw(
     k: int = 0,
     wish: Wish | None = None,
     predict: Predict = predicted,
+    gone: Callable[[Snapshot], Sequence[str]] = lambda snapshot: (),
     timeout_s: float,
     patience: int = PATIENCE_EPOCHS,
 ) -> Draw:
     """The `k`-th plan that the newest epoch gives; `busy` are the signed refusals to avoid. What a `wish` narrows comes
-    into its terms, beside the edges that `terms` name themselves, by what `predict` knows of links.
+    into its terms, beside the edges that `terms` name themselves, by what `predict` knows of links. Who is `gone` is
+    left out where there is a plan without them.
 
     Raises:
         NoQuorum: no epoch was certified in time.
@@ -83,25 +87,26 @@ async def draw(
     last = epoch.body.epoch + patience
     while True:
         snapshot = await market.snapshot(epoch.body.snapshot)
+        avoiding = _avoiding(terms, gone(snapshot))
+        under = partial(
+            _planned,
+            manifest,
+            snapshot,
+            body=epoch.body,
+            beacon=epoch.beacon,
+            committee=market.committee,
+            customer=customer,
+            busy=busy,
+            k=k,
+        )
         try:
-            plan = assign(
-                manifest,
-                snapshot,
-                body=epoch.body,
-                beacon=epoch.beacon,
-                committee=market.committee,
-                terms=terms,
-                customer=customer,
-                busy=busy,
-                k=k,
-            )
-            ads = snapshot.ads(set(plan.members()))
-            greedy = tuple(sorted(p for p, ad in ads.items() if ad.pow_bits > MAX_POW_BITS))
-            if not greedy:
-                break
-            if len(terms.excluded) + len(greedy) > MAX_EXCLUDED:
-                raise NoProvider("pow_bits", f"over {MAX_POW_BITS} are demanded everywhere")
-            terms = terms.model_copy(update={"excluded": terms.excluded + greedy})
+            try:
+                plan, ads = under(avoiding)
+            except (NoProvider, OverBudget):
+                if avoiding == terms:
+                    raise
+                plan, ads = under(terms)
+            break
         except NoProvider:
             # A provider that has just come, or come back, is in the next snapshots.
             if epoch.body.epoch >= last:
@@ -116,6 +121,24 @@ async def draw(
         wished = {**codecs(plan, manifest, snapshot, wish, predict), **plan.terms.codecs}
         plan = plan.model_copy(update={"terms": plan.terms.model_copy(update={"codecs": wished})})
     return Draw(plan, epoch, ads, _holders(snapshot, plan))
+
+
+def _avoiding(terms: Terms, whom: Sequence[str]) -> Terms:
+    excluded = tuple(dict.fromkeys((*terms.excluded, *whom)))[:MAX_EXCLUDED]
+    return terms.model_copy(update={"excluded": excluded}) if whom else terms
+
+
+def _planned(manifest: Manifest, snapshot: Snapshot, terms: Terms, **fields: Any) -> tuple[Plan, dict[str, Ad]]:
+    """The plan under these terms of nobody who demands too much work, and its members' ads. Raises as `assign`."""
+    while True:
+        plan = assign(manifest, snapshot, terms=terms, **fields)
+        ads = snapshot.ads(set(plan.members()))
+        greedy = tuple(sorted(p for p, ad in ads.items() if ad.pow_bits > MAX_POW_BITS))
+        if not greedy:
+            return plan, ads
+        if len(terms.excluded) + len(greedy) > MAX_EXCLUDED:
+            raise NoProvider("pow_bits", f"over {MAX_POW_BITS} are demanded everywhere")
+        terms = terms.model_copy(update={"excluded": terms.excluded + greedy})
 
 
 def _holders(snapshot: Snapshot, plan: Plan) -> dict[str, int]:

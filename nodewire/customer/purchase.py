@@ -14,7 +14,7 @@ from nodewire.customer.session import Session
 from nodewire.customer.shares import Shares
 from nodewire.customer.ticketing import Tickets
 from nodewire.customer.timing import Timing
-from nodewire.errors import BadFrame, NoProvider
+from nodewire.errors import BadFrame, NodewireError, NoProvider
 from nodewire.kind import JobKind, Params
 from nodewire.nostr.event import Event
 from nodewire.pay.debts import Debt
@@ -72,6 +72,7 @@ class Purchase:
         """The newest request; another is made when a provider is busy."""
         self._last_chunk = -1
         self._done = False
+        self._gone: set[str] = set()
 
     @property
     def plan(self) -> Plan:
@@ -94,7 +95,12 @@ class Purchase:
     @property
     def blamed(self) -> set[str]:
         """Providers that left, or for whose fault the job ended: the next one does better without them."""
-        return self._running.blamed() if self._running is not None else set()
+        return self._running.blamed() | self._gone if self._running is not None else set()
+
+    def producer(self, edge: str) -> str:
+        """Who puts out on an edge now."""
+        source = next(one.source for one in self.manifest.edges if one.name == edge)
+        return self.running.handover.assigned[source]
 
     @property
     def wronged(self) -> set[str]:
@@ -136,8 +142,8 @@ class Purchase:
     async def __aenter__(self) -> Purchase:
         try:
             await self._begin()
-        except BaseException:
-            await self._end()
+        except BaseException as error:
+            await self._end(error)
             raise
         return self
 
@@ -150,7 +156,7 @@ class Purchase:
                 if self.timing.outputs:
                     await ending.pay_what_came(self.payments)
         finally:
-            await self._end()
+            await self._end(error)
 
     async def outputs(self) -> AsyncIterator[Frame[Array]]:
         """The frames on the edges to the customer, until one on each is marked as the end.
@@ -214,6 +220,7 @@ class Purchase:
             k=len(self._busy),
             wish=self._wish,
             predict=known(self._session.node.survey.health),
+            gone=self._session.gone.now,
             timeout_s=EPOCH_S,
             patience=self._patience,
         )
@@ -248,8 +255,15 @@ class Purchase:
             self._session.keys, self.request.id, self.plan, running.payments, running.answers, running.publish
         )
 
-    async def _end(self) -> None:
-        if self._running is not None:
+    async def _end(self, error: BaseException | None = None) -> None:
+        """`error`: what ended the job, if it broke off."""
+        if self._running is None:
+            return
+        try:
+            if error is None or isinstance(error, NodewireError):
+                self._gone = await self._running.gone(error)
+                self._session.gone.note(self._gone)
+        finally:
             await self._running.end()
 
 

@@ -16,7 +16,7 @@ from nodewire.customer.session import LocalMailbox, Session, signing_of
 from nodewire.customer.shares import Shares
 from nodewire.customer.ticketing import Tickets
 from nodewire.customer.timing import Handed, Timing
-from nodewire.errors import LinkLost, NotAllowed, TimedOut
+from nodewire.errors import Busy, LinkLost, NodewireError, NotAllowed, TimedOut, WorkerFailed
 from nodewire.kind import JobKind, Params
 from nodewire.nostr.event import Event
 from nodewire.protocol.chunk import chunk_of
@@ -110,6 +110,8 @@ class Running:
         """Of the output that is waited for now, if one is."""
         self._patient_until = 0.0
         """No output is late before that (the loop's time)."""
+        self._named: set[str] = set()
+        """Who is said to be why the job ended."""
         self.is_open = True
 
     async def start(self) -> None:
@@ -198,7 +200,42 @@ class Running:
         """Providers that left, or for whose fault the job ended."""
         failure = self.background.failure
         named = {failure.field} & set(self.plan.members()) if failure is not None else set()
-        return self.handover.gone | self.payments.disowned | self.answers.blamed | named
+        return self.handover.gone | self.payments.disowned | self.answers.blamed | named | self._named
+
+    async def gone(self, error: NodewireError | None) -> set[str]:
+        """Providers that were replaced, or whose absence ended the job with `error`.
+
+        What others say of one of them is not believed before this node has asked it. Where nobody is named, all are.
+        """
+        found = self.handover.gone - self.payments.wronged
+        if isinstance(error, WorkerFailed):
+            found |= self.answers.blamed
+        elif isinstance(error, LinkLost | TimedOut):
+            self._named = {error.field} & set(self.plan.members())
+            if self._named and error is self.background.failure:  # this node's own link
+                found |= self._named
+            else:
+                asked = sorted((self._named or set(self.plan.providers())) - found)
+                there = await asyncio.gather(*map(self._is_there, asked))
+                found |= {provider for provider, is_there in zip(asked, there, strict=True) if not is_there}
+        if found:
+            named = ", ".join(sorted(provider[:8] for provider in found))
+            self._session.log.info("job %s: %s gone", self.request.id[:8], named)
+        return found
+
+    async def _is_there(self, provider: str) -> bool:
+        """Whether it answers, as far as this node can know: one without an address is for it to come."""
+        wire = self.drawn.ads[provider].wire
+        if not wire:
+            return True
+        try:
+            async with asyncio.timeout(PRESENCE_S):
+                link = await self._session.node.link(provider, wire)
+                return await link.is_alive()
+        except (Busy, NotAllowed):  # it says so itself
+            return True
+        except (NodewireError, TimeoutError):
+            return False
 
     def spent_msat(self) -> int:
         """Paid so far, to providers and for verification."""

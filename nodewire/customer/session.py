@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nodewire.customer.closings import Closings
+from nodewire.customer.gone import Gone
 from nodewire.customer.refunds import Refunds
 from nodewire.customer.settler import Settler
 from nodewire.errors import BadFrame, LinkLost, NodewireError, first_of
@@ -57,6 +58,7 @@ class Session:
     refunds: Refunds
     holder: BondHolder
     """Who keeps the committee's treasury."""
+    gone: Gone
     announce: Callable[[Purchase], Awaitable[None]] | None = None
     """Told every plan before its job is requested."""
     private_endpoints: bool = False

@@ -21,7 +21,7 @@ from nodewire.customer.payments import JobPayments
 from nodewire.errors import BadInput, NodewireError
 from nodewire.nostr.nip01 import Filter
 from nodewire.nostr.pool import Pool
-from nodewire.pay.debts import Key
+from nodewire.pay.debts import Debt, Key
 from nodewire.pay.payer import Payer
 from nodewire.protocol import feedback, kinds
 from nodewire.protocol.feedback import Feedback
@@ -109,7 +109,12 @@ class Settler:
         await self.caught_up()
         with suppress(NodewireError, TimeoutError):
             async with asyncio.timeout(_RESOLVE_S):
-                await self._payer.recover()
+                self.recovered(await self._payer.recover())
+
+    def recovered(self, found: Iterable[Debt]) -> None:
+        """Payments that were under way when their process ended, and turned out to have been made."""
+        for debt in found:
+            self._add(debt)
 
     async def still_owed(self, blamed: Collection[str]) -> set[str]:
         """Those of `blamed` whose old debts have not just been paid. Waits as `caught_up`."""
@@ -200,13 +205,17 @@ class Settler:
         self._count(done)
         return done
 
+    def _add(self, paid: Debt) -> None:
+        if paid.key.job not in self._own:
+            self._old.chunks += 1
+            self._old.paid_msat += paid.amount_msat
+            self._old.fees_msat += paid.fee_msat
+            self._paid_old.add(paid.key.payee)
+
     def _count(self, done: Iterable[Settled]) -> None:
         for one in done:
             key = one.owed.key
-            if one.paid is not None and key.job not in self._own:
-                self._old.chunks += 1
-                self._old.paid_msat += one.paid.amount_msat
-                self._old.fees_msat += one.paid.fee_msat
-                self._paid_old.add(key.payee)
+            if one.paid is not None:
+                self._add(one.paid)
             level = logging.INFO if one.error is None or isinstance(one.error, BadInput) else logging.DEBUG
             log.log(level, "an old debt to %s: %s", key.payee[:8], one.error or "paid")

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 
 from nodewire.config import CustomerConfig
 from nodewire.customer.closings import Closings
+from nodewire.customer.gone import Gone
 from nodewire.customer.refunds import Refunds
 from nodewire.customer.session import Session
 from nodewire.customer.settler import Settler
@@ -16,7 +17,7 @@ from nodewire.pay.ledger import Ledger
 from nodewire.pay.payer import Payer
 from nodewire.pay.sim_bond_holder import SimBondHolder
 from nodewire.pay.sim_wallet import SimWallet
-from nodewire.wire import health_log
+from nodewire.wire import congestion, health_log
 from nodewire.wire.node import Node
 from nodewire.wire.reach.reach import Reach
 from nodewire.wire.shm import SameHost
@@ -37,13 +38,14 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
         BadConfig: a file of the configuration cannot be used.
         NotFound: no relay knows the committee.
     """
+    congestion.check(config.wire.congestion)
     keys, pool, market = await open_market(stack, config)
     wallet = SimWallet.from_file(config.wallet.url, config.wallet.token_file)
     stack.push_async_callback(wallet.close)
     ledger = Ledger(config.ledger)
     stack.callback(ledger.close)
     payer = Payer(keys, wallet, ledger)
-    await payer.recover()
+    recovered = await payer.recover()
     network = NETWORKS[config.wallet.kind]
     spool = Spool(config.state / "spool", SPOOL_BYTES)
     stack.callback(spool.close)
@@ -67,6 +69,7 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
         network=network,
         private_endpoints=config.private_endpoints,
     )
+    settler.recovered(recovered)
     settling = asyncio.create_task(settler.run())
     stack.callback(settling.cancel)
     holder = SimBondHolder(wallet)
@@ -89,6 +92,7 @@ async def start(stack: AsyncExitStack, config: CustomerConfig) -> Session:
         closings=closings,
         refunds=refunds,
         holder=holder,
+        gone=Gone(market.committee),
         make_worker=maker(stack, config.worker.limits, config.blobs),
         private_endpoints=config.private_endpoints,
     )

@@ -16,18 +16,11 @@ from numpy.lib.format import read_array
 from safetensors import SafetensorError, deserialize
 
 from nodewire.errors import BadConfig, BadInput
-from nodewire.protocol.frame import Array
+from nodewire.protocol.frame import ITEM_BYTES, Array
+from nodewire.protocol.stored_dtypes import CODE_OF, DTYPE_OF
 
-_DTYPES = {
-    "F32": "float32",
-    "BF16": "bfloat16",
-    "F16": "float16",
-    "I64": "int64",
-    "I32": "int32",
-    "U8": "uint8",
-    "BOOL": "bool",
-}
-_CODES = {dtype: code for code, dtype in _DTYPES.items()}
+_DTYPES = {code: dtype for code, dtype in DTYPE_OF.items() if dtype in ITEM_BYTES}
+"""Those of tensors that travel."""
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -58,7 +51,7 @@ def write(path: Path, tensors: Mapping[str, Array]) -> None:
     rows = sorted(tensors.items())
     for name, array in rows:
         span = [end, end := end + array.nbytes]
-        header[name] = {"dtype": _CODES[array.dtype], "shape": list(array.shape), "data_offsets": span}
+        header[name] = {"dtype": CODE_OF[array.dtype], "shape": list(array.shape), "data_offsets": span}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     try:
@@ -78,5 +71,5 @@ def _member(archive: zipfile.ZipFile, name: str) -> np.ndarray:
 
 def _array(path: Path, name: str, one: Mapping[str, Any]) -> Array:
     if one["dtype"] not in _DTYPES:
-        raise BadInput(name[:80], f"{one['dtype']} in {path.name}; models take {', '.join(_CODES)}")
+        raise BadInput(name[:80], f"{one['dtype']} in {path.name}; models take {', '.join(_DTYPES.values())}")
     return Array(_DTYPES[one["dtype"]], tuple(one["shape"]), bytes(one["data"]))

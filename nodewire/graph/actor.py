@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from nodewire.errors import BadFrame, BadTask, Busy, NodewireError, NotAllowed, NotFound, TooLarge
-from nodewire.graph.apart import batch_dim
 from nodewire.graph.compile import Compiled, find
 from nodewire.graph.encoder import DriverProgram, EncoderDriver
 from nodewire.graph.format import Input, Program, Weight
@@ -22,6 +22,8 @@ from nodewire.graph.liveness import corners, walk
 from nodewire.graph.verify import MAX_VERIFY_S, Verified, verify, verify_weights
 from nodewire.kind import Actor, Limits
 from nodewire.protocol.frame import Frame, Meta
+from nodewire.protocol.graph_program import GraphProgram
+from nodewire.protocol.rowwise import batch_dim
 
 _log = logging.getLogger("nodewire.graph")
 MAX_PENDING = 1_024
@@ -115,7 +117,7 @@ class GraphActor:
         self._inputs: dict[str, list[Input]] = {}
         for declared in self._program.inputs:
             self._inputs.setdefault(declared.edge, []).append(declared)
-        self._batch = batch_dim(self._program)
+        self._batch = batch_dim(GraphProgram.decode(self._program.encode()))
         self._edges = tuple(dict.fromkeys(out.edge for out in self._program.outputs))
         self._sessions: dict[str, _Session] = {}
 
@@ -224,7 +226,8 @@ class GraphActor:
     def _computed(self, inputs: Mapping[str, torch.Tensor], dims: Mapping[str, int]) -> dict[str, torch.Tensor]:
         """The outputs by value, at sizes whose memory was admitted."""
         if self._compiled is not None and self._compiled.admits(dims):
-            return self._compiled(inputs, dims)
+            with suppress(BadTask):  # it refuses, or had no memory: the interpreter says why, or answers
+                return self._compiled(inputs, dims)
         return self._interpreter(inputs, dims)
 
     def _answers(self, seq: int, meta: Meta, results: Mapping[str, torch.Tensor]) -> list[Tensors]:

@@ -12,6 +12,7 @@ import torch
 
 from nodewire.errors import BadConfig, BadInput
 from nodewire.graph.encoder_directory import EncoderDirectory
+from nodewire.graph.families.building import plain, taken
 from nodewire.graph.format import Input
 
 BATCH, SEQUENCE = "batch", "sequence"
@@ -62,7 +63,7 @@ def config(directory: EncoderDirectory) -> Any:
 
     Raises:
         BadConfig: `transformers` is not installed.
-        BadInput: the model is not of this family.
+        BadInput: the model is not of this family, or `transformers` does not take its configuration.
     """
     kind = directory.config.get("model_type")
     if kind != "bert":
@@ -71,7 +72,8 @@ def config(directory: EncoderDirectory) -> Any:
         from transformers import BertConfig
     except ImportError as error:
         raise BadConfig("transformers", "not installed: pip install nodewire[register]") from error
-    return BertConfig(**{k: v for k, v in directory.config.items() if k not in ("torch_dtype", "dtype")})
+    with taken():
+        return BertConfig(**{k: v for k, v in plain(directory.config).items() if k not in ("torch_dtype", "dtype")})
 
 
 def build(directory: EncoderDirectory) -> SentenceEncoder:
@@ -80,7 +82,7 @@ def build(directory: EncoderDirectory) -> SentenceEncoder:
     settings._attn_implementation = "sdpa"
     from transformers import BertModel
 
-    with torch.device("meta"):
+    with taken(), torch.device("meta"):
         model = BertModel(settings, add_pooling_layer=False)
     return SentenceEncoder(model, directory.pooling, directory.normalized).eval()
 

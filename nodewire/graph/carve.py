@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -34,13 +34,13 @@ class Carver:
         self,
         flow: Flow,
         shapes: Mapping[str, Shape],
-        dtypes: Mapping[str, torch.dtype],
+        dtype: Callable[[str], torch.dtype],
         source: str,
         sizing: Sequence[Input] | None = None,
     ) -> None:
         self._sizing = flow.program.inputs if sizing is None else sizing
         self._flow, self._program, self._source = flow, flow.program, source
-        self._shapes, self._dtypes = shapes, dtypes
+        self._shapes, self._dtype = shapes, dtype
         self._weights = {w.name: w for w in flow.program.weights}
         self._inputs = {i.name: i for i in flow.program.inputs}
         self._order = {name: k for k, name in enumerate((*self._weights, *self._inputs))}
@@ -80,7 +80,7 @@ class Carver:
             if name in self._leaving:
                 outputs += self._leaving[name]
             elif self._last[k] > end:
-                outputs.append(Output(name, name, self._dtypes[name], self._shapes[name]))
+                outputs.append(Output(name, name, self._dtype(name), self._shapes[name]))
         return replace(task, outputs=tuple(outputs))
 
     def _task(self, group: Group, owner: Mapping[str, str]) -> Program:
@@ -105,7 +105,7 @@ class Carver:
             if name not in self._shapes:
                 raise BadTask(name, "passes between tasks and has a derived size")
             inputs.append(
-                Input(name, self._dtypes[name], self._shapes[name], edge_name(owner.get(name, ""), group.name))
+                Input(name, self._dtype(name), self._shapes[name], edge_name(owner.get(name, ""), group.name))
             )
         have = {d for i in inputs for d in i.shape if isinstance(d, str)}
         for dim in program.dims:

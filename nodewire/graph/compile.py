@@ -33,12 +33,14 @@ from nodewire.graph.interpret import Interpreter, check_dims
 from nodewire.graph.verify import verify
 from nodewire.graph.whitelist import OPS, Ref
 
-VERSION = 1
+VERSION = 2
 """Of how programs become libraries; part of the key."""
 MAX_COMPILED_BYTES = 2**44
 _CLOSE = {torch.float32: 2e-4, torch.float16: 2e-2, torch.bfloat16: 4e-2}
 """How far a compiled result may be from the interpreter's, of the largest value: sums in another order."""
 _SIZE = 3
+_BEYOND = 2**31 - 1
+"""An index that no table has, and int32 holds."""
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -59,9 +61,19 @@ def rematerialized(program: Program) -> torch.fx.GraphModule:
         op = OPS[node.op]
         if op.places:
             kwargs["device"] = torch.device("cpu")
+        if op.name == "aten.index_select.default":
+            args, kwargs = (), _from_zero(graph, op.bound(args, kwargs))
         values[node.name] = graph.call_function(op.call, args, kwargs)
     graph.output(tuple(values[out.value] for out in program.outputs))
     return torch.fx.GraphModule(torch.nn.Module(), graph)
+
+
+def _from_zero(graph: torch.fx.Graph, given: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a selection that refuses what the interpreter refuses. The library counts a negative index from the
+    end: whoever answered so would be judged by others who do not."""
+    below = graph.call_function(torch.ops.aten.lt.Scalar, (given["index"], 0))
+    refused = graph.call_function(torch.ops.aten.where.ScalarSelf, (below, _BEYOND, given["index"]))
+    return {**given, "index": refused}
 
 
 def _placed(arg: Any, values: Mapping[str, torch.fx.Node]) -> Any:
@@ -107,9 +119,8 @@ def build(data: bytes, folder: Path, threads: int = 1) -> Path:
     torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as scratch:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = scratch
-        made = _library(program, Path(scratch))
-        path.with_suffix(".partial").write_bytes(made.read_bytes())
-    return path.with_suffix(".partial").rename(path)
+        # Whole, or not there: a worker may look at any time, and another builder be at the same program.
+        return _library(program, Path(scratch)).rename(path)
 
 
 def _library(program: Program, scratch: Path) -> Path:

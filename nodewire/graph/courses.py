@@ -82,6 +82,10 @@ _Step = tuple[Node, int, tuple[int, ...]]
 """A node, the number of its form, and the values that it refers to."""
 
 
+_Form = tuple[int, tuple[str, ...]]
+"""The number of a node's form, and the names of the values that it refers to."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Answer:
     """A call's result; `sources[i]` says in which given storage its i-th tensor lies, or -1-k for the k-th new one."""
@@ -91,6 +95,10 @@ class _Answer:
     made_bytes: tuple[int, ...]
     workspace_bytes: int
     flops: int
+
+
+_ONE_NEW = (-1,)
+"""Sources of one tensor in a storage of its own."""
 
 
 class Plan:
@@ -121,7 +129,7 @@ class Plan:
         for name in stay:
             if name in number and number[name] < self.count:
                 self.last[number[name]] = end
-        self.weights = [calls.layout(Type(w.dtype, w.shape), None) for w in program.weights]
+        self.weights = [calls.layout(w.dtype, w.shape) for w in program.weights]
 
 
 def _form(arg: Any, refs: list[str]) -> Hashable:
@@ -139,24 +147,31 @@ class Calls:
 
     def __init__(self) -> None:
         self._forms: dict[Hashable, int] = {}
-        self._nodes: dict[int, tuple[Node, int, tuple[str, ...]]] = {}  # by id, which the node held keeps its own
+        self._nodes: dict[int, tuple[Node, _Form]] = {}  # by id, which the node held keeps its own
         self._layouts: dict[Hashable, Layout] = {}
         self._answers: dict[tuple[int, tuple[Token, ...]], _Answer] = {}
 
-    def form(self, node: Node) -> tuple[int, tuple[str, ...]]:
+    def form(self, node: Node) -> _Form:
         """The number of the node's form, alike for calls that differ in what they refer to only; and those names."""
         known = self._nodes.get(id(node))
         if known is None:
             refs: list[str] = []
             form = (node.op, _form(node.args, refs), *((k, _form(v, refs)) for k, v in node.kwargs.items()))
-            known = self._nodes[id(node)] = (node, self._forms.setdefault(form, len(self._forms)), tuple(refs))
-        return known[1:]
+            known = self._nodes[id(node)] = (node, (self._forms.setdefault(form, len(self._forms)), tuple(refs)))
+        return known[1]
 
-    def layout(self, of: Type, stride: tuple[int, ...] | None) -> Layout:
+    def layout(self, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...] | None = None) -> Layout:
+        """Of a tensor of these strides, contiguous by default."""
+        known = self._layouts.get((dtype, shape, stride))
+        if known is not None:
+            return known
         if stride is None:
-            sizes = [max(1, n) for n in of.shape[:0:-1]]
-            stride = tuple(accumulate([1, *sizes], int.__mul__))[: len(of.shape)][::-1]
-        return self._layouts.setdefault((of, stride), Layout(of, stride))
+            sizes = [max(1, n) for n in shape[:0:-1]]
+            made = self.layout(dtype, shape, tuple(accumulate([1, *sizes], int.__mul__))[: len(shape)][::-1])
+        else:
+            made = Layout(Type(dtype, shape), stride)
+        self._layouts[dtype, shape, stride] = made
+        return made
 
     def course(self, plan: Plan, sizes: Mapping[str, int]) -> Course:
         """The program's course with dims of `sizes`.
@@ -171,11 +186,11 @@ class Calls:
         held: list[int] = []
         nodes, last = len(plan.steps), plan.last
         for declared in program.inputs:
-            kind = Type(declared.dtype, tuple(sizes[d] if isinstance(d, str) else d for d in declared.shape))
-            tokens.append(self.layout(kind, None))
+            layout = self.layout(declared.dtype, tuple(sizes[d] if isinstance(d, str) else d for d in declared.shape))
+            tokens.append(layout)
             born.append(0)
             dies.append(nodes)
-            held.append(kind.nbytes)
+            held.append(layout.type.nbytes)
         tokens += [0] * nodes
         tokens += [sizes[name] for name in program.dims]
         tokens += plan.weights
@@ -195,6 +210,9 @@ class Calls:
                 born.append(value - len(program.inputs))
                 dies.append(last[value])
                 held.append(size)
+            if answer.sources == _ONE_NEW:
+                lies[value] = first
+                continue
             places = [
                 first - 1 - source if source < 0 else _place(refs, lies, given, source) for source in answer.sources
             ]
@@ -239,7 +257,7 @@ class Calls:
                 made.setdefault(_key(one), len(made))
                 sources.append(-1 - made[_key(one)])
         nbytes = {_key(one): one.untyped_storage().nbytes() for one in results}
-        layouts = tuple(self.layout(Type(t.dtype, tuple(t.shape)), tuple(t.stride())) for t in results)
+        layouts = tuple(self.layout(t.dtype, tuple(t.shape), tuple(t.stride())) for t in results)
         return _Answer(
             token=layouts if isinstance(result, list) else layouts[0],
             sources=tuple(sources),

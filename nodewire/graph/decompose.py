@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import torch
+
 from nodewire.errors import OverMemory
 from nodewire.graph.analysis import FREE_WEIGHT_BYTES, Flow, flow, with_own_outputs
 from nodewire.graph.boundaries import chain
@@ -51,11 +53,6 @@ class Bottleneck:
     next_node: str
     tensors: tuple[str, ...]
     crossing_bytes: int
-
-    def __str__(self) -> str:
-        passes = f", passes on {self.crossing_bytes} bytes ({', '.join(self.tensors)})" if self.tensors else ""
-        ends = f", ends before {self.next_node}, for which there is no room" if self.next_node else ""
-        return f"{self.task}: {self.memory_bytes} bytes, most of them at {self.node}{passes}{ends}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +209,12 @@ class _Sized:
     def live_bytes(self) -> int:
         return max(max(live) for live in self._live)
 
+    def dtype(self, name: str) -> torch.dtype:
+        """Of a tensor that a node makes."""
+        kind = self.courses[0].type(self.plan.number[name])
+        assert kind is not None, name
+        return kind.dtype
+
     def peak_node(self) -> str:
         live = max(self._live, key=max)
         return self.program.nodes[min(live.index(max(live)), len(self.program.nodes) - 1)].name
@@ -256,11 +259,7 @@ class _Cutting:
         return Decomposition(_in_order(tasks), self._split.ranges, self._split.program.volume, found_there)
 
     def _carver_of(self, sized: _Sized) -> Carver:
-        course = sized.courses[0]
-        names = [*(i.name for i in sized.program.inputs), *(n.name for n in sized.program.nodes)]
-        kinds = ((name, course.type(v)) for v, name in enumerate(names))
-        dtypes = {name: kind.dtype for name, kind in kinds if kind is not None}
-        return Carver(sized.flow, self._split.shapes, dtypes, DRIVER, self._split.program.inputs)
+        return Carver(sized.flow, self._split.shapes, sized.dtype, DRIVER, self._split.program.inputs)
 
     def _beside(self, group: Group) -> Verified:
         task = _Sized(self._carver.alone(group.nodes), self._calls)
@@ -289,7 +288,8 @@ class _Cutting:
         line = chain(sized.flow, sized.courses, self._split.shapes)
         carver = self._carver_of(sized)
         steps = [step.name for step in line.steps]
-        known: dict[tuple[int, int], _Sized] = {}
+        # A segment that was carved has no input that it does not use; the whole program may.
+        known: dict[tuple[int, int], _Sized] = {} if sized is self._whole else {(0, len(steps)): sized}
 
         def sized_task(first: int, end: int) -> _Sized:
             if (first, end) not in known:
@@ -406,7 +406,7 @@ def _fitting(
         split = split_rows(program, shapes, name, count)
         dtype = next(w.dtype for w in split.program.weights if w.name in split.ranges)
         dtypes = dict.fromkeys(split.shapes, dtype)
-        task = Carver(flow(split.program), split.shapes, dtypes, DRIVER).alone(split.parts[0])
+        task = Carver(flow(split.program), split.shapes, dtypes.__getitem__, DRIVER).alone(split.parts[0])
         found = _Sized(task, calls).verified()
         left = target - found.live_bytes - waiting_bytes(found.input_bytes, target)
         if left <= 0:

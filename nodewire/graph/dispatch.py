@@ -15,7 +15,7 @@ import torch
 
 def select_rows(x: torch.Tensor, chosen: torch.Tensor, first: int, last: int) -> torch.Tensor:
     """Raises ValueError where x and `chosen` have not the same number of rows."""
-    rows = _rows(chosen)
+    rows = _rows(chosen, first, last)
     table = x.reshape(-1, x.shape[-1])
     if table.shape[0] != rows:
         raise ValueError(f"{table.shape[0]} rows, {rows} choices")
@@ -26,7 +26,7 @@ def select_rows(x: torch.Tensor, chosen: torch.Tensor, first: int, last: int) ->
 
 def scatter_rows(rows: torch.Tensor, chosen: torch.Tensor, first: int, last: int) -> torch.Tensor:
     """Raises ValueError where there are more or fewer rows than chose one of these."""
-    count = _rows(chosen)
+    count = _rows(chosen, first, last)
     if rows.dim() != 2:
         raise ValueError(f"rows of rank {rows.dim()}")
     made = rows.new_zeros(count, rows.shape[1])
@@ -43,7 +43,9 @@ def _placed(made: torch.Tensor, mask: torch.Tensor, rows: torch.Tensor) -> torch
     return made
 
 
-def _rows(chosen: torch.Tensor) -> int:
+def _rows(chosen: torch.Tensor, first: int, last: int) -> int:
+    if type(first) is not int or type(last) is not int:  # a tensor would be compared with all choices, in any shape
+        raise ValueError("choices from and to no numbers")
     if chosen.dtype != torch.int64 or chosen.dim() < 1:
         raise ValueError("choices are not int64 [.., k]")
     return chosen.shape[:-1].numel()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nodewire.errors import BadInput, NotFound
+from nodewire.weights.directory import read_tokenizer
 
 MAX_JSON_BYTES = 32 * 2**20
 _LONGEST = 512
@@ -47,17 +48,22 @@ def read(path: Path) -> EncoderDirectory:
     config = config_of(path)
     if not (path / "model.safetensors").is_file():
         raise NotFound("model.safetensors", f"not in {path.name}")
-    modules = _json(path, "modules.json", []) or []
+    modules = _json(path, "modules.json", [])
+    if not isinstance(modules, list) or not all(isinstance(m, dict) for m in modules):
+        raise BadInput("modules.json", "not a list of objects")
     kinds = [str(m.get("type", "")).rsplit(".", 1)[-1] for m in modules]
     pooling = _pooling(path, modules)
     for kind in kinds:
         if kind not in ("Transformer", "Pooling", "Normalize"):
             raise BadInput("modules.json", f"a {kind[:40]} layer is not supported")
     lengths = [
-        _json(path, "sentence_bert_config.json", {}).get("max_seq_length"),
-        _json(path, "tokenizer_config.json", {}).get("model_max_length"),
+        _object(path, "sentence_bert_config.json", {}).get("max_seq_length"),
+        _object(path, "tokenizer_config.json", {}).get("model_max_length"),
         config.get("max_position_embeddings"),
     ]
+    pad_id = config.get("pad_token_id") or 0
+    if type(pad_id) is not int or not 0 <= pad_id < 2**31:
+        raise BadInput("pad_token_id", f"{str(pad_id)[:40]} is no token")
     known = [n for n in lengths if type(n) is int and n > 0]
     named = str(config.get("_name_or_path") or path.resolve().name).rsplit("/", 1)[-1]
     return EncoderDirectory(
@@ -66,8 +72,8 @@ def read(path: Path) -> EncoderDirectory:
         pooling=pooling,
         normalized="Normalize" in kinds if kinds else True,
         positions=min([*known, _LONGEST]),
-        tokenizer=_bytes(path, "tokenizer.json"),
-        pad_id=int(config.get("pad_token_id") or 0),
+        tokenizer=read_tokenizer(path, MAX_JSON_BYTES),
+        pad_id=pad_id,
         name=re.sub(r"[^a-z0-9._-]+", "-", named.lower()).strip("-._")[:48] or "encoder",
         license=license_of(path),
     )
@@ -75,19 +81,17 @@ def read(path: Path) -> EncoderDirectory:
 
 def config_of(path: Path) -> dict[str, Any]:
     """The directory's config.json. Raises NotFound, BadInput: there is none that is an object."""
-    found = _json(path, "config.json")
-    if not isinstance(found, dict):
-        raise BadInput("config.json", "not an object")
-    return found
+    return _object(path, "config.json")
 
 
 def _pooling(path: Path, modules: list[Any]) -> Literal["mean", "cls"]:
     folder = next((m.get("path") for m in modules if str(m.get("type", "")).endswith("Pooling")), None)
     if folder is None:
         return "mean"
-    chosen = {
-        k for k, v in _json(path / Path(str(folder)).name, "config.json").items() if k.startswith("pooling") and v
-    }
+    inner = Path(str(folder)).name
+    if inner in ("", ".."):
+        raise BadInput("modules.json", f"{str(folder)[:40]!r} is not a folder of the model's")
+    chosen = {k for k, v in _object(path / inner, "config.json").items() if k.startswith("pooling") and v}
     if chosen == {"pooling_mode_mean_tokens"}:
         return "mean"
     if chosen == {"pooling_mode_cls_token"}:
@@ -100,7 +104,8 @@ def license_of(path: Path) -> str:
     card = path / "README.md"
     if not card.is_file():
         return ""
-    head = card.read_bytes()[:4_096].decode(errors="replace")
+    with card.open("rb") as file:
+        head = file.read(4_096).decode(errors="replace")
     found = re.search(r"^license:\s*([\w.\-]{1,64})\s*$", head, re.MULTILINE) if head.startswith("---") else None
     return found[1] if found else ""
 
@@ -121,3 +126,10 @@ def _json(path: Path, name: str, default: Any = None) -> Any:
         return json.loads(_bytes(path, name))
     except (ValueError, RecursionError) as error:
         raise BadInput(name, "not JSON") from error
+
+
+def _object(path: Path, name: str, default: Any = None) -> dict[str, Any]:
+    found = _json(path, name, default)
+    if not isinstance(found, dict):
+        raise BadInput(name, "not an object")
+    return found

@@ -13,7 +13,7 @@ rows. Sums over a row's experts run in another order than in the whole model, so
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,8 @@ from nodewire.graph.rows import RowRange
 from nodewire.graph.whitelist import Ref
 
 SELECT, SCATTER = "nodewire.select_rows", "nodewire.scatter_rows"
-_GATHER, _BMM, _SUM = "aten.index.Tensor", "aten.bmm.default", "aten.sum.dim_IntList"
+_GATHER, _BMM, _ADD = "aten.index.Tensor", "aten.bmm.default", "aten.add.Tensor"
+_SUM = "aten.sum.dim_IntList"
 _SHAPING = (
     "aten.unsqueeze.default",
     "aten.squeeze.dim",
@@ -39,7 +40,8 @@ _SHAPING = (
 class Mixture:
     """The nodes of one mixture: from the gathers of `up` [experts, .., ..] and `down` to the sum named `result`.
 
-    `middle` lies between the two products, from the value `entry` to the value `exit`.
+    Biases [experts, ..] are added to the products of each. `middle` lies between the two, from the value `entry` to the
+    value `exit`.
     """
 
     x: str
@@ -50,6 +52,8 @@ class Mixture:
     down: Weight
     up_is_turned: bool
     down_is_turned: bool
+    up_bias: Weight | None
+    down_bias: Weight | None
     middle: tuple[Node, ...]
     entry: str
     exit: str
@@ -60,8 +64,12 @@ class Mixture:
         return self.up.shape[0]
 
     @property
+    def stacks(self) -> tuple[Weight, ...]:
+        return tuple(one for one in (self.up, self.up_bias, self.down, self.down_bias) if one is not None)
+
+    @property
     def nbytes(self) -> int:
-        return self.up.nbytes + self.down.nbytes
+        return sum(one.nbytes for one in self.stacks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +92,7 @@ def rewrite(program: Program, shapes: Mapping[str, Shape], found: Sequence[Mixtu
     weights: dict[str, Weight] = {w.name: w for w in program.weights}
     made: dict[str, list[Node]] = {}
     for number, mixture in enumerate(found):
-        for whole in (mixture.up, mixture.down):
+        for whole in mixture.stacks:
             for expert in range(mixture.experts):
                 name = _expert(whole, expert)
                 weights[name] = replace(whole, name=name, shape=(1, *whole.shape[1:]))
@@ -136,7 +144,7 @@ class _Writer:
             backs.append(self._add(f"{of.result}.{k}.back", SCATTER, out, Ref(chosen), first, last))
         total = backs[0]
         for k, back in enumerate(backs[1:], start=1):
-            total = self._add(f"{of.result}.{k}.sum", "aten.add.Tensor", total, Ref(back))
+            total = self._add(f"{of.result}.{k}.sum", _ADD, total, Ref(back))
         for name in (*backs, total):
             self._shapes[name] = (*leading, self._width)
         self._add(of.result, "aten.reshape.default", total, [-1, self._width])
@@ -150,7 +158,7 @@ class _Writer:
             back = self._add(
                 f"{at}.back", SCATTER, self._expert(at, x, chosen, weights, expert), Ref(chosen), *_one(expert)
             )
-            total = back if not total else self._add(f"{at}.sum", "aten.add.Tensor", total, Ref(back))
+            total = back if not total else self._add(f"{at}.sum", _ADD, total, Ref(back))
         return total
 
     def _expert(self, at: str, x: str, chosen: str, weights: str, expert: int) -> str:
@@ -161,18 +169,19 @@ class _Writer:
         kept = self._add(f"{at}.kept", "aten.where.ScalarOther", mask, Ref(every), 0.0)
         weight = self._add(f"{at}.weight", _SUM, kept, [1], True)
         rows = self._add(f"{at}.x", SELECT, x, *only)
-        names = {of.entry: self._product(f"{at}.up", rows, _expert(of.up, expert), of.up_is_turned)}
+        names = {of.entry: self._product(f"{at}.up", rows, expert, of.up, of.up_bias, of.up_is_turned)}
         for node in of.middle:
             names[node.name] = f"{at}.{node.name}"
             args = tuple(replace_refs(arg, names) for arg in node.args)
             kwargs = {key: replace_refs(arg, names) for key, arg in node.kwargs.items()}
             self._nodes.append(Node(names[node.name], node.op, args, kwargs))
-        made = self._product(f"{at}.down", names[of.exit], _expert(of.down, expert), of.down_is_turned)
+        made = self._product(f"{at}.down", names[of.exit], expert, of.down, of.down_bias, of.down_is_turned)
         return self._add(f"{at}.weighted", "aten.mul.Tensor", made, Ref(weight))
 
-    def _product(self, name: str, rows: str, weight: str, is_turned: bool) -> str:
-        matrix = self._add(f"{name}.matrix", "aten.select.int", weight, 0, 0)
-        return self._add(name, "aten.mm.default" if is_turned else "aten.linear.default", rows, Ref(matrix))
+    def _product(self, name: str, rows: str, expert: int, stack: Weight, bias: Weight | None, is_turned: bool) -> str:
+        matrix = self._add(f"{name}.matrix", "aten.select.int", _expert(stack, expert), 0, 0)
+        made = self._add(name, "aten.mm.default" if is_turned else "aten.linear.default", rows, Ref(matrix))
+        return made if bias is None else self._add(f"{name}.biased", _ADD, made, Ref(_expert(bias, expert)))
 
     def _add(self, name: str, op: str, first: str, *more: Any) -> str:
         self._nodes.append(Node(name, op, (Ref(first), *more)))
@@ -185,10 +194,11 @@ def _one(expert: int) -> tuple[int, int]:
 
 def mixtures(program: Program, shapes: Mapping[str, Shape]) -> list[Mixture]:
     """The mixtures of experts of a program, in order."""
-    stacks = {w.name: w for w in program.weights if len(w.shape) == 3}
+    stacks = {w.name: w for w in program.weights if len(w.shape) in (2, 3)}
     gathers: dict[str, list[Node]] = {}
     for node in program.nodes:
-        if node.op == _GATHER and node.args[0].name in stacks and len(node.args[1]) == 1:
+        stack = stacks.get(node.args[0].name) if node.op == _GATHER else None
+        if stack is not None and len(stack.shape) == 3 and len(node.args[1]) == 1:
             (index,) = refs(node.args[1])
             gathers.setdefault(index, []).append(node)
     if not gathers:
@@ -202,6 +212,7 @@ class _Finder:
     def __init__(self, program: Program, shapes: Mapping[str, Shape], stacks: Mapping[str, Weight]) -> None:
         self._stacks = stacks
         self._nodes = {node.name: node for node in program.nodes}
+        self._order = {name: k for k, name in enumerate(self._nodes)}
         self._shapes = shapes
         self._users: dict[str, list[Node]] = {}
         for node in program.nodes:
@@ -216,7 +227,9 @@ class _Finder:
 
     def _mixture(self, index: str, first: Node, second: Node) -> Mixture:
         up, down = self._product(first), self._product(second)
-        entry, after = self._past(up), self._past(down)
+        up_is_turned, down_is_turned = up.args[0] != Ref(first.name), down.args[0] != Ref(second.name)
+        entry, up_bias = self._biased(self._past(up), 1 if up_is_turned else 2, index)
+        after, down_bias = self._biased(self._past(down), 1 if down_is_turned else 2, index)
         weighted = self._user(after)
         weights = next((name for name in weighted.refs() if name != after), "")
         total = self._user(self._past(weighted))
@@ -236,8 +249,10 @@ class _Finder:
             choices=sizes[1],
             up=self._stacks[first.args[0].name],
             down=self._stacks[second.args[0].name],
-            up_is_turned=up.args[0] != Ref(first.name),
-            down_is_turned=down.args[0] != Ref(second.name),
+            up_is_turned=up_is_turned,
+            down_is_turned=down_is_turned,
+            up_bias=up_bias,
+            down_bias=down_bias,
             middle=tuple(self._between(entry, exit_)),
             entry=entry,
             exit=exit_,
@@ -256,6 +271,21 @@ class _Finder:
             raise _OtherForm
         return product
 
+    def _biased(self, name: str, dropped: int, index: str) -> tuple[str, Weight | None]:
+        """The value after the bias, each row its expert's, that is added to a product without its dim `dropped`."""
+        users, before = self._users.get(name, []), self._nodes[name]
+        if len(users) != 1 or users[0].op != _ADD or users[0].kwargs:
+            return name, None
+        gather = self._nodes.get(next((ref for ref in users[0].refs() if ref != name), ""))
+        if gather is None or gather.op != _GATHER or gather.args[1] != [Ref(index)]:
+            return name, None
+        bias = self._stacks.get(gather.args[0].name)
+        if bias is None or len(bias.shape) != 2:
+            return name, None
+        if before.op != "aten.squeeze.dim" or before.args[1] % 3 != dropped:
+            raise _OtherForm  # not a row for each of the bias's
+        return self._past(users[0]), bias
+
     def _other(self, product: Node, gathered: str) -> str:
         return next(name for name in product.refs() if name != gathered)
 
@@ -272,25 +302,21 @@ class _Finder:
             name = self._nodes[name].args[0].name
         return name
 
-    def _between(self, entry: str, exit_: str) -> Iterator[Node]:
-        inside = {entry}
-        found: list[Node] = []
-        for node in self._nodes.values():
-            used = set(node.refs())
-            if used & inside:
-                inside.add(node.name)
-                found.append(node)
-        needed = {exit_}
-        chosen: list[Node] = []
-        for node in reversed(found):
-            if node.name in needed:
-                if not set(node.refs()) <= inside:
-                    raise _OtherForm
-                needed.update(node.refs())
-                chosen.append(node)
-        if entry not in needed:
-            raise _OtherForm
-        return reversed(chosen)
+    def _between(self, entry: str, exit_: str) -> list[Node]:
+        """What makes `exit_` of `entry` and nothing else, in the program's order."""
+        found: dict[str, Node] = {}
+        waiting = [exit_]
+        while waiting:
+            name = waiting.pop()
+            if name == entry or name in found:
+                continue
+            node = self._nodes.get(name)
+            before = tuple(node.refs()) if node is not None else ()
+            if node is None or not before:
+                raise _OtherForm
+            found[name] = node
+            waiting += before
+        return sorted(found.values(), key=lambda node: self._order[node.name])
 
 
 class _OtherForm(Exception):

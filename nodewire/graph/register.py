@@ -17,6 +17,7 @@ import torch
 from nodewire.errors import BadInput, BadTask, NotFound
 from nodewire.graph.decompose import decompose
 from nodewire.graph.examples import Axes, Signature, signature
+from nodewire.graph.experts import mixtures
 from nodewire.graph.format import Program
 from nodewire.graph.normalize import normalize
 from nodewire.graph.reading import Traced
@@ -39,6 +40,7 @@ def register(
     outputs: Sequence[str] | None = None,
     slots: int = 4,
     license: str = "",
+    expert_groups: int = 1,
 ) -> Registration:
     """Split `model` into tasks of at most `target_vram` (bytes, or "12GB") each, and write their blobs into `out`.
 
@@ -47,10 +49,11 @@ def register(
     the tasks admit. `axes` names sizes that vary where the examples do not show it ({"ids": ("batch", "length")}),
     `most` admits larger ones ({"length": 512}), as far as the target allows. `outputs` picks from what the model
     returns, by path. The model must be in evaluation mode; its weights may lie anywhere, and the whole of them is never
-    copied. The registration's report says what bounded each cut.
+    copied. The experts of a mixture are cut into `expert_groups` tasks, or into as many as the target asks, if those
+    are more. The registration's report says what bounded each cut.
 
     Raises:
-        BadInput, Unsupported: the examples do not go together, or the model with them.
+        BadInput, Unsupported: the examples do not go together, or the model with them; there are no experts to group.
         BadTask: the model cannot be exported, or uses what no task may; names the module and what to change.
         OverMemory: an operator alone needs more than the target; names it, and the target that would do.
     """
@@ -60,15 +63,38 @@ def register(
         raise BadInput("target_vram", str(error)) from error
     said = signature(model, examples, axes, most)
     traced = trace(model, said, volume(said), outputs=outputs)
-    return split(traced, said, held(model, traced), target_bytes, Path(out), name=name, slots=slots, license=license)
+    return split(
+        traced,
+        said,
+        held(model, traced),
+        target_bytes,
+        Path(out),
+        name=name,
+        slots=slots,
+        license=license,
+        expert_groups=expert_groups,
+    )
 
 
 def split(
-    traced: Traced, said: Signature, parts: Parts, target_bytes: int, out: Path, *, name: str, slots: int, license: str
+    traced: Traced,
+    said: Signature,
+    parts: Parts,
+    target_bytes: int,
+    out: Path,
+    *,
+    name: str,
+    slots: int,
+    license: str,
+    expert_groups: int = 1,
 ) -> Registration:
     """A traced model as a manifest of mode "run" and its blobs. Raises as `register`."""
     whole = normalized(traced, slots)
-    done = decompose(whole, traced.shapes, target_bytes, said.least)
+    if expert_groups < 1:
+        raise BadInput("expert_groups", f"{expert_groups}, at least 1")
+    if expert_groups > 1 and not mixtures(whole, traced.shapes):
+        raise BadInput("expert_groups", f"{name} has no mixture of experts of a known form")
+    done = decompose(whole, traced.shapes, target_bytes, said.least, expert_groups=expert_groups)
     return write_run(done, parts, target_bytes, out, name=name, license=license, modules=traced.modules)
 
 

@@ -24,13 +24,22 @@ from nodewire.weights.tensorfile import Stored
 
 
 def split_directory(
-    directory: Path, target_bytes: int, out: Path, *, name: str, slots: int = 4, largest: Largest = LARGEST
+    directory: Path,
+    target_bytes: int,
+    out: Path,
+    *,
+    name: str,
+    slots: int = 4,
+    largest: Largest = LARGEST,
+    expert_groups: int = 1,
 ) -> Registration:
     """Split the model in `directory` into tasks of at most `target_bytes` each, and write their blobs into `out`.
 
+    `expert_groups` as `register` has it.
+
     Raises:
         NotFound, BadInput, Unsupported, BadConfig: the directory does not hold a model of a known architecture, or
-            `transformers` is not installed.
+            `transformers` is not installed; there are no experts to group.
         BadTask: the model uses what no task may; names the module.
         OverMemory: an operator alone needs more than the target; names it and the target that would do.
     """
@@ -38,7 +47,17 @@ def split_directory(
     traced = trace_built(built)
     parts = parts_of(built, traced, stored_tensors(directory))
     license = encoder_directory.license_of(directory)
-    return split(traced, built.called, parts, target_bytes, out, name=name, slots=slots, license=license)
+    return split(
+        traced,
+        built.called,
+        parts,
+        target_bytes,
+        out,
+        name=name,
+        slots=slots,
+        license=license,
+        expert_groups=expert_groups,
+    )
 
 
 def trace_built(built: Built) -> Traced:

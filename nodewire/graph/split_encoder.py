@@ -2,9 +2,7 @@
 
     texts -> driver -> embed.0 .. embed.m -> graph.0 -> .. -> graph.n -> vectors
 
-A tenth of the target is for frames that wait for others, the rest for weights and activations. How many ids one call
-may hold (`volume`) follows from it: the largest halving of `max_batch` x positions whose activations too take a tenth,
-and never less than one text of full length.
+Of a call's `volume` (decompose.py) the largest is `max_batch` x positions, the least one text of full length.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from nodewire.graph.encoder_directory import EncoderDirectory
 from nodewire.graph.examples import Leaf, Signature
 from nodewire.graph.normalize import normalize
 from nodewire.graph.trace import trace
-from nodewire.graph.writing import Writer
+from nodewire.graph.writing import Writer, report
 from nodewire.kind import Registration
 from nodewire.protocol.manifest import CUSTOMER, Edge, Manifest, Task, Tensor
 from nodewire.weights.directory import stored_tensors
@@ -80,7 +78,9 @@ def split_encoder(
         tasks=(driver, *writer.tasks()),
         edges=(texts, *inner),
     )
-    return Registration(manifest, writer.blobs.paths, tuple(_report(manifest, done, target_bytes)))
+    said_of_driver = f"{DRIVER}: tokenizer, {driver.memory_bytes} bytes in all"
+    lines = (*report(manifest.name, done, target_bytes, traced.modules), said_of_driver)
+    return Registration(manifest, writer.blobs.paths, lines)
 
 
 def _driver(said: EncoderDirectory, done: Decomposition, edges: Sequence[Edge], writer: Writer) -> Task:
@@ -104,20 +104,3 @@ def _driver(said: EncoderDirectory, done: Decomposition, edges: Sequence[Edge], 
         flops=0,
         limit=f"{program.rows} texts, {program.volume} ids a batch",
     )
-
-
-def _report(manifest: Manifest, done: Decomposition, target_bytes: int) -> list[str]:
-    rows = next(iter(done.tasks.values())).program.dims[bert.BATCH]
-    lines = [
-        f"{manifest.name}: {len(manifest.tasks)} tasks under {target_bytes} bytes, "
-        f"{rows} texts or {done.volume} ids a batch"
-    ]
-    for task in manifest.tasks:
-        made = done.tasks.get(task.name)
-        what = (
-            f"{len(made.program.nodes)} operators, {made.weight_bytes} bytes of weights, {made.live_bytes} live"
-            if made
-            else "tokenizer"
-        )
-        lines.append(f"{task.name}: {what}, {task.memory_bytes} bytes in all")
-    return lines

@@ -10,23 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from nodewire.errors import BadTask, TooLarge
-from nodewire.graph.format import MAX_RANK, MAX_SIZE, NAMES, Program, Weight
+from nodewire.graph.format import DTYPES, MAX_RANK, MAX_SIZE, NAMES, Program, Weight
 from nodewire.graph.liveness import corners, walk, weight_bytes
+from nodewire.protocol.stored_dtypes import DTYPE_OF
 
 MAX_HEADER_BYTES = 8 * 2**20
 MAX_VERIFY_S = 12.0
 """Of processor time; tasks of the largest models take a tenth of that."""
 _HEADER_BYTES, _ENTRY_BYTES = 65_536, 512
 """Of a header: for what stands beside the tensors, and for each of them (a name has 160 characters at most)."""
-_STORED = {
-    "F32": "float32",
-    "BF16": "bfloat16",
-    "F16": "float16",
-    "I64": "int64",
-    "I32": "int32",
-    "U8": "uint8",
-    "BOOL": "bool",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +107,14 @@ def header(path: Path, most_bytes: int = MAX_HEADER_BYTES) -> dict[str, tuple[st
 
 def _entry(name: str, raw: Any) -> tuple[str, tuple[int, ...], int, int]:
     match raw:
-        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(first), int(last)]} if (
-            dtype in _STORED
+        case {"dtype": str(code), "shape": list(shape), "data_offsets": [int(first), int(last)]} if (
+            (dtype := DTYPE_OF.get(code)) in DTYPES
             and len(shape) <= MAX_RANK
             and all(type(n) is int and 0 <= n <= MAX_SIZE for n in shape)
             and 0 <= first <= last
         ):
-            width = next(d for d, n in NAMES.items() if n == _STORED[dtype]).itemsize
-            if last - first == math.prod(shape) * width:
-                return _STORED[dtype], tuple(shape), first, last
+            if last - first == math.prod(shape) * DTYPES[dtype].itemsize:
+                return dtype, tuple(shape), first, last
     raise BadTask(_shown(name), "its entry in the file's header is malformed")
 
 

@@ -57,10 +57,10 @@ def write_run(
     writer = Writer(done, parts, target_bytes, out)
     edges = writer.edges()
     manifest = Manifest(name=name, mode="run", license=license, tasks=tuple(writer.tasks()), edges=tuple(edges))
-    return Registration(manifest, writer.blobs.paths, tuple(report(manifest, done, target_bytes, modules or {})))
+    return Registration(manifest, writer.blobs.paths, tuple(report(name, done, target_bytes, modules or {})))
 
 
-def report(manifest: Manifest, done: Decomposition, target_bytes: int, modules: Mapping[str, str]) -> Iterator[str]:
+def report(name: str, done: Decomposition, target_bytes: int, modules: Mapping[str, str]) -> Iterator[str]:
     """What was made and what bounded it, for people; `modules` has the paths of operators' modules in the model."""
 
     def named(node: str) -> str:
@@ -69,20 +69,20 @@ def report(manifest: Manifest, done: Decomposition, target_bytes: int, modules: 
     dims = {dim: most for made in done.tasks.values() for dim, most in made.program.dims.items()}
     calls = " x ".join(f"{dim} up to {most}" for dim, most in dims.items()) or "one size"
     count = f"{len(done.tasks)} tasks under {target_bytes} bytes"
-    yield f"{manifest.name}: {count}, calls of {calls}, {done.volume} together"
+    yield f"{name}: {count}, calls of {calls}, {done.volume} together"
     found = {bottleneck.task: bottleneck for bottleneck in done.bottlenecks}
-    for name, made in done.tasks.items():
+    for task, made in done.tasks.items():
         line = (
-            f"{name}: {len(made.program.nodes)} operators, {made.weight_bytes} bytes of weights, {made.live_bytes} live"
+            f"{task}: {len(made.program.nodes)} operators, {made.weight_bytes} bytes of weights, {made.live_bytes} live"
         )
-        if limited := found.get(name):
+        if limited := found.get(task):
             line += f", most at {named(limited.node)}"
             if limited.next_node:
                 line += f"; no room for {named(limited.next_node)}"
             elif limited.tensors:
                 line += "; ends with its branch"
         yield line
-    largest = max(done.tasks, key=lambda name: done.tasks[name].peak_bytes)
+    largest = max(done.tasks, key=lambda task: done.tasks[task].peak_bytes)
     yield f"largest task: {largest}, {memory_bytes(done.tasks[largest], target_bytes)} of {target_bytes} bytes"
     widest = max(done.bottlenecks, key=lambda bottleneck: bottleneck.crossing_bytes, default=None)
     if widest is not None and widest.tensors:

@@ -10,7 +10,7 @@ from nodewire.errors import BadTask
 from nodewire.llm.config import DecoderConfig
 from nodewire.llm.families import parse_config
 from nodewire.llm.tokenizer import MAX_TOKENIZER_BYTES
-from nodewire.weights.directory import read_bounded, stored_tensors
+from nodewire.weights.directory import read_bounded, read_tokenizer, stored_tensors
 from nodewire.weights.tensorfile import DTYPES, MAX_HEADER_BYTES, Stored
 
 
@@ -48,4 +48,4 @@ def open_checkpoint(directory: Path) -> Checkpoint:
         read_bounded(generation, MAX_HEADER_BYTES) if generation.exists() else None,
     )
     tensors = stored_tensors(directory)
-    return Checkpoint(config, tensors, read_bounded(directory / "tokenizer.json", MAX_TOKENIZER_BYTES))
+    return Checkpoint(config, tensors, read_tokenizer(directory, MAX_TOKENIZER_BYTES))

@@ -91,14 +91,15 @@ class Payer:
     async def recover(self) -> list[Debt]:
         """Settle with the wallet what an earlier run left in "paying", before anything else is paid.
 
-        Returns the debts that are still not paid: planned, invoiced or failed ones (`pay` goes on with them), and
+        Returns those that turned out to be paid. Others stay in `unpaid`: failed ones (`pay` goes on with them), and
         those that are in flight. Raises LinkLost, TimedOut.
         """
+        found = []
         for debt in self._ledger.unpaid():
             if debt.state == "paying":
                 async with self._locks.setdefault(debt.key, asyncio.Lock()):
-                    await self._resolve(self._ledger.debt(debt.key))
-        return self._ledger.unpaid()
+                    found.append(await self._resolve(self._ledger.debt(debt.key)))
+        return [debt for debt in found if debt.state == "paid"]
 
     def unpaid(self) -> list[Debt]:
         """The debts that are not paid, oldest first."""

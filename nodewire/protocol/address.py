@@ -10,14 +10,16 @@ import ipaddress
 from dataclasses import dataclass
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, StringConstraints
+from pydantic import AfterValidator
 
 from nodewire.errors import BadInput
+from nodewire.protocol.faults import shaped
 
 _HOST = r"(\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9.-]{1,253})"
 _SPLICE = "splice:"
+SPLICE_WORDS = "splice:<public key in hex>@host:port"
 
-HostPort = Annotated[str, StringConstraints(pattern=rf"^{_HOST}:[0-9]{{1,5}}$")]
+HostPort = Annotated[str, shaped(rf"^{_HOST}:[0-9]{{1,5}}$", "host:port")]
 """`host:port` or `[v6]:port`."""
 
 
@@ -45,9 +47,10 @@ def _is_ip_port(text: str) -> str:
 
 IpPort = Annotated[str, AfterValidator(_is_ip_port)]
 """`v4:port` or `[v6]:port`: no name, so no resolver is asked for it."""
-SpliceText = Annotated[str, StringConstraints(pattern=rf"^{_SPLICE}[0-9a-f]{{64}}@{_HOST}:[0-9]{{1,5}}$")]
+SpliceText = Annotated[str, shaped(rf"^{_SPLICE}[0-9a-f]{{64}}@{_HOST}:[0-9]{{1,5}}$", SPLICE_WORDS)]
 WireAddress = Annotated[
-    str, StringConstraints(pattern=rf"^({_SPLICE}[0-9a-f]{{64}}@)?{_HOST}:[0-9]{{1,5}}$", max_length=340)
+    str,
+    shaped(rf"^({_SPLICE}[0-9a-f]{{64}}@)?{_HOST}:[0-9]{{1,5}}$", f"host:port or {SPLICE_WORDS}", max_length=340),
 ]
 
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, model_validator
 
 from nodewire.errors import BadHash, BadInput, BadQuorum
 from nodewire.nostr.event import Event, sign
 from nodewire.nostr.keys import Keys
 from nodewire.protocol import dvrf, kinds, tags
+from nodewire.protocol.faults import shaped
 from nodewire.protocol.schema import Hex32, Name, Schema, Seconds
 
 KIND = kinds.COMMITTEE
@@ -24,10 +25,10 @@ VALID_EPOCHS = 3
 """A snapshot is good for requests until this many epochs after its own."""
 
 Ppm = Annotated[int, Field(ge=0, le=1_000_000)]
-Point = Annotated[str, StringConstraints(pattern=r"^0[23][0-9a-f]{64}$")]
+Point = Annotated[str, shaped(r"^0[23][0-9a-f]{64}$", "a compressed secp256k1 point in hex")]
 """A compressed secp256k1 point, 33 bytes as hex."""
-RelayUrl = Annotated[str, StringConstraints(pattern=r"^wss?://[!-~]{1,248}$")]
-HttpUrl = Annotated[str, StringConstraints(pattern=r"^https?://[!-~]{1,248}$")]
+RelayUrl = Annotated[str, shaped(r"^wss?://[!-~]{1,248}$", "a ws:// or wss:// URL")]
+HttpUrl = Annotated[str, shaped(r"^https?://[!-~]{1,248}$", "an http(s) URL")]
 
 
 class Oracle(Schema):

@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
+from nodewire.protocol.faults import shaped
 from nodewire.protocol.manifest import BlobRef
 from nodewire.protocol.schema import Schema
 
@@ -339,6 +340,9 @@ class Encoder(Schema):
 Family = Annotated[Linear | Mlp | Cnn | Decoder | Encoder, Field(discriminator="name")]
 
 
+_LastName = Annotated[str, shaped(r"^[a-z0-9_]{1,32}$", "a module's last name: 1 to 32 of a-z, 0-9 and _")]
+
+
 class Lora(Schema):
     """Low-rank adapters beside frozen matrices: W x + (alpha / rank) B A x.
 
@@ -348,7 +352,7 @@ class Lora(Schema):
 
     rank: int = Field(ge=1, le=1_024)
     alpha: int = Field(ge=1, le=65_536)
-    targets: tuple[Annotated[str, Field(pattern=r"^[a-z0-9_]{1,32}$")], ...] = Field(min_length=1, max_length=16)
+    targets: tuple[_LastName, ...] = Field(min_length=1, max_length=16)
 
     def adapted(self, whole: Shapes) -> Shapes:
         """The matrices of `whole` that get an adapter."""

@@ -16,6 +16,8 @@ MAX_BYTES = 4 * 2**20
 MAX_VALUES = 2**19
 """Lists, maps and their entries in a program: what bounds the memory that reading it takes."""
 MAX_DIMS, MAX_RANK = 3, 8
+_MOST = {"dims": MAX_DIMS, "inputs": 64, "outputs": 64, "weights": 16_384, "nodes": 16_384}
+"""Entries of each; no provider loads a program with more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +50,16 @@ class GraphProgram:
             raise BadTask("program", "not a map")
         if document.get("v") != VERSION:
             raise BadVersion.of(document.get("v"), VERSION)
+        for field, most in _MOST.items():
+            if not isinstance(found := document.get(field), list | dict) or len(found) > most:
+                raise BadTask("program", f"{field} are not at most {most}")
         try:
             return cls(
                 dims={str(name): int(most) for name, most in document["dims"].items()},
                 volume=int(document["volume"]),
                 inputs=tuple(_port(one, one["tensor"], int(one["below"])) for one in document["inputs"]),
                 outputs=tuple(_port(one, one["value"], 0) for one in document["outputs"]),
-                weights={str(one["name"]): tuple(map(int, one["shape"])) for one in document["weights"]},
+                weights={str(one["name"]): _sizes(one["shape"]) for one in document["weights"]},
                 nodes=tuple(_node(one) for one in document["nodes"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -66,6 +71,12 @@ def _port(raw: dict[str, Any], value: Any, below: int) -> Port:
     if not isinstance(shape, list) or len(shape) > MAX_RANK or any(type(n) not in (int, str) for n in shape):
         raise ValueError("shape")
     return Port(str(raw["edge"]), str(raw["tensor"]), tuple(shape), str(value), below)
+
+
+def _sizes(raw: list[Any]) -> tuple[int, ...]:
+    if len(raw) > MAX_RANK:
+        raise ValueError("shape")
+    return tuple(map(int, raw))
 
 
 def _node(raw: Any) -> tuple[str, str, list[Any], dict[str, Any]]:

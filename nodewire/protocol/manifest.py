@@ -34,7 +34,7 @@ class Tensor(Schema):
 
     name: Name
     dtype: Literal["float32", "bfloat16", "float16", "int64", "int32", "uint8", "bool"]
-    shape: tuple[int | Name, ...] = Field(max_length=8)
+    shape: tuple[Count | Name, ...] = Field(max_length=8)
 
 
 class Edge(Schema):

@@ -1,14 +1,33 @@
 """Along which axis the batch lies in what an operator makes, if each row of it follows from the same row of its inputs.
 
-For `nodewire.protocol.rowwise`. Shapes are followed only as far as rows depend on them.
+For `nodewire.protocol.rowwise`. A rule takes those of its operator's arguments that it asks for, by their formal names;
+the others must be constants. Rules rest on ranks and sizes (what broadcasts against a batch, what a squeeze drops), so
+what they say of these must hold in every call that runs at all: a program is a stranger's, who may want rows mixed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
 from math import prod
 from typing import Any
+
+from nodewire.protocol.row_values import (
+    NUMBER,
+    SIZE,
+    UNKNOWN,
+    Known,
+    Unknown,
+    Unproven,
+    Value,
+    along,
+    broadcast,
+    dim_of,
+    fixed,
+    of,
+    resized,
+)
 
 _ELEMENTWISE = """
 abs.default neg.default exp.default log.default sqrt.default rsqrt.default reciprocal.default sin.default cos.default
@@ -17,206 +36,182 @@ add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Scalar mul.Tensor mul.Scalar di
 pow.Tensor_Scalar maximum.default minimum.default clamp.default clamp_min.default clamp_max.default
 eq.Scalar ne.Scalar lt.Scalar le.Scalar gt.Scalar ge.Scalar eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor
 logical_and.default logical_or.default bitwise_and.Tensor bitwise_or.Tensor __and__.Tensor __or__.Tensor
-where.self where.ScalarOther where.ScalarSelf masked_fill.Scalar _to_copy.default clone.default
+where.self where.ScalarOther where.ScalarSelf masked_fill.Scalar
+hardtanh.default hardsigmoid.default hardswish.default leaky_relu.default elu.default softplus.default
 """
 ELEMENTWISE = frozenset(f"aten.{name}" for name in _ELEMENTWISE.split())
 
 
-class Unproven(Exception):
-    """No rule says that rows stay apart; `str()` says why, or by which node."""
+_FAULTS = (Unproven, IndexError, TypeError, ValueError, AttributeError)
+"""Of a rule that meets arguments which it was not made for."""
+_INT64 = {"dtype": "int64"}
+"""As it stands in a program. Narrower types, and floats, make one number of several rows'."""
+_MOST = 2**40
+"""No dim is larger (NIPS.md, "graph")."""
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
-    """`shape`: sizes where they are known; `axis`: where the batch lies, None if the value does not depend on it;
-    `counts`: the value along it is the row's own number."""
+class _Rule:
+    """`formals` are the operator's positional arguments, `asked` those of them, and of the named, that `call` takes."""
 
-    shape: tuple[int | None, ...]
-    axis: int | None = None
-    counts: bool = False
+    formals: tuple[str, ...]
+    asked: frozenset[str]
+    call: Callable[..., Known]
 
-
-class Number:
-    """A size or another number of which nothing is known, but whether it is the `batch`'s size."""
-
-    def __init__(self, *, batch: bool = False) -> None:
-        self.batch = batch
-
-
-class Unknown:
-    """A tensor of which nothing is known, but that it does not depend on the batch."""
-
-
-SIZE, NUMBER, UNKNOWN = Number(batch=True), Number(), Unknown()
-Known = Value | Number | Unknown
-Rule = Callable[[list[Any], dict[str, Any]], Known]
-_NAMED = ("bias", "attn_mask")
-"""Tensors that rules find by their formal names, too; all others stand in their places."""
-_FAULTS = (Unproven, IndexError, TypeError, ValueError, AttributeError)
-"""Of a rule that meets arguments which it was not made for."""
+    def __call__(self, args: Sequence[Any], named: Mapping[str, Any]) -> Known:
+        given = dict(zip(self.formals, args, strict=False))
+        if len(args) > len(self.formals) or given.keys() & named.keys():
+            raise Unproven("arguments that it does not take")
+        given.update(named)
+        for name, value in given.items():
+            inside = value if isinstance(value, list) else [value]
+            if any(one is SIZE for one in inside) and name not in _SIZES:
+                raise Unproven("the batch's size as a number")
+            if name not in self.asked and any(isinstance(one, Value | Unknown) for one in inside):
+                raise Unproven("a tensor where no rule looks for one")
+        return self.call(**{name: value for name, value in given.items() if name in self.asked})
 
 
-def value_of(operator: str, args: list[Any], named: dict[str, Any]) -> Known:
-    """What an operator makes of its arguments: values, numbers, lists of them. Raises Unproven."""
+def value_of(operator: str, args: Sequence[Any], named: Mapping[str, Any]) -> Known:
+    """What an operator makes of its arguments: values, numbers, constants as they stand in a program, lists of them.
+
+    Raises:
+        Unproven: it depends on the batch, and no rule says that rows stay apart.
+    """
     flat = [one for arg in (*args, *named.values()) for one in (arg if isinstance(arg, list) else [arg])]
-    rule = _RULES.get(operator) or (_elementwise if operator in ELEMENTWISE else None)
+    rule = RULES.get(operator)
     if not any(one is SIZE or (isinstance(one, Value) and one.axis is not None) for one in flat):
         try:
-            return rule(args, named) if rule is not None else UNKNOWN
+            return _elementwise(flat) if operator in ELEMENTWISE else rule(args, named) if rule else UNKNOWN
         except _FAULTS:
             return UNKNOWN
     counting = any(isinstance(one, Value) and one.counts for one in flat)
-    sized = any(one is SIZE for one in flat)
-    if rule is None or (counting and operator not in _COUNTING) or (sized and operator not in _SIZED):
-        raise Unproven("no rule")
-    if any(isinstance(one, Value | Unknown) and name not in _NAMED for name, one in named.items()):
-        raise Unproven("a tensor where no rule looks for one")
     try:
+        if operator in ELEMENTWISE and not counting:
+            return _elementwise(flat)
+        if rule is None or (counting and rule.call not in _COUNTING):
+            raise Unproven("no rule")
         return rule(args, named)
     except _FAULTS as error:
         raise Unproven(str(error)) from error
 
 
-def _of(value: Any) -> Value:
-    if not isinstance(value, Value):
+def _elementwise(operands: Sequence[Any]) -> Value:
+    if UNKNOWN in operands:
         raise Unproven("of a value of which nothing is known")
-    return value
+    if SIZE in operands:
+        raise Unproven("the batch's size as a number")
+    return broadcast([one for one in operands if isinstance(one, Value)])
 
 
-def _argument(args: list[Any], named: dict[str, Any], place: int, name: str, default: Any) -> Any:
-    return args[place] if place < len(args) else named.get(name, default)
-
-
-def _dim(dim: Any, rank: int) -> int:
-    if type(dim) is not int or not -rank <= dim < max(rank, 1):
-        raise Unproven("along a dim that is not fixed")
-    return dim % max(rank, 1)
-
-
-def _along(x: Value, dim: Any) -> int:
-    """A dim of `x` that is not the batch's."""
-    found = _dim(dim, len(x.shape))
-    if found == x.axis:
-        raise Unproven("along the batch")
-    return found
-
-
-def _broadcast(values: Sequence[Value]) -> Value:
-    """Values against each other: those that depend on the batch have it at one place from the right, the others 1."""
-    rank = max((len(one.shape) for one in values), default=0)
-    places = {rank - len(one.shape) + one.axis for one in values if one.axis is not None}
-    if len(places) > 1:
-        raise Unproven("two batches")
-    axis = next(iter(places), None)
-    shape: list[int | None] = []
-    for place in range(rank):
-        sizes = [one.shape[k] for one in values if (k := place - rank + len(one.shape)) >= 0]
-        if place == axis:
-            fixed = [one for one in values if one.axis is None and place - rank + len(one.shape) >= 0]
-            if any(one.shape[place - rank + len(one.shape)] != 1 for one in fixed):
-                raise Unproven("a constant has rows, too")
-        shape.append(None if None in sizes else max((n for n in sizes if n is not None), default=1))
-    return Value(tuple(shape), axis, any(one.counts for one in values))
-
-
-def _elementwise(args: list[Any], named: dict[str, Any]) -> Value:
-    if UNKNOWN in args:
-        raise Unproven("of a value of which nothing is known")
-    return _broadcast([one for one in args if isinstance(one, Value)])
-
-
-def _kept(args: list[Any], named: dict[str, Any]) -> Value:
-    """As softmax and cumsum have it: along a dim, of the same shape."""
-    x = _of(args[0])
-    _along(x, _argument(args, named, 1, "dim", None))
+def _copied(self: Any, dtype: Any = None) -> Value:
+    x = of(self)
+    if x.counts and dtype not in (None, _INT64):
+        raise Unproven("rows' numbers as another type")
     return x
 
 
-def _reduced(args: list[Any], named: dict[str, Any], *, first: int = 1) -> Value:
-    x = _of(args[0])
-    dims = _argument(args, named, first, "dim", None)
-    keep = _argument(args, named, first + 1, "keepdim", False)
-    if dims is None or dims == []:
+def _kept(self: Any, dim: Any) -> Value:
+    """As softmax and cumsum have it: along a dim, of the same shape."""
+    x = of(self)
+    along(x, dim)
+    return x
+
+
+def _reduced(self: Any, dim: Any = None, keepdim: Any = False) -> Value:
+    x = of(self)
+    if dim is None or dim == []:
         raise Unproven("over everything")
-    gone = {_along(x, dim) for dim in (dims if isinstance(dims, list) else [dims])}
-    if keep:
+    gone = {along(x, one) for one in (dim if isinstance(dim, list) else [dim])}
+    if keepdim:
         return replace(x, shape=tuple(1 if k in gone else n for k, n in enumerate(x.shape)))
     axis = None if x.axis is None else x.axis - sum(k < x.axis for k in gone)
     return Value(tuple(n for k, n in enumerate(x.shape) if k not in gone), axis)
 
 
-def _linear(args: list[Any], named: dict[str, Any]) -> Value:
-    x, weight = _of(args[0]), _of(args[1])
-    bias = _argument(args, named, 2, "bias", None)
-    if weight.axis is not None or (isinstance(bias, Value) and bias.axis is not None):
-        raise Unproven("weights that depend on the batch")
-    _along(x, -1)
-    return replace(x, shape=(*x.shape[:-1], weight.shape[0]))
+def _linear(input: Any, weight: Any, bias: Any = None) -> Value:
+    x, matrix = of(input), fixed(weight, 2)
+    if bias is not None:
+        fixed(bias, 1)
+    return resized(x, along(x, -1), matrix.shape[0])
 
 
-def _matmul(args: list[Any], named: dict[str, Any]) -> Value:
-    a, b = _of(args[0]), _of(args[1])
+def _convolved(input: Any, weight: Any, bias: Any = None) -> Value:
+    x = of(input)
+    channels = fixed(weight, len(x.shape)).shape[0]
+    if bias is not None:
+        fixed(bias, 1)
+    if x.axis not in (0, None):
+        raise Unproven("over the batch")
+    return Value((x.shape[0], channels, *(None for _ in x.shape[2:])), x.axis)
+
+
+def _matmul(self: Any, other: Any) -> Value:
+    a, b = of(self), of(other)
+    if len(a.shape) > 1 and len(b.shape) == 1 and b.axis is None:
+        along(a, -1)
+        return Value(a.shape[:-1], a.axis)
+    if len(a.shape) == 1 and a.axis is None and len(b.shape) > 2 and b.axis not in (len(b.shape) - 1, len(b.shape) - 2):
+        return Value((*b.shape[:-2], b.shape[-1]), b.axis)
     if len(a.shape) < 2 or len(b.shape) < 2:
         raise Unproven("of vectors")
     if a.axis is not None:
-        _along(a, -1)
+        along(a, -1)
     if a.axis == len(a.shape) - 2:  # rows of one matrix
         if b.axis is not None or len(b.shape) != 2:
             raise Unproven("two batches")
         return replace(a, shape=(*a.shape[:-1], b.shape[-1]))
     if b.axis is not None and b.axis >= len(b.shape) - 2:
         raise Unproven("a product over the batch")
-    ahead = _broadcast([Value(a.shape[:-2], a.axis), Value(b.shape[:-2], b.axis)])
+    ahead = broadcast([Value(a.shape[:-2], a.axis), Value(b.shape[:-2], b.axis)])
     return Value((*ahead.shape, a.shape[-2], b.shape[-1]), ahead.axis)
 
 
-def _bmm(args: list[Any], named: dict[str, Any]) -> Value:
-    a, b = _of(args[0]), _of(args[1])
+def _mm(self: Any, mat2: Any) -> Value:
+    return _matmul(self, mat2)
+
+
+def _bmm(self: Any, mat2: Any) -> Value:
+    a, b = of(self), of(mat2)
     if (a.axis, b.axis) != (0, 0):
         raise Unproven("not batch by batch")
     return Value((None, a.shape[1], b.shape[2]), 0)
 
 
-def _addmm(args: list[Any], named: dict[str, Any]) -> Value:
-    return _broadcast([_matmul(args[1:3], {}), _of(args[0])])
+def _addmm(self: Any, mat1: Any, mat2: Any) -> Value:
+    return broadcast([_matmul(mat1, mat2), of(self)])
 
 
-def _attention(args: list[Any], named: dict[str, Any]) -> Value:
-    query, key, value = (_of(one) for one in args[:3])
-    mask = _argument(args, named, 3, "attn_mask", None)
-    for one in (query, key, value):
-        if one.axis is not None and one.axis >= len(one.shape) - 2:
-            raise Unproven("attention over the batch")
-    parts = [Value(one.shape[:-2], one.axis) for one in (query, key, value)]
-    if mask is not None:
-        masked = _of(mask)
-        if masked.axis is not None and masked.axis >= len(masked.shape) - 2:
-            raise Unproven("attention over the batch")
-        parts.append(Value(masked.shape[:-2], masked.axis))
-    ahead = _broadcast(parts)
+def _attention(query: Any, key: Any, value: Any, attn_mask: Any = None) -> Value:
+    parts = [of(one) for one in (query, key, value, attn_mask) if one is not None]
+    ranks = [len(one.shape) for one in parts]
+    if len(set(ranks[:3])) > 1 or min(ranks) < 2 or max(ranks) > ranks[0]:
+        raise Unproven("attention of other ranks")
+    if any(one.axis is not None and one.axis >= len(one.shape) - 2 for one in parts):
+        raise Unproven("attention over the batch")
+    ahead = broadcast([Value(one.shape[:-2], one.axis) for one in parts])
     return Value((*ahead.shape, query.shape[-2], value.shape[-1]), ahead.axis)
 
 
-def _normed(args: list[Any], named: dict[str, Any]) -> Value:
-    x = _of(args[0])
-    if x.axis is not None and x.axis >= len(x.shape) - len(args[1]):
+def _normed(input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None) -> Value:
+    x = of(input)
+    if x.axis is not None and x.axis >= len(x.shape) - len(normalized_shape):
         raise Unproven("over the batch")
-    bias = named.get("bias")
-    if any(one is not None and _of(one).axis is not None for one in (*args[2:4], bias)):
-        raise Unproven("weights that depend on the batch")
+    for one in (weight, bias):
+        if one is not None:
+            fixed(one, len(normalized_shape))
     return x
 
 
-def _reshaped(args: list[Any], named: dict[str, Any]) -> Value:
-    x, sizes = _of(args[0]), args[1]
-    shape = tuple(n if type(n) is int and n >= 0 else None for n in sizes)
+def _reshaped(self: Any, shape: Any) -> Value:
+    x, sizes = of(self), tuple(n if type(n) is int and n >= 0 else None for n in shape)
+    if SIZE in (shape if x.axis is None else shape[1:]):
+        raise Unproven("as long as the batch is")
     if x.axis is None:
-        if any(n is SIZE for n in sizes):
-            raise Unproven("a constant of the batch's size")
-        return Value(shape)
-    rest, others = shape[1:], x.shape[1:]
-    same = None not in rest and None not in others and prod(map(int, _ints(rest))) == prod(map(int, _ints(others)))
-    if x.axis != 0 or not (sizes[0] is SIZE or (sizes[0] == -1 and same)):
+        return Value(sizes)
+    rest, others = sizes[1:], x.shape[1:]
+    same = None not in rest and None not in others and prod(_ints(rest)) == prod(_ints(others))
+    if x.axis != 0 or not (shape[0] is SIZE or (shape[0] == -1 and same)):
         raise Unproven("rows are not kept apart")
     return replace(x, shape=(None, *rest))
 
@@ -225,264 +220,284 @@ def _ints(sizes: Sequence[int | None]) -> list[int]:
     return [n for n in sizes if n is not None]
 
 
-def _permuted(args: list[Any], named: dict[str, Any]) -> Value:
-    x = _of(args[0])
-    order = [_dim(dim, len(x.shape)) for dim in args[1]]
+def _permuted(self: Any, dims: Any) -> Value:
+    x = of(self)
+    order = [dim_of(dim, len(x.shape)) for dim in dims]
     return Value(tuple(x.shape[k] for k in order), None if x.axis is None else order.index(x.axis), x.counts)
 
 
-def _transposed(args: list[Any], named: dict[str, Any]) -> Value:
-    x = _of(args[0])
-    order = list(range(len(x.shape)))
-    a, b = (_dim(dim, len(order)) for dim in args[1:3]) if len(args) > 1 else (0, 1)
+def _transposed(self: Any, dim0: Any, dim1: Any) -> Value:
+    order = list(range(len(of(self).shape)))
+    a, b = dim_of(dim0, len(order)), dim_of(dim1, len(order))
     order[a], order[b] = order[b], order[a]
-    return _permuted([x, order], {})
+    return _permuted(self, order)
 
 
-def _unsqueezed(args: list[Any], named: dict[str, Any]) -> Value:
-    x = _of(args[0])
-    at = _dim(args[1], len(x.shape) + 1)
+def _turned(self: Any) -> Value:
+    return _transposed(self, 0, 1) if len(of(self).shape) == 2 else of(self)
+
+
+def _unsqueezed(self: Any, dim: Any) -> Value:
+    x = of(self)
+    at = dim_of(dim, len(x.shape) + 1)
     axis = None if x.axis is None else x.axis + (at <= x.axis)
     return Value((*x.shape[:at], 1, *x.shape[at:]), axis, x.counts)
 
 
-def _squeezed(args: list[Any], named: dict[str, Any]) -> Value:
-    x = _of(args[0])
-    at = _along(x, args[1])
+def _squeezed(self: Any, dim: Any) -> Value:
+    x = of(self)
+    at = along(x, dim)
     if x.shape[at] is None:
         raise Unproven("of a size that is not fixed")
-    return _reduced([x, at], {}) if x.shape[at] == 1 else x
+    return _reduced(x, at) if x.shape[at] == 1 else x
 
 
-def _expanded(args: list[Any], named: dict[str, Any]) -> Value:
-    x, sizes = _of(args[0]), args[1]
-    ahead = len(sizes) - len(x.shape)
-    shape = [n if type(n) is int and n >= 0 else None for n in sizes]
-    shape = [x.shape[k - ahead] if sizes[k] == -1 and k >= ahead else n for k, n in enumerate(shape)]
+def _expanded(self: Any, size: Any) -> Value:
+    x = of(self)
+    ahead = len(size) - len(x.shape)
+    shape = [n if type(n) is int and n >= 0 else None for n in size]
+    shape = [x.shape[k - ahead] if size[k] == -1 and k >= ahead else n for k, n in enumerate(shape)]
     own = None if x.axis is None else x.axis + ahead
-    places = [k for k, n in enumerate(sizes) if n is SIZE]
+    places = [k for k, n in enumerate(size) if n is SIZE]
     if own is None and len(places) == 1 and (places[0] < ahead or x.shape[places[0] - ahead] == 1):
         own = places[0]  # one row for all
     elif own is None and places:
         raise Unproven("a constant has rows, too")
     elif places not in ([], [own]):
         raise Unproven("two batches")
-    elif own is not None and sizes[own] is not SIZE and sizes[own] != -1:
+    elif own is not None and size[own] is not SIZE and size[own] != -1:
         raise Unproven("a batch of one size")
     if own is not None:
         shape[own] = None
     return Value(tuple(shape), own, x.counts)
 
 
-def _sliced(args: list[Any], named: dict[str, Any]) -> Value:
-    x = _of(args[0])
-    at = _dim(_argument(args, named, 1, "dim", 0), len(x.shape))
-    first, last = _argument(args, named, 2, "start", None), _argument(args, named, 3, "end", None)
-    step = _argument(args, named, 4, "step", 1)
-    ends = last is None or (type(last) is int and last >= 2**31) or (last is SIZE and at == x.axis)
-    if first in (None, 0) and ends and step == 1:
+def _repeated(self: Any, repeats: Any) -> Value:
+    x = of(self)
+    ahead = len(repeats) - len(x.shape)
+    sizes = [*([1] * ahead), *x.shape]
+    shape = [n * k if type(k) is int and n is not None else None for n, k in zip(sizes, repeats, strict=True)]
+    own = None if x.axis is None else x.axis + ahead
+    places = [k for k, n in enumerate(repeats) if n is SIZE]
+    if own is None and len(places) == 1 and sizes[places[0]] == 1:
+        own = places[0]  # one row for all
+    elif places or (own is not None and repeats[own] != 1):
+        raise Unproven("rows more than once")
+    return Value(tuple(shape), own)
+
+
+def _sliced(self: Any, dim: Any = 0, start: Any = None, end: Any = None, step: Any = 1) -> Value:
+    x = of(self)
+    at = dim_of(dim, len(x.shape))
+    whole = end is None or (type(end) is int and end >= _MOST) or (end is SIZE and at == x.axis)
+    if start in (None, 0) and whole and step == 1:
         return x
-    if any(one is SIZE for one in (first, last, step)):
-        raise Unproven("the batch's size")
-    at = _along(x, at)
-    size = x.shape[at]
-    if all(type(one) is int and one >= 0 for one in (first, last)) and step == 1 and size is not None:
-        size = max(0, min(last, size) - first)
-    else:
-        size = None
-    return replace(x, shape=(*x.shape[:at], size, *x.shape[at + 1 :]))
+    if SIZE in (start, end):
+        raise Unproven("as long as the batch is")
+    first, size = start or 0, x.shape[along(x, at)]
+    if all(type(one) is int and one >= 0 for one in (first, end)) and step == 1 and size is not None:
+        return resized(x, at, max(0, min(end, size) - first))
+    return resized(x, at, None)
 
 
-def _selected(args: list[Any], named: dict[str, Any]) -> Value:
-    return _reduced([args[0], args[1]], {})
+def _selected(self: Any, dim: Any) -> Value:
+    return _reduced(self, dim_of(dim, len(of(self).shape)))
 
 
-def _catenated(args: list[Any], named: dict[str, Any]) -> Value:
-    values = [_of(one) for one in args[0]]
-    if len({one.axis for one in values}) != 1:
-        raise Unproven("with a constant that has rows")
-    at = _along(values[0], _argument(args, named, 1, "dim", 0))
+def _catenated(tensors: Any, dim: Any = 0) -> Value:
+    values = [of(one) for one in tensors]
+    if len({(one.axis, len(one.shape)) for one in values}) != 1:
+        raise Unproven("of other ranks, or with a constant that has rows")
+    at = along(values[0], dim)
     sizes = [one.shape[at] for one in values]
-    size = None if None in sizes else sum(_ints(sizes))
-    first = values[0]
-    return replace(first, shape=(*first.shape[:at], size, *first.shape[at + 1 :]))
+    return resized(values[0], at, None if None in sizes else sum(_ints(sizes)))
 
 
-def _stacked(args: list[Any], named: dict[str, Any]) -> Value:
-    at = _argument(args, named, 1, "dim", 0)
-    one = _unsqueezed([_of(args[0][0]), at], {})
-    if len({_of(value).axis for value in args[0]}) != 1:
-        raise Unproven("with a constant that has rows")
-    place = _dim(at, len(one.shape))
-    return replace(one, shape=(*one.shape[:place], len(args[0]), *one.shape[place + 1 :]))
+def _stacked(tensors: Any, dim: Any = 0) -> Value:
+    rank = len(of(tensors[0]).shape)
+    return _catenated([_unsqueezed(one, dim_of(dim, rank + 1)) for one in tensors], dim_of(dim, rank + 1))
 
 
-def _flattened(args: list[Any], named: dict[str, Any]) -> Value:
-    x = _of(args[0])
-    first, last = (
-        _dim(_argument(args, named, 1, "start_dim", 0), len(x.shape)),
-        _dim(_argument(args, named, 2, "end_dim", -1), len(x.shape)),
-    )
+def _flattened(self: Any, start_dim: Any = 0, end_dim: Any = -1) -> Value:
+    x = of(self)
+    first, last = dim_of(start_dim, len(x.shape)), dim_of(end_dim, len(x.shape))
     if x.axis is not None and x.axis >= first:
         raise Unproven("rows are not kept apart")
     inside = x.shape[first : last + 1]
     return replace(x, shape=(*x.shape[:first], None if None in inside else prod(_ints(inside)), *x.shape[last + 1 :]))
 
 
-def _pieces(args: list[Any], named: dict[str, Any]) -> Value:
+def _pieces(self: Any, dim: Any = 0) -> Value:
     """Every piece of a split: it is asked for by its number."""
-    x = _of(args[0])
-    at = _along(x, _argument(args, named, 2, "dim", 0))
-    return replace(x, shape=(*x.shape[:at], None, *x.shape[at + 1 :]))
+    x = of(self)
+    return resized(x, along(x, dim), None)
 
 
-def _unbound(args: list[Any], named: dict[str, Any]) -> Value:
-    return _reduced([args[0], _argument(args, named, 1, "dim", 0)], {})
+def _unbound(self: Any, dim: Any = 0) -> Value:
+    return _reduced(self, dim)
 
 
-def _triangle(args: list[Any], named: dict[str, Any]) -> Value:
-    x = _of(args[0])
+def _triangle(self: Any) -> Value:
+    x = of(self)
     if x.axis is not None and x.axis >= len(x.shape) - 2:
         raise Unproven("over the batch")
     return x
 
 
-def _padded(args: list[Any], named: dict[str, Any]) -> Value:
-    x, pads = _of(args[0]), args[1]
-    shape = list(x.shape)
-    for k in range(len(pads) // 2):
-        at = len(shape) - 1 - k
-        if pads[2 * k] or pads[2 * k + 1]:
-            _along(x, at)
-            size = shape[at]
-            shape[at] = None if size is None else size + pads[2 * k] + pads[2 * k + 1]
-    return replace(x, shape=tuple(shape))
-
-
-def _flipped(args: list[Any], named: dict[str, Any]) -> Value:
-    x = _of(args[0])
-    for dim in args[1]:
-        _along(x, dim)
+def _padded(self: Any, pad: Any) -> Value:
+    x = of(self)
+    for k in range(len(pad) // 2):
+        if pad[2 * k] or pad[2 * k + 1]:
+            at = along(x, -1 - k)
+            size = x.shape[at]
+            x = resized(x, at, None if size is None else size + pad[2 * k] + pad[2 * k + 1])
     return x
 
 
-def _looked_up(args: list[Any], named: dict[str, Any]) -> Value:
-    table, ids = _of(args[0]), _of(args[1])
-    if table.axis is not None:
-        raise Unproven("of a table that depends on the batch")
+def _flipped(self: Any, dims: Any) -> Value:
+    x = of(self)
+    for dim in dims:
+        along(x, dim)
+    return x
+
+
+def _looked_up(weight: Any, indices: Any) -> Value:
+    table, ids = fixed(weight, 2), of(indices)
     return replace(ids, shape=(*ids.shape, table.shape[1]))
 
 
-def _indexed(args: list[Any], named: dict[str, Any]) -> Value:
-    x, indices = _of(args[0]), [_of(one) for one in args[1]]
-    place = _broadcast(indices)
-    rest = x.shape[len(indices) :]
+def _indexed(self: Any, indices: Any) -> Value:
+    """What indices pick stands where they do, or first if they do not stand side by side."""
+    x = of(self)
+    used = {k: of(one) for k, one in enumerate(indices) if one is not None}
+    kept = [k for k in range(len(x.shape)) if k not in used]
+    at = min(used) if max(used) - min(used) < len(used) else 0
+    place = broadcast(list(used.values()))
+    shape = [x.shape[k] for k in kept]
+    shape[at:at] = place.shape
     if x.axis is None:
         if place.counts:
             raise Unproven("by the rows' numbers")
-        return Value((*place.shape, *rest), place.axis)
-    if x.axis >= len(indices) and place.axis is None:
-        return Value((*place.shape, *rest), len(place.shape) + x.axis - len(indices))
-    counts = x.axis < len(indices) and indices[x.axis].counts
-    if not counts or any(one.counts for k, one in enumerate(indices) if k != x.axis):
+        return Value(tuple(shape), None if place.axis is None else at + place.axis)
+    if x.axis in kept:
+        if place.axis is not None:
+            raise Unproven("rows of others")
+        axis = kept.index(x.axis)
+        return Value(tuple(shape), axis + len(place.shape) * (axis >= at))
+    if not used[x.axis].counts or any(one.counts for k, one in used.items() if k != x.axis):
         raise Unproven("rows of others")
-    return Value((*place.shape, *rest), place.axis)
+    return Value(tuple(shape), at + (place.axis or 0))
 
 
-def _chosen(args: list[Any], named: dict[str, Any]) -> Value:
-    x, index = _of(args[0]), _of(args[2])
-    at = _along(x, args[1])
-    if index.axis is not None:
-        raise Unproven("by the batch")
-    return replace(x, shape=(*x.shape[:at], index.shape[0] if index.shape else 1, *x.shape[at + 1 :]))
+def _chosen(self: Any, dim: Any, index: Any) -> Value:
+    x, chosen = of(self), of(index)
+    if chosen.axis is not None:  # each row its own of a table's
+        x = fixed(x, len(x.shape))
+        at = dim_of(dim, len(x.shape))
+        return replace(resized(x, at, None), axis=at)
+    return resized(x, along(x, dim), chosen.shape[0] if chosen.shape else 1)
 
 
-def _gathered(args: list[Any], named: dict[str, Any]) -> Value:
-    x, index = _of(args[0]), _of(args[2])
-    _along(x, args[1])
-    if x.axis != index.axis:
+def _gathered(self: Any, dim: Any, index: Any) -> Value:
+    x, place = of(self), of(index)
+    along(x, dim)
+    if x.axis != place.axis or len(x.shape) != len(place.shape):
         raise Unproven("rows of others")
-    return index
+    return place
 
 
-def _counted(args: list[Any], named: dict[str, Any]) -> Value:
-    if args[0] is SIZE or (len(args) > 1 and args[0] == 0 and args[1] is SIZE):
-        return Value((None,), 0, True)
-    if any(one is SIZE for one in args):
-        raise Unproven("the batch's size")
-    return Value((args[0] if len(args) == 1 and type(args[0]) is int else None,))
+def _counted(end: Any, start: Any = 0, dtype: Any = None) -> Value:
+    if SIZE not in (start, end):
+        return Value((end if start == 0 and type(end) is int else None,))
+    if end is not SIZE or start != 0 or dtype not in (None, _INT64):
+        raise Unproven("the batch's size as a number")
+    return Value((None,), 0, True)
 
 
-def _filled(args: list[Any], named: dict[str, Any], *, first: int = 0) -> Value:
-    sizes = args[first]
-    places = [k for k, n in enumerate(sizes) if n is SIZE]
-    if len(places) > 1 or any(one is SIZE for one in args):
-        raise Unproven("the batch's size")
-    return Value(tuple(n if type(n) is int else None for n in sizes), places[0] if places else None)
+def _filled(size: Any) -> Value:
+    places = [k for k, n in enumerate(size) if n is SIZE]
+    if len(places) > 1:
+        raise Unproven("two batches")
+    return Value(tuple(n if type(n) is int else None for n in size), places[0] if places else None)
 
 
-def _same(args: list[Any], named: dict[str, Any]) -> Value:
-    return replace(_of(args[0]), counts=False)
+def _refilled(self: Any, size: Any) -> Value:
+    """Of `self` it takes the type alone."""
+    return _filled(size)
 
 
-def _picked(args: list[Any], named: dict[str, Any]) -> Value:
-    return _of(args[0])
+def _same(self: Any) -> Value:
+    return of(self)
 
 
-def _computed(args: list[Any], named: dict[str, Any]) -> Known:
+def _single() -> Value:
+    return Value(())
+
+
+def _computed() -> Known:
     return NUMBER
 
 
-_RULES: dict[str, Rule] = {
-    **{f"py.{name}": _computed for name in ("mul", "add", "sub", "floordiv")},
-    "py.getitem": _picked,
-    **{
-        f"aten.{name}": rule
-        for names, rule in (
-            ("softmax.int _softmax.default log_softmax.int cumsum.default", _kept),
-            ("sum.dim_IntList mean.dim amax.default amin.default argmax.default any.dim var.correction", _reduced),
-            ("linalg_vector_norm.default", lambda args, named: _reduced(args, named, first=2)),
-            ("linear.default", _linear),
-            ("matmul.default mm.default", _matmul),
-            ("bmm.default", _bmm),
-            ("addmm.default", _addmm),
-            ("scaled_dot_product_attention.default", _attention),
-            ("layer_norm.default", _normed),
-            ("view.default reshape.default", _reshaped),
-            ("permute.default", _permuted),
-            ("transpose.int t.default", _transposed),
-            ("unsqueeze.default", _unsqueezed),
-            ("squeeze.dim", _squeezed),
-            ("expand.default", _expanded),
-            ("slice.Tensor", _sliced),
-            ("select.int", _selected),
-            ("cat.default", _catenated),
-            ("stack.default", _stacked),
-            ("flatten.using_ints", _flattened),
-            ("split.Tensor split_with_sizes.default", _pieces),
-            ("unbind.int", _unbound),
-            ("tril.default triu.default", _triangle),
-            ("constant_pad_nd.default", _padded),
-            ("flip.default", _flipped),
-            ("embedding.default", _looked_up),
-            ("index.Tensor", _indexed),
-            ("index_select.default", _chosen),
-            ("gather.default", _gathered),
-            ("arange.default arange.start", _counted),
-            ("full.default ones.default zeros.default", _filled),
-            ("new_ones.default new_zeros.default new_full.default", lambda args, named: _filled(args, named, first=1)),
-            ("zeros_like.default ones_like.default full_like.default", _same),
-        )
-        for name in names.split()
-    },
+_TABLE: tuple[tuple[str, str, Callable[..., Known]], ...] = (
+    ("_to_copy clone", "self", _copied),
+    ("softmax.int log_softmax.int", "self dim dtype", _kept),
+    ("_softmax", "self dim half_to_float", _kept),
+    ("cumsum", "self dim", _kept),
+    ("sum.dim_IntList mean.dim amax amin argmax any.dim", "self dim keepdim", _reduced),
+    ("var.correction", "self dim", _reduced),
+    ("linalg_vector_norm", "self ord dim keepdim", _reduced),
+    ("linear", "input weight bias", _linear),
+    ("conv1d conv2d", "input weight bias stride padding dilation groups", _convolved),
+    ("matmul", "self other", _matmul),
+    ("mm", "self mat2", _mm),
+    ("bmm", "self mat2", _bmm),
+    ("addmm", "self mat1 mat2", _addmm),
+    ("scaled_dot_product_attention", "query key value attn_mask dropout_p is_causal", _attention),
+    ("layer_norm", "input normalized_shape weight bias eps cudnn_enable", _normed),
+    ("view reshape", "self shape", _reshaped),
+    ("permute", "self dims", _permuted),
+    ("transpose.int", "self dim0 dim1", _transposed),
+    ("t", "self", _turned),
+    ("unsqueeze", "self dim", _unsqueezed),
+    ("squeeze.dim", "self dim", _squeezed),
+    ("expand", "self size", _expanded),
+    ("repeat", "self repeats", _repeated),
+    ("slice.Tensor", "self dim start end step", _sliced),
+    ("select.int", "self dim index", _selected),
+    ("cat", "tensors dim", _catenated),
+    ("stack", "tensors dim", _stacked),
+    ("flatten.using_ints", "self start_dim end_dim", _flattened),
+    ("split.Tensor", "self split_size dim", _pieces),
+    ("split_with_sizes", "self split_sizes dim", _pieces),
+    ("unbind.int", "self dim", _unbound),
+    ("tril triu", "self diagonal", _triangle),
+    ("constant_pad_nd", "self pad value", _padded),
+    ("flip", "self dims", _flipped),
+    ("embedding", "weight indices padding_idx scale_grad_by_freq sparse", _looked_up),
+    ("index.Tensor", "self indices", _indexed),
+    ("index_select", "self dim index", _chosen),
+    ("gather", "self dim index", _gathered),
+    ("arange", "end", _counted),
+    ("arange.start", "start end", _counted),
+    ("full", "size fill_value", _filled),
+    ("ones zeros", "size", _filled),
+    ("new_full", "self size fill_value", _refilled),
+    ("new_ones new_zeros", "self size", _refilled),
+    ("full_like", "self fill_value", _same),
+    ("ones_like zeros_like", "self", _same),
+    ("scalar_tensor", "s", _single),
+)
+RULES: Mapping[str, _Rule] = {
+    f"aten.{name}" if "." in name else f"aten.{name}.default": _Rule(
+        tuple(formals.split()), frozenset(signature(call).parameters), call
+    )
+    for names, formals, call in _TABLE
+    for name in names.split()
+} | {
+    **{f"py.{name}": _Rule(("a0", "a1"), frozenset(), _computed) for name in ("mul", "add", "sub", "floordiv")},
+    "py.getitem": _Rule(("a0", "a1"), frozenset({"a0"}), lambda a0: of(a0)),
 }
-_COUNTING = frozenset(
-    f"aten.{name}.default" for name in ("_to_copy", "clone", "unsqueeze", "view", "reshape", "expand", "permute")
-) | {"aten.index.Tensor"}
+_COUNTING = {_copied, _unsqueezed, _reshaped, _expanded, _permuted, _indexed}
 """What takes rows' numbers."""
-_FILLING = ("full", "ones", "zeros", "new_full", "new_ones", "new_zeros", "arange")
-_SIZED = frozenset(f"aten.{name}.default" for name in ("view", "reshape", "expand", *_FILLING)) | {
-    "aten.slice.Tensor",
-    "aten.arange.start",
-}
-"""What takes the batch's size."""
+_SIZES = ("size", "shape", "repeats", "start", "end")
+"""What may be the batch's size: every rule that asks for one of these looks."""

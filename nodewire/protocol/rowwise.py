@@ -1,9 +1,14 @@
-"""Whether a batch may be computed in parts: every output's row follows from the inputs' rows of the same number. Pure.
+"""Whether a batch may be computed in parts, or several as one: every output's row follows from the inputs' rows of the
+same number. Pure.
 
 A model is a DAG of programs of whitelisted operators (NIPS.md, "graph"). For every value it is followed along which
 axis the batch lies, if it does; an operator that mixes what lies along it (a sum over it, a product of two batches), or
 of which no rule is known (`row_rules`), ends the proof with its name. So a yes is a proof, and a no may be a want of
-rules.
+rules. It is about which numbers a row is made of. Their last bits may differ: a matrix product of few rows adds in
+another order than one of many (docs/measurements.md).
+
+A customer cuts a call that is too large (`axes`); a provider computes calls of several customers as one (`batch_dim`),
+where a program that mixes rows would show one customer's to another.
 """
 
 from __future__ import annotations
@@ -12,11 +17,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from nodewire.protocol.graph_program import GraphProgram
+from nodewire.protocol.graph_program import MAX_RANK, GraphProgram
 from nodewire.protocol.manifest import CUSTOMER, Manifest
-from nodewire.protocol.row_rules import NUMBER, SIZE, UNKNOWN, Known, Unproven, Value, value_of
+from nodewire.protocol.row_rules import value_of
+from nodewire.protocol.row_values import NUMBER, SIZE, UNKNOWN, Known, Number, Unproven, Value
 
-__all__ = ["Unproven", "axes"]
+__all__ = ["Unproven", "axes", "batch_dim"]
 
 
 def axes(manifest: Manifest, programs: Mapping[str, GraphProgram], dim: str) -> dict[str, int]:
@@ -35,6 +41,8 @@ def axes(manifest: Manifest, programs: Mapping[str, GraphProgram], dim: str) -> 
         _run(program, values, batch)
         for out in program.outputs:
             value = values.get(out.value, UNKNOWN)
+            if isinstance(value, Number):
+                raise Unproven(f"output {out.tensor} is a number")
             edges.setdefault(out.edge, []).append(value)
             if targets.get(out.edge) == CUSTOMER:
                 if not isinstance(value, Value) or value.axis is None or value.counts:
@@ -61,8 +69,10 @@ def _inputs(
             values[port.value] = Value(sizes, lies[0] if lies else None)
         else:
             known = edges.get(port.edge, ())
-            came = known[place] if place < len(known) else UNKNOWN
-            values[port.value] = replace(came, shape=sizes) if isinstance(came, Value) else UNKNOWN
+            if place >= len(known):
+                raise Unproven(f"{port.tensor} comes from a later task, or from none")
+            came = known[place]
+            values[port.value] = replace(came, shape=sizes) if isinstance(came, Value) else Value(sizes)
         value = values[port.value]
         if isinstance(value, Value) and value.axis is not None:
             if value.axis >= len(port.shape) or not isinstance(name := port.shape[value.axis], str):
@@ -76,20 +86,41 @@ def _inputs(
     return values, batch
 
 
+def batch_dim(program: GraphProgram) -> str | None:
+    """The dim that stands first in every input and output, and nowhere else, if rows along it are apart; else None."""
+    shapes = [port.shape for port in (*program.inputs, *program.outputs)]
+    names = {shape[0] if shape else None for shape in shapes}
+    (name,) = names if len(names) == 1 else (None,)
+    if not isinstance(name, str) or program.dims.get(name, 0) < 2 or any(s.count(name) > 1 for s in shapes):
+        return None
+    values: dict[str, Known] = {weight: Value(shape) for weight, shape in program.weights.items()}
+    for port in program.inputs:
+        values[port.value] = Value(tuple(n if isinstance(n, int) else None for n in port.shape), 0)
+    try:
+        _run(program, values, {name})
+    except Unproven:
+        return None
+    outputs = [values.get(out.value, UNKNOWN) for out in program.outputs]
+    return name if all(isinstance(v, Value) and v.axis == 0 and not v.counts for v in outputs) else None
+
+
 def _run(program: GraphProgram, values: dict[str, Known], batch: set[str]) -> None:
     """Add the values of a program's nodes."""
 
     def known(raw: Any) -> Any:
         if isinstance(raw, list):
             return [known(one) for one in raw]
-        if isinstance(raw, dict):  # a reference, or a constant that is no number of rows
-            return values.get(str(raw["ref"]), UNKNOWN) if "ref" in raw else NUMBER
+        if isinstance(raw, dict) and "ref" in raw:
+            return values.get(str(raw["ref"]), UNKNOWN)
         return raw
 
     for name in program.dims:
         values[name] = SIZE if name in batch else NUMBER
     for name, operator, args, kwargs in program.nodes:
         try:
-            values[name] = value_of(operator, known(args), {key: known(one) for key, one in kwargs.items()})
+            value = value_of(operator, known(args), {key: known(one) for key, one in kwargs.items()})
         except Unproven as error:
             raise Unproven(f"{name} ({operator}: {error})") from error
+        if isinstance(value, Value) and len(value.shape) > MAX_RANK:  # which no provider loads
+            raise Unproven(f"{name} ({operator}: of rank {len(value.shape)})")
+        values[name] = value

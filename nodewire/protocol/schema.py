@@ -14,11 +14,15 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from nodewire.errors import BadInput, BadVersion, TooLarge
 from nodewire.protocol import canonical
+from nodewire.protocol.faults import in_words, shaped
 
-Hex32 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Hex32 = Annotated[str, shaped(r"^[0-9a-f]{64}$", "64 lowercase hex digits")]
 """32 bytes as lowercase hex: event ids, public keys, hashes."""
-Hex64 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{128}$")]
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+Hex64 = Annotated[str, shaped(r"^[0-9a-f]{128}$", "128 lowercase hex digits")]
+Name = Annotated[
+    str,
+    shaped(r"^[a-z0-9][a-z0-9._-]{0,63}$", "a name: 1 to 64 of a-z, 0-9, ., _ and -, the first a letter or digit"),
+]
 """Names of tasks, edges, tensors, models."""
 Label = Annotated[str, StringConstraints(max_length=128)]
 """Short free text for people."""
@@ -78,7 +82,7 @@ class Schema(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or cls.__name__.lower()
-            raise cls.ERROR(where[:200], first["msg"].removeprefix("Value error, ")[:200]) from error
+            raise cls.ERROR(where[:200], in_words(first)[:200]) from error
 
     def document(self) -> dict[str, Any]:
         return self.model_dump(mode="python")

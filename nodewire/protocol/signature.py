@@ -104,6 +104,8 @@ class Signature:
             for dim, size in zip(tensor.shape, array.shape, strict=True):
                 if isinstance(dim, str) and dim not in sizes and size > edge.dims.get(dim, size):
                     raise BadFrame(tensor.name, f"{dim} is {size}, at most {edge.dims[dim]}")
+            if array.dtype == "bool" and bytes(array.data).translate(None, b"\0\1"):
+                raise BadFrame(tensor.name, "has bools that are neither 0 nor 1, which are undefined")
         return {tensor.name: array for tensor, array in zip(edge.tensors, frame.tensors, strict=True)}
 
 

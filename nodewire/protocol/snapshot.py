@@ -112,6 +112,12 @@ class Snapshot(Schema):
         events = (parse_event(text) for text in self.events if _id(text) in wanted)
         return {wanted[event.id]: _ad.parse(event) for event in events}
 
+    def beats(self, pubkeys: Collection[str]) -> dict[str, Beat]:
+        """The beats that count of those of these nodes that are listed. Raises as `ads`."""
+        wanted = {node.beat: node.pubkey for node in self.nodes if node.pubkey in pubkeys}
+        events = (parse_event(text) for text in self.events if _id(text) in wanted)
+        return {wanted[event.id]: _beat.parse(event) for event in events}
+
 
 def sha256(blob: bytes) -> str:
     """What cites a snapshot: the plain SHA-256 of its blob."""

@@ -1,12 +1,13 @@
 """Splices as events: the ad by which one is found (kind 31990), and what an end asks of it (28844). NIPS.md, "Reach".
 
 Ad: `d` = name, `k` = 28844; content = the document as JSON. A request to a splice is never published: tags `p` = the
-splice, `room` = 64 hex digits that only the two ends know (absent if the end only asks how it is seen), a `salt`, and
-`v` = 1.
+splice, a `salt`, `v` = 1, and, if more is wanted than how the splice sees the end, `room` = 64 hex digits that only the
+two ends know, or `dial` = a port at which the splice dials the end back.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -22,6 +23,8 @@ from nodewire.protocol.schema import Count, Label, Name, Schema
 VERSION = "1"
 MAX_REQUEST_BYTES = 1_024
 CLOCK_SKEW_S = 60
+LEAST_PORT = 1_024
+"""That is knocked at on somebody's word: below are other services' ports."""
 
 
 class Splice(Schema):
@@ -60,18 +63,32 @@ def parse(event: Event) -> Splice:
     return splice
 
 
-def request(keys: Keys, splice: str, room: str | None, *, salt: str, now_s: float) -> Event:
-    """What `keys` ask of the splice with the public key `splice`: to be met in `room`, or only how it sees them.
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A verified request: its id, whose it is, the room or the port that it names, if any."""
+
+    id: str
+    public: str
+    room: str | None
+    port: int | None
+
+
+def request(
+    keys: Keys, splice: str, *, salt: str, now_s: float, room: str | None = None, port: int | None = None
+) -> Event:
+    """What `keys` ask of the splice with the public key `splice`: to be met in `room`, to be dialled back at `port`, or
+    only how it sees them.
 
     `salt` tells requests of the same second apart.
     """
-    rooms = [["room", room]] if room is not None else []
-    said = [["p", splice], *rooms, ["salt", salt], ["v", VERSION]]
+    wanted = [["room", room]] if room is not None else []
+    wanted += [["dial", str(port)]] if port is not None else []
+    said = [["p", splice], *wanted, ["salt", salt], ["v", VERSION]]
     return sign(keys, kinds.SPLICE, created_at=int(now_s), tags=said)
 
 
-def check_request(data: bytes, splice: str, now_s: float) -> tuple[Event, str | None]:
-    """The request in JSON, verified, and its room.
+def check_request(data: bytes, splice: str, now_s: float) -> Request:
+    """The request in JSON, verified.
 
     Raises:
         BadPeer: malformed, ill-signed, for another splice, or over 60 s old or early.
@@ -81,12 +98,15 @@ def check_request(data: bytes, splice: str, now_s: float) -> tuple[Event, str | 
         event = events.parse(data, max_bytes=MAX_REQUEST_BYTES)
         tags.check_kind(event, kinds.SPLICE)
         room = tags.hex32(event, "room") if event.values("room") else None
+        port = tags.number("dial", tags.text(event, "dial"), 65_535) if event.values("dial") else None
     except BadInput as error:
         raise BadPeer(error.field, error.reason) from error
     if event.tag("v") != VERSION:
         raise BadVersion.of(event.tag("v"), VERSION)
     if event.values("p") != [splice]:
         raise BadPeer("p", "made for another splice")
+    if port is not None and (port < LEAST_PORT or room is not None):
+        raise BadPeer("dial", f"a port from {LEAST_PORT} on, and no room beside it")
     if abs(event.created_at - now_s) > CLOCK_SKEW_S:
         raise BadPeer("created_at", f"not within {CLOCK_SKEW_S} s of now")
-    return event, room
+    return Request(event.id, event.pubkey, room, port)

@@ -14,6 +14,7 @@ from nodewire.errors import BadRecipe
 from nodewire.protocol.families import Decoder, Encoder, Shapes, count
 from nodewire.protocol.manifest import BlobRef
 from nodewire.protocol.recipe import Recipe
+from nodewire.protocol.stored_dtypes import CODE_OF
 
 MAX_TOKENIZER_BYTES = 64 * 2**20
 
@@ -40,7 +41,7 @@ def header(shapes: Shapes) -> bytes:
     entries, end = {}, 0
     for name in sorted(shapes):
         span = [end, end := end + 4 * prod(shapes[name])]
-        entries[name] = {"dtype": "F32", "shape": list(shapes[name]), "data_offsets": span}
+        entries[name] = {"dtype": CODE_OF["float32"], "shape": list(shapes[name]), "data_offsets": span}
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text

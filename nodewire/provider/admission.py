@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from nodewire.errors import BadPlan, NodewireError, NotAllowed, NotFound, PaymentRequired, TooLarge
 from nodewire.market import Market
 from nodewire.nostr import nip13
@@ -27,14 +29,15 @@ class Admission:
         market: Market,
         pool: Pool,
         ledger: Ledger,
-        manifests: dict[str, Manifest],
+        manifest: Callable[[str], Manifest | None],
         pow_bits: int,
     ) -> None:
+        """`manifest`: by its digest, one that something is held of."""
         self._public = public
         self._market = market
         self._pool = pool
         self._ledger = ledger
-        self._manifests = manifests
+        self._manifest = manifest
         self._pow_bits = pow_bits
 
     def glance(self, event: Event, now_s: float) -> tuple[Request, Manifest]:
@@ -51,7 +54,7 @@ class Admission:
             raise NotAllowed("p", "this provider is not in the plan")
         if self._ledger.in_debt(request.customer, now_s):
             raise PaymentRequired("customer", "an earlier job's chunk is unpaid")
-        manifest = self._manifests.get(request.plan.manifest)
+        manifest = self._manifest(request.plan.manifest)
         if manifest is None:
             raise NotAllowed("x", "this manifest is not served here")
         if request.plan.committee != self._market.committee_digest:

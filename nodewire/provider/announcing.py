@@ -1,4 +1,4 @@
-"""What a provider says of itself: its ad (31990) and its beats (11998)."""
+"""What a provider says of itself: its ad (31990), again when it offers something else, and its beats (11998)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from nodewire.config import ProviderConfig
 from nodewire.errors import NodewireError
@@ -20,6 +21,7 @@ from nodewire.protocol.beat import Beat
 from nodewire.protocol.coordinates import Coordinates
 from nodewire.provider.bonding import Bonding
 from nodewire.provider.serving import Served
+from nodewire.provider.specializations import Specializations
 
 log = logging.getLogger("nodewire.provider")
 _PUBLISH_S = 5.0
@@ -42,7 +44,7 @@ def describe(
     )
     charges = any(task.price_msat for offer in offers for task in offer.tasks)
     return Ad(
-        name=config.name or f"nodewire-{public[:8]}",
+        name=name_of(config, public),
         manifests=offers,
         wire=wire,
         lnurl=lnurl if charges else "",
@@ -55,63 +57,81 @@ def describe(
     )
 
 
+def name_of(config: ProviderConfig, public: str) -> str:
+    return config.name or f"nodewire-{public[:8]}"
+
+
 class Announcer:
-    """Publishes the ad once, then beats."""
+    """Publishes the ad whenever what is offered changes, and beats. While nothing is offered it says nothing new."""
 
     def __init__(
         self,
         keys: Keys,
         pool: Pool,
         market: Market,
-        ad: Ad,
-        served: Iterable[Served],
+        ad: Callable[[Iterable[Served]], Ad],
+        held: Specializations,
         bonding: Bonding,
         where: Callable[[], Coordinates],
     ) -> None:
-        """`where`: this node's network coordinates now."""
+        """`ad` of what is offered, without its bond; `where`: this node's network coordinates now."""
         self._keys = keys
         self._pool = pool
         self._market = market
         self._ad = ad
-        self._served = tuple(served)
+        self._held = held
+        self._said: tuple[Served, ...] = ()
+        """What the ad that stands offers."""
+        self._said_s = 0
         self._bonding = bonding
         self._where = where
         self._beaten_s = 0
 
     async def run(self) -> None:
-        """Announce and beat until cancelled."""
-        event = await self._announce()
+        """Announce and beat until cancelled. Raises what keeps the first ad from being published."""
+        event: Event | None = None
         while True:
-            if self._bonding.is_due:
+            self._held.changed.clear()
+            is_news = self._held.offered != self._said
+            if self._held.offered and (is_news or self._bonding.is_due):
                 try:
-                    event = await self._announce()
-                except NodewireError as error:  # the ad that stands names the bond until its statement expires
-                    log.warning("the bond's statement is not renewed: %s", error)
+                    event = await self._announce(self._held.offered)
+                except NodewireError as error:
+                    if event is None:
+                        raise
+                    # the ad that stands names the bond until its statement expires, and what it offers is still held
+                    log.warning("the %s", f"new ad is not out: {error}" if is_news else f"bond is not renewed: {error}")
             epoch = self._market.committee.epoch_at(int(time.time() * 1000))
-            if epoch >= 0:
+            if event is not None and epoch >= 0:
                 await self._beat(event.id, epoch)
-            await asyncio.sleep(self._market.committee.beat_ms / 1000)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._market.committee.beat_ms / 1000):
+                    await self._held.changed.wait()
 
-    async def _announce(self) -> Event:
+    async def _announce(self, offered: tuple[Served, ...]) -> Event:
         """Publish the ad, with the bond's statement that it names."""
-        ad = self._ad
+        ad = self._ad(offered)
         if self._bonding.amount_msat:
             statement = await self._bonding.stated()
             await self._pool.publish(statement, timeout_s=30.0)
             ad = ad.model_copy(update={"bond": statement.id, "bond_msat": self._bonding.amount_msat})
-        event = ads.build(self._keys, ad, created_at=int(time.time()))
+        self._said_s = max(int(time.time()), self._said_s + 1)  # of two ads a relay keeps the newer, by the second
+        event = ads.build(self._keys, ad, created_at=self._said_s)
         await self._pool.publish(event, timeout_s=30.0)
+        self._said = offered
+        await self._held.published(offered)
         return event
 
     async def _beat(self, ad: str, epoch: int) -> None:
-        slots = sum(s.slots for s in self._served)
+        offered = self._held.offered
+        is_pending = bool(offered) and offered != self._said  # until another ad is out, the one that stands holds
         beat = Beat(
             committee=self._market.committee_digest,
             last=self._market.last_body(),
             epoch=epoch,
             ad=ad,
-            load_ppm=sum(s.busy for s in self._served) * 1_000_000 // slots,
-            free={s.digest: s.free for s in self._served},
+            load_ppm=self._held.load_ppm(),
+            free={s.digest: s.free if s in offered or is_pending else 0 for s in self._said},
             coordinates=self._where(),
         )
         expires_at_s = beats.expires_at_s(self._market.committee, epoch)

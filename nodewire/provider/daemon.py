@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from nodewire.errors import BadConfig, BadInput, Busy, LinkLost, NodewireError, NotAllowed
-from nodewire.kind import SharedWorker
 from nodewire.market import Market
 from nodewire.nostr import nip59
 from nodewire.nostr.event import Event
@@ -30,10 +29,12 @@ from nodewire.provider.admission import Admission, feedback_for
 from nodewire.provider.announcing import Announcer
 from nodewire.provider.committing import Committing
 from nodewire.provider.figures import Figures
+from nodewire.provider.following import Follower
 from nodewire.provider.holding import Holding, Kept
 from nodewire.provider.job import JobRun
 from nodewire.provider.kept import KeptWork
 from nodewire.provider.serving import OneManifest, Served
+from nodewire.provider.specializations import Specializations, part_in
 from nodewire.provider.standing import Standby, Standing
 from nodewire.provider.standing import check as check_call
 from nodewire.provider.statements import Statements
@@ -76,8 +77,8 @@ class Provider:
         market: Market,
         node: Node,
         ledger: Ledger,
-        served: Mapping[str, Served],
-        workers: Mapping[str, SharedWorker],
+        held: Specializations,
+        follower: Follower | None,
         announcer: Announcer,
         committing: Committing,
         admission: Admission,
@@ -89,14 +90,15 @@ class Provider:
         verifying: Verifying,
         presenter: Presenter | None,
     ) -> None:
-        """`presenter`: of the verdicts that pay it for verifying; None without a bond."""
+        """`follower`: of demand; None where only what the configuration names is held. `presenter`: of the verdicts
+        that pay it for verifying; None without a bond."""
         self._keys = keys
         self._pool = pool
         self._market = market
         self._node = node
         self._ledger = ledger
-        self._served = served
-        self._workers = workers
+        self._held = held
+        self._follower = follower
         self._announcer = announcer
         self._committing = committing
         self._admission = admission
@@ -132,6 +134,8 @@ class Provider:
             group.create_task(self._committing.run())
             group.create_task(self._sweep())
             group.create_task(self._verifying.run())
+            if self._follower is not None:
+                group.create_task(self._follower.run())
             if self._presenter is not None:
                 group.create_task(self._presenter.run())
 
@@ -202,8 +206,8 @@ class Provider:
         task.add_done_callback(self._running.discard)
 
     async def _serve(self, event: Event, request: Request, manifest: Manifest, ticket: Ticket) -> None:
-        served = self._served[request.plan.manifest]
         try:
+            served = self._held.find(request.plan.manifest, part_in(request.plan, self._keys.public))
             if ticket.seal() != request.ticket:
                 raise BadInput("ticket", "not the one that the request has sealed")
             params = served.kind.check(manifest, ticket.params)
@@ -239,8 +243,8 @@ class Provider:
     async def _enter(self, peer: str, call: Takeover, standing: Standing) -> None:
         """Take over from a provider that died, if the call is good and there is room."""
         request, manifest = standing.request, standing.manifest
-        served = self._served[request.plan.manifest]
         try:
+            served = self._left_for(request)
             await check_call(call, request, manifest, self._pool)
             if self._keys.public not in assigned(request.plan, call).values():
                 raise NotAllowed("takeover", "does not call this provider")
@@ -252,6 +256,13 @@ class Provider:
             return
         log.info("job %s: entered at attempt %d", request.id[:8], call.attempt)
         await self._run_job(standing, served, (peer, call), entered=call)
+
+    def _left_for(self, request: Request) -> Served:
+        """What can enter a job. Raises Busy: what it stood by with has been given up, so another is to be found."""
+        try:
+            return self._held.find(request.plan.manifest, part_in(request.plan, self._keys.public))
+        except NotAllowed as error:
+            raise Busy("tasks", "not held here any more") from error
 
     async def _run_job(
         self,
@@ -340,7 +351,7 @@ class Provider:
             params=params,
             kind=served.kind,
             mailbox=mailbox,
-            worker=OneManifest(self._workers[served.digest], served.digest, turns(request.plan, manifest, snapshot)),
+            worker=OneManifest(served.worker, served.digest, turns(request.plan, manifest, snapshot)),
             ledger=self._ledger,
             publish=self._publish,
             commit=commit,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -20,7 +20,7 @@ from nodewire.pay import takings
 from nodewire.protocol.bond import BondStatement
 from nodewire.provider.bonding import Bonding
 from nodewire.provider.figures import Figures
-from nodewire.provider.serving import Served
+from nodewire.provider.specializations import Specializations
 
 JOBS = counter(
     "nodewire_provider_jobs_total",
@@ -103,9 +103,9 @@ class Till:
 class Stall:
     """What is sold here, and on what standing. To be collected on the event loop."""
 
-    def __init__(self, public: str, served: Iterable[Served], bonding: Bonding, market: Market) -> None:
+    def __init__(self, public: str, held: Specializations, bonding: Bonding, market: Market) -> None:
         self._public = public
-        self._served = tuple(served)
+        self._held = held
         self._bonding = bonding
         self._market = market
         self._read = ""
@@ -114,7 +114,7 @@ class Stall:
         self._is_listed = False
 
     def collect(self) -> Iterator[Metric]:
-        named = {(one.manifest.name, one.digest[:8]): one for one in self._served}
+        named = {(one.manifest.name, one.digest[:8]): one for one in self._held.offered}
         yield SLOTS.by({labels: one.slots for labels, one in named.items()})
         yield BUSY.by({labels: one.busy for labels, one in named.items()})
         yield PRICE.by({labels: sum(one.prices_msat.values()) for labels, one in named.items()})

@@ -49,7 +49,7 @@ async def measure(manifest: Manifest, name: str, worker: Worker, loaded: str, po
     """Time task `name`, which `worker` holds as `loaded`, at about `positions` (tokens, rows, ids) a call.
 
     Raises:
-        BadInput: the task takes nothing of this size; the limit is named.
+        BadInput: the task takes nothing of this size; the limit is named. Or its edges are not what a probe is made of.
         NodewireError: as the worker's calls.
     """
     task = manifest.task(name)
@@ -79,7 +79,7 @@ async def measure(manifest: Manifest, name: str, worker: Worker, loaded: str, po
 
 
 def sizes(manifest: Manifest, name: str) -> tuple[int, ...]:
-    """Positions a call that are worth measuring: 1, 4, 16 ... up to what the task takes."""
+    """Positions a call that are worth measuring: 1, 4, 16 ... up to what the task takes. Raises BadInput."""
     task = manifest.task(name)
     found, most = [1], _most(manifest, task)
     while found[-1] * 4 <= most:
@@ -116,30 +116,29 @@ def _most(manifest: Manifest, task: Task) -> int:
 
 def _driver_calls(manifest: Manifest, task: Task) -> _Calls:
     """A prompt, then returns from the last stage, each of which becomes a token."""
-    prompt = next(edge for edge in manifest.inputs(task.name) if not edge.back)
-    back = next(edge for edge in manifest.inputs(task.name) if edge.back)
+    prompt, back = _input(manifest, task), _input(manifest, task, back=True)
     ids = Array("int64", (_PROMPT,), bytes(8 * _PROMPT))
     steps = []
     for k in range(CALLS + 1):
-        hidden = _array(back.tensors[0], dict.fromkeys(back.dims, 1), seed=k)
+        hidden = _array(_tensor(back), dict.fromkeys(back.dims, 1), seed=k)
         steps.append([Frame(back.name, k, (hidden,), {"pos": _PROMPT + k - 1, "chunk": 0})])
     return _Calls(1, [Frame(prompt.name, 0, (ids,), {"chunk": 0})], steps)
 
 
 def _stage_calls(manifest: Manifest, task: Task, positions: int) -> _Calls:
-    edge = next(edge for edge in manifest.inputs(task.name))
+    edge = _input(manifest, task)
     if positions > _most(manifest, task):
         raise BadInput("positions", f"{positions}; {task.name} is measured with up to {_most(manifest, task)}")
-    prompt = _array(edge.tensors[0], dict.fromkeys(edge.dims, _PROMPT), seed=0)
+    prompt = _array(_tensor(edge), dict.fromkeys(edge.dims, _PROMPT), seed=0)
     frames = []
     for k in range(CALLS + 1):
-        hidden = _array(edge.tensors[0], dict.fromkeys(edge.dims, positions), seed=k)
+        hidden = _array(_tensor(edge), dict.fromkeys(edge.dims, positions), seed=k)
         frames.append([Frame(edge.name, k + 1, (hidden,), {"pos": _PROMPT, "chunk": 0})])
     return _Calls(positions, [Frame(edge.name, 0, (prompt,), {"pos": 0, "chunk": 0})], frames)
 
 
 def _text_calls(manifest: Manifest, task: Task, positions: int) -> _Calls:
-    edge = next(edge for edge in manifest.inputs(task.name))
+    edge = _input(manifest, task)
     data = json.dumps([_TEXT] * positions).encode()
     texts = Array("uint8", (len(data),), data)
     return _Calls(positions, [], [[Frame(edge.name, k, (texts,), {"chunk": k})] for k in range(CALLS + 1)])
@@ -147,6 +146,7 @@ def _text_calls(manifest: Manifest, task: Task, positions: int) -> _Calls:
 
 def _graph_calls(manifest: Manifest, task: Task, positions: int) -> _Calls:
     edges = manifest.inputs(task.name)
+    _input(manifest, task)
     dims = _dims(edges)
     chosen, left = {}, positions
     for name in reversed(list(dims)):  # the batch stands first: long rows before many
@@ -154,29 +154,58 @@ def _graph_calls(manifest: Manifest, task: Task, positions: int) -> _Calls:
         left //= chosen[name]
     if left > 1:
         raise BadInput("positions", f"{positions}; {task.name} takes up to {math.prod(dims.values())} a call")
+    total = sum(_nbytes(tensor, chosen) for edge in edges for tensor in edge.tensors)
+    if total > _MOST_BYTES:
+        raise BadInput("positions", f"{positions} are {total} bytes of input, a probe sends up to {_MOST_BYTES}")
     arrays = {
         edge.name: tuple(_array(tensor, chosen, seed=k) for k, tensor in enumerate(edge.tensors)) for edge in edges
     }
-    total = sum(array.nbytes for tensors in arrays.values() for array in tensors)
-    if total > _MOST_BYTES:
-        raise BadInput("positions", f"{positions} are {total} bytes of input, a probe sends up to {_MOST_BYTES}")
     meta: list[Meta] = [{"chunk": k} for k in range(CALLS + 1)]
     frames = [[Frame(edge, k, tensors, meta[k]) for edge, tensors in arrays.items()] for k in range(CALLS + 1)]
     return _Calls(math.prod(chosen.values()), [], frames)
 
 
+def _input(manifest: Manifest, task: Task, *, back: bool = False) -> Edge:
+    """The first of the task's inputs. Raises BadInput: it has none."""
+    found = next((edge for edge in manifest.inputs(task.name) if edge.back == back), None)
+    if found is None:
+        raise BadInput(task.name, "has no edge that leads to it" + " back" * back)
+    return found
+
+
+def _tensor(edge: Edge) -> Tensor:
+    """Raises BadInput: it has none."""
+    if not edge.tensors:
+        raise BadInput(edge.name, "has no tensor")
+    return edge.tensors[0]
+
+
 def _dims(edges: Sequence[Edge]) -> dict[str, int]:
+    """Raises BadInput: one may only be 0."""
     dims: dict[str, int] = {}
     for edge in edges:
         for name, most in edge.dims.items():
             dims[name] = min(most, dims.get(name, most))
+            if not most:
+                raise BadInput(edge.name, f"{name} is 0 at most")
     return dims
 
 
+def _shape(tensor: Tensor, dims: dict[str, int]) -> tuple[int, ...]:
+    """Raises BadInput: it has no size, or one that no tensor has."""
+    shape = tuple(dims.get(size, -1) if isinstance(size, str) else size for size in tensor.shape)
+    if min(shape, default=0) < 0:
+        raise BadInput(tensor.name, f"of shape {list(tensor.shape)}, which its edge does not explain")
+    return shape
+
+
+def _nbytes(tensor: Tensor, dims: dict[str, int]) -> int:
+    return math.prod(_shape(tensor, dims)) * ITEM_BYTES[tensor.dtype]
+
+
 def _array(tensor: Tensor, dims: dict[str, int], seed: int) -> Array:
-    shape = tuple(dims[size] if isinstance(size, str) else size for size in tensor.shape)
+    shape, nbytes = _shape(tensor, dims), _nbytes(tensor, dims)
     count = math.prod(shape)
-    nbytes = count * ITEM_BYTES[tensor.dtype]
     if nbytes > _MOST_BYTES:
         raise BadInput("positions", f"a tensor of {nbytes} bytes, a probe sends up to {_MOST_BYTES}")
     if tensor.dtype == "bool":

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from nodewire.config import Serve
 from nodewire.errors import Busy, NodewireError, NotAllowed
@@ -13,13 +14,15 @@ from nodewire.kind import JobKind, MakeWorker, Params, SharedWorker, Turn, Worke
 from nodewire.market import Market
 from nodewire.protocol.codec import OWN, Codings
 from nodewire.protocol.frame import Array, Frame
-from nodewire.protocol.manifest import Manifest
+from nodewire.protocol.manifest import BlobRef, Manifest
 from nodewire.provider import probing
 
 log = logging.getLogger("nodewire.provider")
 
+Fetch = Callable[[BlobRef], Awaitable[Path]]
 
-@dataclass(slots=True)
+
+@dataclass(eq=False, slots=True)
 class Served:
     """One manifest of which this provider holds tasks. `busy` sessions of `slots` are taken."""
 
@@ -31,7 +34,15 @@ class Served:
     us_per_position: Mapping[str, int]
     """By task: the speed that is claimed."""
     slots: int
+    worker: SharedWorker
     busy: int = 0
+    closed: bool = False
+    """It is being given up, and takes no more sessions."""
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while no session is taken."""
+
+    def __post_init__(self) -> None:
+        self.idle.set()
 
     @property
     def free(self) -> int:
@@ -39,12 +50,17 @@ class Served:
 
     def take(self) -> None:
         """Take a slot. Raises Busy if none is free."""
+        if self.closed:
+            raise Busy("tasks", "not held here any more")
         if not self.free:
             raise Busy("slots", f"all {self.slots} sessions are taken")
         self.busy += 1
+        self.idle.clear()
 
     def give(self) -> None:
         self.busy -= 1
+        if not self.busy:
+            self.idle.set()
 
 
 async def specialize(
@@ -53,8 +69,8 @@ async def specialize(
     kinds: Mapping[int, JobKind],
     make_worker: MakeWorker,
     profiled: Mapping[str, Mapping[str, int]],
-) -> tuple[dict[str, Served], dict[str, SharedWorker]]:
-    """Fetch, verify and load everything in `wanted`: what is served, and the workers, both by manifest digest.
+) -> list[Served]:
+    """Fetch, verify and load everything in `wanted`.
 
     A task's speed is what its [[serve]] says; else what `profiled` (by digest and task) says; else it is measured.
 
@@ -64,8 +80,11 @@ async def specialize(
         NotAllowed: no installed package serves the manifest's kind, or it has no such task.
     """
     served: dict[str, Served] = {}
-    workers: dict[str, SharedWorker] = {}
     entries: dict[str, SharedWorker] = {}
+
+    async def fetch(ref: BlobRef) -> Path:
+        return await market.fetch_blob(ref.sha256, ref.bytes)
+
     for want in wanted:
         manifest = await market.manifest(want.manifest, want.digest)
         kind = kinds.get(manifest.kind)
@@ -78,22 +97,20 @@ async def specialize(
         worker = entries.get(kind.worker_entry)
         if worker is None:
             worker = entries[kind.worker_entry] = make_worker(kind.worker_entry)
-        for name in want.tasks:
-            await _load(market, manifest, name, worker)
+        await load(manifest, want.tasks, worker, fetch)
         slots = min(want.slots, *(manifest.task(name).slots for name in want.tasks))
         prices = dict.fromkeys(want.tasks, want.price_msat)
         known_us = profiled.get(digest, {})
-        speeds = {n: want.us_per_position or known_us.get(n) or await _speed(manifest, n, worker) for n in want.tasks}
+        speeds = {n: want.us_per_position or known_us.get(n) or await speed(manifest, n, worker) for n in want.tasks}
         known = served.get(digest)
         if known is None:
-            served[digest] = Served(manifest, digest, kind, want.tasks, prices, speeds, slots)
+            served[digest] = Served(manifest, digest, kind, want.tasks, prices, speeds, slots, worker)
         else:
             known.tasks += want.tasks
             known.prices_msat = {**known.prices_msat, **prices}
             known.us_per_position = {**known.us_per_position, **speeds}
             known.slots = min(known.slots, slots)
-        workers[digest] = worker
-    return served, workers
+    return list(served.values())
 
 
 def loaded_name(manifest_digest: str, task: str) -> str:
@@ -121,7 +138,7 @@ class OneManifest:
         await self._worker.close(loaded_name(self._digest, task), session)
 
 
-async def _speed(manifest: Manifest, name: str, worker: Worker) -> int:
+async def speed(manifest: Manifest, name: str, worker: Worker) -> int:
     """What a position takes, measured. A task that refuses to be measured is no worse for it: it claims a second."""
     positions = probing.CLAIMED_AT if not manifest.task(name).engine.startswith("decoder") else 1
     while True:
@@ -137,10 +154,11 @@ async def _speed(manifest: Manifest, name: str, worker: Worker) -> int:
         return found.us_per_position
 
 
-async def _load(market: Market, manifest: Manifest, name: str, worker: Worker) -> None:
-    task = manifest.task(name)
-    program, *weights = await asyncio.gather(
-        *(market.fetch_blob(ref.sha256, ref.bytes) for ref in (task.program, *task.weights))
-    )
-    took = await worker.load(loaded_name(manifest.digest(), name), task.engine, program, weights)
-    log.info("%s of %s loaded: %.1f MB in %d ms", name, manifest.name, took["memory_bytes"] / 1e6, took["load_ms"])
+async def load(manifest: Manifest, names: Sequence[str], worker: Worker, fetch: Fetch) -> None:
+    """Fetch these tasks' blobs and load them, one after the other. Raises as `specialize`."""
+    digest = manifest.digest()
+    for name in names:
+        task = manifest.task(name)
+        program, *weights = await asyncio.gather(*(fetch(ref) for ref in (task.program, *task.weights)))
+        took = await worker.load(loaded_name(digest, name), task.engine, program, weights)
+        log.info("%s of %s loaded: %.1f MB in %d ms", name, manifest.name, took["memory_bytes"] / 1e6, took["load_ms"])

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 from prometheus_client.registry import Collector
@@ -13,7 +14,7 @@ from prometheus_client.registry import Collector
 from nodewire.config import ProviderConfig
 from nodewire.dialling import are_private
 from nodewire.guests import listening_socket
-from nodewire.kind import installed
+from nodewire.kind import MakeWorker, installed
 from nodewire.market import Market, open_market
 from nodewire.metrics.endpoint import Exposed
 from nodewire.nostr.event import Event
@@ -34,7 +35,7 @@ from nodewire.protocol.manifest import Manifest
 from nodewire.provider import measuring, profiling, queues
 from nodewire.provider.acquaintance import Acquaintance, is_private
 from nodewire.provider.admission import Admission
-from nodewire.provider.announcing import Announcer, describe
+from nodewire.provider.announcing import Announcer, describe, name_of
 from nodewire.provider.bonding import Bonding
 from nodewire.provider.committing import Committing
 from nodewire.provider.daemon import SPOOL_EPOCHS, Provider
@@ -43,13 +44,15 @@ from nodewire.provider.holding import Holding, recall_from
 from nodewire.provider.kept import KeptWork
 from nodewire.provider.reaching import open_wire
 from nodewire.provider.serving import specialize
+from nodewire.provider.specializations import Specializations
+from nodewire.provider.start_following import open_following
 from nodewire.provider.training.fedstr.serving import Fedstr
 from nodewire.provider.training.starting import open_training
 from nodewire.provider.training.training import Training
 from nodewire.provider.verifying import Verifying
 from nodewire.provider.withdrawals import Withdrawals
 from nodewire.store.held import held
-from nodewire.wire import health_log
+from nodewire.wire import congestion, health_log
 from nodewire.wire.measuring import Links, Spooled
 from nodewire.wire.node import Node
 from nodewire.wire.shm import SameHost
@@ -64,8 +67,10 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
     """Start a provider; returns its ready line with `wait`, which ends only by an error, and with its `metrics`.
 
     Raises:
+        BadConfig: the kernel has not the congestion control that is chosen.
         Busy: another daemon works in its state folder.
     """
+    congestion.check(config.wire.congestion)
     stack.enter_context(held(config.state))
     keys, pool, market = await open_market(stack, config)
     ledger = Ledger(config.ledger)
@@ -81,20 +86,19 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
     ready: dict[str, Any] = {"ready": "provider", "npub": keys.npub, "public": keys.public, "lnurl": lnurl}
     halves: list[Provider | Training | Fedstr] = []
     here: list[Collector] = [measuring.Jobs(halves)]
-    workers: list[tuple[str, LastingWorker]] = []
-    if config.serve:
-        provider, said, shown, made = await _open_inference(stack, config, keys, pool, market, ledger, wallet, lnurl)
+    serving: list[LastingWorker] = []
+    training_workers: list[LastingWorker] = []
+    if config.serve or config.specialize is not None:
+        provider, said, shown, serving = await _open_inference(stack, config, keys, pool, market, ledger, wallet, lnurl)
         halves.append(provider)
         here += shown
-        workers += [(f"serve-{number}", worker) for number, worker in enumerate(made)]
         ready |= said
     if config.train is not None:
-        training, fedstr, made = await open_training(
+        training, fedstr, training_workers = await open_training(
             stack, config, config.train, keys=keys, pool=pool, blobs=market.blobs, ledger=ledger, till=till, lnurl=lnurl
         )
         halves += [training, *([fedstr] if fedstr else [])]
         here.append(measuring.Bench(training.free))
-        workers += [(f"train-{number}", worker) for number, worker in enumerate(made)]
         stack.push_async_callback(training.withdraw)
         ready |= {"trains": list(config.train.families), "name": ready.get("name", training.name)}
 
@@ -110,8 +114,13 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
 
     running = asyncio.create_task(run())
     stack.callback(running.cancel)
-    here.append(Workers(lambda: workers))
-    apart = (measuring.Till(config.ledger), Machines(lambda: workers, config.worker.memory))
+
+    def named() -> list[tuple[str, LastingWorker]]:
+        both = {"serve": list(serving), "train": training_workers}
+        return [(f"{what}-{number}", one) for what, workers in both.items() for number, one in enumerate(workers)]
+
+    here.append(Workers(named))
+    apart = (measuring.Till(config.ledger), Machines(named, config.worker.memory))
     return {**ready, "wait": running, "metrics": Exposed("provider", config.metrics.listen, here, apart)}
 
 
@@ -125,18 +134,28 @@ async def _open_inference(
     wallet: SimWallet,
     lnurl: str,
 ) -> tuple[Provider, dict[str, Any], list[Collector], list[LastingWorker]]:
-    """What serves the tasks in [[serve]], what its ready line says of them, what it shows Prometheus, its workers."""
+    """What serves the tasks in [[serve]] and those that it follows demand to, what its ready line says of them, what it
+    shows Prometheus, and its workers, of which there may be others later."""
     job_kinds = installed()
-    make, made = maker(stack, config.worker.limits, config.blobs, batch=config.worker.batch), list[LastingWorker]()
+    made = list[LastingWorker]()
 
-    def make_one(entry: str) -> LastingWorker:
-        made.append(make(entry))
-        return made[-1]
+    def workers_on(stack: AsyncExitStack) -> MakeWorker:
+        """Workers that end with `stack`."""
+        make = maker(stack, config.worker.limits, config.blobs, batch=config.worker.batch)
 
-    make_worker = several(make_one, config.worker.processes)
-    served, workers = await specialize(
-        market, config.serve, job_kinds, make_worker, profiling.kept_speeds(config.state, config.worker.limits)
-    )
+        def make_one(entry: str) -> LastingWorker:
+            made.append(make(entry))
+            stack.callback(made.remove, made[-1])
+            return made[-1]
+
+        return several(make_one, config.worker.processes)
+
+    profiled = profiling.kept_speeds(config.state, config.worker.limits)
+    served = await specialize(market, config.serve, job_kinds, workers_on(stack), profiled)
+    held = Specializations(served)
+    follower = None
+    if config.specialize is not None:
+        follower = await open_following(stack, config, keys.public, pool, market, held, job_kinds, workers_on, profiled)
     reporting = asyncio.create_task(queues.report(made))
     stack.callback(reporting.cancel)
 
@@ -158,8 +177,8 @@ async def _open_inference(
 
     async def manifest_of(request: Request) -> Manifest:
         digest = request.plan.manifest
-        if digest in served:
-            return served[digest].manifest
+        if (known := held.manifest(digest)) is not None:
+            return known
         return await market.manifest(request.manifest_address, digest)
 
     recall = recall_from(kept, manifest_of)
@@ -181,7 +200,7 @@ async def _open_inference(
     await stack.enter_async_context(health_log.kept(node.survey, config.state))
     wire = await open_wire(stack, config.wire, node, keys, pool)
 
-    ad = describe(config, keys.public, served.values(), wire=wire, lnurl=lnurl, committee=market.committee_digest)
+    ad = partial(describe, config, keys.public, wire=wire, lnurl=lnurl, committee=market.committee_digest)
     holder = SimBondHolder(wallet)
     bonding = Bonding(keys, holder, config.bond)
     presenter = None
@@ -189,7 +208,7 @@ async def _open_inference(
         presented = Presented(config.state / "presented.db", market.committee_digest)
         stack.callback(presented.close)
         presenter = Presenter(keys, market.committee, pool, holder, presented, collects=True)
-    announcer = Announcer(keys, pool, market, ad, served.values(), bonding, lambda: in_ms(node.survey.place.claim.at))
+    announcer = Announcer(keys, pool, market, ad, held, bonding, lambda: in_ms(node.survey.place.claim.at))
     private = config.wire.private or all(map(is_private, wire))
     meeting = asyncio.create_task(Acquaintance(node, market, allow_private=private).run())
     stack.callback(meeting.cancel)
@@ -200,23 +219,21 @@ async def _open_inference(
         relays=pool,
         node=node,
         job_kinds=job_kinds,
-        served=served,
-        workers=workers,
+        held=held,
         commit=committing.commit,
         keep=holding.verified,
         publish=publish_here,
         is_paid=lambda request, chunk: is_share_paid(holder, request, chunk, market.committee),
     )
-    manifests = {s.digest: s.manifest for s in served.values()}
-    admission = Admission(keys.public, market, pool, ledger, manifests, config.pow_bits)
+    admission = Admission(keys.public, market, pool, ledger, held.manifest, config.pow_bits)
     provider = Provider(
         keys=keys,
         pool=pool,
         market=market,
         node=node,
         ledger=ledger,
-        served=served,
-        workers=workers,
+        held=held,
+        follower=follower,
         announcer=announcer,
         committing=committing,
         admission=admission,
@@ -229,12 +246,13 @@ async def _open_inference(
         presenter=presenter,
     )
     ready = {
-        "name": ad.name,
+        "name": name_of(config, keys.public),
         "wire": list(wire),
-        "serves": {s.manifest.name: list(s.tasks) for s in served.values()},
-        "prices_msat": {s.manifest.name: dict(s.prices_msat) for s in served.values()},
+        "serves": {s.manifest.name: list(s.tasks) for s in served},
+        "prices_msat": {s.manifest.name: dict(s.prices_msat) for s in served},
+        **({"specialize": config.specialize} if follower is not None else {}),
     }
-    stall = measuring.Stall(keys.public, served.values(), bonding, market)
+    stall = measuring.Stall(keys.public, held, bonding, market)
     return provider, ready, [Links(node), Spooled(spool, config.spool), stall], made
 
 

@@ -31,11 +31,14 @@ def turns(plan: Plan, manifest: Manifest, snapshot: Snapshot) -> dict[str, Turn]
         return link_us(source, target) + edge.bytes_per_position * 1_000 // LINK_BYTES_PER_MS
 
     remaining = remaining_us(manifest, took_us, took)
+    inputs: dict[str, set[str]] = {}
+    for edge in manifest.edges:
+        inputs.setdefault(edge.target, set()).add(edge.name)
     return {
         task.name: Turn(
             customer=plan.customer,
             remaining_us=remaining[task.name],
-            together=frozenset(e.name for e in manifest.inputs(task.name)) if task.engine in TOGETHER else frozenset(),
+            together=frozenset(inputs.get(task.name, ())) if task.engine in TOGETHER else frozenset(),
         )
         for task in manifest.tasks
     }

@@ -31,7 +31,8 @@ from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import MAX_JOB_EPOCHS
 from nodewire.protocol.verification import Report, Sample, Sampled
-from nodewire.provider.serving import Served, loaded_name
+from nodewire.provider.serving import loaded_name
+from nodewire.provider.specializations import Specializations
 from nodewire.verify.finality import final_roots
 from nodewire.verify.inquiry import Inquiry
 from nodewire.wire.node import Node
@@ -74,8 +75,7 @@ class Verifying:
         relays: Relays,
         node: Node,
         job_kinds: Mapping[int, JobKind],
-        served: Mapping[str, Served],
-        workers: Mapping[str, Worker],
+        held: Specializations,
         commit: Callable[[Sequence[ChunkRoot], int], Awaitable[None]],
         keep: Callable[[Opening], None],
         publish: Callable[[Event], Awaitable[None]],
@@ -87,8 +87,7 @@ class Verifying:
         self._market = market
         self._committee = market.committee
         self._relays = relays
-        self._served = served
-        self._workers = workers
+        self._held = held
         self._commit = commit
         self._keep = keep
         self._publish = publish
@@ -146,9 +145,7 @@ class Verifying:
 
     async def _loaded(self, kind: JobKind, manifest: Manifest, task: str) -> tuple[Worker, str]:
         digest = manifest.digest()
-        if digest not in self._served or task not in self._served[digest].tasks:
-            raise NotAllowed("task", f"{task} is not held here")
-        return self._workers[digest], loaded_name(digest, task)
+        return self._held.find(digest, {task}).worker, loaded_name(digest, task)
 
     def _heard(self, oracle: str, sampled: Sampled) -> None:
         """An oracle says what an epoch drew of a job, and this node with it: see whether that is so."""
@@ -280,9 +277,7 @@ class Verifying:
             await asyncio.sleep(self._committee.epoch_ms / 4000)
 
     async def _compute(self, sample: Sample, epoch: int, request: Request) -> Opening:
-        served = self._served.get(request.plan.manifest)
-        if served is None:
-            raise NotAllowed("manifest", "not held here")
+        served = self._held.find(request.plan.manifest, {sample.task})
         async with self._computing:
             while True:
                 if not self._in_time(epoch):

@@ -19,21 +19,11 @@ from torch import Tensor
 from nodewire.errors import BadData, BadTask, TooLarge
 from nodewire.protocol import canonical
 from nodewire.protocol.families import HEADER_BYTES, Shapes
-from nodewire.weights.tensorfile import DTYPES, Stored, read_header, read_into
+from nodewire.weights.tensorfile import CODES, DTYPES, Stored, read_header, read_into
 
 State = Mapping[str, Tensor]
 Types = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 """What is expected of each tensor; a dimension of -1 may be any."""
-
-_CODES = {
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-}
 
 
 def pack(tensors: Mapping[str, Tensor]) -> bytes:
@@ -47,7 +37,7 @@ def parts(tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
     header, end = {}, 0
     for name, tensor in rows:
         span = [end, end := end + tensor.numel() * tensor.dtype.itemsize]
-        header[name] = {"dtype": _CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": span}
+        header[name] = {"dtype": CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": span}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return [len(text).to_bytes(8, "little"), text, *(view(tensor) for _, tensor in rows)]
@@ -153,8 +143,8 @@ def _span(name: str, entry: dict[str, Any], expected: Types, field: str) -> tupl
     if not isinstance(shape, list) or any(type(n) is not int or not 0 <= n < 2**48 for n in (*shape, start, stop)):
         raise ValueError("a number out of range")
     fits = len(shape) == len(wanted) and all(w in (-1, n) for n, w in zip(shape, wanted, strict=True))
-    if code != _CODES[dtype] or not fits:
-        raise BadData(f"{field}.{name}", f"{str(code)[:8]} {str(shape)[:80]}, not {_CODES[dtype]} {list(wanted)}")
+    if code != CODES[dtype] or not fits:
+        raise BadData(f"{field}.{name}", f"{str(code)[:8]} {str(shape)[:80]}, not {CODES[dtype]} {list(wanted)}")
     if stop - start != prod(shape) * dtype.itemsize:
         raise ValueError("shape and offsets disagree")
     return start, stop, tuple(shape)

@@ -35,6 +35,21 @@ def read_bounded(path: Path, max_bytes: int) -> bytes:
     return path.read_bytes()
 
 
+def read_tokenizer(directory: Path, max_bytes: int) -> bytes:
+    """A directory's tokenizer.json, which is published as it is: so it must be one, and not what a link leads to.
+
+    Raises:
+        NotFound, TooLarge, BadInput: there is none.
+    """
+    data = read_bounded(directory / "tokenizer.json", max_bytes)
+    try:
+        if isinstance(json.loads(data)["model"], dict):
+            return data
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise BadInput("tokenizer.json", "not a tokenizer: it has no model")
+
+
 def _weight_files(directory: Path) -> list[Path]:
     index = directory / INDEX
     if not index.exists():

@@ -19,16 +19,16 @@ import torch
 from torch import Tensor
 
 from nodewire.errors import BadTask, TooLarge
+from nodewire.protocol.stored_dtypes import CODE_OF, DTYPE_OF
 
 MAX_HEADER_BYTES = 16 * 1_048_576
 PIECE_BYTES = 262_144
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """The dtypes that weights may be stored in."""
-_CODES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-_OTHERS = {"I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool}
+CODES: Mapping[torch.dtype, str] = {getattr(torch, name): code for name, code in CODE_OF.items()}
+_OTHERS = {CODES[dtype]: dtype for dtype in (torch.int64, torch.int32, torch.uint8, torch.bool)}
 """What tasks of graphs hold besides: positions, masks, counts."""
-_CODE_OF = {DTYPES[name]: code for code, name in _CODES.items()} | {dtype: code for code, dtype in _OTHERS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def _entry(path: Path, origin: int, entry: Mapping[str, Any]) -> Stored:
         raise ValueError("dtype or shape")
     if any(type(n) is not int or not 0 <= n < 2**48 for n in (*shape, start, end)) or end < start:
         raise ValueError("a number out of range")
-    dtype = _CODES.get(code, code)
+    dtype = name if (name := DTYPE_OF.get(code)) in DTYPES else code
     if dtype in DTYPES and prod(shape) * DTYPES[dtype].itemsize != end - start:
         raise ValueError("shape and offsets disagree")
     return Stored(path, dtype, tuple(shape), origin + start, end - start)
@@ -143,7 +143,7 @@ def write(folder: Path, tensors: Iterable[tuple[str, Stored | Assembled]]) -> tu
         if sum(map(_count, made.parts)) != prod(made.shape):
             raise BadTask(name[:160], f"its parts do not make up {list(made.shape)}")
         header[name] = {
-            "dtype": _CODE_OF[made.dtype],
+            "dtype": CODES[made.dtype],
             "shape": list(made.shape),
             "data_offsets": [end, end := end + made.nbytes],
         }

@@ -67,7 +67,9 @@ class Edge:
 
     peer: str
     state: str
+    """`open`; `lost`, with the reason in `ending`; `closed` by this end, which was done."""
     since_s: int
+    """When it came to be in that state."""
     links: int
     rung: str
     dialled: bool
@@ -88,6 +90,11 @@ class Edge:
     def is_open(self, now_s: float) -> bool:
         """Whether the daemon says so, and said it just now: one that was killed says nothing any more."""
         return self.state == "open" and now_s - self.seen_s <= 3 * WRITE_S
+
+    def age_s(self, now_s: float) -> int:
+        """For how long it has been open, or over. Of one whose daemon was killed: since that wrote last."""
+        since_s = self.seen_s if self.state == "open" and not self.is_open(now_s) else self.since_s
+        return max(0, int(now_s) - since_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +122,18 @@ class HealthLog:
         """Where this node was when it last wrote."""
         return _where(self._db)
 
-    def write(self, claim: Claim, healths: Sequence[Health], now_s: float) -> None:
-        """What is known now: of peers with an open link, and of those that have lost one since the last time."""
+    def write(self, claim: Claim, healths: Sequence[Health], now_s: float, *, is_last: bool = False) -> None:
+        """What is known now: of peers with an open link, and of those that have lost one since the last time.
+
+        `is_last`: this process ends, and closes the links that are open.
+        """
         now = int(now_s)
         ended = {health.peer: self._untold(health) for health in healths}
         told = [health for health in healths if health.state == "open" or ended[health.peer]]
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.execute("INSERT OR REPLACE INTO here VALUES (1, ?, ?, ?, ?, ?)", (*claim.at, claim.error_ppm, now))
-            self._db.executemany(_EDGE, [_edge_row(health, now) for health in told])
+            self._db.executemany(_EDGE, [_edge_row(health, now, is_last) for health in told])
             rows = [(one.at_s, peer, one.code, one.reason) for peer, endings in ended.items() for one in endings]
             self._db.executemany("INSERT INTO endings VALUES (?, ?, ?, ?)", rows)
             if now - self._sampled_s >= SAMPLE_S:
@@ -165,10 +175,10 @@ async def kept(survey: Survey, state: Path, unix_s: Callable[[], float] = time.t
     if where is not None:
         survey.resume(where)
 
-    async def write() -> None:
+    async def write(*, is_last: bool = False) -> None:
         claim, healths = survey.place.claim, list(survey.health.values())
         try:
-            await asyncio.to_thread(log.write, claim, healths, unix_s())
+            await asyncio.to_thread(log.write, claim, healths, unix_s(), is_last=is_last)
         except sqlite3.Error as error:
             _log.warning("how links are is not written down: %s", error)
 
@@ -184,7 +194,7 @@ async def kept(survey: Survey, state: Path, unix_s: Callable[[], float] = time.t
         writing.cancel()
         with suppress(asyncio.CancelledError):
             await writing
-        await write()
+        await write(is_last=True)
         await asyncio.to_thread(log.close)
 
 
@@ -266,11 +276,12 @@ def _where(db: sqlite3.Connection) -> Claim | None:
     return None if row is None else Claim(row[:3], row[3])
 
 
-def _edge_row(health: Health, now: int) -> tuple[object, ...]:
+def _edge_row(health: Health, now: int, is_last: bool) -> tuple[object, ...]:
+    is_closed = is_last and health.state == "open"
     return (
         health.peer,
-        health.state,
-        health.since_s,
+        "closed" if is_closed else health.state,
+        now if is_closed else health.since_s,
         health.links,
         health.rung,
         health.dialled,

@@ -84,7 +84,12 @@ def make(keys: Keys, now_s: float, lifetime_s: int = LIFETIME_S) -> Identity:
         server.load_cert_chain(file.name, password=password)
     begins_at_s = int(certificate.not_valid_before_utc.timestamp())
     expires_at_s = int(certificate.not_valid_after_utc.timestamp())
-    return Identity(keys.public, der, begins_at_s, expires_at_s, server, _context(ssl.PROTOCOL_TLS_CLIENT))
+    return Identity(keys.public, der, begins_at_s, expires_at_s, server, client_context())
+
+
+def client_context() -> ssl.SSLContext:
+    """What dials with: it shows nothing, so whoever has no key of ours can see who listens, too."""
+    return _context(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def build(keys: Keys, private: ec.EllipticCurvePrivateKey, now_s: float, lifetime_s: int) -> x509.Certificate:

@@ -25,6 +25,8 @@ from nodewire.worker.spawn import Spawned
 NO_TURN = Turn()
 AHEAD_US = 2_000
 MOST_AHEAD = 8
+TOGETHER_US = 1_000_000
+"""Calls that are computed together may turn out not to fit: one after the other they take no longer than this."""
 
 
 @dataclass(eq=False, slots=True)
@@ -167,7 +169,7 @@ class Calls:
                 if first is None or not self._may_go(first):
                     return
                 now_us = _now_us()
-                self._next = self._queue.take(first, now_us, first.what.expected_us, self._most_together)
+                self._next = self._queue.take(first, now_us, first.what.expected_us, self._together(first))
                 for entry in self._next:
                     self.figures.took(now_us - entry.entered_us, self._queue.calls)
                 self.figures.together(len(self._next))
@@ -194,6 +196,11 @@ class Calls:
             return not self._calls
         ahead_us = sum(one.expected_us for one in list(self._calls.values())[1:])
         return expected_us is not None and ahead_us + expected_us <= AHEAD_US and len(self._calls) < MOST_AHEAD
+
+    def _together(self, entry: Entry) -> int:
+        """How many calls like this one may be computed at once: of those whose like has not been seen, one."""
+        took_us = self._expected.us(entry.task, entry.nbytes)
+        return 1 if took_us is None else max(1, min(self._most_together, TOGETHER_US // max(took_us, 1)))
 
     def _ready(self, entry: Entry) -> dict[str, Any] | None:
         """What goes to the worker of a call: nothing if nobody waits for it, None while the arena has no room."""

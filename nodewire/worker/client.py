@@ -126,7 +126,7 @@ class WorkerProcess:
         fields = {"op": "open", "task": task, "session": session, "params": dict(params), "codings": dict(codings)}
         await self._calls.ask(fields, self._call_timeout_s, turn)
         self._turns[task, session] = turn, codings
-        self._joining.open(task, session, turn.together)
+        self._joining.open(task, session, turn.together, turn.customer)
 
     async def receive(self, task: str, session: str, frame: Frame[Array]) -> list[Frame[Array]]:
         """One frame in, the frames that it makes possible out: none while its call lacks frames of other edges.

@@ -12,7 +12,8 @@ from nodewire.protocol.frame import Frame
 MAX_CALLS = 1_024
 """Of one task's session that wait for frames."""
 MAX_BYTES = 512 * 2**20
-"""Of all frames that wait for others; a quarter of it of one task's session."""
+"""Of all frames that wait for others; a quarter of it of one task's session, and of one customer's at most as much as
+all together leave free: customers who fill it up leave room for the next."""
 
 
 class Joining:
@@ -25,12 +26,20 @@ class Joining:
         self._frames: dict[tuple[str, str], dict[int, dict[str, Frame[Any]]]] = {}
         self._own: Counter[tuple[str, str]] = Counter()
         """Bytes, by task and session."""
+        self._customers: dict[tuple[str, str], str] = {}
+        self._of: Counter[str] = Counter()
+        """Bytes, by customer."""
 
-    def open(self, task: str, session: str, together: frozenset[str]) -> None:
+    @property
+    def free_bytes(self) -> int:
+        return self.max_bytes - self.nbytes
+
+    def open(self, task: str, session: str, together: frozenset[str], customer: str = "") -> None:
         """From now on frames of this task and session make a call when there is one on each edge of `together`."""
         self.close(task, session)
         if len(together) > 1:
             self._edges[task, session] = together
+            self._customers[task, session] = customer
 
     def add(self, task: str, session: str, frame: Frame[Any]) -> tuple[Frame[Any], ...]:
         """The frames that are a call now, in the order in which they came; none while others are missing.
@@ -54,11 +63,10 @@ class Joining:
             return (*have.values(), frame)
         if not have and len(calls) >= MAX_CALLS:
             raise TooLarge("pending", f"{MAX_CALLS} calls already wait for frames of other edges")
-        if self._own[task, session] + _size(frame) > self.max_bytes // 4 or self.nbytes + _size(frame) > self.max_bytes:
-            raise TooLarge(
-                "pending", f"over {self.max_bytes // 4} bytes wait for frames of other edges, or all that may"
-            )
-        self._add(task, session, _size(frame))
+        size, customer = _size(frame), self._customers[task, session]
+        if self._own[task, session] + size > self.max_bytes // 4 or self._of[customer] + size > self.free_bytes:
+            raise TooLarge("pending", f"over {self._of[customer]} bytes wait for frames of other edges")
+        self._add(task, session, size)
         calls.setdefault(frame.seq, {})[frame.edge] = frame
         return ()
 
@@ -66,10 +74,18 @@ class Joining:
         """Forget what waits; a session that is not known is none."""
         self._edges.pop((task, session), None)
         self._frames.pop((task, session), None)
-        self.nbytes -= self._own.pop((task, session), 0)
+        self._add(task, session, -self._own[task, session])
+        del self._own[task, session]
+        self._customers.pop((task, session), None)
 
     def _add(self, task: str, session: str, nbytes: int) -> None:
+        if not nbytes:
+            return
+        customer = self._customers[task, session]
         self._own[task, session] += nbytes
+        self._of[customer] += nbytes
+        if not self._of[customer]:
+            del self._of[customer]
         self.nbytes += nbytes
 
 

@@ -118,7 +118,8 @@ class _Customer:
 
 
 class Queue:
-    """Calls that wait, at most `max_calls` and `max_bytes` of them, and half of that of one customer's."""
+    """Calls that wait, at most `max_calls` and `max_bytes` of them. Of one customer's at most half of that, and what is
+    free: customers who fill it up leave room for the next."""
 
     def __init__(self, max_calls: int = MAX_CALLS, max_bytes: int = MAX_BYTES) -> None:
         self.max_calls, self.max_bytes = max_calls, max_bytes
@@ -131,10 +132,9 @@ class Queue:
         """Whether a call of that size could be offered now. Raises TooLarge: it never can."""
         if nbytes > self.max_bytes // 2:
             raise TooLarge("call", f"{nbytes} bytes, at most {self.max_bytes // 2} of a customer's may wait")
-        if self.calls >= self.max_calls or self.nbytes + nbytes > self.max_bytes:
-            return False
-        of = self._customers.get(customer)
-        return of is None or (of.calls < self.max_calls // 2 and of.nbytes + nbytes <= self.max_bytes // 2)
+        of = self._customers.get(customer) or _Customer()
+        calls, most_bytes = self.max_calls - self.calls, self.max_bytes - self.nbytes
+        return of.calls < min(calls, self.max_calls // 2) and of.nbytes + nbytes <= min(most_bytes, self.max_bytes // 2)
 
     def offer(self, entry: Entry, now_us: int) -> None:
         """Take `entry` in.

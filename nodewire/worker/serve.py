@@ -51,6 +51,7 @@ def warm_up(limits: Limits) -> None:
     (square @ square).add_(1).sum().item()
     if limits.device == "cpu":
         _start_libraries()
+        _start_products()
     if limits.device.startswith("cuda"):
         total = torch.cuda.get_device_properties(limits.device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, limits.memory_bytes / total), limits.device)
@@ -68,6 +69,19 @@ def _start_libraries() -> None:
         torch.nn.functional.scaled_dot_product_attention(images, images, images)
         half = images.bfloat16()
         half @ half
+
+
+def _start_products() -> None:
+    """MKL keeps the room in which it packs operands: this has it take what all products up to 4,096 wide need.
+
+    In the kernel's own memory, since what malloc gets back in one piece changes what it does (`_some_memory`).
+    """
+    rows, width, columns = 512, 1_024, 4_096
+    first, second, product = (
+        torch.frombuffer(mmap.mmap(-1, 4 * m * n), dtype=torch.float32).view(m, n)
+        for m, n in ((rows, width), (columns, width), (rows, columns))
+    )
+    torch.mm(first, second.t(), out=product)
 
 
 @contextmanager

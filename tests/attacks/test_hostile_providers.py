@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from nodewire.customer import called
 from nodewire.customer.embedding import _matrix
+from nodewire.customer.evaluation import Evaluation
 from nodewire.customer.generation import piece_of
 from nodewire.customer.payments import JobPayments
 from nodewire.customer.planning import draw
@@ -24,6 +27,8 @@ from nodewire.protocol.feedback import Due, Feedback
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import CUSTOMER
 from nodewire.protocol.plan import Assignment, Plan, Terms, Verification
+from nodewire.protocol.signature import Signature
+from tests.customer import models as dag
 
 PROVIDER, ME, REQUEST, ROOT = Keys(b"\x05" * 32), Keys(b"\x06" * 32), "cd" * 32, "ab" * 32
 EDGE = SimpleNamespace(name="tokens", target=CUSTOMER)
@@ -192,3 +197,57 @@ async def test_work_for_centuries_is_not_mined(monkeypatch):
     with pytest.raises(NoProvider):
         await draw(Market(), None, plan().terms, ME.public, timeout_s=1, patience=0)  # type: ignore[arg-type]
     assert seen == [(), (PROVIDER.public,)]
+
+
+async def test_who_puts_out_what_is_none_is_done_without(monkeypatch):
+    """One liar must not keep a call from being made by others, again and again."""
+    shape = {"x": ("float32", (2, 4)), "y": ("float32", (2, 4))}
+    data = dag.program(
+        [("in", "x", *shape["x"])], [["y", "aten.neg.default", [dag.ref("x")]]], [("out", "y", *shape["y"])], {}
+    )
+    manifest = dag.manifest({"only": data}, {"in": (CUSTOMER, "only"), "out": ("only", CUSTOMER)})
+    lies = {
+        "wrong shape": Frame("out", 0, (Array("float32", (1, 8), bytes(32)),), {"chunk": 0, "end": True}),
+        "wrong dtype": Frame("out", 0, (Array("int32", (2, 4), bytes(32)),), {"chunk": 0, "end": True}),
+        "no end": Frame("out", 0, (Array("float32", (2, 4), bytes(32)),), {"chunk": 0}),
+        "the truth": Frame("out", 0, (Array("float32", (2, 4), bytes(32)),), {"chunk": 0, "end": True}),
+    }
+    asked: list[tuple[str, ...]] = []
+
+    class Made:
+        """A purchase from the first seller that its terms do not leave out."""
+
+        blamed: frozenset[str] = frozenset()
+        is_underway, spent_msat = True, 0
+        request = SimpleNamespace(id=REQUEST)
+
+        def __init__(self, session, kind, address, manifest, terms, params, frames, accept, *, wish) -> None:
+            asked.append(terms.excluded)
+            self.seller, self.accept = next(one for one in lies if one not in terms.excluded), accept
+
+        def producer(self, edge: str) -> str:
+            return self.seller
+
+        async def __aenter__(self):
+            return self
+
+        async def __aexit__(self, *_: object) -> None:
+            return
+
+        async def outputs(self):
+            self.accept(lies[self.seller])
+            yield
+
+    monkeypatch.setattr(called, "Purchase", Made)
+    session = SimpleNamespace(log=logging.getLogger("test"))
+    terms = Terms(max_chunk_msat=10**6, max_total_msat=10**9)
+    call = {"x": Array("float32", (2, 4), bytes(32))}
+    made = Evaluation(session, None, "m", manifest, terms, lambda _: None, None, Signature.of(manifest), [call])  # type: ignore[arg-type]
+    await made.buy()
+    assert made.outputs[0].keys() == {"y"}
+    assert [set(one) for one in asked] == [set(list(lies)[:k]) for k in range(4)]
+    del lies["the truth"]
+    lies["another"] = lies["no end"]
+    made.terms = terms
+    with pytest.raises(BadFrame):
+        await made.buy()

@@ -1,5 +1,6 @@
 """The simulator: what can be said in closed form comes out, and nobody gets lost."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -11,6 +12,7 @@ from bench.sim.simulator import DETECT_MS, Simulation
 from bench.sim.traces import Change, Session, churn, poisson
 from nodewire.plan.place.model import Chain, Node, Placement, Pool, Stage, Task, Workload, turn_ms
 from nodewire.plan.place.planners import OURS, PLANNERS
+from nodewire.plan.place.rebalance import Balance, Rules, Went, step
 
 
 def small() -> tuple[Pool, Chain, Placement]:
@@ -63,6 +65,26 @@ def test_a_session_waits_while_nobody_holds_what_it_needs():
     found = Simulation(pool, chain, placement, routers.ours, Workload()).run([Session(10.0, 1, 1)], changes)
     ((_, _, ms),) = found.finished
     assert ms == pytest.approx(990.0 + DETECT_MS + turn_ms(pool, chain, placement.stages))
+
+
+def test_what_a_node_that_is_gone_for_good_held_is_served_by_whom_rebalancing_names():
+    pool, chain, placement = small()
+    pool = replace(pool, nodes=(*pool.nodes, Node("c", 4, at=(0.0, 4.0, 1.0))))
+    state = Balance(frozenset(range(3)), placement.stages)
+    rules = Rules(lambda nodes: placement, lambda _: 1.0, lambda node, first: 1, len(chain.tasks))
+
+    def replan(gone: frozenset[int]) -> Placement:
+        nonlocal state
+        for node in gone & state.nodes:
+            state, _ = step(state, Went(node, 0), rules)
+        return state.placement()
+
+    sessions, changes = [Session(0.0, 1, 9), Session(10.0, 1, 1)], [Change(1.0, 1, False)]
+    found = Simulation(pool, chain, placement, routers.ours, Workload(), replan=replan).run(sessions, changes)
+    assert state.stages == (Stage(0, 0, 1), Stage(2, 1, 2))
+    assert (found.lost, len(found.finished)) == (1, 2)
+    kept = Simulation(pool, chain, placement, routers.ours, Workload()).run(sessions, changes)
+    assert kept.unserved == 2
 
 
 def test_traces_and_runs_are_the_same_each_time():

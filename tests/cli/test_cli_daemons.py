@@ -1,13 +1,21 @@
 """What every daemon does before it starts."""
 
+import asyncio
 import resource
+import signal
 import socket
+import subprocess
+import sys
+import tomllib
 
 import pytest
 
 from nodewire.cli import daemons
 from nodewire.cli.splice import splice
 from nodewire.errors import BadConfig, BadInput
+from nodewire.nostr.keys import Keys
+from nodewire.protocol.address import SpliceAddress
+from nodewire.wire.reach import splice as ends
 
 
 @pytest.mark.parametrize("soft", [256, 1_024])
@@ -46,3 +54,36 @@ def test_a_splice_whose_port_is_taken_says_so(tmp_path):
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(BadConfig, match=f"cannot listen at {address}"):
             splice(tmp_path / "key.nsec", ["ws://127.0.0.1:9"], listen=address)
+
+
+async def _carry(address: SpliceAddress, nbytes: int) -> None:
+    """Have two ends meet at a splice, and one say so many bytes to the other."""
+    one, other = [await ends.enter(address, "ab" * 32, Keys.generate(), allow_private=True) for _ in range(2)]
+    await asyncio.gather(one.say_go(), other.hear_go())
+    loop = asyncio.get_running_loop()
+    sending = asyncio.create_task(loop.sock_sendall(one.connection, bytes(nbytes)))
+    await ends.read(other.connection, nbytes)
+    await sending
+    one.close()
+    other.close()
+
+
+def test_a_splice_says_what_others_write_into_their_files_and_at_its_end_what_it_carried(tmp_path):
+    command = ["--key", str(tmp_path / "key"), "--relay", "ws://127.0.0.1:9", "--listen", "127.0.0.1:0"]
+    running = subprocess.Popen(
+        [sys.executable, "-m", "nodewire.cli", "splice", *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        said = [running.stdout.readline() for _ in range(4)]
+        (address,) = tomllib.loads("".join(said[2:]))["wire"]["splices"]
+        assert said[0].startswith("splice ready  npub1")
+        asyncio.run(_carry(SpliceAddress.parse(address), 200_000))
+        running.send_signal(signal.SIGINT)
+        _, err = running.communicate(timeout=30)
+    finally:
+        running.kill()
+    assert running.returncode == 0
+    assert "stopped: 1 link joined, 0.2 MB carried, 0 nodes dialled back" in err

@@ -137,5 +137,5 @@ async def test_a_file_that_only_trains_has_a_line_for_it(tmp_path, monkeypatch):
     for check in ("_sandbox", "_relay", "_store", "_committee", "_wallet"):
         monkeypatch.setattr(doctor, check, passed)
     monkeypatch.setattr(doctor.doctor_network, "checks", lambda role: [])
-    rows = {what: (ok, said) for what, ok, said in await doctor._examine(tmp_path / "provider.toml")}
-    assert not rows["[train]"][0]
+    rows = dict(await doctor._examine(tmp_path / "provider.toml"))
+    assert not rows["[train]"].ok

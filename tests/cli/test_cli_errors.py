@@ -12,9 +12,13 @@ from nodewire import cli
 from nodewire.cli.daemons import provider_ready
 from nodewire.cli.output import counted, fail
 from nodewire.cli.shown import named
-from nodewire.config import CustomerConfig, ProviderConfig, TrainConfig, load_role, parse_msat
+from nodewire.config import CustomerConfig, OracleConfig, ProviderConfig, TrainConfig, load_role, parse_msat
 from nodewire.errors import BadConfig, BadInput, BadRecipe, LinkLost, NoProvider, OverBudget, PaymentFailed
+from nodewire.protocol import faults
+from nodewire.protocol.committee import Committee
 from nodewire.protocol.families import Family
+from nodewire.protocol.recipe import Recipe
+from nodewire.protocol.splice import Splice
 
 ROOT = Path(__file__).parent.parent.parent
 ROLE = """
@@ -94,6 +98,23 @@ def test_a_file_that_serves_is_a_providers_and_its_faults_are_told_as_such(tmp_p
         load_role(path)
 
 
+def test_a_file_that_follows_demand_is_a_providers_and_needs_nothing_else_to_sell(tmp_path):
+    path, role = tmp_path / "role.toml", ROLE.format("0" * 64)
+    path.write_text('specialize = "auto"' + role + f'[auto]\nmanifests = ["{MODEL}"]\nmemory = "2GB"\n')
+    found = load_role(path)
+    assert isinstance(found, ProviderConfig)
+    assert (found.auto.manifests, found.auto.memory, found.serve) == ((MODEL,), 2 * 10**9, ())
+    for text, said in (
+        (role + f'[auto]\nmanifests = ["{MODEL}"]\n', "specialize"),
+        (role + "[auto]\nrest = 9\n" + SERVE.format("0" * 64), 'auto: does nothing without specialize = "auto"'),
+        ('specialize = "auto"' + role + f'[auto]\nmanifests = ["{MODEL}"]\n' + SERVE.format("0" * 64), "stands in"),
+        ('specialize = "best"' + role, "specialize"),
+    ):
+        path.write_text(text)
+        with pytest.raises(BadConfig, match=said):
+            load_role(path)
+
+
 @pytest.mark.parametrize(
     ("after", "said"),
     [
@@ -127,6 +148,52 @@ def test_a_table_that_no_role_has_is_named_and_not_taken_for_another_roles_file(
     with pytest.raises(BadConfig) as refused:
         load_role(path)
     assert str(refused.value) == f"{path}, {said}"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("[wallet]", '[wire]\nlisten = "4000"\n[wallet]', "wire.listen: '4000' is not host:port"),
+        ("[wallet]", '[wire]\nannounce = "a:1"\n[wallet]', "wire.announce: not a list: [...]"),
+        ("[wallet]", '[wire]\nannounce = ["a:1", "a"]\n[wallet]', "wire.announce.1: 'a' is not host:port"),
+        (
+            "[wallet]",
+            '[wire]\nsplices = ["a:1"]\n[wallet]',
+            "wire.splices.0: 'a:1' is not splice:<public key in hex>@host:port",
+        ),
+        ("[wallet]", '[wire]\ncongestion = "B B R"\n[wallet]', 'such as "bbr"'),
+        ("[wallet]", '[worker]\ndevice = "gpu"\n[wallet]', "worker.device: 'gpu' is not a device"),
+        ("[wallet]", '[wallet]\nkind = "lnd"', "wallet.kind: 'lnd' is not a kind of wallet that there is: \"sim\""),
+        ('key = "key.nsec"', 'key = "key.nsec"\nname = "Two Words"', "toml: name: 'Two Words' is not a name: 1 to 64"),
+        ('tasks = ["driver"]', 'tasks = ["Driver"]', "serve.0.tasks.0: 'Driver' is not a name"),
+        ('tasks = ["driver"]', 'tasks = ["driver"]\ndigest = "ab"', "serve.0.digest: 'ab' is not 64 lowercase hex"),
+        ('manifest = "38840', 'manifest = "38841', "is not 38840:<author's public key in hex>:<name>"),
+        ('committee = "38841', 'committee = "main', "is not 38841:<founder's public key in hex>:<name>"),
+        ('state = "state"\n', "", "toml: state: missing"),
+    ],
+)
+def test_a_field_that_is_written_wrongly_is_told_what_it_must_be(tmp_path, before, after, said):
+    path = tmp_path / "role.toml"
+    path.write_text((ROLE + SERVE).format("0" * 64).replace(before, after, 1))
+    with pytest.raises(BadConfig) as refused:
+        load_role(path)
+    assert said in str(refused.value) and "pattern" not in str(refused.value)
+
+
+def _patterns(schema):
+    """All that stand anywhere in a JSON schema."""
+    if isinstance(schema, dict):
+        yield from ([schema["pattern"]] if isinstance(schema.get("pattern"), str) else [])
+        schema = list(schema.values())
+    if isinstance(schema, list):
+        for one in schema:
+            yield from _patterns(one)
+
+
+@pytest.mark.parametrize("model", [CustomerConfig, ProviderConfig, OracleConfig, Recipe, Committee, Splice])
+def test_every_pattern_that_a_field_must_match_has_words(model):
+    found = set(_patterns(model.model_json_schema()))
+    assert found and found <= faults._SHAPES.keys()
 
 
 def test_a_family_that_nobody_trains_is_refused_with_those_that_are_known(tmp_path):

@@ -10,9 +10,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from nodewire.cli.graph import read_manifest
 from nodewire.cli.graph_svg import COLOURS, Assigned, Holding, draw, size
-from nodewire.cli.layers import GAP_X, layout
+from nodewire.cli.layers import GAP_X, MAX_LANES, layout
+from nodewire.cli.manifest_file import read_manifest
 from nodewire.errors import BadInput, BadManifest, NotFound
 from nodewire.protocol.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task, Tensor
 
@@ -205,3 +205,13 @@ def test_the_command_draws_a_file_with_a_purchases_report(tmp_path):
     ):
         refused = run(*arguments)
         assert (refused.returncode, json.loads(refused.stdout)["error"]["field"]) == (1, field)
+
+
+def test_edges_over_hundreds_of_layers_do_not_make_a_picture_of_millions_of_points():
+    names = [f"t{k}" for k in range(1_024)]
+    chain = list(itertools.pairwise(names))
+    long = [(names[k % 40], names[-1 - k // 40]) for k in range(4_000)]
+    made = layout(dict.fromkeys(names, (80.0, 30.0)), [*chain, *long])
+    assert made.ways.keys() == {*chain, *long}
+    assert sum(map(len, made.ways.values())) <= MAX_LANES
+    assert len({box.layer for box in made.boxes.values()}) == len(names)

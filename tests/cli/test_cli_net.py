@@ -1,6 +1,7 @@
 """What `nodewire net` shows of links and nodes."""
 
 import json
+import sqlite3
 import time
 import xml.etree.ElementTree as ElementTree
 
@@ -11,9 +12,12 @@ from typer.testing import CliRunner
 
 from nodewire.cli import app, net
 from nodewire.cli.braille import plane
+from nodewire.cli.net import Placed
 from nodewire.cli.net_plot import plot
 from nodewire.cli.output import console
 from nodewire.errors import BadInput, LinkLost
+from nodewire.nostr.keys import npub
+from nodewire.protocol.coordinates import rtt_us
 from nodewire.wire import health_log
 from nodewire.wire.health import Health
 from nodewire.wire.health_log import NAME, HealthLog
@@ -45,30 +49,113 @@ def role(tmp_path):
     return tmp_path
 
 
-def test_links_are_told_by_rung_round_trip_loss_and_bandwidth_and_what_was_lost_with_why(role):
-    _, edges = health_log.read(role / "state")
-    with console.capture() as captured:
-        console.width = 160
-        net._show_links(edges, {NEAR: "near"}, {NEAR: 38_000})
-    near, gone = captured.get().splitlines()[1:3]
-    assert " ".join(near.split()).startswith("near address 40.5 ms 1.0 ms 38.0 ms 0.50 % 20.0 Mbit/s cubic 0 open")
-    assert gone.split()[0] == "abababab" and "silent" in gone
-    assert "\x1b[2J" not in gone
+@pytest.fixture
+def market(monkeypatch):
+    """Nodes of a snapshot; what no test here can have without a committee."""
+
+    def there(**names):
+        async def placed(role, claim):
+            at = (25_000, 6_000, 1_000)
+            return [Placed(key, name, "eu", at, rtt_us(claim.at, at) if claim else None) for name, key in names.items()]
+
+        monkeypatch.setattr(net, "_placed", placed)
+
+    return there
 
 
-def test_one_link_is_told_with_its_last_day(role):
-    run = CliRunner().invoke(app, ["net", "--config", str(role / "role.toml"), "--peer", "aaaa", "--json"])
-    told = json.loads(run.stdout)
+def shown(role, *options):
+    console.width = 160
+    run = CliRunner().invoke(app, ["net", "--config", str(role / "role.toml"), *options])
+    if run.exception is not None and not isinstance(run.exception, SystemExit):
+        raise run.exception
+    return run.stdout
+
+
+def rows(text):
+    return [" ".join(line.split()) for line in text.splitlines()]
+
+
+def test_links_are_told_by_rung_round_trip_loss_and_bandwidth_and_what_was_lost_with_why(role, market):
+    market(near=NEAR)
+    told = shown(role)
+    now, past = told.index("open now"), told.index("past, as they were at last")
+    near, gone = rows(told[now:past])[2], rows(told[past:])[2]
+    assert near.startswith("near aaaaaaaa address 40.5 ms 1.0 ms 21.7 ms 0.50 % 20.0 Mbit/s cubic 0 open for 5 min")
+    assert gone.startswith("abababab address") and "lost 0 s ago" in gone and "silent" in gone
+    assert "\x1b[2J" not in told
+
+
+def test_links_of_a_command_that_has_ended_are_past_and_not_open(role, market):
+    """A customer's links stayed "open" for half a minute after it had what it wanted."""
+    market()
+    log, near = HealthLog(role / "state" / NAME), Health(NEAR)
+    near.opened(time.time() - 300, rung="address", dialled=True, address="192.0.2.1:4000")
+    log.write(Claim((0, 0, 0), 0), [near], time.time() - 200, is_last=True)
+    log.close()
+    told = shown(role)
+    assert "no link is open now" in told and "closed 3 min ago, when this role was done" in " ".join(rows(told))
+    link = json.loads(shown(role, "--json"))["links"][0]
+    assert (link["open"], link["state"]) == (False, "closed")
+    assert 200 <= link["age_s"] < 260
+
+
+def test_links_of_a_process_that_was_killed_are_past_since_it_wrote_last(role, market):
+    market()
+    log, near = HealthLog(role / "state" / NAME), Health(NEAR)
+    near.opened(time.time() - 3_000, rung="address", dialled=True, address="192.0.2.1:4000")
+    log.write(Claim((0, 0, 0), 0), [near], time.time() - 600)
+    log.close()
+    assert "last seen 10 min ago: this role's process was killed" in " ".join(rows(shown(role)))
+
+
+def test_one_link_is_told_with_its_last_day(role, market):
+    market(near=NEAR)
+    told = json.loads(shown(role, "--peer", "aaaa", "--json"))
     assert (told["peer"], told["open"], told["lost_ppm"]) == (NEAR, True, 5_000)
     assert [one["rtt"]["median_us"] for one in told["samples"]] == [40_500, 40_500]
-    shown = CliRunner().invoke(app, ["net", "--config", str(role / "role.toml"), "--peer", "aaaa"]).stdout
-    assert "RTT, 40.5 to 40.5 ms" in shown
+    assert (told["predicted_us"], told["unpredicted"]) == (21_700, None)
+    text = shown(role, "--peer", "aaaa")
+    assert "RTT, 40.5 to 40.5 ms" in text and "21.7 ms" in text
 
 
-@pytest.mark.parametrize("peer", ["a", "ff"])
-def test_a_link_that_is_none_or_many_is_not_guessed(role, peer):
-    run = CliRunner().invoke(app, ["net", "--config", str(role / "role.toml"), "--peer", peer])
-    assert isinstance(run.exception, BadInput)
+@pytest.mark.parametrize("peer", ["near", "near aaaaaaaa", "aaaaaaaa", NEAR, NEAR.upper(), npub(NEAR)])
+def test_a_link_is_named_by_all_that_the_list_shows_and_by_npub(role, market, peer):
+    market(near=NEAR)
+    assert json.loads(shown(role, "--peer", peer, "--json"))["peer"] == NEAR
+
+
+@pytest.mark.parametrize(("peer", "said"), [("a", "2 links fit"), ("ff", "no link fits"), ("nearly", "no link fits")])
+def test_a_link_that_is_none_or_many_is_not_guessed(role, market, peer, said):
+    market(near=NEAR)
+    with pytest.raises(BadInput, match=f"{said}.*near aaaaaaaa.*abababab"):
+        shown(role, "--peer", peer)
+
+
+def test_why_no_round_trip_is_predicted_is_said(role, market):
+    market(near=NEAR)
+    assert "no live provider of the market" in shown(role, "--peer", "abab")
+    with sqlite3.connect(role / "state" / NAME) as db:
+        db.execute("DELETE FROM here")
+    assert "not known yet where this node is" in shown(role, "--peer", "near")
+
+
+def test_nodes_of_one_place_are_not_drawn_as_an_empty_plane(role, market, tmp_path):
+    market(near=NEAR, beside="ac" * 32)
+    with sqlite3.connect(role / "state" / NAME) as db:
+        db.execute("UPDATE here SET x = 25000, y = 6000")
+    chart = tmp_path / "plane.svg"
+    run = CliRunner().invoke(app, ["net", "--config", str(role / "role.toml"), "--chart", str(chart)])
+    assert "no plane is drawn" in run.stdout and "\u2800" not in run.stdout
+    assert chart.exists() and "plane.svg: 2 nodes drawn" in run.stderr
+    market()
+    chart.unlink()
+    run = CliRunner().invoke(app, ["net", "--config", str(role / "role.toml"), "--chart", str(chart)])
+    assert not chart.exists() and "not written" in run.stderr
+
+
+def test_nodes_that_are_apart_are_drawn(role, market):
+    market(near=NEAR)
+    assert "ms from left to right" in shown(role)  # here is elsewhere
 
 
 def test_a_daemon_that_was_killed_has_no_open_links(role):

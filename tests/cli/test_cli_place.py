@@ -58,7 +58,8 @@ def test_people_see_nodes_tasks_and_figures(files):
 
 
 def test_a_file_of_machines_is_read_as_it_says(files):
-    pool, tables = placing.from_file(files / "nodes.json")
+    pool, tables, holding = placing.from_file(files / "nodes.json")
+    assert holding == {}
     assert [node.memory_bytes for node in pool.nodes] == [250 * 10**6, 10**9, 900 * 10**6]
     assert pool.nodes[0].up == 2_500
     assert pool.nodes[2].layouts == ((400 * 10**6,) * 2,)
@@ -90,10 +91,36 @@ def test_a_file_that_makes_no_sense_is_named_by_its_field(files, text, field):
     assert field in refused.value.field
 
 
+def test_machines_that_hold_something_are_told_what_to_load_instead_and_only_if_it_is_worth_it(files):
+    at = {"near": [0, 0, 1], "beside": [3, 0, 1], "far": [90, 0, 1]}
+
+    def changed(**holds):
+        machines = [{"name": n, "memory": "450MB", "at": where, "holds": holds.get(n, [])} for n, where in at.items()]
+        (files / "nodes.json").write_text(json.dumps({"nodes": machines}))
+        return told(files, "ring.json", "--objective", "latency")["load_now"]
+
+    stages = [f"stage.{i}" for i in range(6)]
+    first = ["driver", *stages[:3]]
+    assert changed(near=first, beside=stages[3:]) == {}
+    assert changed(near=first) == {"beside": stages[3:]}
+    assert changed(near=first, far=stages[3:]).keys() == {"beside"}
+    assert changed(near=["driver", "stage.0", "stage.2"]) is None
+    with pytest.raises(BadInput, match="no task of this model"):
+        changed(near=["stage.9"])
+
+
 def test_a_manifest_that_is_none_is_refused(files):
     (files / "ring.json").write_text('{"v": 1}')
     with pytest.raises(BadManifest):
-        placing.readable(files / "ring.json")
+        told(files, "ring.json")
+
+
+def test_files_that_are_not_there_are_named(files):
+    with pytest.raises(BadConfig, match="cannot be read"):
+        placing.from_file(files / "none.json")
+    (files / "nodes.json").unlink()
+    with pytest.raises(BadConfig, match="cannot be read"):
+        told(files, "ring.json")
 
 
 def test_without_a_market_machines_are_needed(files):
@@ -122,3 +149,17 @@ def test_a_snapshot_tells_memory_speed_and_place_of_those_who_hold_something():
     assert holding == {"11111111": ("driver", "stage.0"), "22222222": ("stage.1", "stage.2")}
     with pytest.raises(BadInput):
         placing.of_snapshot(snapshot, diamond(), None)
+
+
+def test_nodes_of_one_name_whose_keys_begin_alike_are_told_apart():
+    """Two such keys are made in seconds: whoever has them must not keep others from placing anything."""
+    manifest = ring(1)
+    offers = (TaskOffer(task="driver", price_msat=1, us_per_position=500),)
+    fields = {"bond_msat": 0, "region": "", "load_ppm": 0, "epochs": 1, "beat": "0" * 64, "ad": "0" * 64}
+    held = (Held(manifest=manifest.digest(), free=1, tasks=offers),)
+    nodes = tuple(
+        Node(pubkey="12345678" + end * 56, held=held, coordinates=(0, 0, 500), **fields) for end in ("a", "b", "c")
+    )
+    snapshot = Snapshot(committee="0" * 64, epoch=1, nodes=nodes, events=())
+    pool, tables, holding = placing.of_snapshot(snapshot, manifest, None)
+    assert len({node.name for node in pool.nodes}) == len(holding) == len(tables["driver"]) == 3

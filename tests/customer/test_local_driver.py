@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -78,10 +77,8 @@ class Driving:
         )
         beside.append(asyncio.create_task(serving))
         market.box.get = outputs.get
-        with suppress(TimeoutError):
-            async with asyncio.timeout(20):
-                await generate(market)
-                await asyncio.wait(running.values(), return_when=asyncio.FIRST_EXCEPTION)
+        beside.append(asyncio.create_task(generate(market)))
+        await asyncio.wait((*running.values(), beside[-1]), timeout=20, return_when=asyncio.FIRST_EXCEPTION)
         for task in (*running.values(), *beside):
             task.cancel()
         await asyncio.gather(*running.values(), *beside, return_exceptions=True)

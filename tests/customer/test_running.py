@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 
 from nodewire.customer.running import Running
 from nodewire.customer.ticketing import Tickets
 from nodewire.customer.timing import Timing
-from nodewire.errors import LinkLost, RelayRefused
+from nodewire.errors import LinkLost, NotAllowed, RelayRefused, TimedOut, WorkerFailed
 from nodewire.nostr.event import sign
 from nodewire.protocol.frame import Array, Frame
 from nodewire.wire.node import Node
 from nodewire.wire.spool import Spool
 from tests.protocol import documents
+
+NOBODY = "127.0.0.1:1"
 
 
 class Pool:
@@ -56,13 +59,14 @@ async def running(tmp_path):
     node, spool, before = Node(documents.CUSTOMER), Spool(tmp_path, 1_000_000), asyncio.all_tasks()
     made = []
 
-    def make(pool):
+    def make(pool, at=MappingProxyType({})):
         plan, manifest = documents.plan(), documents.manifest()
         session = SimpleNamespace(
             keys=documents.CUSTOMER, pool=pool, payer=None, holder=None, relays=("ws://r",), network="bcrt", node=node,
             spool=spool, settler=Settler(), private_endpoints=False, withdraw=lambda *_: None,
+            log=logging.getLogger("nodewire.customer"),
         )  # fmt: skip
-        ads = {public: SimpleNamespace(wire=("127.0.0.1:1",), lnurl="") for public in plan.members()}
+        ads = {public: SimpleNamespace(wire=(at.get(public, NOBODY),), lnurl="") for public in plan.members()}
         edge = next(e for e in manifest.edges if e.source == "customer")
         inputs = [Frame(edge.name, 0, (Array("uint8", (1,), b"x"),), {"chunk": 0})]
         request = sign(documents.CUSTOMER, 8843, created_at=1)
@@ -118,3 +122,25 @@ async def test_later_calls_are_sent_when_those_before_them_have_come_back(runnin
         assert sent == [(edge, seq) for seq in range(most + 1) for edge in ("a", "b")]
     await sending
     one._mailbox = real
+
+
+async def test_who_is_gone_is_asked_for_and_what_others_say_of_one_who_is_there_is_not_believed(running):
+    here, also_here, dead = (keys.public for keys in documents.PROVIDERS)
+    others = [Node(keys) for keys in documents.PROVIDERS[:2]]
+    at = {other.public: await other.listen("127.0.0.1") for other in others}
+    try:
+        one = running(Pool(), at)
+        assert await one.gone(None) == set()
+        assert await one.gone(NotAllowed("job", "whatever")) == set()
+        assert await one.gone(TimedOut("output", "none came")) == {dead}
+        assert await one.gone(LinkLost(here, "as its neighbour says")) == set()
+        assert here in one.blamed()  # the same call does without it all the same
+        assert await one.gone(LinkLost(dead, "as its neighbour says")) == {dead}
+        one.answers.blamed.add(also_here)
+        assert await one.gone(WorkerFailed("provider", "reports it")) == {also_here}
+        own = LinkLost(here, "no link from this node")
+        one.background.fail(own)
+        assert await one.gone(own) == {here}
+    finally:
+        for other in others:
+            await other.close()

@@ -248,3 +248,18 @@ async def test_claims_cannot_exceed_their_jobs_budget(relays, book, wallet):
     assert set(refused) == {"over-budget"}
     plan = relays.request.plan
     assert sum(one.paid is not None for one in done) * PRICE_MSAT <= plan.terms.max_total_msat + 42 * 450
+
+
+async def test_what_turns_out_to_have_been_paid_is_told_with_what_is_paid_for_earlier_jobs(relays, book, wallet):
+    payer = Payer(CUSTOMER, wallet, book)
+    relays.pay(book, 0, 0)
+    (paid,) = payer.debts_of(relays.request.id)
+    async with settling(relays, payer) as one:
+        one.recovered([paid])
+        one.begin()
+        await one.caught_up()
+        told = one.take_old()
+        assert (told["chunks"], told["paid_msat"], told["fees_msat"]) == (1, paid.amount_msat, paid.fee_msat)
+        one.requests(relays.request.id)  # a job of this process: its own summary has it
+        one.recovered([paid])
+        assert one.take_old()["chunks"] == 0

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from nodewire.errors import BadTask, NodewireError, NotAllowed, NotFound, Unsupported
+from nodewire.errors import BadInput, BadTask, NodewireError, NotAllowed, NotFound, Unsupported
 from nodewire.graph import actor, compile
 from nodewire.graph.format import Input, Node, Output, Program, Weight
 from nodewire.graph.interpret import Interpreter
@@ -68,10 +68,49 @@ def test_a_library_says_what_the_interpreter_says_at_sizes_of_one_and_above(fold
 def test_a_library_refuses_an_index_out_of_range_and_the_process_goes_on(folder):
     task = program()
     library = compile.find(task.encode(), task, weights(), folder, 1)
-    for bad in (10, -11, 2**40):
+    for bad in (10, -1, -10, -11, 2**31 - 1, 2**40):
         with pytest.raises(BadTask, match=r"^program: compiled"):
             library({"x": torch.zeros(2, 4), "ids": torch.tensor([0, bad])}, {"b": 2})
     assert library({"x": torch.zeros(2, 4), "ids": torch.tensor([0, 9])}, {"b": 2})["soft"].shape == (2, 4)
+
+
+def test_a_library_counts_no_index_from_the_end(folder, tmp_path):
+    """TorchInductor does, where the interpreter of who verifies refuses: an honest provider would be judged for it."""
+    task = Program(
+        dims={"b": 8},
+        volume=8,
+        inputs=(Input("at", torch.int64, ("b",), "in"),),
+        weights=(Weight("table", F32, (10, 4)),),
+        nodes=(Node("picked", "aten.index_select.default", (Ref("table"), 0, Ref("at"))),),
+        outputs=(Output("out", "picked", F32, ("b", 4), "result"),),
+    )
+    tmp_path.chmod(0o755)
+    compile.build(task.encode(), tmp_path)
+    table = torch.randn(10, 4)
+    library = compile.find(task.encode(), task, {"table": table}, tmp_path, 1)
+    for bad in (-1, -10, 10):
+        with pytest.raises(BadTask, match="compiled"):
+            library({"at": torch.tensor([0, bad])}, {"b": 2})
+    assert torch.equal(library({"at": torch.tensor([0, 9])}, {"b": 2})["picked"], table[[0, 9]])
+
+
+def test_what_a_library_refuses_is_left_to_the_interpreter(folder, tmp_path, monkeypatch):
+    save_file(weights(), tmp_path / "weights")
+    limits = Limits(2**20, compiled=str(folder))
+    loaded = actor.load("graph", program().encode(), [tmp_path / "weights"], limits)
+    loaded.open("s", {})
+    x = torch.zeros(2, 4)
+    for seq, bad in enumerate((10, -1)):
+        with pytest.raises(BadInput, match=f"^found: index {bad} of 10 rows"):
+            loaded.receive("s", Frame("in", seq, (x, torch.tensor([0, bad])), {}))
+
+    def exhausted(self, inputs, dims):
+        raise BadTask("program", "compiled: bad_alloc")
+
+    monkeypatch.setattr(compile.Compiled, "__call__", exhausted)
+    (frame,) = loaded.receive("s", Frame("in", 9, (x, torch.tensor([0, 9])), {}))
+    due = Interpreter(program(), weights())({"x": x, "ids": torch.tensor([0, 9])}, {"b": 2})["soft"]
+    assert torch.equal(frame.tensors[0], due)
 
 
 def test_a_library_is_found_by_all_that_it_depends_on(folder):
@@ -116,6 +155,30 @@ def test_without_a_compiler_the_builder_says_so(tmp_path, monkeypatch):
     with pytest.raises(Unsupported, match="cannot be compiled"):
         compile.build(program(scale=7.0).encode(), tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_two_builders_of_one_program_leave_one_whole_library(folder, tmp_path, monkeypatch):
+    (made,) = folder.glob("*.so")
+    data = program().encode()
+
+    def library(program, scratch):
+        with pytest.raises(NotFound):  # a worker that looks meanwhile finds none, and no half of one
+            compile.find(data, program, weights(), tmp_path, 1)
+        (scratch / "task.so").write_bytes(made.read_bytes()[:1_000])
+        if not list(tmp_path.glob("*.so")):
+            monkeypatch.setattr(compile, "_library", whole)
+            compile.build(data, tmp_path)
+        return whole(program, scratch)
+
+    def whole(program, scratch):
+        (scratch / "task.so").write_bytes(made.read_bytes())
+        return scratch / "task.so"
+
+    tmp_path.chmod(0o755)
+    monkeypatch.setattr(compile, "_library", library)
+    found = compile.build(data, tmp_path)
+    assert list(tmp_path.iterdir()) == [found]
+    assert found.read_bytes() == made.read_bytes()
 
 
 def test_what_a_worker_would_not_load_is_not_compiled(tmp_path):

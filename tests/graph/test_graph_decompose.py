@@ -183,7 +183,7 @@ def test_a_narrow_boundary_is_taken_before_a_wide_one_and_a_wide_one_before_none
     tasks = list(done.tasks.values())
     assert max(len(task.program.inputs) for task in tasks) == 2
     assert [one.task for one in done.bottlenecks] == list(done.tasks)
-    assert any("no room" in str(one) for one in done.bottlenecks)
+    assert any(one.next_node for one in done.bottlenecks)
 
 
 def test_a_weight_used_twice_is_counted_once_in_a_task():

@@ -22,8 +22,8 @@ EXPERTS, CHOICES, WIDTH, INNER = 6, 2, 48, 40
 """Every matrix is above what is made again by whoever uses it."""
 
 
-def mixture(turned=False):
-    """As transformers exports its "batched_mm": whole matrices are gathered for every row and choice."""
+def mixture(turned=False, biased=False):
+    """As transformers exports its "batched_mm": whole matrices, and biases, are gathered for every row and choice."""
     up = (EXPERTS, WIDTH, 2 * INNER) if turned else (EXPERTS, 2 * INNER, WIDTH)
     down = (EXPERTS, INNER, WIDTH) if turned else (EXPERTS, WIDTH, INNER)
 
@@ -33,7 +33,10 @@ def mixture(turned=False):
         yield Node(gathered.name, "aten.index.Tensor", (Ref(weight), [Ref("ids")]))
         yield Node(wide, "aten.unsqueeze.default", (Ref(rows), at))
         yield Node(f"{name}.out", "aten.bmm.default", (Ref(wide), gathered) if turned else (gathered, Ref(wide)))
-        yield Node(name, "aten.squeeze.dim", (Ref(f"{name}.out"), at))
+        yield Node(f"{name}.product" if biased else name, "aten.squeeze.dim", (Ref(f"{name}.out"), at))
+        if biased:
+            yield Node(f"{name}.biases", "aten.index.Tensor", (Ref(f"{weight}.bias"), [Ref("ids")]))
+            yield Node(name, "aten.add.Tensor", (Ref(f"{name}.product"), Ref(f"{name}.biases")))
 
     nodes = (
         Node("x", "aten.linear.default", (Ref("given"), Ref("before"))),
@@ -74,6 +77,7 @@ def mixture(turned=False):
             Weight("up", F32, up),
             Weight("down", F32, down),
             Weight("after", F32, square),
+            *((Weight("up.bias", F32, (EXPERTS, 2 * INNER)), Weight("down.bias", F32, (EXPERTS, WIDTH))) * biased),
         ),
         nodes=nodes,
         outputs=(Output("out", "out", F32, ("b", "s", WIDTH), "result"),),
@@ -113,9 +117,12 @@ def run(done, stored, inputs):
     return next(tensor for (_, name), tensor in arrived.items() if name == "out"), rows
 
 
-@pytest.fixture(params=[False, True], ids=["straight", "turned"])
+@pytest.fixture(
+    params=[(turned, biased) for turned in (False, True) for biased in (False, True)],
+    ids=["straight", "straight, biased", "turned", "turned, biased"],
+)
 def model(request):
-    return mixture(request.param)
+    return mixture(*request.param)
 
 
 @pytest.mark.parametrize("target", [10**7, 120_000, 70_000])
@@ -155,6 +162,22 @@ def test_gathered_weights_of_another_form_are_left_as_they_are(model):
     assert mixtures(replace(program, nodes=nodes), shapes) == []
     assert mixtures(program, {}) == []
     assert rewrite(program, shapes, [], 1).program == program
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        Node("first.biases", "aten.index.Tensor", (Ref("up.bias"), [Ref("other")])),
+        Node("first.product", "aten.clone.default", (Ref("first.out"),)),
+    ],
+    ids=["by another expert", "to other sizes"],
+)
+def test_biases_that_are_added_in_another_way_are_left_as_they_are(changed):
+    program, shapes = mixture(biased=True)
+    other = Node("other", "aten.reshape.default", (Ref("chosen"), [-1]))
+    nodes = (other, *(changed if n.name == changed.name else n for n in program.nodes))
+    assert len(mixtures(program, shapes)) == 1
+    assert mixtures(replace(program, nodes=nodes), shapes) == []
 
 
 def test_rows_come_back_where_they_were_and_wrong_numbers_of_them_are_refused():
@@ -224,27 +247,33 @@ def test_what_data_decide_is_bounded_by_the_volume_and_hides_behind_no_other_nam
 class Mixed(torch.nn.Module):
     """A router with its experts as transformers computes them where every operator is known ("batched_mm")."""
 
-    def __init__(self):
+    def __init__(self, biased=False):
         super().__init__()
         self.before, self.after = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, WIDTH)
         self.router = torch.nn.Linear(WIDTH, EXPERTS, bias=False)
         self.up = torch.nn.Parameter(torch.randn(EXPERTS, 2 * INNER, WIDTH) / 7)
         self.down = torch.nn.Parameter(torch.randn(EXPERTS, WIDTH, INNER) / 7)
+        self.biases = torch.nn.ParameterList(torch.randn(EXPERTS, n) for n in (2 * INNER, WIDTH)) if biased else None
+
+    def product(self, matrices, rows, ids, number):
+        out = torch.bmm(matrices[ids], rows.unsqueeze(-1)).squeeze(-1)
+        return out if self.biases is None else out.add_(self.biases[number][ids])
 
     def forward(self, x):
         x = self.before(x)
         flat = x.view(-1, WIDTH)
         share, chosen = torch.topk(self.router(flat).softmax(-1), CHOICES, dim=-1)
         rows, ids = flat.repeat_interleave(CHOICES, dim=0), chosen.reshape(-1)
-        gate, value = torch.bmm(self.up[ids], rows.unsqueeze(-1)).squeeze(-1).chunk(2, dim=-1)
+        gate, value = self.product(self.up, rows, ids, 0).chunk(2, dim=-1)
         inner = torch.nn.functional.silu(gate) * value
-        out = torch.bmm(self.down[ids], inner.unsqueeze(-1)).squeeze(-1) * share.reshape(-1).unsqueeze(-1)
+        out = self.product(self.down, inner, ids, 1) * share.reshape(-1).unsqueeze(-1)
         return self.after(x + out.view(flat.size(0), CHOICES, WIDTH).sum(1).reshape(x.shape))
 
 
-def test_a_module_with_a_router_is_registered_with_its_experts_as_tasks_that_see_their_rows_only(tmp_path):
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_module_with_a_router_is_registered_with_its_experts_as_tasks_that_see_their_rows_only(tmp_path, biased):
     torch.manual_seed(2)
-    model = Mixed().eval()
+    model = Mixed(biased).eval()
     examples = [torch.randn(rows, length, WIDTH) for rows, length in ((2, 5), (4, 8))]
     made = nodewire.register(model, examples, target_vram=100_000, out=tmp_path, name="mixed")
     tasks = [task.name for task in made.manifest.tasks]

@@ -22,13 +22,17 @@ TEXTS = [
 ]
 
 
-def eager(directory, input_ids, attention_mask):
-    """The model in its authors' own code."""
+@functools.cache
+def _model(directory):
     from transformers import AutoModel
 
-    model = AutoModel.from_pretrained(directory, local_files_only=True, dtype=torch.float32).eval()
+    return AutoModel.from_pretrained(directory, local_files_only=True, dtype=torch.float32).eval()
+
+
+def eager(directory, input_ids, attention_mask):
+    """The model in its authors' own code."""
     with torch.no_grad():
-        hidden = model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        hidden = _model(directory)(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
     weight = attention_mask[..., None].float()
     return torch.nn.functional.normalize((hidden * weight).sum(1) / weight.sum(1), dim=-1)
 
@@ -68,21 +72,35 @@ def minilm(request, minilm_directory, split):
     return split(minilm_directory, request.param)
 
 
+@pytest.fixture(scope="module")
+def chain_of(load_chain):
+    """A registration's tasks, loaded once for each."""
+    known = {}
+
+    def loaded(registration):
+        digest = registration.manifest.digest()
+        if digest not in known:
+            known[digest] = load_chain(registration)
+        return known[digest]
+
+    return loaded
+
+
 @pytest.mark.parametrize(("rows", "length"), [(1, 2), (1, 24), (3, 7), (4, 6)])
-def test_a_tiny_encoder_split_at_two_sizes_equals_eager_bit_for_bit(tiny, tiny_directory, load_chain, rows, length):
+def test_a_tiny_encoder_split_at_two_sizes_equals_eager_bit_for_bit(tiny, tiny_directory, chain_of, rows, length):
     ids, mask = batch(320, rows, length)
-    assert torch.equal(load_chain(tiny).embed_ids(ids, mask), eager(tiny_directory, ids, mask))
+    assert torch.equal(chain_of(tiny).embed_ids(ids, mask), eager(tiny_directory, ids, mask))
 
 
-def test_a_single_id_is_answered_as_eager_does_up_to_rounding(tiny, tiny_directory, load_chain):
+def test_a_single_id_is_answered_as_eager_does_up_to_rounding(tiny, tiny_directory, chain_of):
     ids, mask = batch(320, 1, 1)
-    assert (load_chain(tiny).embed_ids(ids, mask) - eager(tiny_directory, ids, mask)).abs().max() <= 1e-6
+    assert (chain_of(tiny).embed_ids(ids, mask) - eager(tiny_directory, ids, mask)).abs().max() <= 1e-6
 
 
 def test_minilm_split_at_two_sizes_equals_eager_bit_for_bit_at_lengths_and_batches_never_traced(
-    minilm, minilm_directory, load_chain
+    minilm, minilm_directory, chain_of
 ):
-    chain = load_chain(minilm)
+    chain = chain_of(minilm)
     for rows, length in ((1, 256), (1, 5), (3, 64), (32, 8)):
         ids, mask = batch(30_522, rows, length)
         assert torch.equal(chain.embed_ids(ids, mask), eager(minilm_directory, ids, mask)), (rows, length)
@@ -96,20 +114,20 @@ def test_minilm_at_30_mb_has_its_word_embeddings_in_two_tasks_and_four_graph_tas
 
 
 def test_a_paraphrase_is_closer_than_an_unrelated_sentence_and_texts_keep_their_order(
-    minilm, minilm_directory, load_chain
+    minilm, minilm_directory, chain_of
 ):
-    vectors = load_chain(minilm).embed(TEXTS)
+    vectors = chain_of(minilm).embed(TEXTS)
     assert vectors[0] @ vectors[1] > vectors[0] @ vectors[2] + 0.5
     reference = whole.embed(minilm_directory, TEXTS)
     assert (vectors - reference).abs().max() <= 1e-5
     assert torch.allclose(vectors.norm(dim=1), torch.ones(len(TEXTS)), atol=1e-5)
 
 
-def test_minilm_matches_sentence_transformers_itself(minilm_directory, split, load_chain):
+def test_minilm_matches_sentence_transformers_itself(minilm_directory, split, chain_of):
     sentence_transformers = pytest.importorskip("sentence_transformers")
     model = sentence_transformers.SentenceTransformer(str(minilm_directory), device="cpu")
     expected = model.encode(TEXTS, convert_to_tensor=True, show_progress_bar=False)
-    assert (load_chain(split(minilm_directory, 30_000_000)).embed(TEXTS) - expected).abs().max() <= 1e-5
+    assert (chain_of(split(minilm_directory, 30_000_000)).embed(TEXTS) - expected).abs().max() <= 1e-5
 
 
 def test_the_reference_answers_many_texts_in_order(tiny_directory):

@@ -84,14 +84,14 @@ def programs() -> dict[str, tuple[Program, dict[str, torch.Tensor]]]:
     }
 
 
-def register(out: Path) -> Registration:
+def register(out: Path, name: str = NAME) -> Registration:
     out.mkdir()
     blobs, tasks, edges = BlobFolder(out), [], []
     made = programs()
-    for name, (program, weights) in made.items():
+    for task, (program, weights) in made.items():
         tasks.append(
             Task(
-                name=name,
+                name=task,
                 engine="graph",
                 program=blobs.program(program.encode()),
                 weights=(blobs.weights(_assembled(weights)),) if weights else (),
@@ -102,10 +102,10 @@ def register(out: Path) -> Registration:
         )
         for edge in dict.fromkeys(port.edge for port in program.inputs):
             source = edge.partition(".to.")[0]
-            edges.append(_edge(edge, source, name, program, [port for port in program.inputs if port.edge == edge]))
+            edges.append(_edge(edge, source, task, program, [port for port in program.inputs if port.edge == edge]))
         for edge in dict.fromkeys(port.edge for port in program.outputs if port.edge.endswith(f".to.{CUSTOMER}")):
-            edges.append(_edge(edge, name, CUSTOMER, program, [port for port in program.outputs if port.edge == edge]))
-    manifest = Manifest(name=NAME, mode="run", tasks=tuple(tasks), edges=tuple(edges))
+            edges.append(_edge(edge, task, CUSTOMER, program, [port for port in program.outputs if port.edge == edge]))
+    manifest = Manifest(name=name, mode="run", tasks=tuple(tasks), edges=tuple(edges))
     return Registration(manifest, blobs.paths, ())
 
 

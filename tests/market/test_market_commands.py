@@ -179,7 +179,11 @@ def test_a_provider_knows_its_links_and_how_far_everybody_is(market):
         [*NODEWIRE, "net", "--config", str(market.config_of("bea"))], capture_output=True, timeout=60
     )
     assert shown.returncode == 0
-    assert f"nodewire-{market.public['ada'][:8]}" in shown.stdout.decode()
+    name = f"nodewire-{market.public['ada'][:8]}"
+    assert name in shown.stdout.decode()
+    one = market.command("net", "--config", str(market.config_of("bea")), "--peer", name)
+    assert (one["peer"], one["unpredicted"]) == (market.public["ada"], None)
+    assert one["predicted_us"] is not None
 
 
 def test_a_market_is_told_which_of_its_nodes_should_hold_what(market, config):

@@ -56,7 +56,10 @@ async def test_a_daemon_sells_a_round_in_fedstrs_layout_and_none_without_work(ma
     theta = {name: tensor.numpy() for name, tensor in initial(ONE_ROUND).items()}
     wallet, _ = await SimWallet.open_account(market.simnet, "dora", 10**6)
     async with hosting() as host, customer(market.relay, wallet, Keys(b"\x0d" * 32)) as one:
-        ads = await one.pool.fetch([Filter(kinds=frozenset({31990}), tags={"k": frozenset({"8000"})})])
+        wanted = Filter(kinds=frozenset({31990}), tags={"k": frozenset({"8000"})})
+        async with asyncio.timeout(10):
+            while not (ads := await one.pool.fetch([wanted])):
+                await asyncio.sleep(0.1)
         assert [(ad.pubkey, json.loads(ad.content)["pow_bits"]) for ad in ads] == [(market.public["ada"], POW_BITS)]
         tags = [
             *inputs("data", host.put("shard", shard), shard),

@@ -228,7 +228,8 @@ async def test_a_lost_answer_is_looked_up_before_anything_is_paid(market, before
     if again == "pay":
         await market.pay()
     else:
-        assert await market.payer.recover() == []
+        assert [debt.key for debt in await market.payer.recover()] == [market.key()]
+    assert market.payer.unpaid() == []
     assert market.customer_book.debt(market.key()).state == "paid"
     assert await market.payee_wallet.balance_msat() == 21_000
 
@@ -248,10 +249,12 @@ async def test_a_payment_in_flight_is_left_alone_until_it_ends(market):
     market.payer._wallet = Impatient(wallet)
     with pytest.raises(TimedOut):
         await market.pay(fetch=hold)
-    (debt,) = await market.payer.recover()
+    assert await market.payer.recover() == []
+    (debt,) = market.payer.unpaid()
     assert debt.state == "paying"
     await market.payee_wallet.settle_hold(preimage)
-    assert await market.payer.recover() == []
+    assert [debt.state for debt in await market.payer.recover()] == ["paid"]
+    assert market.payer.unpaid() == []
     assert await market.payee_wallet.balance_msat() == 21_000
 
 

@@ -14,6 +14,7 @@ from nodewire.plan.sample import draw
 from nodewire.protocol import verification
 from nodewire.protocol.verification import Sampled
 from nodewire.provider import verifying as module
+from nodewire.provider.specializations import Specializations
 from nodewire.provider.verifying import Verifying
 from tests.customer.public_record import PROVIDERS, PublicRecord
 from tests.plan.test_sample import BEACON, COMMITTEE, node
@@ -77,7 +78,7 @@ async def following(record, monkeypatch, works=None):
 
     monkeypatch.setattr(Verifying, "_verify", verify)
     verifying = Verifying(
-        keys=ME, market=record, relays=record, node=None, job_kinds={}, served={}, workers={},
+        keys=ME, market=record, relays=record, node=None, job_kinds={}, held=Specializations(),
         commit=None, keep=None, publish=None, is_paid=None,
     )  # fmt: skip
     running = asyncio.create_task(verifying.run())
@@ -245,7 +246,7 @@ async def test_nobody_computes_for_a_customer_who_does_not_pay_for_it(record, mo
     monkeypatch.setattr(Verifying, "_report", report)
     monkeypatch.setattr(module.asyncio, "sleep", _brief(asyncio.sleep))
     verifying = Verifying(
-        keys=ME, market=record, relays=record, node=None, job_kinds={}, served={}, workers={},
+        keys=ME, market=record, relays=record, node=None, job_kinds={}, held=Specializations(),
         commit=None, keep=None, publish=None, is_paid=payments,
     )  # fmt: skip
     passed = iter(range(record.number, record.number + 99))

@@ -4,7 +4,7 @@ import asyncio
 import base64
 import contextlib
 import hashlib
-import os
+from random import Random
 
 import aiohttp
 import pytest
@@ -14,7 +14,7 @@ from nodewire.nostr import nipb7
 from nodewire.nostr.event import sign
 from relay import BlobLimits, Config, serve
 
-BODY = os.urandom(5_000)
+BODY = Random(17).randbytes(5_000)
 SHA256 = hashlib.sha256(BODY).hexdigest()
 
 

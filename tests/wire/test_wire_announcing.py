@@ -157,3 +157,38 @@ async def test_an_operator_is_told_the_rung_and_what_to_change(seen_as, monkeypa
 async def test_without_splices_no_way_is_known(router):
     found = await examining.examine(_Relays(), Keys.generate(), 4_000)
     assert (found.rung, found.outlook.splices) == ("none", ())
+
+
+async def test_a_private_address_is_not_called_public_by_leave_to_use_it(seen_as, router):
+    found = await examining.examine(
+        _Relays(), Keys.generate(), 4_000, splices=[await seen_as(None)], allow_private=True
+    )
+    assert found.rung == "address"
+    assert "127.0.0.1, which is not a public one" in found.words and "is public" not in found.words
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+async def test_a_port_that_the_routers_daemon_keeps_open_is_not_closed_by_looking(seen_as, monkeypatch, is_running):
+    """Doctor beside a running provider had the router forget the port until the lease was renewed."""
+    closed = []
+
+    class Opened:
+        address = f"{OUTSIDE}:4000"
+
+        async def close(self):
+            closed.append(self.address)
+
+    async def opens(port):
+        return Opened()
+
+    monkeypatch.setattr(examining.Mapping, "open", opens)
+    found = await examining.examine(
+        _Relays(),
+        Keys.generate(),
+        4_000,
+        splices=[await seen_as(f"{OUTSIDE}:4000")],
+        allow_private=True,
+        is_running=is_running,
+    )
+    assert found.rung == "upnp"
+    assert closed == ([] if is_running else [Opened.address])

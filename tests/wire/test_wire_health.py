@@ -152,6 +152,15 @@ async def test_a_node_begins_where_it_was_and_goes_on_where_nothing_can_be_writt
         assert fresh.place == before
 
 
+async def test_links_that_are_open_when_a_process_ends_are_closed_in_its_log(tmp_path):
+    survey = Survey("ab" * 32)
+    async with kept(survey, tmp_path, unix_s=lambda: 1_000.0):
+        survey.health["peer"] = opened()
+    _, (edge,) = health_log.read(tmp_path)
+    assert (edge.state, edge.since_s, edge.lost, edge.is_open(1_001)) == ("closed", 1_000, 0, False)
+    assert edge.age_s(1_060) == 60
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells")
 def test_the_kernel_counts_what_a_connection_sent():
     with socket.create_server(("127.0.0.1", 0)) as listening:

@@ -328,7 +328,7 @@ def test_an_offer_is_read_by_its_reader_alone():
         offer.unwrap(wrapped, Keys.generate(), now_s=time.time())
 
 
-@pytest.mark.parametrize("expires_s", [0, int(time.time()) + 3_600])
+@pytest.mark.parametrize("expires_s", [0, int(time.time()) + 3_600], ids=["past", "future"])
 def test_an_offer_of_the_past_or_of_the_far_future_counts_for_nothing(expires_s):
     a, b = Keys.generate(), Keys.generate()
     wrapped = offer.wrap(_offer(expires_s=expires_s), a, b.public, now_s=time.time())

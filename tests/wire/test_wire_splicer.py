@@ -169,13 +169,13 @@ async def _answer(at: SpliceAddress, said: bytes) -> dict:
     connection = await raw(at)
     await asyncio.get_running_loop().sock_sendall(connection, said)
     try:
-        return dict(await splice._heard(connection, at.at))
+        return dict(await splice.heard(connection, at.at))
     finally:
         connection.close()
 
 
 def _request(keys: Keys, public: str, now_s: float) -> bytes:
-    data = splices.request(keys, public, ROOM, salt="0", now_s=now_s).to_json().encode()
+    data = splices.request(keys, public, room=ROOM, salt="0", now_s=now_s).to_json().encode()
     return len(data).to_bytes(2, "big") + data
 
 

@@ -69,3 +69,24 @@ def test_a_session_that_ends_leaves_nothing():
     made.close("t", "s")
     assert made.nbytes == 0
     assert made.add("t", "s", frame("a", 0)) != (), "no session, no edges to wait for"
+
+
+def test_customers_who_fill_the_room_leave_some_for_the_next():
+    made, refused = joining(max_bytes=400_000), 0
+    for customer in "123":
+        for session in "abcd":
+            made.open("t", customer + session, EDGES, customer)
+            for seq in range(40):
+                try:
+                    made.add("t", customer + session, frame("a", seq, 1_000))
+                except TooLarge:
+                    refused += 1
+    assert refused
+    made.open("t", "s", EDGES, "modest")
+    assert made.free_bytes > 400_000 // 10
+    made.add("t", "s", frame("a", 0, 10_000))
+    for customer in "123":
+        for session in "abcd":
+            made.close("t", customer + session)
+    made.close("t", "s")
+    assert made.nbytes == 0

@@ -1,6 +1,7 @@
 """The queue before a worker: bounded, in order within a session, fair between customers, and nobody starves."""
 
 from collections import Counter
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -38,8 +39,8 @@ class Machine(RuleBasedStateMachine):
         one = entry(session, task, "even" if session == "b" else "odd", remaining_us=remaining_us, nbytes=nbytes)
         one.like = like
         of = [e for e in self.model if e.customer == one.customer]
-        fits = len(self.model) < 12 and sum(e.nbytes for e in self.model) + nbytes <= 1_000
-        fits &= len(of) < 6 and sum(e.nbytes for e in of) + nbytes <= 500
+        free = 12 - len(self.model), 1_000 - sum(e.nbytes for e in self.model)
+        fits = len(of) < min(6, free[0]) and sum(e.nbytes for e in of) + nbytes <= min(500, free[1])
         assert self.queue.has_room(one.customer, nbytes) == fits
         if not fits:
             with pytest.raises(Busy):
@@ -133,6 +134,16 @@ def test_bounds_are_of_types():
     with pytest.raises(Busy, match="session"):
         queue.offer(entry(), 0)
     queue.offer(entry("another"), 0)
+
+
+def test_customers_who_fill_the_queue_leave_room_for_the_next():
+    queue = Queue(max_calls=1_000, max_bytes=100_000)
+    for customer in "abcd":
+        for n in range(1_000):
+            with suppress(Busy):
+                queue.offer(entry(f"{customer}{n}", customer=customer, nbytes=200), 0)
+    assert queue.nbytes > 90_000
+    queue.offer(entry("modest", customer="modest", nbytes=2_000), 0)
 
 
 def test_the_longest_path_goes_first_and_waiting_counts_as_much():

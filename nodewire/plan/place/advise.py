@@ -5,6 +5,7 @@ Small pools get the best that is known here; of more than 64 nodes no baseline i
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,8 +17,9 @@ from nodewire.plan.place import fleet
 from nodewire.plan.place.dag import Dag, Link, in_order, latency_ms, least_latency
 from nodewire.plan.place.model import CUSTOMER, Chain, Objective, Placement, Pool, Ring, Stage, Table, Task, Workload
 from nodewire.plan.place.planners import OURS, PLANNERS, predicted
-from nodewire.plan.place.regions import nearest, part
-from nodewire.plan.place.replicate import replicate
+from nodewire.plan.place.rebalance import Balance, Rules, Tick, Went, step
+from nodewire.plan.place.regions import joined, nearest, part
+from nodewire.plan.place.replicate import Replication, replicate, torchsplit
 from nodewire.plan.place.ring import EXACT_NODES
 from nodewire.plan.place.route import compute_cost, route
 from nodewire.plan.place.search import best_ring
@@ -31,6 +33,8 @@ _COMPARED = 64
 """Nodes of the largest pool that baselines are asked about, and of the part of one in which a graph is placed."""
 _SHARED = 20_000
 """Pairs of node and task above which a node holds one task."""
+TORCHSPLIT = "torchsplit"
+"""Beside the planners of chains: one task for a node or slice, so only where there are as many of these as tasks."""
 Held = tuple[tuple[int, ...], ...]
 """By node, the numbers of its tasks."""
 
@@ -66,10 +70,11 @@ class Model:
 
 def model(manifest: Manifest, measured: Mapping[str, Mapping[str, Table]] | None = None) -> Model:
     """`measured`: by task, tables of nodes of a kind. Others' times are the manifest's FLOPs at 1 GFLOP/s, for nodes
-    whose speed is in GFLOP/s. Memory is the manifest's, caches for its slots included."""
+    whose speed is in GFLOP/s. Memory is the manifest's, caches for its slots included. Neither is nothing, whatever a
+    stranger's manifest says: rates are divided by both."""
     number = {task.name: index for index, task in enumerate(manifest.tasks)} | {OUTSIDE: CUSTOMER}
     tasks = tuple(
-        Task(task.name, task.memory_bytes, ((1, task.flops / 1e6),), on=dict((measured or {}).get(task.name, {})))
+        Task(task.name, max(task.memory_bytes, 1), ((1, max(task.flops, 1) / 1e6),), on=_on(measured, task.name))
         for task in manifest.tasks
     )
     links = tuple(
@@ -81,6 +86,10 @@ def model(manifest: Manifest, measured: Mapping[str, Mapping[str, Table]] | None
     return Model(Dag(tasks, links), is_ring)
 
 
+def _on(measured: Mapping[str, Mapping[str, Table]] | None, task: str) -> dict[str, Table]:
+    return dict((measured or {}).get(task, {}))
+
+
 def advise(
     pool: Pool, what: Model, workload: Workload, objective: Objective, chance: Random, *, is_local: bool = False
 ) -> list[Advice]:
@@ -90,12 +99,54 @@ def advise(
     """
     if what.is_ring:
         return _ring(pool, what, workload, objective, chance, CUSTOMER if is_local else None)
-    ours = _graph(pool, what.dag, objective)
-    others = _baselines(pool, what.dag.chain(), workload, objective, chance)
-    return [
-        ours,
-        *(one for name, placement in others if (one := _rated_graph(name, pool, what, placement)).turn_ms < inf),
-    ]
+    found = [_graph(pool, what.dag, objective)]
+    for name, placement in _baselines(pool, what.dag.chain(), workload, objective, chance):
+        found.append(_rated_graph(name, pool, what.dag, _by_node(pool, placement.stages, 0)))
+    if len(pool.nodes) <= _COMPARED:
+        with suppress(NoProvider):
+            found.append(
+                _rated_graph(TORCHSPLIT, pool, what.dag, _replicas(pool, torchsplit(pool.nodes, what.dag.tasks)))
+            )
+    return [found[0], *(one for one in found[1:] if one.turn_ms < inf)]
+
+
+def moves(pool: Pool, what: Model, workload: Workload, objective: Objective, held: Held) -> Held | None:
+    """What nodes that hold some of a ring's tasks should load instead: what nobody holds, or all of a new plan if it is
+    worth so much more that it is followed (`rebalance`).
+
+    None: it is not said, of a model that is no ring, or where tasks that a node holds are no neighbours.
+    """
+    if not what.is_ring:
+        return None
+    stages: list[Stage] = []
+    for node, tasks in enumerate(held):
+        run = [task - 1 for task in sorted(tasks) if task]
+        if run and run[-1] - run[0] >= len(run):
+            return None
+        stages += [Stage(node, run[0], run[-1] + 1)] if run else []
+    anchor = next((node for node, tasks in enumerate(held) if 0 in tasks), CUSTOMER)
+    chain, pool = what.stages, _without(pool, anchor, what.dag.tasks[0].bytes_at(1))
+    sums = chain.summed_bytes()
+
+    def plan(nodes: frozenset[int]) -> Placement:
+        some = sorted(nodes)
+        if objective == "latency":
+            return Placement(best_ring(pool, chain, some, anchor=anchor).stages)
+        return joined([(some, fleet.plan(part(pool, some, anchor), chain, workload, objective))])
+
+    def worth(placement: Placement) -> float:
+        turn, rate = predicted(pool, chain, workload, placement, anchor)
+        return rate if objective == "throughput" else 1 / turn
+
+    def room(node: int, first: int) -> int:
+        return bisect_right(sums, sums[first] + pool.nodes[node].memory_bytes) - 1 - first
+
+    rules = Rules(plan, worth, room, len(chain.tasks), rest_ms=0)
+    state = Balance(frozenset(range(len(pool.nodes))), tuple(stages))
+    for event in (Went(CUSTOMER, 0), Tick(0)):
+        state, _ = step(state, event, rules)
+    found = _by_node(pool, state.stages, 1)
+    return tuple(tasks if set(tasks) - set(before) else () for tasks, before in zip(found, held, strict=True))
 
 
 def _baselines(
@@ -189,16 +240,19 @@ def _graph(pool: Pool, dag: Dag, objective: Objective) -> Advice:
 def _replicated(pool: Pool, dag: Dag) -> Advice:
     """One task for every node (or slice of its layout)."""
     found = replicate(pool.nodes, dag.tasks)
+    held = _replicas(pool, found)
+    return Advice(OURS, held, _quickest(pool, dag, held), found.per_s, found.is_optimal)
+
+
+def _replicas(pool: Pool, found: Replication) -> Held:
     held: list[set[int]] = [set() for _ in pool.nodes]
     for replica in found.replicas:
         held[replica.node].add(replica.task)
-    tasks = tuple(tuple(sorted(some)) for some in held)
-    return Advice(OURS, tasks, _quickest(pool, dag, tasks), found.per_s, found.is_optimal)
+    return tuple(tuple(sorted(some)) for some in held)
 
 
-def _rated_graph(name: str, pool: Pool, what: Model, placement: Placement) -> Advice:
-    held = _by_node(pool, placement.stages, 0)
-    return Advice(name, held, _quickest(pool, what.dag, held), _per_s(pool, what.dag, held))
+def _rated_graph(name: str, pool: Pool, dag: Dag, held: Held) -> Advice:
+    return Advice(name, held, _quickest(pool, dag, held), _per_s(pool, dag, held))
 
 
 def _quickest(pool: Pool, dag: Dag, held: Held) -> float:

@@ -7,7 +7,7 @@ is with the customer, or the last back edge at its target: one turn of a ring.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -19,6 +19,8 @@ _BY_TRYING = 5_000
 """So many assignments are all looked at."""
 _ROUNDS = 20
 _MOST_MOVES = 40_000
+_MOST_STEPS = 4_000_000
+"""Tasks and links that are looked at in all these moves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,11 @@ class Dag:
 
     @cached_property
     def into(self) -> tuple[tuple[Link, ...], ...]:
-        return tuple(tuple(k for k in self.links if k.target == i and not k.back) for i in range(len(self.tasks)))
+        found: list[list[Link]] = [[] for _ in self.tasks]
+        for link in self.links:
+            if link.target != CUSTOMER and not link.back:
+                found[link.target].append(link)
+        return tuple(map(tuple, found))
 
     @cached_property
     def last(self) -> tuple[Link, ...]:
@@ -77,19 +83,30 @@ def latency_ms(pool: Pool, dag: Dag, held: Sequence[int]) -> float:
     """One request alone; `held` says each task's node."""
     free: dict[int, float] = {}
     done: list[float] = []
+    for index, node in enumerate(held):
+        done.append(_ends_ms(pool, dag, index, node, held, done, free))
+        free[node] = done[-1]
 
     def arrives(link: Link) -> float:
-        a = CUSTOMER if link.source == CUSTOMER else held[link.source]
         b = CUSTOMER if link.target == CUSTOMER else held[link.target]
-        sent = 0.0 if link.source == CUSTOMER else done[link.source]
-        return sent + pool.link_ms(a, b) + pool.byte_ms(a, b) * link.bytes
+        return _arrives_ms(pool, link, b, held, done)
 
-    for index, task in enumerate(dag.tasks):
-        node = held[index]
-        begin = max([free.get(node, 0.0), *(arrives(link) for link in dag.into[index])])
-        done.append(begin + task.ms_on(pool.nodes[node]))
-        free[node] = done[-1]
     return max([done[-1], *(arrives(link) for link in dag.last)])
+
+
+def _arrives_ms(pool: Pool, link: Link, b: int, held: Sequence[int], done: Sequence[float]) -> float:
+    """When what passes along a link is at node `b`; `done` says when tasks ended."""
+    a = CUSTOMER if link.source == CUSTOMER else held[link.source]
+    sent = 0.0 if link.source == CUSTOMER else done[link.source]
+    return sent + pool.link_ms(a, b) + pool.byte_ms(a, b) * link.bytes
+
+
+def _ends_ms(
+    pool: Pool, dag: Dag, index: int, node: int, held: Sequence[int], done: Sequence[float], free: Mapping[int, float]
+) -> float:
+    """When a task ends on a node that is free from then on; those before it are `held` and `done`."""
+    arrived = (_arrives_ms(pool, link, node, held, done) for link in dag.into[index])
+    return max([free.get(node, 0.0), *arrived]) + dag.tasks[index].ms_on(pool.nodes[node])
 
 
 def fits(pool: Pool, dag: Dag, held: Sequence[int]) -> bool:
@@ -128,21 +145,27 @@ def _earliest(pool: Pool, dag: Dag) -> tuple[int, ...] | None:
     """Each task where it ends first, given those before it; None if one finds no room."""
     left = [node.memory_bytes for node in pool.nodes]
     held: list[int] = []
+    done: list[float] = []
+    free: dict[int, float] = {}
     for index, task in enumerate(dag.tasks):
-        part = Dag(
-            dag.tasks[: index + 1], tuple(k for k in dag.links if max(k.source, k.target) <= index and not k.back)
+        ends = (
+            (_ends_ms(pool, dag, index, node, held, done, free), node)
+            for node in range(len(pool.nodes))
+            if left[node] >= task.bytes_at(1)
         )
-        fitting = [node for node in range(len(pool.nodes)) if left[node] >= task.bytes_at(1)]
-        if not fitting:
+        ends_ms, node = min(ends, default=(0.0, -1))
+        if node < 0:
             return None
-        node = min(fitting, key=lambda node: latency_ms(pool, part, (*held, node)))
         held.append(node)
+        done.append(ends_ms)
+        free[node] = ends_ms
         left[node] -= task.bytes_at(1)
     return tuple(held)
 
 
 def _improved(pool: Pool, dag: Dag, held: tuple[int, ...]) -> tuple[int, ...]:
     least, tried = latency_ms(pool, dag, held), 0
+    most = min(_MOST_MOVES, _MOST_STEPS // (len(dag.tasks) + len(dag.links)))
     for _ in range(_ROUNDS):
         before = least
         for index in range(len(held)):
@@ -151,7 +174,7 @@ def _improved(pool: Pool, dag: Dag, held: tuple[int, ...]) -> tuple[int, ...]:
                 alone = (*held[:index], node, *held[index + 1 :])
                 together = tuple(node if other == held[index] else other for other in held)
                 for move in (alone, together):
-                    if tried >= _MOST_MOVES:
+                    if tried >= most:
                         return held
                     tried += 1
                     if move != held and fits(pool, dag, move) and (ms := latency_ms(pool, dag, move)) < least - 1e-9:
@@ -159,14 +182,6 @@ def _improved(pool: Pool, dag: Dag, held: tuple[int, ...]) -> tuple[int, ...]:
         if least > before - 1e-9:
             return held
     return held
-
-
-def is_chain(dag: Dag) -> bool:
-    """Whether every task feeds the next and no other, the first is fed by the customer, and the last answers it."""
-    count = len(dag.tasks)
-    ends = {(link.source, link.target) for link in dag.links}
-    line = {(CUSTOMER, 0), (count - 1, CUSTOMER), *((i, i + 1) for i in range(count - 1))}
-    return ends == line and not any(link.back for link in dag.links)
 
 
 def in_order(stages: Sequence[tuple[int, int, int]], tasks: int) -> tuple[int, ...]:

@@ -9,13 +9,17 @@ It moves on only if all of this holds: it has rested for `rest` epochs; no task 
 went, and after it everybody else who would gain (the ripple), the worst served task would be served better by more
 than `quality` says; and that was so in each of the last `patience` epochs. What a snapshot certifies is all that is
 read, so that nodes come to the same view; the order of the ripple is drawn from the generator that is handed in.
+
+Those who hold the same task may all want to leave it at once. So they take turns (`may_leave`): in each block of four
+epochs, long enough for who left to be certified to have left, at most half of a task's holders may, drawn by the block.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from itertools import accumulate
 from random import Random
 
@@ -23,6 +27,8 @@ from nodewire.plan.place.petals import BALANCE_QUALITY
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.snapshot import Snapshot
 
+LEAVE_EPOCHS = 4
+"""A block's; who may leave in it does so in its first half."""
 _EPSILON = 1e-3
 _MOST_WINDOWS = 4_096
 _ROUNDS = 10
@@ -94,6 +100,37 @@ def holders(snapshot: Snapshot, models: Sequence[Model], own: str) -> tuple[Hold
     return tuple(found)
 
 
+def unheld(snapshot: Snapshot, own: str, digest: str, tasks: Collection[str]) -> set[str]:
+    """Which of these tasks nobody but `own` is certified to hold with a free slot."""
+    return {task for task, holders in _by_task(snapshot, own, digest, tasks).items() if not holders}
+
+
+def may_leave(snapshot: Snapshot, own: str, digest: str, tasks: Collection[str]) -> bool:
+    """Whether `own` may stop offering these tasks of a manifest now: others hold each of them, and it is its turn."""
+    block, offset = divmod(snapshot.epoch, LEAVE_EPOCHS)
+    if 2 * offset >= LEAVE_EPOCHS:
+        return False
+
+    def drawn(pubkey: str) -> bytes:
+        return sha256(f"{block} {pubkey}".encode()).digest()
+
+    for holders in _by_task(snapshot, own, digest, tasks).values():
+        before = sum(drawn(pubkey) < drawn(own) for pubkey in holders)
+        if before >= (len(holders) + 1) // 2:
+            return False
+    return True
+
+
+def _by_task(snapshot: Snapshot, own: str, digest: str, tasks: Collection[str]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {task: set() for task in tasks}
+    for node in snapshot.nodes:
+        for held in node.held if node.pubkey != own else ():
+            for offer in held.tasks if held.manifest == digest and held.free else ():
+                if offer.task in found:
+                    found[offer.task].add(node.pubkey)
+    return found
+
+
 def model(manifest: Manifest, us: Mapping[str, int]) -> Model:
     """A manifest's tasks with the provider's own times; those without one (a driver, say) are not for it to follow."""
     tasks = [task for task in manifest.tasks if task.name in us]
@@ -123,7 +160,7 @@ def follow(
     market = _Market(models, others)
     every = [window for one in models for window in market.windows(one.digest, memory_bytes)][:_MOST_WINDOWS]
     state = replace(state, epoch=epoch)
-    if state.held not in every:  # nothing is held yet, or its manifest is gone, or its memory
+    if state.held is not None and not market.fits(state.held, memory_bytes):  # its manifest is gone, or the memory
         state = replace(state, held=None)
     if state.held is None:
         best = market.neediest(every)
@@ -153,6 +190,12 @@ class _Market:
         model = self.models[window.manifest]
         total = sum(model.us[window.first : window.end])
         return {(window.manifest, number): 1_000_000 / total for number in range(window.first, window.end)}
+
+    def fits(self, window: Window, memory_bytes: int) -> bool:
+        model = self.models.get(window.manifest)
+        if model is None or not 0 <= window.first < window.end <= len(model.tasks):
+            return False
+        return sum(model.memory_bytes[window.first : window.end]) <= memory_bytes
 
     def windows(self, digest: str, memory_bytes: int) -> list[Window]:
         """Those that fit and are in no other that does."""

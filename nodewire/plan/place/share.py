@@ -92,6 +92,7 @@ def _programme(
 def _held(nodes: Sequence[Node], sizes: Sequence[int], rates: Sequence[Sequence[float]]) -> set[tuple[int, int]]:
     """The scarcest task that fits, on the node with most room for its speed, until nothing fits anywhere."""
     left = [node.memory_bytes for node in nodes]
+    count = [0] * len(nodes)
     service = [0.0] * len(sizes)
     held: set[tuple[int, int]] = set()
     open_ = set(range(len(sizes)))
@@ -101,11 +102,11 @@ def _held(nodes: Sequence[Node], sizes: Sequence[int], rates: Sequence[Sequence[
         if not fitting:
             open_.discard(task)
             continue
-        count = [sum(1 for pair in held if pair[0] == i) for i in fitting]
-        node = max(zip(fitting, count, strict=True), key=lambda one: (rates[one[0]][task] / (1 + one[1]), -one[0]))[0]
+        node = max(fitting, key=lambda i: (rates[i][task] / (1 + count[i]), -i))
         held.add((node, task))
         left[node] -= sizes[task]
-        service[task] += rates[node][task] / (1 + sum(1 for pair in held if pair[0] == node))
+        count[node] += 1
+        service[task] += rates[node][task] / (1 + count[node])
     return held
 
 

@@ -15,13 +15,13 @@ from typing import Any, Protocol
 from nodewire import dialling
 from nodewire.errors import BadPeer, LinkLost, NodewireError, NotAllowed
 from nodewire.protocol.address import ip_port
+from nodewire.protocol.splice import LEAST_PORT
 from nodewire.wire.link import Link, Rung
 from nodewire.wire.reach.punch import answer, punch
 from nodewire.wire.reach.splice import Entered
 
 HEAD_START_ROUND_TRIPS = 3
 LEAST_HEAD_START_S, MOST_HEAD_START_S = 0.2, 0.6
-_LEAST_PORT = 1_024
 
 
 class Ends(Protocol):
@@ -109,7 +109,7 @@ def knocked(entered: Entered, places: Sequence[str], allow_private: bool) -> lis
         ip, port = ip_port(place)
         if (
             ip.version == version
-            and port >= _LEAST_PORT
+            and port >= LEAST_PORT
             and place not in (entered.seen, entered.local)
             and dialling.is_dialled(str(ip), allow_private=allow_private)
         ):

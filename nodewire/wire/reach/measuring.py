@@ -9,7 +9,7 @@ from prometheus_client.core import Metric
 from nodewire.metrics.family import CODES, counter, gauge, tallied
 from nodewire.wire.reach.splicer import Splicer
 
-_OUTCOMES = CODES | {"seen", "paired", "gone"}
+_OUTCOMES = CODES | {"seen", "dialled", "paired", "gone"}
 
 CONNECTIONS = gauge(
     "nodewire_splice_connections",
@@ -18,7 +18,7 @@ CONNECTIONS = gauge(
 )
 ENDED = counter(
     "nodewire_splice_requests_total",
-    "What connections came to: seen (told its address), paired, gone, or the code of why it was refused.",
+    "What came of connections: seen (told its address), dialled back, paired, gone, or the code of why refused.",
     "outcome",
 )
 BYTES = counter("nodewire_splice_bytes_total", "Carried between the ends of pairs, both ways.")

@@ -3,6 +3,7 @@
     end                                              splice
      |-- u16 length, request (28844) as JSON ----------->|  at most 1,024 bytes
      |<- u16 length, {"seen": "ip:port"} -----------------|  at most 512, as each of these
+     |<- u16 length, {"dialled": "open"} -----------------|  and no more, if a port was named (`dialback.py`)
      |<- u16 length, {"met": true} -----------------------|  when the other end is there; only if a room was named
      |-- one zero byte, from the end that asked, once it has the other's answer -->|
      |<=========== what the other end sends ============>|  TLS, from end to end
@@ -25,6 +26,7 @@ import orjson
 
 from nodewire import dialling
 from nodewire.errors import BadPeer, LinkLost, NodewireError, NotAllowed, TimedOut, from_dict
+from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.protocol import splice as splices
 from nodewire.protocol.address import SpliceAddress, ip_port, written
@@ -83,7 +85,7 @@ class Entered:
             raise BadPeer("splice", "brings something else than the other end's word")
 
     async def _met(self) -> None:
-        if (await _heard(self.connection, self.splice.at)).get("met") is not True:
+        if (await heard(self.connection, self.splice.at)).get("met") is not True:
             raise BadPeer("splice", "says neither that the other end is there nor why not")
 
     def give(self) -> socket.socket:
@@ -103,9 +105,11 @@ async def enter(
     *,
     allow_private: bool,
     port: int = 0,
+    dial: int | None = None,
     now_s: float | None = None,
 ) -> Entered:
-    """Connect to a splice (from our `port` if given) and ask to be met in `room`; without one, only how it sees us.
+    """Connect to a splice (from our `port` if given) and ask to be met in `room`, or to be dialled back at the port
+    `dial`; without either, only how it sees us.
 
     Raises:
         NotAllowed: the splice has no address that may be dialled for others.
@@ -118,7 +122,15 @@ async def enter(
             family, where = await _resolved(splice.at, allow_private)
             connection = punch.bound(family, port)
             try:
-                return await _asked(connection, where, splice, room, keys, time.time() if now_s is None else now_s)
+                request = splices.request(
+                    keys,
+                    splice.public,
+                    salt=secrets.token_hex(8),
+                    now_s=time.time() if now_s is None else now_s,
+                    room=room,
+                    port=dial,
+                )
+                return await _asked(connection, where, splice, request)
             except BaseException:
                 connection.close()
                 raise
@@ -128,17 +140,15 @@ async def enter(
         raise LinkLost(splice.at, error.strerror or str(error)) from error
 
 
-async def _asked(
-    connection: socket.socket, where: Any, splice: SpliceAddress, room: str | None, keys: Keys, now_s: float
-) -> Entered:
+async def _asked(connection: socket.socket, where: Any, splice: SpliceAddress, request: Event) -> Entered:
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     await loop.sock_connect(connection, where)
     rtt_s = loop.time() - began_s
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    request = splices.request(keys, splice.public, room, salt=secrets.token_hex(8), now_s=now_s).to_json().encode()
-    await loop.sock_sendall(connection, len(request).to_bytes(LENGTH_BYTES, "big") + request)
-    said = await _heard(connection, splice.at)
+    data = request.to_json().encode()
+    await loop.sock_sendall(connection, len(data).to_bytes(LENGTH_BYTES, "big") + data)
+    said = await heard(connection, splice.at)
     seen = said.get("seen")
     try:
         ip_port(seen if isinstance(seen, str) else "")
@@ -156,7 +166,7 @@ async def _resolved(at: str, allow_private: bool) -> tuple[socket.AddressFamily,
     raise NotAllowed("splice", f"{at} is no public address")
 
 
-async def _heard(connection: socket.socket, at: str) -> Mapping[str, Any]:
+async def heard(connection: socket.socket, at: str) -> Mapping[str, Any]:
     """The next thing that the splice says. Raises BadPeer, LinkLost, or what the splice reports."""
     try:
         length = int.from_bytes(await read(connection, LENGTH_BYTES), "big")

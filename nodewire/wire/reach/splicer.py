@@ -1,7 +1,8 @@
 """A splice: joins the connections of two nodes that cannot dial each other, and carries bytes that it cannot read.
 
-It takes signed requests only and does nothing for anybody but wait and copy. What strangers get is free and limited, by
-key and by address; keys that the operator names get more. NIPS.md, section 10.8.
+It takes signed requests only and does nothing for anybody but wait, copy, and dial back who wants to know whether its
+port is open. What strangers get is free and limited, by key and by address; keys that the operator names get more.
+NIPS.md, section 10.8.
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 
+from nodewire import dialling
 from nodewire.errors import BadPeer, Busy, LinkLost, NodewireError, NotAllowed, TimedOut
 from nodewire.protocol import splice as splices
 from nodewire.protocol.address import written
+from nodewire.protocol.splice import Request
 from nodewire.strangers import Strangers, origin_of
 from nodewire.wire import transport
 from nodewire.wire.allowance import AtATime, Meter, PerMinute
+from nodewire.wire.reach import dialback
+from nodewire.wire.reach.dialback import Outcome
 from nodewire.wire.reach.splice import LENGTH_BYTES, message, read
 
 MAX_HALF_OPEN = 64
@@ -32,6 +37,9 @@ MAX_PAIRS = 512
 ADDRESS_PER_MINUTE = 240
 ADDRESS_PAIRS = 64
 """Of one address, behind which many may live."""
+ADDRESS_DIALS_PER_MINUTE = 12
+MAX_DIALS = 16
+"""Of those who asked to be dialled back, at a time."""
 REQUEST_S = 5.0
 WAIT_S = 20.0
 IDLE_S = 60.0
@@ -49,6 +57,8 @@ class Limits:
     """What one key gets."""
 
     requests_per_minute: int = 60
+    dials_per_minute: int = 6
+    """To it, when it asks for that."""
     waiting: int = 8
     pairs: int = 16
     """At a time."""
@@ -59,11 +69,31 @@ class Limits:
 
 
 STRANGERS = Limits()
-FRIENDS = Limits(requests_per_minute=600, waiting=64, pairs=64, bytes_per_s=125_000_000, most_bytes=2**53 - 1)
+FRIENDS = Limits(
+    requests_per_minute=600,
+    dials_per_minute=60,
+    waiting=64,
+    pairs=64,
+    bytes_per_s=125_000_000,
+    most_bytes=2**53 - 1,
+)
+
+
+@dataclass(slots=True)
+class Carried:
+    """What a splice has done since it was started."""
+
+    pairs: int = 0
+    nbytes: int = 0
+    dials: int = 0
 
 
 class Splicer:
-    """A splice with the public key `public`. `friends` have limits of their own, and so has who meets one."""
+    """A splice with the public key `public`. `friends` have limits of their own, and so has who meets one.
+
+    With `allow_private` it dials back who comes from a private address, too: for a market of this network. Elsewhere
+    that may be a proxy before this machine, and not whoever asks.
+    """
 
     def __init__(
         self,
@@ -74,28 +104,31 @@ class Splicer:
         friend: Limits = FRIENDS,
         wait_s: float = WAIT_S,
         idle_s: float = IDLE_S,
+        allow_private: bool = False,
         unix_s: Callable[[], float] = time.time,
     ) -> None:
         self.public = public
+        self.carried = Carried()
         self._friends = frozenset(friends)
         self._limits = {False: strangers, True: friend}
         self._wait_s = wait_s
         self._idle_s = idle_s
+        self._allow_private = allow_private
         self._unix_s = unix_s
         self._half_open: Strangers[asyncio.Task[None]] = Strangers(MAX_HALF_OPEN)
         self._crowd: Strangers[_Guest] = Strangers(MAX_WAITING)
         self._rooms: dict[str, _Guest] = {}
         self._pairs: Strangers[asyncio.Task[None]] = Strangers(MAX_PAIRS)
         self._rates = PerMinute()
+        self._dial_rates = PerMinute()
+        self._dials = AtATime("dials")
         self._waiting = AtATime("rooms")
         self._paired = AtATime("pairs")
         self._seen: OrderedDict[str, None] = OrderedDict()
         self.outcomes: Counter[str] = Counter()
-        """Of connections: "seen" (told how it looks from here), "paired" (both ends of a pair), or the code of why not;
-        "gone" if it was the connection."""
+        """Of connections: "seen" (told how it looks from here), "dialled" back, "paired" (both ends), the code of why
+        it was refused, or "gone"."""
         self._meters: set[Meter] = set()
-        self._bytes_before = 0
-        """Of pairs that are over."""
         self._listening: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -109,7 +142,7 @@ class Splicer:
     @property
     def nbytes(self) -> int:
         """That have been carried, both ways."""
-        return self._bytes_before + sum(meter.nbytes for meter in self._meters)
+        return self.carried.nbytes + sum(meter.nbytes for meter in self._meters)
 
     @property
     def guests(self) -> tuple[int, int, int]:
@@ -146,21 +179,25 @@ class Splicer:
         try:
             try:
                 async with asyncio.timeout(REQUEST_S):
-                    key, room = await self._asked(connection, address)
+                    asked = await self._asked(connection, address)
                     await loop.sock_sendall(connection, message({"seen": seen}))
             finally:
                 self._half_open.leave(this)
-            if room is None:
-                self.outcomes["seen"] += 1
+            if asked.port is not None:
+                outcome = await self._dial(asked.public, address, asked.port)
+                await loop.sock_sendall(connection, message({"dialled": outcome}))
+                self.outcomes["dialled"] += 1
+            if asked.room is None:
+                self.outcomes["seen"] += asked.port is None
                 return
-            guest = _Guest(connection, key, address)
-            other = self._rooms.pop(room, None)
-            if other is not None and other.key != key and not other.is_gone:
+            guest = _Guest(connection, asked.public, address)
+            other = self._rooms.pop(asked.room, None)
+            if other is not None and other.key != guest.key and not other.is_gone:
                 await self._join(guest, other)
             else:
                 if other is not None:
                     other.gone(NotAllowed("room", "you came again"))
-                await self._wait(guest, room)
+                await self._wait(guest, asked.room)
         except NodewireError as error:
             _log.debug("%s: %s", address, error)
             self.outcomes[error.code] += 1
@@ -173,21 +210,34 @@ class Splicer:
             if guest is None or not guest.handed_over:
                 connection.close()
 
-    async def _asked(self, connection: socket.socket, address: str) -> tuple[str, str | None]:
-        """Who asks, and for which room. Raises BadPeer, BadVersion, Busy."""
+    async def _asked(self, connection: socket.socket, address: str) -> Request:
+        """Who asks, and for what. Raises BadPeer, BadVersion, Busy."""
         length = int.from_bytes(await read(connection, LENGTH_BYTES), "big")
         if length > splices.MAX_REQUEST_BYTES:
             raise BadPeer("request", f"{length} bytes, at most {splices.MAX_REQUEST_BYTES}")
         data = await read(connection, length)
         self._rates.take(origin_of(address), ADDRESS_PER_MINUTE)
-        event, room = splices.check_request(data, self.public, self._unix_s())
-        self._rates.take(event.pubkey, self._of(event.pubkey).requests_per_minute)
-        if event.id in self._seen:
+        asked = splices.check_request(data, self.public, self._unix_s())
+        self._rates.take(asked.public, self._of(asked.public).requests_per_minute)
+        if asked.id in self._seen:
             raise BadPeer("request", "was made before")
-        self._seen[event.id] = None
+        self._seen[asked.id] = None
         while len(self._seen) > _MAX_SEEN:
             self._seen.popitem(last=False)
-        return event.pubkey, room
+        return asked
+
+    async def _dial(self, key: str, address: str, port: int) -> Outcome:
+        """What becomes of a dial to who asks, from where it asks. Raises NotAllowed, Busy."""
+        if not dialling.is_dialled(address, allow_private=self._allow_private):
+            raise NotAllowed("dial", f"you come from {address}, which is not a public address")
+        self._dial_rates.take(origin_of(address), ADDRESS_DIALS_PER_MINUTE)
+        self._dial_rates.take(key, self._of(key).dials_per_minute)
+        self._dials.take("", MAX_DIALS)
+        try:
+            self.carried.dials += 1
+            return await dialback.dial(address, port, key, self._unix_s())
+        finally:
+            self._dials.give("")
 
     async def _wait(self, guest: _Guest, room: str) -> None:
         """Until the other end is there. Raises Busy, TimedOut, LinkLost."""
@@ -234,7 +284,6 @@ class Splicer:
             finally:
                 self._pairs.leave(this)
                 self._meters.discard(meter)
-                self._bytes_before += meter.nbytes
         except NodewireError as error:
             with suppress(OSError):
                 other.connection.send(message(error))
@@ -267,6 +316,8 @@ class Splicer:
             for way in ways:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
+            self.carried.pairs += 1
+            self.carried.nbytes += meter.nbytes
             _log.debug("a pair is over after %d bytes", meter.nbytes)
 
     def _of(self, key: str) -> Limits:

@@ -18,6 +18,7 @@ ORDERS = "nodewire_faults"
 
 class FaultySplitInference(SplitInference):
     def __init__(self) -> None:
+        super().__init__()
         cheat = os.environ[CHEAT]
         if cheat not in CHEATS:
             raise ValueError(f"{CHEAT}={cheat!r} is not one of {', '.join(CHEATS)}")

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from nodewire.errors import NoProvider
-from nodewire.plan.place.advise import advise, model
+from nodewire.plan.place.advise import TORCHSPLIT, advise, model
 from nodewire.plan.place.model import Node, Pool, Workload
 from nodewire.plan.place.planners import OURS, PLANNERS
 from tests.plan.markets import diamond, ring
@@ -35,7 +35,8 @@ def test_ours_holds_everything_and_no_baseline_is_predicted_to_be_better(objecti
     found = advise(pool, what, Workload(), objective, Random(1))
     check(pool, what, found)
     assert found[0].planner == OURS
-    assert {one.planner for one in found} <= set(PLANNERS)
+    assert {one.planner for one in found} <= {*PLANNERS, TORCHSPLIT}
+    assert (TORCHSPLIT in {one.planner for one in found}) == (not what.is_ring and count >= len(what.dag.tasks))
     for other in found[1:]:
         if objective == "latency":
             assert found[0].turn_ms <= other.turn_ms + 1e-6

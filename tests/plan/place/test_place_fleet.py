@@ -1,5 +1,6 @@
 """Rings over one pool: everything held, within memory, and the figures that are predicted for it make sense."""
 
+import functools
 from itertools import pairwise
 from random import Random
 
@@ -7,10 +8,12 @@ import pytest
 
 from bench.sim.pools import LLAMA_8B, LLAMA_70B_INT4, lasting
 from nodewire.errors import NoProvider
-from nodewire.plan.place import fleet
+from nodewire.plan.place import fleet, regions
 from nodewire.plan.place.model import Chain, Node, Pool, Task, Workload, turn_ms
 from nodewire.plan.place.planners import OURS, PLANNERS, predicted
 from nodewire.plan.place.predict import Predictor
+
+WORKLOAD = Workload(per_s=0.2)
 
 
 @pytest.fixture(scope="module")
@@ -18,25 +21,28 @@ def scene():
     return lasting(14, 4, LLAMA_70B_INT4), LLAMA_70B_INT4.chain()
 
 
+@pytest.fixture(scope="module")
+def planned(scene):
+    """By objective, the fleet; planned once."""
+    return functools.cache(lambda objective: fleet.plan(*scene, WORKLOAD, objective))
+
+
 @pytest.mark.parametrize("objective", ["latency", "throughput"])
-def test_a_fleet_holds_every_task_within_memory_and_is_the_same_each_time(scene, objective):
+def test_a_fleet_holds_every_task_within_memory_and_is_the_same_each_time(scene, planned, objective):
     pool, chain = scene
-    workload = Workload(per_s=0.2)
-    placement = fleet.plan(pool, chain, workload, objective)
+    placement = planned(objective)
     assert placement.is_complete(len(chain.tasks))
-    predictor = Predictor(pool, chain, workload)
+    predictor = Predictor(pool, chain, WORKLOAD)
     assert all(predictor.items(stage) >= 1 for stage in placement.stages)
     assert len({stage.node for stage in placement.stages}) == len(placement.stages)
     for ring in placement.rings:
         assert ring.stages[0].first == 0 and ring.stages[-1].end == len(chain.tasks)
         assert all(a.end == b.first for a, b in pairwise(ring.stages))
-    assert placement == fleet.plan(pool, chain, workload, objective)
+    assert placement == fleet.plan(pool, chain, WORKLOAD, objective)
 
 
-def test_each_objective_gets_more_of_its_own(scene):
-    pool, chain = scene
-    workload = Workload(per_s=0.2)
-    quick, much = (fleet.plan(pool, chain, workload, objective) for objective in ("latency", "throughput"))
+def test_each_objective_gets_more_of_its_own(planned):
+    quick, much = planned("latency"), planned("throughput")
     assert quick.turn_ms <= much.turn_ms
     assert much.tokens_per_s >= quick.tokens_per_s
 
@@ -62,11 +68,10 @@ def test_a_pool_without_room_is_refused():
         fleet.plan(Pool((Node("n", 10),)), Chain((Task("t", 11),)), Workload(), "throughput")
 
 
-def test_an_idle_ring_turns_as_fast_as_its_parts_add_up(scene):
+def test_an_idle_ring_turns_as_fast_as_its_parts_add_up(scene, planned):
     pool, chain = scene
-    workload = Workload()
-    ring = fleet.plan(pool, chain, workload, "throughput").rings[0]
-    predictor = Predictor(pool, chain, workload)
+    ring = planned("throughput").rings[0]
+    predictor = Predictor(pool, chain, WORKLOAD)
     assert predictor.turn_ms(ring.stages, 0.0) == pytest.approx(turn_ms(pool, chain, ring.stages))
     rates = [predictor.tokens_per_s(ring.stages, items) for items in (1, 4, 16)]
     assert rates == sorted(rates)
@@ -74,8 +79,11 @@ def test_an_idle_ring_turns_as_fast_as_its_parts_add_up(scene):
 
 
 @pytest.mark.parametrize("objective", ["latency", "throughput"])
-def test_large_pools_are_planned_in_parts(objective):
-    pool, chain = lasting(100, 2, LLAMA_8B), LLAMA_8B.chain()
+def test_large_pools_are_planned_in_parts(objective, monkeypatch):
+    monkeypatch.setattr(fleet, "_WHOLE", 20)
+    for module in (fleet, regions):
+        monkeypatch.setattr(module, "REGION", 16)
+    pool, chain = lasting(40, 2, LLAMA_8B), LLAMA_8B.chain()
     workload = Workload(per_s=1.0, most_items=4)
     placement = fleet.plan(pool, chain, workload, objective)
     assert placement.is_complete(len(chain.tasks))
@@ -83,5 +91,5 @@ def test_large_pools_are_planned_in_parts(objective):
     assert all(predictor.items(stage) >= 1 for stage in placement.stages)
     assert len({stage.node for stage in placement.stages}) == len(placement.stages)
     whole = [ring for ring in placement.rings if ring.stages[-1].end == len(chain.tasks)]
-    assert len(whole) == len(placement.rings) > 10
+    assert len(whole) == len(placement.rings) > 6
     assert all(turn_ms(pool, chain, ring.stages) == pytest.approx(ring.turn_ms) for ring in placement.rings)
