@@ -23,6 +23,7 @@ from nodewire.provider.admission import Admission
 from nodewire.provider.daemon import Provider
 from nodewire.provider.holding import Holding
 from nodewire.provider.kept import KeptWork
+from nodewire.provider.specializations import Specializations
 from nodewire.provider.withdrawals import Withdrawals
 from nodewire.store.blobs import Blobs
 from nodewire.wire.spool import Spool
@@ -57,16 +58,22 @@ def provider(tmp_path) -> Provider:
     blobs = Blobs(["http://127.0.0.1:9"], tmp_path)
     trading = Market(pool, blobs, document)  # type: ignore[arg-type]
     manifest, ledger = markets.ring(1), Ledger(":memory:")
-    admission = Admission(PROVIDER.public, trading, pool, ledger, {manifest.digest(): manifest}, 0)  # type: ignore[arg-type]
-    served = SimpleNamespace(kind=SimpleNamespace(check=lambda manifest, params: params))
+    served = SimpleNamespace(
+        kind=SimpleNamespace(check=lambda manifest, params: params),
+        manifest=manifest,
+        digest=manifest.digest(),
+        tasks=tuple(task.name for task in manifest.tasks),
+    )
+    held = Specializations([served])  # type: ignore[list-item]
+    admission = Admission(PROVIDER.public, trading, pool, ledger, held.manifest, 0)  # type: ignore[arg-type]
     return Provider(
         keys=PROVIDER,
         pool=pool,  # type: ignore[arg-type]
         market=trading,
         node=None,  # type: ignore[arg-type]
         ledger=ledger,
-        served={manifest.digest(): served},  # type: ignore[dict-item]
-        workers={},
+        held=held,
+        follower=None,
         announcer=None,  # type: ignore[arg-type]
         committing=None,  # type: ignore[arg-type]
         admission=admission,

@@ -82,7 +82,8 @@ class Market:
         self.payments, self.payer = job()
         self.running = running = object.__new__(Running)
         running._timing, running.background = Timing(), Background()
-        running._asked_after, running._lost_s, running._deadline, running._patient_until = set(), 0.0, None, 0.0
+        running._asked_after, running._named, running._lost_s = set(), set(), 0.0
+        running._deadline, running._patient_until = None, 0.0
         running._local = running._claims = None
         running.payments, running.answers = self.payments, SimpleNamespace(blamed=set())
         running.request, running.plan = SimpleNamespace(id=REQUEST), self.payments._plan
