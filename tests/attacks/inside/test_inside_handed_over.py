@@ -91,7 +91,7 @@ class Market:
         running.handover = SimpleNamespace(missed=set(), gone={HONEST.public})
         running.drawn = SimpleNamespace(ads={HONEST.public: SimpleNamespace(wire=(where,))})
         self.bought = object.__new__(Purchase)
-        self.bought._running = running
+        self.bought._running, self.bought._gone = running, set()
         return self
 
     async def __aexit__(self, *_):
