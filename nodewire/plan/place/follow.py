@@ -29,7 +29,8 @@ from nodewire.protocol.snapshot import Snapshot
 
 LEAVE_EPOCHS = 4
 """A block's; who may leave in it does so in its first half."""
-_EPSILON = 1e-3
+_EPSILON = 1e-9
+"""So much more than a rate is taken away, for where one comes from to win a draw. Holders' rates are worlds apart."""
 _MOST_WINDOWS = 4_096
 _ROUNDS = 10
 

@@ -53,6 +53,13 @@ def test_it_moves_to_what_lost_its_holder_but_only_after_patience_and_rest():
     assert state.since == QUICK.rest
 
 
+def test_who_is_a_thousand_times_as_fast_as_others_leaves_what_they_hold_for_what_nobody_does():
+    fast = replace(A, us=(16,) * 6)
+    others = [holder("x", 0, 2, rate=50.0), holder("y", 2, 4, rate=50.0)]
+    state, _ = run(others, Following(Window(A.digest, 0, 2), since=0, epoch=0), models=(fast,))
+    assert state.held == Window(A.digest, 4, 6)
+
+
 def test_a_balanced_market_is_left_alone():
     others = [holder("x", 0, 2), holder("y", 2, 4), holder("w", 4, 6), holder("v", 2, 4), holder("u", 4, 6)]
     _, seen = run(others, Following(Window(A.digest, 0, 2), epoch=0))
