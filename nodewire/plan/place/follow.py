@@ -243,10 +243,10 @@ class _Market:
             moved = False
             for pubkey in order:
                 served = self.others[pubkey]
-                if len({manifest for manifest, _ in served}) != 1:
-                    continue
+                size, numbers = len(served), [number for _, number in served]
+                if len({manifest for manifest, _ in served}) != 1 or max(numbers) - min(numbers) >= size:
+                    continue  # no window: chosen by its operator, who will leave it so
                 ((manifest, _), rate) = next(iter(served.items()))
-                size = len(served)
                 self.add(served, -1 - _EPSILON)
                 starts = range(len(self.models[manifest].tasks) - size + 1)
                 first = min(starts, key=lambda at: (sorted(self.service[manifest, at + i] for i in range(size)), at))

@@ -60,6 +60,13 @@ def test_who_is_a_thousand_times_as_fast_as_others_leaves_what_they_hold_for_wha
     assert state.held == Window(A.digest, 4, 6)
 
 
+def test_who_holds_tasks_that_are_no_neighbours_is_not_thought_to_move_on():
+    three = Model("c" * 64, ("left", "right", "join"), (10,) * 3, (1_000,) * 3)
+    others = [Holder("x", {(three.digest, 0): 50.0, (three.digest, 2): 50.0})]
+    state, _ = run(others, Following(Window(three.digest, 0, 1), since=0, epoch=0), models=(three,), memory=15)
+    assert state.held == Window(three.digest, 1, 2)
+
+
 def test_a_balanced_market_is_left_alone():
     others = [holder("x", 0, 2), holder("y", 2, 4), holder("w", 4, 6), holder("v", 2, 4), holder("u", 4, 6)]
     _, seen = run(others, Following(Window(A.digest, 0, 2), epoch=0))
