@@ -15,10 +15,11 @@ import typer
 from rich.markup import escape
 
 from nodewire.cli.output import CUSTOMERS, DEVELOPERS, Json, console, notes, one_line, print_json, sats
+from nodewire.cli.registered import is_registered, registration_in
 from nodewire.cli.roles import enter_market, load_customer, naming
 from nodewire.cli.training_results import MODEL, SUMMARY, note, trained
 from nodewire.config import AnyRole, load_role
-from nodewire.errors import BadConfig, BadInput, NodewireError
+from nodewire.errors import BadConfig, BadHash, BadInput, NodewireError, NotFound
 from nodewire.kind import Registration
 from nodewire.protocol.sizes import parse_size
 
@@ -36,10 +37,12 @@ _ENCODERS = ("BertModel", "BertForMaskedLM")
 
 
 def register(
+    ctx: typer.Context,
     folder: Annotated[
         Path,
         typer.Argument(
-            help="A Hugging Face model folder: config.json, safetensors, tokenizer.json; or what `train` left."
+            help="A Hugging Face model folder: config.json, safetensors, tokenizer.json; what `train` left; or what "
+            "`nodewire.register` wrote."
         ),
     ],
     config: Annotated[
@@ -74,13 +77,18 @@ def register(
     json: Json = False,
 ) -> None:
     """Cut a model into pieces, upload them, publish the manifest."""
+    if not folder.is_dir():
+        raise NotFound(str(folder), "is no folder")
+    if is_registered(folder):
+        _check_uncut(ctx)
     role = load_customer(config) if config is not None else None
     relays, servers = relay or (role and list(role.relays)), blossom or (role and list(role.blossom))
     if not relays or not servers:
         raise BadInput("--config", "a customer's TOML file says where to publish; or --relay and --blossom do")
     author = key or (role.key if role is not None else Path("author.nsec"))
     results, folder = results_of(folder), model_in(folder)
-    name = name or (results and trained(results).get("recipe")) or folder.resolve().name.lower()
+    if not is_registered(folder):
+        name = name or (results and trained(results).get("recipe")) or folder.resolve().name.lower()
     made, done = publish_folder(
         folder,
         size_of(target_vram),
@@ -102,6 +110,17 @@ def register(
     for line in made.report:
         console.print(f"  {escape(line)}", soft_wrap=True)
     console.print(f"[bold green]registered[/] {done['address']}\n[dim]digest {done['digest']}[/]", soft_wrap=True)
+
+
+_CUTTING = ("target_vram", "slots", "as_tensors", "expert_groups")
+
+
+def _check_uncut(ctx: typer.Context) -> None:
+    """Raises BadInput: it is said how to cut what has been cut."""
+    for parameter in ctx.command.params:
+        source = ctx.get_parameter_source(parameter.name or "")
+        if parameter.name in _CUTTING and source is not None and source.name == "COMMANDLINE":
+            raise BadInput(parameter.opts[0], "`nodewire.register` has cut the model already: say it there")
 
 
 def models(
@@ -161,8 +180,11 @@ def publish_folder(
 ) -> tuple[Registration, dict[str, Any]]:
     """Cut the model in a folder, upload it and publish its manifest: what was made, and what `--json` says of it."""
     with tempfile.TemporaryDirectory() as scratch:
-        with notes.status(f"cutting {folder.name} into pieces of at most {target_bytes / 1e6:,.1f} MB"):
-            made = _split(folder, target_bytes, Path(scratch), name, slots, as_tensors, expert_groups)
+        if is_registered(folder):
+            made = registration_in(folder, name)
+        else:
+            with notes.status(f"cutting {folder.name} into pieces of at most {target_bytes / 1e6:,.1f} MB"):
+                made = _split(folder, target_bytes, Path(scratch), name, slots, as_tensors, expert_groups)
         made = _exact(made) if exact else made
         return made, asyncio.run(_publish(made, key, relays, servers, show=show))
 
@@ -240,8 +262,9 @@ async def _publish(
         cache = stack.enter_context(tempfile.TemporaryDirectory())
         blobs = await stack.enter_async_context(Blobs(servers, Path(cache), keys=keys))
         with Progress(console=notes, transient=True, disable=not show) as progress:
-            for path in progress.track(list(made.blobs.values()), description="uploading"):
-                await blobs.put(path)
+            for sha256, path in progress.track(list(made.blobs.items()), description="uploading"):
+                if (await blobs.put(path)).sha256 != sha256:
+                    raise BadHash(str(path), "is not what the manifest cites: it has changed")
         packed = await blobs.put(manifest.pack())
         event = publish.build(
             keys, manifest, created_at=int(time.time()), blob_sha256=packed.sha256, servers=tuple(servers)

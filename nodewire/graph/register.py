@@ -2,6 +2,8 @@
 
 made = nodewire.register(model, [{"x": torch.zeros(1, 64)}, {"x": torch.zeros(8, 64)}],
                          target_vram="2GB", out="blobs", name="mymodel")
+
+`nodewire register blobs` then puts it on the market.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any
 import torch
 
 from nodewire.errors import BadInput, BadTask, NotFound
+from nodewire.graph.blob_folder import MANIFEST
 from nodewire.graph.decompose import decompose
 from nodewire.graph.examples import Axes, Signature, signature
 from nodewire.graph.experts import mixtures
@@ -42,15 +45,15 @@ def register(
     license: str = "",
     expert_groups: int = 1,
 ) -> Registration:
-    """Split `model` into tasks of at most `target_vram` (bytes, or "12GB") each, and write their blobs into `out`.
+    """Split `model` into tasks of at most `target_vram` (bytes, or "12GB") each; write manifest and blobs into `out`.
 
-    `examples` is what it is called with: a tensor, a tuple, keywords as a mapping, (args, kwargs), or an iterator or
-    list of several. Sizes that differ between them vary in calls, up to the largest shown; every example is a call that
-    the tasks admit. `axes` names sizes that vary where the examples do not show it ({"ids": ("batch", "length")}),
-    `most` admits larger ones ({"length": 512}), as far as the target allows. `outputs` picks from what the model
-    returns, by path. The model must be in evaluation mode; its weights may lie anywhere, and the whole of them is never
-    copied. The experts of a mixture are cut into `expert_groups` tasks, or into as many as the target asks, if those
-    are more. The registration's report says what bounded each cut.
+    `nodewire register OUT` publishes them. `examples` is what the model is called with: a tensor, a tuple, keywords as
+    a mapping, (args, kwargs), or an iterator or list of several. Sizes that differ between them vary in calls, up to
+    the largest shown; every example is a call that the tasks admit. `axes` names sizes that vary where the examples do
+    not show it ({"ids": ("batch", "length")}), `most` admits larger ones ({"length": 512}), as far as the target
+    allows. `outputs` picks from what the model returns, by path. The model must be in evaluation mode; its weights may
+    lie anywhere, and the whole of them is never copied. The experts of a mixture are cut into `expert_groups` tasks, or
+    into as many as the target asks, if those are more. The registration's report says what bounded each cut.
 
     Raises:
         BadInput, Unsupported: the examples do not go together, or the model with them; there are no experts to group.
@@ -63,7 +66,7 @@ def register(
         raise BadInput("target_vram", str(error)) from error
     said = signature(model, examples, axes, most)
     traced = trace(model, said, volume(said), outputs=outputs)
-    return split(
+    made = split(
         traced,
         said,
         held(model, traced),
@@ -74,6 +77,8 @@ def register(
         license=license,
         expert_groups=expert_groups,
     )
+    (Path(out) / MANIFEST).write_bytes(made.manifest.pack())
+    return made
 
 
 def split(
