@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from nodewire.errors import BadInput, BadTask, NotFound
+from nodewire.errors import BadInput, BadTask, NotFound, OverMemory
 from nodewire.graph.blob_folder import MANIFEST
 from nodewire.graph.decompose import decompose
-from nodewire.graph.examples import Axes, Signature, signature
+from nodewire.graph.examples import BATCH, Axes, Signature, signature
 from nodewire.graph.experts import mixtures
 from nodewire.graph.format import Program
 from nodewire.graph.normalize import normalize
@@ -99,7 +99,21 @@ def split(
         raise BadInput("expert_groups", f"{expert_groups}, at least 1")
     if expert_groups > 1 and not mixtures(whole, traced.shapes):
         raise BadInput("expert_groups", f"{name} has no mixture of experts of a known form")
-    done = decompose(whole, traced.shapes, target_bytes, said.least, expert_groups=expert_groups)
+    try:
+        done = decompose(whole, traced.shapes, target_bytes, said.least, expert_groups=expert_groups)
+    except OverMemory as error:
+        where = traced.modules.get(error.field)
+        item = {dim: most for dim, most in said.dims.items() if dim not in (BATCH, "images")}
+        one = (
+            f" ({' x '.join(f'{dim} {most}' for dim, most in item.items())})"
+            if prod(item.values()) == said.least
+            else ""
+        )
+        sizes = f"calls of {said.least} positions{one}"
+        raise OverMemory(
+            f"{where} ({error.field})" if where else error.field,
+            f"{error.reason}, for {sizes}: smaller calls need less",
+        ) from None
     return write_run(done, parts, target_bytes, out, name=name, license=license, modules=traced.modules)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
+import shutil
 import subprocess
 import sys
 
@@ -152,3 +154,34 @@ def test_of_what_is_cut_no_cut_is_asked_for_and_every_blob_is_as_it_was(register
     assert register(str(written))[1]["error"]["field"] == str(largest)
     largest.unlink()
     assert register(str(written))[1]["error"]["code"] == "not-found"
+
+
+def test_the_most_of_a_call_is_chosen_by_name(register, folders):
+    code, done = register(str(folders / "llama"), "--as-tensors", "--target-vram", "2MB", "--most", "batch=3")
+    assert code == 0, done
+    assert "batch up to 3," in done["report"][0]
+    for said, part in (("batch", "NAME=SIZE"), ("rows=3", "batch, sequence"), ("sequence=999999", "from 1 to")):
+        code, refused = register(str(folders / "llama"), "--as-tensors", "--target-vram", "2MB", "--most", said)
+        assert part in refused["error"]["reason"]
+
+
+def test_a_target_that_is_too_small_is_answered_with_the_module_the_calls_and_a_remedy(register, folders):
+    code, said = register(str(folders / "llama"), "--as-tensors", "--target-vram", "20kB")
+    assert (code, said["error"]["code"]) == (1, "over-memory")
+    assert "(" in said["error"]["field"], "the module's path, and the operator in it"
+    assert re.search(
+        r"^needs a target of [\d.]+[kM]B, 20 kB given, for calls of \d+ positions", said["error"]["reason"]
+    )
+    assert "--most sequence=" in said["error"]["reason"]
+
+
+def test_what_is_missing_or_cut_short_is_named_before_the_model_is_built(register, folders, tmp_path):
+    said = register(str(tmp_path / "nothing"))[1]["error"]
+    assert (said["code"], said["field"]) == ("not-found", str(tmp_path / "nothing"))
+    assert "--as-tensors" in register(str(folders / "llama"))[1]["error"]["reason"]
+    shutil.copytree(folders / "mixtral", tmp_path / "short")
+    weights = tmp_path / "short" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    said = register(str(tmp_path / "short"))[1]["error"]
+    assert said["field"] == "model.safetensors"
+    assert said["reason"].startswith("cut short: tensors end at byte")
