@@ -104,6 +104,15 @@ def test_the_report_says_what_bounded_each_cut(made):
     assert "live, most at " in text
 
 
+def test_calls_are_as_large_as_the_target_has_room_for(tmp_path):
+    examples, target = [torch.zeros(1, 64), torch.zeros(2, 64)], 5_000_000
+    made = nodewire.register(
+        Block(64).eval(), examples, target_vram=target, out=tmp_path, name="block", most={"batch": 2**14}
+    )
+    assert target < 2 * max(task.memory_bytes for task in made.manifest.tasks) <= 2 * target
+    assert "batch: together at most" in made.report[1]
+
+
 class Choosing(nn.Module):
     def __init__(self):
         super().__init__()
