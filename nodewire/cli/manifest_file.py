@@ -8,7 +8,8 @@ from pathlib import Path
 from nodewire.errors import BadConfig, BadInput, NotFound
 from nodewire.protocol.manifest import Manifest
 
-_NAMES = ("manifest.json", "manifest.msgpack", "manifest")
+NAMES = ("manifest.json", "manifest.msgpack", "manifest")
+"""What a manifest is called in a folder."""
 _BLOB = re.compile(r"[0-9a-f]{64}")
 
 
@@ -23,7 +24,7 @@ def read_manifest(path: Path) -> Manifest:
     try:
         if not path.is_dir():
             return _parsed(path)
-        for name in _NAMES:
+        for name in NAMES:
             if (path / name).is_file():
                 return _parsed(path / name)
         blobs = [one for one in sorted(path.iterdir()) if _BLOB.fullmatch(one.name)]
@@ -35,7 +36,7 @@ def read_manifest(path: Path) -> Manifest:
                     continue  # a program, or weights
     except OSError as error:
         raise BadConfig(str(path), f"cannot be read: {error.strerror or error}") from error
-    raise NotFound(str(path), f"holds no {' or '.join(_NAMES[:2])}, and no blob of it is a manifest")
+    raise NotFound(str(path), f"holds no {' or '.join(NAMES[:2])}, and no blob of it is a manifest")
 
 
 def _parsed(path: Path) -> Manifest:

@@ -6,6 +6,7 @@ import asyncio
 import json as jsonlib
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,11 @@ import typer
 from rich.markup import escape
 
 from nodewire.cli.output import CUSTOMERS, DEVELOPERS, Json, console, notes, one_line, print_json, sats
+from nodewire.cli.registered import is_registered, registration_in
 from nodewire.cli.roles import enter_market, load_customer, naming
 from nodewire.cli.training_results import MODEL, SUMMARY, note, trained
 from nodewire.config import AnyRole, load_role
-from nodewire.errors import BadConfig, BadInput, NodewireError
+from nodewire.errors import BadConfig, BadHash, BadInput, NodewireError, NotFound, OverMemory
 from nodewire.kind import Registration
 from nodewire.protocol.sizes import parse_size
 
@@ -36,10 +38,12 @@ _ENCODERS = ("BertModel", "BertForMaskedLM")
 
 
 def register(
+    ctx: typer.Context,
     folder: Annotated[
         Path,
         typer.Argument(
-            help="A Hugging Face model folder: config.json, safetensors, tokenizer.json; or what `train` left."
+            help="A Hugging Face model folder: config.json, safetensors, tokenizer.json; what `train` left; or what "
+            "`nodewire.register` wrote."
         ),
     ],
     config: Annotated[
@@ -68,19 +72,32 @@ def register(
         int,
         typer.Option(min=1, help="Pieces that the experts of each mixture are parted in; more if --target-vram asks."),
     ] = 1,
+    most: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--most",
+            help="The most that one call may hold together, such as --most batch=8 --most sequence=64; of what is "
+            "called with tensors.",
+        ),
+    ] = None,
     exact: Annotated[
         bool, typer.Option("--exact", help="Forbid customers to narrow what pieces send each other.")
     ] = False,
     json: Json = False,
 ) -> None:
     """Cut a model into pieces, upload them, publish the manifest."""
+    if not folder.is_dir():
+        raise NotFound(str(folder), "is no folder")
+    if is_registered(folder):
+        _check_uncut(ctx)
     role = load_customer(config) if config is not None else None
     relays, servers = relay or (role and list(role.relays)), blossom or (role and list(role.blossom))
     if not relays or not servers:
         raise BadInput("--config", "a customer's TOML file says where to publish; or --relay and --blossom do")
     author = key or (role.key if role is not None else Path("author.nsec"))
     results, folder = results_of(folder), model_in(folder)
-    name = name or (results and trained(results).get("recipe")) or folder.resolve().name.lower()
+    if not is_registered(folder):
+        name = name or (results and trained(results).get("recipe")) or folder.resolve().name.lower()
     made, done = publish_folder(
         folder,
         size_of(target_vram),
@@ -91,6 +108,7 @@ def register(
         servers,
         as_tensors=as_tensors,
         expert_groups=expert_groups,
+        most=_sizes(most or ()),
         exact=exact,
         show=not json,
     )
@@ -102,6 +120,17 @@ def register(
     for line in made.report:
         console.print(f"  {escape(line)}", soft_wrap=True)
     console.print(f"[bold green]registered[/] {done['address']}\n[dim]digest {done['digest']}[/]", soft_wrap=True)
+
+
+_CUTTING = ("target_vram", "slots", "as_tensors", "expert_groups", "most")
+
+
+def _check_uncut(ctx: typer.Context) -> None:
+    """Raises BadInput: it is said how to cut what has been cut."""
+    for parameter in ctx.command.params:
+        source = ctx.get_parameter_source(parameter.name or "")
+        if parameter.name in _CUTTING and source is not None and source.name == "COMMANDLINE":
+            raise BadInput(parameter.opts[0], "`nodewire.register` has cut the model already: say it there")
 
 
 def models(
@@ -156,15 +185,30 @@ def publish_folder(
     *,
     as_tensors: bool = False,
     expert_groups: int = 1,
+    most: Mapping[str, int] | None = None,
     exact: bool = False,
     show: bool,
 ) -> tuple[Registration, dict[str, Any]]:
     """Cut the model in a folder, upload it and publish its manifest: what was made, and what `--json` says of it."""
     with tempfile.TemporaryDirectory() as scratch:
-        with notes.status(f"cutting {folder.name} into pieces of at most {target_bytes / 1e6:,.1f} MB"):
-            made = _split(folder, target_bytes, Path(scratch), name, slots, as_tensors, expert_groups)
+        if is_registered(folder):
+            made = registration_in(folder, name)
+        else:
+            with notes.status(f"cutting {folder.name} into pieces of at most {target_bytes / 1e6:,.1f} MB"):
+                made = _split(folder, target_bytes, Path(scratch), name, slots, as_tensors, expert_groups, most)
         made = _exact(made) if exact else made
         return made, asyncio.run(_publish(made, key, relays, servers, show=show))
+
+
+def _sizes(said: Sequence[str]) -> dict[str, int]:
+    """Sizes by name, from NAME=SIZE. Raises BadInput."""
+    found: dict[str, int] = {}
+    for one in said:
+        name, _, size = one.partition("=")
+        if not name or not size.isdecimal() or not 0 < len(size) < 10:
+            raise BadInput("--most", f"{one[:80]!r} is not NAME=SIZE, such as batch=8")
+        found[name] = int(size)
+    return found
 
 
 def model_in(folder: Path) -> Path:
@@ -194,14 +238,18 @@ def _split(
     slots: int,
     as_tensors: bool = False,
     expert_groups: int = 1,
+    most: Mapping[str, int] | None = None,
 ) -> Registration:
     """Cut by the engine that the folder's architecture belongs to. torch is imported here, not before."""
+    no_sizes = BadInput("--most", "is for what is called with tensors; --as-tensors cuts any model so")
     no_experts = BadInput("--expert-groups", "what is cut so has no experts; --as-tensors cuts any model's operators")
     if (folder / "recipe.json").is_file() and not (folder / "config.json").exists():  # as `train` leaves a classifier
         from nodewire.graph.classifier import split_classifier
 
         if expert_groups > 1:
             raise no_experts
+        if most:
+            raise no_sizes
         return split_classifier(folder, target_bytes, out, slots=slots, name=name)
     try:
         config = jsonlib.loads((folder / "config.json").read_text())
@@ -210,9 +258,13 @@ def _split(
         raise BadConfig(str(folder), "holds no config.json that names its architecture") from error
     if architecture in (*_DECODERS, *_ENCODERS) and not as_tensors and expert_groups > 1:
         raise no_experts
+    if architecture in (*_DECODERS, *_ENCODERS) and not as_tensors and most:
+        raise no_sizes
     if architecture in _DECODERS and not as_tensors:
         from nodewire.llm.split import split_decoder
 
+        if not (folder / "tokenizer.json").is_file():
+            raise NotFound("tokenizer.json", f"not in {folder}: text needs one; or --as-tensors cuts it without")
         return split_decoder(folder, target_bytes, out, slots=slots, name=name)
     if architecture in _ENCODERS and not as_tensors:
         from nodewire.graph.split_encoder import split_encoder
@@ -220,7 +272,13 @@ def _split(
         return split_encoder(folder, target_bytes, out, slots=slots, name=name)
     from nodewire.graph.split_directory import split_directory
 
-    return split_directory(folder, target_bytes, out, slots=slots, name=name, expert_groups=expert_groups)
+    try:
+        return split_directory(
+            folder, target_bytes, out, slots=slots, name=name, expert_groups=expert_groups, most=most
+        )
+    except OverMemory as error:
+        remedy = "name them with --most (--most sequence=64), or a larger --target-vram"
+        raise OverMemory(error.field, f"{error.reason}: {remedy}") from None
 
 
 async def _publish(
@@ -240,8 +298,9 @@ async def _publish(
         cache = stack.enter_context(tempfile.TemporaryDirectory())
         blobs = await stack.enter_async_context(Blobs(servers, Path(cache), keys=keys))
         with Progress(console=notes, transient=True, disable=not show) as progress:
-            for path in progress.track(list(made.blobs.values()), description="uploading"):
-                await blobs.put(path)
+            for sha256, path in progress.track(list(made.blobs.items()), description="uploading"):
+                if (await blobs.put(path)).sha256 != sha256:
+                    raise BadHash(str(path), "is not what the manifest cites: it has changed")
         packed = await blobs.put(manifest.pack())
         event = publish.build(
             keys, manifest, created_at=int(time.time()), blob_sha256=packed.sha256, servers=tuple(servers)

@@ -141,13 +141,30 @@ class Batching:
             try:
                 axes = await self._proven(dim)
             except rowwise.Unproven as error:
-                reasons.append(f"along {dim}, of which {rows} are taken at once, {error} may not keep rows apart")
+                reasons.append(f"rows along {dim} are not proven to be apart ({error})")
                 continue
             return Parts(tuple(self._part(call, dim, at, at + rows) for at in range(0, size, rows)), axes)
-        dims = self.signature.dims.items()
-        takes = ", ".join(f"{name} {sizes[name]} of {most}" for name, most in dims if name in sizes)
-        reason = reasons[0] if reasons else f"no part of it along one dim would be small enough ({takes} in all)"
-        raise BadInput("inputs", f"too large for one call: {reason}; make it several calls, or smaller")
+        why = f"; {reasons[0]}" if reasons else ""
+        raise BadInput("inputs", f"too large for one call: {self._limit(sizes)}; make it several calls{why}")
+
+    def _limit(self, sizes: Mapping[str, int]) -> str:
+        """What of these sizes the model does not take, and what it would."""
+        for name, most in self.signature.dims.items():
+            if sizes.get(name, 0) > most:
+                return f"{name} {sizes[name]}: at most {most}"
+        for program in self._programs.values():
+            if self._has_room(program, sizes):
+                continue
+            own = {name: max(1, sizes[name]) for name in program.dims if name in sizes}
+            said = f"{_product(own)} = {prod(own.values())} positions ({_product(list(own))})"
+            fitting = []
+            for name in own:
+                most = min(program.volume // (prod(own.values()) // own[name]), program.dims[name])
+                if most > 0:
+                    fitting.append(_product({**own, name: most}))
+            such = f" ({', '.join(fitting)})" if fitting else ""
+            return f"{said}; this model takes {program.volume} in one call{such}"
+        return ", ".join(f"{name} {sizes[name]}" for name in self.signature.dims if name in sizes)
 
     def _rows(self, dim: str, sizes: Mapping[str, int]) -> int:
         """The most rows along `dim` that fit in one call; 0: not even one does."""
@@ -173,3 +190,7 @@ class Batching:
             name: sliced(array, inputs[name].shape.index(dim), first, last) if dim in inputs[name].shape else array
             for name, array in call.items()
         }
+
+
+def _product(sizes: Mapping[str, int] | list[str]) -> str:
+    return " x ".join(sizes if isinstance(sizes, list) else map(str, sizes.values()))

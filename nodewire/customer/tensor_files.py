@@ -19,6 +19,7 @@ from nodewire.errors import BadConfig, BadInput
 from nodewire.protocol.frame import ITEM_BYTES, Array
 from nodewire.protocol.stored_dtypes import CODE_OF, DTYPE_OF
 
+_MAX_HEADER_BYTES = 16 * 2**20
 _DTYPES = {code: dtype for code, dtype in DTYPE_OF.items() if dtype in ITEM_BYTES}
 """Those of tensors that travel."""
 
@@ -41,8 +42,21 @@ def read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise BadConfig(str(path), f"cannot be read: {error.strerror or error}") from error
     except (SafetensorError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise BadInput(str(path), "not a safetensors, .npz or .npy file of tensors") from error
+        raise BadInput(str(path), _cut_short(path) or "not a safetensors, .npz or .npy file of tensors") from error
     return {name: _array(path, name, one) for name, one in raw}
+
+
+def _cut_short(path: Path) -> str:
+    """Where a safetensors file ends too early; "" if it does not, or is none."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        text = file.read(length) if length <= _MAX_HEADER_BYTES else b""
+    try:
+        ends = [entry["data_offsets"][1] for name, entry in json.loads(text).items() if name != "__metadata__"]
+        end, size = 8 + length + max(ends, default=0), path.stat().st_size
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+        return ""
+    return f"cut short: tensors end at byte {end}, the file at {size}" if end > size else ""
 
 
 def write(path: Path, tensors: Mapping[str, Array]) -> None:

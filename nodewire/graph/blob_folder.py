@@ -9,6 +9,9 @@ from pathlib import Path
 from nodewire.protocol.manifest import BlobRef
 from nodewire.weights.tensorfile import Assembled, write
 
+MANIFEST = "manifest.msgpack"
+"""Beside the blobs: the manifest that cites them, packed as it is published."""
+
 
 class BlobFolder:
     """`paths` has all that was written, by hash. The folder is made if it is missing."""

@@ -1,7 +1,8 @@
 """A program as tasks that each stay under a memory target, at the largest volume that leaves room for weights.
 
 Part of the target is for frames that wait for others (`waiting_bytes`), the rest for weights and activations. How many
-positions one call may hold (`volume`) follows from it: the largest halving whose activations take a tenth.
+positions one call may hold (`volume`) follows from it: the largest halving whose activations take a tenth, and more
+where the tasks that come of it leave half of the target.
 
     program -> experts in groups -> what is too large, by rows -> segments beside or after each other -> tasks of each
 
@@ -30,6 +31,7 @@ from nodewire.graph.segments import Segment, segments
 from nodewire.graph.uncollected import uncollected
 from nodewire.graph.verify import Verified
 from nodewire.graph.whitelist import Ref
+from nodewire.protocol.sizes import at_least, in_units
 
 DRIVER = "driver"
 _ASIDE = ("embed", "rows", "experts")
@@ -102,7 +104,7 @@ def _decompose(whole: _Whole, target_bytes: int) -> Decomposition:
             found, low = refused, middle
         else:
             high = middle
-    raise OverMemory(found.field, f"needs a target of {high} bytes, {target_bytes} given") from found
+    raise OverMemory(found.field, f"needs a target of {at_least(high)}, {in_units(target_bytes)} given") from None
 
 
 def memory_bytes(task: Verified, target_bytes: int) -> int:
@@ -145,11 +147,25 @@ class _Whole:
             volume = max(self._least, volume // 2)
         while True:
             try:
-                return self._at(groups, volume, target)
+                return self._larger(self._at(groups, volume, target), groups, target)
             except OverMemory:
                 if volume == self._least:
                     raise
                 volume = max(self._least, volume // 2)
+
+    def _larger(self, found: Decomposition, groups: int, target: int) -> Decomposition:
+        """The same tasks for larger calls, while the largest task leaves half of the target."""
+        while found.volume < self._source.volume:
+            if 2 * max(memory_bytes(task, target) for task in found.tasks.values()) > target:
+                break
+            try:
+                larger = self._at(groups, min(2 * found.volume, self._source.volume), target)
+            except OverMemory:
+                break
+            if len(larger.tasks) > len(found.tasks):
+                break
+            found = larger
+        return found
 
     def _in_groups(self, groups: int) -> Rewritten:
         if groups not in self._rewritten:

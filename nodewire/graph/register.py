@@ -2,6 +2,8 @@
 
 made = nodewire.register(model, [{"x": torch.zeros(1, 64)}, {"x": torch.zeros(8, 64)}],
                          target_vram="2GB", out="blobs", name="mymodel")
+
+`nodewire register blobs` then puts it on the market.
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ from typing import Any
 
 import torch
 
-from nodewire.errors import BadInput, BadTask, NotFound
+from nodewire.errors import BadInput, BadTask, NotFound, OverMemory
+from nodewire.graph.blob_folder import MANIFEST
 from nodewire.graph.decompose import decompose
-from nodewire.graph.examples import Axes, Signature, signature
+from nodewire.graph.examples import BATCH, Axes, Signature, signature
 from nodewire.graph.experts import mixtures
 from nodewire.graph.format import Program
 from nodewire.graph.normalize import normalize
@@ -42,15 +45,15 @@ def register(
     license: str = "",
     expert_groups: int = 1,
 ) -> Registration:
-    """Split `model` into tasks of at most `target_vram` (bytes, or "12GB") each, and write their blobs into `out`.
+    """Split `model` into tasks of at most `target_vram` (bytes, or "12GB") each; write manifest and blobs into `out`.
 
-    `examples` is what it is called with: a tensor, a tuple, keywords as a mapping, (args, kwargs), or an iterator or
-    list of several. Sizes that differ between them vary in calls, up to the largest shown; every example is a call that
-    the tasks admit. `axes` names sizes that vary where the examples do not show it ({"ids": ("batch", "length")}),
-    `most` admits larger ones ({"length": 512}), as far as the target allows. `outputs` picks from what the model
-    returns, by path. The model must be in evaluation mode; its weights may lie anywhere, and the whole of them is never
-    copied. The experts of a mixture are cut into `expert_groups` tasks, or into as many as the target asks, if those
-    are more. The registration's report says what bounded each cut.
+    `nodewire register OUT` publishes them. `examples` is what the model is called with: a tensor, a tuple, keywords as
+    a mapping, (args, kwargs), or an iterator or list of several. Sizes that differ between them vary in calls, up to
+    the largest shown; every example is a call that the tasks admit. `axes` names sizes that vary where the examples do
+    not show it ({"ids": ("batch", "length")}), `most` admits larger ones ({"length": 512}), as far as the target
+    allows. `outputs` picks from what the model returns, by path. The model must be in evaluation mode; its weights may
+    lie anywhere, and the whole of them is never copied. The experts of a mixture are cut into `expert_groups` tasks, or
+    into as many as the target asks, if those are more. The registration's report says what bounded each cut.
 
     Raises:
         BadInput, Unsupported: the examples do not go together, or the model with them; there are no experts to group.
@@ -63,7 +66,7 @@ def register(
         raise BadInput("target_vram", str(error)) from error
     said = signature(model, examples, axes, most)
     traced = trace(model, said, volume(said), outputs=outputs)
-    return split(
+    made = split(
         traced,
         said,
         held(model, traced),
@@ -74,6 +77,8 @@ def register(
         license=license,
         expert_groups=expert_groups,
     )
+    (Path(out) / MANIFEST).write_bytes(made.manifest.pack())
+    return made
 
 
 def split(
@@ -94,7 +99,21 @@ def split(
         raise BadInput("expert_groups", f"{expert_groups}, at least 1")
     if expert_groups > 1 and not mixtures(whole, traced.shapes):
         raise BadInput("expert_groups", f"{name} has no mixture of experts of a known form")
-    done = decompose(whole, traced.shapes, target_bytes, said.least, expert_groups=expert_groups)
+    try:
+        done = decompose(whole, traced.shapes, target_bytes, said.least, expert_groups=expert_groups)
+    except OverMemory as error:
+        where = traced.modules.get(error.field)
+        item = {dim: most for dim, most in said.dims.items() if dim not in (BATCH, "images")}
+        one = (
+            f" ({' x '.join(f'{dim} {most}' for dim, most in item.items())})"
+            if prod(item.values()) == said.least
+            else ""
+        )
+        sizes = f"calls of {said.least} positions{one}"
+        raise OverMemory(
+            f"{where} ({error.field})" if where else error.field,
+            f"{error.reason}, for {sizes}: smaller calls need less",
+        ) from None
     return write_run(done, parts, target_bytes, out, name=name, license=license, modules=traced.modules)
 
 

@@ -32,10 +32,11 @@ def split_directory(
     slots: int = 4,
     largest: Largest = LARGEST,
     expert_groups: int = 1,
+    most: Mapping[str, int] | None = None,
 ) -> Registration:
     """Split the model in `directory` into tasks of at most `target_bytes` each, and write their blobs into `out`.
 
-    `expert_groups` as `register` has it.
+    `expert_groups` as `register` has it; `most` by size, as in {"batch": 8}, is what one call may hold together.
 
     Raises:
         NotFound, BadInput, Unsupported, BadConfig: the directory does not hold a model of a known architecture, or
@@ -43,9 +44,10 @@ def split_directory(
         BadTask: the model uses what no task may; names the module.
         OverMemory: an operator alone needs more than the target; names it and the target that would do.
     """
-    built = build(encoder_directory.config_of(directory), largest)
+    config, stored = encoder_directory.config_of(directory), stored_tensors(directory)
+    built = build(config, largest, most)
     traced = trace_built(built)
-    parts = parts_of(built, traced, stored_tensors(directory))
+    parts = parts_of(built, traced, stored)
     license = encoder_directory.license_of(directory)
     return split(
         traced,

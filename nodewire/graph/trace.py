@@ -7,13 +7,17 @@ the meta device: only their names and types go into the program.
 
 from __future__ import annotations
 
+import logging
 import re
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.export import _trace
 
 from nodewire.errors import BadInput, BadTask
 from nodewire.graph.examples import Signature, named_tensors
@@ -24,6 +28,11 @@ from nodewire.graph.whitelist import OPS
 _TRACED_SIZES = (17, 19, 23, 13, 11, 7, 5, 3, 2)
 """A size that varies is traced at one of these: different ones, so that export takes none for another or a constant."""
 _DATA_DEPENDENT = "it branches on a tensor's value, or makes a tensor as large as its values say: use torch.where"
+_NUMBER = "it makes a number of a tensor's value (float, int, item, tolist): compute with the tensor itself"
+_NUMPY = "numpy cannot be traced: use torch's own operators"
+_IS_NUMPY = re.compile(r"\bnp\.|numpy", re.IGNORECASE)
+_IS_NUMBER = re.compile(r"\bfloat\(|\bint\(|\.item\(|\.tolist\(")
+_SYMBOLS = logging.getLogger("torch.fx.experimental.symbolic_shapes")
 
 
 def trace(
@@ -62,7 +71,7 @@ def trace(
     )
     dynamic = tuple({k: symbols[d] for k, d in enumerate(i.shape) if isinstance(d, str)} for i in said.inputs)
     try:
-        with torch.no_grad(), uncollected():
+        with torch.no_grad(), uncollected(), _quiet():
             # What the library cannot prove of sizes it writes down as assertions, which the reader tries instead.
             exported = torch.export.export(
                 whole,
@@ -75,8 +84,25 @@ def trace(
     except BadInput:
         raise
     except Exception as error:  # the model's own code runs here, and may raise anything
-        raise BadTask(_where(error, module) or "model", f"cannot be exported: {_why(error)}") from error
+        raise BadTask(_where(error, module) or "model", f"cannot be exported: {_why(error)}") from None
     return Reader(exported, module, said, volume, buffers or {}).read(names)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the library's words on its own inner workings, and its dumps of what it could not export."""
+    level = _SYMBOLS.level
+    _SYMBOLS.setLevel(logging.ERROR)
+    own = vars(_trace)
+    # It prints the graph so far; with stderr redirected instead, nobody could show progress.
+    own["print"] = lambda *_, **__: None
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=r".*LeafSpec", category=FutureWarning)
+            yield
+    finally:
+        del own["print"]
+        _SYMBOLS.setLevel(level)
 
 
 def _decompositions() -> dict[torch._ops.OperatorBase, Callable[..., Any]]:
@@ -145,12 +171,15 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 def _why(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     kind = type(error).__name__
+    at = _line(error)
+    if _IS_NUMPY.search(at) or _IS_NUMPY.search(str(error)):
+        return f"{_NUMPY}{at}"
     if "DataDependent" in kind or "data-dependent" in str(error):
-        return f"{_DATA_DEPENDENT}{_line(error)}"
+        return f"{_NUMBER if _IS_NUMBER.search(at) else _DATA_DEPENDENT}{at}"
     if "Constraints violated" in str(error):
         said = next((line for line in lines if line.startswith("- ")), lines[0])
         return f"a size that is said to vary may not: {said[:240]}; give it one value in all examples"
-    return f"{kind}: {lines[0][:240]}{_line(error)}"
+    return f"{kind}: {lines[0][:240]}{at}"
 
 
 def _line(error: BaseException) -> str:

@@ -25,6 +25,7 @@ from nodewire.graph.format import MAX_FILES, NAMES, SOME, Input, Output, Program
 from nodewire.graph.verify import verify
 from nodewire.kind import Registration
 from nodewire.protocol.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task, Tensor
+from nodewire.protocol.sizes import in_units
 from nodewire.weights.tensorfile import Assembled, Stored, elements
 
 SHARED_BYTES = 2**20
@@ -67,14 +68,21 @@ def report(name: str, done: Decomposition, target_bytes: int, modules: Mapping[s
         return f"{node} ({modules[node]})" if modules.get(node) else node
 
     dims = {dim: most for made in done.tasks.values() for dim, most in made.program.dims.items()}
-    calls = " x ".join(f"{dim} up to {most}" for dim, most in dims.items()) or "one size"
-    count = f"{len(done.tasks)} tasks under {target_bytes} bytes"
-    yield f"{name}: {count}, calls of {calls}, {done.volume} together"
+    calls = ", ".join(f"{dim} up to {most}" for dim, most in dims.items()) or "one size"
+    count = f"{len(done.tasks)} task{'s' if len(done.tasks) > 1 else ''} under {in_units(target_bytes)}"
+    yield f"{name}: {count}; calls of {calls}"
+    bounded = {
+        " x ".join(own): own
+        for made in done.tasks.values()
+        if len(own := made.program.dims) and prod(own.values()) > made.program.volume
+    }
+    for sizes, own in bounded.items():
+        at_once = f"together at most {done.volume} in one call"
+        yield f"{sizes}: {at_once}" + (", their product" if len(own) > 1 else "")
     found = {bottleneck.task: bottleneck for bottleneck in done.bottlenecks}
     for task, made in done.tasks.items():
-        line = (
-            f"{task}: {len(made.program.nodes)} operators, {made.weight_bytes} bytes of weights, {made.live_bytes} live"
-        )
+        size = f"{in_units(made.weight_bytes)} of weights, {in_units(made.live_bytes)} live"
+        line = f"{task}: {len(made.program.nodes)} operators, {size}"
         if limited := found.get(task):
             line += f", most at {named(limited.node)}"
             if limited.next_node:
@@ -83,11 +91,12 @@ def report(name: str, done: Decomposition, target_bytes: int, modules: Mapping[s
                 line += "; ends with its branch"
         yield line
     largest = max(done.tasks, key=lambda task: done.tasks[task].peak_bytes)
-    yield f"largest task: {largest}, {memory_bytes(done.tasks[largest], target_bytes)} of {target_bytes} bytes"
+    taken = memory_bytes(done.tasks[largest], target_bytes)
+    yield f"largest task: {largest}, {in_units(taken)} of {in_units(target_bytes)}"
     widest = max(done.bottlenecks, key=lambda bottleneck: bottleneck.crossing_bytes, default=None)
     if widest is not None and widest.tensors:
         tensors = ", ".join(named(tensor) for tensor in widest.tensors)
-        yield f"largest boundary: after {widest.task}, {widest.crossing_bytes} bytes a call: {tensors}"
+        yield f"largest boundary: after {widest.task}, {in_units(widest.crossing_bytes)} a call: {tensors}"
 
 
 class Writer:

@@ -17,6 +17,7 @@ from nodewire.protocol.row_values import (
     NUMBER,
     SIZE,
     UNKNOWN,
+    First,
     Known,
     Unknown,
     Unproven,
@@ -200,6 +201,45 @@ def _normed(input: Any, normalized_shape: Any, weight: Any = None, bias: Any = N
     for one in (weight, bias):
         if one is not None:
             fixed(one, len(normalized_shape))
+    return x
+
+
+def _batch_normed(input: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any) -> First:
+    """By means and deviations of the training: channel by channel, each number for itself."""
+    x = of(input)
+    along(x, 1)
+    for one in (weight, bias, running_mean, running_var):
+        if one is not None:
+            fixed(one, 1)
+    return First(x.shape, x.axis)
+
+
+def _group_normed(input: Any, weight: Any = None, bias: Any = None) -> Value:
+    x = of(input)
+    if x.axis not in (0, None) or len(x.shape) < 2:
+        raise Unproven("over the batch")
+    for one in (weight, bias):
+        if one is not None:
+            fixed(one, 1)
+    return x
+
+
+def _pooled(self: Any, output_size: Any = None) -> Value:
+    """Over the last two dims; of adaptive pooling they are `output_size`."""
+    x = of(self)
+    ahead = len(x.shape) - 2
+    if ahead < 1 or (x.axis is not None and x.axis >= ahead):
+        raise Unproven("over the batch")
+    sizes = output_size if isinstance(output_size, list) and len(output_size) == 2 else (None, None)
+    return Value((*x.shape[:ahead], *(n if type(n) is int and n > 0 else None for n in sizes)), x.axis)
+
+
+def _item(a0: Any, a1: Any) -> Value:
+    x = of(a0)
+    if isinstance(x, First):
+        if type(a1) is not int or a1 != 0:
+            raise Unproven("of several tensors not the first")
+        return Value(x.shape, x.axis)
     return x
 
 
@@ -456,6 +496,15 @@ _TABLE: tuple[tuple[str, str, Callable[..., Known]], ...] = (
     ("addmm", "self mat1 mat2", _addmm),
     ("scaled_dot_product_attention", "query key value attn_mask dropout_p is_causal", _attention),
     ("layer_norm", "input normalized_shape weight bias eps cudnn_enable", _normed),
+    (
+        "_native_batch_norm_legit_no_training",
+        "input weight bias running_mean running_var momentum eps",
+        _batch_normed,
+    ),
+    ("group_norm", "input num_groups weight bias eps cudnn_enabled", _group_normed),
+    ("max_pool2d", "self kernel_size stride padding dilation ceil_mode", _pooled),
+    ("avg_pool2d", "self kernel_size stride padding ceil_mode count_include_pad divisor_override", _pooled),
+    ("adaptive_avg_pool2d", "self output_size", _pooled),
     ("view reshape", "self shape", _reshaped),
     ("permute", "self dims", _permuted),
     ("transpose.int", "self dim0 dim1", _transposed),
@@ -497,7 +546,7 @@ RULES: Mapping[str, _Rule] = {
     for name in names.split()
 } | {
     **{f"py.{name}": _Rule(("a0", "a1"), frozenset(), _computed) for name in ("mul", "add", "sub", "floordiv")},
-    "py.getitem": _Rule(("a0", "a1"), frozenset({"a0"}), lambda a0: of(a0)),
+    "py.getitem": _Rule(("a0", "a1"), frozenset({"a0", "a1"}), _item),
 }
 _COUNTING = {_copied, _unsqueezed, _reshaped, _expanded, _permuted, _indexed}
 """What takes rows' numbers."""

@@ -32,6 +32,11 @@ class Unknown:
     """A tensor of which nothing is known, but that it does not depend on the batch."""
 
 
+@dataclass(frozen=True, slots=True)
+class First(Value):
+    """Several tensors, of which the first is this and the others are unknown."""
+
+
 SIZE, NUMBER, UNKNOWN = Number(batch=True), Number(), Unknown()
 Known = Value | Number | Unknown
 

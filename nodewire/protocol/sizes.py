@@ -1,4 +1,4 @@
-"""Sizes as people write them: 3000000, 3MB, 512 MiB, 24GB."""
+"""Sizes as people write and read them: 3000000, 3MB, 512 MiB, 24GB."""
 
 from __future__ import annotations
 
@@ -20,3 +20,21 @@ def parse_size(text: object) -> int:
     if match is None or (unit and unit not in _SIZES and unit + "b" not in _SIZES):
         raise ValueError(f"{text!r} is not a size such as 3MB or 24GiB")
     return int(float(match[1]) * _SIZES.get(unit, _SIZES.get(unit + "b", 1)))
+
+
+def in_units(nbytes: int) -> str:
+    """For people: "212 kB", "1.5 MB"."""
+    return _in_units(nbytes, " ")
+
+
+def at_least(nbytes: int) -> str:
+    """No less than `nbytes`, in three digits, as `parse_size` takes it: "301MB"."""
+    step: int = 10 ** max(len(str(nbytes)) - 3, 0)
+    return _in_units(-(-nbytes // step) * step, "")
+
+
+def _in_units(nbytes: int, between: str) -> str:
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if nbytes >= size:
+            return f"{float(f'{nbytes / size:.3g}'):g}{between}{unit}"
+    return f"{nbytes}{between or ''}{'bytes' if between else 'B'}"

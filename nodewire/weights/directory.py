@@ -20,7 +20,11 @@ def stored_tensors(directory: Path) -> dict[str, Stored]:
     """
     tensors: dict[str, Stored] = {}
     for path in _weight_files(directory):
-        for name, stored in read_header(path).items():
+        try:
+            header = read_header(path)
+        except BadTask as error:
+            raise BadTask(path.name, error.reason) from None
+        for name, stored in header.items():
             if name in tensors:
                 raise BadTask(f"weights.{name[:80]}", "in two files")
             tensors[name] = stored

@@ -55,7 +55,7 @@ def read_header(path: Path) -> dict[str, Stored]:
         if length > MAX_HEADER_BYTES:
             raise TooLarge("weights", f"a header of {length} bytes, at most {MAX_HEADER_BYTES}")
         if size < 8 + length:
-            raise BadTask("weights", "the file ends before its header does")
+            raise BadTask("weights", "cut short: the file ends before its header does")
         header = file.read(length)
     try:
         entries = json.loads(header)
@@ -69,7 +69,8 @@ def read_header(path: Path) -> dict[str, Stored]:
             raise BadTask("weights", "tensors overlap or leave gaps")
         end += stored.nbytes
     if end != size:
-        raise BadTask("weights", f"tensors end at byte {end}, the file at {size}")
+        short = "cut short: " if size < end else ""
+        raise BadTask("weights", f"{short}tensors end at byte {end}, the file at {size}")
     return table
 
 

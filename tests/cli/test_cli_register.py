@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import re
+import shutil
 import subprocess
 import sys
 
 import pytest
+import torch
+from torch import nn
 
+import nodewire
+from bench.carved import Carved
 from bench.dag_models import EXPERTS, _made
 from nodewire import cli
+from nodewire.cli.manifest_file import read_manifest
+from nodewire.kind import Registration
+from nodewire.nostr.nip01 import Filter
+from nodewire.nostr.pool import Pool
+from nodewire.protocol import kinds, publish
+from nodewire.store.blobs import Blobs
 
 logging.getLogger("torch.__trace").disabled = True  # thousands of records, which pytest would keep
 NODEWIRE = [sys.executable, "-m", "nodewire.cli"]
@@ -82,3 +95,93 @@ def test_experts_are_in_as_many_tasks_as_is_asked_for(register, folders):
 def test_groups_of_experts_are_refused_where_there_are_none(register, folders, how, field):
     code, said = register(str(folders / "llama"), *how, "--target-vram", "2MB", "--expert-groups", "2")
     assert (code, said["error"]["code"], said["error"]["field"]) == (1, "bad-input", field)
+
+
+@pytest.fixture(scope="module")
+def own():
+    torch.manual_seed(4)
+    layers = (nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
+    return nn.Sequential(*layers).eval()
+
+
+@pytest.fixture
+def written(own, tmp_path):
+    """What `nodewire.register` leaves of a module of one's own."""
+    examples = [torch.zeros(n, 3, 16, 16) for n in (1, 4)]
+    nodewire.register(own, examples, target_vram="2MB", out=tmp_path / "blobs", name="own")
+    return tmp_path / "blobs"
+
+
+async def _fetched(servers, address, folder):
+    """A model as a provider gets it: its manifest from the relay, its blobs from the store."""
+    relay, blossom = servers[1], servers[3]
+    async with Pool([relay]) as pool, Blobs([blossom], folder) as blobs:
+        events = await pool.fetch([Filter(kinds=frozenset({kinds.MANIFEST}))], timeout_s=10)
+        (manifest,) = (publish.parse(one) for one in events if publish.address(one) == address)
+        cited = [blob for task in manifest.tasks for blob in (task.program, *task.weights)]
+        return Registration(manifest, {blob.sha256: await blobs.get(blob) for blob in cited}, ())
+
+
+def test_a_module_of_ones_own_goes_from_python_to_the_market(register, servers, own, written, tmp_path):
+    code, done = register(str(written))
+    assert code == 0, done
+    assert (done["name"], done["digest"]) == ("own", read_manifest(written).digest())
+    images = torch.rand(3, 3, 16, 16)
+    with torch.no_grad():
+        assert torch.equal(
+            Carved(asyncio.run(_fetched(servers, done["address"], tmp_path)))({"input": images})["output"], own(images)
+        )
+
+
+def test_it_is_published_under_another_name_and_drawn_before(register, written, tmp_path):
+    code, done = register(str(written), "--name", "other")
+    assert (code, done["name"]) == (0, "other")
+    assert done["address"].endswith(":other")
+    drawn = subprocess.run([*NODEWIRE, "graph", str(written), "-o", str(tmp_path / "own.svg")], capture_output=True)
+    assert drawn.returncode == 0, drawn.stderr
+    assert "graph.0" in (tmp_path / "own.svg").read_text()
+
+
+def test_of_what_is_cut_no_cut_is_asked_for_and_every_blob_is_as_it_was(register, written):
+    code, said = register(str(written), "--target-vram", "1MB")
+    assert (code, said["error"]["field"]) == (1, "--target-vram")
+    largest = max((one for one in written.iterdir() if len(one.name) == 64), key=lambda one: one.stat().st_size)
+    data = bytearray(largest.read_bytes())
+    data[-1] ^= 1
+    largest.write_bytes(data)
+    assert register(str(written))[1]["error"]["code"] == "bad-hash"
+    largest.write_bytes(data[:-1])
+    assert register(str(written))[1]["error"]["field"] == str(largest)
+    largest.unlink()
+    assert register(str(written))[1]["error"]["code"] == "not-found"
+
+
+def test_the_most_of_a_call_is_chosen_by_name(register, folders):
+    code, done = register(str(folders / "llama"), "--as-tensors", "--target-vram", "2MB", "--most", "batch=3")
+    assert code == 0, done
+    assert "batch up to 3," in done["report"][0]
+    for said, part in (("batch", "NAME=SIZE"), ("rows=3", "batch, sequence"), ("sequence=999999", "from 1 to")):
+        code, refused = register(str(folders / "llama"), "--as-tensors", "--target-vram", "2MB", "--most", said)
+        assert part in refused["error"]["reason"]
+
+
+def test_a_target_that_is_too_small_is_answered_with_the_module_the_calls_and_a_remedy(register, folders):
+    code, said = register(str(folders / "llama"), "--as-tensors", "--target-vram", "20kB")
+    assert (code, said["error"]["code"]) == (1, "over-memory")
+    assert "(" in said["error"]["field"], "the module's path, and the operator in it"
+    assert re.search(
+        r"^needs a target of [\d.]+[kM]B, 20 kB given, for calls of \d+ positions", said["error"]["reason"]
+    )
+    assert "--most sequence=" in said["error"]["reason"]
+
+
+def test_what_is_missing_or_cut_short_is_named_before_the_model_is_built(register, folders, tmp_path):
+    said = register(str(tmp_path / "nothing"))[1]["error"]
+    assert (said["code"], said["field"]) == ("not-found", str(tmp_path / "nothing"))
+    assert "--as-tensors" in register(str(folders / "llama"))[1]["error"]["reason"]
+    shutil.copytree(folders / "mixtral", tmp_path / "short")
+    weights = tmp_path / "short" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    said = register(str(tmp_path / "short"))[1]["error"]
+    assert said["field"] == "model.safetensors"
+    assert said["reason"].startswith("cut short: tensors end at byte")

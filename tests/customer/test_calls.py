@@ -149,9 +149,11 @@ async def test_a_batch_above_the_dims_or_the_volume_is_made_in_parts_whose_outpu
 
 
 async def test_a_batch_whose_rows_are_mixed_is_refused_with_what_to_do(tmp_path):
-    with pytest.raises(BadInput, match=r"too large for one call: along rows, of which 8 .* mean .*several calls"):
+    with pytest.raises(BadInput, match=r"too large for one call: rows 20: at most 8; make it several calls; .*mean"):
         await parts(tmp_path, call(20), mixing=True)
     assert len((await parts(tmp_path, call(8), mixing=True)).calls) == 1
+    with pytest.raises(BadInput, match=r"7 = 7 positions \(rows\); this model takes 6 in one call \(6\)"):
+        await parts(tmp_path, call(7), mixing=True, volume=6)
 
 
 async def test_programs_are_read_once_for_many_calls(tmp_path):

@@ -53,6 +53,15 @@ def test_what_is_no_file_of_tensors_is_refused(tmp_path, suffix, content):
         read(path)
 
 
+def test_a_file_that_is_cut_short_is_told_where_it_ends(tmp_path):
+    path = tmp_path / "short.safetensors"
+    save_file(TENSORS, path)
+    size = path.stat().st_size
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(BadInput, match=f"cut short: tensors end at byte {size}, the file at {size - 3}"):
+        read(path)
+
+
 def test_pickled_objects_are_not_opened(tmp_path):
     np.save(tmp_path / "x.npy", np.array([{}], dtype=object), allow_pickle=True)
     with pytest.raises(BadInput):

@@ -14,6 +14,7 @@ from nodewire.graph.format import Input, Node, Output, Program, Weight
 from nodewire.graph.interpret import Interpreter
 from nodewire.graph.verify import verify
 from nodewire.graph.whitelist import Ref
+from nodewire.protocol.sizes import parse_size
 
 F32 = torch.float32
 WIDTH = 40
@@ -224,7 +225,7 @@ def test_a_target_that_is_too_small_is_answered_with_one_that_would_do():
     program = program_of(nodes, [end])
     with pytest.raises(OverMemory, match=r"^t\d: needs a target of") as refused:
         decompose(program, shapes_of(program), 5_000, least_volume=8)
-    enough = int(refused.value.reason.split("target of ")[1].split()[0])
+    enough = parse_size(refused.value.reason.split("target of ")[1].split(",")[0])
     check(program, decompose(program, shapes_of(program), enough, least_volume=8), enough)
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -103,6 +104,15 @@ def test_the_report_says_what_bounded_each_cut(made):
     assert "live, most at " in text
 
 
+def test_calls_are_as_large_as_the_target_has_room_for(tmp_path):
+    examples, target = [torch.zeros(1, 64), torch.zeros(2, 64)], 5_000_000
+    made = nodewire.register(
+        Block(64).eval(), examples, target_vram=target, out=tmp_path, name="block", most={"batch": 2**14}
+    )
+    assert target < 2 * max(task.memory_bytes for task in made.manifest.tasks) <= 2 * target
+    assert "batch: together at most" in made.report[1]
+
+
 class Choosing(nn.Module):
     def __init__(self):
         super().__init__()
@@ -133,6 +143,16 @@ class Counting(nn.Module):
 class Branching(nn.Module):
     def forward(self, x):
         return x * 2 if x.sum() > 0 else x
+
+
+class Numbering(nn.Module):
+    def forward(self, x):
+        return x * float(x.sum())
+
+
+class Elsewhere(nn.Module):
+    def forward(self, x):
+        return torch.from_numpy(np.tanh(x.numpy()))
 
 
 class Drawing(nn.Module):
@@ -175,6 +195,8 @@ class Flat(nn.Module):
     [
         (Counting, "inner: makes a tensor as large as its data says"),
         (Branching, "inner: cannot be exported: it branches on a tensor's value.*use torch.where.*x.sum"),
+        (Numbering, r"inner: cannot be exported: it makes a number of a tensor's value .*test_graph_register.py:\d+"),
+        (Elsewhere, r"inner: cannot be exported: numpy cannot be traced: use torch's own .*test_graph_register.py:\d+"),
         (Drawing, "inner: uses aten.rand_like.default, which no task may"),
         (Keeping, r"inner\.seen: is changed by a call"),
         (Doubling, "inner: computes in float64, which no task does"),
@@ -183,7 +205,7 @@ class Flat(nn.Module):
         (Flat, "output: leaves with the size .* derived from others"),
     ],
 )
-def test_a_model_that_cannot_be_registered_is_refused_by_its_modules_path(tmp_path, inner, said):
+def test_a_model_that_cannot_be_registered_is_refused_by_its_modules_path(tmp_path, capfd, inner, said):
     class Outer(nn.Module):
         def __init__(self):
             super().__init__()
@@ -193,8 +215,10 @@ def test_a_model_that_cannot_be_registered_is_refused_by_its_modules_path(tmp_pa
             return self.inner(x)
 
     examples = [torch.zeros(2, 8), torch.zeros(5, 8)]
-    with pytest.raises(BadTask, match=f"^{said}"):
+    with pytest.raises(BadTask, match=f"^{said}") as refused:
         nodewire.register(Outer().eval(), examples, target_vram=10**6, out=tmp_path, name="refused")
+    assert refused.value.__suppress_context__ or refused.value.__context__ is None, "the sentence says all"
+    assert capfd.readouterr().err == ""
 
 
 def test_a_model_in_training_a_size_too_small_and_a_target_that_is_no_size_are_refused(tmp_path, tower):

@@ -13,6 +13,7 @@ from nodewire.graph.format import Program
 from nodewire.graph.interpret import Interpreter
 from nodewire.graph.liveness import walk
 from nodewire.graph.split_encoder import split_encoder
+from nodewire.protocol.sizes import parse_size
 
 TEXTS = [
     "A man is eating food.",
@@ -189,7 +190,7 @@ def test_the_same_directory_and_target_make_the_same_manifest(tiny_directory, sp
 def test_a_target_under_the_largest_node_is_refused_by_name_with_one_that_would_do(tiny_directory, tmp_path):
     with pytest.raises(OverMemory, match=r"^scaled_dot_product_attention: needs a target of") as refused:
         split_encoder(tiny_directory, 20_000, tmp_path, max_batch=4)
-    enough = int(refused.value.reason.split("target of ")[1].split()[0])
+    enough = parse_size(refused.value.reason.split("target of ")[1].split(",")[0])
     assert enough > 20_000
     made = split_encoder(tiny_directory, enough, tmp_path, max_batch=4).manifest
     assert all(task.memory_bytes <= enough for task in made.tasks if task.engine == "graph")

@@ -54,6 +54,19 @@ def _numbered(dtype: str) -> list[Node]:
 SAFE = {
     "a sum of inputs": [Node("a", "aten.add.Tensor", (X, Y))],
     "a linear layer": [Node("a", "aten.linear.default", (X, W, BIAS))],
+    "pools of each picture": [
+        Node("a", "aten.reshape.default", (X, [B, S, 2, 2])),
+        Node("m", "aten.max_pool2d.default", (Ref("a"), [1, 2])),
+        Node("v", "aten.avg_pool2d.default", (Ref("m"), [2, 1])),
+        Node("b1", "aten.adaptive_avg_pool2d.default", (Ref("v"), [1, 1])),
+        Node("c", "aten.flatten.using_ints", (Ref("b1"), 2)),
+    ],
+    "norms by the training's means, and of groups": [
+        Node("t", "aten.transpose.int", (X, 1, 2)),
+        Node("n", "aten._native_batch_norm_legit_no_training.default", (Ref("t"), BIAS, BIAS, BIAS, BIAS, 0.1, 1e-5)),
+        Node("a", "py.getitem", (Ref("n"), 0)),
+        Node("b1", "aten.group_norm.default", (Ref("a"), 2, BIAS, BIAS)),
+    ],
     "heads apart": [
         Node("a", "aten.reshape.default", (X, [B, S, 2, 2])),
         Node("b1", "aten.transpose.int", (Ref("a"), 1, 2)),
@@ -170,6 +183,11 @@ MIXING = {
     "a number made of the batch's size": [
         Node("n", "py.mul", (B, 2)),
         Node("a", "aten.mul.Scalar", (X, Ref("n"))),
+    ],
+    "what a norm keeps beside its result": [
+        Node("t", "aten.transpose.int", (X, 1, 2)),
+        Node("n", "aten._native_batch_norm_legit_no_training.default", (Ref("t"), BIAS, BIAS, BIAS, BIAS, 0.1, 1e-5)),
+        Node("a", "py.getitem", (Ref("n"), 1)),
     ],
     "rows run together": [Node("a", "aten.reshape.default", (X, [S, B, WIDTH]))],
     "the first row only": [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ import torch
 
 from nodewire.errors import BadConfig, BadInput, NodewireError, Unsupported
 from nodewire.graph.examples import Signature
-from nodewire.graph.families.inputs import LARGEST, Largest
+from nodewire.graph.families.inputs import ANY, LARGEST, Largest, widened
 from nodewire.graph.families.table import ARCHITECTURES, Family
 
 _EXPERTS = "batched_mm"
@@ -36,13 +37,13 @@ class Built:
     family: Family
 
 
-def build(config: Mapping[str, Any], largest: Largest = LARGEST) -> Built:
-    """The module that a config.json describes, in evaluation mode.
+def build(config: Mapping[str, Any], largest: Largest = LARGEST, most: Mapping[str, int] | None = None) -> Built:
+    """The module that a config.json describes, in evaluation mode; `most` goes before `largest`, size by size.
 
     Raises:
         BadConfig: `transformers` is not installed.
         Unsupported: its architecture is not one of the table's.
-        BadInput: `transformers` does not take the configuration.
+        BadInput: `transformers` does not take the configuration, or the model no such sizes as `most` has.
     """
     try:
         import transformers
@@ -54,7 +55,7 @@ def build(config: Mapping[str, Any], largest: Largest = LARGEST) -> Built:
     if family is None:
         raise Unsupported("architectures", f"{name[:60]!r} is not one of {', '.join(sorted(ARCHITECTURES))}")
     wanted: dict[str, Any] = {"attn_implementation": family.attention} if family.attention else {}
-    with taken():
+    with taken(), _without_tokens():
         settings = transformers.AutoConfig.for_model(**plain(config))
         cls = getattr(transformers, name)
         if cls._can_set_experts_implementation():
@@ -62,7 +63,24 @@ def build(config: Mapping[str, Any], largest: Largest = LARGEST) -> Built:
         with torch.device("meta"):
             module = cls._from_config(settings, **wanted).eval()
         called = family.called(settings, largest)
+        if most:
+            called = widened(called, most, family.called(settings, ANY).dims)
         return Built(module, _values(module), called, family)
+
+
+@contextmanager
+def _without_tokens() -> Iterator[None]:
+    """Without the library's warnings of special tokens outside the vocabulary, which no graph has to do with."""
+    log = logging.getLogger("transformers.configuration_utils")
+
+    def others(record: logging.LogRecord) -> bool:
+        return "_token_id must be" not in record.getMessage()
+
+    log.addFilter(others)
+    try:
+        yield
+    finally:
+        log.removeFilter(others)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -28,9 +28,27 @@ class Largest:
 
 
 LARGEST = Largest()
+ANY = Largest(2**20, 2**20)
+"""As much as the model itself has positions for."""
 
 Called = Callable[[Any, Largest], Signature]
 """From a configuration of `transformers`."""
+
+
+def widened(said: Signature, most: Mapping[str, int], limits: Mapping[str, int]) -> Signature:
+    """With the sizes of `most`, which one call then holds together, as it holds the longest item.
+
+    Raises:
+        BadInput: a name is no size that varies, or the model takes less than is asked.
+    """
+    for dim, size in most.items():
+        if dim not in said.dims:
+            raise BadInput("most", f"{dim[:80]!r} is no size that varies: {', '.join(said.dims)}")
+        if not 1 <= size <= limits[dim]:
+            raise BadInput("most", f"{dim} {size}: from 1 to {limits[dim]}")
+    dims = {**said.dims, **most}
+    together = prod(size for dim, size in dims.items() if dim in most or dim not in (BATCH, IMAGES))
+    return replace(said, dims=dims, least=together)
 
 
 def text(config: Any, largest: Largest) -> Signature:
