@@ -16,7 +16,7 @@ from nodewire.cli.manifest_file import read_manifest
 from nodewire.cli.output import DEVELOPERS, Json, console, counted, notes, one_line, print_json
 from nodewire.cli.roles import check_model, enter_market, naming
 from nodewire.config import AnyRole, load_role
-from nodewire.errors import BadInput
+from nodewire.errors import BadInput, NoProvider, OverMemory
 
 if TYPE_CHECKING:
     from nodewire.plan.place.advise import Advice, Held
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from nodewire.protocol.snapshot import Snapshot
 
 _SHOWN_TASKS = 12
+_ROOM = "Add machines or memory, or register the model anew with a smaller --target-vram"
 
 
 def place(
@@ -69,8 +70,13 @@ def place(
         pool, tables, holding = placing.from_file(nodes)
     workload = Workload(prompt=prompt, output=output)
     what, held = described(manifest, tables), placing.held_by(pool, manifest, holding)
-    found = advise(pool, what, workload, goal, Random(seed), is_local=is_local)
-    changes = moves(pool, what, workload, goal, held) if holding else None
+    size = f"{counted(len(manifest.tasks), 'task')} on {counted(len(pool.nodes), 'node')}"
+    try:
+        with notes.status(f"placing {size}"):
+            found = advise(pool, what, workload, goal, Random(seed), is_local=is_local)
+            changes = moves(pool, what, workload, goal, held) if holding else None
+    except NoProvider as error:  # nobody is asked for anything here: machines lack room
+        raise OverMemory(error.field, f"{error.reason}. {_ROOM}") from error
     if json:
         print_json(_plain(found, pool, manifest, goal, holding, changes))
     else:

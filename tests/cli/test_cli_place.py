@@ -1,13 +1,14 @@
 """`nodewire place` over files: machines and a manifest in, who holds what out; files that make no sense are named."""
 
 import json
+from itertools import product
 
 import pytest
 from typer.testing import CliRunner
 
 from nodewire.cli import app, placing
 from nodewire.cli.output import console
-from nodewire.errors import BadConfig, BadInput, BadManifest
+from nodewire.errors import BadConfig, BadInput, BadManifest, OverMemory
 from nodewire.protocol.ad import TaskOffer
 from nodewire.protocol.snapshot import Held, Node, Snapshot
 from tests.plan.markets import diamond, ring
@@ -121,6 +122,15 @@ def test_files_that_are_not_there_are_named(files):
     (files / "nodes.json").unlink()
     with pytest.raises(BadConfig, match="cannot be read"):
         told(files, "ring.json")
+
+
+@pytest.mark.parametrize("manifest", ["ring.json", "graph.bin"])
+def test_a_lack_of_room_is_said_to_be_the_machines(files, manifest):
+    for memory, objective in product(("90MB", "150MB"), ("latency", "throughput")):
+        machines = [{"name": name, "memory": memory} for name in ("a", "b")]
+        (files / "nodes.json").write_text(json.dumps({"nodes": machines}))
+        with pytest.raises(OverMemory, match="Add machines or memory"):
+            told(files, manifest, "--objective", objective)
 
 
 def test_without_a_market_machines_are_needed(files):

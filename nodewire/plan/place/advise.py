@@ -219,7 +219,8 @@ def _anchors(pool: Pool, driver: Task) -> list[int]:
 def _graph(pool: Pool, dag: Dag, objective: Objective) -> Advice:
     if objective == "throughput":
         if len(pool.nodes) * len(dag.tasks) > _SHARED:
-            return _replicated(pool, dag)
+            with suppress(NoProvider):  # tasks that find no node of their own may share one
+                return _replicated(pool, dag)
         found = share(pool.nodes, dag.tasks)
         held = tuple(tuple(sorted(tasks)) for tasks in found.held)
         return Advice(OURS, held, _quickest(pool, dag, held), found.per_s, found.is_optimal)
