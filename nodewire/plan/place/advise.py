@@ -107,7 +107,12 @@ def advise(
             found.append(
                 _rated_graph(TORCHSPLIT, pool, what.dag, _replicas(pool, torchsplit(pool.nodes, what.dag.tasks)))
             )
-    return [found[0], *(one for one in found[1:] if one.turn_ms < inf)]
+    ways = [found[0], *(one for one in found[1:] if one.turn_ms < inf)]
+    if objective == "latency":  # of the quickest that are known, the one that also serves most
+        level = ways[0].turn_ms * (1 + 1e-9)
+        tied = max((one for one in ways if one.turn_ms <= level), key=lambda one: one.per_s)
+        ways[0] = replace(ways[0], held=tied.held, per_s=tied.per_s)
+    return ways
 
 
 def moves(pool: Pool, what: Model, workload: Workload, objective: Objective, held: Held) -> Held | None:

@@ -24,7 +24,7 @@ from nodewire.errors import NoProvider
 from nodewire.plan.place.estimate import SIZES, Estimator
 from nodewire.plan.place.model import CUSTOMER, Chain, Objective, Placement, Pool, Ring, Stage, Workload
 from nodewire.plan.place.predict import Predictor
-from nodewire.plan.place.regions import REGION, joined, nearest, part, regions
+from nodewire.plan.place.regions import REGION, SMALL, joined, nearest, part, regions
 from nodewire.plan.place.search import best_ring
 
 _ROUNDS, _FEW = 12, 1
@@ -56,14 +56,15 @@ def plan(pool: Pool, chain: Chain, workload: Workload, objective: Objective, *, 
     if len(pool.nodes) <= _WHOLE:
         return _planned(pool, chain, workload, objective, anchor)
     if objective == "throughput":
-        parts = []
         is_quick = len(pool.nodes) > _MOST
-        for nodes in regions(pool, anchor):
-            with suppress(NoProvider):
-                near = part(pool, nodes, anchor)
-                parts.append((nodes, _planned(near, chain, workload, objective, CUSTOMER, is_quick=is_quick)))
-        if parts:
-            return joined(parts)
+        for size in (SMALL, REGION) if is_quick else (REGION,):
+            parts = []
+            for nodes in regions(pool, anchor, size):
+                with suppress(NoProvider):
+                    near = part(pool, nodes, anchor)
+                    parts.append((nodes, _planned(near, chain, workload, objective, CUSTOMER, is_quick=is_quick)))
+            if parts:
+                return joined(parts)
         raise NoProvider("nodes", "no part of them that is near together has room for all tasks")
     most = min(_MOST, len(pool.nodes))
     for count in (REGION, 2 * REGION, most):
