@@ -91,6 +91,12 @@ class File(Section):
             raise BadConfig(f"{path}: {where}", in_words(first)) from error
 
 
+class MetricsConfig(Section):
+    """Where the daemon shows Prometheus what it counts; nowhere if `listen` is empty."""
+
+    listen: Address | Literal[""] = ""
+
+
 class Role(File):
     """What every role's file has."""
 
@@ -230,6 +236,7 @@ class ProviderConfig(Role):
     region: Label = ""
     wire: WireConfig = WireConfig()
     lnurl: LnurlConfig = LnurlConfig()
+    metrics: MetricsConfig = MetricsConfig()
     wallet: WalletConfig
     worker: WorkerConfig = WorkerConfig()
     bond: BondConfig = BondConfig()
@@ -293,6 +300,7 @@ class OracleConfig(File):
     blossom: tuple[str, ...] = Field(min_length=1, max_length=16)
     worker: WorkerConfig | None = None
     bonds: BondsConfig | None = None
+    metrics: MetricsConfig = MetricsConfig()
 
     @property
     def key(self) -> Path:

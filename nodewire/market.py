@@ -163,6 +163,11 @@ class Market:
             await self.take(events[0])
         return known.body
 
+    def newest(self) -> Body | None:
+        """The newest certified body of a closed epoch that has come; None before the first."""
+        known = self._epochs.newest(_now_ms())
+        return None if known is None else known.body
+
     def body_of(self, epoch: int) -> Body | None:
         """The certified body of an epoch, if it has come and is not too old."""
         known = self._epochs.certified(epoch)
@@ -193,16 +198,19 @@ class Market:
         """Whether a request that comes now may stand on `body`: it had an epoch's time to come here."""
         return is_valid(self.committee, body.epoch, _now_ms(), grace_ms=self.committee.epoch_ms)
 
-    async def snapshot(self, sha256: str) -> Snapshot:
-        """The snapshot blob, checked against its hash.
+    async def snapshot(self, sha256: str, *, keep: bool = True) -> Snapshot:
+        """The snapshot blob, checked against its hash. Without `keep` it is not left on the disk.
 
         Raises:
             NotFound, BadHash, BadInput: no store has it, or it is not what was cited.
         """
         async with self._reading:  # many jobs begin with an epoch: its snapshot is read once
             if sha256 not in self._snapshots:
+                stays = keep or self.blobs.path(sha256).exists()
                 path = await self.blobs.get(sha256, max_bytes=Snapshot.MAX_BYTES)
                 blob = await asyncio.to_thread(path.read_bytes)
+                if not stays:
+                    path.unlink(missing_ok=True)
                 self._snapshots[sha256] = snapshot.unpack(blob, sha256)
                 while len(self._snapshots) > _KEPT_SNAPSHOTS:
                     self._snapshots.popitem(last=False)

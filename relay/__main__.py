@@ -11,7 +11,8 @@ from pathlib import Path
 
 import uvloop
 
-from relay import Config, serve
+from nodewire.metrics import endpoint
+from relay import Config, exporting, serve
 
 
 def arguments() -> argparse.Namespace:
@@ -28,14 +29,18 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--sync", choices=("full", "normal"), default="full", help="normal: faster, OK may not survive a power cut"
     )
+    parser.add_argument("--metrics", default="", help="host:port where Prometheus scrapes it; nowhere without it")
     return parser.parse_args()
 
 
-async def main(config: Config) -> None:
+async def main(config: Config, metrics: str = "") -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with serve(config) as relay:
+    async with contextlib.AsyncExitStack() as stack:
+        relay = await stack.enter_async_context(serve(config))
+        if metrics:
+            await stack.enter_async_context(endpoint.serving(exporting.exposed(relay, metrics)))
         print(relay.url, flush=True)
         await stop.wait()
 
@@ -43,6 +48,6 @@ async def main(config: Config) -> None:
 if __name__ == "__main__":
     args = arguments()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    settings = {k: v for k, v in vars(args).items() if k not in ("sync",)}
+    settings = {k: v for k, v in vars(args).items() if k not in ("sync", "metrics")}
     with contextlib.suppress(KeyboardInterrupt):
-        uvloop.run(main(Config(**settings, synchronous=args.sync.upper())))
+        uvloop.run(main(Config(**settings, synchronous=args.sync.upper()), args.metrics))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ from nodewire.nostr import event as events
 from nodewire.nostr import nip01, nip40, nip42
 from nodewire.nostr.event import Event
 from relay import authenticating
+from relay.counting import Counts, prefix
 from relay.fanout import Fanout, Subscription
 from relay.limits import Bucket, Config
 from relay.policing import Policy, Visit, refusal
@@ -41,6 +43,7 @@ class House(Protocol):
     archive: Archive
     fanout: Fanout[Conversation]
     clock: Callable[[], float]
+    counts: Counts
 
     def broadcast(self, event: Event, json: str, seq: int | None) -> bool:
         """Tell everybody who listens; whether anybody did."""
@@ -64,6 +67,7 @@ class Conversation:
     def end(self) -> None:
         for subscription in self._subscriptions.values():
             self._house.fanout.remove(subscription)
+        self._house.counts.subscriptions -= len(self._subscriptions)
         self._subscriptions.clear()
 
     async def hear(self, text: str) -> None:
@@ -75,6 +79,7 @@ class Conversation:
         try:
             array = nip01.decode(text, max_bytes=self._house.config.limits.frame_bytes)
         except BadInput as error:
+            self._house.counts.refusals["invalid"] += 1
             return self._say(nip01.Notice(f"invalid: {error}"))
         if not self._bucket.take():
             return self._refuse(array, "rate-limited: too many messages, slow down")
@@ -109,28 +114,28 @@ class Conversation:
         return True
 
     async def _publish(self, event: Event) -> None:
-        house = self._house
+        house, began_ns = self._house, time.perf_counter_ns()
         json = event.to_json()
         size = len(json.encode())
         if size > house.config.limits.event_bytes:
             reason = f"invalid: an event of {size} bytes, at most {house.config.limits.event_bytes}"
-            return self._ok(event, Outcome(False, reason))
+            return self._answer(event, Outcome(False, reason), began_ns)
         visit = Visit(int(house.clock()), self._authed, house.config)
         if refused := refusal(event, visit, house.policies):
-            return self._ok(event, Outcome(False, refused))
+            return self._answer(event, Outcome(False, refused), began_ns)
         try:
             events.verify(event)
         except BadInput as error:
-            return self._ok(event, Outcome(False, f"invalid: {error}"))
+            return self._answer(event, Outcome(False, f"invalid: {error}"), began_ns)
         if nip01.is_ephemeral(event.kind):
             heard = house.broadcast(event, json, None)
-            return self._ok(event, Outcome(True, "" if heard else _NOBODY))
+            return self._answer(event, Outcome(True, "" if heard else _NOBODY), began_ns)
         await self._unanswered.acquire()
-        house.writer.submit(Job(event, json, nip40.parse(event.tags), partial(self._stored, event, json)))
+        house.writer.submit(Job(event, json, nip40.parse(event.tags), partial(self._stored, event, json, began_ns)))
 
-    def _stored(self, event: Event, json: str, outcome: Outcome) -> None:
+    def _stored(self, event: Event, json: str, began_ns: int, outcome: Outcome) -> None:
         self._unanswered.release()
-        self._ok(event, outcome)
+        self._answer(event, outcome, began_ns)
         if outcome.seq is not None:
             self._house.broadcast(event, json, outcome.seq)
 
@@ -145,6 +150,7 @@ class Conversation:
         subscription = Subscription(self, name, filters)
         self._subscriptions[name] = subscription
         self._house.fanout.add(subscription)
+        self._house.counts.subscriptions += 1
         try:
             found = await self._house.archive.find(filters, self._reader())
             subscription.seen = found.seen
@@ -166,6 +172,7 @@ class Conversation:
     def _unsubscribe(self, name: str) -> None:
         if subscription := self._subscriptions.pop(name, None):
             self._house.fanout.remove(subscription)
+            self._house.counts.subscriptions -= 1
 
     async def _count(self, name: str, filters: Sequence[nip01.Filter]) -> None:
         if refused := self._refuses(filters):
@@ -197,6 +204,7 @@ class Conversation:
 
     def _refuse(self, array: Sequence[Any], reason: str) -> None:
         """Answer a message that is not taken, in the form that its verb asks for, as far as it can be read."""
+        self._house.counts.refusals[prefix(reason)] += 1
         match array:
             case ["EVENT" | "AUTH", {"id": str(id_)}, *_] if len(id_) <= 64:
                 self._say(nip01.Ok(id_, False, reason))
@@ -204,6 +212,12 @@ class Conversation:
                 self._say(nip01.Closed(name, reason))
             case _:
                 self._say(nip01.Notice(reason))
+
+    def _answer(self, event: Event, outcome: Outcome, began_ns: int) -> None:
+        """The OK to an EVENT that was read at `began_ns` (`time.perf_counter_ns`)."""
+        us = (time.perf_counter_ns() - began_ns) // 1_000
+        self._house.counts.answered(outcome.accepted, outcome.message, us)
+        self._ok(event, outcome)
 
     def _ok(self, event: Event, outcome: Outcome) -> None:
         self._say(nip01.Ok(event.id, outcome.accepted, outcome.message))

@@ -25,6 +25,7 @@ from nodewire.nostr.event import Event
 from relay import blossom, informing
 from relay.admitting import Door
 from relay.conversing import Conversation
+from relay.counting import Counts
 from relay.fanout import Fanout
 from relay.limits import Config
 from relay.policing import POLICIES, Policy
@@ -46,6 +47,7 @@ class Relay:
         self.config = config
         self.policies = policies
         self.clock = clock
+        self.counts = Counts()
         self.fanout: Fanout[Conversation] = Fanout()
         self.writer = Writer(config, asyncio.get_running_loop())
         limits = config.limits
@@ -59,12 +61,20 @@ class Relay:
         return self.config.url or f"ws://{_bracketed(self.config.host)}:{self._port}"
 
     @property
+    def connections(self) -> int:
+        """Websockets that are open."""
+        return len(self._clients)
+
+    @property
     def http_url(self) -> str:
         return "http" + self.url.removeprefix("ws")
 
     def broadcast(self, event: Event, json: str, seq: int | None) -> bool:
         """Tell every subscription that wants `event` and may see it; whether there was one."""
+        began_ns = time.perf_counter_ns()
         told = [s.listener.deliver(s, event, json, seq) for s in self.fanout.matching(event)]
+        self.counts.delivered += sum(told)
+        self.counts.fanout.add((time.perf_counter_ns() - began_ns) // 1_000)
         return any(told)
 
     async def sweep(self) -> None:
@@ -103,6 +113,7 @@ class Relay:
     async def _converse(self, request: web.Request) -> web.StreamResponse:
         limits = self.config.limits
         if len(self._clients) >= limits.connections:
+            self.counts.turned_away += 1
             raise web.HTTPServiceUnavailable(text="too many connections")
         ws = web.WebSocketResponse(
             heartbeat=_PING_S, timeout=_CLOSE_S, max_msg_size=limits.frame_bytes, compress=False, decode_text=True
@@ -135,6 +146,7 @@ class Relay:
             await asyncio.gather(sending, return_exceptions=True)
             del self._clients[ws]
         if cut:
+            self.counts.cut += 1
             _LOG.info("closed a connection: %s", cut[0])
             await _close(ws, request, _POLICY_VIOLATION, cut[0])
         return ws

@@ -11,6 +11,7 @@ import resource
 import signal
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ from rich.markup import escape
 
 from nodewire.cli.output import DEVELOPERS, OPERATORS, Json, PlainFormatter, console, print_json, sats
 from nodewire.cli.roles import load_oracle, load_provider
-from nodewire.errors import BadInput
+from nodewire.errors import BadConfig, BadInput
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="The role's TOML file (docs/operating.md).")]
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
@@ -28,6 +29,8 @@ Port = Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one."
 
 _FAUCET_MSAT = 100_000_000_000
 _MAX_DESCRIPTORS = 65_536
+
+Metrics = Annotated[str, typer.Option(help="host:port where Prometheus scrapes it; nowhere if not given.")]
 
 Start = Callable[[AsyncExitStack], Awaitable[dict[str, Any]]]
 """Starts a service on the stack; returns what its ready line says."""
@@ -51,11 +54,21 @@ def allow_descriptors() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
+def host_port(option: str, text: str, *, least_port: int = 1) -> tuple[str, int]:
+    """Of `host:port` or `[v6]:port`, the host as it is written. Raises BadConfig."""
+    host, _, port = text.rpartition(":")
+    if not host or not (port.isascii() and port.isdecimal() and len(port) <= 5 and least_port <= int(port) < 65_536):
+        raise BadConfig(option, f"{text[:80]!r} is not host:port, with a port from {least_port} to 65535")
+    return host, int(port)
+
+
 def run_until_stopped(start: Start, as_json: bool, say: Say = _on_one_line) -> None:
     """Run a service under uvloop until SIGINT or SIGTERM; what it opened is closed in reverse order.
 
-    A service whose ready document has `wait` (an awaitable) also ends when that does.
+    A service whose ready document has `wait` (an awaitable) also ends when that does. `metrics` in it is what it shows
+    Prometheus, if that is wanted; then the document says where.
     """
+    from nodewire.metrics import endpoint
 
     handler = logging.StreamHandler()
     handler.setFormatter(PlainFormatter("%(asctime)s %(levelname).1s %(name)s %(message)s", "%H:%M:%S"))
@@ -70,6 +83,9 @@ def run_until_stopped(start: Start, as_json: bool, say: Say = _on_one_line) -> N
         async with AsyncExitStack() as stack:
             ready = await start(stack)
             wait = ready.pop("wait", None)
+            exposed: endpoint.Exposed | None = ready.pop("metrics", None)
+            if exposed is not None and exposed.listen:
+                ready["metrics"] = await stack.enter_async_context(endpoint.serving(exposed))
             if as_json:
                 print_json(ready)
             else:
@@ -91,14 +107,20 @@ def relay(
     port: Port = 7777,
     db: Annotated[Path, typer.Option(help="SQLite file of events.")] = Path("relay.db"),
     blobs: Annotated[Path, typer.Option(help="Folder of the Blossom store.")] = Path("blobs"),
+    metrics: Metrics = "",
     json: Json = False,
 ) -> None:
     """Run the embedded relay and Blossom store."""
     import relay as room
+    from relay import exporting
+
+    if metrics:
+        host_port("--metrics", metrics, least_port=0)
 
     async def start(stack: AsyncExitStack) -> dict[str, Any]:
         running = await stack.enter_async_context(room.serve(room.Config(host=host, port=port, db=db, blobs=blobs)))
-        return {"ready": "relay", "url": running.url, "blossom": running.http_url}
+        exposed = exporting.exposed(running, metrics)
+        return {"ready": "relay", "url": running.url, "blossom": running.http_url, "metrics": exposed}
 
     run_until_stopped(start, json)
 
@@ -169,6 +191,7 @@ def up(
     """Run a provider with its own relay and blob store beside it, in one process."""
     import relay as room
     from nodewire.provider.starting import start as start_provider
+    from relay import exporting
 
     async def start(stack: AsyncExitStack) -> dict[str, Any]:
         settings = load_provider(config)
@@ -176,7 +199,9 @@ def up(
         beside = room.Config(host=host, port=port, db=settings.state / "relay.db", blobs=settings.state / "blossom")
         running = await stack.enter_async_context(room.serve(beside))
         ready = await start_provider(stack, settings)
-        return {**ready, "relay": running.url, "blossom": running.http_url}
+        exposed, own = ready["metrics"], exporting.exposed(running, "")
+        both = replace(exposed, daemon="up", here=[*exposed.here, *own.here], apart=[*exposed.apart, *own.apart])
+        return {**ready, "relay": running.url, "blossom": running.http_url, "metrics": both}
 
     run_until_stopped(start, json, lambda ready: provider_ready(ready, config))
 
@@ -188,6 +213,8 @@ def provider_ready(ready: Mapping[str, Any], config: Path) -> str:
         where = f"others reach it at {', '.join(ready['wire'])}, {where}"
     if "relay" in ready:
         where += f"; its relay is {ready['relay']}, its blob store {ready['blossom']}"
+    if "metrics" in ready:
+        where += f"; Prometheus scrapes {ready['metrics']}"
     serves = "; ".join(
         f"{model}: {', '.join(f'{task} at {sats(msat)}' for task, msat in prices.items())} a chunk"
         for model, prices in ready.get("prices_msat", {}).items()

@@ -30,8 +30,10 @@ from nodewire.config import (
     load_role,
 )
 from nodewire.errors import BadConfig, NodewireError, NotFound, OverMemory, PaymentFailed
+from nodewire.store.held import is_held
 
 _ANSWER_S = 5.0
+_MOST_SCRAPED = 2**20
 _LEAST_TO_TRAIN = 100 * 10**6
 """Bytes: next to no round fits into less."""
 
@@ -65,6 +67,8 @@ async def _examine(config: Path | None, *, show: bool = False) -> list[tuple[str
         checks += [(f"blob store {url}", partial(_store, url)) for url in role.blossom]
         network = asyncio.Lock()  # they share ports
         checks += [(what, partial(_after, network, check)) for what, check in doctor_network.checks(role)]
+        if not isinstance(role, CustomerConfig) and role.metrics.listen:
+            checks.append((f"metrics at {role.metrics.listen}", partial(_metrics, role.metrics.listen, role.state)))
         checks.append(("committee and epochs", partial(_committee, role)))
         if isinstance(role, ProviderConfig):
             checks.append(("[worker] device", partial(_device, role.worker.device)))
@@ -156,6 +160,41 @@ async def _store(url: str) -> str:
     except (aiohttp.ClientError, TimeoutError) as error:
         raise NotFound(url, f"does not answer: {str(error) or f'within {_ANSWER_S:.0f} s'}") from error
     return "answers"
+
+
+async def _metrics(listen: str, state: Path) -> str:
+    """Whether the endpoint answers, if its daemon runs; and who else may read it."""
+    import aiohttp
+
+    from nodewire.metrics.endpoint import BUILD, PATH
+
+    host, _, port = listen.rpartition(":")
+    if int(port) == 0:
+        return "a free port is taken at each start: Prometheus needs a fixed one"
+    said = "its daemon is not running, so nobody was asked"
+    if await asyncio.to_thread(is_held, state):
+        url = f"http://{doctor_network.from_here(host)}:{port}{PATH}"
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(_ANSWER_S)) as session,
+                session.get(url) as answer,
+            ):
+                text = (await answer.content.read(_MOST_SCRAPED)).decode("utf-8", "replace")
+                if answer.status != 200 or BUILD.name not in text:
+                    raise BadConfig("metrics.listen", f"{url} answers {answer.status}, and is not this daemon's")
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise NotFound(
+                "metrics.listen",
+                f"{url} does not answer: {str(error) or f'within {_ANSWER_S:.0f} s'}. A daemon that was started before"
+                " [metrics] was written shows nothing until it is started again",
+            ) from error
+        said = "answers"
+    if not doctor_network.is_loopback(host):
+        said += (
+            "; whoever reaches that address can read what this daemon earns and serves, and there is no password:"
+            ' set listen = "127.0.0.1:…", or let a firewall admit Prometheus alone'
+        )
+    return said
 
 
 async def _committee(role: AnyRole) -> str:

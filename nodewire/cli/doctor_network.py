@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import ipaddress
 import socket
 import time
 from collections.abc import Sequence
@@ -120,11 +121,23 @@ async def _links(state: Path) -> str:
     return said
 
 
+def from_here(host: str) -> str:
+    """Where this machine reaches what listens at `host`, as a URL or `host:port` has it."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1", "[::]": "[::1]"}.get(host, host)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether it is reached from this machine alone. A name other than localhost counts as an address of others."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 async def _answers(host: str, port: int) -> bool:
-    where = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     try:
         async with asyncio.timeout(_ANSWER_S):
-            _, writer = await asyncio.open_connection(where, port)
+            _, writer = await asyncio.open_connection(from_here(host), port)
     except (OSError, TimeoutError):
         return False
     writer.close()

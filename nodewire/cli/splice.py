@@ -15,7 +15,7 @@ import typer
 from pydantic import ValidationError
 from rich.markup import escape
 
-from nodewire.cli.daemons import run_until_stopped
+from nodewire.cli.daemons import Metrics, host_port, run_until_stopped
 from nodewire.cli.output import OPERATORS, Json, counted
 from nodewire.dialling import are_private
 from nodewire.errors import BadConfig, BadInput, NodewireError
@@ -42,18 +42,23 @@ def splice(
     rate: Annotated[str, typer.Option(help="Bytes per second that a pair of strangers may send.")] = "4MB",
     most: Annotated[str, typer.Option(help="Bytes that a pair of strangers may send in all.")] = "16GB",
     name: Annotated[str, typer.Option(help="The ad's name.")] = "splice",
+    metrics: Metrics = "",
     json: Json = False,
 ) -> None:
     """Run a splice: it joins two connections and carries bytes that it cannot read, and dials back who asks whether its
     port is open. Free, within limits."""
+    from nodewire.metrics.endpoint import Exposed
     from nodewire.nostr.keys import Keys, from_npub
     from nodewire.nostr.pool import Pool
     from nodewire.protocol import splice as splices
+    from nodewire.wire.reach.measuring import Splicing
     from nodewire.wire.reach.splicer import Limits, Splicer
 
-    host, port = _host_port("--listen", listen, least_port=0)
+    host, port = host_port("--listen", listen, least_port=0)
     for one in announce or ():
-        _host_port("--announce", one)
+        host_port("--announce", one)
+    if metrics:
+        host_port("--metrics", metrics, least_port=0)
     try:
         limits = Limits(bytes_per_s=parse_size(rate), most_bytes=parse_size(most))
     except ValueError as error:
@@ -97,7 +102,8 @@ def splice(
         task = asyncio.create_task(announcing())
         stack.callback(task.cancel)
         addresses = [f"splice:{keys.public}@{one}" for one in at]
-        return {"ready": "splice", "npub": keys.npub, "addresses": addresses}
+        exposed = Exposed("splice", metrics, [Splicing(splicer)])
+        return {"ready": "splice", "npub": keys.npub, "addresses": addresses, "metrics": exposed}
 
     run_until_stopped(start, json, _ready)
 
@@ -119,14 +125,6 @@ def _say_carried(carried: Carried) -> None:
         f"{carried.nbytes / 1e6:,.1f} MB",
         counted(carried.dials, "node"),
     )
-
-
-def _host_port(option: str, text: str, *, least_port: int = 1) -> tuple[str, int]:
-    """Of `host:port` or `[v6]:port`, the host as it is written. Raises BadConfig."""
-    host, _, port = text.rpartition(":")
-    if not host or not (port.isascii() and port.isdecimal() and len(port) <= 5 and least_port <= int(port) < 65_536):
-        raise BadConfig(option, f"{text[:80]!r} is not host:port, with a port from {least_port} to 65535")
-    return host, int(port)
 
 
 def add_to(app: typer.Typer) -> None:

@@ -10,9 +10,7 @@ Nothing is run or walked here: all sizes follow from types (`courses`). Who writ
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -29,6 +27,7 @@ from nodewire.graph.format import Program, Shape
 from nodewire.graph.liveness import corners, weight_bytes
 from nodewire.graph.rows import EMBEDDING, LINEAR, RowRange, Split, split_rows
 from nodewire.graph.segments import Segment, segments
+from nodewire.graph.uncollected import uncollected
 from nodewire.graph.verify import Verified
 from nodewire.graph.whitelist import Ref
 
@@ -80,20 +79,8 @@ def decompose(
     Raises:
         OverMemory: not even calls of `least_volume` fit; names the node and a target that would do (within 6 %).
     """
-    with _uncollected():
+    with uncollected():
         return _decompose(_Whole(with_own_outputs(program), shapes, least_volume, expert_groups), target_bytes)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Nothing here makes cycles, and to look for some through a heap with a traced model takes longer than that."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def _decompose(whole: _Whole, target_bytes: int) -> Decomposition:

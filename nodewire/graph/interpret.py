@@ -8,13 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any
 
 import torch
 
 from nodewire.errors import BadInput, BadTask, OverMemory, TooLarge
-from nodewire.graph.format import DTYPES, MAX_SIZE, SOME, Input, Node, Output, Program, Shape, refs
+from nodewire.graph.format import DTYPES, MAX_SIZE, SOME, Input, Node, Output, Program, Shape
 from nodewire.graph.whitelist import BITWISE, INDEXING, MAX_INT, MAX_LIST, OPS, SAME_FLOAT, Op, Ref
 from nodewire.graph.workspace import ATTENTION, as_on_cpu
 
@@ -27,23 +26,16 @@ After = Callable[[Node, Op, Mapping[str, Value], Value, Sequence[str]], None]
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A node made ready: where its arguments stand among the values, where its result goes, and which go after it.
-
-    `is_plain` where nothing is left to do but to call: no list and no keyword refers to a value, nothing is guarded.
-    """
+    """A node made ready: constants in their places, and where the values that it refers to go."""
 
     node: Node
     op: Op
-    call: Callable[..., Value]
-    pick: Callable[[list[Value]], tuple[Value, ...]]
+    args: tuple[Any, ...]
+    flat: tuple[tuple[int, str], ...]
+    nested: tuple[int, ...]
     kwargs: Mapping[str, Any]
-    place: int
-    freed: tuple[int, ...]
-    is_plain: bool
+    varying: tuple[str, ...]
     guarded: bool
-    is_strided: bool
-    nested: tuple[tuple[int, Any], ...]
-    varying: tuple[tuple[str, Any], ...]
     last_used: tuple[str, ...]
 
 
@@ -56,8 +48,8 @@ class Interpreter:
     def __init__(self, program: Program, weights: Mapping[str, torch.Tensor], device: str = "cpu") -> None:
         self.program = program
         self.device = torch.device(device)
-        schedule = _Schedule(program, weights, self.device)
-        self._values, self._places, self._steps = schedule.values, schedule.places, schedule.steps
+        self._weights = dict(weights)
+        self._steps = _schedule(program, self.device)
 
     def __call__(
         self, inputs: Mapping[str, torch.Tensor], dims: Mapping[str, int], after: After | None = None
@@ -75,72 +67,51 @@ class Interpreter:
         self, inputs: Mapping[str, torch.Tensor], dims: Mapping[str, int], after: After | None = None
     ) -> dict[str, torch.Tensor]:
         """The same under the caller's autograd: weights and inputs that require gradients are leaves."""
-        values, places = self._values.copy(), self._places
-        for name in self.program.dims:
-            values[places[name]] = dims[name]
-        for declared in self.program.inputs:
-            values[places[declared.name]] = inputs[declared.name]
-        result: Value
+        env: dict[str, Value] = {**dims, **self._weights, **inputs}
         for step in self._steps:
-            try:
-                result = step.call(*step.pick(values), **step.kwargs) if step.is_plain else _called(step, values)
-            except (BadTask, BadInput):
-                raise
-            except Exception as error:  # whatever torch raises: its meta kernels are written in Python, and assert
-                raise _typed(step, error) from error
-            if type(result) is not torch.Tensor or not result.numel():
-                result = _plain(step, result)
-            values[step.place] = result
-            if after is not None:
-                after(step.node, step.op, step.op.bound(*_given(step, values)), result, step.last_used)
-            result = None  # the values alone hold it while the next node runs
-            for place in step.freed:
-                values[place] = None
-        return {out.value: _checked(out, values[places[out.value]], dims) for out in self.program.outputs}
+            env[step.node.name] = self._run(step, env, after)
+            for name in step.last_used:
+                del env[name]
+        return {out.value: _checked(out, env[out.value], dims) for out in self.program.outputs}
 
-
-def _given(step: _Step, values: list[Value]) -> tuple[Sequence[Value], Mapping[str, Value]]:
-    """A node's arguments, and those by keyword."""
-    args: Sequence[Value] = step.pick(values)
-    if step.nested:
-        args = list(args)
-        for at, arg in step.nested:
-            args[at] = _resolve(arg, values)
-    if step.varying:
-        return args, {**step.kwargs, **{key: _resolve(arg, values) for key, arg in step.varying}}
-    return args, step.kwargs
-
-
-def _called(step: _Step, values: list[Value]) -> Value:
-    args, kwargs = _given(step, values)
-    if step.guarded:
-        check_values(step.node, step.op, step.op.bound(args, kwargs))
-    result = step.call(*args, **kwargs)
-    return as_on_cpu(step.op, step.op.bound(args, kwargs), result) if step.is_strided else result
-
-
-def _plain(step: _Step, result: Value) -> Value:
-    """A result other than a tensor with elements, in the form that the values have."""
-    kind = type(result)
-    if kind is tuple:
-        return list(result)
-    if kind is int and abs(result) > MAX_INT:
-        raise BadTask(step.node.name, "a size beyond 64 bits")
-    if kind is torch.Tensor and min(result.shape, default=0) < 0:
-        # Where another size is 0 some kernels make a negative one.
-        raise BadTask(step.node.name, f"{step.op.name} of a negative size: {list(result.shape)}")
-    return result
-
-
-def _typed(step: _Step, error: Exception) -> BadTask | OverMemory:
-    first = (str(error).splitlines() or [""])[0]
-    if isinstance(error, torch.OutOfMemoryError | MemoryError) or _is_out_of_memory(first):
-        return OverMemory(step.node.name, f"{step.op.name}: the device has no memory left")
-    return BadTask(step.node.name, f"{step.op.name}: {type(error).__name__}: {first[:160]}")
+    def _run(self, step: _Step, env: Mapping[str, Value], after: After | None) -> Value:
+        args, kwargs = list(step.args), step.kwargs
+        for at, name in step.flat:
+            args[at] = env[name]
+        for at in step.nested:
+            args[at] = _resolve(args[at], env)
+        if step.varying:
+            kwargs = {**kwargs, **{key: _resolve(kwargs[key], env) for key in step.varying}}
+        op = step.op
+        try:
+            if step.guarded:
+                check_values(step.node, op, op.bound(args, kwargs))
+            result = op.call(*args, **kwargs)
+        except (BadTask, BadInput):
+            raise
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            raise OverMemory(step.node.name, f"{op.name}: the device has no memory left") from error
+        except Exception as error:  # whatever torch raises: its meta kernels are written in Python, and assert
+            first = (str(error).splitlines() or [""])[0]
+            if _is_out_of_memory(first):  # torch's CPU allocator and oneDNN have no error class of their own
+                raise OverMemory(step.node.name, f"{op.name}: the device has no memory left") from error
+            raise BadTask(step.node.name, f"{op.name}: {type(error).__name__}: {first[:160]}") from error
+        if op.name == ATTENTION and self.device.type == "meta":
+            result = as_on_cpu(op, op.bound(args, kwargs), result)
+        kind = type(result)
+        if kind is tuple:
+            result = list(result)
+        elif kind is int and abs(result) > MAX_INT:
+            raise BadTask(step.node.name, "a size beyond 64 bits")
+        elif kind is torch.Tensor and not result.numel() and min(result.shape, default=0) < 0:
+            # Where another size is 0 some kernels make a negative one.
+            raise BadTask(step.node.name, f"{op.name} of a negative size: {list(result.shape)}")
+        if after is not None:
+            after(step.node, op, op.bound(args, kwargs), result, step.last_used)
+        return result
 
 
 def _is_out_of_memory(text: str) -> bool:
-    """torch's CPU allocator and oneDNN have no error class of their own."""
     return "allocate memory" in text or text.endswith("could not create a primitive")
 
 
@@ -284,71 +255,7 @@ def _check_range(declared: Input, tensor: torch.Tensor) -> None:
             raise BadInput(declared.name, f"{low if low < 0 else high} is not in [0, {declared.below})")
 
 
-@dataclass(frozen=True, slots=True)
-class _At:
-    """A reference made ready: where the value stands."""
-
-    place: int
-
-
-class _Schedule:
-    """The steps of a program; `values` is what a run begins with: weights and constants, each in its place."""
-
-    def __init__(self, program: Program, weights: Mapping[str, torch.Tensor], device: torch.device) -> None:
-        self.values: list[Value] = []
-        self.places: dict[str, int] = {}
-        self._device = device
-        for name in (*program.dims, *(i.name for i in program.inputs)):
-            self.places[name] = self._put(None)
-        for name, tensor in weights.items():
-            self.places[name] = self._put(tensor)
-        for node in program.nodes:
-            self.places[node.name] = self._put(None)
-        self.steps = [self._step(node, dying) for node, dying in zip(program.nodes, _dying(program), strict=True)]
-
-    def _put(self, value: Value) -> int:
-        self.values.append(value)
-        return len(self.values) - 1
-
-    def _step(self, node: Node, dying: tuple[str, ...]) -> _Step:
-        op = OPS[node.op]
-        nested: list[tuple[int, Any]] = []
-        picked: list[int] = []
-        for at, arg in enumerate(node.args):
-            if type(arg) is Ref:
-                picked.append(self.places[arg.name])
-                continue
-            if _refers(arg):
-                nested.append((at, self._ready(arg)))
-            picked.append(self._put(arg))
-        kwargs = {**node.kwargs, "device": self._device} if op.places else node.kwargs
-        varying = tuple((key, self._ready(arg)) for key, arg in kwargs.items() if _refers(arg))
-        is_strided = op.name == ATTENTION and self._device.type == "meta"
-        guarded = is_guarded(op)
-        return _Step(
-            node=node,
-            op=op,
-            call=op.call,
-            pick=_picker(picked),
-            kwargs=kwargs,
-            place=self.places[node.name],
-            freed=tuple(self.places[name] for name in dying),
-            is_plain=not (nested or varying or guarded or is_strided),
-            guarded=guarded,
-            is_strided=is_strided,
-            nested=tuple(nested),
-            varying=varying,
-            last_used=dying,
-        )
-
-    def _ready(self, arg: Any) -> Any:
-        if type(arg) is Ref:
-            return _At(self.places[arg.name])
-        return [self._ready(item) for item in arg] if isinstance(arg, list | tuple) else arg
-
-
-def _dying(program: Program) -> list[tuple[str, ...]]:
-    """The names of the values that are used last by each node."""
+def _schedule(program: Program, device: torch.device) -> list[_Step]:
     keep = {o.value for o in program.outputs} | {w.name for w in program.weights} | {i.name for i in program.inputs}
     keep |= set(program.dims)
     last: list[tuple[str, ...]] = []
@@ -356,24 +263,31 @@ def _dying(program: Program) -> list[tuple[str, ...]]:
         dying = tuple(dict.fromkeys(name for name in (*node.refs(), node.name) if name not in keep))
         keep.update(dying)
         last.append(dying)
-    return last[::-1]
+    return [_step(n, d, device) for n, d in zip(program.nodes, reversed(last), strict=True)]
 
 
-def _refers(arg: Any) -> bool:
-    return next(refs(arg), None) is not None
+def _step(node: Node, last_used: tuple[str, ...], device: torch.device) -> _Step:
+    op = OPS[node.op]
+    kwargs = {**node.kwargs, "device": device} if op.places else node.kwargs
+    return _Step(
+        node=node,
+        op=op,
+        args=node.args,
+        flat=tuple((at, arg.name) for at, arg in enumerate(node.args) if isinstance(arg, Ref)),
+        nested=tuple(at for at, arg in enumerate(node.args) if isinstance(arg, list | tuple)),
+        kwargs=kwargs,
+        varying=tuple(key for key, arg in node.kwargs.items() if isinstance(arg, Ref | list | tuple)),
+        guarded=is_guarded(op),
+        last_used=last_used,
+    )
 
 
-def _picker(places: Sequence[int]) -> Callable[[list[Value]], tuple[Value, ...]]:
-    """From all values to those at `places`."""
-    if len(places) > 1:
-        return itemgetter(*places)
-    return lambda values: tuple(values[place] for place in places)
-
-
-def _resolve(arg: Any, values: list[Value]) -> Value:
-    if type(arg) is _At:
-        return values[arg.place]
-    return [_resolve(item, values) for item in arg] if isinstance(arg, list) else arg
+def _resolve(arg: Any, env: Mapping[str, Value]) -> Value:
+    if type(arg) is Ref:
+        return env[arg.name]
+    if isinstance(arg, list | tuple):
+        return [_resolve(item, env) for item in arg]
+    return arg
 
 
 def _checked(out: Output, value: Value, dims: Mapping[str, int]) -> torch.Tensor:

@@ -100,6 +100,8 @@ class Reader:
             value = self._names[fx]
             if not _symbols(fx.meta["val"].shape) <= self._symbols.keys():
                 raise BadTask(_path(fx) or name, _BY_DATA)
+            if fx.meta["val"].dtype not in DTYPES.values():
+                raise BadTask(name, f"leaves as {str(fx.meta['val'].dtype)[6:]}, which no task puts out")
             if value not in self._shapes:
                 raise BadTask(name, f"leaves with the size {_derived(fx)}, derived from others: return it unflattened")
             outputs.append(Output(name, value, fx.meta["val"].dtype, self._shapes[value]))
@@ -278,11 +280,18 @@ class Reader:
                 return val
             if arg in self._names:
                 return Ref(self._names[arg])
+            if (
+                isinstance(val, torch.SymFloat | torch.SymBool)
+                and not val.node.expr.free_symbols <= self._symbols.keys()
+            ):
+                raise BadTask(path, "takes a number out of a tensor: compute with the tensor, without item()")
             raise BadTask(path, f"computes with {val}, a number made of sizes that has no form in a program")
         if isinstance(arg, torch.SymInt):
             return self._expression(arg.node.expr, path)
         if isinstance(arg, list | tuple):
             return [self._argument(item, path) for item in arg]
+        if isinstance(arg, torch.dtype) and arg not in DTYPES.values():
+            raise BadTask(path, f"computes in {str(arg)[6:]}, which no task does: {', '.join(DTYPES)}")
         if arg is None or isinstance(arg, bool | int | float | str | torch.dtype | torch.memory_format):
             return arg
         raise BadTask(path, f"a constant of type {type(arg).__name__} has no form in a program")

@@ -18,6 +18,7 @@ import torch
 from nodewire.errors import BadInput, BadTask
 from nodewire.graph.examples import Signature, named_tensors
 from nodewire.graph.reading import KNOWN, Reader, Traced
+from nodewire.graph.uncollected import uncollected
 from nodewire.graph.whitelist import OPS
 
 _TRACED_SIZES = (17, 19, 23, 13, 11, 7, 5, 3, 2)
@@ -61,7 +62,7 @@ def trace(
     )
     dynamic = tuple({k: symbols[d] for k, d in enumerate(i.shape) if isinstance(d, str)} for i in said.inputs)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), uncollected():
             # What the library cannot prove of sizes it writes down as assertions, which the reader tries instead.
             exported = torch.export.export(
                 whole,

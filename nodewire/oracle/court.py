@@ -38,6 +38,7 @@ from nodewire.oracle.case import (
 )
 from nodewire.oracle.complaints import Complaints, Market
 from nodewire.oracle.docket import Docket
+from nodewire.oracle.figures import CourtFigures
 from nodewire.oracle.journal import Journal
 from nodewire.oracle.reading import Reading
 from nodewire.plan.epoch import Epochs
@@ -113,6 +114,7 @@ class Court:
         self._journal, self._clock, self._convict = journal, clock, convict
         self._epochs = Epochs(committee)
         self._reading = Reading(committee, self._epochs, docket, clock, self._feed)
+        self.figures = CourtFigures()
         self._complaints = Complaints(market, relays, clock, docket.snapshots, self._feed)
         self._state = start(committee, keys.public, can_recompute=evidence.can_recompute)
         self._pulls = asyncio.Semaphore(MAX_PULLS)
@@ -183,13 +185,19 @@ class Court:
             now_s = self._clock.monotonic_s()
             if now_s - due_s > self._committee.skew_ms / 1000 and now_s > said_s + self._committee.epoch_ms / 1000:
                 said_s = now_s
+                self.figures.overloads += 1
                 _log.warning("overloaded: this oracle woke up %.1f s late, which is more than a skew", now_s - due_s)
 
     def _feed(self, what: Input) -> None:
         if isinstance(what, Recomputed):
             self._say_apart(what)
-        self._state, actions = judging.apply(what, self._state)
+        before = self._state
+        self._state, actions = judging.apply(what, before)
+        if isinstance(what, VerdictCame):
+            self.figures.moved(what.certificate, before, self._state)
         for action in actions:
+            if isinstance(action, PublishVerdict):
+                self.figures.moved(action.certificate, before, self._state)
             self._do(action)
 
     def _say_apart(self, what: Recomputed) -> None:
@@ -214,6 +222,7 @@ class Court:
             case Recompute(sample, epoch, last):
                 self._spawn(self._recompute(sample, epoch, last))
             case SayVote():
+                self.figures.votes += 1
                 self._vote(action, now_s)
             case PublishVerdict(one):
                 self._lacking.pop(one.verdict.key, None)
@@ -221,9 +230,11 @@ class Court:
                 self._spawn(self._publish(verdict.build(self._keys, one, created_at=now_s)))
             case PublishFault(fault):
                 _log.warning("oracle %s contradicts itself on %s", fault.oracle, fault.topic)
+                self.figures.faults += 1
                 self._spawn(self._publish(certificate.build_fault(self._keys, fault, created_at=now_s)))
             case Convict(culprit, one):
                 _log.warning("%s is convicted by sample %s", culprit, one.verdict.key[:8])
+                self.figures.convictions += 1
                 self._journal.convict(self._digest, culprit, verdict.build(self._keys, one, created_at=now_s))
                 self._convict(culprit)
 
@@ -270,6 +281,7 @@ class Court:
             self._lacks(sample.key, f"an input: {_said(error)}")
             unopened = error.sample
         except Overloaded as error:
+            self.figures.overloads += 1
             self._lacks(sample.key, f"own result, overloaded: {_said(error)}", logging.WARNING)
         except (NodewireError, OSError, TimeoutError) as error:
             self._lacks(sample.key, f"own result: {_said(error)}")

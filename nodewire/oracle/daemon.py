@@ -14,6 +14,7 @@ from nodewire.kind import Clock
 from nodewire.nostr.event import Event
 from nodewire.nostr.nip01 import Filter
 from nodewire.oracle import rules
+from nodewire.oracle.figures import OracleFigures
 from nodewire.oracle.intake import JUDGED_EPOCHS, KEPT_CERTIFICATES
 from nodewire.oracle.journal import Journal
 from nodewire.oracle.setup import Seat
@@ -109,6 +110,7 @@ class Oracle:
         self._committee, self._digest = committee, committee.digest()
         self._relays, self._blobs, self._journal, self._clock = relays, blobs, journal, clock
         self._keep, self._counts = keep, counts
+        self.figures = OracleFigures()
         self._asking: set[str] = set()
         self._fetching_commitments = asyncio.Semaphore(_BLOBS_TOGETHER)
         self._putting = asyncio.Semaphore(_PUTS_TOGETHER)
@@ -198,7 +200,9 @@ class Oracle:
         # time moves with every input, so that an event is judged by when it came
         if isinstance(what, Received) and self._now_ms() > self._state.now_ms + self._committee.skew_ms:
             self._feed(Tick(self._now_ms()))
-        self._state, actions = rules.apply(what, self._state)
+        before = self._state
+        self._state, actions = rules.apply(what, before)
+        self.figures.moved(before, self._state)
         for action in actions:
             self._do(action)
 
@@ -212,6 +216,7 @@ class Oracle:
                 event = inventory.build_proposal(self._keys, body, created_at=now_s)
                 self._say("proposal", body.epoch, event, blob)
             case SayVote(topic, x):
+                self.figures.votes += 1
                 event = inventory.build_vote(self._keys, self._digest, topic, x, created_at=now_s)
                 self._say("vote", int(topic.removeprefix("epoch/")), event, None)
             case SaySupply(epoch, events):
@@ -225,6 +230,7 @@ class Oracle:
                 self._say("partial", body.epoch, event, None)
             case PublishFault(fault):
                 _log.warning("oracle %s contradicts itself on %s", fault.oracle, fault.topic)
+                self.figures.faults += 1
                 self._spawn(self._publish(certificate.build_fault(self._keys, fault, created_at=now_s)))
             case KeepJudged(judged):
                 self._journal.keep_judged(self._digest, judged, self._state.epoch - JUDGED_EPOCHS)

@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
+
+from prometheus_client.registry import Collector
 
 from nodewire.config import BondsConfig, OracleConfig
 from nodewire.dialling import are_private
 from nodewire.kind import installed
 from nodewire.market import Market
+from nodewire.metrics.endpoint import Exposed
 from nodewire.nostr.pool import Pool
+from nodewire.oracle import measuring
 from nodewire.oracle.court import Court
 from nodewire.oracle.daemon import Oracle
 from nodewire.oracle.docket import Docket
@@ -29,17 +34,20 @@ from nodewire.store.blobs import Blobs
 from nodewire.store.held import held
 from nodewire.verify.inquiry import Inquiry
 from nodewire.wire import health_log
+from nodewire.wire.measuring import Links
 from nodewire.wire.node import Node
 from nodewire.wire.reach.reach import Reach
 from nodewire.wire.shm import SameHost
 from nodewire.wire.transport import TcpTls
+from nodewire.worker.lasting import LastingWorker
+from nodewire.worker.measuring import Machines, Workers
 
 WARMING_S = 4.0
 """Between the starts of two oracles' workers: about what one takes on an idle core."""
 
 
 async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
-    """Start an oracle; returns its ready line with `wait`, which ends only by an error.
+    """Start an oracle; returns its ready line with `wait`, which ends only by an error, and with its `metrics`.
 
     Raises:
         Busy: another daemon works in its state folder.
@@ -101,7 +109,23 @@ async def start(stack: AsyncExitStack, config: OracleConfig) -> dict[str, Any]:
 
     running = asyncio.create_task(all_of_it())
     stack.callback(running.cancel)
-    return {"ready": "oracle", "npub": seat.keys.npub, "committee": committee.name, "wait": running}
+    here: list[Collector] = [Links(node), measuring.Committee(oracle, court)]
+    apart: list[Collector] = []
+    if workbench is not None and config.worker is not None:
+        here.append(Workers(partial(_named, workbench)))
+        apart.append(Machines(partial(_named, workbench), config.worker.memory))
+    metrics = Exposed("oracle", config.metrics.listen, here, apart)
+    return {
+        "ready": "oracle",
+        "npub": seat.keys.npub,
+        "committee": committee.name,
+        "wait": running,
+        "metrics": metrics,
+    }
+
+
+def _named(workbench: Workbench) -> list[tuple[str, LastingWorker]]:
+    return [(f"judge-{number}", worker) for number, worker in enumerate(workbench.workers)]
 
 
 def wallet_of(bonds: BondsConfig) -> SimWallet:

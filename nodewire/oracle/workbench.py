@@ -61,6 +61,11 @@ class Workbench:
             loading.add_done_callback(lambda _: self._loading.pop(name, None))
         return await asyncio.shield(loading), name
 
+    @property
+    def workers(self) -> list[LastingWorker]:
+        """Those that there are now."""
+        return [worker for worker, _ in list(self._held.values())]
+
     async def close(self) -> None:
         """End the workers."""
         for loading in list(self._loading.values()):

@@ -6,19 +6,18 @@ till's affair (`zaps.Till.quote`); this is its HTTP form.
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import orjson
 from aiohttp import web
 
+from nodewire import guests
 from nodewire.errors import BadInput, NodewireError, TooLarge
 from nodewire.pay.invoices import MAX_MSAT, Invoice
-from nodewire.strangers import Strangers
 
 MAX_ZAP_REQUEST_CHARS = 4_096
 MAX_CONNECTIONS = 256
@@ -85,61 +84,11 @@ def routes(endpoint: Endpoint) -> list[web.RouteDef]:
 
 @asynccontextmanager
 async def serving(endpoint: Endpoint, listening: socket.socket) -> AsyncIterator[None]:
-    """Serve `endpoint` on a bound socket.
-
-    A stranger's connection ends after `CONNECTION_S` whatever it does, and of too many the oldest from the address that
-    has most makes room: who opens many and says nothing keeps neither this process's descriptors nor others' invoices.
-    """
+    """Serve `endpoint` on a bound socket, to strangers (`nodewire.guests`)."""
     app = web.Application()
     app.add_routes(routes(endpoint))
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    server = runner.server
-    assert server is not None
-    guests: Strangers[_Guest] = Strangers(MAX_CONNECTIONS)
-    listener = await asyncio.get_running_loop().create_server(lambda: _Guest(server(), guests), sock=listening)
-    try:
+    async with guests.serving(app, listening, most=MAX_CONNECTIONS, each_s=CONNECTION_S):
         yield
-    finally:
-        listener.close()
-        await runner.cleanup()
-
-
-class _Guest(asyncio.Protocol):
-    """One connection, handed to aiohttp for as long as it may last."""
-
-    def __init__(self, inner: asyncio.Protocol, others: Strangers[_Guest]) -> None:
-        self._inner = inner
-        self._others = others
-        self._transport: asyncio.Transport | None = None
-        self._end: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
-        self._end = asyncio.get_running_loop().call_later(CONNECTION_S, self._transport.abort)
-        peer = transport.get_extra_info("peername")
-        displaced = self._others.enter(self, str(peer[0]) if peer else "")
-        if displaced is not None and displaced._transport is not None:
-            displaced._transport.abort()
-        self._inner.connection_made(transport)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._others.leave(self)
-        if self._end is not None:
-            self._end.cancel()
-        self._inner.connection_lost(error)
-
-    def data_received(self, data: bytes) -> None:
-        self._inner.data_received(data)
-
-    def eof_received(self) -> bool | None:
-        return self._inner.eof_received()
-
-    def pause_writing(self) -> None:
-        self._inner.pause_writing()
-
-    def resume_writing(self) -> None:
-        self._inner.resume_writing()
 
 
 def _asked(request: web.Request, endpoint: Endpoint) -> tuple[str, int]:

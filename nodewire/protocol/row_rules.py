@@ -369,6 +369,8 @@ def _looked_up(weight: Any, indices: Any) -> Value:
 def _indexed(self: Any, indices: Any) -> Value:
     """What indices pick stands where they do, or first if they do not stand side by side."""
     x = of(self)
+    if x.counts:
+        raise Unproven("of the rows' numbers")
     used = {k: of(one) for k, one in enumerate(indices) if one is not None}
     kept = [k for k in range(len(x.shape)) if k not in used]
     at = min(used) if max(used) - min(used) < len(used) else 0

@@ -49,7 +49,7 @@ class Acquaintance:
     async def _meet(self) -> None:
         """Link to one node more, if there is one."""
         epoch = await self._market.epoch(timeout_s=_EPOCH_S)
-        snapshot = await self._market.snapshot(epoch.body.snapshot)
+        snapshot = await self._market.snapshot(epoch.body.snapshot, keep=False)
         now_s = time.monotonic()
         self._failed = {peer: at_s for peer, at_s in self._failed.items() if now_s - at_s < AGAIN_S}
         known = {self._node.public, *self._node.peers, *self._failed}

@@ -9,6 +9,7 @@ from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.pay.bond_holder import BondHolder, ensure_bond
 from nodewire.protocol import bond
+from nodewire.protocol.bond import BondStatement
 
 _DAY_S = 86_400
 
@@ -21,6 +22,8 @@ class Bonding:
         self._keys = keys
         self._holder = holder
         self._days = config.days
+        self.held: BondStatement | None = None
+        """What the holder said last."""
         self._renew_s = 0.0
 
     @property
@@ -33,5 +36,6 @@ class Bonding:
         now_s = int(time.time())
         until_s = (now_s // _DAY_S + 1 + self._days) * _DAY_S  # the same all day: asked again, nothing is prolonged
         event = await ensure_bond(self._holder, self._keys, self.amount_msat, until_s)
-        self._renew_s = now_s + max(1.0, (bond.parse(event).expires_at_s - now_s) / 2)
+        self.held = bond.parse(event)
+        self._renew_s = now_s + max(1.0, (self.held.expires_at_s - now_s) / 2)
         return event

@@ -28,6 +28,7 @@ from nodewire.protocol.takeover import LOST, Takeover, assigned
 from nodewire.provider.admission import Admission, feedback_for
 from nodewire.provider.announcing import Announcer
 from nodewire.provider.committing import Committing
+from nodewire.provider.figures import Figures
 from nodewire.provider.following import Follower
 from nodewire.provider.holding import Holding, Kept
 from nodewire.provider.job import JobRun
@@ -108,6 +109,7 @@ class Provider:
         self._holding = holding
         self._verifying = verifying
         self._presenter = presenter
+        self.figures = Figures()
         self._standby = Standby()
         self._requests: dict[str, tuple[float, Event, Request, Manifest]] = {}
         self._tickets: dict[tuple[str, str], tuple[float, Ticket]] = {}
@@ -117,6 +119,11 @@ class Provider:
         self._running: set[asyncio.Task[None]] = set()
         self._refusing: set[asyncio.Task[None]] = set()
         self._admitting = 0
+
+    @property
+    def in_flight(self) -> dict[int, int]:
+        """Jobs that are open here, by kind."""
+        return {kinds.INFERENCE: len(self._jobs)}
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -156,6 +163,7 @@ class Provider:
         try:
             request, manifest = self._admission.glance(event, time.time())
         except NodewireError as error:
+            self.figures.refused(event.kind, error)
             # Not waited for: a stranger's nonsense must not keep those behind it from being read.
             if self._keys.public in event.values("p") and len(self._refusing) < MAX_REFUSING:
                 refusing = asyncio.create_task(self._refuse(event.id, event.pubkey, error))
@@ -214,6 +222,7 @@ class Provider:
                 served.take()
         except NodewireError as error:
             log.info("job %s refused: %s", request.id[:8], error)
+            self.figures.refused(event.kind, error)
             await self._refuse(request.id, request.customer, error)
             return
         job = Standing(event, ticket, request, manifest, params)
@@ -265,10 +274,11 @@ class Provider:
         """Run a job whose slot has been taken. `call` is a takeover that came before the job was open here."""
         request = job.request
         try:
-            if request.plan.verification.policy == "sampled":
-                await asyncio.to_thread(self._kept.begun, job.event, job.ticket)
-            self._holding.keep(Kept(request, job.manifest, job.ticket))
-            await self._run(request, job.manifest, served, job.params, call if entered is None else None, entered)
+            with self.figures.job(job.event.kind):
+                if request.plan.verification.policy == "sampled":
+                    await asyncio.to_thread(self._kept.begun, job.event, job.ticket)
+                self._holding.keep(Kept(request, job.manifest, job.ticket))
+                await self._run(request, job.manifest, served, job.params, call if entered is None else None, entered)
         except BadConfig as error:  # what cannot be shown later is not computed
             log.error("job %s ended: %s", request.id[:8], error)
             await self._refuse(request.id, request.customer, error)
@@ -330,6 +340,7 @@ class Provider:
         async def commit(roots: Sequence[ChunkRoot]) -> None:
             chunk = roots[0].chunk
             chunks.add(chunk)
+            self.figures.chunks += 1
             deadline = request.plan.deadline_epoch(chunk, self._market.committee.epoch_ms)
             await self._committing.commit(roots, deadline)
 

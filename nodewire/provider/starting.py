@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
+from prometheus_client.registry import Collector
+
 from nodewire.config import ProviderConfig
 from nodewire.dialling import are_private
-from nodewire.errors import BadConfig
+from nodewire.guests import listening_socket
 from nodewire.kind import MakeWorker, installed
 from nodewire.market import Market, open_market
+from nodewire.metrics.endpoint import Exposed
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.pool import Pool
@@ -30,7 +32,7 @@ from nodewire.pay.till import Till
 from nodewire.protocol.coordinates import in_ms
 from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
-from nodewire.provider import profiling, queues
+from nodewire.provider import measuring, profiling, queues
 from nodewire.provider.acquaintance import Acquaintance, is_private
 from nodewire.provider.admission import Admission
 from nodewire.provider.announcing import Announcer, describe, name_of
@@ -51,17 +53,19 @@ from nodewire.provider.verifying import Verifying
 from nodewire.provider.withdrawals import Withdrawals
 from nodewire.store.held import held
 from nodewire.wire import congestion, health_log
+from nodewire.wire.measuring import Links, Spooled
 from nodewire.wire.node import Node
 from nodewire.wire.shm import SameHost
 from nodewire.wire.spool import Spool
 from nodewire.wire.transport import TcpTls
 from nodewire.worker import devices
 from nodewire.worker.lasting import LastingWorker, maker
+from nodewire.worker.measuring import Machines, Workers
 from nodewire.worker.several import several
 
 
 async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]:
-    """Start a provider; returns its ready line with `wait`, which ends only by an error.
+    """Start a provider; returns its ready line with `wait`, which ends only by an error, and with its `metrics`.
 
     Raises:
         BadConfig: the kernel has not the congestion control that is chosen, or torch not the workers' device.
@@ -83,15 +87,20 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
     lnurl = await _serve_lnurl(stack, config, keys, till)
     ready: dict[str, Any] = {"ready": "provider", "npub": keys.npub, "public": keys.public, "lnurl": lnurl}
     halves: list[Provider | Training | Fedstr] = []
+    here: list[Collector] = [measuring.Jobs(halves)]
+    serving: list[LastingWorker] = []
+    training_workers: list[LastingWorker] = []
     if config.serve or config.specialize is not None:
-        provider, said = await _open_inference(stack, config, keys, pool, market, ledger, wallet, lnurl)
+        provider, said, shown, serving = await _open_inference(stack, config, keys, pool, market, ledger, wallet, lnurl)
         halves.append(provider)
+        here += shown
         ready |= said
     if config.train is not None:
-        training, fedstr = await open_training(
+        training, fedstr, training_workers = await open_training(
             stack, config, config.train, keys=keys, pool=pool, blobs=market.blobs, ledger=ledger, till=till, lnurl=lnurl
         )
         halves += [training, *([fedstr] if fedstr else [])]
+        here.append(measuring.Bench(training.free))
         stack.push_async_callback(training.withdraw)
         ready |= {"trains": list(config.train.families), "name": ready.get("name", training.name)}
 
@@ -107,7 +116,14 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
 
     running = asyncio.create_task(run())
     stack.callback(running.cancel)
-    return {**ready, "wait": running}
+
+    def named() -> list[tuple[str, LastingWorker]]:
+        both = {"serve": list(serving), "train": training_workers}
+        return [(f"{what}-{number}", one) for what, workers in both.items() for number, one in enumerate(workers)]
+
+    here.append(Workers(named))
+    apart = (measuring.Till(config.ledger), Machines(named, config.worker.memory))
+    return {**ready, "wait": running, "metrics": Exposed("provider", config.metrics.listen, here, apart)}
 
 
 async def _open_inference(
@@ -119,8 +135,9 @@ async def _open_inference(
     ledger: Ledger,
     wallet: SimWallet,
     lnurl: str,
-) -> tuple[Provider, dict[str, Any]]:
-    """What serves the tasks in [[serve]] and those that it follows demand to, and what its ready line says of them."""
+) -> tuple[Provider, dict[str, Any], list[Collector], list[LastingWorker]]:
+    """What serves the tasks in [[serve]] and those that it follows demand to, what its ready line says of them, what it
+    shows Prometheus, and its workers, of which there may be others later."""
     job_kinds = installed()
     made = list[LastingWorker]()
 
@@ -230,32 +247,22 @@ async def _open_inference(
         verifying=verifying,
         presenter=presenter,
     )
-    return provider, {
+    ready = {
         "name": name_of(config, keys.public),
         "wire": list(wire),
         "serves": {s.manifest.name: list(s.tasks) for s in served},
         "prices_msat": {s.manifest.name: dict(s.prices_msat) for s in served},
         **({"specialize": config.specialize} if follower is not None else {}),
     }
+    stall = measuring.Stall(keys.public, held, bonding, market)
+    return provider, ready, [Links(node), Spooled(spool, config.spool), stall], made
 
 
 async def _serve_lnurl(stack: AsyncExitStack, config: ProviderConfig, keys: Keys, till: Till) -> str:
     """Serve the provider's LNURL-pay endpoint; its payRequest URL."""
-    host, _, port = config.lnurl.listen.rpartition(":")
-    sock = _listening_socket(host, int(port))
+    sock = listening_socket("lnurl.listen", config.lnurl.listen)
+    host = config.lnurl.listen.rpartition(":")[0]
     base = config.lnurl.url.rstrip("/") or f"http://{host}:{sock.getsockname()[1]}"
     endpoint = lnurl_server.Endpoint("nodewire", base, keys.public, till.quote)
     await stack.enter_async_context(lnurl_server.serving(endpoint, sock))
     return endpoint.pay_url
-
-
-def _listening_socket(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((host.strip("[]"), port))
-    except OSError as error:
-        sock.close()
-        raise BadConfig("lnurl.listen", f"cannot listen on {host}:{port} ({error.strerror})") from error
-    return sock

@@ -64,6 +64,8 @@ class Links:
         self.ladder: Ladder | None = None
         self.is_closed = False
         self.strangers: Strangers[asyncio.Task[None]] = Strangers(MAX_HALF_OPEN)
+        self.turned_away: Counter[str] = Counter()
+        """Who came and got no link: "unproven", "displaced" by other strangers, or why it is not welcome (a code)."""
         self._settling = AtATime("link")
         self._keys = keys
         self._owner = owner
@@ -232,6 +234,7 @@ class Links:
             return
         displaced = self.strangers.enter(self.run(self._serve(arrival)), arrival.address)
         if displaced is not None:
+            self.turned_away["displaced"] += 1
             displaced.cancel()
 
     async def _serve(self, arrival: Arrival) -> None:
@@ -239,6 +242,7 @@ class Links:
         try:
             link = await self._proven(arrival)
         except NodewireError:
+            self.turned_away["unproven"] += 1
             return
         finally:
             task = asyncio.current_task()
@@ -274,6 +278,7 @@ class Links:
             finally:
                 self._settling.give(peer)
         except NodewireError as error:
+            self.turned_away[error.code] += 1
             link.refuse(error)
             raise
 

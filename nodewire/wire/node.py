@@ -76,6 +76,16 @@ class Node:
         return self._links.open
 
     @property
+    def turned_away(self) -> Mapping[str, int]:
+        """How many came and got no link, by why (`wire.links`)."""
+        return self._links.turned_away
+
+    @property
+    def half_open(self) -> int:
+        """Connections that have not proven themselves yet."""
+        return len(self._links.strangers)
+
+    @property
     def ladder(self) -> Ladder | None:
         return self._links.ladder
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -26,10 +26,20 @@ MAX_PEERS = 2_048
 
 
 class Survey:
-    """One node's. `health` has those peers that there was a link to, the one linked longest ago first."""
+    """One node's. `health` has those peers that there was a link to, the one linked longest ago first.
+
+    `opened` counts links by how they came about, `lost` by the code of what ended them; `reopened` those to a peer that
+    had one before, as far as is remembered.
+    """
 
     def __init__(self, public: str, *, pace_s: float = PACE_S, unix_s: Callable[[], float] = time.time) -> None:
         self.health: OrderedDict[str, Health] = OrderedDict()
+        self.following: set[Link] = set()
+        self.opened: Counter[str] = Counter()
+        self.lost: Counter[str] = Counter()
+        self.reopened = 0
+        self._bytes_before = (0, 0)
+        """In and out, of links that have ended."""
         self._public = public
         self._pace_s = pace_s
         self._unix_s = unix_s
@@ -39,6 +49,12 @@ class Survey:
     def place(self) -> Place:
         """Where this node is, as far as it knows."""
         return self._vivaldi.place
+
+    @property
+    def nbytes(self) -> tuple[int, int]:
+        """In and out, over all links that have been opened."""
+        now = [(link.bytes_in, link.bytes_out) for link in self.following]
+        return sum(n for n, _ in now) + self._bytes_before[0], sum(n for _, n in now) + self._bytes_before[1]
 
     def resume(self, claim: Claim) -> None:
         """Begin where this node was when it was last running."""
@@ -54,12 +70,11 @@ class Survey:
     async def follow(self, link: Link) -> None:
         """As long as `link`, which is open, is."""
         health = self._known(link.peer)
-        health.opened(
-            self._unix_s(),
-            rung="shm" if link.transport == "shm" else link.rung,
-            dialled=link.dialled,
-            address=link.address,
-        )
+        rung = "shm" if link.transport == "shm" else link.rung
+        health.opened(self._unix_s(), rung=rung, dialled=link.dialled, address=link.address)
+        self.following.add(link)
+        self.opened[rung] += 1
+        self.reopened += health.links > 1
         try:
             while link.is_open:
                 with suppress(LinkLost):
@@ -69,7 +84,11 @@ class Survey:
                 self._look(link, health)
         finally:
             self._vivaldi.forget(link.peer)
-            health.lost(self._unix_s(), link.error or LinkLost(link.peer, "closed"))
+            error = link.error or LinkLost(link.peer, "closed")
+            health.lost(self._unix_s(), error)
+            self.lost[error.code] += 1
+            self.following.discard(link)
+            self._bytes_before = self._bytes_before[0] + link.bytes_in, self._bytes_before[1] + link.bytes_out
 
     def _look(self, link: Link, health: Health) -> None:
         health.looked(

@@ -135,6 +135,7 @@ class Calls:
             self._queue.done(one.entry, took_us // len(call.together))
             if one.fields["op"] == "receive":
                 self._expected.seen(one.entry.task, one.entry.nbytes, took_us // len(call.together))
+                self.figures.computing.add(took_us // len(call.together))
         if not call.done.done():
             if "error" in answer:
                 call.done.set_exception(from_dict(answer["error"]))

@@ -135,7 +135,7 @@ async def _cpu_samples(pid: int, baseline_bytes: int, load: Load) -> None:
     loop = asyncio.get_running_loop()
     before_s, before = loop.time(), _cpu_seconds(pid)
     while before is not None:
-        load.memory_bytes.append(max(0, _private_bytes(pid) - baseline_bytes))
+        load.memory_bytes.append(max(0, private_bytes(pid) - baseline_bytes))
         await asyncio.sleep(SAMPLED_EVERY_S)
         now_s, now = loop.time(), _cpu_seconds(pid)
         if now is None:
@@ -192,7 +192,8 @@ def _cpu_seconds(pid: int) -> float | None:
     return (int(fields[11]) + int(fields[12])) / _CLOCK_HZ
 
 
-def _private_bytes(pid: int) -> int:
+def private_bytes(pid: int) -> int:
+    """What a worker's cap counts; 0 once the process has ended, or where the system does not say."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:

@@ -1,8 +1,10 @@
-"""What an operator may want to know of a worker's queue: how many calls waited, and how long."""
+"""What an operator may want to know of a worker: how many calls waited, how long, and how long they took."""
 
 from __future__ import annotations
 
 from collections import deque
+
+from nodewire.metrics.durations import Durations
 
 _LAST = 1_024
 
@@ -18,6 +20,9 @@ class Figures:
         """Calls in them."""
         self.longest = 0
         """Most calls that waited at once."""
+        self.waits = Durations()
+        self.computing = Durations()
+        """Of calls on frames, as far as they have been answered."""
         self._waited_us: deque[int] = deque(maxlen=_LAST)
 
     def together(self, calls: int) -> None:
@@ -31,6 +36,7 @@ class Figures:
         self.calls += 1
         self.longest = max(self.longest, still_waiting + 1)
         self._waited_us.append(waited_us)
+        self.waits.add(waited_us)
 
     def __str__(self) -> str:
         half, most = (self.waited_us(percent) / 1_000 for percent in (50, 95))

@@ -17,7 +17,7 @@ from nodewire.kind import Limits, Params, SharedWorker, Turn
 from nodewire.protocol.codec import OWN, Codings
 from nodewire.protocol.frame import Array, Frame
 from nodewire.worker.calls import NO_TURN
-from nodewire.worker.client import CALL_S, WorkerProcess
+from nodewire.worker.client import CALL_S, Hello, WorkerProcess
 from nodewire.worker.figures import Figures
 
 _log = logging.getLogger("nodewire.worker")
@@ -30,7 +30,13 @@ class Mortal(SharedWorker, Protocol):
     def alive(self) -> bool: ...
 
     @property
+    def hello(self) -> Hello: ...
+
+    @property
     def figures(self) -> Figures: ...
+
+    @property
+    def waiting(self) -> tuple[int, int]: ...
 
     async def stop(self) -> None: ...
 
@@ -47,6 +53,8 @@ class LastingWorker:
         self._process: Mortal | None = None
         self._loaded: dict[str, tuple[str, Path, Sequence[Path]]] = {}
         self._starting: asyncio.Task[Mortal] | None = None
+        self.starts = 0
+        """Processes that have been started and had everything loaded."""
 
     async def ready(self) -> None:
         """Have a process before anything is loaded: starting one takes seconds of computing. Raises as its start."""
@@ -69,6 +77,11 @@ class LastingWorker:
     async def close(self, task: str, session: str) -> None:
         if self._process is not None and self._process.alive:
             await self._process.close(task, session)
+
+    @property
+    def process(self) -> Mortal | None:
+        """The one that there is, alive or not."""
+        return self._process
 
     @property
     def figures(self) -> Figures | None:
@@ -95,6 +108,7 @@ class LastingWorker:
             await process.stop()
             raise
         self._process = process
+        self.starts += 1
         return process
 
     async def stop(self) -> None:

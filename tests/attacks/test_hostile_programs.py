@@ -63,7 +63,12 @@ SHIFTED = {
 
 @pytest.mark.parametrize("nodes", SHIFTED.values(), ids=SHIFTED)
 def test_rows_numbers_that_are_not_their_own_any_more_make_no_batch(nodes):
-    assert not loaded(program(*nodes)).batches
+    one = program(*nodes)
+    assert not loaded(one).batches
+    data = one.encode()
+    market = manifest({"only": data}, {"in": (CUSTOMER, "only"), "out": ("only", CUSTOMER)})
+    with pytest.raises(Unproven):
+        rowwise.axes(market, {"only": GraphProgram.decode(data)}, "b")
 
 
 def test_a_batch_of_two_customers_shows_neither_the_others_rows():

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from nodewire.cli import doctor
 from nodewire.config import ProviderConfig, Serve, TrainConfig, WorkerConfig
-from nodewire.errors import BadConfig, OverMemory
+from nodewire.errors import BadConfig, NotFound, OverMemory
+from nodewire.metrics import endpoint
+from nodewire.store.held import held
+from relay import Config as RelayConfig
+from relay import serve as serve_relay
 from tests.protocol import documents
 
 MODEL = "38840:" + "0" * 64 + ":tiny"
@@ -81,6 +87,46 @@ async def test_a_device_that_torch_does_not_have_is_told_before_any_worker_start
     assert await doctor._device("cpu") == "cpu"
     with pytest.raises(BadConfig, match=r'worker\.device: torch cannot use "cuda:63" on this machine \(.+\)'):
         await doctor._device("cuda:63")
+
+
+@pytest.fixture
+async def exposed(tmp_path):
+    """A daemon's state folder that is in use, and the address that it shows its metrics at."""
+    with held(tmp_path / "state"):
+        async with endpoint.serving(endpoint.Exposed("provider", "127.0.0.1:0")) as url:
+            yield tmp_path / "state", url.removeprefix("http://").removesuffix(endpoint.PATH)
+
+
+async def test_metrics_that_answer_are_said_to(exposed):
+    state, address = exposed
+    assert await doctor._metrics(address, state) == "answers"
+
+
+async def test_metrics_that_others_can_read_are_warned_of(exposed):
+    state, address = exposed
+    port = address.rpartition(":")[2]
+    for host in ("0.0.0.0", "192.0.2.1"):
+        said = await doctor._metrics(f"{host}:{port}", state.parent / "another")
+        assert "is not running" in said and "no password" in said
+    assert "password" not in await doctor._metrics(f"[::1]:{port}", state.parent / "another")
+    async with endpoint.serving(endpoint.Exposed("provider", "0.0.0.0:0")) as url:
+        said = await doctor._metrics(url.removeprefix("http://").removesuffix(endpoint.PATH), state)
+    assert said.startswith("answers; whoever reaches that address can read")
+
+
+async def test_metrics_that_do_not_answer_though_the_daemon_runs_are_a_fault(exposed):
+    state, _ = exposed
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(NotFound, match=r"does not answer.*until it is started again"):
+        await doctor._metrics(f"127.0.0.1:{port}", state)
+
+
+async def test_a_port_where_somebody_else_answers_is_a_fault(exposed, tmp_path):
+    state, _ = exposed
+    async with serve_relay(RelayConfig(db=tmp_path / "relay.db", port=0)) as relay:
+        with pytest.raises(BadConfig, match="is not this daemon's"):
+            await doctor._metrics(relay.http_url.removeprefix("http://"), state)
 
 
 def trains(memory, device="cpu", **fields):

@@ -150,6 +150,21 @@ class Keeping(nn.Module):
         return x * self.seen
 
 
+class Doubling(nn.Module):
+    def forward(self, x):
+        return x.double() * 2
+
+
+class Comparing(nn.Module):
+    def forward(self, x):
+        return x.sort().indices.to(torch.int16) * 2
+
+
+class Taking(nn.Module):
+    def forward(self, x):
+        return x * x.sum().item()
+
+
 class Flat(nn.Module):
     def forward(self, x):
         return x.reshape(-1)
@@ -162,6 +177,9 @@ class Flat(nn.Module):
         (Branching, "inner: cannot be exported: it branches on a tensor's value.*use torch.where.*x.sum"),
         (Drawing, "inner: uses aten.rand_like.default, which no task may"),
         (Keeping, r"inner\.seen: is changed by a call"),
+        (Doubling, "inner: computes in float64, which no task does"),
+        (Comparing, "inner: computes in int16, which no task does"),
+        (Taking, "inner: takes a number out of a tensor: .*without item"),
         (Flat, "output: leaves with the size .* derived from others"),
     ],
 )

@@ -58,14 +58,17 @@ GUESTS = {
     "gil": Stall([], ["graph.1"], FAST_US, bond_msat=2_000_000),
     "hal": Stall([], ["graph.0"], FAST_US, bond_msat=2_000_000),
 }
+WORKER = '[worker]\nmemory = "60MB"'
 WIRE = "[wire]\nprivate = true"
 """Whoever is met here is met on this machine."""
+METRICS = '[metrics]\nlisten = "127.0.0.1:0"'
 DECODER_MSAT, ENCODER_MSAT = 3_001, 1_009
 
 
 @dataclass
 class RunningMarket:
-    """`decoder` and `encoder` are what `register` printed; `public` has the providers' public keys by their names."""
+    """`decoder` and `encoder` are what `register` printed; `public` has the providers' public keys by their names,
+    `metrics` the URLs where daemons show what they count."""
 
     folder: Path
     relay: str = ""
@@ -75,6 +78,7 @@ class RunningMarket:
     decoder: dict[str, Any] = field(default_factory=dict)
     encoder: dict[str, Any] = field(default_factory=dict)
     public: dict[str, str] = field(default_factory=dict)
+    metrics: dict[str, str] = field(default_factory=dict)
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
@@ -92,7 +96,7 @@ class RunningMarket:
                 threads.submit(make_encoder, self.encoder_folder),
             ]
             relay = ["relay", "--port", "0", "--db", str(self.folder / "relay.db"), "--blobs", self._path("blobs")]
-            self.spawn("relay", *relay)
+            self.spawn("relay", *relay, "--metrics", "127.0.0.1:0")
             holder = self.command("keys", "new", self._path("holder.nsec"))
             ready = self.ready("relay")
             self.relay, self.blossom = ready["url"], ready["blossom"]
@@ -106,7 +110,7 @@ class RunningMarket:
             self.simnet = self.ready("simnet")["url"]
             for i in range(1, 5):
                 with (self.folder / "committee" / f"oracle-{i}" / "oracle.toml").open("a") as file:
-                    file.write(f"\n[bonds]\nurl = {json.dumps(self.simnet)}\n")
+                    file.write(f"\n[bonds]\nurl = {json.dumps(self.simnet)}\n{METRICS}\n")
                 self.spawn(f"oracle-{i}", "oracle", "--config", self._path("committee", f"oracle-{i}", "oracle.toml"))
             for one in made:
                 one.result()
@@ -168,7 +172,9 @@ class RunningMarket:
         came, _, _ = select.select([stdout], [], [], READY_S)
         line = stdout.readline() if came else b""
         assert b'"ready"' in line, f"{name} did not start: {line!r}\n{self.log(name)[-2000:]}"
-        return json.loads(line)
+        said = json.loads(line)
+        self.metrics[name] = said.get("metrics", "")
+        return said
 
     def start_provider(self, name: str, *, wait: bool = True) -> dict[str, Any]:
         self.spawn(name, "provider", "--config", str(self.config_of(name)))
@@ -204,7 +210,7 @@ class RunningMarket:
             "private_endpoints": True,
             **changes,
         }
-        return self._write(name, [*_toml(lines), *self._wallet(), '[worker]\nmemory = "60MB"', WIRE])
+        return self._write(name, [*_toml(lines), *self._wallet(), WORKER, WIRE])
 
     @asynccontextmanager
     async def customer(self, name: str, **changes: Any) -> AsyncIterator[Customer]:
@@ -303,7 +309,7 @@ class RunningMarket:
                 if tasks
             ]
             bond = ["[bond]", *_toml({"amount_msat": stall.bond_msat})]
-            self._write(name, [*_toml(lines), *self._wallet(), *bond, '[worker]\nmemory = "60MB"', WIRE, *serve])
+            self._write(name, [*_toml(lines), *self._wallet(), *bond, WORKER, WIRE, METRICS, *serve])
 
     async def _until_all_are_live(self) -> None:
         await self.until(self.is_free(*STALLS))

@@ -12,17 +12,20 @@ import signal
 import struct
 import subprocess
 import termios
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from running_market import NODEWIRE, RunningMarket, _toml
+from running_market import METRICS, NODEWIRE, RunningMarket, _toml
 
 from nodewire.cli.family import toml_lines
 from nodewire.nostr.nip01 import Filter
 from nodewire.protocol.recipe import Recipe
+from nodewire.provider import measuring
 from nodewire.train import bare, directory, start, state
 from tests.kinds.digits import RECIPE, TOML, dataset
+from tests.metrics.reading import documented, families, fetched, value
 from tests.training import models
 
 LEAST_MSAT, DEPOSIT_PPM = 7_001, 250_000
@@ -66,7 +69,7 @@ class TrainingMarket(RunningMarket):
         }
         train = {"msat_per_pflop": 1, "least_msat": LEAST_MSAT, "deposit_ppm": DEPOSIT_PPM, "gflops": 10, **changes}
         worker = '[worker]\nmemory = "300MB"'
-        self._write(name, [*_toml(role), *self._wallet(), worker, "[train]", *_toml(train)])
+        self._write(name, [*_toml(role), *self._wallet(), worker, METRICS, "[train]", *_toml(train)])
 
     def data(self) -> Path:
         folder = self.folder / "data"
@@ -122,12 +125,30 @@ def test_two_strangers_train_what_the_bare_loop_trains_and_are_paid_exactly(trai
     assert done["failures"] == []
     earned = {name: msat - before[name] for name, msat in balances_msat(trainers, "ada", "bea").items()}
     assert earned == {"ada": 3 * LEAST_MSAT, "bea": 3 * LEAST_MSAT}
+    for name in earned:
+        trainer_shows_what_it_did(trainers, name)
     left = balances_msat(trainers, "dora")["dora"]
     assert done["paid_msat"] == sum(earned.values())
     assert left == SATS * 1_000 - done["paid_msat"] - done["fees_msat"]
     whose = ["--config", str(trainers.config_of("dora")), "--data", str(trainers.data()), "--segments", "all"]
     audited = trainers.command("audit", str(done["transcript"]), *whose)
     assert (audited["ok"], audited["recomputed"], audited["computed"], audited["faults"]) == (True, True, 6, [])
+
+
+def trainer_shows_what_it_did(trainers, name):
+    end_s = time.monotonic() + 20
+    served = {"kind": "8840", "outcome": "served", "code": ""}
+    while value(text := fetched(trainers.metrics[name]), "nodewire_provider_jobs_total", **served) < 3:
+        assert time.monotonic() < end_s, text
+        time.sleep(0.2)
+    assert value(text, "nodewire_provider_training_steps_total") == 3 * RECIPE.steps
+    assert value(text, "nodewire_provider_paid_msat_total") == 3 * LEAST_MSAT
+    assert value(text, "nodewire_provider_job_seconds_count", kind="8840") == 3
+    assert value(text, "nodewire_provider_training_workers_free") == 1
+    assert value(text, "nodewire_worker_calls_total", worker="train-0") > 0
+    asked = {row.name for row in documented() if row.daemons == "all" or row.name.startswith("nodewire_worker_")}
+    jobs = {family.name for family in (*measuring.JOB_FAMILIES, *measuring.TRAINING_FAMILIES)}
+    assert families(text).keys() == asked | jobs  # it has no wire, no slots and no bond
 
 
 def test_what_went_over_the_relay_says_nothing_of_what_was_trained(trainers):

@@ -16,6 +16,7 @@ from nodewire.oracle.court import Court
 from nodewire.oracle.daemon import Oracle
 from nodewire.oracle.docket import Docket
 from nodewire.oracle.journal import KEPT_EPOCHS, Journal
+from nodewire.oracle.measuring import Committee
 from nodewire.oracle.setup import create_committee, load_seat
 from nodewire.protocol import certificate, commitment, inventory, job, kinds, publish, verdict, verification
 from nodewire.protocol.commitment import ChunkRoot, Commitment
@@ -193,6 +194,22 @@ async def test_a_committed_chunk_is_drawn_verified_and_judged(tmp_path, cheating
         said = found.verdict
         assert (said.outcome, said.culprit) == (("fail", market.provider.keys.public) if cheating else ("pass", ""))
         assert said.verifiers == ((market.verifier.keys.public, True),)
+        judged = {said.outcome: 1}
+        await market.relay.until(lambda _: all(court.figures.verdicts == judged for _, court in market.courts))
+        for one in market.courts:
+            shown = {
+                (metric.name, *s.labels.values()): s.value
+                for metric in Committee(*one).collect()
+                for s in metric.samples
+            }
+            assert shown["nodewire_oracle_verdicts", said.outcome] == 1
+            assert shown["nodewire_oracle_votes", "verdict"] == 1
+            assert shown["nodewire_oracle_votes", "epoch"] > 1
+            assert shown["nodewire_oracle_epochs", "certified"] > 1
+            assert shown["nodewire_oracle_convictions",] == cheating
+            assert shown["nodewire_oracle_faults",] == 0
+            assert shown["nodewire_oracle_cases_open",] == 0
+            assert one[0].figures.certificate.total_us > 0
         assert market.nodes.computed or not cheating  # a tenth of the honest is computed, too
         if cheating:
             await asyncio.sleep(0.2)

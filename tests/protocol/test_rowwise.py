@@ -208,6 +208,12 @@ MIXING = {
         Node("r", "aten.repeat.default", (X, [1, B, 1])),
         Node("a", "aten.softmax.int", (Ref("r"), 1)),
     ],
+    "rows' numbers, each picked by itself": [
+        Node("r", "aten.arange.default", (B,)),
+        Node("n", "aten.index.Tensor", (Ref("r"), [Ref("r")])),
+        Node("u", "aten.reshape.default", (Ref("n"), [B, 1, 1])),
+        Node("a", "aten.add.Tensor", (X, Ref("u"))),
+    ],
     "rows numbered up to 256": _numbered("uint8"),
     "rows numbered up to 2": _numbered("bool"),
     "rows numbered as long as floats are exact": _numbered("bfloat16"),

@@ -66,11 +66,10 @@ class Drawn:
 
     def _value(self, node: Node) -> Any:
         """What it makes, None if it makes nothing."""
-        base = program(Node("n", "aten.neg.default", (X,)))
         found: dict[str, Any] = {}
-        one = Program(base.dims, base.volume, (), (), (node,), ())
+        one = Interpreter(Program({}, 1, (), (), (node,), ()), self._made)
         with suppress(NodewireError):
-            Interpreter(one, {})({}, self._made, lambda node, _, __, result, ___: found.update({node.name: result}))
+            one({}, {}, lambda node, _, __, result, ___: found.update({node.name: result}))
         return found.get(node.name)
 
     def tensor(self, least: int = 0) -> Ref:

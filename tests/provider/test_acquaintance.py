@@ -20,7 +20,7 @@ class Market:
     async def epoch(self, *, timeout_s):
         return SimpleNamespace(body=SimpleNamespace(snapshot=""))
 
-    async def snapshot(self, sha256):
+    async def snapshot(self, sha256, *, keep):
         return SimpleNamespace(nodes=[SimpleNamespace(pubkey=key) for key in self.wire], ads=self.ads)
 
     def ads(self, keys):

@@ -6,11 +6,13 @@ import socket
 import pytest
 
 from nodewire.errors import BadPeer, Busy, LinkLost, NodewireError, NotAllowed, TimedOut, TooLarge
+from nodewire.metrics.family import CODES
 from nodewire.nostr.keys import Keys
 from nodewire.protocol import splice as splices
 from nodewire.protocol.address import SpliceAddress
 from nodewire.wire.allowance import AtATime, Meter, PerMinute
 from nodewire.wire.reach import splice
+from nodewire.wire.reach.measuring import Splicing
 from nodewire.wire.reach.splice import Entered, read
 from nodewire.wire.reach.splicer import MAX_HALF_OPEN, Limits, Splicer
 
@@ -27,6 +29,7 @@ async def make():
         made.append(Splicer(keys.public, **options))
         return SpliceAddress(keys.public, await made[-1].listen("127.0.0.1"))
 
+    one.made = made
     yield one
     for splicer in made:
         await splicer.close()
@@ -59,6 +62,41 @@ async def test_it_says_how_it_sees_an_end(make):
     entered = await enter(await make(), None)
     assert entered.seen == entered.local
     entered.close()
+
+
+async def test_what_came_of_connections_and_what_was_carried_is_counted(make):
+    def shown():
+        return {
+            (sample.name.removeprefix("nodewire_splice_"), *sample.labels.values()): sample.value
+            for metric in Splicing(make.made[-1]).collect()
+            for sample in metric.samples
+        }
+
+    at = await make()
+    (await enter(at, None)).close()
+    one, other = await joined(at)
+    await send(one, b"x" * 100_000)
+    await read(other.connection, 100_000)
+    assert shown()["connections", "paired"] == 2
+    carried = shown()["bytes_total",]
+    assert carried > 100_000
+    one.close()
+    other.close()
+    stranger = await raw(at)
+    await asyncio.get_running_loop().sock_sendall(stranger, b"\xff" * 64)
+    async with asyncio.timeout(5):
+        while shown()["connections", "paired"] or ("requests_total", "bad-peer") not in shown():
+            await asyncio.sleep(0.01)
+    stranger.close()
+    found = shown()
+    assert found["requests_total", "seen"] == found["requests_total", "bad-peer"] == 1
+    assert found["requests_total", "paired"] == 2
+    assert found["bytes_total",] >= carried  # also when the pair is over
+    assert set(found) <= {
+        *(("connections", state) for state in ("half-open", "waiting", "paired")),
+        *(("requests_total", outcome) for outcome in (*CODES, "seen", "paired", "gone", "other")),
+        ("bytes_total",),
+    }
 
 
 async def test_it_joins_two_keys_in_one_room_both_ways_and_to_the_last_byte(make):

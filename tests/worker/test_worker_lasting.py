@@ -10,6 +10,7 @@ from nodewire.errors import OverMemory, WorkerFailed
 from nodewire.kind import Limits
 from nodewire.protocol.frame import Frame
 from nodewire.worker.lasting import LastingWorker, maker
+from nodewire.worker.measuring import Machines, Workers
 
 
 class Process:
@@ -53,6 +54,22 @@ class Factory:
     async def __call__(self):
         self.started.append(self.waiting.pop(0))
         return self.started[-1]
+
+
+def shown(worker: LastingWorker) -> dict[str, float]:
+    """By sample, without what counters end in; the largest bucket of histograms."""
+
+    def named():
+        return [("serve-0", worker)]
+
+    samples = [
+        sample
+        for source in (Workers(named), Machines(named, 50_000_000))
+        for metric in source.collect()
+        for sample in metric.samples
+    ]
+    assert {sample.labels["worker"] for sample in samples} == {"serve-0"}
+    return {sample.name.removesuffix("_total"): sample.value for sample in samples}
 
 
 async def loaded(factory: Factory) -> LastingWorker:
@@ -106,3 +123,18 @@ async def test_a_real_process_that_dies_is_replaced(tmp_path):
             await worker.receive("a", "s", Frame("edge", 0, (), {"do": "die"}))
         await worker.open("a", "t", {})
         assert await worker.receive("a", "t", Frame("edge", 0, (), {}))
+        found = shown(worker)
+        assert found["nodewire_worker_starts"] == 2
+        assert found["nodewire_worker_up"] == 1
+        assert found["nodewire_worker_calls"] == 3  # the second process was told to load, open and receive
+        assert found["nodewire_worker_call_seconds_count"] == 1
+        assert found["nodewire_worker_wait_seconds_count"] == 3
+        assert found["nodewire_worker_waiting_calls"] == 0
+        assert found["nodewire_worker_cpu_seconds"] > 0
+        assert found["nodewire_worker_resident_memory_bytes"] > 10_000_000
+        assert found["nodewire_worker_memory_cap_bytes"] == 50_000_000
+        await worker.stop()
+        await worker.process.ended()
+        gone = shown(worker)
+        assert gone["nodewire_worker_up"] == 0
+        assert "nodewire_worker_memory_bytes" not in gone

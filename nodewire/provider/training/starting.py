@@ -22,7 +22,7 @@ from nodewire.provider.training.run import TASK
 from nodewire.provider.training.training import Training
 from nodewire.store.blobs import Blobs
 from nodewire.worker.client import LONG_CALL_S
-from nodewire.worker.lasting import maker
+from nodewire.worker.lasting import LastingWorker, maker
 
 
 async def open_training(
@@ -36,10 +36,10 @@ async def open_training(
     ledger: Ledger,
     till: Till,
     lnurl: str,
-) -> tuple[Training, Fedstr | None]:
+) -> tuple[Training, Fedstr | None, list[LastingWorker]]:
     """What serves the rounds that `train` describes, and those in FEDSTR's layout where that is switched on.
 
-    Their workers are ready when this returns.
+    Their workers, which are the third, are ready when this returns.
 
     Raises:
         BadConfig: no installed package serves a kind of round that the configuration names.
@@ -75,8 +75,8 @@ async def open_training(
         patience_s=config.patience_s,
     )
     if not train.fedstr:
-        return training, None
-    return training, Fedstr(
+        return training, None, workers
+    fedstr = Fedstr(
         keys=keys,
         pool=pool,
         blobs=blobs,
@@ -90,6 +90,7 @@ async def open_training(
         servers=config.blossom,
         allow_private=train.private_endpoints,
     )
+    return training, fedstr, workers
 
 
 def _describe(config: ProviderConfig, train: TrainConfig, public: str, lnurl: str) -> Trainer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from nodewire.protocol import round as rounds
 from nodewire.protocol.outer import OuterRequest, OuterTicket
 from nodewire.protocol.round import BALANCE, RoundRequest, RoundTicket
 from nodewire.protocol.trainer import Trainer
+from nodewire.provider.figures import Figures
 from nodewire.provider.training import arrivals
 from nodewire.provider.training.admission import Admitted, TrainingAdmission
 from nodewire.provider.training.announcing import Announcing
@@ -76,6 +78,7 @@ class Training:
         self._admission = admission
         self._kept = kept
         self._workers = tuple(workers)
+        self.figures = Figures()
         self._slots = Slots(workers)
         self._folder = folder
         self._carried = CarriedFiles(folder / "carried", CARRIED_TIMES * ad.concurrency * ad.most_bytes)
@@ -93,6 +96,11 @@ class Training:
     def name(self) -> str:
         """The ad's."""
         return self._ad.name
+
+    @property
+    def in_flight(self) -> dict[int, int]:
+        """Rounds and steps that are open here, deposits and balances that are waited for included, by kind."""
+        return dict(Counter(run.job.request.kind for run in self._runs.values()))
 
     @property
     def free(self) -> asyncio.Queue[Worker]:
@@ -161,6 +169,7 @@ class Training:
         try:
             request = self._admission.glance(event, time.time())
         except NodewireError as error:
+            self.figures.refused(event.kind, error)
             if self._keys.public in event.values("p") and self._refusing < MAX_REFUSING:
                 self._spawn(self._refuse(event, error))
             raise
@@ -226,6 +235,7 @@ class Training:
                 worker = await self._slots.soon()
         except NodewireError as error:
             log.info("round %s refused: %s", request.id[:8], error)
+            self.figures.refused(event.kind, error)
             await self._tell(request.id, request.customer, request.kind, error)
             return
         try:
@@ -258,9 +268,11 @@ class Training:
             run = ShardRun(job, self._carried, self._made, **open_)
         self._runs[request.id] = run
         try:
-            if not is_delivered:
-                await self._work(run, worker)
-            await run.balance()
+            with self.figures.job(request.kind):
+                if not is_delivered:
+                    await self._work(run, worker)
+                    self.figures.steps += job.assigned.steps if isinstance(job, Admitted) else 0
+                await run.balance()
         except NodewireError as error:
             log.warning("round %s ended: %s", request.id[:8], error)
         except Exception:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
@@ -125,6 +125,10 @@ class Splicer:
         self._waiting = AtATime("rooms")
         self._paired = AtATime("pairs")
         self._seen: OrderedDict[str, None] = OrderedDict()
+        self.outcomes: Counter[str] = Counter()
+        """Of connections: "seen" (told how it looks from here), "dialled" back, "paired" (both ends), the code of why
+        it was refused, or "gone"."""
+        self._meters: set[Meter] = set()
         self._listening: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -134,6 +138,16 @@ class Splicer:
         self._listening.append(listening)
         self._run(self._accept(listening))
         return written(*listening.getsockname()[:2])
+
+    @property
+    def nbytes(self) -> int:
+        """That have been carried, both ways."""
+        return self.carried.nbytes + sum(meter.nbytes for meter in self._meters)
+
+    @property
+    def guests(self) -> tuple[int, int, int]:
+        """Connections that have asked for nothing yet, ends that wait for the other, pairs."""
+        return len(self._half_open), len(self._crowd), len(self._pairs)
 
     async def close(self) -> None:
         for task in list(self._tasks):
@@ -172,7 +186,9 @@ class Splicer:
             if asked.port is not None:
                 outcome = await self._dial(asked.public, address, asked.port)
                 await loop.sock_sendall(connection, message({"dialled": outcome}))
+                self.outcomes["dialled"] += 1
             if asked.room is None:
+                self.outcomes["seen"] += asked.port is None
                 return
             guest = _Guest(connection, asked.public, address)
             other = self._rooms.pop(asked.room, None)
@@ -184,10 +200,12 @@ class Splicer:
                 await self._wait(guest, asked.room)
         except NodewireError as error:
             _log.debug("%s: %s", address, error)
+            self.outcomes[error.code] += 1
             with suppress(OSError):
                 connection.send(message(error))  # it fits, or the end does not read
         except (OSError, TimeoutError) as error:
             _log.debug("%s: %s", address, error)
+            self.outcomes["gone"] += 1
         finally:
             if guest is None or not guest.handed_over:
                 connection.close()
@@ -260,10 +278,12 @@ class Splicer:
             displaced = self._pairs.enter(this, crowd.address)
             if displaced is not None:
                 displaced.cancel()
+            self._meters.add(meter)
             try:
                 await self._carry(guest.connection, other.connection, meter)
             finally:
                 self._pairs.leave(this)
+                self._meters.discard(meter)
         except NodewireError as error:
             with suppress(OSError):
                 other.connection.send(message(error))
@@ -277,6 +297,7 @@ class Splicer:
         loop = asyncio.get_running_loop()
         for end in (one, other):
             await loop.sock_sendall(end, message({"met": True}))
+        self.outcomes["paired"] += 2
         ways = {asyncio.create_task(_copy(one, other, meter)), asyncio.create_task(_copy(other, one, meter))}
         pending = ways
         try:

@@ -22,6 +22,7 @@ from nodewire.pay.till import Till
 from nodewire.protocol import fedstr, feedback, kinds
 from nodewire.protocol.fedstr import Asked, Source
 from nodewire.protocol.trainer import Trainer
+from nodewire.provider.figures import Figures
 from nodewire.provider.training.admission import TrainingAdmission
 from nodewire.provider.training.carried import CarriedFiles
 from nodewire.provider.training.fedstr.admission import FedstrAdmission
@@ -85,11 +86,17 @@ class Fedstr:
         self._servers = servers
         self._allow_private = allow_private
         self._fetch_s = fetch_s
+        self.figures = Figures()
         self._runs: dict[str, FedstrRun] = {}
         self._known: dict[str, Source] = {}
         """The data of requests that were served, for those that name them."""
         self._seen: dict[str, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def in_flight(self) -> dict[int, int]:
+        """Requests that are open here, by kind."""
+        return {kinds.FEDSTR: len(self._runs)}
 
     async def run(self) -> None:
         """Announce, then serve until cancelled."""
@@ -123,13 +130,16 @@ class Fedstr:
             run, worker = await self._begun(asked, again=again)
         except NodewireError as error:
             log.info("fedstr %s refused: %s", event.id[:8], error)
+            self.figures.refused(event.kind, error)
             self._kept.over(event.id)
             await self._tell(event, error)
             return
         self._runs[event.id] = run
         try:
-            await self._work(event, run, worker)
-            await run.balance()
+            with self.figures.job(event.kind):
+                await self._work(event, run, worker)
+                self.figures.steps += run.job.assigned.steps
+                await run.balance()
         except NodewireError as error:
             log.warning("fedstr %s ended: %s", event.id[:8], error)
         except Exception:

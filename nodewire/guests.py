@@ -1,0 +1,90 @@
+"""An HTTP server for strangers: an aiohttp application whose connections are bounded in number and in time.
+
+A connection ends after its time whatever it does, and of too many the oldest from the address that has most makes room:
+who opens many and says nothing keeps neither this process's descriptors nor others' answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import cast
+
+from aiohttp import web
+
+from nodewire.errors import BadConfig
+from nodewire.strangers import Strangers
+
+
+def listening_socket(field: str, address: str) -> socket.socket:
+    """A socket bound to `host:port` or `[v6]:port`; port 0 takes a free one.
+
+    Raises:
+        BadConfig: it cannot be had; `field` of the configuration says so.
+    """
+    host, _, port = address.rpartition(":")
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host.strip("[]"), int(port)))
+    except (OSError, OverflowError) as error:  # the latter: a port above 65,535
+        sock.close()
+        why = error.strerror if isinstance(error, OSError) else "no port has that number"
+        raise BadConfig(field, f"cannot listen on {address} ({why})") from error
+    return sock
+
+
+@asynccontextmanager
+async def serving(app: web.Application, listening: socket.socket, *, most: int, each_s: float) -> AsyncIterator[None]:
+    """Serve `app` on a bound socket: at most `most` connections at a time, of `each_s` seconds."""
+    runner = web.AppRunner(app, access_log=None, lingering_time=0)  # nobody's unread body is waited for
+    await runner.setup()
+    server = runner.server
+    assert server is not None
+    guests: Strangers[_Guest] = Strangers(most)
+    listener = await asyncio.get_running_loop().create_server(lambda: _Guest(server(), guests, each_s), sock=listening)
+    try:
+        yield
+    finally:
+        listener.close()
+        await runner.cleanup()
+
+
+class _Guest(asyncio.Protocol):
+    """One connection, handed to aiohttp for as long as it may last."""
+
+    def __init__(self, inner: asyncio.Protocol, others: Strangers[_Guest], each_s: float) -> None:
+        self._inner = inner
+        self._others = others
+        self._each_s = each_s
+        self._transport: asyncio.Transport | None = None
+        self._end: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        self._end = asyncio.get_running_loop().call_later(self._each_s, self._transport.abort)
+        peer = transport.get_extra_info("peername")
+        displaced = self._others.enter(self, str(peer[0]) if peer else "")
+        if displaced is not None and displaced._transport is not None:
+            displaced._transport.abort()
+        self._inner.connection_made(transport)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._others.leave(self)
+        if self._end is not None:
+            self._end.cancel()
+        self._inner.connection_lost(error)
+
+    def data_received(self, data: bytes) -> None:
+        self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._inner.resume_writing()

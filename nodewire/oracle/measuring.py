@@ -1,0 +1,49 @@
+"""An oracle as Prometheus sees it: epochs, votes, certificates, samples and what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import get_args
+
+from prometheus_client.core import Metric
+
+from nodewire.metrics.family import counter, gauge, histogram, tallied
+from nodewire.oracle.court import Court
+from nodewire.oracle.daemon import Oracle
+from nodewire.protocol.verdict import Outcome
+
+EPOCH = gauge("nodewire_oracle_epoch", "The epoch that is open, by this machine's clock.")
+CERTIFIED_EPOCH = gauge("nodewire_oracle_certified_epoch", "The newest epoch that is certified.")
+EPOCHS = counter("nodewire_oracle_epochs_total", "Rounds that are over, certified in time or skipped.", "outcome")
+CERTIFICATE = histogram("nodewire_oracle_certificate_seconds", "From an epoch's close to its certificate.")
+NODES = gauge("nodewire_oracle_nodes", "Nodes whose beats have come lately.")
+VOTES = counter("nodewire_oracle_votes_total", "Votes of this oracle, on epochs and on verdicts.", "topic")
+VERDICTS = counter("nodewire_oracle_verdicts_total", "Certified verdicts on cases that were open here.", "outcome")
+CASES = gauge("nodewire_oracle_cases_open", "Samples and complaints without a certified verdict.")
+CONVICTIONS = counter("nodewire_oracle_convictions_total", "Nodes that certified verdicts have convicted.")
+FAULTS = counter("nodewire_oracle_faults_total", "Times that an oracle was seen to contradict itself.")
+OVERLOADS = counter("nodewire_oracle_overloads_total", "Times that this machine did not keep up (`overloaded`).")
+EPOCH_FAMILIES = (EPOCH, CERTIFIED_EPOCH, EPOCHS, CERTIFICATE, NODES, VOTES)
+FAMILIES = (*EPOCH_FAMILIES, VERDICTS, CASES, CONVICTIONS, FAULTS, OVERLOADS)
+
+
+class Committee:
+    """One oracle's two halves. To be collected on the event loop."""
+
+    def __init__(self, oracle: Oracle, court: Court) -> None:
+        self._oracle = oracle
+        self._court = court
+
+    def collect(self) -> Iterator[Metric]:
+        state, figures, judged = self._oracle.state, self._oracle.figures, self._court.figures
+        yield EPOCH.of(state.epoch)
+        yield CERTIFIED_EPOCH.of(state.certified[-1].body.epoch if state.certified else -1)
+        yield EPOCHS.by({("certified",): figures.certified, ("skipped",): figures.skipped})
+        yield CERTIFICATE.spread({(): figures.certificate})
+        yield NODES.of(len(state.beats))
+        yield VOTES.by({("epoch",): figures.votes, ("verdict",): judged.votes})
+        yield VERDICTS.by(tallied(judged.verdicts, get_args(Outcome), zeros=True))
+        yield CASES.of(sum(case.done is None for case in self._court.state.cases.values()))
+        yield CONVICTIONS.of(judged.convictions)
+        yield FAULTS.of(figures.faults + judged.faults)
+        yield OVERLOADS.of(judged.overloads)
