@@ -71,8 +71,11 @@ async def _examine(config: Path | None, *, show: bool = False) -> list[tuple[str
             checks.append((f"metrics at {role.metrics.listen}", partial(_metrics, role.metrics.listen, role.state)))
         checks.append(("committee and epochs", partial(_committee, role)))
         if isinstance(role, ProviderConfig):
+            checks.append(("[worker] device", partial(_device, role.worker.device)))
             for number, one in enumerate(role.serve, start=1):
                 checks.append((f"[[serve]] number {number}", partial(_serve, role, one)))
+            if len(role.serve) > 1:
+                checks.append(("[worker] memory", partial(_serve_all, role)))
             if role.specialize is not None:
                 checks.append(("specialize", partial(_follows, role)))
             if role.train is not None:
@@ -224,6 +227,33 @@ async def _serve(role: ProviderConfig, wanted: Serve) -> str:
         )
     has = role.worker.memory * role.worker.processes
     return f"{manifest.name}: {', '.join(wanted.tasks)}, may need {whole / 1e6:.1f} of {has / 1e6:.1f} MB"
+
+
+async def _device(device: str) -> str:
+    from nodewire.worker import devices
+
+    await devices.check(device)
+    return device
+
+
+async def _serve_all(role: ProviderConfig) -> str:
+    """Whether the workers have room for the tasks of every [[serve]] together."""
+    async with AsyncExitStack() as stack:
+        stack.enter_context(naming(role.relays))
+        _, _, market = await enter_market(stack, role)
+        found = [await market.manifest(one.manifest, one.digest) for one in role.serve]
+    needed = {
+        (manifest.digest(), task.name): task.memory_bytes
+        for one, manifest in zip(role.serve, found, strict=True)
+        for task in manifest.tasks
+        if task.name in one.tasks
+    }
+    whole, has = sum(needed.values()), role.worker.memory * role.worker.processes
+    said = f"all of [[serve]] may need {whole / 1e6:.1f} of {has / 1e6:.1f} MB"
+    if whole > has:
+        each = -(-whole // role.worker.processes // 10**6)
+        raise OverMemory("worker.memory", f'{said}: set [worker] memory = "{each}MB" or more, or serve less')
+    return said
 
 
 async def _follows(role: ProviderConfig) -> str:

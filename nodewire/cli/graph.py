@@ -56,7 +56,7 @@ def graph(
     assigned = None
     if found is None or live or (job and told is None):
         if found is None:
-            check_model(manifest, "MANIFEST")
+            check_model(manifest, "MANIFEST", or_file=True)
         if role is None:
             raise BadInput("--config", "what is on the market is read from relays: name a role's TOML file")
         with naming(role.relays):

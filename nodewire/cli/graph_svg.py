@@ -23,12 +23,14 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F
 BREAKS = ("", "6 4", "2 3", "10 3 2 3")
 NAME_CHARS, LINE_CHARS = 28, 34
 MARGIN, TITLE, LEGEND_LINE = 24.0, 58.0, 20.0
-_CHAR = 6.3
+_CHAR, _SMALL_CHAR = 6.3, 5.7
 _LINE = 15.0
 _PAD = 9.0
 _STRIPE = 6.0
 _SWATCH = 11.0
 _MOST_SWATCHES = 8
+_ALONG = (0.5, 0.4, 0.6, 0.3, 0.7, 0.22, 0.78)
+"""Where along a line its words are tried."""
 _LABELLED = 6
 """Lines from one layer to the next that have room for words."""
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -225,6 +227,7 @@ class _Picture:
         for pair in self._pairs:
             crowd[boxes[pair[0]].layer] = crowd.get(boxes[pair[0]].layer, 0) + 1
         labels: list[str] = []
+        taken = [(one.x, one.y, one.width, one.height) for one in boxes.values()]
         for pair, edges in self._pairs.items():
             source, target = (boxes[name] for name in pair)
             points = [
@@ -240,10 +243,14 @@ class _Picture:
             )
             if not any(":" in name for name in pair) and crowd[source.layer] <= _LABELLED:
                 names = ", ".join(tensor.name for edge in edges for tensor in edge.tensors)
-                (ax, ay), (bx, by) = points[-2:]
-                words = _text(f"{_cut(names, LINE_CHARS)} ≤ {size(most)}")
-                at = f'text-anchor="middle" x="{(ax + bx) / 2:.1f}" y="{(ay + by) / 2 + 3:.1f}"'
-                labels += [f'<text class="small {style}" {at}>{words}</text>' for style in ("halo", "over")]
+                words = f"{_cut(names, LINE_CHARS)} ≤ {size(most)}"
+                at = _free(points[-2], points[-1], len(words) * _SMALL_CHAR, taken)
+                if at is None:
+                    continue  # it stands in the line's title
+                x, y = at
+                taken.append((x, y, len(words) * _SMALL_CHAR, _LINE))
+                where = f'text-anchor="middle" x="{x:.1f}" y="{y + 3:.1f}"'
+                labels += [f'<text class="small {style}" {where}>{_text(words)}</text>' for style in ("halo", "over")]
         yield from labels
 
     def _loops(self) -> Iterator[str]:
@@ -360,6 +367,24 @@ def _tint(colour: str) -> str:
     """A colour that dark text is read on: five parts of white to one."""
     parts = (int(colour[k : k + 2], 16) for k in (1, 3, 5))
     return "#" + "".join(f"{(part + 5 * 255) // 6:02x}" for part in parts)
+
+
+def _free(
+    above: tuple[float, float],
+    below: tuple[float, float],
+    width: float,
+    taken: Sequence[tuple[float, float, float, float]],
+) -> tuple[float, float] | None:
+    """Where on the line between two points words have room beside the boxes `taken` (middle, width, height): at its
+    middle, or as near to that as they can; None if nowhere."""
+    (ax, ay), (bx, by) = above, below
+    for t in _ALONG:
+        middle = 3 * t * (1 - t)
+        x = ax + (bx - ax) * t * t * (3 - 2 * t)
+        y = ay * (1 - t) ** 3 + middle * (ay + by) / 2 + by * t**3
+        if all(abs(x - ox) >= (width + w) / 2 or abs(y - oy) >= (_LINE + h) / 2 for ox, oy, w, h in taken):
+            return x, y
+    return None
 
 
 def _curve(points: Sequence[tuple[float, float]]) -> str:

@@ -16,7 +16,7 @@ from nodewire.cli.manifest_file import read_manifest
 from nodewire.cli.output import DEVELOPERS, Json, console, counted, notes, one_line, print_json
 from nodewire.cli.roles import check_model, enter_market, naming
 from nodewire.config import AnyRole, load_role
-from nodewire.errors import BadInput
+from nodewire.errors import BadInput, NoProvider, OverMemory
 
 if TYPE_CHECKING:
     from nodewire.plan.place.advise import Advice, Held
@@ -25,16 +25,20 @@ if TYPE_CHECKING:
     from nodewire.protocol.manifest import Manifest
     from nodewire.protocol.snapshot import Snapshot
 
+_NODES = (
+    'A JSON file of machines: {"nodes": [{"name": "a", "memory": "24GB", "gflops": 50}, ...]}; docs/operating.md has'
+    " all fields (default: the machines of --config's market)."
+)
 _SHOWN_TASKS = 12
+_UNITS = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3), ("B", 1))
+_ROOM = "Add machines or memory, or register the model anew with a smaller --target-vram"
 
 
 def place(
     model: Annotated[
         str, typer.Argument(help="Address of a manifest, its file (JSON or msgpack), or the folder that it is in.")
     ],
-    nodes: Annotated[
-        Path | None, typer.Option(help="A JSON file of machines (default: those of --config's market).")
-    ] = None,
+    nodes: Annotated[Path | None, typer.Option(help=_NODES)] = None,
     config: Annotated[
         Path | None, typer.Option("--config", "-c", help="A role's TOML file: relays, stores, committee.")
     ] = None,
@@ -54,13 +58,13 @@ def place(
     is_local = _one_of("--driver", driver, ("placed", "local")) == "local"
     role = load_role(config) if config is not None else None
     file = Path(model)
+    if not file.exists():
+        check_model(model, "MODEL", or_file=True)
     if role is None and (nodes is None or not file.exists()):
         raise BadInput("--config", "a role's TOML file says where the market is; or a manifest's file and --nodes")
     manifest = read_manifest(file) if file.exists() else None
     if manifest is None or nodes is None:
         assert role is not None
-        if manifest is None:
-            check_model(model)
         with naming(role.relays):
             manifest, snapshot, here = asyncio.run(_market(role, model, manifest))
     if nodes is None:
@@ -69,8 +73,13 @@ def place(
         pool, tables, holding = placing.from_file(nodes)
     workload = Workload(prompt=prompt, output=output)
     what, held = described(manifest, tables), placing.held_by(pool, manifest, holding)
-    found = advise(pool, what, workload, goal, Random(seed), is_local=is_local)
-    changes = moves(pool, what, workload, goal, held) if holding else None
+    size = f"{counted(len(manifest.tasks), 'task')} on {counted(len(pool.nodes), 'node')}"
+    try:
+        with notes.status(f"placing {size}"):
+            found = advise(pool, what, workload, goal, Random(seed), is_local=is_local)
+            changes = moves(pool, what, workload, goal, held) if holding else None
+    except NoProvider as error:  # nobody is asked for anything here: machines lack room
+        raise OverMemory(error.field, f"{error.reason}. {_ROOM}") from error
     if json:
         print_json(_plain(found, pool, manifest, goal, holding, changes))
     else:
@@ -147,28 +156,34 @@ def _show(
     table = Grid("node", "memory", "holds", *(["held now"] if holding else []), box=None, header_style="bold dim")
     for node, tasks in zip(pool.nodes, ours.held, strict=True):
         used = sum(manifest.tasks[task].memory_bytes for task in tasks)
-        row = [one_line(node.name), f"{used / 1e9:.2f} of {node.memory_bytes / 1e9:.2f} GB"]
+        row = [one_line(node.name), _of_memory(used, node.memory_bytes)]
         row.append(_names([manifest.tasks[task].name for task in tasks]))
         now = [_names(list(holding.get(node.name, ())))] if holding else []
         table.add_row(*row, *now, style=None if tasks else "dim")
+    size = f"{counted(len(manifest.tasks), 'task')} on {counted(len(pool.nodes), 'node')}"
+    console.print(f"[bold]{one_line(manifest.name)}[/]: {size}, placed for {objective}; all figures are predicted")
     console.print(table)
     if changes is not None:
         for name, names in _by_name(pool, manifest, changes).items():
             console.print(f"[bold]{one_line(name)}[/] should load {_names(names)}, and may drop its other stages")
         if not any(changes):
             console.print("what is held now may stay: no other placement is worth the moves")
-    unit = "positions/s" if manifest.mode == "generate" else "calls/s"
-    figures = Grid("placement by", "one alone", unit, "", box=None, header_style="bold dim")
+    is_decoder = manifest.mode == "generate"
+    alone = "one token, alone" if is_decoder else "one call, alone"
+    rate = "tokens/s, all sessions" if is_decoder else "calls/s"
+    figures = Grid("placed by", alone, rate, "", box=None, header_style="bold dim")
     for one in found:
-        note = "nothing is better" if one.is_optimal else ""
+        best = "nothing is quicker" if objective == "latency" else "nothing serves more"
+        proved = f"proved: {best}" if one.is_optimal else ""
         style = "bold" if one is ours else None
-        figures.add_row(one_line(one.planner), f"{one.turn_ms:,.1f} ms", f"{one.per_s:,.1f}", note, style=style)
+        figures.add_row(one_line(one.planner), f"{one.turn_ms:,.1f} ms", f"{one.per_s:,.1f}", proved, style=style)
     console.print(figures)
-    notes.print(
-        f"[dim]predicted, for {objective}; {counted(len(manifest.tasks), 'task')} on"
-        f" {counted(len(pool.nodes), 'node')}[/]",
-        soft_wrap=True,
-    )
+
+
+def _of_memory(used: int, has: int) -> str:
+    """Both in the largest unit of which there is at least one."""
+    name, unit = next((name, unit) for name, unit in _UNITS if has >= unit or unit == 1)
+    return f"{used / unit:.3g} of {has / unit:.3g} {name}"
 
 
 def _names(tasks: list[str]) -> str:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 from rich.table import Table
 
-from nodewire.cli.output import OPERATORS, Json, console, notes, one_line, print_json
-from nodewire.cli.roles import enter_market, load_provider, naming
-from nodewire.config import ProviderConfig
-from nodewire.errors import BadInput, NotAllowed
+from nodewire.cli.output import OPERATORS, Json, console, counted, notes, one_line, print_json
+from nodewire.cli.roles import check_model, enter_market, load_provider, naming
+from nodewire.config import Device, ProviderConfig
+from nodewire.errors import BadInput, Busy, NotAllowed
 from nodewire.kind import Limits, installed
+from nodewire.protocol.faults import in_words
 from nodewire.protocol.sizes import parse_size
 
 if TYPE_CHECKING:
@@ -39,23 +41,28 @@ def profile(
     predicted. A provider whose file names no speed (us_per_position) claims what was measured."""
     from nodewire.provider import profiling
 
+    ends: list[str] = []
     limit_bytes = [_size(text) for text in caps.split(",") if text.strip()]
     if manifest and config is None:
         raise BadInput("--manifest", "needs a --config: its relays and stores have it")
+    for address in manifest or ():
+        check_model(address, "--manifest")
     with notes.status("measuring") as status:
 
         def say(what: str) -> None:
             status.update(f"measuring {one_line(what)}")
 
         if config is None:
-            limits = Limits(profiling.MACHINE_BYTES, threads, device)
+            limits = Limits(profiling.MACHINE_BYTES, threads, _device(device))
             made = asyncio.run(profiling.profile(limits, (), _no_blob, Path.cwd(), say=say))
         else:
-            made = asyncio.run(_of_role(load_provider(config), manifest or [], limit_bytes, say))
+            made, ends = asyncio.run(_of_role(load_provider(config), manifest or [], limit_bytes, say))
     if json:
-        return print_json(made.document())
-    _show(made)
-    return None
+        print_json(made.document())
+    else:
+        _show(made)
+    for line in ends:
+        notes.print(f"[dim]{one_line(line)}[/]", soft_wrap=True)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -64,10 +71,18 @@ def add_to(app: typer.Typer) -> None:
 
 async def _of_role(
     role: ProviderConfig, addresses: Sequence[str], caps: Sequence[int], say: Callable[[str], None]
-) -> Profile:
+) -> tuple[Profile, list[str]]:
+    """The profile, and what is said of it at the end. Raises Busy: the provider is running."""
     from nodewire.provider import profiling
+    from nodewire.store.held import held
 
     async with AsyncExitStack() as stack:
+        try:
+            stack.enter_context(held(role.state))
+        except Busy as error:
+            raise Busy(
+                error.field, f"{error.reason}; stop it first: beside it only what it leaves is measured"
+            ) from error
         stack.enter_context(naming(role.relays))
         _, _, market = await enter_market(stack, role)
 
@@ -76,11 +91,14 @@ async def _of_role(
 
         kinds = installed()
         asked: list[tuple[Manifest, Sequence[str]]] = []
+        named: dict[tuple[str, str], int | None] = {}
         if addresses:
             found = [await market.manifest(address) for address in addresses]
             asked += [(one, [task.name for task in one.tasks]) for one in found]
         else:
-            asked += [(await market.manifest(one.manifest, one.digest), one.tasks) for one in role.serve]
+            for one in role.serve:
+                asked.append((await market.manifest(one.manifest, one.digest), one.tasks))
+                named |= {(asked[-1][0].digest(), task): one.us_per_position for task in one.tasks}
             may = [await market.manifest(address) for address in role.auto.manifests]
             asked += [(one, [task.name for task in one.tasks]) for one in may]
         wanted = []
@@ -90,12 +108,33 @@ async def _of_role(
             wanted.append((manifest, tasks, kinds[manifest.kind].worker_entry))
         made = await profiling.profile(role.worker.limits, wanted, fetch, role.blobs, caps=caps, say=say)
     kept = profiling.keep(role.state, made)
-    notes.print(f"[dim]{one_line(str(kept))}: what a provider claims whose \\[\\[serve]] names no speed[/]")
-    return made
+    return made, [f"kept in {kept}", *_claims(made, named, {manifest.digest(): manifest.name for manifest, _ in asked})]
+
+
+def _claims(made: Profile, named: Mapping[tuple[str, str], int | None], names: Mapping[str, str]) -> list[str]:
+    """What an ad will say of each task that was measured; `named`: by manifest and task, what [[serve]] says itself."""
+    lines = []
+    for digest, speeds in made.speeds().items():
+        for task, us in speeds.items():
+            key, claim = (digest, task), f"the ad will claim {us:,} us a position"
+            if key not in named:
+                claim += ", once it is served"
+            elif own := named[key]:
+                claim = f"the ad will claim {own:,} us a position, since [[serve]] names it (us_per_position)"
+            lines.append(f"{names[digest]} {task}: {claim}")
+    return lines
 
 
 async def _no_blob(ref: BlobRef) -> Path:
     raise BadInput("blob", "nothing was asked for")
+
+
+def _device(text: str) -> str:
+    """Raises BadInput: it is none that a configuration may name."""
+    try:
+        return TypeAdapter[str](Device).validate_python(text)
+    except ValidationError as error:
+        raise BadInput("--device", in_words(error.errors(include_url=False)[0])) from error
 
 
 def _size(text: str) -> int:
@@ -118,11 +157,16 @@ def _show(made: Profile) -> None:
     console.print(rates)
     for task in made.tasks:
         _show_task(made, task)
-    if made.fitted:
+    if fitted := made.fitted:
         console.print(
-            f"[dim]predicted: {made.fitted.rates.slower:.1f} times the roofline; half within a factor of"
-            f" {made.fitted.within_half:.2f}, nine in ten within {made.fitted.within_most:.2f}[/]"
+            f"[dim]predicted: {fitted.rates.call_us / 1000:,.2f} ms a call, and {fitted.rates.slower:.1f} times what"
+            f" the fastest kernels above would take; fitted to {counted(fitted.count, 'call')}. Half of them were"
+            f" within a factor of {fitted.within_half:.2f} of it, nine in ten within {fitted.within_most:.2f}. Drivers,"
+            " and calls that compute next to nothing, are not predicted.[/]",
+            soft_wrap=True,
         )
+    elif made.tasks:
+        console.print("[dim]nothing is predicted: no task here computes enough for it[/]", soft_wrap=True)
 
 
 def _show_task(made: Profile, task: TaskProfile) -> None:
@@ -131,19 +175,19 @@ def _show_task(made: Profile, task: TaskProfile) -> None:
         console.print(f"[red]✗[/] {one_line(task.refused)}", soft_wrap=True)
         return
     console.print(
-        f"memory {task.peak_bytes / 1e6:,.1f} MB, predicted {task.predicted_bytes / 1e6:,.1f} MB; loaded in"
-        f" {task.load_ms:,} ms; {task.busy:.0%} busy",
+        f"memory {task.peak_bytes / 1e6:,.1f} MB in its process, {task.predicted_bytes / 1e6:,.1f} MB in its manifest;"
+        f" loaded in {task.load_ms:,} ms; {task.busy:.0%} busy",
         soft_wrap=True,
     )
     calls = Table(box=None, pad_edge=False)
     for title in ("positions", "ms", "predicted ms", "positions/s"):
         calls.add_column(title, justify="right")
     for call in task.calls:
-        predicted = made.fitted.rates.predicted_us(call.work) / 1000 if made.fitted else 0.0
+        predicted = made.predicted_us(task, call)
         calls.add_row(
             f"{call.positions:,}",
             f"{call.us / 1000:,.2f}",
-            f"{predicted:,.2f}",
+            "-" if predicted is None else f"{predicted / 1000:,.2f}",
             f"{call.positions / call.us * 1e6:,.0f}",
         )
     console.print(calls)

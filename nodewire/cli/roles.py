@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nodewire.nostr.pool import Pool
 
 _ID = re.compile(r"[0-9a-f]{64}")
-_COORDINATE = re.compile(r"\d+:")
+_COORDINATE = re.compile(r"38840:[0-9a-f]{64}:.+", re.S)
 
 
 def load_customer(path: Path) -> CustomerConfig:
@@ -78,12 +78,14 @@ async def enter_market(stack: AsyncExitStack, role: AnyRole) -> tuple[Keys, Pool
     return keys, pool, Market(pool, blobs, committee)
 
 
-def check_model(address: str, where: str = "--model") -> None:
-    """Raises BadInput for what is no address but, say, a model's bare name."""
-    if not _COORDINATE.match(address):
+def check_model(address: str, where: str = "--model", *, or_file: bool = False) -> None:
+    """Raises BadInput for what is no address but, say, a bare name; `or_file`: nor is there a file of this name."""
+    if not _COORDINATE.fullmatch(address):
+        no_file = "no such file, and " if or_file else ""
         raise BadInput(
             where,
-            f"{address[:80]!r} is no address (38840:<author>:<name>); `nodewire models --config FILE` lists them",
+            f"{address[:80]!r} is {no_file}no address (38840:<author, 64 hex digits>:<name>);"
+            " `nodewire models --config FILE` lists them",
         )
 
 

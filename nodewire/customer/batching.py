@@ -104,12 +104,12 @@ class Batching:
     def _check_integers(self, call: Call) -> None:
         for program in self._programs.values():
             for port, name in self._ports(program):
-                array = call[name]
-                if port.below and array.dtype in _INTEGERS and array.nbytes:
+                array, below = call[name], program.below(port)
+                if below and array.dtype in _INTEGERS and array.nbytes:
                     values = np.frombuffer(array.data, _INTEGERS[array.dtype])
                     low, high = int(values.min()), int(values.max())
-                    if low < 0 or high >= port.below:
-                        raise BadInput(name, f"has {low if low < 0 else high}; from 0 to {port.below - 1} is taken")
+                    if low < 0 or high >= below:
+                        raise BadInput(name, f"has {low if low < 0 else high}; from 0 to {below - 1} is taken")
 
     def _ports(self, program: GraphProgram) -> Iterator[tuple[Port, str]]:
         """A program's inputs from the customer, and how the manifest calls them."""

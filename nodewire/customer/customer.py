@@ -37,6 +37,11 @@ from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import Terms
 
 MAX_PROMPT_BYTES = 1_000_000
+_USE = {
+    "generate": "`nodewire generate` continues a prompt with it",
+    "embed": "it takes texts (--text, `nodewire embed`), or tensors if it is registered with --as-tensors",
+    "run": "`nodewire run --input` sends it tensors",
+}
 MAX_READ = 4
 """Models whose programs a customer keeps in mind."""
 
@@ -244,7 +249,7 @@ class Customer:
     async def _manifest(self, address: str, mode: str) -> Manifest:
         manifest = await self.session.market.manifest(address)
         if manifest.mode != mode:
-            raise BadInput("model", f"{manifest.name} serves {manifest.mode}, not {mode}")
+            raise BadInput("model", f"{manifest.name} serves {manifest.mode}, not {mode}: {_USE[manifest.mode]}")
         return manifest
 
     def _kind(self, manifest: Manifest) -> JobKind:

@@ -84,7 +84,7 @@ async def draw(
         BadPlan: the terms narrow an edge that cannot be.
     """
     epoch = await market.epoch(timeout_s=timeout_s)
-    last = epoch.body.epoch + patience
+    last, digest = epoch.body.epoch + patience, manifest.digest()
     while True:
         snapshot = await market.snapshot(epoch.body.snapshot)
         avoiding = _avoiding(terms, gone(snapshot))
@@ -110,6 +110,8 @@ async def draw(
         except NoProvider:
             # A provider that has just come, or come back, is in the next snapshots.
             if epoch.body.epoch >= last:
+                if not any(held.manifest == digest for node in snapshot.nodes for held in node.held):
+                    raise NoProvider("model", f"no provider serves {manifest.name} yet") from None
                 raise
             epoch = await market.epoch(timeout_s=timeout_s, after=epoch.body.epoch)
     if plan.chunk_msat > terms.max_chunk_msat:

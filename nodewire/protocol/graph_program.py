@@ -16,6 +16,8 @@ MAX_BYTES = 4 * 2**20
 MAX_VALUES = 2**19
 """Lists, maps and their entries in a program: what bounds the memory that reading it takes."""
 MAX_DIMS, MAX_RANK = 3, 8
+_LOOK_UP = "aten.embedding.default"
+_RESHAPED = {f"aten.{name}" for name in ("view.default", "reshape.default", "unsqueeze.default", "clone.default")}
 _MOST = {"dims": MAX_DIMS, "inputs": 64, "outputs": 64, "weights": 16_384, "nodes": 16_384}
 """Entries of each; no provider loads a program with more."""
 
@@ -64,6 +66,22 @@ class GraphProgram:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BadTask("program", "not of the form that a graph program has") from error
+
+    def below(self, port: Port) -> int:
+        """What the integers of an input must be less than, as far as it is known: 0 where it is not.
+
+        That is what the input says itself, and the rows of each table in which all of them are looked up, in whatever
+        shape.
+        """
+        found = [port.below] if port.below else []
+        same = {port.value}
+        for name, operator, args, _ in self.nodes:
+            refs = [one.get("ref") if isinstance(one, dict) else None for one in args[:2]]
+            if operator in _RESHAPED and refs and refs[0] in same:
+                same.add(name)
+            elif operator == _LOOK_UP and len(refs) == 2 and refs[1] in same and self.weights.get(str(refs[0])):
+                found.append(self.weights[str(refs[0])][0])
+        return min(found, default=0)
 
 
 def _port(raw: dict[str, Any], value: Any, below: int) -> Port:

@@ -22,11 +22,12 @@ from nodewire.protocol.manifest import BlobRef, Manifest
 from nodewire.provider import probing
 from nodewire.provider.probing import Measured
 from nodewire.worker.client import WorkerProcess
-from nodewire.worker.devices import Device, devices, sampled
+from nodewire.worker.devices import Device, check, devices, sampled
 
 FILE = "profile.json"
 MACHINE_BYTES = 2**30
 _DTYPES = ("float32", "bfloat16", "float16")
+_FITTED = "float32"
 _LARGE = ("too-large", "over-memory", "bad-input")
 """What a call of more positions than a task takes, or than fit, ends with."""
 
@@ -55,7 +56,7 @@ class TaskProfile:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """`rates` by dtype, where the device has kernels for it; `fitted` if tasks were measured."""
+    """`rates` by dtype, where the device has kernels for it; `fitted` if tasks with work to do were measured."""
 
     at_s: int
     limits: Limits
@@ -65,6 +66,12 @@ class Profile:
     rates: Mapping[str, Rates]
     tasks: Sequence[TaskProfile]
     fitted: Fit | None
+
+    def predicted_us(self, task: TaskProfile, call: Measured) -> float | None:
+        """What the fitted roofline says of a call; None of a driver, or of a call with next to no operations."""
+        if self.fitted is None or not _is_told(self.rates[_FITTED], task, call):
+            return None
+        return self.fitted.rates.predicted_us(call.work)
 
     def speeds(self) -> dict[str, dict[str, int]]:
         """By manifest's digest and task: microseconds for a position, as ads claim them."""
@@ -91,7 +98,8 @@ class Profile:
     def _task(self, one: TaskProfile) -> dict[str, Any]:
         said = asdict(one)
         for call, measured in zip(said["calls"], one.calls, strict=True):
-            call["predicted_us"] = round(self.fitted.rates.predicted_us(measured.work), 1) if self.fitted else None
+            predicted_us = self.predicted_us(one, measured)
+            call["predicted_us"] = None if predicted_us is None else round(predicted_us, 1)
         said["caps"] = [{"memory_bytes": cap, "ran": not why, "why": why} for cap, why in one.caps.items()]
         return said
 
@@ -110,8 +118,10 @@ async def profile(
     `fetch` brings a blob below `readable`. A task that is refused is in the profile with the reason, and ends nothing.
 
     Raises:
-        WorkerFailed, TimedOut, BadConfig: not even a worker that only measures the machine starts.
+        WorkerFailed, TimedOut, BadConfig: not even a worker that only measures the machine starts, or torch cannot use
+            the device.
     """
+    await check(limits.device)
     say(f"the machine: {limits.device}, {limits.threads} threads")
     found = await devices()
     machine = Limits(min(limits.memory_bytes, MACHINE_BYTES), limits.threads, limits.device)
@@ -134,9 +144,15 @@ async def profile(
                 tried = await _measured(manifest, name, entry, capped, files, readable, most=1)
                 one.caps[cap] = tried.refused
             tasks.append(one)
-    measured = [(call.work, call.us) for one in tasks for call in one.calls]
-    fitted = fit(rates["float32"], measured) if measured else None
+    roof = rates[_FITTED]
+    measured = [(call.work, call.us) for one in tasks for call in one.calls if _is_told(roof, one, call)]
+    fitted = fit(roof, measured) if measured else None
     return Profile(int(time.time()), limits, torch, sandbox, found, rates, tasks, fitted)
+
+
+def _is_told(rates: Rates, task: TaskProfile, call: Measured) -> bool:
+    """A driver's time is that of tokens, texts and waiting, which no roofline knows."""
+    return not task.engine.endswith(".driver") and rates.is_told_by(call.work)
 
 
 async def _rates(worker: WorkerProcess) -> dict[str, Rates]:

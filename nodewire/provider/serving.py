@@ -101,7 +101,15 @@ async def specialize(
         slots = min(want.slots, *(manifest.task(name).slots for name in want.tasks))
         prices = dict.fromkeys(want.tasks, want.price_msat)
         known_us = profiled.get(digest, {})
-        speeds = {n: want.us_per_position or known_us.get(n) or await speed(manifest, n, worker) for n in want.tasks}
+        speeds = {name: want.us_per_position or known_us.get(name, 0) for name in want.tasks}
+        for name, us in speeds.items():
+            if us:
+                source = (
+                    "[[serve]] names it" if want.us_per_position else "`nodewire profile` measured it (profile.json)"
+                )
+                log.info("%s of %s: claims %d us a position: %s", name, manifest.name, us, source)
+            else:
+                speeds[name] = await speed(manifest, name, worker)
         known = served.get(digest)
         if known is None:
             served[digest] = Served(manifest, digest, kind, want.tasks, prices, speeds, slots, worker)
@@ -150,7 +158,7 @@ async def speed(manifest: Manifest, name: str, worker: Worker) -> int:
                 return 1_000_000
             positions //= 4
             continue
-        log.info("%s of %s: %d us a position", name, manifest.name, found.us_per_position)
+        log.info("%s of %s: claims %d us a position: measured now", name, manifest.name, found.us_per_position)
         return found.us_per_position
 
 

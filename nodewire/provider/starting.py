@@ -58,6 +58,7 @@ from nodewire.wire.node import Node
 from nodewire.wire.shm import SameHost
 from nodewire.wire.spool import Spool
 from nodewire.wire.transport import TcpTls
+from nodewire.worker import devices
 from nodewire.worker.lasting import LastingWorker, maker
 from nodewire.worker.measuring import Machines, Workers
 from nodewire.worker.several import several
@@ -67,10 +68,11 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
     """Start a provider; returns its ready line with `wait`, which ends only by an error, and with its `metrics`.
 
     Raises:
-        BadConfig: the kernel has not the congestion control that is chosen.
+        BadConfig: the kernel has not the congestion control that is chosen, or torch not the workers' device.
         Busy: another daemon works in its state folder.
     """
     congestion.check(config.wire.congestion)
+    await devices.check(config.worker.device)
     stack.enter_context(held(config.state))
     keys, pool, market = await open_market(stack, config)
     ledger = Ledger(config.ledger)

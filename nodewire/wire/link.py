@@ -320,7 +320,7 @@ class Link(asyncio.BufferedProtocol):
         match self._state, kind:
             case "open", "bye":
                 reported = frames.reported(document)
-                self.abort(LinkLost(self.peer, f"{reported.code}: {reported}"))
+                self.abort(LinkLost(self.peer, _told(self.peer, reported)))
             case "open", kind if kind not in ("auth", "welcome", "refuse"):
                 self._owner.control(self, document)
             case "new", "auth" if not self.dialled:
@@ -520,3 +520,9 @@ class Sending:
             self.done.set_result(None)
         else:
             self.done.set_exception(error)
+
+
+def _told(peer: str, reported: NodewireError) -> str:
+    """Why a peer ended the link, without what is said of every link that is lost: so, and whose."""
+    reason = (reported.reason if reported.field == peer else str(reported)) or reported.code
+    return reason if reported.code == LinkLost.code else f"{reported.code}: {reason}"

@@ -1,5 +1,5 @@
 """What this machine computes on, and how busy it is: GPUs and their slices as the driver's own tool lists them, the CPU
-as the kernel counts it. No library of a vendor, and no torch, is loaded for it.
+as the kernel counts it. No library of a vendor, and no torch, is loaded for it here.
 
 `nvidia-smi -L` names GPUs and, under each, its MIG slices; the MPS control daemon is known by its pipe.
 https://docs.nvidia.com/datacenter/tesla/mig-user-guide/, https://docs.nvidia.com/deploy/mps/
@@ -12,12 +12,16 @@ import contextlib
 import os
 import re
 import shutil
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nodewire.errors import BadConfig
+
 SAMPLED_EVERY_S = 0.1
 _TOOL_S = 10.0
+_TRIED = "import sys, torch; (torch.ones(2, device=sys.argv[1]) + 1).sum().item()"
 _GPU = re.compile(r"^GPU (\d+): (.+?) \(UUID: (GPU-[0-9a-f-]+)\)$")
 _SLICE = re.compile(r"^\s+MIG (\S+)\s+Device\s+(\d+): \(UUID: (MIG-[0-9A-Za-z/-]+)\)$")
 _MPS_PIPE = "/tmp/nvidia-mps"
@@ -76,6 +80,23 @@ def gpus(listed: str, sizes: str, *, mps: bool) -> list[Device]:
                 last.kind, last.index, last.name, last.memory_bytes, last.uuid, tuple(slices), last.shared
             )
     return found
+
+
+async def check(device: str) -> None:
+    """Whether torch computes on `device` here, tried in a process of its own.
+
+    Raises:
+        BadConfig: it does not; torch's reason is told.
+    """
+    if device == "cpu":
+        return
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _TRIED, device, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+    )
+    _, said = await process.communicate()
+    if process.returncode:
+        last = said.decode("utf-8", "replace").strip().rpartition("\n")[2][:200] or f"exit {process.returncode}"
+        raise BadConfig("worker.device", f'torch cannot use "{device}" on this machine ({last}); "cpu" always works')
 
 
 @dataclass(slots=True)

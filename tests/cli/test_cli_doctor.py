@@ -58,6 +58,37 @@ async def test_tasks_that_fit_are_told_with_what_they_may_need(serve):
     assert await serve(("stage.0",), "2MB") == "tiny: stage.0, may need 0.0 of 2.0 MB"
 
 
+@pytest.mark.parametrize(("megabytes", "fits"), [(0.9, False), (1.1, True)])
+async def test_what_all_of_serve_may_need_together_is_told_beside_what_there_is(monkeypatch, megabytes, fits):
+    whole = documents.manifest()
+    sizes = {"driver": 400_000, "stage.0": 600_000}
+    tasks = tuple(one.model_copy(update={"memory_bytes": sizes.get(one.name, 1)}) for one in whole.tasks)
+
+    class Sized:
+        async def manifest(self, address, digest=None):
+            return whole.model_copy(update={"tasks": tasks})
+
+    async def enter_market(stack, role):
+        return None, None, Sized()
+
+    monkeypatch.setattr(doctor, "enter_market", enter_market)
+    serves = [Serve(manifest=MODEL, tasks=names, price_msat=1) for names in (("driver",), ("stage.0", "driver"))]
+    role = ProviderConfig.model_construct(
+        relays=["ws://r"], worker=WorkerConfig(memory=round(megabytes * 1e6)), serve=serves
+    )
+    if fits:
+        assert await doctor._serve_all(role) == "all of [[serve]] may need 1.0 of 1.1 MB"
+    else:
+        with pytest.raises(OverMemory, match=r'may need 1\.0 of 0\.9 MB: set \[worker\] memory = "1MB" or more'):
+            await doctor._serve_all(role)
+
+
+async def test_a_device_that_torch_does_not_have_is_told_before_any_worker_starts():
+    assert await doctor._device("cpu") == "cpu"
+    with pytest.raises(BadConfig, match=r'worker\.device: torch cannot use "cuda:63" on this machine \(.+\)'):
+        await doctor._device("cuda:63")
+
+
 @pytest.fixture
 async def exposed(tmp_path):
     """A daemon's state folder that is in use, and the address that it shows its metrics at."""

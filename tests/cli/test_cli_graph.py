@@ -106,6 +106,28 @@ def test_boxes_do_not_overlap_and_lines_lead_downwards(model):
         assert heights == sorted(set(heights))
 
 
+def test_words_beside_lines_do_not_overlap_and_long_ones_that_find_no_room_stand_in_the_lines_title():
+    many = [f"branch.{k}" for k in range(5)]
+    edges = [edge(CUSTOMER, "driver", "texts", "texts")]
+    edges += [
+        e for one in many for e in (edge("driver", one, tensor=f"a_long_tensors_name_of_{one}"), edge(one, "join"))
+    ]
+    edges.append(edge("join", CUSTOMER, "out", "out"))
+    wide = Manifest(name="wide", mode="run", tasks=tuple(map(task, ("driver", *many, "join"))), edges=tuple(edges))
+    for made in (wide, experts()):
+        svg = draw(made)
+        found = [
+            (float(one.get("x", "")), float(one.get("y", "")), len(one.text or ""))
+            for one in ElementTree.fromstring(svg).iter(f"{SVG}text")
+            if one.get("class") == "small over"
+        ]
+        assert found
+        for (ax, ay, a), (bx, by, b) in itertools.combinations(found, 2):
+            assert abs(ay - by) >= 12 or abs(ax - bx) >= 5.5 * (a + b) / 2
+        for one in made.edges:
+            assert f"{one.tensors[0].name}: float32" in svg
+
+
 def test_a_graph_that_can_be_drawn_without_crossings_is():
     names = ["a", "b", "c", "d", "e", "f"]
     # Crossed as they come: a to f, b to e, c to d.

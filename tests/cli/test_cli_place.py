@@ -1,13 +1,15 @@
 """`nodewire place` over files: machines and a manifest in, who holds what out; files that make no sense are named."""
 
 import json
+import re
+from itertools import product
 
 import pytest
 from typer.testing import CliRunner
 
 from nodewire.cli import app, placing
 from nodewire.cli.output import console
-from nodewire.errors import BadConfig, BadInput, BadManifest
+from nodewire.errors import BadConfig, BadInput, BadManifest, OverMemory
 from nodewire.protocol.ad import TaskOffer
 from nodewire.protocol.snapshot import Held, Node, Snapshot
 from tests.plan.markets import diamond, ring
@@ -52,9 +54,21 @@ def test_people_see_nodes_tasks_and_figures(files):
     command = ["place", str(files / "ring.json"), "--nodes", str(files / "nodes.json"), "--objective", "latency"]
     console.width = 120
     shown = CliRunner().invoke(app, command, catch_exceptions=False).stdout
-    assert "large  0.70 of 1.00 GB  driver, stage.0 to stage.5" in shown
-    assert "nothing is better" in shown
+    assert "ring6: 7 tasks on 3 nodes, placed for latency; all figures are predicted" in shown
+    assert re.search(r"large +0\.7 of 1 GB +driver, stage\.0 to stage\.5", shown)
+    assert re.search(r"small +0 of 250 MB +-", shown)
+    assert "proved: nothing is quicker" in shown
     assert "parallax" in shown
+
+
+def test_a_model_that_is_no_file_and_no_address_is_told_as_such(files):
+    for command in (
+        ["place", "nofile", "--nodes", str(files / "nodes.json")],
+        ["place", "nofile"],
+        ["graph", "nofile"],
+    ):
+        with pytest.raises(BadInput, match="'nofile' is no such file, and no address"):
+            CliRunner().invoke(app, command, catch_exceptions=False)
 
 
 def test_a_file_of_machines_is_read_as_it_says(files):
@@ -121,6 +135,15 @@ def test_files_that_are_not_there_are_named(files):
     (files / "nodes.json").unlink()
     with pytest.raises(BadConfig, match="cannot be read"):
         told(files, "ring.json")
+
+
+@pytest.mark.parametrize("manifest", ["ring.json", "graph.bin"])
+def test_a_lack_of_room_is_said_to_be_the_machines(files, manifest):
+    for memory, objective in product(("90MB", "150MB"), ("latency", "throughput")):
+        machines = [{"name": name, "memory": memory} for name in ("a", "b")]
+        (files / "nodes.json").write_text(json.dumps({"nodes": machines}))
+        with pytest.raises(OverMemory, match="Add machines or memory"):
+            told(files, manifest, "--objective", objective)
 
 
 def test_without_a_market_machines_are_needed(files):

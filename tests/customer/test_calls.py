@@ -97,6 +97,23 @@ def test_tensors_of_every_dtype_and_of_none_travel_and_come_back_as_they_were_gi
         assert array_of(declared, shown).data == travels.data  # bfloat16 too: float32 that holds no more
 
 
+async def test_an_integer_that_a_table_has_no_row_for_is_told_although_its_input_names_no_bound(tmp_path):
+    """Programs that are traced name none: the table that the ids are looked up in has it."""
+    programs = two_branches()
+    document = canonical.decode(programs["right"], max_bytes=2**20)
+    document["inputs"][0]["below"] = 0
+    document["nodes"] = [
+        ["shaped", "aten.reshape.default", [ref("ids"), [-1]], {}],
+        ["found", "aten.embedding.default", [ref("table"), ref("shaped")], {}],
+    ]
+    programs["right"] = canonical.encode(document)
+    batching = await Batching.of(manifest(programs, ENDS), Programs(Blobs(tmp_path, programs)))
+    for ids in ([0, 10], [-1, 3]):
+        with pytest.raises(BadInput, match=r"^ids: has (10|-1); from 0 to 9 is taken"):
+            await batching.parts(batching.signature.arrays(call(2, ids=np.array(ids)), array_of))
+    assert await batching.parts(batching.signature.arrays(call(2, ids=np.array([0, 9])), array_of))
+
+
 def test_nothing_is_converted_unasked():
     for value in (np.zeros((2, 4)), np.zeros((2, 4), np.int64), torch.zeros(2, 4, dtype=torch.bfloat16), [[1, 2], [3]]):
         with pytest.raises(BadInput, match=r"^x: "):

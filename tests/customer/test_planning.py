@@ -1,9 +1,11 @@
 """What a customer knows of links when it chooses what is narrowed."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from nodewire.customer.planning import known
-from nodewire.errors import LinkLost
+from nodewire.customer.planning import draw, known
+from nodewire.errors import LinkLost, NoProvider
 from nodewire.plan.assign import LINK_BYTES_PER_MS
 from nodewire.plan.codec import Link, Wish, codecs, predicted
 from nodewire.wire.health import Health
@@ -44,3 +46,20 @@ def test_an_edge_of_a_local_driver_stays_wide_where_its_link_is_fast(world):
     fast = known(health(first, 10**12, limited=True))
     found = [codecs(plan, world.manifest, world.snapshot, Wish("auto", 200), p).keys() for p in (known({}), fast)]
     assert found[0] - found[1] == ({"hidden.0", "return"} if last == first else {"hidden.0"})
+
+
+async def test_a_model_that_nobody_serves_is_told_from_one_that_is_busy_or_too_dear(world):
+    class Market:
+        committee = world.committee
+
+        async def epoch(self, *, timeout_s, after=0):
+            return SimpleNamespace(body=world.certificate.body, beacon=world.beacon)
+
+        async def snapshot(self, digest):
+            return world.snapshot
+
+    with pytest.raises(NoProvider, match="model: no provider serves ring9 yet"):
+        await draw(Market(), ring(9), generous(), "0" * 64, timeout_s=1.0, patience=0)
+    cheap = generous().model_copy(update={"max_chunk_msat": 0})
+    with pytest.raises(NoProvider, match="under the terms"):
+        await draw(Market(), world.manifest, cheap, "0" * 64, timeout_s=1.0, patience=0)

@@ -32,11 +32,22 @@ def test_one_measurement_that_went_wrong_moves_nothing():
     assert fit(RATES, spoilt).within_most > 100
 
 
-def test_work_of_nothing_says_nothing_of_speed():
-    assert fit(RATES, [(Work(0, 0), 12.0)]).rates == RATES
+def test_what_calls_cost_beside_their_work_is_fitted_too():
+    """The pipe to a worker takes many times what the smallest kernel does; tiny tasks show it, and skew nothing."""
+    sizes = [10**5, 10**5, 10**5, 10**6, 10**7, 10**8]
+    found = fit(RATES, [(Work(n, 0), 900.0 + 3 * n / 1e3) for n in sizes])
+    assert found.within_most < 1.2
+    assert found.count == len(sizes)
+    assert found.rates.predicted_us(Work(10**9, 0)) == pytest.approx(3e6, rel=0.2)
 
 
-@pytest.mark.parametrize("measured", [[], [(Work(1, 1), 0.0)], [(Work(1, 1), -1.0)]])
+def test_work_that_takes_less_than_a_call_of_nothing_says_nothing_of_speed():
+    assert not RATES.is_told_by(Work(0, 10**9))
+    assert not RATES.is_told_by(Work(9_999, 0))
+    assert RATES.is_told_by(Work(10_001, 0))
+
+
+@pytest.mark.parametrize("measured", [[], [(Work(0, 0), 12.0)], [(Work(1, 1), 0.0)], [(Work(1, 1), -1.0)]])
 def test_without_a_measurement_nothing_is_fitted(measured):
     with pytest.raises(BadInput, match="measured"):
         fit(RATES, measured)

@@ -60,6 +60,17 @@ def made(decoder, encoder, broken, folder):
     return asyncio.run(profiled((decoder, encoder), folder, wanted))
 
 
+def test_drivers_and_calls_of_next_to_no_work_are_not_predicted(made):
+    for one in made.tasks:
+        for call in one.calls:
+            is_told = not one.engine.endswith(".driver") and made.rates["float32"].is_told_by(call.work)
+            assert (made.predicted_us(one, call) is not None) == is_told
+    drivers = [one for one in made.document()["tasks"] if one["engine"].endswith(".driver") and one["calls"]]
+    assert len(drivers) == 2
+    assert {call["predicted_us"] for one in drivers for call in one["calls"]} == {None}
+    assert made.fitted.within_half < 4
+
+
 def of(made, manifest):
     return [one for one in made.tasks if one.manifest == manifest.digest()]
 

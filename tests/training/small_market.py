@@ -23,6 +23,7 @@ from nodewire.customer.training.rounds import Rounds
 from nodewire.customer.training.session import TrainingSession
 from nodewire.customer.training.state import State
 from nodewire.customer.training.transcribing import transcribe
+from nodewire.guests import listening_socket
 from nodewire.kind import Limits
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
@@ -38,7 +39,6 @@ from nodewire.pay.till import Till
 from nodewire.protocol.recipe import Recipe
 from nodewire.protocol.trainer import Trainer
 from nodewire.protocol.transcript import Transcript
-from nodewire.provider.starting import _listening_socket
 from nodewire.provider.training.admission import TrainingAdmission
 from nodewire.provider.training.fedstr.serving import Fedstr
 from nodewire.provider.training.kept import KeptShards
@@ -163,7 +163,7 @@ async def provider(
             await pool.publish(event)
 
         till = Till(keys, wallet, ledger, publish)
-        sock = _listening_socket("127.0.0.1", market.ports.get(name, 0))
+        sock = listening_socket("lnurl.listen", f"127.0.0.1:{market.ports.get(name, 0)}")
         market.ports[name] = sock.getsockname()[1]
         endpoint = lnurl_server.Endpoint(
             "nodewire", f"http://127.0.0.1:{sock.getsockname()[1]}", keys.public, till.quote

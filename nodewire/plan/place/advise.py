@@ -107,7 +107,12 @@ def advise(
             found.append(
                 _rated_graph(TORCHSPLIT, pool, what.dag, _replicas(pool, torchsplit(pool.nodes, what.dag.tasks)))
             )
-    return [found[0], *(one for one in found[1:] if one.turn_ms < inf)]
+    ways = [found[0], *(one for one in found[1:] if one.turn_ms < inf)]
+    if objective == "latency":  # of the quickest that are known, the one that also serves most
+        level = ways[0].turn_ms * (1 + 1e-9)
+        tied = max((one for one in ways if one.turn_ms <= level), key=lambda one: one.per_s)
+        ways[0] = replace(ways[0], held=tied.held, per_s=tied.per_s)
+    return ways
 
 
 def moves(pool: Pool, what: Model, workload: Workload, objective: Objective, held: Held) -> Held | None:
@@ -219,7 +224,8 @@ def _anchors(pool: Pool, driver: Task) -> list[int]:
 def _graph(pool: Pool, dag: Dag, objective: Objective) -> Advice:
     if objective == "throughput":
         if len(pool.nodes) * len(dag.tasks) > _SHARED:
-            return _replicated(pool, dag)
+            with suppress(NoProvider):  # tasks that find no node of their own may share one
+                return _replicated(pool, dag)
         found = share(pool.nodes, dag.tasks)
         held = tuple(tuple(sorted(tasks)) for tasks in found.held)
         return Advice(OURS, held, _quickest(pool, dag, held), found.per_s, found.is_optimal)

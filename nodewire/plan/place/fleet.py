@@ -10,7 +10,7 @@ for several numbers of sessions the quickest ring with room for them (`search`),
 For throughput nodes then go from ring to ring, or change places, as long as a quick guess of the sum grows
 (`estimate`). Nodes in no ring hold a second time what fewest sessions have room for. A heuristic: nothing is guaranteed
 but that all tasks are held. Pools of more than 64 nodes are planned in parts (`regions`): for throughput all of them,
-for latency the nodes near the anchor.
+for latency the nodes near the anchor; and more than 192 for throughput with less care, since a part then takes seconds.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from nodewire.errors import NoProvider
 from nodewire.plan.place.estimate import SIZES, Estimator
 from nodewire.plan.place.model import CUSTOMER, Chain, Objective, Placement, Pool, Ring, Stage, Workload
 from nodewire.plan.place.predict import Predictor
-from nodewire.plan.place.regions import REGION, joined, nearest, part, regions
+from nodewire.plan.place.regions import REGION, SMALL, joined, nearest, part, regions
 from nodewire.plan.place.search import best_ring
 
-_ROUNDS = 12
+_ROUNDS, _FEW = 12, 1
 _LEAST_GAIN = 1e-3
 _WHOLE, _MOST = 64, 192
 """Nodes of a pool that is planned as a whole; of a part of a larger one that serves one place quickly."""
@@ -56,12 +56,15 @@ def plan(pool: Pool, chain: Chain, workload: Workload, objective: Objective, *, 
     if len(pool.nodes) <= _WHOLE:
         return _planned(pool, chain, workload, objective, anchor)
     if objective == "throughput":
-        parts = []
-        for nodes in regions(pool, anchor):
-            with suppress(NoProvider):
-                parts.append((nodes, _planned(part(pool, nodes, anchor), chain, workload, objective, CUSTOMER)))
-        if parts:
-            return joined(parts)
+        is_quick = len(pool.nodes) > _MOST
+        for size in (SMALL, REGION) if is_quick else (REGION,):
+            parts = []
+            for nodes in regions(pool, anchor, size):
+                with suppress(NoProvider):
+                    near = part(pool, nodes, anchor)
+                    parts.append((nodes, _planned(near, chain, workload, objective, CUSTOMER, is_quick=is_quick)))
+            if parts:
+                return joined(parts)
         raise NoProvider("nodes", "no part of them that is near together has room for all tasks")
     most = min(_MOST, len(pool.nodes))
     for count in (REGION, 2 * REGION, most):
@@ -73,9 +76,11 @@ def plan(pool: Pool, chain: Chain, workload: Workload, objective: Objective, *, 
     raise NoProvider("nodes", f"the {most} nearest have no room for all tasks")
 
 
-def _planned(pool: Pool, chain: Chain, workload: Workload, objective: Objective, anchor: int) -> Placement:
+def _planned(
+    pool: Pool, chain: Chain, workload: Workload, objective: Objective, anchor: int, *, is_quick: bool = False
+) -> Placement:
     fleet = _Fleet(pool, chain, workload, anchor)
-    made = fleet.for_latency() if objective == "latency" else fleet.for_throughput()
+    made = fleet.for_latency() if objective == "latency" else fleet.for_throughput(is_quick=is_quick)
     if not made:
         raise NoProvider("nodes", "together they have no room for all tasks")
     extra = fleet.extra(made)
@@ -119,18 +124,28 @@ class _Fleet:
     def memory(self, made: _Made) -> int:
         return sum(self.pool.nodes[node].memory_bytes for node in made.nodes)
 
-    def for_throughput(self) -> list[_Made]:
-        """Rings one after the other, each with the most per byte; then changed while the estimate of all grows."""
+    def for_throughput(self, *, is_quick: bool = False) -> list[_Made]:
+        """Rings one after the other, each with the most per byte; then changed while the estimate of all grows.
+
+        `is_quick`: after the first ring only numbers of sessions next to the last ring's are tried, and few changes.
+        """
         left = set(range(len(self.pool.nodes)))
         groups: list[frozenset[int]] = []
+        sizes = self.sizes()
+        tried = sizes
         while left:
-            rings = [ring for size in self.sizes() if (ring := self.ring(left, size)) is not None]
+            rings = [(ring, size) for size in tried if (ring := self.ring(left, size)) is not None]
+            if not rings and len(tried) < len(sizes):
+                tried = sizes
+                continue
             if not rings:
                 break
-            best = max(rings, key=lambda ring: self.estimator.per_s(ring.nodes) / self.memory(ring))
+            best, size = max(rings, key=lambda one: self.estimator.per_s(one[0].nodes) / self.memory(one[0]))
             groups.append(best.nodes)
             left -= best.nodes
-        improved = _improved(self.estimator, groups, frozenset(left))
+            if is_quick:
+                tried = sizes[max(0, sizes.index(size) - 1) : sizes.index(size) + 2]
+        improved = _improved(self.estimator, groups, frozenset(left), _FEW if is_quick else _ROUNDS)
         return [made for group in improved if (made := self._whole(group)) is not None]
 
     def _whole(self, nodes: frozenset[int]) -> _Made | None:
@@ -194,7 +209,9 @@ class _Fleet:
         return added
 
 
-def _improved(estimator: Estimator, groups: Sequence[frozenset[int]], free: frozenset[int]) -> list[frozenset[int]]:
+def _improved(
+    estimator: Estimator, groups: Sequence[frozenset[int]], free: frozenset[int], rounds: int
+) -> list[frozenset[int]]:
     """Nodes go elsewhere or change places as long as the sum of the guesses grows. Part 0 is those in no group."""
     parts = [free, *groups]
     values = [0.0, *(estimator.per_s(group) for group in groups)]
@@ -206,7 +223,7 @@ def _improved(estimator: Estimator, groups: Sequence[frozenset[int]], free: froz
         parts[a], parts[b], values[a], values[b] = new_a, new_b, value_a, value_b
         return True
 
-    for _ in range(_ROUNDS):
+    for _ in range(rounds):
         moved = False
         for a in range(len(parts)):
             for b in range(len(parts)):

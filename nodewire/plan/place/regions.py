@@ -7,17 +7,17 @@ from dataclasses import replace
 
 from nodewire.plan.place.model import CUSTOMER, Chain, Placement, Pool, Ring, Stage
 
-REGION = 48
+REGION, SMALL = 48, 24
 """Nodes of a part."""
 
 
-def regions(pool: Pool, anchor: int = CUSTOMER) -> list[tuple[int, ...]]:
+def regions(pool: Pool, anchor: int = CUSTOMER, size: int = REGION) -> list[tuple[int, ...]]:
     """All nodes, each in one part: the one nearest to the anchor that is left, with those nearest to it."""
     left = sorted(range(len(pool.nodes)), key=lambda i: (pool.link_ms(anchor, i), i))
     found = []
     while left:
         centre = left[0]
-        near = sorted(left, key=lambda i: (pool.link_ms(centre, i), i))[:REGION]
+        near = sorted(left, key=lambda i: (pool.link_ms(centre, i), i))[:size]
         found.append(tuple(sorted(near)))
         left = [i for i in left if i not in set(near)]
     return found

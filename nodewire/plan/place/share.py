@@ -2,14 +2,19 @@
 
     maximise z  with  z <= sum over i of rate[i, t] y[i, t]   for every task t
                       sum over t of y[i, t] <= 1,   y[i, t] <= x[i, t],   sum over t of bytes[t] x[i, t] <= memory[i]
+                      sum over i of x[i, t] >= 1   for every task t
 
 x in {0, 1} is what is held, y the part of its time. Up to `_WHOLE` pairs HiGHS solves it; more are held greedily, the
 scarcest task first wherever there is room, and y is then the best for that x.
+
+Rates are in units of the most that the slowest task is served by all nodes, and a task that computes next to nothing
+counts as `_FAST` of these: a manifest's tasks may be 10^10 apart, which no solver's tolerances bear.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from nodewire.errors import NoProvider
@@ -17,6 +22,9 @@ from nodewire.plan.place.model import Node, Task
 from nodewire.plan.place.solver import Programme, Solution, maximise
 
 _WHOLE = 300
+_BOUNDED = 20_000
+"""Pairs up to which the relaxation is solved for the bound."""
+_FAST = 1e4
 Pairs = dict[tuple[int, int], int]
 
 
@@ -41,31 +49,45 @@ def share(nodes: Sequence[Node], tasks: Sequence[Task], *, gap: float = 1e-4, ef
         if all(sizes[number] > node.memory_bytes for node in nodes):
             raise NoProvider(task.name, "no node has room for this task")
     every = {(i, t) for i, node in enumerate(nodes) for t in range(len(tasks)) if sizes[t] <= node.memory_bytes}
+    rates, unit = _scaled(rates)
     programme, _, x = _programme(nodes, sizes, rates, every)
-    bound = maximise(programme, relaxed=True).value
-    if len(every) <= _WHOLE:
-        solved = maximise(programme, gap=gap, nodes=effort)
-        held = {key for key, at in x.items() if solved.columns[at] > 0.5}
-        optimal = solved.is_optimal
-    else:
-        held, optimal = _held(nodes, sizes, rates), False
+    bound, held, optimal = unit, set[tuple[int, int]](), False
+    with suppress(NoProvider):  # that there is none is found below, or that HiGHS found none in time
+        if len(every) <= _BOUNDED:
+            bound = unit * maximise(programme, relaxed=True).value
+        if len(every) <= _WHOLE:
+            solved = maximise(programme, gap=gap, nodes=effort)
+            held = {key for key, at in x.items() if solved.columns[at] > 0.5}
+            optimal = solved.is_optimal
+    if not held:
+        held = _held(nodes, sizes, rates, set())
+    if len({task for _, task in held}) < len(tasks):
+        held = _held(nodes, sizes, rates, _packed(nodes, sizes))
     found = divided(nodes, tasks, held)
-    if found.per_s <= 1e-9:
-        raise NoProvider("nodes", "together they have no room for all tasks")
     return replace(found, bound=max(bound, found.per_s), is_optimal=optimal)
 
 
 def divided(nodes: Sequence[Node], tasks: Sequence[Task], held: set[tuple[int, int]]) -> Sharing:
     """What (node, task) pairs that are held give at best; memory is not looked at."""
-    rates = _rates(nodes, tasks)
+    rates, unit = _scaled(_rates(nodes, tasks))
     roomy = [replace(node, memory_bytes=len(tasks), layouts=()) for node in nodes]
+    if len({task for _, task in held}) < len(tasks):
+        idle = tuple({task: 0.0 for node, task in sorted(held) if node == i} for i in range(len(nodes)))
+        return Sharing(idle, 0.0, 0.0, is_optimal=False)
     programme, y, _ = _programme(roomy, [1] * len(tasks), rates, held)
     solved = maximise(programme, relaxed=True)
-    return Sharing(_parts(len(nodes), held, y, solved), solved.value, solved.value, is_optimal=False)
+    per_s = unit * solved.value
+    return Sharing(_parts(len(nodes), held, y, solved), per_s, per_s, is_optimal=False)
 
 
 def _rates(nodes: Sequence[Node], tasks: Sequence[Task]) -> list[list[float]]:
     return [[1_000 / max(task.ms_on(node), 1e-9) for task in tasks] for node in nodes]
+
+
+def _scaled(rates: Sequence[Sequence[float]]) -> tuple[list[list[float]], float]:
+    """The rates in a unit of which no sharing gives more than 1, and the unit."""
+    unit = min(map(sum, zip(*rates, strict=True)))
+    return [[min(rate / unit, _FAST) for rate in row] for row in rates], unit
 
 
 def _programme(
@@ -78,6 +100,7 @@ def _programme(
     for task in range(len(sizes)):
         some = [pair for pair in y if pair[1] == task]
         made.row([least, *(y[pair] for pair in some)], [1.0, *(-rates[i][task] for i, _ in some)], most=0.0)
+        made.row([x[pair] for pair in some], [1.0] * len(some), least=1.0)
     for index, node in enumerate(nodes):
         some = [pair for pair in y if pair[0] == index]
         if some:
@@ -89,12 +112,32 @@ def _programme(
     return made, y, x
 
 
-def _held(nodes: Sequence[Node], sizes: Sequence[int], rates: Sequence[Sequence[float]]) -> set[tuple[int, int]]:
-    """The scarcest task that fits, on the node with most room for its speed, until nothing fits anywhere."""
+def _packed(nodes: Sequence[Node], sizes: Sequence[int]) -> set[tuple[int, int]]:
+    """Every task once: the largest first, where least room remains. Raises NoProvider: one finds no room."""
+    left = [node.memory_bytes for node in nodes]
+    held = set()
+    for task in sorted(range(len(sizes)), key=lambda t: -sizes[t]):
+        fitting = [i for i in range(len(nodes)) if left[i] >= sizes[task]]
+        if not fitting:
+            raise NoProvider("nodes", "together they have no room for all tasks")
+        node = min(fitting, key=left.__getitem__)
+        held.add((node, task))
+        left[node] -= sizes[task]
+    return held
+
+
+def _held(
+    nodes: Sequence[Node], sizes: Sequence[int], rates: Sequence[Sequence[float]], start: set[tuple[int, int]]
+) -> set[tuple[int, int]]:
+    """`start`, and then the scarcest task that fits, on the node with most room for its speed, until nothing fits."""
     left = [node.memory_bytes for node in nodes]
     count = [0] * len(nodes)
     service = [0.0] * len(sizes)
-    held: set[tuple[int, int]] = set()
+    held = set(start)
+    for node, task in start:
+        left[node] -= sizes[task]
+        count[node] += 1
+        service[task] += rates[node][task]
     open_ = set(range(len(sizes)))
     while open_:
         task = min(open_, key=lambda t: (service[t], -sizes[t], t))

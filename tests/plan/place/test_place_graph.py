@@ -115,3 +115,26 @@ def test_many_pairs_are_held_greedily_within_memory():
     assert not found.is_optimal
     assert 0.6 * found.bound < found.per_s <= found.bound
     assert found == share(nodes, tasks)
+
+
+def test_tasks_whose_costs_are_worlds_apart_are_shared_alike():
+    """A manifest may count next to no FLOPs for one task: ten orders of magnitude are no lack of room."""
+    nodes = [Node(f"n{i}", megabytes * 10**6, 50.0) for i, megabytes in enumerate((60, 30, 100, 20))]
+    for light in (1e-6, 1e-3, 1.0):
+        tasks = [Task("light", 5_600_000, ((1, light),)), Task("heavy", 23_300_000, ((1, 1e6 * light),))]
+        found = share(nodes, tasks)
+        assert {task for held in found.held for task in held} == {0, 1}
+        assert found.per_s == pytest.approx(3 * 50 * 1_000 / (1e6 * light), rel=1e-3)
+
+
+def test_no_task_is_left_out_so_that_others_are_served_faster_by_nobody_at_all():
+    """Room is so scarce that only one way of packing holds all."""
+    sizes = (50, 30, 30, 20, 20, 20, 30)
+    tasks = [Task(f"t{i}", size, ((1, 1.0 + i),)) for i, size in enumerate(sizes)]
+    few = [Node("a", 100, 9.0), Node("b", 60), Node("c", 40, 2.0)]
+    for nodes in (few, [*few, *(Node(f"tiny{i}", 1, 99.0) for i in range(60))]):
+        found = share(nodes, tasks)
+        assert {task for held in found.held for task in held} == set(range(len(sizes)))
+        assert found.per_s > 0
+    with pytest.raises(NoProvider):
+        share([Node("a", 100), Node("b", 60), Node("c", 39)], tasks)
