@@ -29,6 +29,7 @@ from nodewire.protocol.manifest import CUSTOMER
 from nodewire.protocol.plan import Assignment, Plan, Terms, Verification
 from nodewire.protocol.signature import Signature
 from tests.customer import models as dag
+from tests.plan import markets
 
 PROVIDER, ME, REQUEST, ROOT = Keys(b"\x05" * 32), Keys(b"\x06" * 32), "cd" * 32, "ab" * 32
 EDGE = SimpleNamespace(name="tokens", target=CUSTOMER)
@@ -175,7 +176,7 @@ async def test_work_for_centuries_is_not_mined(monkeypatch):
     from nodewire.customer import planning
 
     ad = Ad.model_construct(name="x", pow_bits=64)
-    snapshot = SimpleNamespace(ads=lambda who: dict.fromkeys(who, ad))
+    snapshot = SimpleNamespace(ads=lambda who: dict.fromkeys(who, ad), nodes=())
     seen = []
 
     def assign(manifest, snapshot, *, terms, **_):
@@ -195,7 +196,7 @@ async def test_work_for_centuries_is_not_mined(monkeypatch):
 
     monkeypatch.setattr(planning, "assign", assign)
     with pytest.raises(NoProvider):
-        await draw(Market(), None, plan().terms, ME.public, timeout_s=1, patience=0)  # type: ignore[arg-type]
+        await draw(Market(), markets.ring(1), plan().terms, ME.public, timeout_s=1, patience=0)  # type: ignore[arg-type]
     assert seen == [(), (PROVIDER.public,)]
 
 

@@ -79,7 +79,7 @@ def refused_port() -> int:
 MISTAKES = {
     "an unknown model": (["--model", ADDRESS], "not-found"),
     "a model's bare name": (["--model", "pycoder"], "bad-input"),
-    "an address of another kind": (["--model", "1:" + "ab" * 32 + ":x"], "bad-config"),
+    "an address of another kind": (["--model", "1:" + "ab" * 32 + ":x"], "bad-input"),
     "no model": ([], "bad-input"),
     "a model of the other mode": (["--model", "{encoder}"], "bad-input"),
     "a budget below a chunk": (["--model", "{decoder}", "--budget", "1sat"], "over-budget"),

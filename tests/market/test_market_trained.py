@@ -125,7 +125,10 @@ def test_a_trained_model_is_registered_served_and_bought_with_the_scores_of_trai
     assert bought["paid_msat"] == {tom: 1_009}
     # Its file names no speed: what is claimed was measured, and is measured better by the operator's own command.
     assert "graph.0 of" in market.log("tom") and "us a position" in market.log("tom")
-    profiled = market.command("profile", "--config", str(market.config_of("tom")), "--caps", "1KB,100MB")
+    profile = ["profile", "--config", str(market.config_of("tom")), "--caps", "1KB,100MB"]
+    assert "stop it first" in json.loads(market.run(*profile).stdout)["error"]["reason"]
+    market.stop_one("tom")
+    profiled = market.command(*profile)
     assert profiled["speeds"][registered["digest"]]["graph.0"] >= 1
     assert [cap["ran"] for cap in profiled["tasks"][0]["caps"]] == [False, True]
     refused = market.run(

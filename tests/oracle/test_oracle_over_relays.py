@@ -21,7 +21,6 @@ from tests.protocol_committee.actors import Provider, digest
 
 
 async def test_a_committee_certifies_a_provider_over_a_relay(tmp_path):
-    nostr_sdk.uniffi_set_event_loop(asyncio.get_running_loop())  # another test may have set its own
     relay = nostr_sdk.LocalRelayBuilder().build()
     await relay.run()
     url = str(await relay.url())

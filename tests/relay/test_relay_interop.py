@@ -27,8 +27,11 @@ async def connected(url, keys=None):
     client = builder.build()
     await client.add_relay(nostr_sdk.RelayUrl.parse(url))
     await client.try_connect(WAIT)
-    yield client
-    await client.shutdown()
+    try:
+        yield client
+    finally:
+        await client.shutdown()
+        nostr_sdk.uniffi_set_event_loop(None)  # the next test has a loop of its own
 
 
 async def fetched(client, filter_):
