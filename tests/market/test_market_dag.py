@@ -27,8 +27,8 @@ SELLERS = {  # by name: tasks, microseconds, bond. The first three are preferred
     "ivy": (("left",), 1_000, 0),
     "joe": (("right",), 1_000, 0),
     "kai": (("join",), 1_000, 0),
-    "lou": (ALL, 20_000, BOND_MSAT),
-    "mia": (ALL, 60_000, BOND_MSAT),
+    "lou": (ALL, 200_000, BOND_MSAT),
+    "mia": (ALL, 600_000, BOND_MSAT),
 }
 CALLS = [call(3, 5, 1), call(0, 4, 2), call(6, 0, 3), call(0, 0, 4), call(64, 64, 5)]
 """Of the second, third and fourth one branch or both get no row."""
