@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import gc
 import mmap
@@ -10,7 +11,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ RESERVE_BYTES = 4 * 2**20
 """On top of the cap, for reading calls and writing answers; actors do not get it."""
 _PIECE_BYTES = RESERVE_BYTES // 16
 _READ_BYTES = 65_536
+_MALLOC_TRIM: Callable[[int], int] = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)
+"""glibc's."""
 _OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc", "[enforce fail a", "could not create a primitive")
 """What torch's allocator says (its own message may find no memory to be whole), and oneDNN."""
 _DTYPES = {name: getattr(torch, name) for name in ITEM_BYTES if name != MXINT8}
@@ -90,29 +93,38 @@ def _held_back() -> Iterator[None]:
 
     Not where hardly more is left: then what an earlier call kept fills the cap, and this one may be to free it.
     """
-    try:
-        room = _some_memory(2 * RESERVE_BYTES)
-        del room
-        reserve = _some_memory(RESERVE_BYTES)
-    except RuntimeError:
+    with ExitStack() as held:
+        with suppress(RuntimeError):
+            with _some_memory(2 * RESERVE_BYTES):
+                pass
+            held.enter_context(_some_memory(RESERVE_BYTES))
         yield
-        return
-    try:
-        yield
-    finally:
-        del reserve
 
 
-def _some_memory(nbytes: int) -> object:
+@contextmanager
+def _some_memory(nbytes: int) -> Iterator[None]:
     """So much of the cap, untouched: the kernel's own, or where that is not to be had, pieces of a fragmented heap.
 
     It is not asked of malloc in one piece: whoever frees a large one has all later ones up to its size put on the heap
-    (mallopt(3), M_MMAP_THRESHOLD), which then holds more than is in use. Raises RuntimeError: there is not so much.
+    (mallopt(3), M_MMAP_THRESHOLD), which then holds more than is in use. Pieces let the heap grow, too: what they took
+    at its end goes back to the kernel. Raises RuntimeError: there is not so much.
     """
     try:
-        return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError:
-        return [torch.empty(_PIECE_BYTES, dtype=torch.uint8) for _ in range(nbytes // _PIECE_BYTES)]
+        memory = None
+    if memory is not None:
+        with memory:
+            yield
+        return
+    pieces: list[torch.Tensor] = []
+    try:
+        for _ in range(nbytes // _PIECE_BYTES):
+            pieces.append(torch.empty(_PIECE_BYTES, dtype=torch.uint8))
+        yield
+    finally:
+        pieces.clear()
+        _MALLOC_TRIM(0)
 
 
 def _codings(said: dict[str, Any]) -> Codings:
