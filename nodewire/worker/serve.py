@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import gc
 import mmap
@@ -22,7 +21,7 @@ from nodewire.errors import NodewireError, NotAllowed, NotFound, OverMemory, Too
 from nodewire.kind import Actor, Batching, Limits
 from nodewire.protocol.codec import OWN, Coding, Codings
 from nodewire.protocol.frame import ITEM_BYTES, MAX_TENSORS, MXINT8, Array, Frame, bytes_of
-from nodewire.worker import message, narrowing, rights
+from nodewire.worker import libc, message, narrowing, rights
 from nodewire.worker.arena import Slabs
 
 MAX_PROGRAM_BYTES = 64 * 2**20
@@ -30,8 +29,6 @@ RESERVE_BYTES = 4 * 2**20
 """On top of the cap, for reading calls and writing answers; actors do not get it."""
 _PIECE_BYTES = RESERVE_BYTES // 16
 _READ_BYTES = 65_536
-_MALLOC_TRIM: Callable[[int], int] = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)
-"""glibc's."""
 _OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc", "[enforce fail a", "could not create a primitive")
 """What torch's allocator says (its own message may find no memory to be whole), and oneDNN."""
 _DTYPES = {name: getattr(torch, name) for name in ITEM_BYTES if name != MXINT8}
@@ -106,25 +103,30 @@ def _some_memory(nbytes: int) -> Iterator[None]:
     """So much of the cap, untouched: the kernel's own, or where that is not to be had, pieces of a fragmented heap.
 
     It is not asked of malloc in one piece: whoever frees a large one has all later ones up to its size put on the heap
-    (mallopt(3), M_MMAP_THRESHOLD), which then holds more than is in use. Pieces let the heap grow, too: what they took
-    at its end goes back to the kernel. Raises RuntimeError: there is not so much.
+    (mallopt(3), M_MMAP_THRESHOLD), which then holds more than is in use. Nor in pieces while the heap has fewer: it
+    would grow to the cap, and stay there. Raises RuntimeError: there is not so much.
     """
-    try:
-        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError:
-        memory = None
+    memory = _mapped(nbytes)
+    if memory is None and libc.give_back():
+        memory = _mapped(nbytes)
     if memory is not None:
         with memory:
             yield
         return
-    pieces: list[torch.Tensor] = []
+    if libc.free_bytes() < nbytes:
+        raise RuntimeError("not so much")
+    pieces = [torch.empty(_PIECE_BYTES, dtype=torch.uint8) for _ in range(nbytes // _PIECE_BYTES)]
     try:
-        for _ in range(nbytes // _PIECE_BYTES):
-            pieces.append(torch.empty(_PIECE_BYTES, dtype=torch.uint8))
         yield
     finally:
         pieces.clear()
-        _MALLOC_TRIM(0)
+
+
+def _mapped(nbytes: int) -> mmap.mmap | None:
+    try:
+        return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError:
+        return None
 
 
 def _codings(said: dict[str, Any]) -> Codings:
