@@ -19,10 +19,12 @@ import torch
 from nodewire.errors import BadInput, BadTask, NotFound, OverMemory
 from nodewire.graph.blob_folder import MANIFEST
 from nodewire.graph.decompose import decompose
+from nodewire.graph.diagnosis import unlisted
 from nodewire.graph.examples import BATCH, Axes, Signature, signature
 from nodewire.graph.experts import mixtures
 from nodewire.graph.format import Program
 from nodewire.graph.normalize import normalize
+from nodewire.graph.places import Place
 from nodewire.graph.reading import Traced
 from nodewire.graph.trace import trace
 from nodewire.graph.whitelist import OPS
@@ -102,7 +104,7 @@ def split(
     try:
         done = decompose(whole, traced.shapes, target_bytes, said.least, expert_groups=expert_groups)
     except OverMemory as error:
-        where = traced.modules.get(error.field)
+        where = traced.paths.get(error.field)
         item = {dim: most for dim, most in said.dims.items() if dim not in (BATCH, "images")}
         one = (
             f" ({' x '.join(f'{dim} {most}' for dim, most in item.items())})"
@@ -114,7 +116,7 @@ def split(
             f"{where} ({error.field})" if where else error.field,
             f"{error.reason}, for {sizes}: smaller calls need less",
         ) from None
-    return write_run(done, parts, target_bytes, out, name=name, license=license, modules=traced.modules)
+    return write_run(done, parts, target_bytes, out, name=name, license=license, modules=traced.paths)
 
 
 def normalized(traced: Traced, slots: int = 1) -> Program:
@@ -122,8 +124,8 @@ def normalized(traced: Traced, slots: int = 1) -> Program:
     whole = normalize(replace(traced.program, slots=slots))
     for node in whole.nodes:
         if node.op not in OPS:
-            where = traced.modules.get(node.name) or node.name
-            raise BadTask(where, f"uses {node.op}, which no task may: express it by operators of the whitelist")
+            place = traced.places.get(node.name, Place())
+            raise BadTask(place.path or "model", unlisted(node.op, place))
     return whole
 
 

@@ -79,7 +79,7 @@ def split_encoder(
         edges=(texts, *inner),
     )
     said_of_driver = f"{DRIVER}: tokenizer, {driver.memory_bytes} bytes in all"
-    lines = (*report(manifest.name, done, target_bytes, traced.modules), said_of_driver)
+    lines = (*report(manifest.name, done, target_bytes, traced.paths), said_of_driver)
     return Registration(manifest, writer.blobs.paths, lines)
 
 

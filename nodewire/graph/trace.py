@@ -9,29 +9,24 @@ from __future__ import annotations
 
 import logging
 import re
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.export import _trace
 
-from nodewire.errors import BadInput, BadTask
+from nodewire.errors import BadInput, NodewireError
+from nodewire.graph.diagnosis import check, check_exported, diagnosed
 from nodewire.graph.examples import Signature, named_tensors
+from nodewire.graph.guards import Guard, guards
 from nodewire.graph.reading import KNOWN, Reader, Traced
 from nodewire.graph.uncollected import uncollected
 from nodewire.graph.whitelist import OPS
 
 _TRACED_SIZES = (17, 19, 23, 13, 11, 7, 5, 3, 2)
 """A size that varies is traced at one of these: different ones, so that export takes none for another or a constant."""
-_DATA_DEPENDENT = "it branches on a tensor's value, or makes a tensor as large as its values say: use torch.where"
-_NUMBER = "it makes a number of a tensor's value (float, int, item, tolist): compute with the tensor itself"
-_NUMPY = "numpy cannot be traced: use torch's own operators"
-_IS_NUMPY = re.compile(r"\bnp\.|numpy", re.IGNORECASE)
-_IS_NUMBER = re.compile(r"\bfloat\(|\bint\(|\.item\(|\.tolist\(")
 _SYMBOLS = logging.getLogger("torch.fx.experimental.symbolic_shapes")
 
 
@@ -53,14 +48,20 @@ def trace(
         BadTask: it cannot be exported with these dims, or holds what the format cannot express; the field is the path
             of the module within the model where that is known, and the reason what to change.
     """
-    for path, part in module.named_modules():
-        if part.training:
-            raise BadInput(
-                path or "model", "is in training mode, in which it may draw random numbers: call model.eval()"
-            )
+    check(module)
     names: list[str] = []
     whole = _Whole(module, said, outputs, names)
-    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    with guards(module, said) as asked:
+        exported = _exported(whole, said, asked)
+    for guard in asked:
+        if guard.late and guard.pins and (refusal := guard.refusal(said.dims)):
+            raise refusal
+    return Reader(exported, module, said, volume, buffers or {}, asked).read(names)
+
+
+def _exported(whole: _Whole, said: Signature, asked: Sequence[Guard]) -> torch.export.ExportedProgram:
+    """The functional program of a module; `asked` is what its code asks of sizes meanwhile."""
+    device = next((p.device for p in whole.model.parameters()), torch.device("cpu"))
     sizes = _sizes(said.dims)
     symbols = {
         dim: torch.export.Dim(re.sub(r"\W", "_", dim), min=1, max=max(most, 2)) for dim, most in said.dims.items()
@@ -80,12 +81,14 @@ def trace(
                 strict=False,
                 prefer_deferred_runtime_asserts_over_guards=True,
             )
-            exported = exported.run_decompositions(_decompositions())
-    except BadInput:
+            check_exported(exported, [one.name for one in said.inputs])
+            made: torch.export.ExportedProgram = exported.run_decompositions(_decompositions())
+            return made
+    except NodewireError:
         raise
     except Exception as error:  # the model's own code runs here, and may raise anything
-        raise BadTask(_where(error, module) or "model", f"cannot be exported: {_why(error)}") from None
-    return Reader(exported, module, said, volume, buffers or {}).read(names)
+        refusal = diagnosed(error, whole.model, asked, said.dims)
+    raise refusal
 
 
 @contextmanager
@@ -99,6 +102,7 @@ def _quiet() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=r".*LeafSpec", category=FutureWarning)
+            warnings.filterwarnings("ignore", message=r"The tensor attributes? .*assigned during export")
             yield
     finally:
         del own["print"]
@@ -145,47 +149,3 @@ def _sizes(dims: Mapping[str, int]) -> dict[str, int]:
         free = (size for size in _TRACED_SIZES if size <= most and size not in sizes.values())
         sizes[dim] = next(free, max(most, 2))
     return sizes
-
-
-def _where(error: BaseException, module: torch.nn.Module) -> str:
-    """The path of the innermost module that was running when the error arose, "" if none was."""
-    paths = {id(part): path for path, part in module.named_modules()}
-    found = ""
-    for one in _chain(error):
-        for frame, _ in traceback.walk_tb(one.__traceback__):
-            found = paths.get(id(frame.f_locals.get("self")), "") or found
-        if found:
-            break
-    return found
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An error and what it arose from, the first cause first."""
-    chain, seen = [error], {id(error)}
-    while (before := chain[-1].__cause__ or chain[-1].__context__) is not None and id(before) not in seen:
-        chain.append(before)
-        seen.add(id(before))
-    yield from reversed(chain)
-
-
-def _why(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
-    kind = type(error).__name__
-    at = _line(error)
-    if _IS_NUMPY.search(at) or _IS_NUMPY.search(str(error)):
-        return f"{_NUMPY}{at}"
-    if "DataDependent" in kind or "data-dependent" in str(error):
-        return f"{_NUMBER if _IS_NUMBER.search(at) else _DATA_DEPENDENT}{at}"
-    if "Constraints violated" in str(error):
-        said = next((line for line in lines if line.startswith("- ")), lines[0])
-        return f"a size that is said to vary may not: {said[:240]}; give it one value in all examples"
-    return f"{kind}: {lines[0][:240]}{at}"
-
-
-def _line(error: BaseException) -> str:
-    """Where in the model's own code it arose."""
-    for one in _chain(error):
-        for frame in reversed(traceback.extract_tb(one.__traceback__)):
-            if "/torch/" not in frame.filename and not frame.filename.startswith("<"):
-                return f" ({Path(frame.filename).name}:{frame.lineno}: {(frame.line or '')[:80]})"
-    return ""
