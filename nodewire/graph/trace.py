@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import logging
 import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.export import _trace
 
-from nodewire.errors import BadInput, NodewireError
+from nodewire.errors import BadInput, BadTask, NodewireError
 from nodewire.graph.diagnosis import check, check_exported, diagnosed
 from nodewire.graph.examples import Signature, named_tensors
+from nodewire.graph.format import Program
 from nodewire.graph.guards import Guard, guards
 from nodewire.graph.reading import KNOWN, Reader, Traced
+from nodewire.graph.state import Held, leave, read_by_the_next
 from nodewire.graph.uncollected import uncollected
+from nodewire.graph.unwarned import unwarned
 from nodewire.graph.whitelist import OPS
 
 _TRACED_SIZES = (17, 19, 23, 13, 11, 7, 5, 3, 2)
@@ -45,18 +48,40 @@ def trace(
 
     Raises:
         BadInput: the module is in training mode, or does not return what `outputs` names.
-        BadTask: it cannot be exported with these dims, or holds what the format cannot express; the field is the path
-            of the module within the model where that is known, and the reason what to change.
+        BadTask: it cannot be exported with these dims, holds what the format cannot express, or reads what a call left
+            on `self`; the field is the path within the model where that is known, and the reason what to change.
     """
     check(module)
-    names: list[str] = []
-    whole = _Whole(module, said, outputs, names)
-    with guards(module, said) as asked:
-        exported = _exported(whole, said, asked)
-    for guard in asked:
-        if guard.late and guard.pins and (refusal := guard.refusal(said.dims)):
-            raise refusal
-    return Reader(exported, module, said, volume, buffers or {}, asked).read(names)
+
+    def once() -> tuple[Traced, Sequence[str]]:
+        whole = _Whole(module, said, outputs)
+        with guards(module, said) as asked:
+            exported = _exported(whole, said, asked)
+        for guard in asked:
+            if guard.late and guard.pins and (refusal := guard.refusal(said.dims)):
+                raise refusal
+        return Reader(exported, module, said, volume, buffers or {}, asked).read(whole.seen.names), whole.seen.changed
+
+    made, changed = once()
+    if changed:
+        _check_unread(module, made.program, changed, lambda: once()[0].program)
+    return made
+
+
+def _check_unread(
+    module: torch.nn.Module, first: Program, changed: Sequence[str], again: Callable[[], Program]
+) -> None:
+    """Raises BadTask: a call reads what the one before left in the attributes `changed`."""
+    held = Held(module)
+    leave(module, changed)
+    try:
+        same = again() == first
+    except BadTask as error:
+        raise error if error.field in changed else read_by_the_next(changed[0]) from None
+    finally:
+        held.restore()
+    if not same:
+        raise read_by_the_next(changed[0])
 
 
 def _exported(whole: _Whole, said: Signature, asked: Sequence[Guard]) -> torch.export.ExportedProgram:
@@ -100,9 +125,7 @@ def _quiet() -> Iterator[None]:
     # It prints the graph so far; with stderr redirected instead, nobody could show progress.
     own["print"] = lambda *_, **__: None
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=r".*LeafSpec", category=FutureWarning)
-            warnings.filterwarnings("ignore", message=r"The tensor attributes? .*assigned during export")
+        with unwarned():
             yield
     finally:
         del own["print"]
@@ -115,21 +138,31 @@ def _decompositions() -> dict[torch._ops.OperatorBase, Callable[..., Any]]:
     return {op: table[op] for op in table if str(op) not in OPS and str(op) not in KNOWN}
 
 
-class _Whole(torch.nn.Module):
-    """The model with a flat list of tensors in and out; the names of those that come out are left in `names`."""
+@dataclass(slots=True)
+class _Seen:
+    """Of a call of the model: names of the tensors that came out, and what it left on modules, where it is undone."""
 
-    def __init__(
-        self, model: torch.nn.Module, said: Signature, outputs: Sequence[str] | None, names: list[str]
-    ) -> None:
+    names: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+
+
+class _Whole(torch.nn.Module):
+    """The model with a flat list of tensors in and out."""
+
+    def __init__(self, model: torch.nn.Module, said: Signature, outputs: Sequence[str] | None) -> None:
         super().__init__()
         self.model = model
         self.eval()
-        self._run: Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]] = lambda tensors: _flat(
-            said.call(model, {i.name: t for i, t in zip(said.inputs, tensors, strict=True)}), outputs, names
-        )
+        self.said, self.outputs, self.seen = said, outputs, _Seen()
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return self._run(tensors)
+        held = Held(self.model)
+        try:
+            given = {i.name: t for i, t in zip(self.said.inputs, tensors, strict=True)}
+            return _flat(self.said.call(self.model, given), self.outputs, self.seen.names)
+        finally:
+            self.seen.changed = held.changed()
+            held.restore()
 
 
 def _flat(returned: Any, outputs: Sequence[str] | None, names: list[str]) -> tuple[torch.Tensor, ...]:
