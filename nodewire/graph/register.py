@@ -17,10 +17,11 @@ from typing import Any
 import torch
 
 from nodewire.errors import BadInput, BadTask, NotFound, OverMemory
+from nodewire.graph import parity
 from nodewire.graph.blob_folder import MANIFEST
 from nodewire.graph.decompose import decompose
 from nodewire.graph.diagnosis import unlisted
-from nodewire.graph.examples import BATCH, Axes, Signature, signature
+from nodewire.graph.examples import BATCH, Axes, Signature, several, signature, tensors_of
 from nodewire.graph.experts import mixtures
 from nodewire.graph.format import Program
 from nodewire.graph.normalize import normalize
@@ -57,16 +58,20 @@ def register(
     lie anywhere, and the whole of them is never copied. The experts of a mixture are cut into `expert_groups` tasks, or
     into as many as the target asks, if those are more. The registration's report says what bounded each cut.
 
+    The tasks are then run beside the model, on the largest example and on another call made of it.
+
     Raises:
         BadInput, Unsupported: the examples do not go together, or the model with them; there are no experts to group.
-        BadTask: the model cannot be exported, or uses what no task may; names the module and what to change.
+        BadTask: the model cannot be exported, or uses what no task may; names the module and what to change. Or the
+            tasks do not put out what the model does.
         OverMemory: an operator alone needs more than the target; names it, and the target that would do.
     """
     try:
         target_bytes = parse_size(target_vram)
     except ValueError as error:
         raise BadInput("target_vram", str(error)) from error
-    said = signature(model, examples, axes, most)
+    shown = several(examples)
+    said = signature(model, shown, axes, most)
     traced = trace(model, said, volume(said), outputs=outputs)
     made = split(
         traced,
@@ -79,6 +84,10 @@ def register(
         license=license,
         expert_groups=expert_groups,
     )
+    itself = parity.eager(model, said, outputs)
+    calls = list(parity.others(said, [tensors_of(model, one) for one in shown]))
+    parity.check_again(itself, calls[0])
+    made = replace(made, report=(*made.report, parity.compare(made, itself, calls)))
     (Path(out) / MANIFEST).write_bytes(made.manifest.pack())
     return made
 

@@ -48,6 +48,13 @@ def test_a_family_cut_into_tasks_computes_what_its_own_class_does(registered, na
             assert difference <= (5e-6 if name in APPROXIMATE else 0), (key, batch, length)
 
 
+@pytest.mark.parametrize("name", COVERED)
+def test_a_family_runs_beside_its_tasks_with_weights_read_one_by_one(registered, name):
+    made = registered(name)[2].compared
+    assert made.startswith("beside the model itself in 1 call: ")
+    assert name in APPROXIMATE or made.endswith(": bit for bit the same")
+
+
 def test_weights_that_a_model_ties_are_stored_once(registered):
     made = registered("t5")[2].made
     held = [blob.sha256 for task in made.manifest.tasks for blob in task.weights]
