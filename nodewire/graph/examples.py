@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from nodewire.errors import BadInput, Unsupported
-from nodewire.graph.format import DTYPES, MAX_DIMS, Input, Shape
+from nodewire.graph.format import DTYPES, Input, Shape
+from nodewire.protocol.graph_program import MAX_DIMS
 
 MAX_EXAMPLES = 256
 BATCH = "batch"

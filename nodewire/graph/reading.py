@@ -28,12 +28,12 @@ _DROPPED = ("aten._assert", "aten.sym_constrain")
 KNOWN = {
     "aten.min.other": "aten.minimum.default",
     "aten.max.other": "aten.maximum.default",
-    "aten.alias.default": "aten.alias.default",
-    "aten.detach.default": "aten.detach.default",
-    "aten.lift_fresh_copy.default": "aten.lift_fresh_copy.default",
     "aten._unsafe_view.default": "aten.reshape.default",
+    **dict.fromkeys(
+        ("aten.alias.default", "aten.detach.default", "aten.lift_fresh_copy.default"), "aten.clone.default"
+    ),
 }
-"""Operators that are others by another name, or nothing in a functional graph (`normalize`)."""
+"""Operators that are others by another name in a functional graph."""
 _PLACING = ("device", "layout", "pin_memory", "non_blocking")
 _MOST_FACTORS = 8
 _BY_DATA = "makes a tensor as large as its data says: give it a size of the inputs', and a mask"
