@@ -34,6 +34,7 @@ KNOWN = {
     ),
 }
 """Operators that are others by another name in a functional graph."""
+_RESHAPES = ("aten.view.default", "aten.reshape.default", "aten._unsafe_view.default")
 _PLACING = ("device", "layout", "pin_memory", "non_blocking")
 _MOST_FACTORS = 8
 _BY_DATA = "makes a tensor as large as its data says: give it a size of the inputs', and a mask"
@@ -190,6 +191,8 @@ class Reader:
         args = tuple(self._argument(a, place) for a in fx.args)
         is_aten = isinstance(target, torch._ops.OpOverload)
         op = str(target) if is_aten else f"py.{getattr(target, '__name__', target)}"
+        if op in _RESHAPES and isinstance(args[1], list):
+            args = (args[0], [self._inferred(n, val.shape[k], place) for k, n in enumerate(args[1])])
         name = self._name(fx, fx.name)
         self._nodes.append(Node(name, KNOWN.get(op, op), args, kwargs))
         self._places[name] = place
@@ -298,6 +301,12 @@ class Reader:
         if arg is None or isinstance(arg, bool | int | float | str | torch.dtype | torch.memory_format):
             return arg
         raise _refused(place, f"a constant of type {type(arg).__name__} has no form in a program")
+
+    def _inferred(self, said: Any, size: Any, place: Place) -> Any:
+        """A size of a new shape; what is left to be inferred (-1) by its name, so that who follows rows knows it."""
+        if said != -1 or (isinstance(size, torch.SymInt) and size.node.expr not in self._symbols):
+            return said
+        return self._argument(size, place)
 
     def _expression(self, expr: Any, place: Place) -> int | Ref:
         """A size: a number, a dim, or arithmetic on them."""
