@@ -19,7 +19,7 @@ from nodewire.protocol.graph_program import GraphProgram
 from nodewire.weights.directory import stored_tensors
 
 LARGEST = Largest(batch=4, length=40)
-COVERED = ("bert", "clip", "vit", "resnet", "t5", "whisper", "qwen3", "gemma2", "mixtral")
+COVERED = ("bert", "clip", "vit", "resnet", "t5", "whisper", "qwen3", "gemma2", "mixtral", "qwen2_moe")
 """The others differ from one of these in sizes; bench.split has them all."""
 
 
