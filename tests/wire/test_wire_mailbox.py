@@ -216,7 +216,7 @@ async def test_who_sends_on_anothers_edge_is_refused_on_its_own(net):
     raw = await net.proven(b, keys)
     job = b.open_job(JOB, {"e": Route("ff" * 32, (b.public,)), "own": Route(keys.public, (b.public,))})
     raw.send(data_frame(JOB, "e", 0))
-    with pytest.raises(BadFrame, match="^own: producer"):
+    with pytest.raises(BadFrame, match=r"^own: producer"):
         await get_all(job)
 
 
