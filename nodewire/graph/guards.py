@@ -19,6 +19,7 @@ from nodewire.graph.places import Place, parts_of, running
 
 _TRIED = 12
 """Sizes of each dim at which a guard is tried, smallest and largest among them."""
+_NOTES = "_log_guard"
 _SOURCE = re.compile(r"\[(\d+)\]\.size\(\)\[(\d+)\]")
 _PINNED = "which is said to vary: compute with x.shape, without int(), range() or a loop; or give it one value in all"
 
@@ -55,18 +56,21 @@ def guards(module: torch.nn.Module, said: Signature) -> Iterator[Sequence[Guard]
     """What is asked while the body runs, in order."""
     found: list[Guard] = []
     parts = parts_of(module)
-    before = ShapeEnv._log_guard
+    before = getattr(ShapeEnv, _NOTES, None)  # torch's own, and nobody's promise: without it places are not named
+    if before is None:
+        yield found
+        return
 
     def noted(self: ShapeEnv, prefix: str, g: Any, forcing_spec: bool) -> None:
         if "suppressed" not in prefix and (dims := _dims(self, g, said)):
             found.append(Guard(g, dims, running(parts), late=self.frozen))
         before(self, prefix, g, forcing_spec)
 
-    ShapeEnv._log_guard = noted  # type: ignore[method-assign]
+    setattr(ShapeEnv, _NOTES, noted)
     try:
         yield found
     finally:
-        ShapeEnv._log_guard = before  # type: ignore[method-assign]
+        setattr(ShapeEnv, _NOTES, before)
 
 
 def failing(asked: Any, dims: Mapping[Any, str], most: Mapping[str, int]) -> str | None:
