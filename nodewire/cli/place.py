@@ -13,7 +13,7 @@ from rich.table import Table as Grid
 
 from nodewire.cli import placing
 from nodewire.cli.manifest_file import read_manifest
-from nodewire.cli.output import DEVELOPERS, Json, console, counted, notes, one_line, print_json
+from nodewire.cli.output import DEVELOPERS, Json, console, counted, one_line, print_json, steps
 from nodewire.cli.roles import check_model, enter_market, naming
 from nodewire.config import AnyRole, load_role
 from nodewire.errors import BadInput, NoProvider, OverMemory
@@ -75,9 +75,9 @@ def place(
     what, held = described(manifest, tables), placing.held_by(pool, manifest, holding)
     size = f"{counted(len(manifest.tasks), 'task')} on {counted(len(pool.nodes), 'node')}"
     try:
-        with notes.status(f"placing {size}"):
-            found = advise(pool, what, workload, goal, Random(seed), is_local=is_local)
-            changes = moves(pool, what, workload, goal, held) if holding else None
+        with steps(f"placing {size}") as tell:
+            found = advise(pool, what, workload, goal, Random(seed), is_local=is_local, tell=tell)
+            changes = moves(pool, what, workload, goal, held, tell=tell) if holding else None
     except NoProvider as error:  # nobody is asked for anything here: machines lack room
         raise OverMemory(error.field, f"{error.reason}. {_ROOM}") from error
     if json:
