@@ -19,9 +19,11 @@ def link_ms(pool: Pool, sources: Some, targets: Some) -> Floats:
     """[sources, targets], as `Pool.link_ms`."""
     if pool.rtt_ms:
         rows = [pool.rtt_ms[a] for a in sources]
-        found = np.array([[row[b] for b in targets] for row in rows], dtype=np.float64) / 2
+        found = np.array([[row[b] for b in targets] for row in rows]).reshape(len(sources), len(targets)) / 2
     else:
-        (ax, ay, ah), (bx, by, bh) = (np.array([pool.at(i) for i in some]).T for some in (sources, targets))
+        (ax, ay, ah), (bx, by, bh) = (
+            np.array([pool.at(i) for i in some]).reshape(-1, 3).T for some in (sources, targets)
+        )
         found = (np.hypot(np.subtract.outer(ax, bx), np.subtract.outer(ay, by)) + np.add.outer(ah, bh)) / 2
     found[np.equal.outer(sources, targets)] = 0.0
     return found

@@ -117,7 +117,7 @@ class Estimator:
             before = more.cumsum(axis=1) - more
             taken = 1 + np.clip(left - before, 0, more)
             idle = taken * base
-            step = np.maximum(idle / np.maximum(1 - load * slope * taken, 1 - _BUSY), taken * one)
+            step = np.where(base > 0, idle / np.maximum(1 - load * slope * taken, 1 - _BUSY), taken * one)
             busy = np.minimum(load * self._positions * sending, _BUSY)
             turn = step * (1 + np.minimum(load * self._positions * idle, 1.0) / 2)
             turn += sending * (1 + busy * self._chunk / 3 / (1 - busy))

@@ -19,7 +19,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import permutations, product
+from itertools import permutations
 from math import inf, sqrt
 
 from nodewire.errors import NoProvider
@@ -307,9 +307,10 @@ def _improved(
             for node in sorted(parts[a]):
                 if node in parts[a]:
                     moved |= gain(a, parts[a] - {node}, b, parts[b] | {node})
-            for node, other in product(sorted(parts[a]), sorted(parts[b])) if a < b and _may_swap(parts, a, b) else ():
-                if node in parts[a] and other in parts[b]:
-                    moved |= gain(a, parts[a] - {node} | {other}, b, parts[b] - {other} | {node})
+            for node in sorted(parts[a]) if a < b and _may_swap(parts, a, b) else ():
+                for other in sorted(parts[b]):
+                    if node in parts[a] and other in parts[b]:
+                        moved |= gain(a, parts[a] - {node} | {other}, b, parts[b] - {other} | {node})
         if not moved:
             break
     return [group for group, value in zip(parts[1:], values[1:], strict=True) if value > 0]
