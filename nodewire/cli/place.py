@@ -167,7 +167,7 @@ def _show(
         for name, names in _by_name(pool, manifest, changes).items():
             console.print(f"[bold]{one_line(name)}[/] should load {_names(names)}, and may drop its other stages")
         if not any(changes):
-            console.print("what is held now may stay: no other placement is worth the moves")
+            console.print(f"what is held now may stay: {_stays(len(pool.nodes))}")
     is_decoder = manifest.mode == "generate"
     alone = "one token, alone" if is_decoder else "one call, alone"
     rate = "tokens/s, all sessions" if is_decoder else "calls/s"
@@ -178,6 +178,14 @@ def _show(
         style = "bold" if one is ours else None
         figures.add_row(one_line(one.planner), f"{one.turn_ms:,.1f} ms", f"{one.per_s:,.1f}", proved, style=style)
     console.print(figures)
+
+
+def _stays(nodes: int) -> str:
+    from nodewire.plan.place.advise import REPLANNED
+
+    if nodes > REPLANNED:
+        return f"every task is held; other placements are compared with it for up to {REPLANNED} nodes"
+    return "no other placement is worth the moves"
 
 
 def _of_memory(used: int, has: int) -> str:

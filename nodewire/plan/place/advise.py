@@ -44,6 +44,8 @@ _ANCHORS = 6
 """Nodes that are tried for a driver where there are too many to try all."""
 _COMPARED = 64
 """Nodes of the largest pool that baselines are asked about, and of the part of one in which a graph is placed."""
+REPLANNED = 256
+"""What more nodes that hold something would make is minutes' work to add up."""
 _SHARED = 20_000
 """Pairs of node and task above which a node holds one task."""
 TORCHSPLIT = "torchsplit"
@@ -139,7 +141,7 @@ def moves(
     pool: Pool, what: Model, workload: Workload, objective: Objective, held: Held, *, tell: Tell = silent
 ) -> Held | None:
     """What nodes that hold some of a ring's tasks should load instead: what nobody holds, or all of a new plan if it is
-    worth so much more that it is followed (`rebalance`).
+    worth so much more that it is followed (`rebalance`), which is not looked at for more than `REPLANNED` nodes.
 
     None: it is not said, of a model that is no ring, or where tasks that a node holds are no neighbours.
     """
@@ -170,7 +172,7 @@ def moves(
 
     rules = Rules(plan, worth, room, len(chain.tasks), rest_ms=0)
     state = Balance(frozenset(range(len(pool.nodes))), tuple(stages))
-    for event in (Went(CUSTOMER, 0), Tick(0)):
+    for event in (Went(CUSTOMER, 0), Tick(0)) if len(pool.nodes) <= REPLANNED else (Went(CUSTOMER, 0),):
         state, _ = step(state, event, rules)
     found = _by_node(pool, state.stages, 1)
     return tuple(tasks if set(tasks) - set(before) else () for tasks, before in zip(found, held, strict=True))
