@@ -191,7 +191,7 @@ class Reader:
         args = tuple(self._argument(a, place) for a in fx.args)
         is_aten = isinstance(target, torch._ops.OpOverload)
         op = str(target) if is_aten else f"py.{getattr(target, '__name__', target)}"
-        if op in _RESHAPES and isinstance(args[1], list):
+        if op in _RESHAPES and isinstance(args[1], list) and val is not None:
             args = (args[0], [self._inferred(n, val.shape[k], place) for k, n in enumerate(args[1])])
         name = self._name(fx, fx.name)
         self._nodes.append(Node(name, KNOWN.get(op, op), args, kwargs))
