@@ -37,9 +37,13 @@ def listening_socket(field: str, address: str) -> socket.socket:
 
 
 @asynccontextmanager
-async def serving(app: web.Application, listening: socket.socket, *, most: int, each_s: float) -> AsyncIterator[None]:
-    """Serve `app` on a bound socket: at most `most` connections at a time, of `each_s` seconds."""
-    runner = web.AppRunner(app, access_log=None, lingering_time=0)  # nobody's unread body is waited for
+async def serving(
+    app: web.Application, listening: socket.socket, *, most: int, each_s: float, cancels: bool = False
+) -> AsyncIterator[None]:
+    """Serve `app` on a bound socket: at most `most` connections at a time, of `each_s` seconds. `cancels`: whoever
+    hangs up has what was being made for them cancelled."""
+    # Nobody's unread body is waited for, and none is more than the bytes that came.
+    runner = web.AppRunner(app, access_log=None, lingering_time=0, auto_decompress=False, handler_cancellation=cancels)
     await runner.setup()
     server = runner.server
     assert server is not None

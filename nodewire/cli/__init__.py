@@ -18,6 +18,7 @@ from nodewire.cli import (
     daemons,
     doctor,
     family,
+    gateway,
     graph,
     keys,
     models,
@@ -57,7 +58,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for room in (ask, run, train, family, vocabulary, models, graph, place, daemons, splice, net, audit, profile, doctor):
+for room in (
+    ask,
+    run,
+    gateway,
+    train,
+    family,
+    vocabulary,
+    models,
+    graph,
+    place,
+    daemons,
+    splice,
+    net,
+    audit,
+    profile,
+    doctor,
+):
     room.add_to(app)
 
 
