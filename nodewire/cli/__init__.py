@@ -15,6 +15,7 @@ from nodewire.cli import (
     ask,
     audit,
     bond,
+    chat,
     daemons,
     doctor,
     family,
@@ -60,6 +61,7 @@ app = typer.Typer(
 )
 for room in (
     ask,
+    chat,
     run,
     gateway,
     train,
