@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from nodewire.cli.buying import Budget, Config, needs
+from nodewire.cli.buying import Config, needs
 from nodewire.cli.output import CUSTOMERS, console, in_words, notes, plain, print_json, sats
 from nodewire.cli.roles import naming
 from nodewire.config import parse_msat
@@ -42,7 +42,7 @@ def chat(
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text (may be repeated).")] = None,
     template: Annotated[Path | None, typer.Option(help="A file with the chat template, for a model without.")] = None,
-    budget: Budget = "",
+    budget: Annotated[str, typer.Option(help="Most that the whole talk may cost, such as 50sat.")] = "",
     json: Annotated[bool, typer.Option("--json", help="Read a message from every line; print JSON lines.")] = False,
 ) -> None:
     """Talk with a model on strangers' machines."""

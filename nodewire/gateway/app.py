@@ -13,6 +13,7 @@ import orjson
 from aiohttp import hdrs, web
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
+from nodewire import guests
 from nodewire.chat.rendering import Renderer
 from nodewire.errors import NodewireError, Unsupported
 from nodewire.gateway import embedding, fields, generating, messages
@@ -142,6 +143,7 @@ class Gateway:
         key = request[_KEY]
         model = self._named(asked.model, key)
         self._desk.admit(key)
+        guests.known(request)
         offer = await self._buyer.offer(model)
         if offer.mode != mode:
             raise bad_request(f"model: {model.name} is one to {offer.mode}, not to {mode}", "model")

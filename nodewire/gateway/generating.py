@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,7 +99,8 @@ async def generate(request: web.Request, desk: Desk, figures: Figures, wanted: W
                 if not course.usage.completion:
                     raise
             except NodewireError as error:
-                raise _asked_for(error, wanted) from error
+                if not course.reason:  # else all of it has come, and only its settling went wrong
+                    raise _asked_for(error, wanted) from error
             text += course.calls.end() if course.calls is not None else ""
             _count(course.usage, answer)
             whole = reply.whole(text, course.calls.found if course.calls else [], course.finish, course.usage)
@@ -118,7 +120,7 @@ class _Told:
         self._wanted = wanted
         self._response: web.StreamResponse | None = None
 
-    async def run(self, seen: Any) -> web.StreamResponse:
+    async def run(self, seen: Callable[[Piece], tuple[str, Calls]]) -> web.StreamResponse:
         ended = False
         try:
             async for piece in self._answer.items():
@@ -134,7 +136,7 @@ class _Told:
                     if not self._wanted.stream.usage:
                         break  # it is settled without anybody waiting
         except OverBudget:
-            if self._response is None:
+            if not self._course.usage.completion:
                 raise
             if not ended:
                 ended = True

@@ -302,3 +302,20 @@ def test_every_error_of_the_table_has_its_shape():
     for code, error in TABLE.items():
         status, said = told(error("field", "reason"))
         assert 400 <= status < 600 and said["error"]["message"] == "field: reason", code
+
+
+async def test_a_crowd_that_says_nothing_ends_nobodys_answer(tmp_path):
+    """One address has most connections, and the answer's is the oldest of them."""
+    asked = {**TEXT, "stream": True}
+    async with (
+        opened(tmp_path, StandIn(hangs=True)) as gateway,
+        gateway.client.post("completions", json=asked) as answer,
+    ):
+        assert await answer.content.readline()
+        port = int(str(answer.url.port))
+        crowd = [await asyncio.open_connection("127.0.0.1", port) for _ in range(100)]
+        async with gateway.client.get("/health") as healthy:
+            assert (await healthy.json())["in_flight"] == 1
+        assert not gateway.buyer.orders[0].closed.is_set()
+        for _, writer in crowd:
+            writer.close()

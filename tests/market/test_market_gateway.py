@@ -188,6 +188,24 @@ async def test_a_prompt_that_does_not_fit_is_the_clients_fault(gateway):
     assert (answer.status, error["code"], error["param"]) == (400, "context_length_exceeded", "prompt")
 
 
+async def test_what_a_killed_gateway_had_bought_is_booked_when_it_is_back(market):
+    body = {"model": "coder", "prompt": PROMPT, "max_tokens": 350, "stream": True, **GREEDY}
+    async with running(market, "mortal-gate") as client, client.post("completions", json=body) as answer:
+        coming = events(answer)
+        for _ in range(70):  # into the third chunk
+            assert await anext(coming)
+        market.processes["mortal-gate"].kill()
+    spent_msat, reserved_msat = account(market, "mortal-gate", "rich")
+    assert spent_msat == 0 and reserved_msat > 0
+    ledger = Ledger(market.folder / "mortal-gate" / "state" / "ledger.db")
+    before = ledger.spent()
+    ledger.close()
+    async with running(market, "mortal-gate"):
+        spent_msat, reserved_msat = account(market, "mortal-gate", "rich")
+    assert reserved_msat == 0
+    assert before.paid_msat <= spent_msat <= before.paid_msat + before.fees_msat + before.pending_msat + 1_000
+
+
 async def test_budget_and_rate_of_a_key_outlive_a_restart(market):
     body = {"model": "coder", "prompt": PROMPT, "max_tokens": 350, **GREEDY}
     poor = {"Authorization": f"Bearer {POOR}"}
