@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json as jsonlib
 import tempfile
 import time
@@ -22,6 +23,7 @@ from nodewire.cli.training_results import MODEL, SUMMARY, note, trained
 from nodewire.config import AnyRole, load_role
 from nodewire.errors import BadConfig, BadHash, BadInput, NodewireError, NotFound, OverMemory
 from nodewire.kind import Registration
+from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.sizes import parse_size
 
 Relays = Annotated[
@@ -196,6 +198,7 @@ def publish_folder(
         else:
             with notes.status(f"cutting {folder.name} into pieces of at most {target_bytes / 1e6:,.1f} MB"):
                 made = _split(folder, target_bytes, Path(scratch), name, slots, as_tensors, expert_groups, most)
+                made = _with_chat(made, folder, Path(scratch))
         made = _exact(made) if exact else made
         return made, asyncio.run(_publish(made, key, relays, servers, show=show))
 
@@ -222,6 +225,21 @@ def results_of(folder: Path) -> Path | None:
     own = folder.resolve()
     found = own.parent if own.name == MODEL else own
     return found if (found / SUMMARY).is_file() else None
+
+
+def _with_chat(made: Registration, folder: Path, out: Path) -> Registration:
+    """The same, with the folder's chat template as a further blob, if it is of a model that generates and has one."""
+    from nodewire.chat.folder import chat_template
+
+    found = chat_template(folder) if made.manifest.mode == "generate" else None
+    if found is None:
+        return made
+    packed = found.pack()
+    sha256 = hashlib.sha256(packed).hexdigest()
+    (out / sha256).write_bytes(packed)
+    manifest = {**made.manifest.document(), "chat": {"sha256": sha256, "bytes": len(packed)}}
+    report = (*made.report, f"chat template of {len(found.template)} characters, for customers")
+    return Registration(Manifest.from_document(manifest), {**made.blobs, sha256: out / sha256}, report)
 
 
 def _exact(made: Registration) -> Registration:

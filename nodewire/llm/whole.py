@@ -81,7 +81,8 @@ class Whole:
     def steps(self, prompt: str, sampling: Sampling) -> Iterator[tuple[int, str]]:
         """Each generated id with the text that it makes printable; the last has the rest of the text."""
         stream = TextStream(self.tokenizer, sampling.stop)
-        for i, token in enumerate(self.tokens(self.tokenizer.encode(prompt), sampling), start=1):
+        ids = self.tokenizer.encode(prompt, special_tokens=sampling.special_tokens)
+        for i, token in enumerate(self.tokens(ids, sampling), start=1):
             text = "" if token in self.config.eos_token_id else stream.push(token)
             last = i == sampling.max_tokens or token in self.config.eos_token_id
             yield token, text + (stream.flush() if last else "")
