@@ -119,7 +119,7 @@ def _work(config: DecoderConfig, first: int, last: int, positions: int, block: i
     attention = (config.qkv_rows + heads) * item + 3 * config.qkv_rows * 4
     if config.attention_sinks or config.attn_logit_softcapping:
         group = config.num_attention_heads // config.num_key_value_heads
-        attention += heads * item + group * positions * (4 + item)
+        attention += heads * item + group * positions * (_EXACT_BYTES if item == _EXACT_BYTES else _EXACT_BYTES + item)
     inner = max(_inner(config, config.experts_of(layer), item) for layer in range(first, last))
     mask = positions * (2 + item) if positions > block else 0
     if config.sliding_window is not None and positions > config.sliding_window:

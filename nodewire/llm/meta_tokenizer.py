@@ -60,6 +60,8 @@ def _of_ranks(data: bytes) -> tuple[Tokenizer, list[int]]:
             raise BadTask("tokenizer.model", "neither sentencepiece nor lines of base64 and rank") from None
         if len(ranks) > MAX_PIECES:
             raise BadTask("tokenizer.model", f"more than {MAX_PIECES} tokens")
+    if any(bytes([byte]) not in ranks for byte in range(256)):
+        raise BadTask("tokenizer.model", "a byte has no rank")
     if sorted(ranks.values()) != list(range(len(ranks))) or max(map(len, ranks), default=0) > 512:
         raise BadTask("tokenizer.model", "its ranks leave gaps, or a token is too long")
     merges = [

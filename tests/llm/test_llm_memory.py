@@ -44,7 +44,6 @@ SIZES = {
     "num_attention_heads": 8,
     "head_dim": 32,
     "max_position_embeddings": 1024,
-    "original_max_position_embeddings": 1024,
 }
 EXPERTS = {"num_experts": 8, "moe_intermediate_size": 256}
 

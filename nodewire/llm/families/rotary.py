@@ -22,8 +22,8 @@ def rope(fields: Fields, positions: Any, head_dim: Any, theta: float = 10_000.0)
     said, older = fields.within("rope_parameters"), fields.within("rope_scaling")
     base, part = fields.take("rope_theta"), fields.take("partial_rotary_factor")
     original = fields.take(_ORIGINAL)
-    if said and older:
-        raise BadTask("rope_scaling", "beside rope_parameters")
+    if said and any(said.get(name) != value for name, value in older.items()):
+        raise BadTask("rope_scaling", "not what rope_parameters say")
     document = {"rope_theta": base, "partial_rotary_factor": part, **(said or older)}
     if original is not None:  # a Phi-3's own field goes before what stands within
         document[_ORIGINAL] = original
@@ -31,7 +31,7 @@ def rope(fields: Fields, positions: Any, head_dim: Any, theta: float = 10_000.0)
 
 
 def described(document: dict[str, Any], positions: Any, head_dim: Any, theta: float) -> dict[str, Any]:
-    kind = document.get("rope_type", document.get("type", "default"))
+    kind = str(document.get("rope_type", document.get("type", "default")))
     inner = Fields(document, _NAMELESS)
     found: dict[str, Any] = {"rope_theta": inner.number("rope_theta", theta)}
     part = float(as_real("partial_rotary_factor", inner.take("partial_rotary_factor", 1.0)))
@@ -45,7 +45,7 @@ def described(document: dict[str, Any], positions: Any, head_dim: Any, theta: fl
         found["rope_scaling"] = _SCALINGS[kind](inner, positions)
     else:
         known = ", ".join(_SCALINGS)
-        raise BadTask("rope_scaling", f"{str(kind)[:40]} is not supported, only default, {known}")
+        raise BadTask("rope_scaling", f"{kind[:40]} is not supported, only default, {known}")
     inner.take(_ORIGINAL)  # which some files state where it changes nothing
     try:
         inner.end()

@@ -73,22 +73,29 @@ def _by_hand(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, how: 
         mask = torch.ones(n, cells, dtype=torch.bool, device=q.device).tril_()
     hidden = None if mask is None else ~mask[:, None]
     out = q.new_empty(n, kv_heads, group, head_dim)
-    queries = q.view(n, kv_heads, group, head_dim)
-    for head in range(kv_heads):
-        scores = torch.matmul(queries[:, head].reshape(n * group, head_dim), keys[head].T).float().mul_(how.scale)
-        if how.softcap:
-            scores.div_(how.softcap).tanh_().mul_(how.softcap)
-        scores = scores.view(n, group, cells)
-        if hidden is not None:
-            scores.masked_fill_(hidden, -torch.inf)
-        most = scores.amax(-1, keepdim=True)
+    for head, queries in enumerate(q.view(n, kv_heads, group, head_dim).unbind(1)):
         sinks = None if how.sinks is None else how.sinks[head * group : (head + 1) * group, None]
-        if sinks is not None:
-            most = torch.maximum(most, sinks)
-        scores.sub_(most).exp_()
-        total = scores.sum(-1, keepdim=True)
-        if sinks is not None:
-            total = total + (sinks - most).exp_()
-        weights = scores.div_(total).view(n * group, cells).to(q.dtype)
-        out[:, head] = torch.matmul(weights, values[head]).view(n, group, head_dim)
+        out[:, head] = _one_group(queries, keys[head], values[head], hidden, how, sinks)
     return out.view(n, -1)
+
+
+def _one_group(
+    queries: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None, how: How, sinks: Tensor | None
+) -> Tensor:
+    """Heads `queries` [n, group, head_dim] that share `keys` and `values` [cells, head_dim], as they attend."""
+    n, group, head_dim = queries.shape
+    scores = torch.matmul(queries.reshape(n * group, head_dim), keys.T).float().mul_(how.scale)
+    if how.softcap:
+        scores.div_(how.softcap).tanh_().mul_(how.softcap)
+    scores = scores.view(n, group, -1)
+    if hidden is not None:
+        scores.masked_fill_(hidden, -torch.inf)
+    most = scores.amax(-1, keepdim=True)
+    if sinks is not None:
+        most = torch.maximum(most, sinks)
+    scores.sub_(most).exp_()
+    total = scores.sum(-1, keepdim=True)
+    if sinks is not None:
+        total += (sinks - most).exp_()
+    weights = scores.div_(total).view(n * group, -1).to(queries.dtype)
+    return torch.matmul(weights, values).view(n, group, head_dim)
