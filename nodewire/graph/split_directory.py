@@ -6,17 +6,19 @@ Of its safetensors files only headers are read before the cut is made; then thei
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from nodewire.graph import encoder_directory
+from nodewire.graph import encoder_directory, parity
 from nodewire.graph.families.building import Built, build
 from nodewire.graph.families.checkpoint import Checkpoint
 from nodewire.graph.families.inputs import LARGEST, Largest
 from nodewire.graph.reading import Traced
 from nodewire.graph.register import split, volume
 from nodewire.graph.trace import trace
+from nodewire.graph.unloaded import Reading
 from nodewire.graph.writing import Parts
 from nodewire.kind import Registration
 from nodewire.weights.directory import stored_tensors
@@ -49,7 +51,7 @@ def split_directory(
     traced = trace_built(built)
     parts = parts_of(built, traced, stored)
     license = encoder_directory.license_of(directory)
-    return split(
+    made = split(
         traced,
         built.called,
         parts,
@@ -60,6 +62,14 @@ def split_directory(
         license=license,
         expert_groups=expert_groups,
     )
+    return replace(made, report=(*made.report, compared(made, built, traced, parts)))
+
+
+def compared(made: Registration, built: Built, traced: Traced, parts: Parts) -> str:
+    """The tasks beside the module, which reads a weight at a time from the directory. Raises BadTask as `compare`."""
+    mode = Reading(built.module, parts, traced.tied, {**built.buffers, **traced.constants})
+    itself = parity.eager(built.module, built.called, built.family.outputs or None, mode)
+    return parity.compare(made, itself, [parity.drawn(made, built.called)])
 
 
 def trace_built(built: Built) -> Traced:
