@@ -35,7 +35,6 @@ Blossoms = Annotated[
 
 TARGET_VRAM = "1GB"
 
-_DECODERS = ("LlamaForCausalLM",)
 _ENCODERS = ("BertModel", "BertForMaskedLM")
 
 
@@ -44,8 +43,8 @@ def register(
     folder: Annotated[
         Path,
         typer.Argument(
-            help="A Hugging Face model folder: config.json, safetensors, tokenizer.json; what `train` left; or what "
-            "`nodewire.register` wrote."
+            help="A Hugging Face model folder: config.json, safetensors, tokenizer.json; a Llama as Meta gives it "
+            "out; what `train` left; or what `nodewire.register` wrote."
         ),
     ],
     config: Annotated[
@@ -259,8 +258,12 @@ def _split(
     most: Mapping[str, int] | None = None,
 ) -> Registration:
     """Cut by the engine that the folder's architecture belongs to. torch is imported here, not before."""
+    from nodewire.llm.families import ARCHITECTURES
+
     no_sizes = BadInput("--most", "is for what is called with tensors; --as-tensors cuts any model so")
-    no_experts = BadInput("--expert-groups", "what is cut so has no experts; --as-tensors cuts any model's operators")
+    no_experts = BadInput(
+        "--expert-groups", "what is cut so keeps its experts together; --as-tensors cuts any model's operators"
+    )
     if (folder / "recipe.json").is_file() and not (folder / "config.json").exists():  # as `train` leaves a classifier
         from nodewire.graph.classifier import split_classifier
 
@@ -269,19 +272,20 @@ def _split(
         if most:
             raise no_sizes
         return split_classifier(folder, target_bytes, out, slots=slots, name=name)
+    meta = (folder / "params.json").is_file() and not (folder / "config.json").exists()  # Llama in Meta's own layout
     try:
-        config = jsonlib.loads((folder / "config.json").read_text())
-        architecture = config["architectures"][0]
+        architecture = None if meta else jsonlib.loads((folder / "config.json").read_text())["architectures"][0]
     except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
         raise BadConfig(str(folder), "holds no config.json that names its architecture") from error
-    if architecture in (*_DECODERS, *_ENCODERS) and not as_tensors and expert_groups > 1:
+    speaks = meta or (isinstance(architecture, str) and architecture in ARCHITECTURES)
+    if (speaks or architecture in _ENCODERS) and not as_tensors and expert_groups > 1:
         raise no_experts
-    if architecture in (*_DECODERS, *_ENCODERS) and not as_tensors and most:
+    if (speaks or architecture in _ENCODERS) and not as_tensors and most:
         raise no_sizes
-    if architecture in _DECODERS and not as_tensors:
+    if speaks and not as_tensors:
         from nodewire.llm.split import split_decoder
 
-        if not (folder / "tokenizer.json").is_file():
+        if not meta and not (folder / "tokenizer.json").is_file():
             raise NotFound("tokenizer.json", f"not in {folder}: text needs one; or --as-tensors cuts it without")
         return split_decoder(folder, target_bytes, out, slots=slots, name=name)
     if architecture in _ENCODERS and not as_tensors:

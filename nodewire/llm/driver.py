@@ -14,8 +14,8 @@ import torch
 from nodewire.errors import BadFrame, BadInput, NotAllowed, NotFound, TooLarge
 from nodewire.kind import Params
 from nodewire.llm import frames
-from nodewire.llm.cache import Slots
-from nodewire.llm.layers import Fill
+from nodewire.llm.kv.slots import Slots
+from nodewire.llm.loader import Fill
 from nodewire.llm.programs import DriverProgram
 from nodewire.llm.sampling import Sampling, choose, parse_params
 from nodewire.llm.textstream import TextStream
