@@ -180,7 +180,7 @@ def _count(usage: Usage, answer: Answer[Piece]) -> None:
 
 def _asked_for(error: NodewireError, wanted: Wanted) -> NodewireError | Refusal:
     """What the driver refuses is the prompt, though over relays it only says that it does: it has the tokenizer."""
-    if error.field not in ("provider", "prompt") or not isinstance(error, BadInput):
+    if error.field not in ("provider", "prompt") or error.code not in (BadInput.code, TooLarge.code):
         return error
     field = "messages" if wanted.chat else "prompt"
     if isinstance(error, TooLarge):

@@ -10,7 +10,7 @@ import json
 import numpy as np
 import pytest
 
-from nodewire.errors import TABLE, NoProvider, OverBudget, TooLarge, WorkerFailed
+from nodewire.errors import TABLE, BadPlan, NoProvider, OverBudget, TooLarge, WorkerFailed
 from nodewire.gateway.refusals import SHAPES, told
 from tests.gateway.counter import KEY, PRICE_MSAT, StandIn, opened
 
@@ -181,6 +181,8 @@ async def test_a_prompt_that_a_provider_refuses_is_the_clients(tmp_path):
     async with opened(tmp_path, StandIn(says=[], fails=TooLarge("provider", "ab reports too-large"))) as gateway:
         assert await gateway.refused("completions", TEXT) == (400, "context_length_exceeded", "prompt")
         assert await gateway.refused("chat/completions", CHAT) == (400, "context_length_exceeded", "messages")
+    async with opened(tmp_path, StandIn(says=[], fails=BadPlan("provider", "ab reports bad-plan"))) as gateway:
+        assert await gateway.refused("completions", TEXT) == (502, "bad-plan", None)  # which no client can mend
 
 
 async def test_tool_calls_are_told_apart_from_text(tmp_path):
