@@ -15,9 +15,11 @@ from nodewire.cli import (
     ask,
     audit,
     bond,
+    chat,
     daemons,
     doctor,
     family,
+    gateway,
     graph,
     keys,
     models,
@@ -57,7 +59,24 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for room in (ask, run, train, family, vocabulary, models, graph, place, daemons, splice, net, audit, profile, doctor):
+for room in (
+    ask,
+    chat,
+    run,
+    gateway,
+    train,
+    family,
+    vocabulary,
+    models,
+    graph,
+    place,
+    daemons,
+    splice,
+    net,
+    audit,
+    profile,
+    doctor,
+):
     room.add_to(app)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json as jsonlib
 import tempfile
 import time
@@ -22,6 +23,7 @@ from nodewire.cli.training_results import MODEL, SUMMARY, note, trained
 from nodewire.config import AnyRole, load_role
 from nodewire.errors import BadConfig, BadHash, BadInput, NodewireError, NotFound, OverMemory
 from nodewire.kind import Registration
+from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.sizes import parse_size
 
 Relays = Annotated[
@@ -33,7 +35,6 @@ Blossoms = Annotated[
 
 TARGET_VRAM = "1GB"
 
-_DECODERS = ("LlamaForCausalLM",)
 _ENCODERS = ("BertModel", "BertForMaskedLM")
 
 
@@ -42,8 +43,8 @@ def register(
     folder: Annotated[
         Path,
         typer.Argument(
-            help="A Hugging Face model folder: config.json, safetensors, tokenizer.json; what `train` left; or what "
-            "`nodewire.register` wrote."
+            help="A Hugging Face model folder: config.json, safetensors, tokenizer.json; a Llama as Meta gives it "
+            "out; what `train` left; or what `nodewire.register` wrote."
         ),
     ],
     config: Annotated[
@@ -196,6 +197,7 @@ def publish_folder(
         else:
             with notes.status(f"cutting {folder.name} into pieces of at most {target_bytes / 1e6:,.1f} MB"):
                 made = _split(folder, target_bytes, Path(scratch), name, slots, as_tensors, expert_groups, most)
+                made = _with_chat(made, folder, Path(scratch))
         made = _exact(made) if exact else made
         return made, asyncio.run(_publish(made, key, relays, servers, show=show))
 
@@ -224,6 +226,21 @@ def results_of(folder: Path) -> Path | None:
     return found if (found / SUMMARY).is_file() else None
 
 
+def _with_chat(made: Registration, folder: Path, out: Path) -> Registration:
+    """The same, with the folder's chat template as a further blob, if it is of a model that generates and has one."""
+    from nodewire.chat.folder import chat_template
+
+    found = chat_template(folder) if made.manifest.mode == "generate" else None
+    if found is None:
+        return made
+    packed = found.pack()
+    sha256 = hashlib.sha256(packed).hexdigest()
+    (out / sha256).write_bytes(packed)
+    manifest = {**made.manifest.document(), "chat": {"sha256": sha256, "bytes": len(packed)}}
+    report = (*made.report, f"chat template of {len(found.template)} characters, for customers")
+    return Registration(Manifest.from_document(manifest), {**made.blobs, sha256: out / sha256}, report)
+
+
 def _exact(made: Registration) -> Registration:
     """The same, with every edge called exact."""
     edges = tuple(edge.model_copy(update={"exact": True}) for edge in made.manifest.edges)
@@ -241,8 +258,12 @@ def _split(
     most: Mapping[str, int] | None = None,
 ) -> Registration:
     """Cut by the engine that the folder's architecture belongs to. torch is imported here, not before."""
+    from nodewire.llm.families import ARCHITECTURES
+
     no_sizes = BadInput("--most", "is for what is called with tensors; --as-tensors cuts any model so")
-    no_experts = BadInput("--expert-groups", "what is cut so has no experts; --as-tensors cuts any model's operators")
+    no_experts = BadInput(
+        "--expert-groups", "what is cut so keeps its experts together; --as-tensors cuts any model's operators"
+    )
     if (folder / "recipe.json").is_file() and not (folder / "config.json").exists():  # as `train` leaves a classifier
         from nodewire.graph.classifier import split_classifier
 
@@ -251,19 +272,20 @@ def _split(
         if most:
             raise no_sizes
         return split_classifier(folder, target_bytes, out, slots=slots, name=name)
+    meta = (folder / "params.json").is_file() and not (folder / "config.json").exists()  # Llama in Meta's own layout
     try:
-        config = jsonlib.loads((folder / "config.json").read_text())
-        architecture = config["architectures"][0]
+        architecture = None if meta else jsonlib.loads((folder / "config.json").read_text())["architectures"][0]
     except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
         raise BadConfig(str(folder), "holds no config.json that names its architecture") from error
-    if architecture in (*_DECODERS, *_ENCODERS) and not as_tensors and expert_groups > 1:
+    speaks = meta or (isinstance(architecture, str) and architecture in ARCHITECTURES)
+    if (speaks or architecture in _ENCODERS) and not as_tensors and expert_groups > 1:
         raise no_experts
-    if architecture in (*_DECODERS, *_ENCODERS) and not as_tensors and most:
+    if (speaks or architecture in _ENCODERS) and not as_tensors and most:
         raise no_sizes
-    if architecture in _DECODERS and not as_tensors:
+    if speaks and not as_tensors:
         from nodewire.llm.split import split_decoder
 
-        if not (folder / "tokenizer.json").is_file():
+        if not meta and not (folder / "tokenizer.json").is_file():
             raise NotFound("tokenizer.json", f"not in {folder}: text needs one; or --as-tensors cuts it without")
         return split_decoder(folder, target_bytes, out, slots=slots, name=name)
     if architecture in _ENCODERS and not as_tensors:
