@@ -35,13 +35,45 @@ class Limits:
     compiled: str = ""
 
 
+Say = Callable[[str], None]
+"""Tells people what is being done, while it takes long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What is known of a task when it is cut. Both sizes together are its predicted peak, frames that wait aside.
+
+    `most_at` is the operator at which it takes the most, `no_room_for` the one that would have made it too large;
+    `holds` says of what it has parts: rows of a matrix, some of the experts, layers.
+    """
+
+    weights_bytes: int
+    live_bytes: int
+    operators: int = 0
+    most_at: str = ""
+    no_room_for: str = ""
+    holds: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A model that was split: its manifest, the blobs it cites (sha256 -> file), what limited each cut."""
+    """A model that was split: its manifest, the blobs it cites (sha256 -> file), what limited each cut.
+
+    Of a dry run there are no `blobs`, and no hashes of weights in the manifest (`weights/blob_folder.py`); `lacks`
+    names the files that a registration needs and the model's folder has not.
+    """
 
     manifest: Manifest
     blobs: Mapping[str, Path]
     report: tuple[str, ...]
+    pieces: Mapping[str, Piece] = field(default_factory=dict)
+    lacks: tuple[str, ...] = ()
+
+    @property
+    def upload_bytes(self) -> int:
+        """What is uploaded: every blob once, and the manifest."""
+        blobs = {blob.sha256: blob.bytes for task in self.manifest.tasks for blob in (task.program, *task.weights)}
+        return sum(blobs.values()) + len(self.manifest.pack())
 
 
 class Actor(Protocol):

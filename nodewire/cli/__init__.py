@@ -25,6 +25,7 @@ from nodewire.cli import (
     place,
     policy,
     profile,
+    register,
     run,
     splice,
     train,
@@ -57,7 +58,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for room in (ask, run, train, family, vocabulary, models, graph, place, daemons, splice, net, audit, profile, doctor):
+for room in (
+    ask,
+    run,
+    train,
+    family,
+    vocabulary,
+    models,
+    register,
+    graph,
+    place,
+    daemons,
+    splice,
+    net,
+    audit,
+    profile,
+    doctor,
+):
     room.add_to(app)
 
 

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from nodewire.errors import BadInput, BadTask, NotFound, OverMemory
-from nodewire.graph.blob_folder import MANIFEST
 from nodewire.graph.decompose import decompose
 from nodewire.graph.examples import BATCH, Axes, Signature, signature
 from nodewire.graph.experts import mixtures
@@ -27,8 +26,9 @@ from nodewire.graph.reading import Traced
 from nodewire.graph.trace import trace
 from nodewire.graph.whitelist import OPS
 from nodewire.graph.writing import Parts, write_run
-from nodewire.kind import Registration
+from nodewire.kind import Registration, Say
 from nodewire.protocol.sizes import parse_size
+from nodewire.weights.blob_folder import MANIFEST
 
 
 def register(
@@ -36,7 +36,7 @@ def register(
     examples: Any,
     *,
     target_vram: int | str,
-    out: Path | str,
+    out: Path | str | None = None,
     name: str,
     axes: Axes | None = None,
     most: Mapping[str, int] | None = None,
@@ -44,6 +44,7 @@ def register(
     slots: int = 4,
     license: str = "",
     expert_groups: int = 1,
+    dry_run: bool = False,
 ) -> Registration:
     """Split `model` into tasks of at most `target_vram` (bytes, or "12GB") each; write manifest and blobs into `out`.
 
@@ -55,8 +56,12 @@ def register(
     lie anywhere, and the whole of them is never copied. The experts of a mixture are cut into `expert_groups` tasks, or
     into as many as the target asks, if those are more. The registration's report says what bounded each cut.
 
+    With `dry_run` nothing is written and no weight is read, so the model may lie on the meta device: what is returned
+    says what would be made, without blobs and without the hashes of weights.
+
     Raises:
-        BadInput, Unsupported: the examples do not go together, or the model with them; there are no experts to group.
+        BadInput, Unsupported: the examples do not go together, or the model with them; there are no experts to group;
+            it is not said where to write to.
         BadTask: the model cannot be exported, or uses what no task may; names the module and what to change.
         OverMemory: an operator alone needs more than the target; names it, and the target that would do.
     """
@@ -64,36 +69,41 @@ def register(
         target_bytes = parse_size(target_vram)
     except ValueError as error:
         raise BadInput("target_vram", str(error)) from error
+    if out is None and not dry_run:
+        raise BadInput("out", "the folder that gets manifest and blobs; only a dry run does without")
     said = signature(model, examples, axes, most)
     traced = trace(model, said, volume(said), outputs=outputs)
     made = split(
         traced,
         said,
-        held(model, traced),
+        None if dry_run else held(model, traced),
         target_bytes,
-        Path(out),
+        None if dry_run or out is None else Path(out),
         name=name,
         slots=slots,
         license=license,
         expert_groups=expert_groups,
     )
-    (Path(out) / MANIFEST).write_bytes(made.manifest.pack())
+    if out is not None and not dry_run:
+        (Path(out) / MANIFEST).write_bytes(made.manifest.pack())
     return made
 
 
 def split(
     traced: Traced,
     said: Signature,
-    parts: Parts,
+    parts: Parts | None,
     target_bytes: int,
-    out: Path,
+    out: Path | None,
     *,
     name: str,
     slots: int,
     license: str,
     expert_groups: int = 1,
+    say: Say = lambda _: None,
 ) -> Registration:
-    """A traced model as a manifest of mode "run" and its blobs. Raises as `register`."""
+    """A traced model as a manifest of mode "run" and its blobs; without `out` and `parts` as `write_run` has it. Raises
+    as `register`."""
     whole = normalized(traced, slots)
     if expert_groups < 1:
         raise BadInput("expert_groups", f"{expert_groups}, at least 1")
@@ -114,7 +124,7 @@ def split(
             f"{where} ({error.field})" if where else error.field,
             f"{error.reason}, for {sizes}: smaller calls need less",
         ) from None
-    return write_run(done, parts, target_bytes, out, name=name, license=license, modules=traced.modules)
+    return write_run(done, parts, target_bytes, out, name=name, license=license, modules=traced.modules, say=say)
 
 
 def normalized(traced: Traced, slots: int = 1) -> Program:

@@ -6,6 +6,7 @@ Of its safetensors files only headers are read before the cut is made; then thei
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,23 +19,26 @@ from nodewire.graph.reading import Traced
 from nodewire.graph.register import split, volume
 from nodewire.graph.trace import trace
 from nodewire.graph.writing import Parts
-from nodewire.kind import Registration
-from nodewire.weights.directory import stored_tensors
+from nodewire.kind import Registration, Say
+from nodewire.weights.directory import SINGLE, stored_if_any, stored_tensors
 from nodewire.weights.tensorfile import Stored
 
 
 def split_directory(
     directory: Path,
     target_bytes: int,
-    out: Path,
+    out: Path | None,
     *,
     name: str,
     slots: int = 4,
     largest: Largest = LARGEST,
     expert_groups: int = 1,
     most: Mapping[str, int] | None = None,
+    say: Say = lambda _: None,
 ) -> Registration:
     """Split the model in `directory` into tasks of at most `target_bytes` each, and write their blobs into `out`.
+
+    Without `out` it is a dry run, which needs of the directory no more than config.json.
 
     `expert_groups` as `register` has it; `most` by size, as in {"batch": 8}, is what one call may hold together.
 
@@ -44,12 +48,15 @@ def split_directory(
         BadTask: the model uses what no task may; names the module.
         OverMemory: an operator alone needs more than the target; names it and the target that would do.
     """
-    config, stored = encoder_directory.config_of(directory), stored_tensors(directory)
+    config = encoder_directory.config_of(directory)
+    stored = stored_if_any(directory) if out is None else stored_tensors(directory)
+    say("building it, without weights")
     built = build(config, largest, most)
+    say("tracing it")
     traced = trace_built(built)
-    parts = parts_of(built, traced, stored)
-    license = encoder_directory.license_of(directory)
-    return split(
+    parts = parts_of(built, traced, stored) if stored is not None else None
+    say("cutting it")
+    made = split(
         traced,
         built.called,
         parts,
@@ -57,9 +64,11 @@ def split_directory(
         out,
         name=name,
         slots=slots,
-        license=license,
+        license=encoder_directory.license_of(directory),
         expert_groups=expert_groups,
+        say=say,
     )
+    return replace(made, lacks=(SINGLE,) if stored is None else ())
 
 
 def trace_built(built: Built) -> Traced:
