@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,11 +30,15 @@ def models(
     from rich.table import Table
 
     for model in found:
-        table = Table(f"{model['name']}  {model['mode']}", "memory", "live providers", "a chunk from", box=None)
+        titles = ("memory", "live providers", "a chunk from", "measured", "a position", "many at once")
+        table = Table(f"{model['name']}  {model['mode']}", *titles, box=None)
         for task in model["tasks"]:
             price = "-" if task["min_price_msat"] is None else sats(task["min_price_msat"])
-            table.add_row(task["name"], f"{task['memory_bytes'] / 1e6:.1f} MB", str(task["providers"]), price)
+            row = (f"{task['memory_bytes'] / 1e6:.1f} MB", str(task["providers"]), price)
+            table.add_row(task["name"], *row, *_measured(task["measured"]))
         console.print(table)
+        if any(task["measured"] for task in model["tasks"]):
+            console.print("[dim]measured by providers: the most memory, and the least time, that one of them says[/]")
         for node in model["nodes"]:
             work = f"{node['passed']} samples passed, {node['withheld']} withheld"
             console.print(f"[dim]{node['public'][:8]}: bond {sats(node['bond_msat'])}, {work}[/]", soft_wrap=True)
@@ -42,6 +47,17 @@ def models(
 
 def add_to(app: typer.Typer) -> None:
     app.command(rich_help_panel=CUSTOMERS)(models)
+
+
+def _measured(said: list[dict[str, int]]) -> tuple[str, str, str]:
+    """Of what providers published of a task: memory, one position's time, and the least of one of many."""
+    if not said:
+        return "-", "-", "-"
+    alone = min(one["us"] for one in said) / 1_000
+    together = min(said, key=lambda one: one["us_together"] / one["positions"])
+    each = together["us_together"] / together["positions"] / 1_000
+    memory = max(one["peak_bytes"] for one in said) / 1e6
+    return f"{memory:.1f} MB", f"{alone:.3g} ms", f"{each:.3g} ms of {together['positions']:,}"
 
 
 async def _models(role: AnyRole) -> list[dict[str, Any]]:
@@ -54,6 +70,7 @@ async def _models(role: AnyRole) -> list[dict[str, Any]]:
         stack.callback(following.cancel)
         epoch = await market.epoch(timeout_s=30.0)
         snapshot = await market.snapshot(epoch.body.snapshot)
+        profiles = snapshot.profiles({node.pubkey for node in snapshot.nodes})
         found = []
         for event in await pool.fetch([Filter(kinds=frozenset({kinds.MANIFEST}), limit=200)], timeout_s=10.0):
             try:
@@ -62,10 +79,12 @@ async def _models(role: AnyRole) -> list[dict[str, Any]]:
                 notes.print(f"[dim]{one_line(str(event.tag('d')))}: {one_line(str(error))}[/]", soft_wrap=True)
                 continue
             digest = manifest.digest()
+            published = [one.tasks for one in profiles.values()]
             holders = [(n, h) for n in snapshot.nodes for h in n.held if h.manifest == digest]
             offers = [t for _, h in holders for t in h.tasks]
             tasks = []
             for task in manifest.tasks:
+                told = [one[digest, task.name] for one in published if (digest, task.name) in one]
                 prices = [offer.price_msat for offer in offers if offer.task == task.name]
                 tasks.append(
                     {
@@ -73,6 +92,7 @@ async def _models(role: AnyRole) -> list[dict[str, Any]]:
                         "memory_bytes": task.memory_bytes,
                         "providers": len(prices),
                         "min_price_msat": min(prices, default=None),
+                        "measured": [asdict(one) for one in told],
                     }
                 )
             nodes = [
