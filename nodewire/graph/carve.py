@@ -11,6 +11,8 @@ from nodewire.errors import BadTask
 from nodewire.graph.analysis import Flow
 from nodewire.graph.format import Input, Output, Program, Shape
 
+_RESHAPES = frozenset(("aten.reshape.default", "aten.flatten.using_ints", "aten.squeeze.dim", "aten.unsqueeze.default"))
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -83,6 +85,11 @@ class Carver:
                 outputs.append(Output(name, name, self._dtype(name), self._shapes[name]))
         return replace(task, outputs=tuple(outputs))
 
+    def _is_reshaped(self, k: int) -> bool:
+        """Whether a node gives a tensor other sizes, that no edge can declare: who needs it does so, too."""
+        node = self._program.nodes[k]
+        return node.op in _RESHAPES and node.name not in self._shapes
+
     def _task(self, group: Group, owner: Mapping[str, str]) -> Program:
         flow, program = self._flow, self._program
         needed = {flow.number[name] for name in group.nodes}
@@ -92,7 +99,7 @@ class Carver:
             for name in flow.refs[waiting.pop()]:
                 used[name] = None
                 k = flow.number.get(name)
-                if k is not None and flow.free[k] and k not in needed:
+                if k is not None and k not in needed and (flow.free[k] or self._is_reshaped(k)):
                     needed.add(k)
                     waiting.append(k)
         inputs = [

@@ -274,7 +274,7 @@ class _Cutting:
     def _segments(self, aside: Sequence[Group]) -> Iterable[tuple[str, _Sized]]:
         whole = self._whole
         apart = {whole.flow.number[name] for group in aside for name in group.nodes}
-        parts = segments(whole.flow, [course.flops for course in whole.courses], apart)
+        parts = segments(whole.flow, [course.flops for course in whole.courses], apart, self._split.shapes.keys())
         if len(parts) == 1 and not aside:
             return [(_name(whole.flow, parts[0]), whole)]
         nodes, made = whole.program.nodes, whole.flow.number

@@ -6,7 +6,7 @@ parted, the projections of one attention layer are not.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from nodewire.graph import colour
@@ -27,13 +27,14 @@ _PRODUCTS = 3
 _IS_PRODUCT = ("aten.linear.", "aten.matmul.", "aten.mm.", "aten.bmm.", "aten.addmm.", "aten.conv")
 
 
-def segments(flow: Flow, flops: Sequence[Sequence[int]], aside: Collection[int]) -> list[Segment]:
+def segments(flow: Flow, flops: Sequence[Sequence[int]], aside: Set[int], sent: Collection[str]) -> list[Segment]:
     """Nodes of the chain, those in `aside` left out, as segments in an order in which these can run.
 
-    `flops[c][k]` is the work of node k at the c-th of the largest sizes.
+    `flops[c][k]` is the work of node k at the c-th of the largest sizes; `sent` names the nodes whose values have sizes
+    that an edge can declare.
     """
     part = _Parting(flow, flops, [k for k, free in enumerate(flow.free) if not free and k not in aside])
-    levels = _levels(flow, aside)
+    levels = _levels(flow, aside, sent)
     groups = part.by_inputs()
     found: list[Segment] = []
     for group in groups:
@@ -43,12 +44,22 @@ def segments(flow: Flow, flops: Sequence[Sequence[int]], aside: Collection[int])
     return found
 
 
-def _levels(flow: Flow, aside: Collection[int]) -> list[int]:
-    """How many tasks of `aside` that wait for the chain stand before each node: a task cannot hold both its ends."""
+def _levels(flow: Flow, aside: Set[int], sent: Collection[str]) -> list[int]:
+    """How many tasks of `aside` that wait for the chain stand before each node: a task cannot hold both its ends.
+
+    What cannot be sent is made where it is used: a shared expert beside groups of others, whose rows are those of a
+    whole batch in one, with what adds it to them.
+    """
     levels: list[int] = []
     for k, uses in enumerate(flow.uses):
         waits = [levels[u] + (u in aside and k not in aside) for u in uses if not flow.free[u] and levels[u] >= 0]
         levels.append(max(waits, default=-1 if k in aside or flow.free[k] else 0))
+    users: list[list[int]] = [[] for _ in levels]
+    for k in reversed(range(len(levels))):
+        if users[k] and levels[k] >= 0 and flow.program.nodes[k].name not in sent and aside.isdisjoint(users[k]):
+            levels[k] = min(levels[u] for u in users[k])
+        for used in flow.uses[k]:
+            users[used].append(k)
     return levels
 
 

@@ -10,7 +10,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from nodewire.errors import NodewireError, NotAllowed, NotFound, OverMemory, Too
 from nodewire.kind import Actor, Batching, Limits
 from nodewire.protocol.codec import OWN, Coding, Codings
 from nodewire.protocol.frame import ITEM_BYTES, MAX_TENSORS, MXINT8, Array, Frame, bytes_of
-from nodewire.worker import message, narrowing, rights
+from nodewire.worker import libc, message, narrowing, rights
 from nodewire.worker.arena import Slabs
 from nodewire.worker.rights import RESERVE_BYTES
 
@@ -89,29 +89,43 @@ def _held_back() -> Iterator[None]:
 
     Not where hardly more is left: then what an earlier call kept fills the cap, and this one may be to free it.
     """
-    try:
-        room = _some_memory(2 * RESERVE_BYTES)
-        del room
-        reserve = _some_memory(RESERVE_BYTES)
-    except RuntimeError:
+    with ExitStack() as held:
+        with suppress(RuntimeError):
+            with _some_memory(2 * RESERVE_BYTES):
+                pass
+            held.enter_context(_some_memory(RESERVE_BYTES))
         yield
-        return
-    try:
-        yield
-    finally:
-        del reserve
 
 
-def _some_memory(nbytes: int) -> object:
+@contextmanager
+def _some_memory(nbytes: int) -> Iterator[None]:
     """So much of the cap, untouched: the kernel's own, or where that is not to be had, pieces of a fragmented heap.
 
     It is not asked of malloc in one piece: whoever frees a large one has all later ones up to its size put on the heap
-    (mallopt(3), M_MMAP_THRESHOLD), which then holds more than is in use. Raises RuntimeError: there is not so much.
+    (mallopt(3), M_MMAP_THRESHOLD), which then holds more than is in use. Nor in pieces while the heap has fewer: it
+    would grow to the cap, and stay there. Raises RuntimeError: there is not so much.
     """
+    memory = _mapped(nbytes)
+    if memory is None and libc.give_back():
+        memory = _mapped(nbytes)
+    if memory is not None:
+        with memory:
+            yield
+        return
+    if libc.free_bytes() < nbytes:
+        raise RuntimeError("not so much")
+    pieces = [torch.empty(_PIECE_BYTES, dtype=torch.uint8) for _ in range(nbytes // _PIECE_BYTES)]
+    try:
+        yield
+    finally:
+        pieces.clear()
+
+
+def _mapped(nbytes: int) -> mmap.mmap | None:
     try:
         return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError:
-        return [torch.empty(_PIECE_BYTES, dtype=torch.uint8) for _ in range(nbytes // _PIECE_BYTES)]
+        return None
 
 
 def _codings(said: dict[str, Any]) -> Codings:

@@ -16,7 +16,7 @@ from nodewire.graph.split_directory import split_directory
 from nodewire.weights.directory import stored_tensors
 
 LARGEST = Largest(batch=4, length=40)
-COVERED = ("bert", "clip", "vit", "resnet", "t5", "whisper", "qwen3", "gemma2", "mixtral")
+COVERED = ("bert", "clip", "vit", "resnet", "t5", "whisper", "qwen3", "gemma2", "mixtral", "qwen2_moe")
 """The others differ from one of these in sizes; bench.split has them all."""
 
 

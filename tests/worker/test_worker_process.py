@@ -14,6 +14,7 @@ from nodewire.errors import BadConfig, BadFrame, Busy, NotAllowed, NotFound, Ove
 from nodewire.kind import Limits, Turn
 from nodewire.protocol.frame import Array, Frame
 from nodewire.worker import WorkerProcess
+from nodewire.worker.devices import private_bytes
 
 ENTRY = "worker_entry_for_tests"
 MIB = 2**20
@@ -28,12 +29,12 @@ def frame(*arrays: Array, **meta) -> Frame[Array]:
     return Frame("e.0", 1, arrays, meta)
 
 
-async def start(folder: Path, **options) -> WorkerProcess:
+async def start(folder: Path, memory_bytes: int = 128 * MIB, **options) -> WorkerProcess:
     (folder / "program").write_bytes(b"8")
     sys.path.insert(0, str(Path(__file__).parent))
     try:
         worker = await WorkerProcess.start(
-            ENTRY, Limits(memory_bytes=128 * MIB), readable=[folder], **{"arena_bytes": 4 * MIB, **options}
+            ENTRY, Limits(memory_bytes=memory_bytes), readable=[folder], **{"arena_bytes": 4 * MIB, **options}
         )
     finally:
         sys.path.pop(0)
@@ -232,6 +233,16 @@ async def test_the_memory_cap_holds_and_the_worker_lives_on(folder, how, size):
         await worker.receive("echo", "s", frame(do="let go"))
         await worker.receive("echo", "s", frame(do=how, bytes=size, times=64 * MIB // size))
         await worker.receive("echo", "s", frame(do="let go"))
+    finally:
+        await worker.stop()
+
+
+async def test_a_cap_below_the_reserve_is_not_filled_by_looking_for_it(folder):
+    worker = await start(folder, memory_bytes=2 * MIB)
+    try:
+        for _ in range(20):
+            await worker.receive("echo", "s", frame(array(np.zeros(64, np.float32))))
+        assert private_bytes(worker.hello.pid) - worker.hello.baseline_bytes < 2 * MIB
     finally:
         await worker.stop()
 
