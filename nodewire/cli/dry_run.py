@@ -16,8 +16,8 @@ _MOST_EDGES = 3
 
 def show(made: Registration) -> None:
     manifest, at = made.manifest, steps(made.manifest)
-    own = tuple(f"{task.name}: " for task in manifest.tasks)
-    about = [line for line in made.report if not line.startswith(own)]
+    in_table = tuple(f"{name}: " for name, piece in made.pieces.items() if piece.most_at)
+    about = [line for line in made.report if not line.startswith(in_table)]
     size = f"{counted(len(manifest.tasks), 'task')} in {counted(1 + max(at.values()), 'step')}"
     console.print(f"[bold]{one_line(manifest.name)}[/]  {manifest.mode}, {size}, nothing published", soft_wrap=True)
     table = Table(box=None, header_style="bold dim")
@@ -33,7 +33,7 @@ def show(made: Registration) -> None:
             in_units(sum(blob.bytes for blob in task.weights)),
             in_units(task.memory_bytes),
             f"{task.flops / 1e6:,.1f}",
-            one_line(piece.most_at or ", ".join(piece.holds)) if piece else "",
+            one_line(piece.most_at) if piece else "",
             one_line(piece.no_room_for) if piece else "",
             _sent(manifest.outputs(task.name)),
         )
@@ -41,7 +41,7 @@ def show(made: Registration) -> None:
     for line in about:
         console.print(one_line(line), soft_wrap=True)
     for name, piece in made.pieces.items():
-        if piece.holds and piece.most_at:
+        if piece.holds and piece.operators:  # a decoder's lines say it
             console.print(f"{one_line(name)} holds {one_line('; '.join(piece.holds))}", soft_wrap=True)
     largest = max(manifest.tasks, key=lambda task: task.memory_bytes)
     console.print(

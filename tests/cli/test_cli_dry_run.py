@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import sys
@@ -52,6 +53,12 @@ def folders(tmp_path_factory):
     return made
 
 
+@pytest.fixture(scope="module")
+def foreseen(folders):
+    """A folder's dry run, by name; each is made once."""
+    return functools.cache(lambda name: cut(folders / name, ASKED[name], None))
+
+
 def shard(folder, into, count=3):
     """The same model with its weights in several files."""
     shutil.copytree(folder, into)
@@ -77,9 +84,8 @@ def unhashed(manifest):
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_it_says_of_everything_but_the_weights_hashes_what_a_registration_makes(folders, tmp_path, name):
-    real = cut(folders / name, ASKED[name], tmp_path / "blobs")
-    dry = cut(folders / name, ASKED[name], None)
+def test_it_says_of_everything_but_the_weights_hashes_what_a_registration_makes(folders, foreseen, tmp_path, name):
+    real, dry = cut(folders / name, ASKED[name], tmp_path / "blobs"), foreseen(name)
     assert unhashed(dry.manifest) == unhashed(real.manifest)
     assert (dry.report, dry.pieces, dry.lacks) == (real.report, real.pieces, ())
     assert len(real.manifest.tasks) > 1 or name == "classifier"
@@ -92,11 +98,11 @@ def test_it_says_of_everything_but_the_weights_hashes_what_a_registration_makes(
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_a_configuration_alone_is_enough_and_what_is_lacking_is_named(folders, tmp_path, name):
+def test_a_configuration_alone_is_enough_and_what_is_lacking_is_named(folders, foreseen, tmp_path, name):
     for file in ("config.json", "recipe.json"):
         if (folders / name / file).exists():
             shutil.copy(folders / name / file, tmp_path / file)
-    whole, bare = (cut(one, ASKED[name], None) for one in (folders / name, tmp_path))
+    whole, bare = foreseen(name), cut(tmp_path, ASKED[name], None)
     assert bare.lacks[0] == "model.safetensors"
     assert ("tokenizer.json" in bare.lacks) == (name in ("decoder", "encoder"))
     for task, other in zip(whole.manifest.tasks, bare.manifest.tasks, strict=True):
