@@ -21,7 +21,7 @@ from nodewire.graph.families.building import build
 from nodewire.graph.families.inputs import IMAGES, SEQUENCE, TARGET, Largest
 from nodewire.graph.reading import Traced
 from nodewire.graph.register import split, volume
-from nodewire.graph.split_directory import parts_of, trace_built
+from nodewire.graph.split_directory import compared, parts_of, trace_built
 from nodewire.kind import Registration
 from nodewire.weights.directory import stored_tensors
 
@@ -152,13 +152,15 @@ def make(name: str, folder: Path) -> torch.nn.Module:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A directory's model as tasks: how it is called, its whole program, the registration, seconds that it took."""
+    """A directory's model as tasks: how it is called, its whole program, the registration, seconds that it took,
+    and how its tasks compare with the module itself."""
 
     called: Signature
     traced: Traced
     made: Registration
     export_s: float
     split_s: float
+    compared: str
 
 
 def cut(folder: Path, out: Path, largest: Largest, *, parts: int = 3) -> Cut:
@@ -173,7 +175,8 @@ def cut(folder: Path, out: Path, largest: Largest, *, parts: int = 3) -> Cut:
     while True:
         try:
             made = split(traced, called, weights, target, out, name=folder.name, slots=1, license="")
-            return Cut(called, traced, made, exported - began, time.monotonic() - exported)
+            taken = time.monotonic() - exported
+            return Cut(called, traced, made, exported - began, taken, compared(made, built, traced, weights))
         except OverMemory:
             target += target // 4
 

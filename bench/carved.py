@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from safetensors.torch import load_file
 
-from nodewire.graph.format import Program
-from nodewire.graph.interpret import Interpreter, bind
+from nodewire.graph import chain
+from nodewire.graph.interpret import Interpreter
 from nodewire.graph.liveness import walk
 from nodewire.kind import Registration
-from nodewire.protocol.manifest import CUSTOMER, Manifest
+from nodewire.protocol.manifest import Manifest, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,47 +27,28 @@ class Carved:
 
     def __init__(self, made: Registration) -> None:
         self.manifest: Manifest = made.manifest
-        self._tasks: dict[str, Interpreter] = {}
-        for task in made.manifest.tasks:
-            program = Program.decode(made.blobs[task.program.sha256].read_bytes())
-            weights: dict[str, torch.Tensor] = {}
-            for blob in task.weights:
-                weights.update(load_file(made.blobs[blob.sha256]))
-            self._tasks[task.name] = Interpreter(program, weights)
+        self._tasks = {task.name: chain.load(made, task) for task in made.manifest.tasks}
 
     def __call__(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """What the tasks make of a call's inputs: the model's outputs by name."""
-        outputs, _ = self._run(inputs, measured=False)
-        return outputs
+        return chain.evaluate(self.manifest, inputs, self._of)
 
     def peaks(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, Peak]:
         """What each task took for a call."""
-        self._run(inputs, measured=False)  # what kernels keep for later calls is made by the first
-        return self._run(inputs, measured=True)[1]
-
-    def _run(
-        self, inputs: Mapping[str, torch.Tensor], *, measured: bool
-    ) -> tuple[dict[str, torch.Tensor], dict[str, Peak]]:
-        waiting: dict[str, dict[str, torch.Tensor]] = {}
-        final: dict[str, torch.Tensor] = {}
         peaks: dict[str, Peak] = {}
-        targets = {edge.name: edge.target for edge in self.manifest.edges}
-        for name, run in self._tasks.items():
-            program = run.program
-            given = {
-                i.name: inputs[i.name] if i.edge == f"{CUSTOMER}.to.{name}" else waiting[i.edge][i.name]
-                for i in program.inputs
-            }
-            dims = bind(program, given)
-            if measured:
-                peaks[name] = _peak(run, given, dims)
-            results = run(given, dims)
-            for out in program.outputs:
-                if targets[out.edge] == CUSTOMER:
-                    final[out.name] = results[out.value]
-                else:
-                    waiting.setdefault(out.edge, {})[out.name] = results[out.value]
-        return final, peaks
+
+        def measured(
+            task: Task, run: Interpreter, given: Mapping[str, torch.Tensor], dims: Mapping[str, int]
+        ) -> dict[str, torch.Tensor]:
+            peaks[task.name] = _peak(run, given, dims)
+            return run(given, dims)
+
+        self(inputs)  # what kernels keep for later calls is made by the first
+        chain.evaluate(self.manifest, inputs, self._of, measured)
+        return peaks
+
+    def _of(self, task: Task) -> Interpreter:
+        return self._tasks[task.name]
 
 
 def _peak(run: Interpreter, given: Mapping[str, torch.Tensor], dims: Mapping[str, int]) -> Peak:

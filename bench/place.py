@@ -4,6 +4,7 @@
 - `torchsplit`: the replication of TorchSplit's committed profile (A 2627, B 1728, C 4326 a second, 20 slices), and what
   its published allocation (9, 8, 3) gives on it.
 - `replication`: 1000 nodes of 7 kinds, and 1000 that are all unlike, for 100 tasks, against the linear bound.
+- `decoder`: advice for a decoder of 100 tasks and their driver on 1000 machines, as `nodewire place` gives it: seconds.
 - `scale`: 2000 machines placed by chance, and 40 new sessions a second: every session is served to its end.
 - `throughput`: the simulator, more sessions than anybody serves, 24 to 40 machines (`bench.sim.pools`): positions a
   second from the 40th to the 100th second. `latency`: new sessions at a quarter of the rate that our own planner
@@ -31,10 +32,12 @@ from bench.sim.real import run_real
 from bench.sim.simulator import Simulation
 from bench.sim.traces import poisson
 from nodewire.plan.place import fleet
-from nodewire.plan.place.model import Chain, Node, Objective, Pool, Task, Workload
+from nodewire.plan.place.advise import Model, advise
+from nodewire.plan.place.dag import Dag, Link
+from nodewire.plan.place.model import CUSTOMER, Chain, Node, Objective, Pool, Task, Workload
 from nodewire.plan.place.planners import OURS, PLANNERS
 from nodewire.plan.place.replicate import bound, replicate, served
-from nodewire.plan.place.ring import costs, exact
+from nodewire.plan.place.ring import Instance, costs, exact
 from nodewire.plan.place.search import searched
 
 SEEDS, QUICK_SEEDS = 20, 2
@@ -57,6 +60,7 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
     _rings(report, seeds)
     _torchsplit(report)
     _replication(report, seeds)
+    _decoder(report)
     await _validated(report)
     _scaled(report)
     found = {objective: _simulated(objective, seeds) for objective in ("throughput", "latency")}
@@ -127,7 +131,7 @@ def _rings(report: Report, seeds: range) -> None:
     for seed in seeds:
         pool, chain = unequal(12, 48, seed)
         begun = time.perf_counter()
-        found = costs(pool, chain)
+        found = costs(Instance(pool, chain))
         best = exact(found)
         seconds.append(time.perf_counter() - begun)
         gaps.append(searched(found).turn_ms / best.turn_ms - 1)
@@ -219,6 +223,26 @@ def many(count: int, tasks: int, seed: int, *, is_unlike: bool) -> tuple[list[No
         nodes.append(Node(f"n{index}", memory_gb * GB, speed=speed * (chance.uniform(0.9, 1.1) if is_unlike else 1.0)))
     sizes = [chance.uniform(2, 7) if chance.random() < 0.8 else chance.uniform(7, 11) for _ in range(tasks)]
     return nodes, [Task(f"t{k}", int(gb * GB), ((1, chance.uniform(0.5, 3)),)) for k, gb in enumerate(sizes)]
+
+
+def _decoder(report: Report) -> None:
+    pool, what = pools.spread(1_000, Random(report.seed)), ring_of(100)
+    seconds = {}
+    for objective in ("latency", "throughput"):
+        begun = time.perf_counter()
+        found = advise(pool, what, Workload(), objective, Random(report.seed))[0]
+        seconds[objective] = round(time.perf_counter() - begun, 2)
+        say(f"decoder, {objective}: {found.turn_ms:.0f} ms, {found.per_s:.0f} a second, in {seconds[objective]} s")
+    report.arms["decoder_s"] = seconds
+
+
+def ring_of(tasks: int) -> Model:
+    """A decoder with the weights of `LLAMA_70B_INT4` in so many tasks that are alike, and their driver."""
+    size, ms = 80 * LLAMA_70B_INT4.layer_bytes // tasks, ((1, 120 / tasks),)
+    stages = (Task(f"stage.{i}", size, ms) for i in range(tasks))
+    hidden = LLAMA_70B_INT4.hidden_bytes
+    links = (Link(CUSTOMER, 0, 4), *(Link(i, i + 1, hidden) for i in range(tasks)), Link(tasks, 0, hidden, back=True))
+    return Model(Dag((Task("driver", 2 * GB), *stages), (*links, Link(0, CUSTOMER, 8))), is_ring=True)
 
 
 def _simulated(objective: Objective, seeds: range) -> dict[str, list[float]]:

@@ -20,7 +20,7 @@ import uvloop
 
 from bench.transition_jobs import given
 from kinds.k8843 import KIND
-from nodewire.kind import Limits, Turn
+from nodewire.kind import Limits, Params, Turn
 from nodewire.nostr.event import Event, sign
 from nodewire.nostr.keys import Keys
 from nodewire.nostr.nip01 import Filter
@@ -193,7 +193,7 @@ async def provide() -> None:
             plan = plan_of(manifest, me.holders[job["shape"]], me.customer)
             request = Request(job["job"], me.customer, 1, 8843, plan, "", _HASH, (), 0, (), _HASH)
             mine = OneManifest(worker, plan.manifest, _turns(manifest, job["arm"]))
-            await _served(me.keys, request, manifest, me.mailbox(job), mine)
+            await served(me.keys, request, manifest, me.mailbox(job), mine, {})
 
 
 async def buy() -> None:
@@ -238,7 +238,11 @@ def _turns(manifest: Manifest, arm: str) -> dict[str, Turn]:
     }
 
 
-async def _served(keys: Keys, request: Request, manifest: Manifest, mailbox: Any, worker: OneManifest) -> None:
+async def served(
+    keys: Keys, request: Request, manifest: Manifest, mailbox: Any, worker: OneManifest, params: Params
+) -> None:
+    """A job from its opening to its end, as a daemon runs it; says when it is open, and when it is done."""
+
     async def nothing(_: Any) -> None:
         return
 
@@ -246,7 +250,7 @@ async def _served(keys: Keys, request: Request, manifest: Manifest, mailbox: Any
         keys=keys,
         request=request,
         manifest=manifest,
-        params={},
+        params=params,
         kind=KIND,
         mailbox=mailbox,
         worker=worker,

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any
 
-from nodewire.errors import BadFrame, BadInput, TooLarge
+from nodewire.errors import BadFrame, BadInput, NodewireError, NotAllowed, TooLarge
 from nodewire.kind import Desk, Job, Mailbox, Params, Worker
 from nodewire.protocol.chunk import chunk_of
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.kinds import INFERENCE
 from nodewire.protocol.manifest import CUSTOMER, Manifest
+from nodewire.protocol.refusal import refusal
 
 MAX_NEW_TOKENS = 1_000_000
 MAX_STOPS = 4
@@ -77,7 +78,6 @@ class SplitInference:
         return [*merged, _joined(run)] if run else merged
 
     async def serve(self, job: Job, mailbox: Mailbox, worker: Worker, desk: Desk) -> None:
-        targets = {edge.name: edge.target for edge in job.manifest.edges}
         inboxes = _Inboxes(self._waiting, in_order_of_calls=job.manifest.mode != "generate")
         closing = _Closing(job, desk)
         opened: list[str] = []
@@ -100,7 +100,7 @@ class SplitInference:
 
                 for task in job.tasks:
                     act(task)
-                running.append(group.create_task(_distribute(mailbox, targets, inboxes)))
+                running.append(group.create_task(_distribute(mailbox, job.manifest, inboxes)))
                 running.append(group.create_task(join()))
                 await closing.ended.wait()
                 for one in running:
@@ -134,7 +134,10 @@ class SplitInference:
                 continue
             began = True
             frame = await self._admitted(frame, task, job, inboxes, desk)
-            outs = await worker.receive(task, job.request, frame)
+            try:
+                outs = await worker.receive(task, job.request, frame)
+            except (BadInput, NotAllowed) as error:
+                raise _refusal(error, job.manifest, task, frame) from error
             for out in outs:
                 desk.produced(task, _chunk(out), out)
             for out in outs:
@@ -148,10 +151,10 @@ class SplitInference:
         A task with several inputs may be sent calls on one that wait for the payment of a call which waits for another.
         """
         if job.manifest.mode == "generate":
-            await desk.admit(*_share(frame, job.manifest))
+            await _admit(frame, job.manifest, desk)
             return frame
         while True:
-            admitting = asyncio.ensure_future(desk.admit(*_share(frame, job.manifest)))
+            admitting = asyncio.ensure_future(_admit(frame, job.manifest, desk))
             earlier: asyncio.Future[None] | None = None
             try:
                 await asyncio.sleep(0)
@@ -219,10 +222,34 @@ class _Closing:
                 self.ended.set()
 
 
-async def _distribute(mailbox: Mailbox, targets: Mapping[str, str], inboxes: _Inboxes) -> None:
+async def _distribute(mailbox: Mailbox, manifest: Manifest, inboxes: _Inboxes) -> None:
+    targets = {edge.name: edge.target for edge in manifest.edges}
     while True:
         frame = await mailbox.get()
-        inboxes.put(targets[frame.edge], frame)
+        try:
+            inboxes.put(targets[frame.edge], frame)
+        except TooLarge as error:
+            raise refusal(error, manifest, {frame.edge}) from error
+
+
+async def _admit(frame: Frame[Array], manifest: Manifest, desk: Desk) -> None:
+    """As Desk.admit. Raises BadFrame, naming the edge."""
+    try:
+        await desk.admit(*_share(frame, manifest))
+    except BadFrame as error:
+        raise BadFrame(frame.edge, str(error)) from error
+
+
+def _refusal(error: NodewireError, manifest: Manifest, task: str, frame: Frame[Array]) -> NodewireError:
+    """What it is called that a task cannot compute a frame, or the call that it completes.
+
+    A graph's error names the edges that may be to blame, where that is known.
+    """
+    edges = {frame.edge}
+    if manifest.task(task).engine == "graph":
+        inputs, named = {edge.name for edge in manifest.inputs(task)}, set(error.field.split())
+        edges = named if named and named <= inputs else inputs
+    return refusal(error, manifest, edges)
 
 
 @dataclass(slots=True)

@@ -23,6 +23,8 @@ class NodewireError(Exception):
         super().__init__(f"{field}: {reason}" if reason else field)
         self.field = field
         self.reason = reason
+        self.by = ""
+        """Whose word it is (a public key), of an error that a peer reported over the wire."""
 
     def as_dict(self) -> dict[str, str | bool]:
         """The error as plain data, for `--json` and the wire."""
@@ -124,7 +126,7 @@ class BadPlan(BadInput):
 
 
 class BadFrame(BadInput):
-    """A wire frame is malformed, mis-keyed or comes from the wrong producer."""
+    """A frame is malformed, mis-keyed, of the wrong producer, or one that its consumer cannot compute."""
 
     code = "bad-frame"
 

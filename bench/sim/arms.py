@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from bench.sim import routers
-from bench.sim.simulator import Router
+from bench.sim.admission import Router
 from nodewire.plan.place.model import Chain, Objective, Placement, Pool, Workload
 from nodewire.plan.place.planners import OURS, PLANNERS
 from nodewire.plan.place.predict import Predictor

@@ -7,14 +7,13 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from bench.lines import said, tell
-from bench.sim.simulator import Result, Router, Running, State
+from bench.sim.admission import Line, Router, Running, State
+from bench.sim.simulator import Result
 from bench.sim.traces import Session
 from nodewire.plan.place.model import CUSTOMER, Chain, Placement, Pool, Workload
-from nodewire.plan.place.predict import Predictor
 
 
 async def run_real(
@@ -58,14 +57,10 @@ async def run_real(
 
 class _Customer:
     def __init__(self, pool: Pool, chain: Chain, placement: Placement, router: Router, workload: Workload) -> None:
-        predictor = Predictor(pool, chain, workload)
-        stages = {stage.node: stage for stage in placement.stages}
-        slots = {node: max(predictor.items(stage), 0) for node, stage in stages.items()}
-        self.state = State(pool, chain, workload, predictor, stages, slots, dict.fromkeys(stages, 0))
+        self.state = State.of(pool, chain, placement, workload)
         self.port = 0
-        self._router, self._result = router, Result()
+        self._line, self._result = Line(self.state, router), Result()
         self._running: dict[int, Running] = {}
-        self._line: deque[Running] = deque()
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._server: asyncio.Server | None = None
         self._left = 0
@@ -96,15 +91,10 @@ class _Customer:
         return (asyncio.get_running_loop().time() - self._begun) * 1_000
 
     def _arrive(self, running: Running) -> None:
-        self._line.append(running)
-        self._admit()
+        self._begin(self._line.come(running))
 
-    def _admit(self) -> None:
-        while self._line and (way := self._router(self.state)) is not None:
-            running = self._line.popleft()
-            running.way = way
-            for stage in way:
-                self.state.sessions[stage.node] += 1
+    def _begin(self, admitted: Iterable[Running]) -> None:
+        for running in admitted:
             self._running[id(running)] = running
             left, chunk = running.session.prompt, self.state.workload.chunk
             while left > 0:
@@ -135,11 +125,10 @@ class _Customer:
             self._send(running, 1, is_last=True)
             return
         self._result.finished.append((running.session, running.first_ms, now - running.session.at_ms))
-        for stage in running.way:
-            self.state.sessions[stage.node] -= 1
+        self._line.leave(running)
         del self._running[id(running)]
         self._left -= 1
         if self._left:
-            self._admit()
+            self._begin(self._line.admitted())
         else:
             self._done.set()

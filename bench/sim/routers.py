@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import inf
 from random import Random
 
-from bench.sim.simulator import Router, State, Way
+from bench.sim.admission import Router, State, Way
 from nodewire.plan.place.model import CUSTOMER, Ring, Stage
 from nodewire.plan.place.predict import Predictor
 from nodewire.plan.place.route import route

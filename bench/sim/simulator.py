@@ -10,50 +10,17 @@ caches: after `DETECT_MS` they look for another way, and what they had so far go
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
-from typing import Protocol
 
+from bench.sim.admission import Line, Router, Running, State
 from bench.sim.traces import Change, Session
-from nodewire.plan.place.model import CUSTOMER, Chain, Placement, Pool, Stage, Workload, interpolated
-from nodewire.plan.place.predict import Predictor
+from nodewire.plan.place.model import CUSTOMER, Chain, Placement, Pool, Workload, interpolated
 
 MOST_POSITIONS = 512
 DETECT_MS = 500.0
-
-
-@dataclass
-class State:
-    """What routers may look at: who is there and holds what, has how many slots, and how many sessions."""
-
-    pool: Pool
-    chain: Chain
-    workload: Workload
-    predictor: Predictor
-    stages: dict[int, Stage]
-    slots: dict[int, int]
-    sessions: dict[int, int]
-
-
-Way = tuple[Stage, ...]
-
-
-class Router(Protocol):
-    def __call__(self, state: State) -> Way | None:
-        """A way for one session; None while there is none."""
-        ...
-
-
-@dataclass(slots=True)
-class Running:
-    session: Session
-    way: Way = ()
-    attempt: int = 0
-    made: int = 0
-    """Output positions so far."""
-    first_ms: float = 0.0
 
 
 @dataclass(slots=True)
@@ -90,19 +57,15 @@ class Simulation:
         *,
         replan: Callable[[frozenset[int]], Placement] | None = None,
     ) -> None:
-        predictor = Predictor(pool, chain, workload)
-        self._predictor = predictor
-        stages = {stage.node: stage for stage in placement.stages}
-        slots = {node: max(predictor.items(stage), 0) for node, stage in stages.items()}
-        self.state = State(pool, chain, workload, predictor, stages, slots, dict.fromkeys(stages, 0))
-        self._router, self._replan = router, replan or (lambda gone: placement)
-        self._queues: dict[int, deque[Frame]] = {node: deque() for node in stages}
+        self.state = State.of(pool, chain, placement, workload)
+        self._line = Line(self.state, router)
+        self._replan = replan or (lambda gone: placement)
+        self._queues: dict[int, deque[Frame]] = {node: deque() for node in self.state.stages}
         self._busy: set[int] = set()
         self._uplink_ms: dict[int, float] = {}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._now = 0.0
-        self._line: deque[Running] = deque()
         self._active: list[Running] = []
         self._gone: set[int] = set()
         self._step_ms: dict[tuple[int, int, int, int], float] = {}
@@ -118,23 +81,17 @@ class Simulation:
         while self._events and self._events[0][0] <= until_ms:
             self._now, _, act = heappop(self._events)
             act()
-        self.result.unserved = len(self._line) + len(self._active)
+        self.result.unserved = len(self._line.waiting) + len(self._active)
         return self.result
 
     def _at(self, at_ms: float, act: Callable[[], None]) -> None:
         heappush(self._events, (at_ms, next(self._order), act))
 
     def _arrive(self, running: Running) -> None:
-        self._line.append(running)
-        if len(self._line) == 1:  # those before it found no way: nor does it
-            self._admit()
+        self._begin(self._line.come(running))
 
-    def _admit(self) -> None:
-        while self._line and (way := self._router(self.state)) is not None:
-            running = self._line.popleft()
-            running.way = way
-            for stage in way:
-                self.state.sessions[stage.node] += 1
+    def _begin(self, admitted: Iterable[Running]) -> None:
+        for running in admitted:
             self._active.append(running)
             self._prefill(running, running.session.prompt + running.made)
 
@@ -194,7 +151,7 @@ class Simulation:
             return
         key = node, stage.first, stage.end, positions
         if key not in self._step_ms:
-            self._step_ms[key] = interpolated(self._predictor.table(stage), positions)
+            self._step_ms[key] = interpolated(self.state.predictor.table(stage), positions)
         self._busy.add(node)
         self._at(self._now + self._step_ms[key], lambda: self._served(node, batch))
 
@@ -218,13 +175,8 @@ class Simulation:
             return
         self.result.finished.append((running.session, running.first_ms, self._now - running.session.at_ms))
         self._active.remove(running)
-        self._leave(running)
-        self._admit()
-
-    def _leave(self, running: Running) -> None:
-        for stage in running.way:
-            if stage.node in self.state.sessions:
-                self.state.sessions[stage.node] -= 1
+        self._line.leave(running)
+        self._begin(self._line.admitted())
 
     def _change(self, change: Change) -> None:
         node = change.node
@@ -240,15 +192,19 @@ class Simulation:
 
     def _interrupt(self, running: Running) -> None:
         running.attempt += 1
-        self._leave(running)
+        self._line.leave(running)
         self._active.remove(running)
         self.result.lost += 1
-        self._at(self._now + DETECT_MS, lambda: (self._line.appendleft(running), self._admit()))
+        self._at(self._now + DETECT_MS, lambda: self._return(running))
+
+    def _return(self, running: Running) -> None:
+        self._line.waiting.appendleft(running)
+        self._begin(self._line.admitted())
 
     def _changed(self) -> None:
         """After it was noticed who is there: what the planner says, or else everybody what it held."""
         self._hold(self._replan(frozenset(self._gone)))
-        self._admit()
+        self._begin(self._line.admitted())
 
     def _hold(self, placement: Placement) -> None:
         """A node that holds something else from now on drops the sessions that it had."""
@@ -258,7 +214,7 @@ class Simulation:
             if held == stage:
                 continue
             self.state.stages[node] = stage
-            self.state.slots[node] = max(self._predictor.items(stage), 0)
+            self.state.slots[node] = max(self.state.predictor.items(stage), 0)
             for running in [one for one in self._active if any(s.node == node for s in one.way)]:
                 self._interrupt(running)
             self.state.sessions[node] = 0

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from math import log2
 from xml.sax.saxutils import escape, quoteattr
 
+from nodewire.cli.graph_ends import listed, sent
 from nodewire.cli.layers import Box, layout
 from nodewire.cli.output import plain
 from nodewire.protocol.frame import bytes_of
@@ -21,7 +22,7 @@ from nodewire.protocol.signature import described
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
 """Okabe and Ito's, which colour-blind readers tell apart; after eight the stripe is broken in another way."""
 BREAKS = ("", "6 4", "2 3", "10 3 2 3")
-NAME_CHARS, LINE_CHARS = 28, 34
+NAME_CHARS, LINE_CHARS, PORT_CHARS = 28, 34, 48
 MARGIN, TITLE, LEGEND_LINE = 24.0, 58.0, 20.0
 _CHAR, _SMALL_CHAR = 6.3, 5.7
 _LINE = 15.0
@@ -36,7 +37,8 @@ _LABELLED = 6
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _STYLE = (
     "text{font:12px system-ui,sans-serif;fill:#1a1a1a}.name{font-weight:600}.small{font-size:10.5px;fill:#444}"
-    ".title{font-size:17px;font-weight:600}.port{fill:#f2f2f2;stroke:#777}.task{fill:#fff;stroke:#555}"
+    ".title{font-size:17px;font-weight:600}.in{fill:#e8f3fb;stroke:#0072B2}.out{fill:#f0f0f0;stroke:#777}"
+    ".task{fill:#fff;stroke:#555}"
     ".edge{fill:none;stroke:#777}.halo{stroke:#fff;stroke-width:4;stroke-linejoin:round}"
 )
 
@@ -87,23 +89,25 @@ class _Picture:
         self._lines = {task.name: self._words(task) for task in manifest.tasks}
         self._pairs: dict[tuple[str, str], list[Edge]] = {}
         self._back: list[Edge] = []
-        ports: dict[str, list[str]] = {}
-        sizes: dict[str, tuple[float, float]] = {}
+        self._ports: dict[str, list[str]] = {}
+        for port, edges in sent(manifest).items():
+            self._ports[port] = _listed(edges[0])
+            for edge in edges:
+                self._pairs.setdefault((port, edge.target), []).append(edge)
         for edge in manifest.edges:
-            if CUSTOMER not in (edge.source, edge.target) and (edge.back or edge.source == edge.target):
-                self._back.append(edge)
+            if edge.source == CUSTOMER:
                 continue
-            source = f"in:{edge.name}" if edge.source == CUSTOMER else edge.source
-            target = f"out:{edge.name}" if edge.target == CUSTOMER else edge.target
-            self._pairs.setdefault((source, target), []).append(edge)
-            for port in (source, target):
-                if ":" in port:
-                    ports[port] = [tensor.name for tensor in edge.tensors] or [edge.name]
-        self._ports = {port: _cut(", ".join(names), LINE_CHARS) for port, names in ports.items()}
-        sizes |= {port: (_wide([words]), _LINE + 6) for port, words in self._ports.items() if port.startswith("in:")}
-        sizes |= {task.name: (_wide(self._lines[task.name]), self._high(task)) for task in manifest.tasks}
-        sizes |= {port: (_wide([words]), _LINE + 6) for port, words in self._ports.items() if port.startswith("out:")}
-        self._layout = layout(sizes, list(self._pairs))
+            if edge.target == CUSTOMER:
+                self._ports[f"out:{edge.name}"] = _listed(edge)
+                self._pairs.setdefault((edge.source, f"out:{edge.name}"), []).append(edge)
+            elif edge.back or edge.source == edge.target:
+                self._back.append(edge)
+            else:
+                self._pairs.setdefault((edge.source, edge.target), []).append(edge)
+        tasks = {task.name: (_wide(self._lines[task.name]), self._high(task)) for task in manifest.tasks}
+        ports = {port: (_wide(lines), len(lines) * _LINE + 8) for port, lines in self._ports.items()}
+        entries = {port: size for port, size in ports.items() if port.startswith("in:")}
+        self._layout = layout(entries | tasks | ports, list(self._pairs))
 
     def document(self) -> str:
         legend = self._legend()
@@ -212,13 +216,16 @@ class _Picture:
 
     def _port(self, name: str, box: Box) -> str:
         x, y = box.x - box.width / 2, box.y - box.height / 2
-        side = "from the customer" if name.startswith("in:") else "to the customer"
+        way, side = ("in", "from the customer") if name.startswith("in:") else ("out", "to the customer")
         edge = next(one for pair, edges in self._pairs.items() if name in pair for one in edges)
+        words = "".join(
+            f'<text class="small" text-anchor="middle" x="{box.x:.1f}" y="{at:.1f}">{_text(line)}</text>'
+            for at, line in ((y + 15 + k * _LINE, line) for k, line in enumerate(self._ports[name]))
+        )
         return (
             f"<g><title>{_text(_tensors(edge) + chr(10) + side)}</title>"
-            f'<rect class="port" x="{x:.1f}" y="{y:.1f}" width="{box.width:.1f}" height="{box.height:.1f}"'
-            f' rx="{box.height / 2:.1f}"/><text class="small" text-anchor="middle" x="{box.x:.1f}"'
-            f' y="{box.y + 3.5:.1f}">{_text(self._ports[name])}</text></g>'
+            f'<rect class="{way}" x="{x:.1f}" y="{y:.1f}" width="{box.width:.1f}" height="{box.height:.1f}"'
+            f' rx="11"/>{words}</g>'
         )
 
     def _edges(self) -> Iterator[str]:
@@ -306,12 +313,21 @@ class _Picture:
             " tensors in a call, at most</text>"
         )
         lines.append('<text class="small">In a box: the memory that the task needs, and what a position costs.</text>')
+        lines.append(
+            '<rect class="in" y="-11" width="26" height="14" rx="7"/><text class="small" x="32">what the customer'
+            ' sends</text><rect class="out" x="190" y="-11" width="26" height="14" rx="7"/><text class="small" x="222">'
+            "what it gets</text>"
+        )
         if self._back:
             lines.append(
                 '<path class="edge" stroke-dasharray="5 4" d="M0 -4h26"/><text class="small" x="32">what the next step'
                 " begins with</text>"
             )
         return lines
+
+
+def _listed(edge: Edge) -> list[str]:
+    return [_cut(line, PORT_CHARS) for line in listed(edge)]
 
 
 def _wide(lines: Sequence[str]) -> float:

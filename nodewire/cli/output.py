@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 import re
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, NoReturn
 
 import orjson
@@ -102,6 +105,25 @@ def print_json(document: Any) -> None:
     """One JSON document and a newline on stdout, flushed, so that a script can read it from a running daemon."""
     sys.stdout.buffer.write(orjson.dumps(document, option=orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE))
     sys.stdout.flush()
+
+
+@contextmanager
+def steps(what: str, clock_s: Callable[[], float] = time.monotonic) -> Iterator[Callable[[str], None]]:
+    """What is under way, on stderr, and how far it is: at most once a second, after the first. On a terminal it is one
+    line that changes and goes."""
+    said_s = clock_s()
+    with notes.status(what) as status:
+
+        def tell(step: str) -> None:
+            nonlocal said_s
+            if clock_s() - said_s < 1:
+                return
+            said_s = clock_s()
+            status.update(f"{what}: {step}")
+            if not notes.is_terminal:
+                notes.print(f"{what}: {step}")
+
+        yield tell
 
 
 def counted(count: int, what: str) -> str:

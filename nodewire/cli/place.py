@@ -13,7 +13,7 @@ from rich.table import Table as Grid
 
 from nodewire.cli import placing
 from nodewire.cli.manifest_file import read_manifest
-from nodewire.cli.output import DEVELOPERS, Json, console, counted, notes, one_line, print_json
+from nodewire.cli.output import DEVELOPERS, Json, console, counted, one_line, print_json, steps
 from nodewire.cli.roles import check_model, enter_market, naming
 from nodewire.config import AnyRole, load_role
 from nodewire.errors import BadInput, NoProvider, OverMemory
@@ -75,9 +75,9 @@ def place(
     what, held = described(manifest, tables), placing.held_by(pool, manifest, holding)
     size = f"{counted(len(manifest.tasks), 'task')} on {counted(len(pool.nodes), 'node')}"
     try:
-        with notes.status(f"placing {size}"):
-            found = advise(pool, what, workload, goal, Random(seed), is_local=is_local)
-            changes = moves(pool, what, workload, goal, held) if holding else None
+        with steps(f"placing {size}") as tell:
+            found = advise(pool, what, workload, goal, Random(seed), is_local=is_local, tell=tell)
+            changes = moves(pool, what, workload, goal, held, tell=tell) if holding else None
     except NoProvider as error:  # nobody is asked for anything here: machines lack room
         raise OverMemory(error.field, f"{error.reason}. {_ROOM}") from error
     claimed = [node.name for node in pool.nodes if node.name not in holding] if nodes is None else []
@@ -174,7 +174,7 @@ def _show(
         for name, names in _by_name(pool, manifest, changes).items():
             console.print(f"[bold]{one_line(name)}[/] should load {_names(names)}, and may drop its other stages")
         if not any(changes):
-            console.print("what is held now may stay: no other placement is worth the moves")
+            console.print(f"what is held now may stay: {_stays(len(pool.nodes))}")
     is_decoder = manifest.mode == "generate"
     alone = "one token, alone" if is_decoder else "one call, alone"
     rate = "tokens/s, all sessions" if is_decoder else "calls/s"
@@ -185,6 +185,14 @@ def _show(
         style = "bold" if one is ours else None
         figures.add_row(one_line(one.planner), f"{one.turn_ms:,.1f} ms", f"{one.per_s:,.1f}", proved, style=style)
     console.print(figures)
+
+
+def _stays(nodes: int) -> str:
+    from nodewire.plan.place.advise import REPLANNED
+
+    if nodes > REPLANNED:
+        return f"every task is held; other placements are compared with it for up to {REPLANNED} nodes"
+    return "no other placement is worth the moves"
 
 
 def _of_memory(used: int, has: int) -> str:

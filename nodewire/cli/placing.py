@@ -30,7 +30,7 @@ Holding = dict[str, tuple[str, ...]]
 _Ms = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 _Where = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
 _At = tuple[_Where, _Where, _Ms]
-_Rate = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
+_Rate = Annotated[float, Field(ge=1e-9, le=1e9, allow_inf_nan=False)]
 
 
 class _Closed(BaseModel):

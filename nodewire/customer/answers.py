@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Mapping
 
 from nodewire import errors
 from nodewire.customer.background import Background
 from nodewire.customer.claims import Claims
 from nodewire.customer.payments import Paid
 from nodewire.customer.receipts import ZapReceipts
-from nodewire.errors import TABLE, LinkLost, NodewireError, OverBudget, PaymentRequired, WorkerFailed
+from nodewire.customer.rejected import reported
+from nodewire.errors import TABLE, BadFrame, LinkLost, NodewireError, OverBudget, PaymentRequired, WorkerFailed
 from nodewire.nostr import nip44, nip57
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
@@ -20,8 +21,11 @@ from nodewire.nostr.pool import Pool
 from nodewire.protocol import feedback, kinds, result
 from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.feedback import Feedback
-from nodewire.protocol.plan import Plan
+from nodewire.protocol.manifest import Manifest
+from nodewire.protocol.plan import LOCAL, Plan
 
+WORD_S = 3.0
+"""Within which who ended a job must have said so itself, once others say that it has."""
 _REPLACEABLE = frozenset({WorkerFailed.code, LinkLost.code})
 log = logging.getLogger("nodewire.customer")
 
@@ -36,7 +40,7 @@ class Refused(errors.Busy):
 
 
 class Answers:
-    """Follows one request. `here` says who works on the job now; `grace_s`: within which a provider that reports that
+    """Follows one request. `now` says who has each task; `grace_s`: within which a provider that reports that
     it cannot go on may be replaced, 0 if nobody is."""
 
     def __init__(
@@ -44,7 +48,8 @@ class Answers:
         keys: Keys,
         request: str,
         plan: Plan,
-        here: Callable[[], Set[str]],
+        manifest: Manifest,
+        now: Callable[[], Mapping[str, str]],
         claims: Claims,
         background: Background,
         *,
@@ -63,7 +68,8 @@ class Answers:
         self._keys = keys
         self._request = request
         self._plan = plan
-        self._here = here
+        self._manifest = manifest
+        self._now = now
         self._claims = claims
         self._background = background
         self._grace_s = grace_s
@@ -95,6 +101,9 @@ class Answers:
         async with self._said:
             await self._said.wait_for(has_everything)
 
+    def _here(self) -> set[str]:
+        return set(self._now().values()) - {LOCAL}
+
     def _take(self, event: Event) -> None:
         if event.pubkey not in self._plan.members():
             return
@@ -120,17 +129,28 @@ class Answers:
             self._background.fail(Refused(said.provider, said.id))
         elif said.status == "error" and said.text in _REPLACEABLE and self._grace_s:
             self._background.spawn(self._fail_unless_replaced(said))
+        elif said.status == "error" and said.by in self._here() and said.text != LinkLost.code:
+            self._background.spawn(self._fail_unless_said(said))
         elif said.status == "error":
-            self._background.fail(self._reported(said))
+            self._background.fail(self.reported(said))
 
     async def _fail_unless_replaced(self, said: Feedback) -> None:
         await asyncio.sleep(self._grace_s)
         if said.provider in self._here():
-            self._background.fail(self._reported(said))
+            self._background.fail(self.reported(said))
 
-    def _reported(self, said: Feedback) -> NodewireError:
+    async def _fail_unless_said(self, said: Feedback) -> None:
+        """A provider repeats what another one is to have said, which is heard first."""
+        await asyncio.sleep(WORD_S)
+        if said.provider in self._here() and self._background.failure is None:
+            self.blamed.add(said.by)
+            self._background.fail(self.reported(said))
+
+    def reported(self, said: Feedback) -> NodewireError:
         """What a provider's error means here."""
         who = said.provider[:8]
+        if said.text == BadFrame.code and (found := reported(said, self._manifest, self._now())) is not None:
+            return found
         if said.text != LinkLost.code:  # who lost a link is not who broke it
             self.blamed.add(said.provider)
         if said.text == OverBudget.code:

@@ -50,16 +50,22 @@ class Programs:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """One call as the calls that are made of it: outputs are joined along `axes`; of one part they are its own."""
+    """One call as the calls that are made of it: outputs are joined along `axes`; of one part they are its own.
+
+    An output without an axis is the same of every part.
+    """
 
     calls: tuple[Call, ...]
-    axes: Mapping[str, int]
+    axes: Mapping[str, int | None]
 
     def whole(self, outputs: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
         """The call's outputs, from those of its parts."""
         if len(outputs) == 1:
             return dict(outputs[0])
-        return {name: joined([one[name] for one in outputs], axis) for name, axis in self.axes.items()}
+        return {
+            name: outputs[0][name] if axis is None else joined([one[name] for one in outputs], axis)
+            for name, axis in self.axes.items()
+        }
 
 
 class Batching:
@@ -68,7 +74,7 @@ class Batching:
     def __init__(self, manifest: Manifest, signature: Signature, programs: Mapping[str, GraphProgram]) -> None:
         self.signature = signature
         self._manifest, self._programs = manifest, programs
-        self._axes: dict[str, Mapping[str, int]] = {}
+        self._axes: dict[str, Mapping[str, int | None]] = {}
         self._sends = {edge.name: edge for edge in signature.sends}
 
     @classmethod
@@ -177,7 +183,7 @@ class Batching:
                 high = middle - 1
         return low
 
-    async def _proven(self, dim: str) -> Mapping[str, int]:
+    async def _proven(self, dim: str) -> Mapping[str, int | None]:
         if dim not in self._axes:
             if len(self._programs) < len(self._manifest.tasks):
                 raise rowwise.Unproven("a task that is not read")

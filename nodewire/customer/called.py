@@ -5,19 +5,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from functools import partial
 
-from nodewire.customer.again import may_begin, without
+from nodewire.customer.again import SecondChances, blamed, may_begin, without
 from nodewire.customer.bought import MAX_REPAIRS, Bought, judge
+from nodewire.customer.planning import PATIENCE_EPOCHS
 from nodewire.customer.purchase import Purchase
 from nodewire.customer.session import Session
 from nodewire.customer.verified import Verified
-from nodewire.errors import BadFrame, NodewireError, PaymentRequired
+from nodewire.errors import NodewireError, NoProvider, PaymentRequired
 from nodewire.kind import JobKind
 from nodewire.plan.codec import EdgeCodec, Wish
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
-from nodewire.protocol.plan import LOCAL, Terms
+from nodewire.protocol.plan import Terms
 
 
 @dataclass(slots=True)
@@ -36,6 +36,7 @@ class Called(ABC):
     """All that were bought for it, in their order."""
     repaired: int = field(default=0, init=False)
     """How often it was made again."""
+    _chances: SecondChances = field(default_factory=SecondChances, init=False)
 
     @abstractmethod
     def frames(self) -> list[Frame[Array]]:
@@ -64,10 +65,10 @@ class Called(ABC):
     async def buy(self) -> None:
         """Buy all of it. Raises as `Customer.embed`."""
         frames = self.frames()
+        failure: NodewireError | None = None
         failures = 0
         while True:
             self.forget()
-            unfit: list[str] = []
             made = Purchase(
                 self.session,
                 self.kind,
@@ -76,7 +77,8 @@ class Called(ABC):
                 self.terms,
                 {},
                 frames,
-                partial(self._take, unfit),
+                self.take,
+                patience=PATIENCE_EPOCHS if failure is None else 1,
                 wish=Wish(self.edge_codec, self.positions()) if self.edge_codec is not None else None,
             )
             bought = Bought(made)
@@ -88,24 +90,21 @@ class Called(ABC):
                         pass
                 break
             except NodewireError as error:
-                # What is no output is its producer's fault: it has what came in before it checked, or had to.
-                if not may_begin(error, made, failures=failures, came=self.came(), is_unfit=bool(unfit)):
+                if failure is not None and not made.is_underway:
+                    if isinstance(error, NoProvider) and (terms := self._chances.next(self.terms)):
+                        self.terms = terms
+                        continue
+                    raise failure from error
+                if not may_begin(error, made, failures=failures, came=self.came()):
                     raise
                 self.session.log.info("job %s ended (%s), beginning anew", made.request.id[:8], error)
-                blamed = made.blamed | {made.producer(edge) for edge in unfit} - {LOCAL}
+                failure, failures = error, failures + 1
+                self._chances.rejected(error)
+                whom = blamed(error, made)
                 if isinstance(error, PaymentRequired):
-                    blamed = await self.session.settler.still_owed(blamed)
-                self._without(bought, blamed)
-                failures += 1
+                    whom = await self.session.settler.still_owed(whom)
+                self._without(bought, whom)
         self.finish()
-
-    def _take(self, unfit: list[str], out: Frame[Array]) -> None:
-        """Take an output; `unfit` gets the edge of one that is none. Raises BadFrame."""
-        try:
-            self.take(out)
-        except BadFrame:
-            unfit.append(out.edge)
-            raise
 
     def left(self) -> Terms:
         """The terms for what is bought next: without whom this did without, and less what it cost."""

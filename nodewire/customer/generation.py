@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from nodewire.customer.again import may_begin, without
+from nodewire.customer.again import SecondChances, blamed, may_begin, without
 from nodewire.customer.bought import MAX_REPAIRS, Bought, judge
 from nodewire.customer.planning import PATIENCE_EPOCHS
 from nodewire.customer.purchase import Purchase
@@ -53,8 +53,7 @@ class Generation:
     jobs: list[Bought] = field(default_factory=list)
     repaired: list[int] = field(default_factory=list)
     """From which token on something was made again."""
-    _wronged: set[str] = field(default_factory=set)
-    _readmitted: set[str] = field(default_factory=set)
+    _chances: SecondChances = field(default_factory=SecondChances)
 
     async def stream(self) -> AsyncGenerator[Piece, None]:
         """Buy the rest of the generation. Raises as `Customer.generate`."""
@@ -76,7 +75,8 @@ class Generation:
                 return
             except NodewireError as error:
                 if failure is not None and not purchase.is_underway:
-                    if isinstance(error, NoProvider) and self._readmit():
+                    if isinstance(error, NoProvider) and (terms := self._chances.next(self.terms)):
+                        self.terms = terms
                         continue
                     raise failure from error
                 if not may_begin(error, purchase, failures=again, came=len(self.ids) > bought.first):
@@ -84,10 +84,11 @@ class Generation:
                 # Nobody was left to go on: a new job begins where this one ended.
                 self.session.log.info("job %s ended (%s), beginning anew", purchase.request.id[:8], error)
                 failure, again = error, again + 1
-                blamed = purchase.blamed
+                self._chances.rejected(error)
+                whom = blamed(error, purchase)
                 if isinstance(error, PaymentRequired):
-                    blamed = await self.session.settler.still_owed(blamed)
-                self._without(bought, blamed)
+                    whom = await self.session.settler.still_owed(whom)
+                self._without(bought, whom)
                 if self.terms.max_total_msat < purchase.plan.chunk_msat or self._left() <= 0:
                     raise
 
@@ -133,15 +134,7 @@ class Generation:
         """Go on without these providers, and with what is left of the budget."""
         self.terms = without(self.terms, whom, 0 if bought.counted else bought.purchase.spent_msat)
         bought.counted = True
-        self._wronged |= bought.purchase.wronged
-
-    def _readmit(self) -> bool:
-        """Take back, once, those who were replaced and say that they were there: without them nobody is left."""
-        back = self._wronged - self._readmitted
-        self._readmitted |= back
-        excluded = tuple(one for one in self.terms.excluded if one not in back)
-        self.terms = self.terms.model_copy(update={"excluded": excluded})
-        return bool(back)
+        self._chances.wronged(bought.purchase.wronged)
 
     def _purchase(self, patience: int) -> Purchase:
         text = self.prompt.encode()

@@ -97,11 +97,6 @@ class Purchase:
         """Providers that left, or for whose fault the job ended: the next one does better without them."""
         return self._running.blamed() | self._gone if self._running is not None else set()
 
-    def producer(self, edge: str) -> str:
-        """Who puts out on an edge now."""
-        source = next(one.source for one in self.manifest.edges if one.name == edge)
-        return self.running.handover.assigned[source]
-
     @property
     def wronged(self) -> set[str]:
         """Those of them that were replaced and say that they were there: who else may be to blame is blamed, too."""
@@ -164,6 +159,7 @@ class Purchase:
         Raises:
             TimedOut: the plan's deadline passed without an output.
             LinkLost: a provider's link broke.
+            Rejected: a provider's frame is not what it must be, as this customer or another provider says.
             NodewireError: a provider reported the error.
         """
         open_edges = {edge.name for edge in self.manifest.edges if edge.target == CUSTOMER}
@@ -180,10 +176,7 @@ class Purchase:
             self.timing.output()
             if self.manifest.mode != "run":  # of which every call begins anew, with what the customer sends
                 deadline_s = self.plan.next_result_ms / 1000 + grace_s
-            self._accept(frame)
-            chunk = chunk_of(self.manifest, frame.seq)
-            if frame.meta.get("chunk", 0) != chunk:  # what has come may be paid: it is counted here
-                raise BadFrame("chunk", f"{frame.meta.get('chunk')!r} on frame {frame.seq}, which is of chunk {chunk}")
+            chunk = self._checked(frame)
             self._last_chunk = max(self._last_chunk, chunk)
             if whole.with_one_of(chunk):
                 await self.payments.delivered(chunk)
@@ -192,6 +185,19 @@ class Purchase:
                 open_edges.discard(frame.edge)
                 self._done = not open_edges
             yield frame
+
+    def _checked(self, frame: Frame[Array]) -> int:
+        """An output's chunk. Raises Rejected: it is no output, or says another; its producer knew before it sent it."""
+        chunk = chunk_of(self.manifest, frame.seq)
+        try:
+            self._accept(frame)
+            if frame.meta.get("chunk", 0) != chunk:  # what has come may be paid: it is counted here
+                raise BadFrame("chunk", f"{frame.meta.get('chunk')!r} on frame {frame.seq}, which is of chunk {chunk}")
+        except BadFrame as error:
+            if (meant := self.running.noticed(error, frame.edge)) is None:
+                raise
+            raise meant from error
+        return chunk
 
     async def _redraw(self, refusal: Refused) -> None:
         """Begin anew without the provider that has no free slot.

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 
 from nodewire.customer import controls
-from nodewire.customer.answers import Answers
+from nodewire.customer.answers import WORD_S, Answers
 from nodewire.customer.background import Background
 from nodewire.customer.claims import Claims
 from nodewire.customer.payments import AHEAD, JobPayments, most_units
 from nodewire.customer.planning import Draw
+from nodewire.customer.rejected import Rejected, noticed
 from nodewire.customer.session import LocalMailbox, Session, signing_of
 from nodewire.customer.shares import Shares
 from nodewire.customer.ticketing import Tickets
 from nodewire.customer.timing import Handed, Timing
-from nodewire.errors import Busy, LinkLost, NodewireError, NotAllowed, TimedOut, WorkerFailed
+from nodewire.errors import BadFrame, Busy, LinkLost, NodewireError, NotAllowed, TimedOut, WorkerFailed
 from nodewire.kind import JobKind, Params
 from nodewire.nostr.event import Event
 from nodewire.protocol.chunk import chunk_of
+from nodewire.protocol.feedback import Feedback
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import LOCAL
@@ -74,7 +77,8 @@ class Running:
             session.keys,
             request.id,
             self.plan,
-            self.here,
+            manifest,
+            lambda: self.handover.assigned,
             self._claims,
             self.background,
             network=session.network,
@@ -125,31 +129,33 @@ class Running:
             spawn(self._member.link(provider))
         spawn(self.answers.follow(session.pool))
         signing = signing_of(session.keys, self.request.id, self._manifest, self.plan, self.handover)
-        spawn(controls.follow(self.request.id, self._mailbox, self.handover, self.payments, signing, self.background))
+        following = controls.follow(
+            self.request.id, self._mailbox, self.handover, self.payments, signing, self.background
+        )
+        spawn(self._unless_told(following))
         self.sharing = asyncio.create_task(self.shares.follow(self.payments))
         spawn(self._member.follow_losses(self.handover))
         await self.publish(self.request)
         for provider in self.plan.members():
             spawn(self._tickets.send(self.request.id, provider, self.answers.heard, session.pool))
         if self._manifest.mode == "run":
-            spawn(self._send())
+            spawn(self._unless_told(self._send()))
         else:
             for frame in self._inputs:
                 await self._mailbox.put(frame)
         if self._local is not None:
-            spawn(
-                session.serve_locally(
-                    self._kind,
-                    self.request.id,
-                    self._manifest,
-                    self.plan,
-                    self._params,
-                    self._local,
-                    self.payments.closed,
-                    self.handover,
-                    signing,
-                )
+            serving = session.serve_locally(
+                self._kind,
+                self.request.id,
+                self._manifest,
+                self.plan,
+                self._params,
+                self._local,
+                self.payments.closed,
+                self.handover,
+                signing,
             )
+            spawn(self._unless_told(serving))
 
     async def next(self, deadline_s: float) -> Frame[Array]:
         """The next frame for the customer itself; those for tasks that run here are handed to them.
@@ -171,8 +177,42 @@ class Running:
             # Providers wait for payments that cannot be made: then that is the reason, not their silence.
             late = TimedOut("output", f"none came within {deadline_s:.0f} s")
             raise next(iter(self._claims.unpaid.values()), late) from error
+        except BadFrame as error:
+            self._deadline = None
+            if (meant := await self._meant(error)) is None:
+                raise
+            raise meant from error
         finally:
             self._deadline = None
+
+    def noticed(self, error: BadFrame, edge: str) -> Rejected | None:
+        """What it means that a frame on `edge` is of no use here; None if it is no provider's."""
+        return noticed(error, edge, self._manifest, self.handover.assigned)
+
+    async def _meant(self, error: BadFrame) -> NodewireError | None:
+        """What has ended the job as who ended it signs it, for a neighbour may only be passing it on; None if it is the
+        error itself."""
+        if isinstance(error, Rejected):
+            return None
+        if not error.by:
+            return self.noticed(error, error.field)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WORD_S):
+                await self.background.failed.wait()
+        said = Feedback("", error.by, self.request.id, self.plan.customer, "error", error.code)
+        meant = self.background.failure or self.answers.reported(said)
+        return meant if isinstance(meant, Rejected) or meant.code != error.code else None
+
+    async def _unless_told(self, work: Coroutine[None, None, None]) -> None:
+        """Do something beside the job. What a neighbour has told this node is told to `next`, too."""
+        try:
+            await work
+        except BadFrame as error:
+            if error.by:
+                return
+            if (meant := self.noticed(error, error.field)) is None:
+                raise
+            raise meant from error
 
     def delivered(self, chunk: int) -> None:
         """All outputs of the chunk have come."""

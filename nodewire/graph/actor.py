@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from nodewire.errors import BadFrame, BadTask, Busy, NodewireError, NotAllowed, NotFound, TooLarge
+from nodewire.errors import BadFrame, BadInput, BadTask, Busy, NodewireError, NotAllowed, NotFound, TooLarge
 from nodewire.graph.compile import Compiled, find
 from nodewire.graph.encoder import DriverProgram, EncoderDriver
 from nodewire.graph.format import Input, Program, Weight
 from nodewire.graph.interpret import Interpreter, bind, check_dims
 from nodewire.graph.liveness import corners, walk
+from nodewire.graph.origins import origins
 from nodewire.graph.verify import MAX_VERIFY_S, Verified, verify, verify_weights
 from nodewire.kind import Actor, Limits
 from nodewire.protocol.frame import Frame, Meta
@@ -117,6 +118,7 @@ class GraphActor:
         self._inputs: dict[str, list[Input]] = {}
         for declared in self._program.inputs:
             self._inputs.setdefault(declared.edge, []).append(declared)
+        self._origins = origins(self._program)
         self._batch = batch_dim(GraphProgram.decode(self._program.encode()))
         self._edges = tuple(dict.fromkeys(out.edge for out in self._program.outputs))
         self._sessions: dict[str, _Session] = {}
@@ -207,9 +209,17 @@ class GraphActor:
         state.pending.setdefault(frame.seq, {})[frame.edge] = frame
 
     def _call(self, seq: int, frames: Mapping[str, Tensors]) -> list[Tensors]:
-        meta, inputs, dims = self._bound(frames)
-        self._admit(dims)
-        return self._answers(seq, meta, self._computed(inputs, dims))
+        try:
+            meta, inputs, dims = self._bound(frames)
+            self._admit(dims)
+            return self._answers(seq, meta, self._computed(inputs, dims))
+        except BadInput as error:
+            raise self._with_edges(error) from error
+
+    def _with_edges(self, error: BadInput) -> BadInput:
+        """The error with the edges, as its field, whose frames may be what is wrong, as far as that is known."""
+        edges = sorted(self._origins.get(error.field, ()))
+        return type(error)(" ".join(edges), str(error)) if edges else error
 
     def _bound(self, frames: Mapping[str, Tensors]) -> tuple[Meta, dict[str, torch.Tensor], dict[str, int]]:
         """A call's meta, its inputs by name, and its dims. Raises BadFrame, BadInput, TooLarge."""
@@ -269,5 +279,5 @@ def _common(frames: Any) -> Meta:
     for frame in frames:
         for key, value in frame.meta.items():
             if meta.setdefault(key, value) != value:
-                raise BadFrame(frame.edge, f"meta {key[:40]!r} is not that of the other edges")
+                raise BadFrame("meta", f"{key[:40]!r} is not the same on all edges")
     return meta

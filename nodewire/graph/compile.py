@@ -30,6 +30,7 @@ import torch
 from nodewire.errors import BadInput, BadTask, NodewireError, NotAllowed, NotFound, Unsupported
 from nodewire.graph.format import Input, Program
 from nodewire.graph.interpret import Interpreter, check_dims
+from nodewire.graph.unwarned import unwarned
 from nodewire.graph.verify import verify
 from nodewire.graph.whitelist import OPS, Ref
 
@@ -138,7 +139,7 @@ def _library(program: Program, scratch: Path) -> Path:
     # The scratch folder goes, and precompiled headers with it.
     options = {"aot_inductor.output_path": str(scratch / "task.so"), "aot_inductor.precompile_headers": False}
     try:
-        with torch.no_grad():
+        with torch.no_grad(), unwarned():
             exported = torch.export.export(rematerialized(program), examples, dynamic_shapes=dynamic, strict=False)
             made = torch._inductor.aot_compile(exported.module(), examples, options=options)
     except Exception as error:  # the compiler's own errors have no common class

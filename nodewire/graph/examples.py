@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from nodewire.errors import BadInput, Unsupported
-from nodewire.graph.format import DTYPES, MAX_DIMS, Input, Shape
+from nodewire.graph.format import DTYPES, Input, Shape
+from nodewire.protocol.graph_program import MAX_DIMS
 
 MAX_EXAMPLES = 256
 BATCH = "batch"
@@ -75,7 +76,7 @@ def signature(
         BadInput: the examples are not alike but for sizes, or a name in `axes` or `most` is none of theirs.
         Unsupported: a tensor of a dtype that tasks do not know, or more independent sizes than a task may have.
     """
-    calls = [_bound(module, one) for one in _several(examples)]
+    calls = [_bound(module, one) for one in several(examples)]
     if not calls:
         raise BadInput("examples", "none")
     every = [dict(named_tensors(call.arguments)) for call in calls]
@@ -95,6 +96,11 @@ def signature(
     arguments = {key: _leaves(value, inputs, key) for key, value in calls[0].arguments.items()}
     least = max(prod(dims.sizes(k).values()) for k in range(len(calls)))
     return Signature(tuple(inputs.values()), largest, arguments, calls[0].positional, least)
+
+
+def tensors_of(module: torch.nn.Module, example: Any) -> dict[str, torch.Tensor]:
+    """An example's tensors by the names of the signature's inputs."""
+    return {name: tensor.detach().cpu() for name, tensor in named_tensors(_bound(module, example).arguments)}
 
 
 def named_tensors(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
@@ -131,7 +137,8 @@ class _Call:
     positional: int
 
 
-def _several(examples: Any) -> list[Any]:
+def several(examples: Any) -> list[Any]:
+    """One example or several as a list; an iterator gives its own once."""
     if isinstance(examples, Iterator | list):
         return list(islice(examples, MAX_EXAMPLES))
     return [examples]

@@ -25,11 +25,9 @@ import torch
 from nodewire.errors import BadInput, BadTask, BadVersion, TooLarge
 from nodewire.graph.whitelist import Ref, check_call
 from nodewire.protocol import canonical
-from nodewire.protocol.graph_program import MAX_BYTES, MAX_VALUES, VERSION
+from nodewire.protocol.frame import MAX_RANK
+from nodewire.protocol.graph_program import MAX_BYTES, MAX_DIMS, MAX_NODES, MAX_PORTS, MAX_VALUES, VERSION
 
-MAX_NODES = 16_384
-MAX_RANK = 8
-MAX_DIMS = 3
 MAX_SIZE = 2**40
 MAX_ELEMENTS = 2**44
 """Of a shape, dims apart: no product of sizes that torch makes of it overflows."""
@@ -176,10 +174,10 @@ class Program:
             dims=dims,
             volume=_count(document["volume"], "volume", 1, MAX_SIZE),
             slots=_count(document["slots"], "slots", 1, MAX_SLOTS),
-            inputs=tuple(_input(i, dims) for i in _list(document["inputs"], "inputs", 64)),
+            inputs=tuple(_input(i, dims) for i in _list(document["inputs"], "inputs", MAX_PORTS)),
             weights=tuple(_weight(w) for w in _list(document["weights"], "weights", MAX_NODES)),
             nodes=tuple(_node(n) for n in _list(document["nodes"], "nodes", MAX_NODES)),
-            outputs=tuple(_output(o, dims) for o in _list(document["outputs"], "outputs", 64)),
+            outputs=tuple(_output(o, dims) for o in _list(document["outputs"], "outputs", MAX_PORTS)),
         )
         program.check()
         return program

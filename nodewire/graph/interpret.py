@@ -215,10 +215,10 @@ def bind(program: Program, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]
                 if size > program.volume:
                     raise TooLarge(declared.name, f"{size} rows, at most {program.volume}")
                 continue
-            if isinstance(want, str):
-                want = dims.setdefault(want, size)
-            if size != want:
-                raise BadInput(declared.name, f"a dimension of {size} where {want} is meant")
+            known = dims.setdefault(want, size) if isinstance(want, str) else want
+            if size != known:
+                what = want if isinstance(want, str) else declared.name  # of inputs that disagree either may be wrong
+                raise BadInput(what, f"{size} in {declared.name} where {known} is meant")
     check_dims(program, dims)
     for declared in program.inputs:
         _check_range(declared, inputs[declared.name])

@@ -14,10 +14,11 @@ from itertools import permutations
 import torch
 
 from nodewire.errors import BadTask, OverMemory, TooLarge
-from nodewire.graph.format import MAX_RANK, MAX_SIZE, SOME, Node, Program
+from nodewire.graph.format import MAX_SIZE, SOME, Node, Program
 from nodewire.graph.interpret import Interpreter, Value
 from nodewire.graph.whitelist import Op
 from nodewire.graph.workspace import workspace_bytes
+from nodewire.protocol.frame import MAX_RANK
 
 MAX_MADE = 65_536
 """Tensors that a stranger's program may make, the pieces of its splits among them."""

@@ -7,9 +7,8 @@ from dataclasses import replace
 from nodewire.graph.format import Node, Program, replace_refs
 from nodewire.graph.whitelist import RESHAPE, VIEW, Ref
 
-_IDENTITIES = {"aten.clone.default", "aten.alias.default", "aten.detach.default", "aten.lift_fresh_copy.default"}
+_COPY = "aten.clone.default"
 """In a functional graph nothing is written in place, so a copy (a dropout in evaluation, say) is its argument."""
-_RENAMED = {VIEW: RESHAPE, "aten._unsafe_view.default": RESHAPE}
 
 
 def normalize(program: Program) -> Program:
@@ -19,10 +18,10 @@ def normalize(program: Program) -> Program:
     for node in program.nodes:
         args = tuple(replace_refs(arg, same) for arg in node.args)
         kwargs = {key: replace_refs(arg, same) for key, arg in node.kwargs.items()}
-        if node.op in _IDENTITIES and not kwargs and isinstance(args[0], Ref):
+        if node.op == _COPY and not kwargs and isinstance(args[0], Ref):
             same[node.name] = args[0].name
             continue
-        nodes.append(Node(node.name, _RENAMED.get(node.op, node.op), args, kwargs))
+        nodes.append(Node(node.name, RESHAPE if node.op == VIEW else node.op, args, kwargs))
     outputs = tuple(replace(out, value=same.get(out.value, out.value)) for out in program.outputs)
     return without_unused(replace(program, nodes=tuple(nodes), outputs=outputs))
 

@@ -10,7 +10,6 @@ import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from typing import Any
 
 import sympy
@@ -21,20 +20,21 @@ from torch.utils._sympy.functions import CleanDiv, FloorDiv, Mod, PythonMod
 from nodewire.errors import BadTask
 from nodewire.graph.examples import Signature
 from nodewire.graph.format import DTYPES, Node, Output, Program, Shape, Weight
+from nodewire.graph.guards import Guard, failing
+from nodewire.graph.places import Place, own, traced
 from nodewire.graph.whitelist import Ref
 
 _DROPPED = ("aten._assert", "aten.sym_constrain")
-_TRIED = 12
-"""Sizes of each dim at which an assertion on sizes is tried, smallest and largest among them."""
 KNOWN = {
     "aten.min.other": "aten.minimum.default",
     "aten.max.other": "aten.maximum.default",
-    "aten.alias.default": "aten.alias.default",
-    "aten.detach.default": "aten.detach.default",
-    "aten.lift_fresh_copy.default": "aten.lift_fresh_copy.default",
     "aten._unsafe_view.default": "aten.reshape.default",
+    **dict.fromkeys(
+        ("aten.alias.default", "aten.detach.default", "aten.lift_fresh_copy.default"), "aten.clone.default"
+    ),
 }
-"""Operators that are others by another name, or nothing in a functional graph (`normalize`)."""
+"""Operators that are others by another name in a functional graph."""
+_RESHAPES = ("aten.view.default", "aten.reshape.default", "aten._unsafe_view.default")
 _PLACING = ("device", "layout", "pin_memory", "non_blocking")
 _MOST_FACTORS = 8
 _BY_DATA = "makes a tensor as large as its data says: give it a size of the inputs', and a mask"
@@ -54,14 +54,19 @@ class Traced:
 
     `shapes` has every tensor's shape where each size is a number or a dim's name; a tensor with a derived size is not
     in it. `constants` are tensors that are part of the module's code, not of its weights. `tied` has all names of the
-    weights that have several, `modules` the path of the module within the model that each node belongs to.
+    weights that have several, `places` where in the model each node was made.
     """
 
     program: Program
     shapes: Mapping[str, Shape]
     constants: Mapping[str, torch.Tensor]
     tied: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    modules: Mapping[str, str] = field(default_factory=dict)
+    places: Mapping[str, Place] = field(default_factory=dict)
+
+    @property
+    def paths(self) -> Mapping[str, str]:
+        """Of each node, the path of its module."""
+        return {name: place.path for name, place in self.places.items()}
 
 
 class Reader:
@@ -72,8 +77,10 @@ class Reader:
         said: Signature,
         volume: int,
         buffers: Mapping[str, torch.Tensor],
+        asked: Sequence[Guard] = (),
     ) -> None:
         self._exported, self._said, self._volume, self._buffers = exported, said, volume, buffers
+        self._asked = asked
         self._undefined = iter(said.inputs)
         self._tied = _tied(module)
         self._names: dict[torch.fx.Node, str] = {}
@@ -85,7 +92,7 @@ class Reader:
         self._constants: dict[str, torch.Tensor] = {}
         self._weights: dict[str, Weight] = {}
         self._nodes: list[Node] = []
-        self._modules: dict[str, str] = {}
+        self._places: dict[str, Place] = {}
         self._tried: set[sympy.Expr] = set()
 
     def read(self, names: Sequence[str]) -> Traced:
@@ -93,17 +100,18 @@ class Reader:
         signature = self._exported.graph_signature
         for spec in signature.output_specs:
             if spec.kind != OutputKind.USER_OUTPUT:
-                raise BadTask(_own(str(spec.target)), "is changed by a call, and a task keeps nothing between calls")
+                raise BadTask(own(str(spec.target)), "is changed by a call, and a task keeps nothing between calls")
         results = self._read(self._exported.graph_module, None)
         outputs = []
         for name, fx in zip(names, results, strict=True):
-            value = self._names[fx]
+            value, place = self._names[fx], traced(fx)
             if not _symbols(fx.meta["val"].shape) <= self._symbols.keys():
-                raise BadTask(_path(fx) or name, _BY_DATA)
+                raise BadTask(place.path or name, f"{_BY_DATA}{place}")
             if fx.meta["val"].dtype not in DTYPES.values():
-                raise BadTask(name, f"leaves as {str(fx.meta['val'].dtype)[6:]}, which no task puts out")
+                raise BadTask(name, f"leaves as {str(fx.meta['val'].dtype)[6:]}, which no task puts out{place}")
             if value not in self._shapes:
-                raise BadTask(name, f"leaves with the size {_derived(fx)}, derived from others: return it unflattened")
+                size = " x ".join(str(n) for n in fx.meta["val"].shape)
+                raise BadTask(name, f"leaves with the size {size}, derived from others: return it unflattened{place}")
             outputs.append(Output(name, value, fx.meta["val"].dtype, self._shapes[value]))
         program = Program(
             dims=dict(self._said.dims),
@@ -114,7 +122,7 @@ class Reader:
             outputs=tuple(outputs),
         )
         tied = {names[0]: names for names in self._tied.values() if len(names) > 1}
-        return Traced(program, self._shapes, self._constants, tied, self._modules)
+        return Traced(program, self._shapes, self._constants, tied, self._places)
 
     def _read(self, graph_module: torch.fx.GraphModule, operands: Sequence[torch.fx.Node] | None) -> Sequence[Any]:
         """Read a graph; its placeholders are the operands, or the exported program's own. What it returns."""
@@ -144,21 +152,22 @@ class Reader:
             return
         if not fx.users:
             return
-        own = _own(str(spec.target))
-        name = next((names[0] for names in self._tied.values() if own in names), own)
+        wanted = own(str(spec.target))
+        name = next((names[0] for names in self._tied.values() if wanted in names), wanted)
         if name in self._weights:
             self._names[fx] = name
             return
         name = self._name(fx, name)
         if not isinstance(val, torch.Tensor) or val.dtype not in DTYPES.values():
-            raise BadTask(name, f"a weight of {getattr(val, 'dtype', type(val).__name__)}, which no task has")
+            kind = str(getattr(val, "dtype", type(val).__name__)).removeprefix("torch.")
+            raise BadTask(name, f"a weight of {kind}, which no task has: {', '.join(DTYPES)}")
         self._weights[name] = Weight(name, val.dtype, tuple(int(n) for n in val.shape))
         self._shapes[name] = tuple(int(n) for n in val.shape)
         if spec.kind == InputKind.CONSTANT_TENSOR or spec.persistent is False:
             tensor = self._exported.constants[str(spec.target)]
-            tensor = self._buffers.get(own, tensor) if tensor.is_meta else tensor
+            tensor = self._buffers.get(wanted, tensor) if tensor.is_meta else tensor
             if tensor.is_meta:
-                raise BadTask(own, "a constant of the model's code without a value: build it off the meta device")
+                raise BadTask(wanted, "a constant of the model's code without a value: build it off the meta device")
             self._constants[name] = tensor
 
     def _call(self, fx: torch.fx.Node, graph_module: torch.fx.GraphModule) -> None:
@@ -174,15 +183,20 @@ class Reader:
         if isinstance(target, torch._ops.HigherOrderOperator):
             self._higher(fx, str(target), graph_module)
             return
-        path = _path(fx)
-        kwargs = {k: self._argument(v, path or fx.name) for k, v in fx.kwargs.items() if k not in _PLACING}
+        place = traced(fx)
+        kwargs = {k: self._argument(v, place) for k, v in fx.kwargs.items() if k not in _PLACING}
         if target is torch.ops.aten._to_copy.default and not kwargs:  # a move to another device
             self._names[fx] = self._names[fx.args[0]]  # type: ignore[index]
             return
-        args = tuple(self._argument(a, path or fx.name) for a in fx.args)
+        args = tuple(self._argument(a, place) for a in fx.args)
         is_aten = isinstance(target, torch._ops.OpOverload)
         op = str(target) if is_aten else f"py.{getattr(target, '__name__', target)}"
-        self._add(fx, KNOWN.get(op, op), args, kwargs)
+        if op in _RESHAPES and isinstance(args[1], list) and val is not None:
+            args = (args[0], [self._inferred(n, val.shape[k], place) for k, n in enumerate(args[1])])
+        name = self._name(fx, fx.name)
+        self._nodes.append(Node(name, KNOWN.get(op, op), args, kwargs))
+        self._places[name] = place
+        self._note(name, val)
 
     def _try(self, fx: torch.fx.Node) -> None:
         """Raises BadTask: an assertion does not hold at some of the sizes that the program is to admit."""
@@ -191,11 +205,10 @@ class Reader:
         if expr is None or expr in self._tried or not expr.free_symbols <= self._symbols.keys():
             return
         self._tried.add(expr)
-        symbols = sorted(expr.free_symbols, key=str)
-        for sizes in product(*(_spread(self._said.dims[self._symbols[one]]) for one in symbols)):
-            if expr.xreplace(dict(zip(symbols, map(sympy.Integer, sizes), strict=True))) == sympy.false:
-                at = ", ".join(f"{self._symbols[one]} {size}" for one, size in zip(symbols, sizes, strict=True))
-                raise BadTask(_path(fx) or "model", f"cannot run at {at}: it needs {expr}; let sizes vary less")
+        at = failing(expr, {one: self._symbols[one] for one in expr.free_symbols}, self._said.dims)
+        if at is not None:
+            refusals = (guard.refusal(self._said.dims) for guard in self._asked)
+            raise next(filter(None, refusals), _refused(traced(fx), f"cannot run at {at}: let sizes vary less"))
 
     def _higher(self, fx: torch.fx.Node, kind: str, graph_module: torch.fx.GraphModule) -> None:
         def graph(arg: Any) -> torch.fx.GraphModule:
@@ -203,13 +216,14 @@ class Reader:
             assert isinstance(found, torch.fx.GraphModule)
             return found
 
+        place = traced(fx)
         match kind, list(fx.args):
             case "cond", [condition, left, right, operands]:
                 branches = [self._results(graph(one), operands) for one in (left, right)]
-                chosen = self._condition(condition, fx)
+                chosen = self._condition(condition, fx.name, place)
                 types = fx.meta["val"]
                 self._lists[fx] = [
-                    self._made(f"{fx.name}.{k}", "aten.where.self", (chosen, Ref(a), Ref(b)), types[k], _path(fx))
+                    self._made(f"{fx.name}.{k}", "aten.where.self", (chosen, Ref(a), Ref(b)), types[k], place)
                     for k, (a, b) in enumerate(zip(*branches, strict=True))
                 ]
             case "wrap_with_set_grad_enabled", [_, inner, *operands]:
@@ -217,39 +231,31 @@ class Reader:
             case "wrap_with_autocast", [_, _, False, _, inner, *operands]:
                 self._lists[fx] = self._results(graph(inner), operands)
             case _:
-                raise BadTask(_path(fx) or fx.name, f"uses {kind}, which no task may: write it with tensors' operators")
+                raise _refused(place, f"uses {kind}, which no task may: write it with tensors' operators")
 
     def _results(self, graph: torch.fx.GraphModule, operands: Any) -> list[str]:
         return [self._names[result] for result in self._read(graph, operands)]
 
-    def _condition(self, given: Any, fx: torch.fx.Node) -> Ref:
+    def _condition(self, given: Any, name: str, place: Place) -> Ref:
         """A boolean tensor without dimensions."""
         val = given.meta["val"]
         if isinstance(val, torch.Tensor):
             value, rank = self._names[given], val.dim()
             if rank:
-                value = self._made(f"{fx.name}.condition", "aten.reshape.default", (Ref(value), []), None, _path(fx))
+                value = self._made(f"{name}.condition", "aten.reshape.default", (Ref(value), []), None, place)
             return Ref(value)
         relation = val.node.expr
         if relation.func not in _RELATIONS:
-            raise BadTask(_path(fx) or fx.name, f"chooses by {relation}: compare two sizes")
-        left, right = (self._expression(side, _path(fx)) for side in relation.args)
-        number = self._made(
-            f"{fx.name}.size", "aten.scalar_tensor.default", (left,), None, _path(fx), dtype=torch.int64
-        )
+            raise _refused(place, f"chooses by {relation}: compare two sizes")
+        left, right = (self._expression(side, place) for side in relation.args)
+        number = self._made(f"{name}.size", "aten.scalar_tensor.default", (left,), None, place, dtype=torch.int64)
         op = f"aten.{_RELATIONS[relation.func]}.Scalar"
-        return Ref(self._made(f"{fx.name}.condition", op, (Ref(number), right), None, _path(fx)))
+        return Ref(self._made(f"{name}.condition", op, (Ref(number), right), None, place))
 
-    def _add(self, fx: torch.fx.Node, op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        name = self._name(fx, fx.name)
-        self._nodes.append(Node(name, op, args, kwargs))
-        self._modules[name] = _path(fx)
-        self._note(name, fx.meta.get("val"))
-
-    def _made(self, wanted: str, op: str, args: tuple[Any, ...], val: Any, path: str, **kwargs: Any) -> str:
+    def _made(self, wanted: str, op: str, args: tuple[Any, ...], val: Any, place: Place, **kwargs: Any) -> str:
         name = self._fresh(wanted)
         self._nodes.append(Node(name, op, args, kwargs))
-        self._modules[name] = path
+        self._places[name] = place
         self._note(name, val)
         return name
 
@@ -271,11 +277,11 @@ class Reader:
             if None not in sizes:
                 self._shapes[name] = tuple(n for n in sizes if n is not None)
 
-    def _argument(self, arg: Any, path: str) -> Any:
+    def _argument(self, arg: Any, place: Place) -> Any:
         if isinstance(arg, torch.fx.Node):
             val = arg.meta.get("val")
             if isinstance(val, torch.SymInt):
-                return self._expression(val.node.expr, path)
+                return self._expression(val.node.expr, place)
             if isinstance(val, (int, float, bool)):
                 return val
             if arg in self._names:
@@ -284,35 +290,41 @@ class Reader:
                 isinstance(val, torch.SymFloat | torch.SymBool)
                 and not val.node.expr.free_symbols <= self._symbols.keys()
             ):
-                raise BadTask(path, "takes a number out of a tensor: compute with the tensor, without item()")
-            raise BadTask(path, f"computes with {val}, a number made of sizes that has no form in a program")
+                raise _refused(place, "takes a number out of a tensor: compute with the tensor, without item()")
+            raise _refused(place, f"computes with {val}, a number made of sizes that has no form in a program")
         if isinstance(arg, torch.SymInt):
-            return self._expression(arg.node.expr, path)
+            return self._expression(arg.node.expr, place)
         if isinstance(arg, list | tuple):
-            return [self._argument(item, path) for item in arg]
+            return [self._argument(item, place) for item in arg]
         if isinstance(arg, torch.dtype) and arg not in DTYPES.values():
-            raise BadTask(path, f"computes in {str(arg)[6:]}, which no task does: {', '.join(DTYPES)}")
+            raise _refused(place, f"computes in {str(arg)[6:]}, which no task does: {', '.join(DTYPES)}")
         if arg is None or isinstance(arg, bool | int | float | str | torch.dtype | torch.memory_format):
             return arg
-        raise BadTask(path, f"a constant of type {type(arg).__name__} has no form in a program")
+        raise _refused(place, f"a constant of type {type(arg).__name__} has no form in a program")
 
-    def _expression(self, expr: Any, path: str) -> int | Ref:
+    def _inferred(self, said: Any, size: Any, place: Place) -> Any:
+        """A size of a new shape; what is left to be inferred (-1) by its name, so that who follows rows knows it."""
+        if said != -1 or (isinstance(size, torch.SymInt) and size.node.expr not in self._symbols):
+            return said
+        return self._argument(size, place)
+
+    def _expression(self, expr: Any, place: Place) -> int | Ref:
         """A size: a number, a dim, or arithmetic on them."""
         if expr.is_Integer:
             return int(expr)
         if expr in self._symbols:
             return Ref(self._symbols[expr])
         if expr not in self._sizes:
-            self._sizes[expr] = self._arithmetic(expr, path)
+            self._sizes[expr] = self._arithmetic(expr, place)
         return self._sizes[expr]
 
-    def _arithmetic(self, expr: Any, path: str) -> int | Ref:
+    def _arithmetic(self, expr: Any, place: Place) -> int | Ref:
         def call(name: str, left: int | Ref, right: int | Ref) -> Ref:
-            return Ref(self._made("size", f"py.{name}", (left, right), None, path))
+            return Ref(self._made("size", f"py.{name}", (left, right), None, place))
 
         if not expr.args:
-            raise BadTask(path, _BY_DATA)
-        parts = [self._expression(part, path) for part in expr.args]
+            raise _refused(place, _BY_DATA)
+        parts = [self._expression(part, place) for part in expr.args]
         first, *rest = parts
         match expr.func:
             case sympy.Add | sympy.Mul:
@@ -328,7 +340,7 @@ class Reader:
                 for _ in range(rest[0] - 1):
                     made = call("mul", made, first)
                 return made
-        raise BadTask(path, f"the size {expr} has no form in a program: use sums, products and whole quotients")
+        raise _refused(place, f"the size {expr} has no form in a program: use sums, products and whole quotients")
 
 
 def _tied(module: torch.nn.Module) -> dict[int, list[str]]:
@@ -346,21 +358,5 @@ def _symbols(shape: Sequence[Any]) -> set[Any]:
     return {symbol for size in shape if isinstance(size, torch.SymInt) for symbol in size.node.expr.free_symbols}
 
 
-def _spread(most: int) -> list[int]:
-    """Sizes from 2 (what holds at 1 too, broadcasting apart) to `most`, denser where they are small."""
-    steps = {round(2 * (most / 2) ** (k / (_TRIED - 1))) for k in range(_TRIED)}
-    return sorted({2, 3, *steps, max(most - 1, 2)} & set(range(2, most + 1))) or [most]
-
-
-def _own(target: str) -> str:
-    """A name within the model: export saw it inside of a wrapper."""
-    return target.removeprefix("model.")
-
-
-def _path(fx: torch.fx.Node) -> str:
-    stack = [str(path) for path, _ in (fx.meta.get("nn_module_stack") or {}).values()]
-    return _own(stack[-1]) if stack else ""
-
-
-def _derived(fx: torch.fx.Node) -> str:
-    return " x ".join(str(n) for n in fx.meta["val"].shape)
+def _refused(place: Place, why: str) -> BadTask:
+    return BadTask(place.path or "model", f"{why}{place}")

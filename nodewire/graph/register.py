@@ -17,11 +17,14 @@ from typing import Any
 import torch
 
 from nodewire.errors import BadInput, BadTask, NotFound, OverMemory
+from nodewire.graph import parity
 from nodewire.graph.decompose import decompose
-from nodewire.graph.examples import BATCH, Axes, Signature, signature
+from nodewire.graph.diagnosis import unlisted
+from nodewire.graph.examples import BATCH, Axes, Signature, several, signature, tensors_of
 from nodewire.graph.experts import mixtures
 from nodewire.graph.format import Program
 from nodewire.graph.normalize import normalize
+from nodewire.graph.places import Place
 from nodewire.graph.reading import Traced
 from nodewire.graph.trace import trace
 from nodewire.graph.whitelist import OPS
@@ -56,13 +59,16 @@ def register(
     lie anywhere, and the whole of them is never copied. The experts of a mixture are cut into `expert_groups` tasks, or
     into as many as the target asks, if those are more. The registration's report says what bounded each cut.
 
-    With `dry_run` nothing is written and no weight is read, so the model may lie on the meta device: what is returned
+    The tasks are then run beside the model, on the largest example and on another call made of it.
+
+    With `dry_run` nothing is written, run or read of weights, so the model may lie on the meta device: what is returned
     says what would be made, without blobs and without the hashes of weights.
 
     Raises:
         BadInput, Unsupported: the examples do not go together, or the model with them; there are no experts to group;
             it is not said where to write to.
-        BadTask: the model cannot be exported, or uses what no task may; names the module and what to change.
+        BadTask: the model cannot be exported, or uses what no task may; names the module and what to change. Or the
+            tasks do not put out what the model does.
         OverMemory: an operator alone needs more than the target; names it, and the target that would do.
     """
     try:
@@ -71,7 +77,8 @@ def register(
         raise BadInput("target_vram", str(error)) from error
     if out is None and not dry_run:
         raise BadInput("out", "the folder that gets manifest and blobs; only a dry run does without")
-    said = signature(model, examples, axes, most)
+    shown = several(examples)
+    said = signature(model, shown, axes, most)
     traced = trace(model, said, volume(said), outputs=outputs)
     made = split(
         traced,
@@ -84,8 +91,13 @@ def register(
         license=license,
         expert_groups=expert_groups,
     )
-    if out is not None and not dry_run:
-        (Path(out) / MANIFEST).write_bytes(made.manifest.pack())
+    if dry_run or out is None:
+        return made
+    itself = parity.eager(model, said, outputs)
+    calls = list(parity.others(said, [tensors_of(model, one) for one in shown]))
+    parity.check_again(itself, calls[0])
+    made = replace(made, report=(*made.report, parity.compare(made, itself, calls)))
+    (Path(out) / MANIFEST).write_bytes(made.manifest.pack())
     return made
 
 
@@ -112,7 +124,7 @@ def split(
     try:
         done = decompose(whole, traced.shapes, target_bytes, said.least, expert_groups=expert_groups)
     except OverMemory as error:
-        where = traced.modules.get(error.field)
+        where = traced.paths.get(error.field)
         item = {dim: most for dim, most in said.dims.items() if dim not in (BATCH, "images")}
         one = (
             f" ({' x '.join(f'{dim} {most}' for dim, most in item.items())})"
@@ -124,7 +136,7 @@ def split(
             f"{where} ({error.field})" if where else error.field,
             f"{error.reason}, for {sizes}: smaller calls need less",
         ) from None
-    return write_run(done, parts, target_bytes, out, name=name, license=license, modules=traced.modules, say=say)
+    return write_run(done, parts, target_bytes, out, name=name, license=license, modules=traced.paths, say=say)
 
 
 def normalized(traced: Traced, slots: int = 1) -> Program:
@@ -132,8 +144,8 @@ def normalized(traced: Traced, slots: int = 1) -> Program:
     whole = normalize(replace(traced.program, slots=slots))
     for node in whole.nodes:
         if node.op not in OPS:
-            where = traced.modules.get(node.name) or node.name
-            raise BadTask(where, f"uses {node.op}, which no task may: express it by operators of the whitelist")
+            place = traced.places.get(node.name, Place())
+            raise BadTask(place.path or "model", unlisted(node.op, place))
     return whole
 
 

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import torch
 
-from nodewire.graph import encoder_directory
+from nodewire.graph import encoder_directory, parity
 from nodewire.graph.families.building import Built, build
 from nodewire.graph.families.checkpoint import Checkpoint
 from nodewire.graph.families.inputs import LARGEST, Largest
 from nodewire.graph.reading import Traced
 from nodewire.graph.register import split, volume
 from nodewire.graph.trace import trace
+from nodewire.graph.unloaded import Reading
 from nodewire.graph.writing import Parts
 from nodewire.kind import Registration, Say
 from nodewire.weights.directory import SINGLE, stored_if_any, stored_tensors
@@ -68,7 +69,17 @@ def split_directory(
         expert_groups=expert_groups,
         say=say,
     )
-    return replace(made, lacks=(SINGLE,) if stored is None else ())
+    if out is None or parts is None:
+        return replace(made, lacks=(SINGLE,) if stored is None else ())
+    say("running it beside the model itself")
+    return replace(made, report=(*made.report, compared(made, built, traced, parts)))
+
+
+def compared(made: Registration, built: Built, traced: Traced, parts: Parts) -> str:
+    """The tasks beside the module, which reads a weight at a time from the directory. Raises BadTask as `compare`."""
+    mode = Reading(built.module, parts, traced.tied, {**built.buffers, **traced.constants})
+    itself = parity.eager(built.module, built.called, built.family.outputs or None, mode)
+    return parity.compare(made, itself, [parity.drawn(made, built.called)])
 
 
 def trace_built(built: Built) -> Traced:

@@ -14,13 +14,14 @@ from pathlib import Path
 import torch
 
 from nodewire.errors import BadInput
-from nodewire.graph import bert, encoder_directory
+from nodewire.graph import bert, encoder_directory, parity
 from nodewire.graph.decompose import DRIVER, Decomposition, decompose
 from nodewire.graph.encoder import MAX_TEXTS_BYTES, TEXTS, DriverProgram
 from nodewire.graph.encoder_directory import EncoderDirectory
 from nodewire.graph.examples import Leaf, Signature
 from nodewire.graph.normalize import normalize
 from nodewire.graph.trace import trace
+from nodewire.graph.unloaded import Reading
 from nodewire.graph.writing import Writer, pieces, report
 from nodewire.kind import Piece, Registration
 from nodewire.protocol.manifest import CUSTOMER, Edge, Manifest, Task, Tensor
@@ -48,7 +49,7 @@ def split_encoder(
 
     Raises:
         NotFound, BadInput: the directory is not a sentence encoder of a supported family.
-        BadTask: the model uses an operator that is not on the whitelist.
+        BadTask: the model uses an operator that is not on the whitelist, or the tasks do not put out what it does.
         OverMemory: a node alone needs more than the target; names it and the target that would do.
     """
     if not 1 <= max_batch <= 1_024:
@@ -56,7 +57,8 @@ def split_encoder(
     said = encoder_directory.read(directory, is_dry=out is None)
     dims = {bert.BATCH: max_batch, bert.SEQUENCE: said.positions}
     called = Signature(bert.INPUTS, dims, {i.name: Leaf(i) for i in bert.INPUTS}, positional=0)
-    traced = trace(bert.build(said), called, max_batch * said.positions)
+    module = bert.build(said)
+    traced = trace(module, called, max_batch * said.positions)
     whole = normalize(replace(traced.program, slots=slots))
     whole = replace(whole, outputs=tuple(replace(o, name=VECTORS, edge=VECTORS) for o in whole.outputs))
     done = decompose(whole, traced.shapes, target_bytes, least_volume=said.positions)
@@ -88,10 +90,15 @@ def split_encoder(
         edges=(texts, *inner),
     )
     said_of_driver = f"{DRIVER}: tokenizer, {driver.memory_bytes} bytes in all"
-    lines = (*report(manifest.name, done, target_bytes, traced.modules), said_of_driver)
-    known = {DRIVER: Piece(0, driver.memory_bytes), **pieces(done, traced.modules)}
+    lines = (*report(manifest.name, done, target_bytes, traced.paths), said_of_driver)
+    known = {DRIVER: Piece(0, driver.memory_bytes), **pieces(done, traced.paths)}
     lacks = ((SINGLE,) if stored is None else ()) + (() if said.tokenizer else ("tokenizer.json",))
-    return Registration(manifest, writer.blobs.paths, lines, known, lacks)
+    made = Registration(manifest, writer.blobs.paths, lines, known, lacks)
+    if out is None:
+        return made
+    itself = parity.eager(module, called, None, Reading(module, parts, traced.tied, traced.constants))
+    compared = parity.compare(made, lambda given: {VECTORS: itself(given)["output"]}, [parity.drawn(made, called)])
+    return replace(made, report=(*lines, compared))
 
 
 def _driver(said: EncoderDirectory, done: Decomposition, edges: Sequence[Edge], writer: Writer) -> Task:

@@ -9,29 +9,27 @@ from __future__ import annotations
 
 import logging
 import re
-import traceback
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.export import _trace
 
-from nodewire.errors import BadInput, BadTask
+from nodewire.errors import BadInput, BadTask, NodewireError
+from nodewire.graph.diagnosis import check, check_exported, diagnosed
 from nodewire.graph.examples import Signature, named_tensors
+from nodewire.graph.format import Program
+from nodewire.graph.guards import Guard, guards
 from nodewire.graph.reading import KNOWN, Reader, Traced
+from nodewire.graph.state import Held, leave, read_by_the_next
 from nodewire.graph.uncollected import uncollected
+from nodewire.graph.unwarned import unwarned
 from nodewire.graph.whitelist import OPS
 
 _TRACED_SIZES = (17, 19, 23, 13, 11, 7, 5, 3, 2)
 """A size that varies is traced at one of these: different ones, so that export takes none for another or a constant."""
-_DATA_DEPENDENT = "it branches on a tensor's value, or makes a tensor as large as its values say: use torch.where"
-_NUMBER = "it makes a number of a tensor's value (float, int, item, tolist): compute with the tensor itself"
-_NUMPY = "numpy cannot be traced: use torch's own operators"
-_IS_NUMPY = re.compile(r"\bnp\.|numpy", re.IGNORECASE)
-_IS_NUMBER = re.compile(r"\bfloat\(|\bint\(|\.item\(|\.tolist\(")
 _SYMBOLS = logging.getLogger("torch.fx.experimental.symbolic_shapes")
 
 
@@ -50,17 +48,45 @@ def trace(
 
     Raises:
         BadInput: the module is in training mode, or does not return what `outputs` names.
-        BadTask: it cannot be exported with these dims, or holds what the format cannot express; the field is the path
-            of the module within the model where that is known, and the reason what to change.
+        BadTask: it cannot be exported with these dims, holds what the format cannot express, or reads what a call left
+            on `self`; the field is the path within the model where that is known, and the reason what to change.
     """
-    for path, part in module.named_modules():
-        if part.training:
-            raise BadInput(
-                path or "model", "is in training mode, in which it may draw random numbers: call model.eval()"
-            )
-    names: list[str] = []
-    whole = _Whole(module, said, outputs, names)
-    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    check(module)
+
+    def once() -> tuple[Traced, Sequence[str]]:
+        whole = _Whole(module, said, outputs)
+        with guards(module, said) as asked:
+            exported = _exported(whole, said, asked)
+        for guard in asked:
+            if guard.late and guard.pins and (refusal := guard.refusal(said.dims)):
+                raise refusal
+        return Reader(exported, module, said, volume, buffers or {}, asked).read(whole.seen.names), whole.seen.changed
+
+    made, changed = once()
+    if changed:
+        _check_unread(module, made.program, changed, lambda: once()[0].program)
+    return made
+
+
+def _check_unread(
+    module: torch.nn.Module, first: Program, changed: Sequence[str], again: Callable[[], Program]
+) -> None:
+    """Raises BadTask: a call reads what the one before left in the attributes `changed`."""
+    held = Held(module)
+    leave(module, changed)
+    try:
+        same = again() == first
+    except BadTask as error:
+        raise error if error.field in changed else read_by_the_next(changed[0]) from None
+    finally:
+        held.restore()
+    if not same:
+        raise read_by_the_next(changed[0])
+
+
+def _exported(whole: _Whole, said: Signature, asked: Sequence[Guard]) -> torch.export.ExportedProgram:
+    """The functional program of a module; `asked` is what its code asks of sizes meanwhile."""
+    device = next((p.device for p in whole.model.parameters()), torch.device("cpu"))
     sizes = _sizes(said.dims)
     symbols = {
         dim: torch.export.Dim(re.sub(r"\W", "_", dim), min=1, max=max(most, 2)) for dim, most in said.dims.items()
@@ -80,12 +106,14 @@ def trace(
                 strict=False,
                 prefer_deferred_runtime_asserts_over_guards=True,
             )
-            exported = exported.run_decompositions(_decompositions())
-    except BadInput:
+            check_exported(exported, [one.name for one in said.inputs])
+            made: torch.export.ExportedProgram = exported.run_decompositions(_decompositions())
+            return made
+    except NodewireError:
         raise
     except Exception as error:  # the model's own code runs here, and may raise anything
-        raise BadTask(_where(error, module) or "model", f"cannot be exported: {_why(error)}") from None
-    return Reader(exported, module, said, volume, buffers or {}).read(names)
+        refusal = diagnosed(error, whole.model, asked, said.dims)
+    raise refusal
 
 
 @contextmanager
@@ -97,8 +125,7 @@ def _quiet() -> Iterator[None]:
     # It prints the graph so far; with stderr redirected instead, nobody could show progress.
     own["print"] = lambda *_, **__: None
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=r".*LeafSpec", category=FutureWarning)
+        with unwarned():
             yield
     finally:
         del own["print"]
@@ -111,21 +138,31 @@ def _decompositions() -> dict[torch._ops.OperatorBase, Callable[..., Any]]:
     return {op: table[op] for op in table if str(op) not in OPS and str(op) not in KNOWN}
 
 
-class _Whole(torch.nn.Module):
-    """The model with a flat list of tensors in and out; the names of those that come out are left in `names`."""
+@dataclass(slots=True)
+class _Seen:
+    """Of a call of the model: names of the tensors that came out, and what it left on modules, where it is undone."""
 
-    def __init__(
-        self, model: torch.nn.Module, said: Signature, outputs: Sequence[str] | None, names: list[str]
-    ) -> None:
+    names: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+
+
+class _Whole(torch.nn.Module):
+    """The model with a flat list of tensors in and out."""
+
+    def __init__(self, model: torch.nn.Module, said: Signature, outputs: Sequence[str] | None) -> None:
         super().__init__()
         self.model = model
         self.eval()
-        self._run: Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]] = lambda tensors: _flat(
-            said.call(model, {i.name: t for i, t in zip(said.inputs, tensors, strict=True)}), outputs, names
-        )
+        self.said, self.outputs, self.seen = said, outputs, _Seen()
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return self._run(tensors)
+        held = Held(self.model)
+        try:
+            given = {i.name: t for i, t in zip(self.said.inputs, tensors, strict=True)}
+            return _flat(self.said.call(self.model, given), self.outputs, self.seen.names)
+        finally:
+            self.seen.changed = held.changed()
+            held.restore()
 
 
 def _flat(returned: Any, outputs: Sequence[str] | None, names: list[str]) -> tuple[torch.Tensor, ...]:
@@ -145,47 +182,3 @@ def _sizes(dims: Mapping[str, int]) -> dict[str, int]:
         free = (size for size in _TRACED_SIZES if size <= most and size not in sizes.values())
         sizes[dim] = next(free, max(most, 2))
     return sizes
-
-
-def _where(error: BaseException, module: torch.nn.Module) -> str:
-    """The path of the innermost module that was running when the error arose, "" if none was."""
-    paths = {id(part): path for path, part in module.named_modules()}
-    found = ""
-    for one in _chain(error):
-        for frame, _ in traceback.walk_tb(one.__traceback__):
-            found = paths.get(id(frame.f_locals.get("self")), "") or found
-        if found:
-            break
-    return found
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An error and what it arose from, the first cause first."""
-    chain, seen = [error], {id(error)}
-    while (before := chain[-1].__cause__ or chain[-1].__context__) is not None and id(before) not in seen:
-        chain.append(before)
-        seen.add(id(before))
-    yield from reversed(chain)
-
-
-def _why(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
-    kind = type(error).__name__
-    at = _line(error)
-    if _IS_NUMPY.search(at) or _IS_NUMPY.search(str(error)):
-        return f"{_NUMPY}{at}"
-    if "DataDependent" in kind or "data-dependent" in str(error):
-        return f"{_NUMBER if _IS_NUMBER.search(at) else _DATA_DEPENDENT}{at}"
-    if "Constraints violated" in str(error):
-        said = next((line for line in lines if line.startswith("- ")), lines[0])
-        return f"a size that is said to vary may not: {said[:240]}; give it one value in all examples"
-    return f"{kind}: {lines[0][:240]}{at}"
-
-
-def _line(error: BaseException) -> str:
-    """Where in the model's own code it arose."""
-    for one in _chain(error):
-        for frame in reversed(traceback.extract_tb(one.__traceback__)):
-            if "/torch/" not in frame.filename and not frame.filename.startswith("<"):
-                return f" ({Path(frame.filename).name}:{frame.lineno}: {(frame.line or '')[:80]})"
-    return ""

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from nodewire.errors import BadTask, TooLarge
-from nodewire.graph.format import DTYPES, MAX_RANK, MAX_SIZE, NAMES, Program, Weight
+from nodewire.graph.format import DTYPES, MAX_SIZE, NAMES, Program, Weight
 from nodewire.graph.liveness import corners, walk, weight_bytes
+from nodewire.protocol.frame import MAX_RANK
 from nodewire.protocol.stored_dtypes import DTYPE_OF
 
 MAX_HEADER_BYTES = 8 * 2**20

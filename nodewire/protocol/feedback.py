@@ -15,6 +15,7 @@ from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds, tags
 
+MAX_EDGE_CHARS = 64
 Status = Literal["payment-required", "processing", "partial", "success", "error", "busy"]
 
 
@@ -33,6 +34,9 @@ class Due:
 class Feedback:
     """`id`, `provider` and `created_at` are the event's; `due` stands in `payment-required` only.
 
+    In `error` only: `edge`, what came on which cannot be computed, and `by`, the neighbour whose word it is, if not the
+    provider's own.
+
     `kind` is the request's; `ciphertext`, where there is one, is NIP-44 for the customer (of training: `delivery`).
     """
 
@@ -46,6 +50,8 @@ class Feedback:
     created_at: int = 0
     kind: int = kinds.INFERENCE
     ciphertext: str = ""
+    edge: str = ""
+    by: str = ""
 
 
 def build(
@@ -59,12 +65,15 @@ def build(
     due: Due | None = None,
     kind: int = kinds.INFERENCE,
     ciphertext: str = "",
+    edge: str = "",
+    by: str = "",
 ) -> Event:
     """The feedback event on a request of `kind`; `text` is public, so nothing of the job's content goes there."""
     said = [["e", request], ["p", customer], ["k", str(kind)], ["status", status, text[:200]]]
     if due is not None:
         said.append(["amount", str(due.amount_msat)])
         said.append(["chunk", str(due.chunk), str(due.attempt), str(due.units), due.root])
+    said += [[name, value] for name, value in (("edge", edge), ("by", by)) if value]
     return _event.sign(keys, kinds.FEEDBACK, created_at=created_at, content=ciphertext, tags=said)
 
 
@@ -92,6 +101,8 @@ def parse(event: Event) -> Feedback:
         created_at=event.created_at,
         kind=tags.number("k", event.tag("k") or str(kinds.INFERENCE), most=65_535),
         ciphertext=event.content,
+        edge=(event.tag("edge") or "")[:MAX_EDGE_CHARS] if status == "error" else "",
+        by=tags.is_hex32("by", event.tag("by") or "") if status == "error" and event.tag("by") else "",
     )
 
 

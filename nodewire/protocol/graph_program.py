@@ -10,15 +10,16 @@ from typing import Any
 
 from nodewire.errors import BadTask, BadVersion
 from nodewire.protocol import canonical
+from nodewire.protocol.frame import MAX_RANK
 
 VERSION = 1
 MAX_BYTES = 4 * 2**20
 MAX_VALUES = 2**19
 """Lists, maps and their entries in a program: what bounds the memory that reading it takes."""
-MAX_DIMS, MAX_RANK = 3, 8
+MAX_DIMS, MAX_PORTS, MAX_NODES = 3, 64, 16_384
 _LOOK_UP = "aten.embedding.default"
 _RESHAPED = {f"aten.{name}" for name in ("view.default", "reshape.default", "unsqueeze.default", "clone.default")}
-_MOST = {"dims": MAX_DIMS, "inputs": 64, "outputs": 64, "weights": 16_384, "nodes": 16_384}
+_MOST = {"dims": MAX_DIMS, "inputs": MAX_PORTS, "outputs": MAX_PORTS, "weights": MAX_NODES, "nodes": MAX_NODES}
 """Entries of each; no provider loads a program with more."""
 
 

@@ -162,6 +162,8 @@ def _matmul(self: Any, other: Any) -> Value:
         if b.axis is not None or len(b.shape) != 2:
             raise Unproven("two batches")
         return replace(a, shape=(*a.shape[:-1], b.shape[-1]))
+    if a.axis is None and b.axis == 1 and len(b.shape) == 2:  # columns of one matrix
+        return Value((*a.shape[:-1], None), len(a.shape) - 1)
     if b.axis is not None and b.axis >= len(b.shape) - 2:
         raise Unproven("a product over the batch")
     ahead = broadcast([Value(a.shape[:-2], a.axis), Value(b.shape[:-2], b.axis)])

@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from nodewire.protocol.graph_program import MAX_RANK, GraphProgram
+from nodewire.protocol.frame import MAX_RANK
+from nodewire.protocol.graph_program import GraphProgram
 from nodewire.protocol.manifest import CUSTOMER, Manifest
 from nodewire.protocol.row_rules import value_of
 from nodewire.protocol.row_values import NUMBER, SIZE, UNKNOWN, Known, Number, Unproven, Value
@@ -25,13 +26,16 @@ from nodewire.protocol.row_values import NUMBER, SIZE, UNKNOWN, Known, Number, U
 __all__ = ["Unproven", "axes", "batch_dim"]
 
 
-def axes(manifest: Manifest, programs: Mapping[str, GraphProgram], dim: str) -> dict[str, int]:
+def axes(manifest: Manifest, programs: Mapping[str, GraphProgram], dim: str) -> dict[str, int | None]:
     """By output of the model, the axis along which the batch lies whose size is `dim` in the inputs.
 
+    None: the output does not depend on the batch, nor on how large it is, so every part of one gives the whole of it
+    (of a call of CLIP with many texts, what the images are).
+
     Raises:
-        Unproven: parts of the batch might give something else.
+        Unproven: parts of the batch might give something else, or no output lies along it.
     """
-    found: dict[str, int] = {}
+    found: dict[str, int | None] = {}
     edges: dict[str, list[Known]] = {}
     sources = {edge.name: edge.source for edge in manifest.edges}
     targets = {edge.name: edge.target for edge in manifest.edges}
@@ -45,9 +49,11 @@ def axes(manifest: Manifest, programs: Mapping[str, GraphProgram], dim: str) -> 
                 raise Unproven(f"output {out.tensor} is a number")
             edges.setdefault(out.edge, []).append(value)
             if targets.get(out.edge) == CUSTOMER:
-                if not isinstance(value, Value) or value.axis is None or value.counts:
-                    raise Unproven(f"output {out.tensor} does not lie along {dim}")
+                if not isinstance(value, Value) or value.counts:
+                    raise Unproven(f"output {out.tensor} is not known to lie along {dim}, or not to depend on it")
                 found[out.tensor] = value.axis
+    if all(axis is None for axis in found.values()):
+        raise Unproven(f"no output lies along {dim}")
     return found
 
 

@@ -214,7 +214,7 @@ class JobRun:
                 self._mailbox.cancel(error)
             await self._claim_unclosed()
             await self._stop_settling(error)
-            await self._say("error", error.code)
+            await self._say_failed(error)
             raise
         finally:
             left = (serving, ended, watching, *self._beside)
@@ -433,7 +433,23 @@ class JobRun:
         due = feedback.Due(chunk, attempt, units, amount_msat, root)
         await self._say("payment-required", due=due)
 
-    async def _say(self, status: feedback.Status, text: str = "", due: feedback.Due | None = None) -> None:
+    async def _say_failed(self, error: NodewireError) -> None:
+        """Say why the job ended here: which edge's frames cannot be computed, or who has ended it before this node."""
+        edge = error.field if isinstance(error, BadFrame) and not error.by and self._is_fed(error.field) else ""
+        await self._say("error", error.code, edge=edge, by=error.by)
+
+    def _is_fed(self, edge: str) -> bool:
+        return any(one.name == edge and one.target in self.tasks for one in self._job.manifest.edges)
+
+    async def _say(
+        self,
+        status: feedback.Status,
+        text: str = "",
+        due: feedback.Due | None = None,
+        *,
+        edge: str = "",
+        by: str = "",
+    ) -> None:
         event = feedback.build(
             self._keys,
             self.request.id,
@@ -442,6 +458,8 @@ class JobRun:
             created_at=int(time.time()),
             text=text,
             due=due,
+            edge=edge,
+            by=by,
         )
         await self._publish(event)
 

@@ -182,6 +182,23 @@ def _laid_out(tensors: Iterable[tuple[str, Stored | Assembled]]) -> tuple[bytes,
     return len(text).to_bytes(8, "little") + text, rows
 
 
+def read(made: Assembled) -> Tensor:
+    """The tensor in memory.
+
+    Raises:
+        BadTask: as `write`.
+    """
+    data = bytearray(made.nbytes)
+    at = 0
+    for piece in _tensor_bytes(made):
+        if at + len(piece) > len(data):
+            break
+        data[at : (at := at + len(piece))] = piece
+    if at != len(data):
+        raise BadTask("weights", f"its parts do not make up {list(made.shape)}")
+    return torch.frombuffer(data, dtype=made.dtype).reshape(made.shape) if data else torch.zeros(made.shape)
+
+
 def _assembled(one: Stored | Assembled) -> Assembled:
     return Assembled(_dtype(one), one.shape, (one,)) if isinstance(one, Stored) else one
 
@@ -200,15 +217,19 @@ def _count(part: Stored | Tensor) -> int:
 def _file_bytes(head: bytes, rows: list[Assembled]) -> Iterable[bytes | memoryview]:
     yield head
     for made in rows:
-        for part in made.parts:
-            if isinstance(part, Tensor):
-                own, pieces = part.dtype, _held_bytes(part)
-            else:
-                own, pieces = _dtype(part), _stored_bytes(part)
-            for piece in pieces:
-                if own != made.dtype:
-                    piece = _bytes(torch.frombuffer(bytearray(piece), dtype=own).to(made.dtype))
-                yield piece
+        yield from _tensor_bytes(made)
+
+
+def _tensor_bytes(made: Assembled) -> Iterable[bytes | memoryview]:
+    for part in made.parts:
+        if isinstance(part, Tensor):
+            own, pieces = part.dtype, _held_bytes(part)
+        else:
+            own, pieces = _dtype(part), _stored_bytes(part)
+        for piece in pieces:
+            if own != made.dtype:
+                piece = _bytes(torch.frombuffer(bytearray(piece), dtype=own).to(made.dtype))
+            yield piece
 
 
 def _stored_bytes(stored: Stored) -> Iterable[bytes | memoryview]:

@@ -74,8 +74,10 @@ class JobEdges:
             raise TooLarge("limits", f"{edge}: {limit} bytes, at most {MAX_FRAME_BYTES}")
         return limit
 
-    def consumes_from(self, peer: str) -> bool:
-        return any(incoming.producer == peer for incoming in self.incoming.values())
+    def edge_of(self, peer: str, edge: str) -> str | None:
+        """An edge on which `peer` sends here: `edge` if it is one of them, None if there are none."""
+        own = [name for name, incoming in self.incoming.items() if incoming.producer == peer]
+        return edge if edge in own else min(own, default=None)
 
     def begin(self, peer: str, header: DataHeader) -> None:
         """Check that a frame from `peer` may come now, before memory is taken for it.

@@ -75,7 +75,7 @@ class Jobs:
             try:
                 job.begin(peer, held.header)
             except NodewireError as error:
-                self._fence(link, job, request, held.header.attempt, error)
+                self._fence(link, job, held.header, error)
             else:
                 if held.done:
                     job.end(held.header, held.memory)
@@ -108,7 +108,7 @@ class Jobs:
                 origin = link.origin
                 for (other, name), attempt in self.early.displaced(link.peer, origin, header):
                     if (theirs := self._exchange.open_link(other)) is not None:
-                        self._fence(theirs, None, name, attempt, Busy("job", "not open here, and others wait"))
+                        self._close_to(theirs, name, attempt, Busy("job", "not open here, and others wait"))
                 memory, first = self.early.begin(link.peer, origin, header)
                 if first:
                     asyncio.get_running_loop().call_later(self._early_s, self._expire, link, header.job, header.attempt)
@@ -116,7 +116,7 @@ class Jobs:
             job.begin(link.peer, header)
             return self._memory.take(header.nbytes)
         except NodewireError as error:
-            self._fence(link, job, header.job, header.attempt, error)
+            self._fence(link, job, header, error)
             return None
 
     def data_ends(self, link: Link, header: DataHeader, memory: memoryview) -> None:
@@ -161,25 +161,27 @@ class Jobs:
 
     # Frames that break their job's rules.
 
-    def _fence(self, link: Link, job: JobMailbox | None, name: str, attempt: int, error: NodewireError) -> None:
-        """End the job for this peer: it is told once, and its further frames pass by unread.
+    def _fence(self, link: Link, job: JobMailbox | None, header: DataHeader, error: NodewireError) -> None:
+        """End the job for this peer, and, if the peer's frames are a part of it, here."""
+        self._close_to(link, header.job, header.attempt, error, level=logging.DEBUG if job is None else logging.INFO)
+        if job is not None:
+            job.refuse(link.peer, header.edge, error)
 
-        The job itself fails only if the peer's frames are a part of it.
+    def _close_to(self, link: Link, name: str, attempt: int, error: NodewireError, level: int = logging.DEBUG) -> None:
+        """End a job for this peer: it is told once, and its further frames pass by unread.
+
+        `level`: what anybody may bring about as often as it likes is not written down.
         """
         self._fences[link.peer, name] = None
         link.discard(name)
         while len(self._fences) > _MAX_FENCES:
             self._fences.popitem(last=False)
-        # What anybody may bring about as often as it likes is not written down.
-        level = logging.DEBUG if job is None else logging.INFO
         _log.log(level, "job %s, frame from %s refused: %s", name[:8], link.peer[:8], error)
         document = {"t": ERROR, "job": name, "attempt": attempt, "error": error.as_dict()}
         if link.is_open:
             link.send_control(document)
-        if job is not None and job.consumes_from(link.peer):
-            job.fail(error)
 
     def _expire(self, link: Link, name: str, attempt: int) -> None:
         # What came over a link that has ended went with it; the books are its successor's, whose memory is in use.
         if self._exchange.open_link(link.peer) is link and self.early.drop((link.peer, name)):
-            self._fence(link, None, name, attempt, NotFound("job", "not open here"))
+            self._close_to(link, name, attempt, NotFound("job", "not open here"))

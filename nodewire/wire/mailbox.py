@@ -336,14 +336,20 @@ class JobMailbox:
             self._hear(link.peer)
             self._tell(link, incoming)
 
-    def consumes_from(self, peer: str) -> bool:
-        return self._edges.consumes_from(peer)
+    def refuse(self, peer: str, edge: str, error: NodewireError) -> None:
+        """A frame of `peer` on `edge` breaks the rules: the job is over here, unless none of its frames are part of it.
+
+        The reason names an edge on which it sends, whatever it says: nobody else's is to blame.
+        """
+        if (own := self._edges.edge_of(peer, edge)) is not None:
+            self.fail(BadFrame(own, str(error)))
 
     def documented(self, peer: str, document: Document) -> None:
         """A member sent a control document. Raises Busy if too many of its wait, BadFrame for a malformed `resume`."""
         if document["t"] in (ERROR, CANCEL):
             if peer in self.neighbours:
                 error = frames.reported(document)
+                error.by = peer
                 if self._on_lost is not None and isinstance(error, WorkerFailed):
                     if peer not in self._without_worker:
                         self._without_worker.add(peer)

@@ -110,8 +110,8 @@ async def pull(
 
     Raises:
         NotAllowed, NotFound, Busy: the holder's refusal.
-        TooLarge: more than `max_bytes` came, or a frame is above its limit.
-        BadFrame: something else than frames of the edges that were asked for.
+        TooLarge: more than `max_bytes` came.
+        BadFrame: something else than frames of the edges that were asked for, or one above its limit.
         TimedOut: nothing came for `patience_s`.
         LinkLost, BadPeer ...: as Node.link; also if the link ends in the middle.
     """

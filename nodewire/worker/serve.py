@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from nodewire.errors import NodewireError, NotAllowed, NotFound, OverMemory, TooLarge, WorkerFailed
+from nodewire.errors import BadFrame, NodewireError, NotAllowed, NotFound, OverMemory, TooLarge, WorkerFailed
 from nodewire.kind import Actor, Batching, Limits
 from nodewire.protocol.codec import OWN, Coding, Codings
 from nodewire.protocol.frame import ITEM_BYTES, MAX_TENSORS, MXINT8, Array, Frame, bytes_of
@@ -252,11 +252,14 @@ class Server:
         return torch.cuda.memory_allocated(self._limits.device) if on_device else rights.private_bytes()
 
     def _taken(self, frame: Frame[Array], codings: Codings) -> Frame[torch.Tensor]:
-        """A frame in the arena as its actor is given it. Raises BadFrame."""
+        """A frame in the arena as its actor is given it. Raises BadFrame, naming its edge."""
         coding = codings.get(frame.edge)
-        narrowing.check(frame, coding)
-        own = [dtype for dtype, _ in coding] if coding else [array.dtype for array in frame.tensors]
-        tensors = tuple(self._tensor(a, _DTYPES[dtype]) for a, dtype in zip(frame.tensors, own, strict=True))
+        try:
+            narrowing.check(frame, coding)
+            own = [dtype for dtype, _ in coding] if coding else [array.dtype for array in frame.tensors]
+            tensors = tuple(self._tensor(a, _DTYPES[dtype]) for a, dtype in zip(frame.tensors, own, strict=True))
+        except BadFrame as error:
+            raise BadFrame(frame.edge, str(error)) from error
         return Frame(frame.edge, frame.seq, tensors, frame.meta)
 
     def _tensor(self, array: Array, own: torch.dtype) -> torch.Tensor:

@@ -16,6 +16,7 @@ from nodewire.customer.generation import piece_of
 from nodewire.customer.payments import JobPayments
 from nodewire.customer.planning import draw
 from nodewire.customer.purchase import Purchase
+from nodewire.customer.rejected import noticed
 from nodewire.customer.timing import Timing
 from nodewire.errors import BadFrame, BadInput, BadTag, NoProvider
 from nodewire.nostr import event as events
@@ -32,7 +33,7 @@ from tests.customer import models as dag
 from tests.plan import markets
 
 PROVIDER, ME, REQUEST, ROOT = Keys(b"\x05" * 32), Keys(b"\x06" * 32), "cd" * 32, "ab" * 32
-EDGE = SimpleNamespace(name="tokens", target=CUSTOMER)
+EDGE = SimpleNamespace(name="tokens", source="driver", target=CUSTOMER)
 
 
 def token(seq: int, **meta: object) -> Frame[Array]:
@@ -87,7 +88,13 @@ def purchase(frames: list[Frame[Array]], mode: str = "generate") -> Purchase:
 
     bought.manifest = SimpleNamespace(mode=mode, chunk=64, edges=[EDGE])  # type: ignore[assignment]
     bought.timing = Timing()
-    running = SimpleNamespace(plan=plan(), payments=payments(mode), next=following, delivered=lambda chunk: None)
+    running = SimpleNamespace(
+        plan=plan(),
+        payments=payments(mode),
+        next=following,
+        delivered=lambda chunk: None,
+        noticed=lambda error, edge: noticed(error, edge, bought.manifest, {EDGE.source: PROVIDER.public}),
+    )
     bought._running = running  # type: ignore[assignment]
     bought._last_chunk, bought._done, bought._accept = -1, False, lambda frame: None
     return bought
@@ -222,12 +229,9 @@ async def test_who_puts_out_what_is_none_is_done_without(monkeypatch):
         is_underway, spent_msat = True, 0
         request = SimpleNamespace(id=REQUEST)
 
-        def __init__(self, session, kind, address, manifest, terms, params, frames, accept, *, wish) -> None:
+        def __init__(self, session, kind, address, manifest, terms, params, frames, accept, *, patience, wish) -> None:
             asked.append(terms.excluded)
             self.seller, self.accept = next(one for one in lies if one not in terms.excluded), accept
-
-        def producer(self, edge: str) -> str:
-            return self.seller
 
         async def __aenter__(self):
             return self
@@ -236,7 +240,10 @@ async def test_who_puts_out_what_is_none_is_done_without(monkeypatch):
             return
 
         async def outputs(self):
-            self.accept(lies[self.seller])
+            try:
+                self.accept(lies[self.seller])
+            except BadFrame as error:
+                raise noticed(error, "out", manifest, {"only": self.seller}) from error
             yield
 
     monkeypatch.setattr(called, "Purchase", Made)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import numpy as np
 import pytest
@@ -57,7 +58,7 @@ async def test_calling_every_frame_chunk_0_does_not_get_a_generation_for_nothing
 async def test_a_context_of_positions_in_one_frame_is_not_one_position(stage):
     stage.inbox.put_nowait(hidden(0, 0))
     stage.inbox.put_nowait(hidden(1, 1, positions=300))
-    assert (await outcome(stage)).field == "positions"
+    assert str(await outcome(stage)).startswith("hidden.0: positions")
 
 
 async def test_a_prompt_of_five_units_is_not_closed_as_one(stage):
@@ -81,7 +82,7 @@ async def test_units_beyond_any_database_are_an_error_with_a_name(stage):
 async def test_a_chunk_that_was_closed_early_is_not_computed_afterwards(stage):
     await stage.heard(Close.from_control(close(stage, 0, 1)))
     stage.inbox.put_nowait(hidden(0, 0))
-    assert (await outcome(stage)).field == "chunk"
+    assert str(await outcome(stage)).startswith("hidden.0: chunk")
     assert stage._frames == 0
 
 
@@ -134,6 +135,6 @@ async def test_frames_beyond_the_money_do_not_fill_the_memory(stage, monkeypatch
         stage.inbox.put_nowait(hidden(seq, 2, positions=300))
     started = asyncio.get_running_loop().time()
     stage.credit._patience_s = 30
-    assert (await outcome(stage)).code == "too-large"
+    assert re.match(r"hidden\.0: frames: over \d+ bytes wait", str(await outcome(stage)))
     assert asyncio.get_running_loop().time() - started < 5
     assert stage.inbox.qsize() > 50

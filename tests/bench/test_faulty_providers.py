@@ -15,7 +15,7 @@ FAULTS = Path(__file__).parent.parent / "faults"
 sys.path.append(str(FAULTS))
 
 from nodewire_faults import CHEATS  # noqa: E402
-from nodewire_faults.cheats import Flipped, Honest, Scaled, Skipped, Stale, Wrong  # noqa: E402
+from nodewire_faults.cheats import Flipped, Honest, Nan, Scaled, Short, Skipped, Stale, Wrong  # noqa: E402
 from nodewire_faults.engine import Faulty, noisy, rounded, without  # noqa: E402
 
 from nodewire.kind import Limits  # noqa: E402
@@ -98,6 +98,15 @@ def test_a_stale_answer_may_be_of_another_session_and_fits_or_is_honest():
     longer = hidden(3, 9)
     assert torch.equal(Stale(shared).corrupt(frame("a", 0), frame("b", 0, longer)).tensors[0], longer)
     assert torch.equal(Stale(shared).corrupt(frame("a", 0), frame("b", 0, hidden(4, 4))).tensors[0], first)
+
+
+def test_rubbish_is_not_finite_or_beyond_every_table_or_short_of_a_row():
+    out = frame("b", 0, hidden(1, 4), torch.tensor([5]))
+    sent = Nan().corrupt(frame("a", 0), out)
+    assert sent.tensors[0].isnan().all() and torch.equal(sent.tensors[1], out.tensors[1])
+    assert Nan().corrupt(frame("a", 0), frame("b", 0, torch.tensor([5]))).tensors[0].tolist() == [2**63 - 1]
+    rows = torch.arange(6).reshape(3, 2)
+    assert Short().corrupt(frame("a", 0), frame("b", 0, rows)).tensors[0].tolist() == [[0, 1], [2, 3]]
 
 
 def test_a_driver_that_lies_gives_out_other_integers():

@@ -87,7 +87,8 @@ def unhashed(manifest):
 def test_it_says_of_everything_but_the_weights_hashes_what_a_registration_makes(folders, foreseen, tmp_path, name):
     real, dry = cut(folders / name, ASKED[name], tmp_path / "blobs"), foreseen(name)
     assert unhashed(dry.manifest) == unhashed(real.manifest)
-    assert (dry.report, dry.pieces, dry.lacks) == (real.report, real.pieces, ())
+    assert dry.report == tuple(line for line in real.report if not line.startswith("beside the model itself"))
+    assert (dry.pieces, dry.lacks) == (real.pieces, ())
     assert len(real.manifest.tasks) > 1 or name == "classifier"
     assert dry.upload_bytes == real.upload_bytes
     assert dry.upload_bytes == sum(path.stat().st_size for path in real.blobs.values()) + len(real.manifest.pack())

@@ -106,6 +106,15 @@ def test_boxes_do_not_overlap_and_lines_lead_downwards(model):
         assert heights == sorted(set(heights))
 
 
+def test_what_goes_to_a_few_tasks_is_one_box_with_its_type_and_what_goes_to_many_has_one_at_each():
+    few = [edge(CUSTOMER, "vision", tensor="mask"), edge(CUSTOMER, "text", tensor="mask"), *clip().edges[2:]]
+    svg = draw(clip().model_copy(update={"edges": tuple(few)}))
+    assert svg.count('class="in" x=') == 1
+    assert texts(svg).count("mask: float32 [batch, 77, 512]") == 1
+    assert draw(experts(layers=9)).count('class="in" x=') == 1 + 9
+    assert draw(experts(layers=4)).count('class="in" x=') == 1 + 1
+
+
 def test_words_beside_lines_do_not_overlap_and_long_ones_that_find_no_room_stand_in_the_lines_title():
     many = [f"branch.{k}" for k in range(5)]
     edges = [edge(CUSTOMER, "driver", "texts", "texts")]

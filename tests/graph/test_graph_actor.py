@@ -68,7 +68,7 @@ def test_edges_that_disagree_about_meta_or_sizes_are_refused(loaded):
     with pytest.raises(BadFrame, match="chunk"):
         loaded.receive("s", frame("right", 0, 1, chunk=2))
     loaded.receive("s", frame("left", 1, 1))
-    with pytest.raises(BadInput, match=r"^y: a dimension of 2"):
+    with pytest.raises(BadInput, match=r"^left right: b: 2 in y where 1 is meant"):
         loaded.receive("s", frame("right", 1, 1, rows=2))
 
 

@@ -9,10 +9,13 @@ from safetensors.torch import load_file
 from bench.architectures import APPROXIMATE, CONFIGS, VOCABULARY, cut, inputs, make, sizes
 from bench.carved import Carved
 from nodewire.errors import BadInput, Unsupported
+from nodewire.graph.examples import BATCH
 from nodewire.graph.families.building import build
 from nodewire.graph.families.checkpoint import Checkpoint
-from nodewire.graph.families.inputs import Largest
+from nodewire.graph.families.inputs import IMAGES, SEQUENCE, Largest
 from nodewire.graph.split_directory import split_directory
+from nodewire.protocol import rowwise
+from nodewire.protocol.graph_program import GraphProgram
 from nodewire.weights.directory import stored_tensors
 
 LARGEST = Largest(batch=4, length=40)
@@ -46,6 +49,31 @@ def test_a_family_cut_into_tasks_computes_what_its_own_class_does(registered, na
         for key, tensor in carved(given).items():
             difference = (tensor - whole[key]).abs().max()
             assert difference <= (5e-6 if name in APPROXIMATE else 0), (key, batch, length)
+
+
+@pytest.mark.parametrize("name", COVERED)
+def test_a_family_runs_beside_its_tasks_with_weights_read_one_by_one(registered, name):
+    made = registered(name)[2].compared
+    assert made.startswith("beside the model itself in 1 call: ")
+    assert name in APPROXIMATE or made.endswith(": bit for bit the same")
+
+
+def test_a_call_of_clip_is_cut_along_its_texts_and_what_its_images_are_comes_with_any_part(registered):
+    found = registered("clip")[2]
+    blobs, manifest = found.made.blobs, found.made.manifest
+    programs = {task.name: GraphProgram.decode(blobs[task.program.sha256].read_bytes()) for task in manifest.tasks}
+    axes = rowwise.axes(manifest, programs, BATCH)
+    assert axes == {"logits_per_image": 1, "logits_per_text": 0, "text_embeds": 0, "image_embeds": None}
+    assert rowwise.axes(manifest, programs, IMAGES)["text_embeds"] is None
+    with pytest.raises(rowwise.Unproven):
+        rowwise.axes(manifest, programs, SEQUENCE)
+    carved, given = Carved(found.made), inputs(found.called, sizes(found.called, 4, 12), VOCABULARY)
+    texts = {one.name for one in found.called.inputs if BATCH in one.shape}
+    whole = carved(given)
+    parts = [carved({k: one[at : at + 2] if k in texts else one for k, one in given.items()}) for at in (0, 2)]
+    for name, axis in axes.items():
+        joined = parts[1][name] if axis is None else torch.cat([part[name] for part in parts], axis)
+        assert torch.allclose(joined, whole[name], atol=1e-5), name
 
 
 def test_weights_that_a_model_ties_are_stored_once(registered):

@@ -159,9 +159,10 @@ class RunningMarket:
         if process.stdout:
             process.stdout.close()
 
-    def spawn_dishonest(self, name: str, cheat: str, tasks: str) -> None:
-        """Start a provider whose worker cheats (`tests.faults`), from outside of nodewire."""
-        command = [sys.executable, "-m", "tests.faults.run", "--cheat", cheat, "--tasks", tasks, "--"]
+    def spawn_dishonest(self, name: str, cheat: str, tasks: str, *, after: int = 0) -> None:
+        """Start a provider whose worker cheats (`tests.faults`) from frame `after` on, from outside of nodewire."""
+        command = [sys.executable, "-m", "tests.faults.run", "--cheat", cheat, "--tasks", tasks]
+        command += ["--after", str(after), "--"]
         command += ["provider", "--config", str(self.config_of(name)), "--json"]
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, bufsize=0)

@@ -194,6 +194,37 @@ async def test_a_cheat_in_one_branch_is_found_and_the_call_made_again_without_it
     assert by_task(dag, done)["right"] != "nat"
 
 
+async def test_who_sends_its_neighbour_what_cannot_be_computed_denies_nothing_and_ruins_nobody(dag):
+    """pat is the fastest, and leaves a row out: kai finds that the order points nowhere. Which of kai's neighbours lies
+    it cannot say, so the call is made by those who had no part in it; the next one is kai's again."""
+    market, name = dag.market, "pat"
+    await asyncio.to_thread(dag.start, name, ["right"], 100, BOND_MSAT, cheat="short")
+    dag.public[name] = (await asyncio.to_thread(market.ready, name))["public"]
+    try:
+        now = await dag.live(name)
+        async with market.customer("rob") as rob:
+            await rob.session.market.epoch(timeout_s=10, after=now - 1)
+            excluded = (dag.public["nat"],) if "nat" in dag.public else ()
+            terms = rob.terms.model_copy(update={"excluded": excluded})
+            check([await rob.run(dag.address, CALLS[0], terms=terms)], CALLS[:1])
+            lied, made = rob.purchases
+            assert {one.task: one.provider for one in lied.plan.tasks}["right"] == dag.public[name]
+            assert set(made.plan.providers()).isdisjoint(lied.plan.providers())
+            # Nobody is paid for what never came, everybody for what did.
+            assert (lied.spent_msat, made.spent_msat) == (0, len(ALL) * PRICE_MSAT)
+            assert rob.session.payer.unpaid() == []
+            honest = terms.model_copy(update={"excluded": (*excluded, dag.public[name])})
+            check([await rob.run(dag.address, CALLS[0], terms=honest)], CALLS[:1])
+            assert by_task(dag, rob.last) == {"left": "ivy", "right": "joe", "join": "kai"}
+        ledger = market.ledger(name)
+        assert ledger.earned_msat() == 0
+        ledger.close()
+    finally:
+        market.stop_one(name)
+        await market.until(lambda snapshot: snapshot.node(dag.public[name]) is None)
+        del dag.public[name]
+
+
 async def test_a_provider_of_a_branch_that_dies_between_calls_loses_none(dag):
     market = dag.market
     async with market.customer("dora") as dora:

@@ -10,11 +10,12 @@ import torch
 
 from nodewire.errors import BadInput
 from nodewire.graph.classifier import program_of
-from nodewire.graph.format import DTYPES, Node
+from nodewire.graph.format import DTYPES, Node, Output
 from nodewire.graph.whitelist import OPS, Ref
 from nodewire.protocol import canonical, rowwise
 from nodewire.protocol.families import Cnn, Linear, Mlp
 from nodewire.protocol.graph_program import GraphProgram
+from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.row_rules import ELEMENTWISE, RULES
 from tests.protocol.rows import (
     BIAS,
@@ -327,6 +328,12 @@ APART = {
     ],
     "one row for all": [("aten.slice.Tensor", W, 0, 0, 1), ("aten.expand.default", Ref("n0"), [Ref("b"), 4]),
                         ("aten.mul.Tensor", X, Ref("n0"))],
+    "columns of a product": [("aten.t.default", X), ("aten.mm.default", W, Ref("n0")),
+                             ("aten.softmax.int", Ref("n1"), 0)],
+    "columns of several products": [("aten.t.default", X), ("aten.unsqueeze.default", W, 0),
+                                    ("aten.matmul.default", Ref("n1"), Ref("n0")),
+                                    ("aten.sum.dim_IntList", Ref("n2"), [0])],
+    "columns, turned back": [("aten.t.default", X), ("aten.mm.default", W, Ref("n0")), ("aten.t.default", Ref("n1"))],
     "all rows, picked by their numbers": [
         ("aten.arange.default", Ref("b")), ("aten.unsqueeze.default", Ref("n0"), 0),
         ("aten.index.Tensor", X, [Ref("n1")]), ("aten.select.int", Ref("n2"), 0, 0),
@@ -357,6 +364,8 @@ MIXED = {
                                  ("aten.transpose.int", Ref("n1"), 0, 1), ("aten.add.Tensor", X, X),
                                  ("aten.sum.dim_IntList", Ref("n2"), [1]), ("aten.add.Tensor", Ref("n3"), Ref("n4"))],
     "what does not depend on it": [("aten.mm.default", W, W)],
+    "a sum over columns that are rows": [("aten.t.default", X), ("aten.mm.default", W, Ref("n0")),
+                                         ("aten.softmax.int", Ref("n1"), 1)],
     "a running sum": [("aten.cumsum.default", X, 0)],
     "one row's maximum": [("aten.amax.default", X, [0]), ("aten.sub.Tensor", X, Ref("n0"))],
     "another dim that happens to be as large": [("aten.reshape.default", X, [Ref("b"), Ref("s"), -1]),
@@ -429,6 +438,36 @@ def test_classifiers_take_any_number_of_rows(family):
     inputs = tuple(replace(i, edge="customer.to.only") for i in one.inputs)
     outputs = tuple(replace(o, edge="out") for o in one.outputs)
     assert rowwise.axes(*read(replace(one, inputs=inputs, outputs=outputs)), "rows") == {"scores": 0}
+
+
+def _besides(*nodes: Node) -> tuple[Manifest, dict[str, GraphProgram]]:
+    """x + y, along the batch, and beside it what the last node makes."""
+    one = program(*nodes, Node("z", "aten.add.Tensor", (X, Y)))
+    return read(replace(one, outputs=(*one.outputs, Output("besides", nodes[-1].name, F32, ("s",), "out"))))
+
+
+def test_an_output_that_does_not_depend_on_the_batch_is_the_same_of_every_part():
+    fixed = _besides(Node("a", "aten.mm.default", (TABLE, W)), Node("b", "aten.sum.dim_IntList", (Ref("a"), [0])))
+    assert rowwise.axes(*fixed, "b") == {"out": 0, "besides": None}
+    other = _besides(Node("a", "aten.ones.default", ([S],)))
+    assert rowwise.axes(*other, "b") == {"out": 0, "besides": None}
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        (Node("a", "aten.sum.dim_IntList", (X, [0])),),
+        (Node("a", "aten.full.default", ([3], B)),),
+        (Node("n", "py.mul", (B, 2)), Node("a", "aten.ones.default", ([Ref("n")],))),
+        (Node("n", "aten.arange.default", (B,)), Node("a", "aten.amax.default", (Ref("n"), [0]))),
+        (Node("n", "aten.arange.default", (B,)),),
+        (Node("a", "aten.topk.default", (BIAS, 2)),),
+    ],
+    ids=lambda nodes: nodes[-1].op,
+)
+def test_what_depends_on_the_batch_or_on_its_size_or_is_not_known_is_no_such_output(nodes):
+    with pytest.raises(rowwise.Unproven):
+        rowwise.axes(*_besides(*nodes), "b")
 
 
 def test_elementwise_operators_are_of_the_whitelist():

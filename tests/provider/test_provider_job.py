@@ -4,10 +4,11 @@ import asyncio
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from kinds.k8843 import KIND
-from nodewire.errors import BadConfig, BadFrame, BadSignature, TimedOut
+from nodewire.errors import BadConfig, BadFrame, BadSignature, NodewireError, TimedOut
 from nodewire.kind import Job
 from nodewire.llm.sampling import Sampling
 from nodewire.llm.split import split_decoder
@@ -267,6 +268,45 @@ async def test_a_close_by_anyone_but_the_driver_is_refused(market):
     wrong = Close.sign(driver._keys, request=HASH, attempt=0, chunk=0, units=1, end=True)
     with pytest.raises(BadFrame):
         await other.heard(wrong)
+
+
+async def ended(run, market):
+    """The feedback by which a run fails."""
+    with pytest.raises(NodewireError):
+        await asyncio.wait_for(run.run(), 20)
+    return next(f for f in map(market.parsed, market.events) if f and f.status == "error")
+
+
+async def test_a_neighbours_frame_that_cannot_be_computed_is_refused_by_its_edge(market):
+    stage = list(market.runs.values())[1]
+    rubbish = Array("float32", (1, 1, 32), np.full((1, 1, 32), np.nan, np.float32).tobytes())
+    frame = Frame("hidden.0", 0, (rubbish,), {"pos": 0, "chunk": 0, "tokens": 1})
+    market.hub.queues[stage._keys.public].put_nowait(frame)
+    said = await ended(stage, market)
+    assert (said.provider, said.text, said.edge, said.by) == (stage._keys.public, "bad-frame", "hidden.0", "")
+    assert stage._mailbox.cancelled.field == "hidden.0"
+
+
+async def test_who_ends_because_a_neighbour_did_says_whose_word_it_is(market):
+    stage, other = list(market.runs.values())[1:3]
+
+    async def get():
+        error = BadFrame("hidden.0", "what another one got")
+        error.by = other._keys.public
+        raise error
+
+    stage._mailbox.get = get
+    said = await ended(stage, market)
+    assert (said.text, said.edge, said.by) == ("bad-frame", "", other._keys.public)
+
+
+async def test_a_customers_prompt_that_is_too_long_keeps_its_code(market):
+    driver = next(run for run in market.runs.values() if run.drives)
+    text = b"the cat " * 1_000
+    frame = Frame("prompt", 0, (Array("uint8", (len(text),), text),), {"chunk": 0})
+    market.hub.queues[driver._keys.public].put_nowait(frame)
+    said = await ended(driver, market)
+    assert (said.text, said.edge, said.by) == ("too-large", "", "")
 
 
 async def test_sessions_end_with_the_job(market):

@@ -193,9 +193,8 @@ async def test_a_frame_comes_as_the_plan_says_or_not_at_all(worker):
         ("narrow", "e.0", (narrow, IDS, IDS)),
         ("narrow", "e.1", (narrow,)),
     ):
-        with pytest.raises(BadFrame) as refused:
+        with pytest.raises(BadFrame, match=f"^{edge}: dtype"):
             await echoed(worker, session, edge, *arrays)
-        assert refused.value.field == "dtype"
 
 
 @pytest.mark.asyncio(loop_scope="module")

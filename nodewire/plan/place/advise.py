@@ -15,12 +15,25 @@ from random import Random
 from nodewire.errors import NoProvider
 from nodewire.plan.place import fleet
 from nodewire.plan.place.dag import Dag, Link, in_order, latency_ms, least_latency
-from nodewire.plan.place.model import CUSTOMER, Chain, Objective, Placement, Pool, Ring, Stage, Table, Task, Workload
+from nodewire.plan.place.model import (
+    CUSTOMER,
+    Chain,
+    Objective,
+    Placement,
+    Pool,
+    Ring,
+    Stage,
+    Table,
+    Task,
+    Tell,
+    Workload,
+    silent,
+)
 from nodewire.plan.place.planners import OURS, PLANNERS, predicted
 from nodewire.plan.place.rebalance import Balance, Rules, Tick, Went, step
-from nodewire.plan.place.regions import joined, nearest, part
+from nodewire.plan.place.regions import joined, nearest, neighbourly, part
 from nodewire.plan.place.replicate import Replication, replicate, torchsplit
-from nodewire.plan.place.ring import EXACT_NODES
+from nodewire.plan.place.ring import EXACT_NODES, Instance
 from nodewire.plan.place.route import compute_cost, route
 from nodewire.plan.place.search import best_ring
 from nodewire.plan.place.share import divided, share
@@ -31,6 +44,8 @@ _ANCHORS = 6
 """Nodes that are tried for a driver where there are too many to try all."""
 _COMPARED = 64
 """Nodes of the largest pool that baselines are asked about, and of the part of one in which a graph is placed."""
+REPLANNED = 256
+"""What more nodes that hold something would make is minutes' work to add up."""
 _SHARED = 20_000
 """Pairs of node and task above which a node holds one task."""
 TORCHSPLIT = "torchsplit"
@@ -91,16 +106,23 @@ def _on(measured: Mapping[str, Mapping[str, Table]] | None, task: str) -> dict[s
 
 
 def advise(
-    pool: Pool, what: Model, workload: Workload, objective: Objective, chance: Random, *, is_local: bool = False
+    pool: Pool,
+    what: Model,
+    workload: Workload,
+    objective: Objective,
+    chance: Random,
+    *,
+    is_local: bool = False,
+    tell: Tell = silent,
 ) -> list[Advice]:
     """Ours first, then the baselines that find a placement at all.
 
     `is_local`: the customer drives a ring itself. Raises NoProvider: we find none.
     """
     if what.is_ring:
-        return _ring(pool, what, workload, objective, chance, CUSTOMER if is_local else None)
+        return _ring(pool, what, workload, objective, chance, CUSTOMER if is_local else None, tell)
     found = [_graph(pool, what.dag, objective)]
-    for name, placement in _baselines(pool, what.dag.chain(), workload, objective, chance):
+    for name, placement in _baselines(pool, what.dag.chain(), workload, objective, chance, tell):
         found.append(_rated_graph(name, pool, what.dag, _by_node(pool, placement.stages, 0)))
     if len(pool.nodes) <= _COMPARED:
         with suppress(NoProvider):
@@ -115,9 +137,11 @@ def advise(
     return ways
 
 
-def moves(pool: Pool, what: Model, workload: Workload, objective: Objective, held: Held) -> Held | None:
+def moves(
+    pool: Pool, what: Model, workload: Workload, objective: Objective, held: Held, *, tell: Tell = silent
+) -> Held | None:
     """What nodes that hold some of a ring's tasks should load instead: what nobody holds, or all of a new plan if it is
-    worth so much more that it is followed (`rebalance`).
+    worth so much more that it is followed (`rebalance`), which is not looked at for more than `REPLANNED` nodes.
 
     None: it is not said, of a model that is no ring, or where tasks that a node holds are no neighbours.
     """
@@ -136,8 +160,8 @@ def moves(pool: Pool, what: Model, workload: Workload, objective: Objective, hel
     def plan(nodes: frozenset[int]) -> Placement:
         some = sorted(nodes)
         if objective == "latency":
-            return Placement(best_ring(pool, chain, some, anchor=anchor).stages)
-        return joined([(some, fleet.plan(part(pool, some, anchor), chain, workload, objective))])
+            return Placement(best_ring(Instance(pool, chain, tuple(some), anchor=anchor)).stages)
+        return joined([(some, fleet.plan(part(pool, some, anchor), chain, workload, objective, tell=tell))])
 
     def worth(placement: Placement) -> float:
         turn, rate = predicted(pool, chain, workload, placement, anchor)
@@ -148,35 +172,43 @@ def moves(pool: Pool, what: Model, workload: Workload, objective: Objective, hel
 
     rules = Rules(plan, worth, room, len(chain.tasks), rest_ms=0)
     state = Balance(frozenset(range(len(pool.nodes))), tuple(stages))
-    for event in (Went(CUSTOMER, 0), Tick(0)):
+    for event in (Went(CUSTOMER, 0), Tick(0)) if len(pool.nodes) <= REPLANNED else (Went(CUSTOMER, 0),):
         state, _ = step(state, event, rules)
     found = _by_node(pool, state.stages, 1)
     return tuple(tasks if set(tasks) - set(before) else () for tasks, before in zip(found, held, strict=True))
 
 
 def _baselines(
-    pool: Pool, chain: Chain, workload: Workload, objective: Objective, chance: Random
+    pool: Pool, chain: Chain, workload: Workload, objective: Objective, chance: Random, tell: Tell
 ) -> Iterator[tuple[str, Placement]]:
     """Those that find a placement, of pools that are small enough to wait for them."""
     if len(pool.nodes) > _COMPARED:
         return
     for name, planner in PLANNERS.items():
         if name != OURS:
+            tell(f"as {name} would")
             with suppress(NoProvider):
                 yield name, planner(pool, chain, workload, objective, chance)
 
 
 def _ring(
-    pool: Pool, what: Model, workload: Workload, objective: Objective, chance: Random, anchor: int | None
+    pool: Pool,
+    what: Model,
+    workload: Workload,
+    objective: Objective,
+    chance: Random,
+    anchor: int | None,
+    tell: Tell,
 ) -> list[Advice]:
     """`anchor`: who drives, if that is settled; else it is the node with which the quickest ring is quickest. There the
     driver's memory is taken, for the baselines too."""
     driver, chain = what.dag.tasks[0], what.stages
     anchors = _anchors(pool, driver) if anchor is None else [anchor]
     rings: list[tuple[float, int, Ring]] = []
-    for one in anchors:
+    for number, one in enumerate(anchors):
+        tell(f"driver {number + 1} of {len(anchors)}")
         with suppress(NoProvider):
-            ring = best_ring(pool, chain, anchor=one, reserved_bytes=driver.bytes_at(1))
+            ring = best_ring(Instance(pool, chain, anchor=one, reserved_bytes=driver.bytes_at(1)))
             rings.append((ring.turn_ms + _driving_ms(pool, driver, one), one, ring))
     if not rings:
         raise NoProvider("nodes", "together they have no room for all tasks")
@@ -185,9 +217,9 @@ def _ring(
     pool = _without(pool, anchor, driver.bytes_at(1))
     placement = Placement(best.stages, (best,))
     if objective == "throughput":
-        placement = fleet.plan(pool, chain, workload, objective, anchor=anchor)
+        placement = fleet.plan(pool, chain, workload, objective, anchor=anchor, tell=tell)
     found = []
-    for name, made in ((OURS, placement), *_baselines(pool, chain, workload, objective, chance)):
+    for name, made in ((OURS, placement), *_baselines(pool, chain, workload, objective, chance, tell)):
         turn, rate = predicted(pool, chain, workload, made, anchor)
         if turn < inf:
             held = list(_by_node(pool, made.stages, 1))
@@ -207,7 +239,7 @@ def _without(pool: Pool, anchor: int, size: int) -> Pool:
     if anchor == CUSTOMER:
         return pool
     nodes = list(pool.nodes)
-    nodes[anchor] = replace(nodes[anchor], memory_bytes=nodes[anchor].memory_bytes - size, layouts=())
+    nodes[anchor] = replace(nodes[anchor], memory_bytes=max(nodes[anchor].memory_bytes - size, 0), layouts=())
     return replace(pool, nodes=tuple(nodes))
 
 
@@ -217,8 +249,8 @@ def _anchors(pool: Pool, driver: Task) -> list[int]:
     able = [i for i in nodes if pool.nodes[i].memory_bytes >= driver.bytes_at(1)]
     if len(pool.nodes) <= EXACT_NODES:
         return able
-    near = {i: sorted(pool.link_ms(i, j) for j in nodes if j != i)[:_ANCHORS] for i in able}
-    return sorted(able, key=lambda i: (sum(near[i]) + driver.ms_on(pool.nodes[i]), i))[:_ANCHORS]
+    near = dict(zip(able, neighbourly(pool, able, _ANCHORS).tolist(), strict=True)) if able else {}
+    return sorted(able, key=lambda i: (near[i] + driver.ms_on(pool.nodes[i]), i))[:_ANCHORS]
 
 
 def _graph(pool: Pool, dag: Dag, objective: Objective) -> Advice:
@@ -236,7 +268,7 @@ def _graph(pool: Pool, dag: Dag, objective: Objective) -> Advice:
         return replace(found_there, held=tuple(of.get(i, ()) for i in range(len(pool.nodes))), is_optimal=False)
     starts = []
     with suppress(NoProvider):  # tasks that fit in no order may fit as a graph
-        ring = best_ring(pool, dag.chain())
+        ring = best_ring(Instance(pool, dag.chain()))
         starts.append(in_order([(stage.node, stage.first, stage.end) for stage in ring.stages], len(dag.tasks)))
     assigned, ms, is_optimal = least_latency(pool, dag, starts)
     held = tuple(tuple(t for t, node in enumerate(assigned) if node == i) for i in range(len(pool.nodes)))

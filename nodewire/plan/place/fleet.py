@@ -15,20 +15,36 @@ for latency the nodes near the anchor; and more than 192 for throughput with les
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import permutations
 from math import inf, sqrt
 
 from nodewire.errors import NoProvider
 from nodewire.plan.place.estimate import SIZES, Estimator
-from nodewire.plan.place.model import CUSTOMER, Chain, Objective, Placement, Pool, Ring, Stage, Workload
+from nodewire.plan.place.model import (
+    CUSTOMER,
+    Chain,
+    Objective,
+    Placement,
+    Pool,
+    Ring,
+    Stage,
+    Tell,
+    Workload,
+    silent,
+)
 from nodewire.plan.place.predict import Predictor
 from nodewire.plan.place.regions import REGION, SMALL, joined, nearest, part, regions
+from nodewire.plan.place.ring import Instance
 from nodewire.plan.place.search import best_ring
 
 _ROUNDS, _FEW = 12, 1
 _LEAST_GAIN = 1e-3
+_MOST_SWAPPED = 200_000
+"""Nodes in all rings that are one swap between two from these: longer rings change by single nodes only."""
 _WHOLE, _MOST = 64, 192
 """Nodes of a pool that is planned as a whole; of a part of a larger one that serves one place quickly."""
 _SPARE = 2.0
@@ -37,18 +53,25 @@ _SPARE = 2.0
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A ring with what is predicted of it."""
+    """A ring with the sessions that it has room for."""
 
     stages: tuple[Stage, ...]
     items: int
-    per_s: float
 
     @property
     def nodes(self) -> frozenset[int]:
         return frozenset(stage.node for stage in self.stages)
 
 
-def plan(pool: Pool, chain: Chain, workload: Workload, objective: Objective, *, anchor: int = CUSTOMER) -> Placement:
+def plan(
+    pool: Pool,
+    chain: Chain,
+    workload: Workload,
+    objective: Objective,
+    *,
+    anchor: int = CUSTOMER,
+    tell: Tell = silent,
+) -> Placement:
     """The placement; rings begin and end at `anchor`.
 
     Raises NoProvider: the pool has no room for the model.
@@ -57,23 +80,34 @@ def plan(pool: Pool, chain: Chain, workload: Workload, objective: Objective, *, 
         return _planned(pool, chain, workload, objective, anchor)
     if objective == "throughput":
         is_quick = len(pool.nodes) > _MOST
-        for size in (SMALL, REGION) if is_quick else (REGION,):
+        for size in _sizes(len(pool.nodes), SMALL if is_quick else REGION):
             parts = []
-            for nodes in regions(pool, anchor, size):
+            split = regions(pool, anchor, size)
+            for number, nodes in enumerate(split):
+                tell(f"part {number + 1} of {len(split)}, {len(nodes)} nodes")
                 with suppress(NoProvider):
                     near = part(pool, nodes, anchor)
                     parts.append((nodes, _planned(near, chain, workload, objective, CUSTOMER, is_quick=is_quick)))
             if parts:
                 return joined(parts)
-        raise NoProvider("nodes", "no part of them that is near together has room for all tasks")
+        raise NoProvider("nodes", "together they have no room for all tasks")
     most = min(_MOST, len(pool.nodes))
     for count in (REGION, 2 * REGION, most):
+        tell(f"the nearest {count} nodes")
         nodes = nearest(pool, chain, count, anchor)
         with suppress(NoProvider):
             found = _planned(part(pool, nodes, anchor), chain, workload, objective, CUSTOMER)
             if count == most or found.tokens_per_s >= 2 * workload.per_s * workload.output:
                 return joined([(nodes, found)])
     raise NoProvider("nodes", f"the {most} nearest have no room for all tasks")
+
+
+def _sizes(count: int, least: int) -> Iterator[int]:
+    """Of parts, ever larger, as far as there is more than one part; then the whole."""
+    while least < count:
+        yield least
+        least *= 2
+    yield count
 
 
 def _planned(
@@ -89,7 +123,7 @@ def _planned(
     return Placement(
         stages,
         rings,
-        tokens_per_s=sum(one.per_s for one in made),
+        tokens_per_s=sum(fleet.per_s(one) for one in made),
         turn_ms=min(ring.turn_ms for ring in rings),
     )
 
@@ -99,27 +133,38 @@ class _Fleet:
         self.pool, self.chain, self.workload, self.anchor = pool, chain, workload, anchor
         self.predictor = Predictor(pool, chain, workload)
         self.estimator = Estimator(pool, chain, workload, anchor)
-        self._known: dict[tuple[frozenset[int], int], _Made | None] = {}
+        self._known: dict[tuple[frozenset[int], int, float], _Made | None] = {}
+        self._rates: dict[_Made, float] = {}
+        alone = [task.ms_on(pool.nodes[0]) for task in chain.tasks]
+        self._uneven = max(alone) * len(alone) / sum(alone)
 
-    def ring(self, nodes: Iterable[int], items: int) -> _Made | None:
+    def ring(self, nodes: Iterable[int], items: int, stage_ms: float = inf) -> _Made | None:
         """The quickest ring among nodes with room for `items` sessions, filled up with as many as it has room for."""
         some = frozenset(nodes)
-        key = some, items
+        key = some, items, stage_ms
         if key not in self._known:
             try:
-                found = best_ring(self.pool, self.chain, sorted(some), items=items, anchor=self.anchor)
+                instance = Instance(self.pool, self.chain, tuple(sorted(some)), items, self.anchor, stage_ms=stage_ms)
+                found = best_ring(instance)
             except NoProvider:
                 self._known[key] = None
             else:
-                self._known[key] = self._rated(found.stages)
+                self._known[key] = self._with_room(found.stages)
         return self._known[key]
 
-    def _rated(self, stages: tuple[Stage, ...]) -> _Made:
-        items = min(self.predictor.items(stage) for stage in stages)
-        return _Made(stages, items, self.predictor.tokens_per_s(stages, items, self.anchor))
+    def _with_room(self, stages: tuple[Stage, ...]) -> _Made:
+        return _Made(stages, min(self.predictor.items(stage) for stage in stages))
+
+    def per_s(self, made: _Made) -> float:
+        """Predicted, as full as it has room."""
+        if made not in self._rates:
+            self._rates[made] = self.predictor.tokens_per_s(made.stages, made.items, self.anchor)
+        return self._rates[made]
 
     def sizes(self) -> list[int]:
-        return [size for size in SIZES if size <= self.workload.most_items]
+        """The numbers of sessions to try; with room that no session takes, the largest only."""
+        sizes = [size for size in SIZES if size <= self.workload.most_items]
+        return sizes if any(task.item_bytes for task in self.chain.tasks) else sizes[-1:]
 
     def memory(self, made: _Made) -> int:
         return sum(self.pool.nodes[node].memory_bytes for node in made.nodes)
@@ -149,9 +194,40 @@ class _Fleet:
         return [made for group in improved if (made := self._whole(group)) is not None]
 
     def _whole(self, nodes: frozenset[int]) -> _Made | None:
-        """The ring of a group, with the number of sessions at which most is made."""
-        rings = [ring for size in self.sizes() if (ring := self.ring(nodes, size)) is not None]
-        return max(rings, key=lambda ring: ring.per_s, default=None)
+        """The ring of a group, with the number of sessions at which most is made: the quickest, or the one that gives
+        every node as much as it can do in the same time."""
+        rings = [
+            ring
+            for size in self.sizes()
+            for stage_ms in (inf, self._level_ms(nodes, size))
+            if (ring := self.ring(nodes, size, stage_ms)) is not None
+        ]
+        both = [made for ring in rings for made in (ring, self._backwards(ring)) if made.items > 0]
+        return max(both, key=self.per_s, default=None)
+
+    def _level_ms(self, nodes: Iterable[int], items: int) -> float:
+        """The least time in which nodes take all tasks among them, each as far as it has room, as if tasks were alike;
+        and so much more as they are not. Infinite: there is no room."""
+        tasks, each = len(self.chain.tasks), self.chain.summed_bytes(items)[-1]
+        unit, room = [], []
+        for node in (self.pool.nodes[i] for i in nodes):
+            unit.append(self.chain.summed_ms(node)[-1] / tasks)
+            room.append(min(tasks, node.memory_bytes * tasks // each) if each else tasks)
+        if sum(room) < tasks:
+            return inf
+        times = sorted({count * ms for ms, most in zip(unit, room, strict=True) for count in range(1, most + 1)})
+
+        def taken(ms: float) -> int:
+            able = ms * (1 + 1e-9)
+            return sum(min(most, int(able / one)) for one, most in zip(unit, room, strict=True))
+
+        return times[bisect_left(times, tasks, key=taken)] * self._uneven
+
+    def _backwards(self, ring: _Made) -> _Made:
+        """The other way around: often as quick alone, but a prompt's bytes pass all lines but the last."""
+        tasks = len(self.chain.tasks)
+        stages = (Stage(stage.node, tasks - stage.end, tasks - stage.first) for stage in reversed(ring.stages))
+        return self._with_room(tuple(stages))
 
     def for_latency(self) -> list[_Made]:
         """Rings of the size with which the load's sessions are over soonest, the rest of the nodes more of them, as
@@ -183,7 +259,7 @@ class _Fleet:
             taken = min(left, 1_000 * mean / alone_ms)
             rate = taken * self.workload.output
             if self._session_ms(ring, rate) == inf:
-                taken = min(taken, 0.8 * ring.per_s / self.workload.output)
+                taken = min(taken, 0.8 * self.per_s(ring) / self.workload.output)
                 rate = taken * self.workload.output
             total += taken * self._session_ms(ring, rate)
             left -= taken
@@ -221,21 +297,38 @@ def _improved(
         if value_a + value_b <= values[a] + values[b] + _LEAST_GAIN * (values[a] + values[b]):
             return False
         parts[a], parts[b], values[a], values[b] = new_a, new_b, value_a, value_b
+        estimator.learn(_neighbours(parts, {a, b}))
         return True
 
+    estimator.learn(_neighbours(parts, set(range(len(parts)))))
     for _ in range(rounds):
         moved = False
-        for a in range(len(parts)):
-            for b in range(len(parts)):
-                if a == b:
-                    continue
-                for node in sorted(parts[a]):
-                    if node in parts[a]:
-                        moved |= gain(a, parts[a] - {node}, b, parts[b] | {node})
-                for node in sorted(parts[a]) if a < b else ():
-                    for other in sorted(parts[b]):
-                        if node in parts[a] and other in parts[b]:
-                            moved |= gain(a, parts[a] - {node} | {other}, b, parts[b] - {other} | {node})
+        for a, b in permutations(range(len(parts)), 2):
+            for node in sorted(parts[a]):
+                if node in parts[a]:
+                    moved |= gain(a, parts[a] - {node}, b, parts[b] | {node})
+            for node in sorted(parts[a]) if a < b and _may_swap(parts, a, b) else ():
+                for other in sorted(parts[b]):
+                    if node in parts[a] and other in parts[b]:
+                        moved |= gain(a, parts[a] - {node} | {other}, b, parts[b] - {other} | {node})
         if not moved:
             break
     return [group for group, value in zip(parts[1:], values[1:], strict=True) if value > 0]
+
+
+def _neighbours(parts: Sequence[frozenset[int]], of: set[int]) -> Iterator[frozenset[int]]:
+    """What parts become by a move between two of them, one or both among `of`."""
+    for a, b in permutations(range(len(parts)), 2):
+        if a in of or b in of:
+            for node in parts[a]:
+                if a:
+                    yield parts[a] - {node}
+                if b:
+                    yield parts[b] | {node}
+                if b and _may_swap(parts, a, b):
+                    yield from (parts[b] - {other} | {node} for other in parts[b])
+
+
+def _may_swap(parts: Sequence[frozenset[int]], a: int, b: int) -> bool:
+    sizes = len(parts[a]), len(parts[b])
+    return sizes[0] * sizes[1] * max(sizes) <= _MOST_SWAPPED

@@ -7,11 +7,11 @@ predicted by whoever makes it. Between two entries it is a straight line, beyond
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
-from math import hypot, inf, isfinite
+from math import hypot, inf
 from typing import Literal
 
 from nodewire.errors import BadInput
@@ -27,6 +27,17 @@ UPLINK = 12_500.0
 """100 Mbit/s, as `assign/1` counts links."""
 MOST_NODES = 4_096
 MOST_TASKS = 1_024
+MOST_BYTES = 2**60
+LEAST_RATE, MOST_RATE = 1e-12, 1e12
+"""Of speeds and of lines. Beyond these, and `MOST_MS`, sums and ratios of floating point would lose what matters."""
+LEAST_MS, MOST_MS = 1e-9, 1e15
+"""What is said to take less, takes the least: planners divide by times."""
+Tell = Callable[[str], None]
+"""Is told what is under way, in a few words, by planners that may take seconds."""
+
+
+def silent(step: str) -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +59,14 @@ class Node:
     def __post_init__(self) -> None:
         """Raises BadInput naming the field."""
         for name in ("speed", "up", "down"):
-            if not (isfinite(value := getattr(self, name)) and value > 0):
-                raise BadInput(f"{self.name}.{name}", "not a positive number")
-        if self.memory_bytes < 0 or any(sum(layout) > self.memory_bytes or not layout for layout in self.layouts):
-            raise BadInput(f"{self.name}.layouts", "a layout's slices are more than the node's memory")
+            if not LEAST_RATE <= getattr(self, name) <= MOST_RATE:
+                raise BadInput(f"{self.name}.{name}", f"not a number from {LEAST_RATE:g} to {MOST_RATE:g}")
+        if not 0 <= self.memory_bytes <= MOST_BYTES:
+            raise BadInput(f"{self.name}.memory_bytes", f"not from 0 to {MOST_BYTES}")
+        if any(min(layout, default=-1) < 0 or sum(layout) > self.memory_bytes for layout in self.layouts):
+            raise BadInput(f"{self.name}.layouts", "a layout has no slice, or more bytes than the node's memory")
+        if not is_place(self.at):
+            raise BadInput(f"{self.name}.at", "not three numbers of ms, the third from 0 on")
 
     @property
     def slices(self) -> tuple[tuple[int, ...], ...]:
@@ -80,10 +95,11 @@ class Task:
             batches = [batch for batch, _ in table]
             if not table or batches != sorted(set(batches)) or batches[0] < 1:
                 raise BadInput(f"{self.name}.ms", "batches do not ascend from 1 or more")
-            if not all(isfinite(ms) and ms >= 0 for _, ms in table):
-                raise BadInput(f"{self.name}.ms", "a time is negative or no number")
-        if min(self.memory_bytes, self.item_bytes, self.out_bytes) < 0:
-            raise BadInput(f"{self.name}.memory_bytes", "negative")
+            if not all(0 <= ms <= MOST_MS for _, ms in table):
+                raise BadInput(f"{self.name}.ms", f"a time is no number from 0 to {MOST_MS:g} ms")
+        for name in ("memory_bytes", "item_bytes", "out_bytes"):
+            if not 0 <= getattr(self, name) <= MOST_BYTES:
+                raise BadInput(f"{self.name}.{name}", f"not from 0 to {MOST_BYTES}")
 
     def bytes_at(self, batch: int) -> int:
         return self.memory_bytes + batch * self.item_bytes
@@ -97,10 +113,14 @@ class Task:
 def interpolated(table: Table, batch: float) -> float:
     """The time of a batch: straight lines between the entries, and on from the last two; before the first its own."""
     if batch <= table[0][0] or len(table) == 1:
-        return table[0][1] * (batch / table[0][0] if batch > table[0][0] else 1.0)
+        return max(table[0][1] * (batch / table[0][0] if batch > table[0][0] else 1.0), LEAST_MS)
     right = min(bisect_left(table, batch, key=lambda entry: entry[0]), len(table) - 1)
     (b0, ms0), (b1, ms1) = table[right - 1], table[right]
-    return ms0 + (ms1 - ms0) * (batch - b0) / (b1 - b0)
+    return max(ms0 + (ms1 - ms0) * (batch - b0) / (b1 - b0), LEAST_MS)
+
+
+def is_place(at: Point) -> bool:
+    return len(at) == 3 and all(abs(one) <= MOST_MS for one in at) and at[2] >= 0
 
 
 @dataclass(frozen=True)
@@ -111,6 +131,7 @@ class Chain:
     in_bytes: int = 0
 
     def __post_init__(self) -> None:
+        """Raises BadInput: no task, or too many."""
         if not 0 < len(self.tasks) <= MOST_TASKS:
             raise BadInput("tasks", f"{len(self.tasks)} of them; at most {MOST_TASKS} can be placed, at least one")
 
@@ -129,6 +150,11 @@ class Chain:
             item_bytes=max(task.item_bytes for task in self.tasks),
             out_bytes=max(task.out_bytes for task in self.tasks),
         )
+
+    @cached_property
+    def measured(self) -> frozenset[str]:
+        """The kinds of nodes for which a task has a table."""
+        return frozenset(kind for task in self.tasks for kind in task.on)
 
     def summed_ms(self, node: Node, batch: float = 1) -> list[float]:
         """By number of tasks from the first on, their time on a node: one more than there are tasks."""
@@ -158,8 +184,10 @@ class Pool:
         side = len(self.nodes) + 1
         if self.rtt_ms and {len(self.rtt_ms), *map(len, self.rtt_ms)} != {side}:
             raise BadInput("rtt_ms", f"not {side} rows of {side}: the nodes and, last, the customer")
-        if any(not (isfinite(ms) and ms >= 0) for row in self.rtt_ms for ms in row):
-            raise BadInput("rtt_ms", "negative, or no number")
+        if any(not 0 <= ms <= MOST_MS for row in self.rtt_ms for ms in row):
+            raise BadInput("rtt_ms", f"not from 0 to {MOST_MS:g} ms")
+        if not is_place(self.customer):
+            raise BadInput("customer", "not three numbers of ms, the third from 0 on")
 
     def link_ms(self, a: int, b: int) -> float:
         """One way, of an empty frame; nothing to oneself."""
@@ -167,7 +195,7 @@ class Pool:
             return 0.0
         if self.rtt_ms:
             return self.rtt_ms[a][b] / 2
-        (ax, ay, ah), (bx, by, bh) = self._at(a), self._at(b)
+        (ax, ay, ah), (bx, by, bh) = self.at(a), self.at(b)
         return (hypot(ax - bx, ay - by) + ah + bh) / 2
 
     def byte_ms(self, a: int, b: int) -> float:
@@ -178,7 +206,7 @@ class Pool:
         down = self.nodes[b].down if b != CUSTOMER else inf
         return 1.0 / min(up, down, 1e12)
 
-    def _at(self, index: int) -> Point:
+    def at(self, index: int) -> Point:
         return self.customer if index == CUSTOMER else self.nodes[index].at
 
 
@@ -215,6 +243,14 @@ class Workload:
     per_s: float = 0.0
     chunk: int = 64
     most_items: int = 64
+
+    def __post_init__(self) -> None:
+        """Raises BadInput naming the field."""
+        for name in ("prompt", "output", "context", "chunk", "most_items"):
+            if getattr(self, name) < 1:
+                raise BadInput(name, "less than 1")
+        if not 0 <= self.per_s <= MOST_RATE:
+            raise BadInput("per_s", f"not from 0 to {MOST_RATE:g}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ class _TooMany(Exception):
 def parallax(pool: Pool, chain: Chain, *, parameters: float = PARAMETERS) -> Placement:
     """The placement; it takes layers to be alike, and looks neither at links nor at what is asked for."""
     layers = len(chain.tasks)
-    each = chain.typical.memory_bytes
+    each = max(1, chain.typical.memory_bytes)
     capacity = [min(layers, floor(node.memory_bytes * parameters / each)) for node in pool.nodes]
     order = sorted((i for i in range(len(capacity)) if capacity[i]), key=lambda i: (-capacity[i], i))
     sizes = [capacity[i] for i in order]

@@ -101,11 +101,16 @@ class Predictor:
         count = min(self.items(stage) for stage in stages) if items is None else items
         if count <= 0:
             return 0.0
-        output = self.workload.output
-        low, high = 0.0, 1_000 * count * output / self.session_ms(stages, 0.0, anchor)
+        made, turns = 1_000 * count * self.workload.output, self.workload.output - 1
+        prefill_ms = self.prefill_ms(stages, anchor)
+
+        def per_s(load: float) -> float:
+            return made / (prefill_ms + turns * self.turn_ms(stages, load, anchor))
+
+        low, high = 0.0, per_s(0.0)
         for _ in range(_STEPS):
             middle = (low + high) / 2
-            if 1_000 * count * output / self.session_ms(stages, middle, anchor) >= middle:
+            if per_s(middle) >= middle:
                 low = middle
             else:
                 high = middle

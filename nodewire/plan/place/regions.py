@@ -5,34 +5,46 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
+from nodewire.plan.place.arrays import Floats, link_ms, summed_ms
 from nodewire.plan.place.model import CUSTOMER, Chain, Placement, Pool, Ring, Stage
 
 REGION, SMALL = 48, 24
 """Nodes of a part."""
+_AT_ONCE = 256
 
 
 def regions(pool: Pool, anchor: int = CUSTOMER, size: int = REGION) -> list[tuple[int, ...]]:
     """All nodes, each in one part: the one nearest to the anchor that is left, with those nearest to it."""
-    left = sorted(range(len(pool.nodes)), key=lambda i: (pool.link_ms(anchor, i), i))
+    left = np.arange(len(pool.nodes))
+    left = left[np.lexsort((left, link_ms(pool, [anchor], left)[0]))]
     found = []
-    while left:
-        centre = left[0]
-        near = sorted(left, key=lambda i: (pool.link_ms(centre, i), i))[:size]
-        found.append(tuple(sorted(near)))
-        left = [i for i in left if i not in set(near)]
+    while left.size:
+        near = np.lexsort((left, link_ms(pool, left[:1], left)[0]))[:size]
+        found.append(tuple(sorted(left[near].tolist())))
+        left = np.delete(left, near)
     return found
 
 
 def nearest(pool: Pool, chain: Chain, count: int, anchor: int = CUSTOMER) -> tuple[int, ...]:
     """So many nodes from which a ring would be quickest: near the anchor, fast, with room for much of the chain."""
     needed = max(chain.summed_bytes(1)[-1], 1)
+    nodes = range(len(pool.nodes))
+    share = [max(min(node.memory_bytes / needed, 1.0), 1e-9) for node in pool.nodes]
+    alone = 2 * link_ms(pool, [anchor], nodes)[0] / share + summed_ms(chain, pool.nodes)[:, -1]
+    return tuple(sorted(np.lexsort((nodes, alone))[:count].tolist()))
 
-    def alone(i: int) -> float:
-        node = pool.nodes[i]
-        share = max(min(node.memory_bytes / needed, 1.0), 1e-9)
-        return 2 * pool.link_ms(anchor, i) / share + chain.summed_ms(node)[-1]
 
-    return tuple(sorted(sorted(range(len(pool.nodes)), key=lambda i: (alone(i), i))[:count]))
+def neighbourly(pool: Pool, nodes: Sequence[int], count: int) -> Floats:
+    """By node, the ms to the `count` nearest others, added up."""
+    found = []
+    for begin in range(0, len(nodes), _AT_ONCE):
+        some = nodes[begin : begin + _AT_ONCE]
+        ms = link_ms(pool, some, range(len(pool.nodes)))
+        ms[np.arange(len(some)), some] = np.inf
+        found.append(np.partition(ms, count - 1, axis=1)[:, :count].sum(axis=1))
+    return np.concatenate(found)
 
 
 def part(pool: Pool, nodes: Sequence[int], anchor: int = CUSTOMER) -> Pool:

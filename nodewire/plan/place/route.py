@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import inf
 
+import numpy as np
+
+from nodewire.plan.place.arrays import Ints, byte_ms, link_ms
 from nodewire.plan.place.model import CUSTOMER, Chain, Pool, Stage
 
 Cost = Callable[[Stage], float]
@@ -23,51 +26,41 @@ def route(
     """
     tasks = len(chain.tasks)
     marks = sorted({0, tasks, *(stage.first for stage in held), *(stage.end for stage in held)})
-    reached: dict[Stage, float] = {}
-    steps: list[dict[Stage, tuple[Stage | None, bool]]] = []
+    nodes = np.array([stage.node for stage in held], dtype=np.int64)
+    link, byte = link_ms(pool, nodes, nodes), byte_ms(pool, nodes, nodes)
+    to_ms = link_ms(pool, [anchor], nodes)[0] + byte_ms(pool, [anchor], nodes)[0] * (chain.boundaries[0] * batch)
+    here, ms = np.array([], dtype=np.int64), np.array([])
+    steps: list[tuple[Ints, Ints]] = []
     for begin, end in pairwise(marks):
         size = chain.boundaries[begin] * batch
-        here: dict[Stage, float] = {}
-        came: dict[Stage, tuple[Stage | None, bool]] = {}
-        for stage in held:
-            if not stage.first <= begin < stage.end:
-                continue
-            best, source, stays = inf, None, False
-            if not steps:
-                best = pool.link_ms(anchor, stage.node) + pool.byte_ms(anchor, stage.node) * size
-            for other, ms in reached.items():
-                is_same = other is stage
-                total = ms if is_same else ms + pool.link_ms(other.node, stage.node)
-                total += 0.0 if is_same else pool.byte_ms(other.node, stage.node) * size
-                if total < best:
-                    best, source, stays = total, other, is_same
-            if best < inf:
-                here[stage] = best + cost(Stage(stage.node, begin, end))
-                came[stage] = (source, stays)
-        reached = here
-        steps.append(came)
-    size = chain.boundaries[tasks] * batch
-    ends = {
-        stage: ms + pool.link_ms(stage.node, anchor) + pool.byte_ms(stage.node, anchor) * size
-        for stage, ms in reached.items()
-    }
-    if not ends or min(ends.values()) == inf:
-        return None
-    return _way(marks, steps, min(ends, key=ends.__getitem__))
+        there = np.array([i for i, stage in enumerate(held) if stage.first <= begin < stage.end], dtype=np.int64)
+        if begin == 0:
+            source, best = there, to_ms[there]
+        elif here.size:
+            between = np.ix_(here, there)
+            ways = ms[:, None] + np.where(np.equal.outer(here, there), 0.0, link[between] + byte[between] * size)
+            at = ways.argmin(axis=0)
+            source, best = here[at], ways[at, np.arange(there.size)]
+        if not there.size or (begin and not here.size):
+            return None
+        ms = best + np.array([cost(Stage(held[i].node, begin, end)) for i in there.tolist()])
+        here, source = there[ms < inf], source[ms < inf]
+        ms = ms[ms < inf]
+        steps.append((here, source))
+    back = link_ms(pool, nodes[here], [anchor])[:, 0]
+    back += byte_ms(pool, nodes[here], [anchor])[:, 0] * (chain.boundaries[tasks] * batch)
+    ends = ms + back
+    return None if not ends.size or ends.min() == inf else _way(held, marks, steps, int(here[ends.argmin()]))
 
 
-def _way(
-    marks: Sequence[int], steps: Sequence[dict[Stage, tuple[Stage | None, bool]]], last: Stage
-) -> tuple[Stage, ...]:
+def _way(held: Sequence[Stage], marks: Sequence[int], steps: Sequence[tuple[Ints, Ints]], at: int) -> tuple[Stage, ...]:
     way: list[Stage] = []
     end = marks[-1]
-    at: Stage | None = last
-    for index in range(len(steps) - 1, -1, -1):
-        assert at is not None
-        source, stays = steps[index][at]
-        if not stays:
-            way.append(Stage(at.node, marks[index], end))
-            end = marks[index]
+    for begin, (here, sources) in zip(reversed(marks[:-1]), reversed(steps), strict=True):
+        source = int(sources[np.flatnonzero(here == at)[0]])
+        if source != at or begin == 0:
+            way.append(Stage(held[at].node, begin, end))
+            end = begin
         at = source
     return tuple(reversed(way))
 

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from nodewire.errors import NoProvider
 from nodewire.plan.place.model import Node, Task
 from nodewire.plan.place.solver import Programme, Solution, maximise
@@ -50,21 +52,27 @@ def share(nodes: Sequence[Node], tasks: Sequence[Task], *, gap: float = 1e-4, ef
             raise NoProvider(task.name, "no node has room for this task")
     every = {(i, t) for i, node in enumerate(nodes) for t in range(len(tasks)) if sizes[t] <= node.memory_bytes}
     rates, unit = _scaled(rates)
-    programme, _, x = _programme(nodes, sizes, rates, every)
     bound, held, optimal = unit, set[tuple[int, int]](), False
     with suppress(NoProvider):  # that there is none is found below, or that HiGHS found none in time
         if len(every) <= _BOUNDED:
+            programme, _, x = _programme(nodes, sizes, rates, every)
             bound = unit * maximise(programme, relaxed=True).value
         if len(every) <= _WHOLE:
             solved = maximise(programme, gap=gap, nodes=effort)
             held = {key for key, at in x.items() if solved.columns[at] > 0.5}
             optimal = solved.is_optimal
+            if not _fits(nodes, sizes, held):  # HiGHS takes a millionth too much for enough
+                held, optimal = set(), False
     if not held:
         held = _held(nodes, sizes, rates, set())
     if len({task for _, task in held}) < len(tasks):
         held = _held(nodes, sizes, rates, _packed(nodes, sizes))
     found = divided(nodes, tasks, held)
     return replace(found, bound=max(bound, found.per_s), is_optimal=optimal)
+
+
+def _fits(nodes: Sequence[Node], sizes: Sequence[int], held: set[tuple[int, int]]) -> bool:
+    return all(sum(sizes[t] for i, t in held if i == index) <= node.memory_bytes for index, node in enumerate(nodes))
 
 
 def divided(nodes: Sequence[Node], tasks: Sequence[Task], held: set[tuple[int, int]]) -> Sharing:
@@ -97,12 +105,15 @@ def _programme(
     least = made.variable(gain=1.0)
     y = {pair: made.variable(most=1.0) for pair in sorted(pairs)}
     x = {pair: made.variable(most=1.0, whole=True) for pair in sorted(pairs)}
-    for task in range(len(sizes)):
-        some = [pair for pair in y if pair[1] == task]
+    by_node: list[list[tuple[int, int]]] = [[] for _ in nodes]
+    by_task: list[list[tuple[int, int]]] = [[] for _ in sizes]
+    for pair in y:
+        by_node[pair[0]].append(pair)
+        by_task[pair[1]].append(pair)
+    for task, some in enumerate(by_task):
         made.row([least, *(y[pair] for pair in some)], [1.0, *(-rates[i][task] for i, _ in some)], most=0.0)
         made.row([x[pair] for pair in some], [1.0] * len(some), least=1.0)
-    for index, node in enumerate(nodes):
-        some = [pair for pair in y if pair[0] == index]
+    for node, some in zip(nodes, by_node, strict=True):
         if some:
             made.row([y[pair] for pair in some], [1.0] * len(some), most=1.0)
             memory = max(node.memory_bytes, 1)
@@ -130,27 +141,27 @@ def _held(
     nodes: Sequence[Node], sizes: Sequence[int], rates: Sequence[Sequence[float]], start: set[tuple[int, int]]
 ) -> set[tuple[int, int]]:
     """`start`, and then the scarcest task that fits, on the node with most room for its speed, until nothing fits."""
-    left = [node.memory_bytes for node in nodes]
-    count = [0] * len(nodes)
-    service = [0.0] * len(sizes)
-    held = set(start)
+    left, count = np.array([node.memory_bytes for node in nodes]), np.zeros(len(nodes))
+    service, rate = [0.0] * len(sizes), np.array(rates)
+    is_held = np.zeros(rate.shape, dtype=bool)
     for node, task in start:
         left[node] -= sizes[task]
         count[node] += 1
         service[task] += rates[node][task]
+        is_held[node, task] = True
     open_ = set(range(len(sizes)))
     while open_:
         task = min(open_, key=lambda t: (service[t], -sizes[t], t))
-        fitting = [i for i in range(len(nodes)) if left[i] >= sizes[task] and (i, task) not in held]
-        if not fitting:
+        fitting = np.flatnonzero((left >= sizes[task]) & ~is_held[:, task])
+        if not fitting.size:
             open_.discard(task)
             continue
-        node = max(fitting, key=lambda i: (rates[i][task] / (1 + count[i]), -i))
-        held.add((node, task))
+        node = fitting[(rate[fitting, task] / (1 + count[fitting])).argmax()]
+        is_held[node, task] = True
         left[node] -= sizes[task]
         count[node] += 1
-        service[task] += rates[node][task] / (1 + count[node])
-    return held
+        service[task] += float(rate[node, task] / (1 + count[node]))
+    return {(int(node), int(task)) for node, task in np.argwhere(is_held)}
 
 
 def _parts(count: int, held: set[tuple[int, int]], y: Pairs, solved: Solution) -> tuple[dict[int, float], ...]:

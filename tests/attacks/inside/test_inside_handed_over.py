@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from nodewire.customer.again import SecondChances
 from nodewire.customer.background import Background
-from nodewire.customer.generation import Generation
 from nodewire.customer.payments import most_units
 from nodewire.customer.purchase import Purchase
 from nodewire.customer.running import Running
@@ -163,10 +163,12 @@ def test_a_stage_that_was_replaced_comes_back_once_and_only_if_there_is_no_other
     """It may be the one that lies: it has no first claim to the job that begins again, and no third."""
     excluded = (DRIVER.public, FRIEND.public, HONEST.public)
     terms = Terms(max_chunk_msat=1, max_total_msat=1, excluded=excluded)
-    made = Generation(None, None, "", None, "", terms, {}, lambda purchase: None, _wronged={HONEST.public})
-    assert made._readmit()
-    assert made.terms.excluded == excluded[:2]
-    assert not made._readmit()
+    chances = SecondChances()
+    chances.wronged({HONEST.public})
+    again = chances.next(terms)
+    assert again.excluded == excluded[:2]
+    chances.wronged({HONEST.public})
+    assert chances.next(again) is None
 
 
 def test_a_call_is_not_handed_over():

@@ -22,7 +22,8 @@ class Cheat(Protocol):
     """One session's cheat."""
 
     def corrupt(self, taken: Tensors, out: Tensors) -> Tensors:
-        """What is sent instead of `out`, the honest answer to `taken`; same edge, seq, dtypes and shapes."""
+        """What is sent instead of `out`, the honest answer to `taken`; same edge, seq, dtypes and, but for `Short`,
+        shapes."""
 
 
 class Wrong:
@@ -100,6 +101,21 @@ class Flipped:
             return y
 
         return _each(out, flipped)
+
+
+class Nan:
+    """Numbers that are none; integers, where there is nothing else, beyond every table."""
+
+    def corrupt(self, taken: Tensors, out: Tensors) -> Tensors:
+        nothing = _each(out, lambda x: torch.full_like(x, float("nan")))
+        return nothing if _has_floats(out) else _every(out, lambda x: torch.full_like(x, torch.iinfo(x.dtype).max))
+
+
+class Short:
+    """The honest answer without its last row, which others' indices count on."""
+
+    def corrupt(self, taken: Tensors, out: Tensors) -> Tensors:
+        return _every(out, lambda x: x[:-1] if x.ndim else x)
 
 
 class Honest:

@@ -5,7 +5,8 @@ from random import Random
 import pytest
 
 from nodewire.errors import NoProvider
-from nodewire.plan.place.advise import TORCHSPLIT, advise, model
+from nodewire.plan.place import advise as _advise
+from nodewire.plan.place.advise import TORCHSPLIT, advise, model, moves
 from nodewire.plan.place.model import Node, Pool, Workload
 from nodewire.plan.place.planners import OURS, PLANNERS
 from tests.plan.markets import diamond, ring
@@ -60,6 +61,18 @@ def test_measured_times_go_before_rates():
     measured = {f"stage.{i}": {"slow": ((1, 0.001),)} for i in range(3)}
     found = advise(pool, model(ring(3), measured), Workload(), "latency", Random(1), is_local=True)[0]
     assert found.held == ((1, 2, 3), ())
+
+
+def test_of_very_many_who_hold_something_only_what_nobody_holds_is_moved(monkeypatch):
+    monkeypatch.setattr(_advise, "REPLANNED", 1)
+    pool, what = Pool(tuple(Node(f"n{i}", 400 * MB, at=(10.0 * i, 0.0, 1.0)) for i in range(4))), model(ring(6))
+    poor = ((0, 1, 2), (), (), (3, 4, 5, 6))
+    assert moves(pool, what, Workload(), "latency", poor) == ((), (), (), ())
+    monkeypatch.setattr(_advise, "REPLANNED", 4)
+    assert moves(pool, what, Workload(), "latency", poor)[1]
+    monkeypatch.setattr(_advise, "REPLANNED", 1)
+    found = moves(pool, what, Workload(), "latency", ((0, 1, 2), (3, 4, 5), (), ()))
+    assert {task for tasks in found for task in tasks} == {6}
 
 
 def test_machines_without_room_are_told_so():

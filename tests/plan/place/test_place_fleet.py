@@ -9,6 +9,7 @@ import pytest
 from bench.sim.pools import LLAMA_8B, LLAMA_70B_INT4, lasting
 from nodewire.errors import NoProvider
 from nodewire.plan.place import fleet, regions
+from nodewire.plan.place.estimate import Estimator
 from nodewire.plan.place.model import Chain, Node, Pool, Task, Workload, turn_ms
 from nodewire.plan.place.planners import OURS, PLANNERS, predicted
 from nodewire.plan.place.predict import Predictor
@@ -55,6 +56,45 @@ def test_what_is_predicted_of_ours_is_ahead_of_what_is_predicted_of_chance(scene
         for name, plan in PLANNERS.items()
     }
     assert rates[OURS] > rates["random"] > 0
+
+
+@pytest.mark.parametrize("ms", [((1, 1.0),), ((1, 1.0), (1_024, 8.0))], ids=["a rate", "a table"])
+def test_a_guess_is_near_what_is_predicted_and_the_same_among_many(ms):
+    """Of a manifest only the time of one position is known: many then take as many times as long."""
+    tasks = tuple(Task(f"t{i}", 460 * 10**6, ms, 10**6, 16_384) for i in range(40))
+    pool, chain, workload = lasting(14, 4, LLAMA_70B_INT4), Chain(tasks, 16_384), Workload()
+    rings = [ring.stages for ring in fleet.plan(pool, chain, workload, "throughput").rings]
+    predictor, sets = Predictor(pool, chain, workload), [frozenset(s.node for s in ring) for ring in rings]
+    many = Estimator(pool, chain, workload)
+    many.learn([*sets, frozenset(range(14)), frozenset((0, 1))])
+    for ring, nodes in zip(rings, sets, strict=True):
+        guessed = Estimator(pool, chain, workload).per_s(nodes)
+        assert guessed == pytest.approx(many.per_s(nodes))
+        assert 0.5 < guessed / predictor.tokens_per_s(ring) < 2
+
+
+def test_where_sessions_take_no_memory_rings_are_looked_for_once_and_not_by_their_number(monkeypatch):
+    """As of a manifest, whose tasks' bytes have their caches in them."""
+    every, asked = fleet.best_ring, []
+    monkeypatch.setattr(fleet, "best_ring", lambda instance: asked.append(instance.items) or every(instance))
+    pool = lasting(14, 4, LLAMA_70B_INT4)
+    counts = []
+    for item_bytes in (0, 1):
+        tasks = tuple(Task(f"t{i}", 460 * 10**6, ((1, 1.0),), item_bytes) for i in range(80))
+        asked.clear()
+        found = fleet.plan(pool, Chain(tasks, 100), Workload(), "throughput")
+        counts.append(len(asked))
+        assert found.is_complete(80)
+    assert 5 * counts[0] < counts[1]
+
+
+def test_the_same_ring_goes_around_the_way_on_which_its_slowest_line_has_no_prompts():
+    """From `slow` on, what is sent is one position for each prompt, if it is the last."""
+    slow, fast = Node("slow", 50, up=50.0, at=(0.0, 0.0, 1.0)), Node("fast", 50, at=(5.0, 0.0, 1.0))
+    chain = Chain(tuple(Task(f"t{i}", 10, out_bytes=1_000) for i in range(8)), 1_000)
+    for nodes in ((slow, fast), (fast, slow)):
+        found = fleet.plan(Pool(nodes), chain, Workload(), "throughput")
+        assert [nodes[stage.node].name for stage in found.rings[0].stages] == ["fast", "slow"]
 
 
 def test_a_model_that_one_node_holds_is_served_by_many_alone():

@@ -10,7 +10,7 @@ from nodewire.errors import BadInput, NoProvider
 from nodewire.plan.place import dag as _dag
 from nodewire.plan.place.dag import Dag, Link, fits, latency_ms, least_latency
 from nodewire.plan.place.model import CUSTOMER, Node, Pool, Task, turn_ms
-from nodewire.plan.place.ring import costs, exact
+from nodewire.plan.place.ring import Instance, costs, exact
 from nodewire.plan.place.share import divided, share
 from tests.plan.place.instances import pools, times
 
@@ -50,7 +50,7 @@ def test_a_chain_as_a_graph_takes_as_long_as_the_chain(pool, sizes):
     line = Dag(tasks, (Link(CUSTOMER, 0, 5), *links, Link(len(tasks) - 1, CUSTOMER, 3)))
     assert line.chain().boundaries == (5, *[3] * len(tasks))
     try:
-        ring = exact(costs(pool, line.chain()))
+        ring = exact(costs(Instance(pool, line.chain())))
     except NoProvider:
         return
     held = _dag.in_order([(s.node, s.first, s.end) for s in ring.stages], len(tasks))

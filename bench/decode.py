@@ -1,0 +1,137 @@
+"""Decoding: `python -m bench.decode [--json] [--quick] [--only one,ring]`.
+
+The model is a Llama of 8 layers, 512 wide, with random weights, float32; all arms have the same safetensors.
+
+- one: a process on one core. `ours` is the unsplit loop, `transformers` its own generate, greedy, the same tokens;
+  `bound` is what the model's matrix products alone take for a position, measured in the same rounds.
+- ring: a driver and 2, 4 and 6 stages on this host, each with a process for its daemon's parts and one for its worker,
+  links over TLS. A hop's overhead is what a turn takes more than its tasks compute, by the workers' own clocks, over
+  the turn's hops.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import secrets
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench.decode_model import write_model
+from bench.lines import said, tell
+from bench.report import Report, percentile, run
+from nodewire.errors import OverMemory
+from nodewire.llm.split import split_decoder
+from processes.saying import say
+
+STAGES, QUICK_STAGES = (2, 4, 6), (2,)
+TOKENS, QUICK_TOKENS, ROUNDS = 200, 40, 3
+WARM = 10
+PROMPT = "The quick brown fox"
+
+
+async def measure(report: Report, options: argparse.Namespace) -> None:
+    arms = options.only.split(",") if options.only else ["one", "ring"]
+    with tempfile.TemporaryDirectory(prefix="nw-decode-") as name:
+        model = Path(name) / "model"
+        write_model(model)
+        if "one" in arms:
+            await _one(report, model)
+        if "ring" in arms:
+            await _rings(report, model, Path(name))
+
+
+async def _one(report: Report, model: Path) -> None:
+    words = [sys.executable, "-m", "bench.decode_one", str(model), str(1 if report.quick else ROUNDS)]
+    process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE)
+    text, _ = await process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"bench.decode_one ended with {process.returncode}")
+    found = report.arms["one"] = json.loads(text)
+    say(f"one process: {found}")
+    ours = found["ours_per_s"]
+    report.line("one_over_transformers", round(ours / found["transformers_per_s"], 3), ">=", 1.2)
+    report.line("one_of_the_bound", round(ours / found["bound_per_s"], 3), ">=", 0.8)
+    report.line("one_tokens_that_differ", found["tokens_that_differ"], "==", 0)
+
+
+async def _rings(report: Report, model: Path, folder: Path) -> None:
+    report.arms["ring"] = {}
+    for count in QUICK_STAGES if report.quick else STAGES:
+        out = folder / f"ring.{count}"
+        made = _split(model, out, count)
+        (out / "manifest.json").write_text(made.to_json())
+        hops, turns = await _ring(out, count, QUICK_TOKENS if report.quick else TOKENS)
+        report.arms["ring"][str(count)] = {
+            "hop_us": {"p50": round(median(hops), 1), "p95": round(percentile(hops, 95) or 0.0, 1)},
+            "turn_ms_p50": round(median(turns) / 1_000, 3),
+        }
+        say(f"{count} stages: {report.arms['ring'][str(count)]}")
+    worst = max(found["hop_us"]["p50"] for found in report.arms["ring"].values())
+    report.line("hop_overhead_us_p50", worst, "<=", 200)
+
+
+def _split(model: Path, out: Path, count: int) -> Any:
+    """A manifest of so many stages: the smallest target that makes them."""
+    low, high = 1, 2**30
+    while high - low > 65_536:
+        middle = (low + high) // 2
+        try:
+            stages = len(split_decoder(model, middle, out, slots=4).manifest.tasks) - 1
+        except OverMemory:
+            stages = count + 1
+        low, high = (middle, high) if stages > count else (low, middle)
+    return split_decoder(model, high, out, slots=4).manifest
+
+
+async def _ring(folder: Path, stages: int, tokens: int) -> tuple[list[float], list[float]]:
+    """Microseconds: of each hop's overhead, a turn's mean; and of each turn."""
+    names = ["driver", *(f"stage.{n}" for n in range(stages))]
+    async with AsyncExitStack() as stack:
+        nodes = []
+        for role, tasks in [*(("provider", [name]) for name in names), ("customer", [])]:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "bench.decode_node", role,
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=2**24,
+            )  # fmt: skip
+            stack.push_async_callback(_stopped, process)
+            await tell(process, {"folder": str(folder), "tasks": tasks})
+            nodes.append(process)
+        where = [await said(process) for process in nodes]
+        holders = {name: public for name, (public, _) in zip(names, where, strict=False)}
+        for process in nodes:
+            await tell(process, {"holders": holders, "customer": where[-1][0], "addresses": dict(where)})
+        for process in nodes:
+            await said(process)
+        job: Mapping[str, Any] = {
+            "job": secrets.token_hex(32), "params": {"max_tokens": WARM + tokens}, "prompt": PROMPT,
+        }  # fmt: skip
+        for process in nodes:
+            await tell(process, job)
+        for process in nodes:
+            await said(process)
+        await tell(nodes[-1], "begin")
+        came = await said(nodes[-1])
+        took = [b[0] - a[0] for a, b in zip(came[WARM:], came[WARM + 1 :], strict=False)]
+        computed = [one[1] for one in came[WARM + 1 :]]
+        return [(a - b) / (stages + 1) for a, b in zip(took, computed, strict=True)], took
+
+
+def _add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--only", default="", help="arms, separated by commas")
+
+
+async def _stopped(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        process.kill()
+    await process.wait()
+
+
+if __name__ == "__main__":
+    run("decode", __doc__, measure, add=_add)

@@ -1,0 +1,47 @@
+"""Frames of providers that their consumer cannot compute: either may lie, so what is bought anew is without both.
+
+Whoever says so signs it, and names the edge; that the customer's own frames are not meant follows from the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from nodewire.errors import BadFrame
+from nodewire.protocol.feedback import Feedback
+from nodewire.protocol.manifest import Manifest
+from nodewire.protocol.plan import LOCAL
+from nodewire.protocol.refusal import suspects
+
+
+class Rejected(BadFrame):
+    """`producers` sent what `refuser` says that it cannot compute; that is empty where it was this customer itself."""
+
+    def __init__(self, field: str, reason: str, producers: frozenset[str], refuser: str = "") -> None:
+        super().__init__(field, reason)
+        self.producers = producers
+        self.refuser = refuser
+
+    @property
+    def whom(self) -> set[str]:
+        """Who may be to blame."""
+        return {*self.producers, self.refuser} - {""}
+
+
+def reported(said: Feedback, manifest: Manifest, now: Mapping[str, str]) -> Rejected | None:
+    """What a provider's bad-frame means, with `now` every task's provider; None if it gets the customer's frames alone,
+    or names an edge on which those came: then it is the customer's fault."""
+    producers = suspects(manifest, now, said.provider, said.edge)
+    if not producers:
+        return None
+    named = ", ".join(sorted(one[:8] for one in producers))
+    reason = f"{said.provider[:8]} cannot compute what came from {named}"
+    return Rejected(said.edge or "frames", reason, producers, said.provider)
+
+
+def noticed(error: BadFrame, edge: str, manifest: Manifest, now: Mapping[str, str]) -> Rejected | None:
+    """What it means that this customer, or a task that runs here, cannot use a frame on `edge`; None if no provider
+    made it."""
+    source = next((one.source for one in manifest.edges if one.name == edge), None)
+    producer = now.get(source, LOCAL) if source is not None else LOCAL
+    return Rejected(error.field, error.reason, frozenset({producer})) if producer != LOCAL else None

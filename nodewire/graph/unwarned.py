@@ -1,0 +1,16 @@
+"""Work of torch's exporter without its warnings of what it itself does, and nobody who calls it can change."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def unwarned() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r".*LeafSpec", category=FutureWarning)
+        # Of a recurrence's own list of weights; what a model's code leaves on `self` is looked for apart.
+        warnings.filterwarnings("ignore", message=r"The tensor attributes? .*assigned during export")
+        yield

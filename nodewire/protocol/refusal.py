@@ -1,0 +1,34 @@
+"""Frames that cannot be computed: what that is called, and who may be to blame. NIPS.md, "Feedback".
+
+A task is fed by other tasks and by the customer. What is wrong with a neighbour's frame is always bad-frame, so that a
+customer can tell it from a fault of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from nodewire.errors import BadFrame, NodewireError
+from nodewire.protocol.manifest import CUSTOMER, Manifest
+from nodewire.protocol.plan import LOCAL
+
+
+def refusal(error: NodewireError, manifest: Manifest, edges: Collection[str]) -> NodewireError:
+    """What an error that a task raised about frames on these edges is called: bad-frame if another task makes any.
+
+    Its field is the edge if only one of them is another task's. What is wrong with the customer's alone stays as it is.
+    """
+    between = [edge.name for edge in manifest.edges if edge.name in edges and edge.source != CUSTOMER]
+    if not between:
+        return error
+    return BadFrame(between[0] if len(between) == 1 else "frames", str(error))
+
+
+def suspects(manifest: Manifest, now: Mapping[str, str], who: str, edge: str = "") -> frozenset[str]:
+    """Which providers send `who` what it says that it cannot compute: on `edge`, or on all if that is none of its own.
+
+    `now` has every task's provider. None are left where the frames are the customer's alone, or of its own tasks.
+    """
+    sources = {one.name: now.get(one.source, LOCAL) for one in manifest.edges if now.get(one.target) == who}
+    found = {sources[edge]} if edge in sources else set(sources.values())
+    return frozenset(found - {LOCAL})

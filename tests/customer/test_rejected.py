@@ -1,0 +1,280 @@
+"""A frame that its consumer cannot compute: both ends are passed over in this purchase; a customer's fault is told."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from nodewire.customer import answers as answering
+from nodewire.customer import called
+from nodewire.customer.again import MAX_AGAIN, SecondChances, blamed, may_begin
+from nodewire.customer.answers import Answers
+from nodewire.customer.background import Background
+from nodewire.customer.embedding import Embedding
+from nodewire.customer.rejected import Rejected, noticed, reported
+from nodewire.errors import BadFrame, LinkLost, NodewireError, NoProvider, TooLarge, WorkerFailed
+from nodewire.protocol import feedback
+from nodewire.protocol.feedback import Feedback
+from nodewire.protocol.plan import LOCAL, Terms
+from tests.customer.test_running import Pool, running  # noqa: F401  (a fixture)
+from tests.protocol import documents
+
+RING = documents.manifest()
+REQUEST = "cd" * 32
+DRIVER, FIRST, SECOND = (keys.public for keys in documents.PROVIDERS)
+NOW = {"driver": DRIVER, "stage.0": FIRST, "stage.1": SECOND}
+
+
+def says(who: int, code: str = "bad-frame", **more: str) -> Feedback:
+    keys = documents.PROVIDERS[who]
+    made = feedback.build(keys, REQUEST, documents.CUSTOMER.public, "error", created_at=1, text=code, **more)
+    return feedback.parse(made)
+
+
+# What is meant
+
+
+def test_who_refuses_a_neighbours_frame_and_who_sent_it_are_blamed_and_nobody_else():
+    found = reported(says(2, edge="hidden.1"), RING, NOW)
+    assert (found.whom, found.refuser, found.code) == ({FIRST, SECOND}, SECOND, "bad-frame")
+    assert reported(says(0, edge="return"), RING, NOW).whom == {SECOND, DRIVER}
+    assert reported(says(1), RING, {**NOW, "driver": "ee" * 32}).whom == {FIRST, "ee" * 32}  # as assigned now
+
+
+def test_what_a_task_gets_from_the_customer_alone_is_the_customers_fault():
+    assert reported(says(0, edge="prompt"), RING, NOW) is None
+    assert reported(says(1), RING, {**NOW, "driver": LOCAL}) is None
+
+
+def test_what_the_customer_cannot_use_itself_is_its_producers_fault_alone():
+    found = noticed(BadFrame("tokens", "two"), "tokens", RING, NOW)
+    assert (found.whom, found.refuser, str(found)) == ({DRIVER}, "", "tokens: two")
+    assert noticed(BadFrame("return", "NaN"), "return", RING, {**NOW, "driver": LOCAL}).whom == {SECOND}
+    assert noticed(BadFrame("tokens", "two"), "tokens", RING, {**NOW, "driver": LOCAL}) is None
+    assert noticed(BadFrame("prompt", "int32"), "prompt", RING, NOW) is None
+
+
+# Whose word it is
+
+
+@pytest.fixture
+def heard(monkeypatch):
+    """Answers to a request under way, whose providers may be quoted for a moment."""
+    monkeypatch.setattr(answering, "WORD_S", 0.05)
+    background = Background()
+    made = Answers(
+        documents.CUSTOMER, REQUEST, documents.plan(), RING, lambda: NOW, None, background, network="bcrt", grace_s=0.0
+    )
+    return made, background
+
+
+async def ended(background: Background) -> NodewireError:
+    async with asyncio.timeout(5):
+        await background.failed.wait()
+    await background.end()
+    return background.failure
+
+
+async def test_who_passes_a_refusal_on_is_not_blamed_whatever_comes_first(heard):
+    made, background = heard
+    made._feedback(says(0, by=SECOND))
+    made._feedback(says(1, by=SECOND))
+    assert not background.failed.is_set()
+    made._feedback(says(2, edge="hidden.1"))
+    assert (await ended(background)).whom == {FIRST, SECOND}
+    assert made.blamed == set()
+
+
+@pytest.mark.parametrize("code", ["bad-frame", "worker-failed"])
+async def test_who_quotes_somebody_that_says_nothing_is_blamed_with_it(heard, code):
+    made, background = heard
+    made._feedback(says(0, code, by=FIRST))
+    error = await ended(background)
+    assert made.blamed | (error.whom if isinstance(error, Rejected) else set()) >= {DRIVER, FIRST}
+
+
+async def test_a_word_of_its_own_counts_at_once_and_so_does_a_code_that_is_the_customers(heard):
+    made, background = heard
+    made._feedback(says(0, "too-large"))
+    assert isinstance(await ended(background), TooLarge)
+
+
+async def test_quoting_a_stranger_is_a_word_of_ones_own(heard):
+    made, background = heard
+    made._feedback(says(2, edge="hidden.1", by="ee" * 32))
+    assert background.failure.whom == {FIRST, SECOND}
+    await background.end()
+
+
+async def told(one, error: NodewireError, by: str, *words: Feedback) -> NodewireError:
+    """What `next` raises when a neighbour has cancelled the job, and providers have said this."""
+    error.by = by
+    one._mailbox.fail(error)
+    waiting = asyncio.create_task(one.next(10.0))
+    await asyncio.sleep(0)
+    for said in words:
+        one.answers._feedback(replace(said, request=one.request.id))
+    with pytest.raises(NodewireError) as caught:
+        await waiting
+    return caught.value
+
+
+async def test_a_neighbours_cancel_means_what_is_signed(running):  # noqa: F811
+    found = await told(running(Pool()), BadFrame("hidden.1", "NaN"), DRIVER, says(2, edge="hidden.1"))
+    assert found.whom == {FIRST, SECOND}
+
+
+async def test_of_the_customers_own_fault_the_neighbours_reason_is_kept(running):  # noqa: F811
+    error = BadFrame("prompt", "of rank 2")
+    assert await told(running(Pool()), error, DRIVER, says(0, edge="prompt")) is error
+
+
+async def test_other_codes_are_raised_as_they_come(running):  # noqa: F811
+    error = TooLarge("prompt", "300 tokens, the context is 256")
+    assert await told(running(Pool()), error, DRIVER) is error
+
+
+async def test_a_neighbour_that_cancels_and_nobody_signs_for_it_is_blamed_with_those_before_it(running, monkeypatch):  # noqa: F811
+    monkeypatch.setattr("nodewire.customer.running.WORD_S", 0.05)
+    assert (await told(running(Pool()), BadFrame("x", "y"), DRIVER)).whom == {DRIVER, SECOND}
+
+
+async def test_frames_that_break_the_wires_rules_are_their_producers_fault(running):  # noqa: F811
+    one = running(Pool())
+    one._mailbox.refuse(DRIVER, "hidden.1", BadFrame("seq", "7, 0 is next"))
+    with pytest.raises(Rejected, match="seq: 7") as caught:
+        await one.next(10.0)
+    assert caught.value.whom == {DRIVER}
+
+
+async def test_what_runs_beside_leaves_what_a_neighbour_said_to_who_asks_for_it(running):  # noqa: F811
+    one = running(Pool())
+
+    async def fails(error, by=""):
+        error.by = by
+        raise error
+
+    await one._unless_told(fails(BadFrame("x", "y"), DRIVER))
+    with pytest.raises(Rejected) as caught:  # a task that runs here
+        await one._unless_told(fails(BadFrame("return", "NaN")))
+    assert caught.value.whom == {SECOND}
+    with pytest.raises(BadFrame, match="prompt"):
+        await one._unless_told(fails(BadFrame("prompt", "int32")))
+
+
+# What is bought anew
+
+
+def test_others_are_tried_for_frames_that_cannot_be_computed_and_not_for_the_customers_own():
+    made = Bought([])
+    rejected = Rejected("x", "y", frozenset({FIRST}), SECOND)
+    assert may_begin(rejected, made, failures=0, came=True)
+    assert not may_begin(rejected, made, failures=MAX_AGAIN, came=False)
+    assert not may_begin(BadFrame("x", "y"), made, failures=0, came=False)
+    assert not may_begin(TooLarge("x", "y"), made, failures=0, came=False)
+    assert blamed(rejected, made) == {FIRST, SECOND}
+    assert blamed(WorkerFailed("x", "y"), made) == set()
+
+
+def terms(*excluded: str) -> Terms:
+    return Terms(max_chunk_msat=10_000, max_total_msat=100_000, excluded=excluded)
+
+
+def test_where_nobody_is_left_who_refused_comes_back_and_then_the_others_in_its_place_each_once():
+    chances = SecondChances()
+    chances.rejected(Rejected("x", "y", frozenset({FIRST}), SECOND))
+    first = chances.next(terms(DRIVER, FIRST, SECOND))
+    assert set(first.excluded) == {DRIVER, FIRST}
+    second = chances.next(first)
+    assert set(second.excluded) == {DRIVER, SECOND}
+    assert chances.next(second) is None
+    chances.rejected(Rejected("x", "y", frozenset({FIRST}), SECOND))
+    assert chances.next(second) is None
+
+
+def test_who_sent_the_customer_itself_what_is_no_output_does_not_come_back():
+    chances = SecondChances()
+    chances.rejected(Rejected("x", "y", frozenset({FIRST})))
+    chances.rejected(LinkLost("x", "y"))
+    assert chances.next(terms(FIRST)) is None
+
+
+class Bought:
+    """A purchase that ends as it is told to; of those that were made, the terms are kept."""
+
+    blamed: set[str] = set()  # noqa: RUF012
+    wronged: set[str] = set()  # noqa: RUF012
+    spent_msat = 0
+
+    def __init__(self, script: list[NodewireError | None], made: list[Terms] | None = None, under: Terms | None = None):
+        self.error = script.pop(0) if script else None
+        self.is_underway = not isinstance(self.error, NoProvider)
+        self.request = SimpleNamespace(id=REQUEST)
+        if made is not None:
+            made.append(under)
+
+    async def __aenter__(self):
+        if not self.is_underway:
+            raise self.error
+        return self
+
+    async def __aexit__(self, *_):
+        return
+
+    async def outputs(self):
+        if self.error is not None:
+            raise self.error
+        yield
+
+
+@pytest.fixture
+def buying(monkeypatch):
+    """A function that buys an embedding of one text, with purchases that end so, one after the other."""
+    monkeypatch.setattr(Embedding, "finish", lambda self: None)
+
+    def buy(*script: NodewireError | None):
+        made, left = [], list(script)
+        monkeypatch.setattr(called, "Purchase", lambda *a, **_: Bought(left, made, a[4]))
+        session = SimpleNamespace(log=logging.getLogger("nodewire.customer"))
+        manifest = RING.model_copy(update={"mode": "embed"})
+        one = Embedding(session, None, "", manifest, terms(), lambda purchase: None, None, ["a text"])
+        return one, made
+
+    return buy
+
+
+def lied(a: str, b: str) -> Rejected:
+    return Rejected("x", f"{b} cannot compute what came from {a}", frozenset({a}), b)
+
+
+async def test_what_is_bought_anew_is_without_both(buying):
+    one, made = buying(lied(FIRST, SECOND), None)
+    await one.buy()
+    assert [set(under.excluded) for under in made] == [set(), {FIRST, SECOND}]
+
+
+async def test_liars_without_end_are_not_tried_without_end(buying):
+    errors = [lied(f"{n:064x}", f"{n + 1:064x}") for n in range(2, 40, 2)]
+    one, made = buying(*errors)
+    with pytest.raises(Rejected):
+        await one.buy()
+    assert len(made) == 1 + MAX_AGAIN
+
+
+async def test_if_those_are_the_only_ones_each_has_its_second_chance_and_then_the_first_error_is_told(buying):
+    nobody = NoProvider("task", "nobody is left")
+    one, made = buying(lied(FIRST, SECOND), nobody, nobody, nobody)
+    with pytest.raises(Rejected, match="cannot compute") as caught:
+        await one.buy()
+    assert caught.value.__cause__ is nobody
+    assert [set(under.excluded) for under in made] == [set(), {FIRST, SECOND}, {FIRST}, {SECOND}]
+
+
+async def test_an_honest_neighbour_that_has_no_other_beside_it_does_the_work_after_all(buying):
+    one, made = buying(lied(FIRST, SECOND), NoProvider("task", "nobody is left"), None)
+    await one.buy()
+    assert [set(under.excluded) for under in made] == [set(), {FIRST, SECOND}, {FIRST}]
