@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json as jsonlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from nodewire.cli.registered import is_registered, registration_in
 from nodewire.errors import BadConfig, BadInput, NotFound, OverMemory
-from nodewire.kind import Piece, Registration, Say
+from nodewire.kind import Registration, Say, TaskSize
 from nodewire.protocol.manifest import CUSTOMER, Manifest
 
-_DECODERS = ("LlamaForCausalLM",)
 _ENCODERS = ("BertModel", "BertForMaskedLM")
 _REMEDY = "name them with --most (--most sequence=64), or a larger --target-vram"
 
@@ -37,21 +36,25 @@ def cut(folder: Path, asked: Asked, out: Path | None, say: Say = lambda _: None)
     """
     if is_registered(folder):
         return registration_in(folder, asked.name)
+    from nodewire.llm.families import ARCHITECTURES
+
     target, name, slots = asked.target_bytes, asked.name, asked.slots
     if (folder / "recipe.json").is_file() and not (folder / "config.json").exists():  # as `train` leaves a classifier
         from nodewire.graph.classifier import split_classifier
 
         _check_plain(asked)
         return split_classifier(folder, target, out, slots=slots, name=name)
-    architecture = _architecture(folder)
-    if architecture in (*_DECODERS, *_ENCODERS) and not asked.as_tensors:
+    is_meta = (folder / "params.json").is_file() and not (folder / "config.json").exists()  # Llama in Meta's own layout
+    architecture = "" if is_meta else _architecture(folder)
+    speaks = is_meta or architecture in ARCHITECTURES
+    if (speaks or architecture in _ENCODERS) and not asked.as_tensors:
         _check_plain(asked)
-        if architecture in _DECODERS:
+        if speaks:
             from nodewire.llm.split import split_decoder
 
-            if out is not None and not (folder / "tokenizer.json").is_file():
+            if out is not None and not is_meta and not (folder / "tokenizer.json").is_file():
                 raise NotFound("tokenizer.json", f"not in {folder}: text needs one; or --as-tensors cuts it without")
-            return split_decoder(folder, target, out, slots=slots, name=name)
+            return _with_chat(split_decoder(folder, target, out, slots=slots, name=name), folder, out)
         from nodewire.graph.split_encoder import split_encoder
 
         return split_encoder(folder, target, out, slots=slots, name=name)
@@ -65,9 +68,11 @@ def cut(folder: Path, asked: Asked, out: Path | None, say: Say = lambda _: None)
 
 
 def _check_plain(asked: Asked) -> None:
-    """Raises BadInput: what is cut by its layers has no sizes to choose, and no experts."""
+    """Raises BadInput: what is cut by its layers has no sizes to choose, and keeps its experts together."""
     if asked.expert_groups > 1:
-        raise BadInput("--expert-groups", "what is cut so has no experts; --as-tensors cuts any model's operators")
+        raise BadInput(
+            "--expert-groups", "what is cut so keeps its experts together; --as-tensors cuts any model's operators"
+        )
     if asked.most:
         raise BadInput("--most", "is for what is called with tensors; --as-tensors cuts any model so")
 
@@ -79,10 +84,23 @@ def _architecture(folder: Path) -> str:
         raise BadConfig(str(folder), "holds no config.json that names its architecture") from error
 
 
+def _with_chat(made: Registration, folder: Path, out: Path | None) -> Registration:
+    """The same, with the folder's chat template as a further blob, if it is of a model that generates and has one."""
+    from nodewire.chat.folder import chat_template
+    from nodewire.weights.blob_folder import blobs_in
+
+    found = chat_template(folder) if made.manifest.mode == "generate" else None
+    if found is None:
+        return made
+    blobs = blobs_in(out)
+    manifest = {**made.manifest.document(), "chat": blobs.blob(found.pack()).document()}
+    report = (*made.report, f"chat template of {len(found.template)} characters, for customers")
+    return replace(made, manifest=Manifest.from_document(manifest), blobs={**made.blobs, **blobs.paths}, report=report)
+
+
 def told(made: Registration) -> dict[str, Any]:
     """What `--json` says of a registration, published or not: sizes in bytes, `flops` for a position."""
     manifest, at = made.manifest, steps(made.manifest)
-    blobs = {blob.sha256 for task in manifest.tasks for blob in (task.program, *task.weights)}
     return {
         "name": manifest.name,
         "mode": manifest.mode,
@@ -105,12 +123,12 @@ def told(made: Registration) -> dict[str, Any]:
         "edges": [edge.document() for edge in manifest.edges],
         "steps": 1 + max(at.values()),
         "upload_bytes": made.upload_bytes,
-        "blobs": len(blobs) + 1,
+        "blobs": len(made.cited) + 1,
         "lacks": list(made.lacks),
     }
 
 
-def _known(piece: Piece | None) -> dict[str, Any]:
+def _known(piece: TaskSize | None) -> dict[str, Any]:
     if piece is None:
         return {}
     return {
