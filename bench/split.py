@@ -3,7 +3,8 @@
 Small models of every family with random weights, and MiniLM with its own, are saved as directories, registered under a
 target of a fraction of their weights, and their tasks run one after the other, at two batch sizes and two lengths that
 are not those of the trace, beside the library's own class. Full-size configurations of CLIP-B/32 and of a Llama of 70 B
-are analysed without weights, each in a process of its own.
+go through `nodewire register --dry-run`, and half a GB of weights in shards through it and through a real registration,
+each in a process of its own (split_large.py).
 
 `analysis_ms` is what the cut takes, from the exported program to tasks of known memory; the median of five counts.
 `measured` is what the CPU's allocator handed out while a task ran, `predicted` what its program says.
@@ -12,10 +13,7 @@ are analysed without weights, each in a process of its own.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import importlib.util
-import json
-import sys
 import tempfile
 from pathlib import Path
 from statistics import median
@@ -27,7 +25,6 @@ from bench import split_large
 from bench.architectures import APPROXIMATE, CONFIGS, VOCABULARY, cut, inputs, make, sizes
 from bench.carved import Carved
 from bench.report import Report, run
-from nodewire.errors import NodewireError
 from nodewire.graph.families.inputs import Largest
 from nodewire.protocol.manifest import CUSTOMER
 from processes.saying import say
@@ -53,8 +50,10 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
         report.arms["minilm"] = _measured(model, folder, 30_522, _MINILM_LARGEST)
     families = dict(report.arms)
     for name in ("clip",) if report.quick else ("clip", "llama-70b"):
-        report.arms[f"{name}_config"] = await _apart(name)
-        say(f"{name}: {report.arms[f'{name}_config']}")
+        report.arms[f"{name}_config"] = found = await split_large.foreseen(name)
+        say(f"{name}: {found['tasks']} tasks in {found['seconds']} s, {found['peak_rss_bytes'] / 1e9:.2f} GB resident")
+    report.arms["sharded"] = found = await split_large.sharded()
+    say(f"in shards: dry {found['dry']}, real {found['real']}, {found['weights_bytes'] / 1e6:.0f} MB of weights")
     _lines(report, families)
 
 
@@ -67,6 +66,11 @@ def _lines(report: Report, families: dict[str, Any]) -> None:
     real = [report.arms[name] for name in ("minilm", "clip_config", "llama-70b_config") if name in report.arms]
     report.line("graph_over_weights", max(one["graph_bytes"] / one["weights_bytes"] for one in real), "<=", 0.01)
     report.line("clip_analysis_ms", median(report.arms["clip_config"]["analysis_ms"]), "<", 50)
+    parts = report.arms["sharded"]
+    grown = parts["real"]["peak_rss_bytes"] - parts["dry"]["peak_rss_bytes"]
+    report.line("sharded_weights_over_largest_task", parts["weights_bytes"] / parts["largest_task_bytes"], ">", 3)
+    report.line("memory_of_a_registration_over_a_task", round(grown / parts["largest_task_bytes"], 3), "<=", 1.5)
+    report.line("a_dry_run_says_what_is_made", parts["dry_is_as_real"], "==", True)
     if not report.quick:
         large = report.arms["llama-70b_config"]
         report.line("llama_70b_analysis_ms", median(large["analysis_ms"]), "<", 150)
@@ -104,17 +108,6 @@ def _measured(model: Any, folder: Path, vocabulary: int, largest: Largest) -> di
         "export_s": round(found.export_s, 2),
         "split_s": round(found.split_s, 2),
     }
-
-
-async def _apart(name: str) -> dict[str, Any]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", split_large.__name__, name, stdout=asyncio.subprocess.PIPE
-    )
-    said, _ = await process.communicate()
-    if process.returncode:
-        raise NodewireError(name, f"its analysis ended with {process.returncode}")
-    found: dict[str, Any] = json.loads(said)
-    return found
 
 
 if __name__ == "__main__":

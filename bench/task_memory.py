@@ -33,7 +33,7 @@ from nodewire.graph.verify import Verified
 from nodewire.kind import Limits
 from nodewire.protocol.frame import Array, Frame
 from nodewire.worker.client import WorkerProcess
-from nodewire.worker.serve import RESERVE_BYTES
+from nodewire.worker.rights import RESERVE_BYTES
 from processes.saying import say
 
 WITHIN = 0.05

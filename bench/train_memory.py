@@ -31,7 +31,7 @@ from nodewire.protocol.recipe import Recipe
 from nodewire.train import state
 from nodewire.worker.client import WorkerProcess
 from nodewire.worker.feeding import feed
-from nodewire.worker.serve import RESERVE_BYTES
+from nodewire.worker.rights import RESERVE_BYTES
 
 PIECE_BYTES = 1 << 20
 _TASK = "trainer"

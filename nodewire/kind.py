@@ -35,13 +35,51 @@ class Limits:
     compiled: str = ""
 
 
+Say = Callable[[str], None]
+"""Tells people what is being done, while it takes long."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSize:
+    """What is known of a task when it is cut. Both sizes together are its predicted peak, frames that wait aside.
+
+    `most_at` is the operator at which it takes the most, `no_room_for` the one that would have made it too large;
+    `holds` says of what it has parts: rows of a matrix, some of the experts, layers.
+    """
+
+    weights_bytes: int
+    live_bytes: int
+    operators: int = 0
+    most_at: str = ""
+    no_room_for: str = ""
+    holds: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A model that was split: its manifest, the blobs it cites (sha256 -> file), what limited each cut."""
+    """A model that was split: its manifest, the blobs it cites (sha256 -> file), what limited each cut.
+
+    Of a dry run there are no `blobs`, and no hashes of weights in the manifest (`weights/blob_folder.py`); `lacks`
+    names the files that a registration needs and the model's folder has not.
+    """
 
     manifest: Manifest
     blobs: Mapping[str, Path]
     report: tuple[str, ...]
+    pieces: Mapping[str, TaskSize] = field(default_factory=dict)
+    lacks: tuple[str, ...] = ()
+
+    @property
+    def upload_bytes(self) -> int:
+        """What is uploaded: every blob once, and the manifest."""
+        return sum(self.cited.values()) + len(self.manifest.pack())
+
+    @property
+    def cited(self) -> dict[str, int]:
+        """The bytes of every blob that the manifest cites, by hash."""
+        chat = (self.manifest.chat,) if self.manifest.chat is not None else ()
+        tasks = (blob for task in self.manifest.tasks for blob in (task.program, *task.weights))
+        return {blob.sha256: blob.bytes for blob in (*tasks, *chat)}
 
 
 class Actor(Protocol):

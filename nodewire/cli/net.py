@@ -19,6 +19,7 @@ from nodewire.cli.roles import enter_market, naming
 from nodewire.config import AnyRole, load_role
 from nodewire.errors import BadInput, NodewireError
 from nodewire.protocol.coordinates import Coordinates, rtt_us
+from nodewire.protocol.sizes import in_units
 
 if TYPE_CHECKING:
     from nodewire.wire.health_log import Edge, Sample
@@ -36,13 +37,19 @@ _ONE_PLACE_US = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A node of the snapshot; `rtt_us` is what is predicted from here, None where it is not known where that is."""
+    """A node of the snapshot; `rtt_us` is what is predicted from here, None where it is not known where that is.
+
+    The rest is what its ad says and nobody certifies: memory for tasks, and what its device does in float32.
+    """
 
     public: str
     name: str
     region: str
     at: Coordinates
     rtt_us: int | None
+    memory_bytes: int = 0
+    flops_per_s: int | None = None
+    bytes_per_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,17 +138,24 @@ async def _placed(role: AnyRole, claim: Claim | None) -> list[Placed]:
         stack.callback(following.cancel)
         epoch = await market.epoch(timeout_s=30.0)
         snapshot = await market.snapshot(epoch.body.snapshot)
-        ads = snapshot.ads({node.pubkey for node in snapshot.nodes})
-    nodes = [
-        Placed(
-            public=node.pubkey,
-            name=ads[node.pubkey].name if node.pubkey in ads else node.pubkey[:_DIGITS],
-            region=node.region,
-            at=node.coordinates,
-            rtt_us=None if claim is None else rtt_us(claim.at, node.coordinates),
+        publics = {node.pubkey for node in snapshot.nodes}
+        ads, profiles = snapshot.ads(publics), snapshot.profiles(publics)
+    nodes = []
+    for node in snapshot.nodes:
+        ad, profile = ads.get(node.pubkey), profiles.get(node.pubkey)
+        rate = profile.rates.get("float32") if profile is not None else None
+        nodes.append(
+            Placed(
+                public=node.pubkey,
+                name=ad.name if ad is not None else node.pubkey[:_DIGITS],
+                region=node.region,
+                at=node.coordinates,
+                rtt_us=None if claim is None else rtt_us(claim.at, node.coordinates),
+                memory_bytes=ad.memory_bytes if ad is not None else 0,
+                flops_per_s=rate.flops_per_s if rate is not None else None,
+                bytes_per_s=rate.bytes_per_s if rate is not None else None,
+            )
         )
-        for node in snapshot.nodes
-    ]
     return sorted(nodes, key=lambda node: (node.rtt_us or 0, node.public))
 
 
@@ -214,7 +228,7 @@ def _standing(edge: Edge, now_s: float) -> str:
 
 
 def _show_nodes(nodes: list[Placed], here: Coordinates | None) -> None:
-    table = Table("", "node", "region", "from here", "last mile", box=None)
+    table = Table("", "node", "region", "from here", "last mile", "memory", "GFLOP/s", "GB/s", box=None)
     for index, node in enumerate(nodes):
         table.add_row(
             _LETTERS[index] if index < len(_LETTERS) else "",
@@ -222,8 +236,13 @@ def _show_nodes(nodes: list[Placed], here: Coordinates | None) -> None:
             one_line(node.region),
             _ms(node.rtt_us),
             _ms(node.at[2]),
+            in_units(node.memory_bytes) if node.memory_bytes else "-",
+            _giga(node.flops_per_s),
+            _giga(node.bytes_per_s),
         )
     console.print(table)
+    if any(node.flops_per_s for node in nodes):
+        console.print("[dim]memory and rates (float32) are what each node says that it measured[/]")
     marks = [(float(node.at[0]), float(node.at[1]), _LETTERS[i : i + 1]) for i, node in enumerate(nodes)]
     if here is not None:
         marks.append((float(here[0]), float(here[1]), _HERE))
@@ -287,6 +306,10 @@ def _plain(edge: Edge, seen: _Seen) -> dict[str, Any]:
 
 def _ms(us: int | None) -> str:
     return "-" if us is None else f"{us / 1000:.1f} ms"
+
+
+def _giga(per_s: int | None) -> str:
+    return "-" if per_s is None else f"{per_s / 1e9:,.1f}"
 
 
 def _ago(seconds: float) -> str:

@@ -80,10 +80,17 @@ def place(
             changes = moves(pool, what, workload, goal, held, tell=tell) if holding else None
     except NoProvider as error:  # nobody is asked for anything here: machines lack room
         raise OverMemory(error.field, f"{error.reason}. {_ROOM}") from error
+    claimed = [node.name for node in pool.nodes if node.name not in holding] if nodes is None else []
     if json:
-        print_json(_plain(found, pool, manifest, goal, holding, changes))
-    else:
-        _show(found, pool, manifest, goal, holding, changes)
+        print_json({**_plain(found, pool, manifest, goal, holding, changes), "claimed": claimed})
+        return
+    _show(found, pool, manifest, goal, holding, changes)
+    if claimed:
+        console.print(
+            f"[dim]nobody has certified how fast {one_line(', '.join(claimed[:_SHOWN_TASKS]))} would be: that is what"
+            " their ads say[/]",
+            soft_wrap=True,
+        )
 
 
 def add_to(app: typer.Typer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from nodewire.errors import BadConfig, BadInput
 from nodewire.plan.place.model import MOST_BYTES, MOST_NODES, MOST_RATE, UPLINK, Node, Pool, Table
 from nodewire.protocol.faults import in_words
+from nodewire.protocol.published_profile import UNPROFILED
 from nodewire.protocol.sizes import parse_size
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from nodewire.protocol.snapshot import Snapshot
 
 MAX_FILE_BYTES = 128 * 2**20
+MOST_FASTER = 4.0
 _MBIT = 125.0
 """Bytes a millisecond."""
 Tables = dict[str, dict[str, Table]]
@@ -96,40 +99,50 @@ def from_file(path: Path) -> tuple[Pool, Tables, Holding]:
 
 
 def of_snapshot(snapshot: Snapshot, manifest: Manifest, here: Coordinates | None) -> tuple[Pool, Tables, Holding]:
-    """The market's nodes that say how much memory they have or hold something of the manifest; what each holds of it.
+    """The market's nodes that hold something of the manifest, or say how fast they are and how much memory they have.
 
-    Certified times count for the tasks that a node holds, and their rate for the others.
+    Certified times count for the tasks that a node holds, and their rate for the others; of a decoder's tasks also what
+    it published of many positions at once. Who holds nothing of it is not in what is held: its speed is what it
+    published, which nobody certifies and which so counts for no more than MOST_FASTER times the fastest of the others.
 
     Raises BadInput: no such node.
     """
-    ads = snapshot.ads({node.pubkey for node in snapshot.nodes})
+    publics = {node.pubkey for node in snapshot.nodes}
+    ads, profiles = snapshot.ads(publics), snapshot.profiles(publics)
     digest, by_name = manifest.digest(), {task.name: task for task in manifest.tasks}
-    nodes: list[Node] = []
+    nodes: dict[str, Node] = {}
     tables: Tables = {}
     holding: Holding = {}
     for node in snapshot.nodes:
         offers = [
             offer for held in node.held if held.manifest == digest for offer in held.tasks if offer.task in by_name
         ]
-        ad = ads.get(node.pubkey)
+        ad, profile = ads.get(node.pubkey), profiles.get(node.pubkey, UNPROFILED)
         memory = max(ad.memory_bytes if ad else 0, sum(by_name[offer.task].memory_bytes for offer in offers))
         us = sum(offer.us_per_position for offer in offers)
-        if not memory or not us:
+        speed = sum(by_name[offer.task].flops for offer in offers) / us / 1_000 if us else profile.gflops
+        if not memory or speed is None:
             continue
-        flops = sum(by_name[offer.task].flops for offer in offers)
         name = f"{ad.name} {node.pubkey[:8]}" if ad else node.pubkey[:8]
-        if name in holding:  # keys that begin alike are quickly made
+        if name in nodes:  # keys that begin alike are quickly made
             name = f"{name} {node.pubkey}"
         x, y, height = (one / 1_000 for one in node.coordinates)
-        speed = min(max(flops / us / 1_000, _LEAST_GFLOPS), MOST_RATE)  # what strangers claim stops nobody's planning
-        nodes.append(Node(name, min(memory, MOST_BYTES), speed, kind=name, at=(x, y, height)))
-        holding[name] = tuple(offer.task for offer in offers)
+        speed = min(max(speed, _LEAST_GFLOPS), MOST_RATE)  # what strangers claim stops nobody's planning
+        nodes[name] = Node(name, min(memory, MOST_BYTES), speed, kind=name, at=(x, y, height))
+        if offers:
+            holding[name] = tuple(offer.task for offer in offers)
         for offer in offers:
-            tables.setdefault(offer.task, {})[name] = ((1, offer.us_per_position / 1_000),)
+            table = [(1, offer.us_per_position / 1_000)]
+            many = profile.tasks.get((digest, offer.task))
+            if many is not None and many.positions > 1 and by_name[offer.task].engine.startswith("decoder."):
+                table.append((many.positions, max(offer.us_per_position, many.us_together) / 1_000))
+            tables.setdefault(offer.task, {})[name] = tuple(table)
     if not nodes:
         raise BadInput("--config", "nobody in this market holds anything of the model; --nodes describes machines")
+    if most := MOST_FASTER * max((nodes[name].speed for name in holding), default=0.0):
+        nodes |= {name: replace(one, speed=min(one.speed, most)) for name, one in nodes.items() if name not in holding}
     x, y, height = (one / 1_000 for one in here or (0, 0, 0))
-    return Pool(tuple(nodes), customer=(x, y, height)), tables, holding
+    return Pool(tuple(nodes.values()), customer=(x, y, height)), tables, holding
 
 
 def held_by(pool: Pool, manifest: Manifest, holding: Holding) -> tuple[tuple[int, ...], ...]:

@@ -175,10 +175,13 @@ def _show_task(made: Profile, task: TaskProfile) -> None:
         console.print(f"[red]✗[/] {one_line(task.refused)}", soft_wrap=True)
         return
     console.print(
-        f"memory {task.peak_bytes / 1e6:,.1f} MB in its process, {task.predicted_bytes / 1e6:,.1f} MB in its manifest;"
-        f" loaded in {task.load_ms:,} ms; {task.busy:.0%} busy",
+        f"memory {task.peak_bytes / 1e6:,.1f} MB in its process,"
+        f" {task.peak_bytes / max(task.predicted_bytes, 1):.0%} of the {task.predicted_bytes / 1e6:,.1f} MB that its"
+        f" manifest predicts; loaded in {task.load_ms:,} ms; {task.busy:.0%} busy",
         soft_wrap=True,
     )
+    if task.over is not None:
+        console.print(f"[yellow]{task.over.code}[/] {one_line(str(task.over))}", soft_wrap=True)
     calls = Table(box=None, pad_edge=False)
     for title in ("positions", "ms", "predicted ms", "positions/s"):
         calls.add_column(title, justify="right")

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import uvloop
 
-from nodewire.cli.models import TARGET_VRAM, publish_folder, size_of
+from nodewire.cli.cutting import Asked
 from nodewire.cli.output import CUSTOMERS, Json, console, notes, one_line, print_json, sats
+from nodewire.cli.register import TARGET_VRAM, publish_folder, size_of
 from nodewire.cli.roles import load_customer, naming
 from nodewire.cli.training_recipe import read_recipe
 from nodewire.config import AnyRole, CustomerConfig, load_role, parse_msat
@@ -169,7 +170,7 @@ def _can_register(model: Path | None, target_vram: str) -> None:
 def _registered(model: Path, name: str, target_vram: str, customer: CustomerConfig, *, show: bool) -> dict[str, Any]:
     """Put a trained model on the customer's own relays and blob servers."""
     where = customer.key, list(customer.relays), list(customer.blossom)
-    _, done = publish_folder(model, size_of(target_vram), name, 4, *where, show=show)
+    _, done = publish_folder(model, Asked(size_of(target_vram), name), *where, show=show)
     return done
 
 

@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
-from nodewire.errors import BadInput, NotFound, OverMemory, Unsupported
+from nodewire.errors import BadInput, BadTask, NotFound, OverMemory, Unsupported
 from nodewire.graph.analysis import FREE_WEIGHT_BYTES
 from nodewire.graph.carve import edge_name
 from nodewire.graph.decompose import DRIVER, Decomposition, decompose, memory_bytes
@@ -29,8 +27,10 @@ from nodewire.graph.writing import write_run
 from nodewire.kind import Registration
 from nodewire.protocol.families import Cnn, Family, Linear, Mlp
 from nodewire.protocol.recipe import Recipe
+from nodewire.weights.directory import SINGLE, stored_if_any, stored_tensors
+from nodewire.weights.tensorfile import Stored
 
-WEIGHTS, RECIPE = "model.safetensors", "recipe.json"
+WEIGHTS, RECIPE = SINGLE, "recipe.json"
 ROWS, X, SCORES = "rows", "x", "scores"
 MAX_BATCH = 1_024
 _USEFUL_ROWS = 32
@@ -41,7 +41,7 @@ _ACTIVATIONS = {"relu": "aten.relu.default", "gelu": "aten.gelu.default", "tanh"
 def split_classifier(
     directory: Path,
     target_bytes: int,
-    out: Path,
+    out: Path | None,
     *,
     max_batch: int = MAX_BATCH,
     slots: int = 16,
@@ -49,15 +49,22 @@ def split_classifier(
 ) -> Registration:
     """Split the classifier in `directory` (recipe.json, model.safetensors) into tasks of at most `target_bytes` each.
 
+    Without `out` it is a dry run, which needs of the directory no more than recipe.json.
+
     Raises:
         NotFound, BadInput, BadRecipe: the directory does not hold one.
         Unsupported: its family is another.
         OverMemory: a layer alone needs more than the target; names it and the target that would do.
     """
-    recipe, weights = _read(directory)
+    recipe = _recipe(directory)
+    stored = stored_if_any(directory) if out is None else _stored(directory)
+    if stored is not None:
+        _check(recipe, stored)
     program, shapes = program_of(recipe.family, max_batch, slots)
     done = _whole(program, target_bytes) or decompose(program, shapes, target_bytes, least_volume=1)
-    return write_run(done, lambda weight: (weights[weight],), target_bytes, out, name=name or recipe.name)
+    parts = None if stored is None else (lambda weight: (stored[weight],))
+    made = write_run(done, parts, target_bytes, out, name=name or recipe.name)
+    return replace(made, lacks=(WEIGHTS,) if stored is None else ())
 
 
 def program_of(family: Family, max_batch: int, slots: int) -> tuple[Program, dict[str, Shape]]:
@@ -181,16 +188,24 @@ class _Layers:
         return self.node("aten.amax.default", (Ref(fours), [3, 5]), (ROWS, channels, high, wide))
 
 
-def _read(directory: Path) -> tuple[Recipe, Mapping[str, torch.Tensor]]:
+def _recipe(directory: Path) -> Recipe:
     try:
-        recipe = Recipe.parse((directory / RECIPE).read_text())
-        weights = load_file(directory / WEIGHTS)
+        return Recipe.parse((directory / RECIPE).read_text())
     except OSError as error:
-        raise NotFound(str(directory), f"holds no {RECIPE} and {WEIGHTS} of a trained classifier") from error
-    except (SafetensorError, UnicodeDecodeError) as error:
-        raise BadInput(WEIGHTS, "not a safetensors file beside its recipe") from error
+        raise NotFound(str(directory), f"holds no {RECIPE} of a trained classifier") from error
+    except UnicodeDecodeError as error:
+        raise BadInput(RECIPE, "no text") from error
+
+
+def _stored(directory: Path) -> Mapping[str, Stored]:
+    try:
+        return stored_tensors(directory)
+    except BadTask as error:
+        raise BadInput(WEIGHTS, f"not a safetensors file beside its recipe: {error.reason}") from error
+
+
+def _check(recipe: Recipe, stored: Mapping[str, Stored]) -> None:
     for name, shape in recipe.family.shapes().items():
-        if name not in weights or tuple(weights[name].shape) != shape:
-            found = list(weights[name].shape) if name in weights else "missing"
+        if name not in stored or stored[name].shape != shape:
+            found = list(stored[name].shape) if name in stored else "missing"
             raise BadInput(name, f"{found}, the recipe makes it {list(shape)}")
-    return recipe, weights

@@ -38,15 +38,16 @@ class EncoderDirectory:
         return self.path / "model.safetensors"
 
 
-def read(path: Path) -> EncoderDirectory:
-    """What the directory at `path` says.
+def read(path: Path, *, is_dry: bool = False) -> EncoderDirectory:
+    """What the directory at `path` says. For a dry run it may be without weights, and without a tokenizer, which is
+    empty then.
 
     Raises:
         NotFound: a file is missing.
         BadInput: a file is not what it should be, or asks for a pooling other than mean or first token.
     """
     config = config_of(path)
-    if not (path / "model.safetensors").is_file():
+    if not is_dry and not (path / "model.safetensors").is_file():
         raise NotFound("model.safetensors", f"not in {path.name}")
     modules = _json(path, "modules.json", [])
     if not isinstance(modules, list) or not all(isinstance(m, dict) for m in modules):
@@ -72,7 +73,7 @@ def read(path: Path) -> EncoderDirectory:
         pooling=pooling,
         normalized="Normalize" in kinds if kinds else True,
         positions=min([*known, _LONGEST]),
-        tokenizer=read_tokenizer(path, MAX_JSON_BYTES),
+        tokenizer=b"" if is_dry and not (path / "tokenizer.json").exists() else read_tokenizer(path, MAX_JSON_BYTES),
         pad_id=pad_id,
         name=re.sub(r"[^a-z0-9._-]+", "-", named.lower()).strip("-._")[:48] or "encoder",
         license=license_of(path),

@@ -18,7 +18,6 @@ import torch
 
 from nodewire.errors import BadInput, BadTask, NotFound, OverMemory
 from nodewire.graph import parity
-from nodewire.graph.blob_folder import MANIFEST
 from nodewire.graph.decompose import decompose
 from nodewire.graph.diagnosis import unlisted
 from nodewire.graph.examples import BATCH, Axes, Signature, several, signature, tensors_of
@@ -30,8 +29,9 @@ from nodewire.graph.reading import Traced
 from nodewire.graph.trace import trace
 from nodewire.graph.whitelist import OPS
 from nodewire.graph.writing import Parts, write_run
-from nodewire.kind import Registration
+from nodewire.kind import Registration, Say
 from nodewire.protocol.sizes import parse_size
+from nodewire.weights.blob_folder import MANIFEST
 
 
 def register(
@@ -39,7 +39,7 @@ def register(
     examples: Any,
     *,
     target_vram: int | str,
-    out: Path | str,
+    out: Path | str | None = None,
     name: str,
     axes: Axes | None = None,
     most: Mapping[str, int] | None = None,
@@ -47,6 +47,7 @@ def register(
     slots: int = 4,
     license: str = "",
     expert_groups: int = 1,
+    dry_run: bool = False,
 ) -> Registration:
     """Split `model` into tasks of at most `target_vram` (bytes, or "12GB") each; write manifest and blobs into `out`.
 
@@ -60,8 +61,12 @@ def register(
 
     The tasks are then run beside the model, on the largest example and on another call made of it.
 
+    With `dry_run` nothing is written, run or read of weights, so the model may lie on the meta device: what is returned
+    says what would be made, without blobs and without the hashes of weights.
+
     Raises:
-        BadInput, Unsupported: the examples do not go together, or the model with them; there are no experts to group.
+        BadInput, Unsupported: the examples do not go together, or the model with them; there are no experts to group;
+            it is not said where to write to.
         BadTask: the model cannot be exported, or uses what no task may; names the module and what to change. Or the
             tasks do not put out what the model does.
         OverMemory: an operator alone needs more than the target; names it, and the target that would do.
@@ -70,20 +75,24 @@ def register(
         target_bytes = parse_size(target_vram)
     except ValueError as error:
         raise BadInput("target_vram", str(error)) from error
+    if out is None and not dry_run:
+        raise BadInput("out", "the folder that gets manifest and blobs; only a dry run does without")
     shown = several(examples)
     said = signature(model, shown, axes, most)
     traced = trace(model, said, volume(said), outputs=outputs)
     made = split(
         traced,
         said,
-        held(model, traced),
+        None if dry_run else held(model, traced),
         target_bytes,
-        Path(out),
+        None if dry_run or out is None else Path(out),
         name=name,
         slots=slots,
         license=license,
         expert_groups=expert_groups,
     )
+    if dry_run or out is None:
+        return made
     itself = parity.eager(model, said, outputs)
     calls = list(parity.others(said, [tensors_of(model, one) for one in shown]))
     parity.check_again(itself, calls[0])
@@ -95,16 +104,18 @@ def register(
 def split(
     traced: Traced,
     said: Signature,
-    parts: Parts,
+    parts: Parts | None,
     target_bytes: int,
-    out: Path,
+    out: Path | None,
     *,
     name: str,
     slots: int,
     license: str,
     expert_groups: int = 1,
+    say: Say = lambda _: None,
 ) -> Registration:
-    """A traced model as a manifest of mode "run" and its blobs. Raises as `register`."""
+    """A traced model as a manifest of mode "run" and its blobs; without `out` and `parts` as `write_run` has it. Raises
+    as `register`."""
     whole = normalized(traced, slots)
     if expert_groups < 1:
         raise BadInput("expert_groups", f"{expert_groups}, at least 1")
@@ -125,7 +136,7 @@ def split(
             f"{where} ({error.field})" if where else error.field,
             f"{error.reason}, for {sizes}: smaller calls need less",
         ) from None
-    return write_run(done, parts, target_bytes, out, name=name, license=license, modules=traced.paths)
+    return write_run(done, parts, target_bytes, out, name=name, license=license, modules=traced.paths, say=say)
 
 
 def normalized(traced: Traced, slots: int = 1) -> Program:

@@ -20,23 +20,26 @@ from nodewire.graph.register import split, volume
 from nodewire.graph.trace import trace
 from nodewire.graph.unloaded import Reading
 from nodewire.graph.writing import Parts
-from nodewire.kind import Registration
-from nodewire.weights.directory import stored_tensors
+from nodewire.kind import Registration, Say
+from nodewire.weights.directory import SINGLE, stored_if_any, stored_tensors
 from nodewire.weights.tensorfile import Stored
 
 
 def split_directory(
     directory: Path,
     target_bytes: int,
-    out: Path,
+    out: Path | None,
     *,
     name: str,
     slots: int = 4,
     largest: Largest = LARGEST,
     expert_groups: int = 1,
     most: Mapping[str, int] | None = None,
+    say: Say = lambda _: None,
 ) -> Registration:
     """Split the model in `directory` into tasks of at most `target_bytes` each, and write their blobs into `out`.
+
+    Without `out` it is a dry run, which needs of the directory no more than config.json.
 
     `expert_groups` as `register` has it; `most` by size, as in {"batch": 8}, is what one call may hold together.
 
@@ -46,11 +49,14 @@ def split_directory(
         BadTask: the model uses what no task may; names the module.
         OverMemory: an operator alone needs more than the target; names it and the target that would do.
     """
-    config, stored = encoder_directory.config_of(directory), stored_tensors(directory)
+    config = encoder_directory.config_of(directory)
+    stored = stored_if_any(directory) if out is None else stored_tensors(directory)
+    say("building it, without weights")
     built = build(config, largest, most)
+    say("tracing it")
     traced = trace_built(built)
-    parts = parts_of(built, traced, stored)
-    license = encoder_directory.license_of(directory)
+    parts = parts_of(built, traced, stored) if stored is not None else None
+    say("cutting it")
     made = split(
         traced,
         built.called,
@@ -59,9 +65,13 @@ def split_directory(
         out,
         name=name,
         slots=slots,
-        license=license,
+        license=encoder_directory.license_of(directory),
         expert_groups=expert_groups,
+        say=say,
     )
+    if out is None or parts is None:
+        return replace(made, lacks=(SINGLE,) if stored is None else ())
+    say("running it beside the model itself")
     return replace(made, report=(*made.report, compared(made, built, traced, parts)))
 
 

@@ -22,10 +22,10 @@ from nodewire.graph.examples import Leaf, Signature
 from nodewire.graph.normalize import normalize
 from nodewire.graph.trace import trace
 from nodewire.graph.unloaded import Reading
-from nodewire.graph.writing import Writer, report
-from nodewire.kind import Registration
+from nodewire.graph.writing import Writer, pieces, report
+from nodewire.kind import Registration, TaskSize
 from nodewire.protocol.manifest import CUSTOMER, Edge, Manifest, Task, Tensor
-from nodewire.weights.directory import stored_tensors
+from nodewire.weights.directory import SINGLE, stored_if_any, stored_tensors
 from nodewire.weights.tensorfile import Stored
 
 VECTORS = "vectors"
@@ -35,9 +35,17 @@ _TOKENIZER_GROWTH = 32
 
 
 def split_encoder(
-    directory: Path, target_bytes: int, out: Path, *, max_batch: int = 32, slots: int = 16, name: str | None = None
+    directory: Path,
+    target_bytes: int,
+    out: Path | None,
+    *,
+    max_batch: int = 32,
+    slots: int = 16,
+    name: str | None = None,
 ) -> Registration:
     """Split the encoder in `directory` into tasks of at most `target_bytes` each, and write their blobs into `out`.
+
+    Without `out` it is a dry run, which needs of the directory no more than config.json.
 
     Raises:
         NotFound, BadInput: the directory is not a sentence encoder of a supported family.
@@ -46,7 +54,7 @@ def split_encoder(
     """
     if not 1 <= max_batch <= 1_024:
         raise BadInput("max_batch", "not from 1 to 1024")
-    said = encoder_directory.read(directory)
+    said = encoder_directory.read(directory, is_dry=out is None)
     dims = {bert.BATCH: max_batch, bert.SEQUENCE: said.positions}
     called = Signature(bert.INPUTS, dims, {i.name: Leaf(i) for i in bert.INPUTS}, positional=0)
     module = bert.build(said)
@@ -54,14 +62,15 @@ def split_encoder(
     whole = normalize(replace(traced.program, slots=slots))
     whole = replace(whole, outputs=tuple(replace(o, name=VECTORS, edge=VECTORS) for o in whole.outputs))
     done = decompose(whole, traced.shapes, target_bytes, least_volume=said.positions)
-    stored = stored_tensors(directory)
+    stored = stored_if_any(directory) if out is None else stored_tensors(directory)
 
     def parts(weight: str) -> Sequence[Stored | torch.Tensor]:
         if weight in traced.constants:
             return (traced.constants[weight],)
+        assert stored is not None
         return (stored[bert.weight_name(weight, stored)],)
 
-    writer = Writer(done, parts, target_bytes, out)
+    writer = Writer(done, parts if stored is not None else None, target_bytes, out)
     inner = writer.edges()
     driver = _driver(said, done, inner, writer)
     texts = Edge(
@@ -81,11 +90,15 @@ def split_encoder(
         edges=(texts, *inner),
     )
     said_of_driver = f"{DRIVER}: tokenizer, {driver.memory_bytes} bytes in all"
-    made = Registration(manifest, writer.blobs.paths, ())
+    lines = (*report(manifest.name, done, target_bytes, traced.paths), said_of_driver)
+    known = {DRIVER: TaskSize(0, driver.memory_bytes), **pieces(done, traced.paths)}
+    lacks = ((SINGLE,) if stored is None else ()) + (() if said.tokenizer else ("tokenizer.json",))
+    made = Registration(manifest, writer.blobs.paths, lines, known, lacks)
+    if out is None:
+        return made
     itself = parity.eager(module, called, None, Reading(module, parts, traced.tied, traced.constants))
     compared = parity.compare(made, lambda given: {VECTORS: itself(given)["output"]}, [parity.drawn(made, called)])
-    lines = (*report(manifest.name, done, target_bytes, traced.paths), said_of_driver, compared)
-    return replace(made, report=lines)
+    return replace(made, report=(*lines, compared))
 
 
 def _driver(said: EncoderDirectory, done: Decomposition, edges: Sequence[Edge], writer: Writer) -> Task:
@@ -102,7 +115,7 @@ def _driver(said: EncoderDirectory, done: Decomposition, edges: Sequence[Edge], 
     return Task(
         name=DRIVER,
         engine="encoder.driver",
-        program=writer.blobs.program(program.encode()),
+        program=writer.blobs.blob(program.encode()),
         weights=(),
         memory_bytes=_DRIVER_BYTES + _TOKENIZER_GROWTH * len(said.tokenizer),
         slots=program.slots,

@@ -18,14 +18,14 @@ from typing import TypeVar
 import torch
 
 from nodewire.errors import BadInput
-from nodewire.graph.blob_folder import BlobFolder
 from nodewire.graph.carve import edge_name
 from nodewire.graph.decompose import DRIVER, Decomposition, memory_bytes
 from nodewire.graph.format import MAX_FILES, NAMES, SOME, Input, Output, Program, Weight
 from nodewire.graph.verify import verify
-from nodewire.kind import Registration
+from nodewire.kind import Registration, Say, TaskSize
 from nodewire.protocol.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task, Tensor
 from nodewire.protocol.sizes import in_units
+from nodewire.weights.blob_folder import blobs_in
 from nodewire.weights.tensorfile import Assembled, Stored, elements
 
 SHARED_BYTES = 2**20
@@ -39,15 +39,18 @@ Parts = Callable[[str], Sequence[Stored | torch.Tensor]]
 
 def write_run(
     done: Decomposition,
-    parts: Parts,
+    parts: Parts | None,
     target_bytes: int,
-    out: Path,
+    out: Path | None,
     *,
     name: str,
     license: str = "",
     modules: Mapping[str, str] | None = None,
+    say: Say = lambda _: None,
 ) -> Registration:
     """A manifest of mode "run": the customer itself sends to the tasks, and gets their outputs.
+
+    Without `out` it is a dry run, which may do without `parts`.
 
     Raises:
         BadInput: a weight is not as large as the program declares it.
@@ -55,17 +58,46 @@ def write_run(
     done = replace(
         done, tasks={task: replace(made, program=_to_customer(task, made.program)) for task, made in done.tasks.items()}
     )
-    writer = Writer(done, parts, target_bytes, out)
+    writer = Writer(done, parts, target_bytes, out, say)
     edges = writer.edges()
     manifest = Manifest(name=name, mode="run", license=license, tasks=tuple(writer.tasks()), edges=tuple(edges))
-    return Registration(manifest, writer.blobs.paths, tuple(report(name, done, target_bytes, modules or {})))
+    lines = tuple(report(name, done, target_bytes, modules or {}))
+    return Registration(manifest, writer.blobs.paths, lines, pieces(done, modules or {}))
+
+
+def pieces(done: Decomposition, modules: Mapping[str, str]) -> dict[str, TaskSize]:
+    """What is known of each task; `modules` as in `report`."""
+    limits = {one.task: one for one in done.bottlenecks}
+    found: dict[str, TaskSize] = {}
+    for task, made in done.tasks.items():
+        limit = limits.get(task)
+        found[task] = TaskSize(
+            weights_bytes=made.weight_bytes,
+            live_bytes=made.live_bytes,
+            operators=len(made.program.nodes),
+            most_at=_named(limit.node, modules) if limit else "",
+            no_room_for=_named(limit.next_node, modules) if limit else "",
+            holds=_parts_held(made.program, done),
+        )
+    return found
+
+
+def _parts_held(program: Program, done: Decomposition) -> tuple[str, ...]:
+    """Of which weights a task has some rows and others the rest; of a mixture's stacked weights a row is an expert."""
+    rows: dict[str, list[int]] = {}
+    for weight in program.weights:
+        if one := done.ranges.get(weight.name):
+            rows.setdefault(one.source, []).extend((one.first, one.last))
+    ends = {source: max(one.last for one in done.ranges.values() if one.source == source) for source in rows}
+    return tuple(
+        f"rows {min(held)} to {max(held) - 1} of {source}, which has {ends[source]}"
+        for source, held in rows.items()
+        if (min(held), max(held)) != (0, ends[source])
+    )
 
 
 def report(name: str, done: Decomposition, target_bytes: int, modules: Mapping[str, str]) -> Iterator[str]:
     """What was made and what bounded it, for people; `modules` has the paths of operators' modules in the model."""
-
-    def named(node: str) -> str:
-        return f"{node} ({modules[node]})" if modules.get(node) else node
 
     dims = {dim: most for made in done.tasks.values() for dim, most in made.program.dims.items()}
     calls = ", ".join(f"{dim} up to {most}" for dim, most in dims.items()) or "one size"
@@ -84,9 +116,11 @@ def report(name: str, done: Decomposition, target_bytes: int, modules: Mapping[s
         size = f"{in_units(made.weight_bytes)} of weights, {in_units(made.live_bytes)} live"
         line = f"{task}: {len(made.program.nodes)} operators, {size}"
         if limited := found.get(task):
-            line += f", most at {named(limited.node)}"
+            line += f", most at {_named(limited.node, modules)}"
             if limited.next_node:
-                line += f"; no room for {named(limited.next_node)}"
+                line += f"; no room for {_named(limited.next_node, modules)}"
+            elif _next(task) in done.tasks:
+                line += "; has room for more, but there must be as many tasks"
             elif limited.tensors:
                 line += "; ends with its branch"
         yield line
@@ -95,23 +129,48 @@ def report(name: str, done: Decomposition, target_bytes: int, modules: Mapping[s
     yield f"largest task: {largest}, {in_units(taken)} of {in_units(target_bytes)}"
     widest = max(done.bottlenecks, key=lambda bottleneck: bottleneck.crossing_bytes, default=None)
     if widest is not None and widest.tensors:
-        tensors = ", ".join(named(tensor) for tensor in widest.tensors)
+        tensors = ", ".join(_named(tensor, modules) for tensor in widest.tensors)
         yield f"largest boundary: after {widest.task}, {in_units(widest.crossing_bytes)} a call: {tensors}"
 
 
-class Writer:
-    """Writes a decomposition's blobs into a folder, and says what a manifest says of them."""
+def _next(task: str) -> str:
+    """The name of the task after it in its segment, if there is one."""
+    segment, _, number = task.rpartition(".")
+    return f"{segment}.{int(number) + 1}" if number.isdecimal() else ""
 
-    def __init__(self, done: Decomposition, parts: Parts, target_bytes: int, out: Path) -> None:
-        self._done, self._parts, self._target = done, parts, target_bytes
-        self.blobs = BlobFolder(out)
+
+def _named(node: str, modules: Mapping[str, str]) -> str:
+    return f"{node} ({modules[node]})" if modules.get(node) else node
+
+
+class Writer:
+    """Writes a decomposition's blobs into a folder, and says what a manifest says of them.
+
+    Without a folder nothing is written, and `parts` are not needed, without which no weight's size can be wrong.
+    """
+
+    def __init__(
+        self,
+        done: Decomposition,
+        parts: Parts | None,
+        target_bytes: int,
+        out: Path | None,
+        say: Say = lambda _: None,
+    ) -> None:
+        assert parts is not None or out is None
+        self._done, self._parts, self._target, self._say = done, parts, target_bytes, say
+        self.blobs = blobs_in(out)
         users = Counter(w.name for made in done.tasks.values() for w in made.program.weights)
         self._shared = {name for name, count in users.items() if count > 1}
         self._written: dict[str, BlobRef] = {}
 
     def tasks(self) -> list[Task]:
         """Raises BadInput: a weight is not as large as its program declares it."""
-        return [self._task(name) for name in self._done.tasks]
+        made = []
+        for number, name in enumerate(self._done.tasks, start=1):
+            self._say(f"{name}, task {number} of {len(self._done.tasks)}")
+            made.append(self._task(name))
+        return made
 
     def edges(self) -> list[Edge]:
         """Those that lead to each task, and from it to the customer, in the order of the tasks."""
@@ -140,7 +199,7 @@ class Writer:
         return Task(
             name=name,
             engine="graph",
-            program=self.blobs.program(encoded),
+            program=self.blobs.blob(encoded),
             weights=tuple(weights),
             memory_bytes=memory_bytes(made, self._target),
             slots=program.slots,
@@ -159,6 +218,8 @@ class Writer:
         return replace(program, weights=weights), own, large
 
     def _assembled(self, weight: Weight) -> Assembled:
+        if self._parts is None:
+            return Assembled(weight.dtype, weight.shape, ())
         rows = self._done.ranges.get(weight.name)
         parts = self._parts(rows.source if rows else weight.name)
         have = sum(_count(part) for part in parts)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 from nodewire.errors import BadTask
 from nodewire.llm import meta_directory
 from nodewire.llm.config import DecoderConfig
-from nodewire.llm.families import parse_config
+from nodewire.llm.families import driver_tensors, parse_config, stage_tensors
 from nodewire.llm.families.naming import Piece
 from nodewire.llm.tokenizer import MAX_TOKENIZER_BYTES
 from nodewire.protocol.stored_dtypes import CODE_OF
-from nodewire.weights.directory import read_bounded, read_tokenizer, stored_tensors
+from nodewire.weights.directory import SINGLE, read_bounded, read_tokenizer, stored_if_any, stored_tensors
 from nodewire.weights.tensorfile import DTYPES, MAX_HEADER_BYTES, Stored
 
 
@@ -22,6 +24,8 @@ class Checkpoint:
     config: DecoderConfig
     tensors: Mapping[str, Stored]
     tokenizer: bytes
+    lacks: tuple[str, ...] = ()
+    """The files that are not there, in place of which `open_checkpoint` made something up."""
 
     def pick(self, pieces: Iterable[Piece]) -> dict[str, Stored]:
         """The stored tensors of these pieces.
@@ -42,8 +46,11 @@ class Checkpoint:
         return found
 
 
-def open_checkpoint(directory: Path) -> Checkpoint:
+def open_checkpoint(directory: Path, *, is_dry: bool = False) -> Checkpoint:
     """The model in `directory`; of its weights only headers are read.
+
+    For a dry run there may be no weights, whose tensors then have the shapes that config.json gives them and the dtype
+    that it names, and no tokenizer, which is empty then.
 
     Raises:
         NotFound: a file is missing.
@@ -52,9 +59,28 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     if meta_directory.is_one(directory):
         return Checkpoint(*meta_directory.opened(directory))
     generation = directory / "generation_config.json"
+    said = read_bounded(directory / "config.json", MAX_HEADER_BYTES)
     config = parse_config(
-        read_bounded(directory / "config.json", MAX_HEADER_BYTES),
+        said,
         read_bounded(generation, MAX_HEADER_BYTES) if generation.exists() else None,
     )
-    tensors = stored_tensors(directory)
-    return Checkpoint(config, tensors, read_tokenizer(directory, MAX_TOKENIZER_BYTES))
+    if not is_dry:
+        return Checkpoint(config, stored_tensors(directory), read_tokenizer(directory, MAX_TOKENIZER_BYTES))
+    tensors = stored_if_any(directory)
+    has_tokenizer = (directory / "tokenizer.json").exists()
+    lacks = (*(() if tensors is not None else (SINGLE,)), *(() if has_tokenizer else ("tokenizer.json",)))
+    tokenizer = read_tokenizer(directory, MAX_TOKENIZER_BYTES) if has_tokenizer else b""
+    return Checkpoint(config, _foreseen(config, said) if tensors is None else tensors, tokenizer, lacks)
+
+
+def _foreseen(config: DecoderConfig, said: bytes) -> dict[str, Stored]:
+    """A model's tensors as its configuration `said` has them: in no file."""
+    named = json.loads(said)
+    dtype = named.get("dtype", named.get("torch_dtype"))
+    dtype = dtype if dtype in DTYPES else "float32"
+    found: dict[str, Stored] = {}
+    for piece in (*driver_tensors(config), *stage_tensors(config, 0, config.num_hidden_layers)):
+        for name, shape in piece.stored().items():
+            kept, size = (CODE_OF["uint8"], 1) if piece.packed else (dtype, DTYPES[dtype].itemsize)
+            found[name] = Stored(Path(SINGLE), kept, shape, 0, prod(shape) * size)
+    return found

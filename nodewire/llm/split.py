@@ -6,7 +6,6 @@ are not (experts in some only), the largest stage is as small as it can be.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from nodewire.errors import BadInput, OverMemory
-from nodewire.kind import Registration
+from nodewire.kind import Registration, TaskSize
 from nodewire.llm import footprint
 from nodewire.llm.checkpoint import Checkpoint, open_checkpoint
 from nodewire.llm.config import DecoderConfig
@@ -24,7 +23,8 @@ from nodewire.llm.footprint import Footprint
 from nodewire.llm.programs import DriverProgram, StageProgram, TensorType, stored_type
 from nodewire.protocol.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task, Tensor
 from nodewire.protocol.schema import Schema
-from nodewire.weights.tensorfile import Stored, write
+from nodewire.weights.blob_folder import BlobFolder, BlobSizes, blobs_in
+from nodewire.weights.tensorfile import Stored
 
 BLOCK = 64
 """Positions of a prompt that a stage computes at once: its working memory, and shapes that all providers share."""
@@ -33,7 +33,7 @@ BLOCK = 64
 def split_decoder(
     directory: Path,
     target_bytes: int,
-    out: Path,
+    out: Path | None,
     *,
     slots: int,
     name: str | None = None,
@@ -46,12 +46,14 @@ def split_decoder(
 
     Blobs are written to `out`, named by their SHA-256; weights keep their stored dtype and are copied in pieces.
     `context` bounds a session's positions (the model's own, unless less is given), `dtype` is that of the arithmetic.
+    Without `out` it is a dry run, which needs of the directory no more than config.json; a tokenizer that is not there
+    counts for nothing.
 
     Raises:
         OverMemory: the driver or a single layer needs more than the target; the error says which target would do.
         NotFound, BadTask, BadInput, TooLarge: the directory does not hold a model that nodewire decodes.
     """
-    checkpoint = open_checkpoint(directory)
+    checkpoint = open_checkpoint(directory, is_dry=out is None)
     config = checkpoint.config
     positions = min(context or config.max_position_embeddings, config.max_position_embeddings)
 
@@ -60,11 +62,10 @@ def split_decoder(
 
     driver_bytes = footprint.driver(config, positions=positions, dtype=dtype, tokenizer_bytes=len(checkpoint.tokenizer))
     cuts = plan_cuts(config.num_hidden_layers, target_bytes, driver_bytes, stage_bytes)
-    out.mkdir(parents=True, exist_ok=True)
-    writer = _Writer(out, checkpoint)
+    blobs = blobs_in(out)
     common = {"config": config, "dtype": dtype, "slots": slots, "positions": positions}
-    tokenizer = writer.blob(checkpoint.tokenizer)
-    tensors, weights = writer.weights(driver_tensors(config))
+    tokenizer = blobs.blob(checkpoint.tokenizer)
+    tensors, weights = _weights(checkpoint, driver_tensors(config), blobs)
     program = DriverProgram.from_document(
         _plain(common)
         | {
@@ -82,7 +83,7 @@ def split_decoder(
         Task(
             name="driver",
             engine="decoder.driver",
-            program=writer.blob(program.pack()),
+            program=blobs.blob(program.pack()),
             weights=(weights, tokenizer),
             memory_bytes=driver_bytes.total,
             slots=slots,
@@ -91,7 +92,7 @@ def split_decoder(
         )
     ]
     for index, (first, last) in enumerate(cuts):
-        tensors, weights = writer.weights(stage_tensors(config, first, last))
+        tensors, weights = _weights(checkpoint, stage_tensors(config, first, last), blobs)
         closes = last == config.num_hidden_layers
         stage = StageProgram.from_document(
             _plain(common)
@@ -110,7 +111,7 @@ def split_decoder(
             Task(
                 name=f"stage.{index}",
                 engine="decoder.stage",
-                program=writer.blob(stage.pack()),
+                program=blobs.blob(stage.pack()),
                 weights=(weights,),
                 memory_bytes=need.total,
                 slots=slots,
@@ -128,7 +129,12 @@ def split_decoder(
         edges=_edges(len(cuts), config, positions, dtype),
     )
     report = tuple(f"{task.name}: {_mb(task.memory_bytes)} of {_mb(target_bytes)} MB; {task.limit}" for task in tasks)
-    return Registration(manifest, writer.blobs, report)
+    needs = [
+        ("driver", driver_bytes, ()),
+        *((f"stage.{k}", stage_bytes(*cut), (_layers(*cut),)) for k, cut in enumerate(cuts)),
+    ]
+    pieces = {name: TaskSize(need.weights, need.total - need.weights, holds=holds) for name, need, holds in needs}
+    return Registration(manifest, blobs.paths, report, pieces, checkpoint.lacks)
 
 
 def plan_cuts(
@@ -197,29 +203,12 @@ def _edges(stages: int, config: DecoderConfig, positions: int, dtype: str) -> tu
     return (prompt, *forward, hidden("return", names[-1], "driver", 1, back=True), tokens)
 
 
-class _Writer:
-    """Writes blobs into a folder and remembers them by hash."""
-
-    def __init__(self, folder: Path, checkpoint: Checkpoint) -> None:
-        self._folder = folder
-        self._checkpoint = checkpoint
-        self.blobs: dict[str, Path] = {}
-
-    def blob(self, data: bytes) -> BlobRef:
-        digest = hashlib.sha256(data).hexdigest()
-        path = self._folder / digest
-        path.write_bytes(data)
-        self.blobs[digest] = path
-        return BlobRef(sha256=digest, bytes=len(data))
-
-    def weights(self, pieces: Iterable[Piece]) -> tuple[dict[str, object], BlobRef]:
-        """One task's tensors in one file: their table for the program, and the file."""
-        stored = self._checkpoint.pick(pieces)
-        digest, path = write(self._folder, stored.items())
-        self.blobs[digest] = path
-        return {name: _type(tensor).document() for name, tensor in stored.items()}, BlobRef(
-            sha256=digest, bytes=path.stat().st_size
-        )
+def _weights(
+    checkpoint: Checkpoint, pieces: Iterable[Piece], blobs: BlobFolder | BlobSizes
+) -> tuple[dict[str, object], BlobRef]:
+    """One task's tensors in one file: their table for the program, and the file."""
+    stored = checkpoint.pick(pieces)
+    return {name: _type(tensor).document() for name, tensor in stored.items()}, blobs.weights(stored)
 
 
 def _type(stored: Stored) -> TensorType:
@@ -239,13 +228,16 @@ def _limit(
     stage: Callable[[int, int], Footprint],
     target_bytes: int,
 ) -> str:
-    which = f"layer {first}" if last == first + 1 else f"layers {first}-{last - 1}"
-    words = f"{which}: {_parts(need)}"
+    words = f"{_layers(first, last)}: {_parts(need)}"
     longer = (first, last + 1) if last < config.num_hidden_layers else (first - 1, last)
     if longer[0] < 0:
         return words + "; the whole model"
     more = stage(*longer).total
     return words + (f"; one more makes {_mb(more)}" if more > target_bytes else "; cut evenly")
+
+
+def _layers(first: int, last: int) -> str:
+    return f"layer {first}" if last == first + 1 else f"layers {first}-{last - 1}"
 
 
 def _parts(need: Footprint) -> str:

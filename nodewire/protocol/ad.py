@@ -1,6 +1,7 @@
 """A specialization ad (kind 31990, NIP-89): which tasks of which manifests a provider holds, at what price and speed.
 
-Event: `d` = name, `k` = 8843, `x` = each manifest's digest; content = the document as JSON. Addressable: the newest per
+Event: `d` = name, `k` = 8843, `x` = each manifest's digest, and what was measured (`published_profile`); content = the
+document as JSON. Addressable: the newest per
 author and name counts for people, the one that a beat names by id counts for a snapshot.
 """
 
@@ -13,9 +14,10 @@ from pydantic import Field, model_validator
 from nodewire.errors import BadEvent, BadInput, BadTag
 from nodewire.nostr.event import Event, sign
 from nodewire.nostr.keys import Keys
-from nodewire.protocol import kinds, tags
+from nodewire.protocol import kinds, published_profile, tags
 from nodewire.protocol.address import WireAddress
 from nodewire.protocol.committee import HttpUrl, RelayUrl
+from nodewire.protocol.published_profile import UNPROFILED, PublishedProfile
 from nodewire.protocol.schema import Count, Hex32, Label, Msat, Name, Schema
 
 KIND = kinds.AD
@@ -75,9 +77,9 @@ class Ad(Schema):
         return self
 
 
-def build(keys: Keys, ad: Ad, *, created_at: int) -> Event:
+def build(keys: Keys, ad: Ad, *, created_at: int, profile: PublishedProfile = UNPROFILED) -> Event:
     manifests = [("x", offer.manifest) for offer in ad.manifests]
-    tags_ = [("d", ad.name), ("k", str(kinds.INFERENCE)), *manifests]
+    tags_ = [("d", ad.name), ("k", str(kinds.INFERENCE)), *manifests, *published_profile.build(profile, ad)]
     return sign(keys, KIND, created_at=created_at, content=ad.to_json(), tags=tags_)
 
 

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, ClassVar, Literal, Self
@@ -41,13 +41,14 @@ from nodewire.protocol import account as _account
 from nodewire.protocol import ad as _ad
 from nodewire.protocol import beat as _beat
 from nodewire.protocol import bond as _bond
-from nodewire.protocol import tags
+from nodewire.protocol import published_profile, tags
 from nodewire.protocol.account import MAX_JUDGED, PASSES_OF_A_DOUBT, POINTS, Account, Judged
 from nodewire.protocol.ad import Ad, TaskOffer
 from nodewire.protocol.beat import Beat
 from nodewire.protocol.committee import VALID_EPOCHS, Committee, Ppm
 from nodewire.protocol.coordinates import Coordinates
 from nodewire.protocol.inventory import MAX_BEATS, MAX_COMMITMENTS, Inventory
+from nodewire.protocol.published_profile import PublishedProfile
 from nodewire.protocol.schema import Count, Hex32, Label, Msat, Schema
 
 MAX_NODES = 4_096
@@ -108,9 +109,19 @@ class Snapshot(Schema):
 
     def ads(self, pubkeys: Collection[str]) -> dict[str, Ad]:
         """The ads (addresses, LNURL, relays) of these nodes. Raises BadInput if the blob's events are not sound."""
+        return {pubkey: _ad.parse(event) for pubkey, event in self._ad_events(pubkeys)}
+
+    def profiles(self, pubkeys: Collection[str]) -> dict[str, PublishedProfile]:
+        """What these nodes have published beside their ads, which nobody certifies. Raises as `ads`."""
+        events = self._ad_events(pubkeys)
+        return {pubkey: published_profile.parse(event, _ad.parse(event)) for pubkey, event in events}
+
+    def _ad_events(self, pubkeys: Collection[str]) -> Iterator[tuple[str, Event]]:
         wanted = {node.ad: node.pubkey for node in self.nodes if node.pubkey in pubkeys}
-        events = (parse_event(text) for text in self.events if _id(text) in wanted)
-        return {wanted[event.id]: _ad.parse(event) for event in events}
+        for text in self.events:
+            if _id(text) in wanted:
+                event = parse_event(text)
+                yield wanted[event.id], event
 
     def beats(self, pubkeys: Collection[str]) -> dict[str, Beat]:
         """The beats that count of those of these nodes that are listed. Raises as `ads`."""

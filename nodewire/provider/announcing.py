@@ -19,6 +19,7 @@ from nodewire.protocol import beat as beats
 from nodewire.protocol.ad import Ad, ManifestOffer, TaskOffer
 from nodewire.protocol.beat import Beat
 from nodewire.protocol.coordinates import Coordinates
+from nodewire.protocol.published_profile import UNPROFILED, PublishedProfile
 from nodewire.provider.bonding import Bonding
 from nodewire.provider.serving import Served
 from nodewire.provider.specializations import Specializations
@@ -73,8 +74,10 @@ class Announcer:
         held: Specializations,
         bonding: Bonding,
         where: Callable[[], Coordinates],
+        profile: PublishedProfile = UNPROFILED,
     ) -> None:
-        """`ad` of what is offered, without its bond; `where`: this node's network coordinates now."""
+        """`ad` of what is offered, without its bond; `where`: this node's network coordinates now; `profile`: what was
+        measured here."""
         self._keys = keys
         self._pool = pool
         self._market = market
@@ -85,6 +88,7 @@ class Announcer:
         self._said_s = 0
         self._bonding = bonding
         self._where = where
+        self._profile = profile
         self._beaten_s = 0
 
     async def run(self) -> None:
@@ -116,7 +120,7 @@ class Announcer:
             await self._pool.publish(statement, timeout_s=30.0)
             ad = ad.model_copy(update={"bond": statement.id, "bond_msat": self._bonding.amount_msat})
         self._said_s = max(int(time.time()), self._said_s + 1)  # of two ads a relay keeps the newer, by the second
-        event = ads.build(self._keys, ad, created_at=self._said_s)
+        event = ads.build(self._keys, ad, created_at=self._said_s, profile=self._profile)
         await self._pool.publish(event, timeout_s=30.0)
         self._said = offered
         await self._held.published(offered)

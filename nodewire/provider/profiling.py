@@ -8,26 +8,37 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from nodewire.errors import BadConfig, NodewireError
+from nodewire.errors import BadConfig, NodewireError, OverMemory
 from nodewire.kind import Limits
 from nodewire.plan.cost import Fit, Rates, fit
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import BlobRef, Manifest
+from nodewire.protocol.published_profile import (
+    UNPROFILED,
+    PublishedFit,
+    PublishedProfile,
+    PublishedRate,
+    PublishedTask,
+)
+from nodewire.protocol.sizes import in_units
 from nodewire.provider import probing
 from nodewire.provider.probing import Measured
 from nodewire.worker.client import WorkerProcess
-from nodewire.worker.devices import Device, check, devices, sampled
+from nodewire.worker.devices import Device, check, devices, in_use_bytes, sampled
+from nodewire.worker.rights import RESERVE_BYTES
 
 FILE = "profile.json"
 MACHINE_BYTES = 2**30
 _DTYPES = ("float32", "bfloat16", "float16")
 _FITTED = "float32"
+TOLERATED = 0.05
+"""By how much a task's process may be above what its manifest predicts before it is said."""
 _LARGE = ("too-large", "over-memory", "bad-input")
 """What a call of more positions than a task takes, or than fit, ends with."""
 
@@ -52,6 +63,15 @@ class TaskProfile:
     caps: dict[int, str] = field(default_factory=dict)
     refused: str = ""
     """Why it could not be loaded or called at all; then nothing was measured."""
+
+    @property
+    def over(self) -> OverMemory | None:
+        """Not raised: what is to be said of a task whose process took more than was predicted, beside what every worker
+        may take for itself."""
+        if self.refused or self.peak_bytes <= self.predicted_bytes * (1 + TOLERATED) + RESERVE_BYTES:
+            return None
+        above = f"{self.peak_bytes / max(self.predicted_bytes, 1) - 1:.0%} above the {in_units(self.predicted_bytes)}"
+        return OverMemory(self.task, f"its process took {in_units(self.peak_bytes)}, {above} of its manifest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +101,14 @@ class Profile:
                 found.setdefault(one.manifest, {})[one.task] = claimed(one.engine, one.calls).us_per_position
         return found
 
+    def published(self) -> PublishedProfile:
+        """What goes with the ad."""
+        rates = {d: PublishedRate(round(one.flops_per_s), round(one.bytes_per_s)) for d, one in self.rates.items()}
+        found = self.fitted
+        fit = PublishedFit(round(found.rates.call_us), found.rates.slower, found.within_half) if found else None
+        tasks = {(one.manifest, one.task): _published(one) for one in self.tasks if one.calls}
+        return PublishedProfile(self.at_s, rates, fit, tasks)
+
     def document(self) -> dict[str, Any]:
         """Plain data for `--json` and for the file."""
         return {
@@ -93,6 +121,7 @@ class Profile:
             "tasks": [self._task(one) for one in self.tasks],
             "fit": asdict(self.fitted) if self.fitted else None,
             "speeds": self.speeds(),
+            "published": _plain(self.published()),
         }
 
     def _task(self, one: TaskProfile) -> dict[str, Any]:
@@ -100,6 +129,7 @@ class Profile:
         for call, measured in zip(said["calls"], one.calls, strict=True):
             predicted_us = self.predicted_us(one, measured)
             call["predicted_us"] = None if predicted_us is None else round(predicted_us, 1)
+        said["warnings"] = [one.over.as_dict()] if one.over else []
         said["caps"] = [{"memory_bytes": cap, "ran": not why, "why": why} for cap, why in one.caps.items()]
         return said
 
@@ -181,9 +211,10 @@ async def _measured(
     found = TaskProfile(manifest.digest(), name, task.engine, task.memory_bytes, 0, 0, 0, 0.0)
     worker = await WorkerProcess.start(entry, limits, readable=[readable])
     try:
+        empty_bytes = await in_use_bytes(limits.device) or worker.hello.baseline_bytes
         took = await worker.load(name, task.engine, files[0], files[1:])
         found.loaded_bytes, found.load_ms = took["memory_bytes"], took["load_ms"]
-        async with sampled(worker.hello.pid, limits.device, worker.hello.baseline_bytes) as load:
+        async with sampled(worker.hello.pid, limits.device, empty_bytes) as load:
             for positions in probing.sizes(manifest, name):
                 if positions > most:
                     break
@@ -217,7 +248,15 @@ def keep(state: Path, made: Profile) -> Path:
     return path
 
 
-def kept_speeds(state: Path, limits: Limits) -> dict[str, dict[str, int]]:
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a profile says for others: the speeds that ads claim, by digest and task, and what they publish beside."""
+
+    speeds: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    published: PublishedProfile = UNPROFILED
+
+
+def kept(state: Path, limits: Limits) -> Kept:
     """What the profile in a state folder says of `limits`' device and threads; nothing where there is none.
 
     Raises:
@@ -228,8 +267,31 @@ def kept_speeds(state: Path, limits: Limits) -> dict[str, dict[str, int]]:
         said = json.loads(path.read_text())
         own = said["limits"]["device"] == limits.device and said["limits"]["threads"] == limits.threads
         speeds = {d: {t: max(1, int(us)) for t, us in tasks.items()} for d, tasks in said["speeds"].items()}
+        published = _of_plain(said["published"]) if "published" in said else UNPROFILED
     except FileNotFoundError:
-        return {}
+        return Kept()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadConfig(str(path), "is no profile; `nodewire profile --config FILE` makes a new one") from error
-    return speeds if own else {}
+    return Kept(speeds, published) if own else Kept()
+
+
+def _published(one: TaskProfile) -> PublishedTask:
+    best = max(one.calls, key=lambda call: call.positions / call.us)
+    alone = max(1, round(one.calls[0].us / one.calls[0].positions))
+    together = alone if best.positions == 1 else max(1, round(best.us))
+    return PublishedTask(one.peak_bytes, alone, best.positions, together)
+
+
+def _plain(made: PublishedProfile) -> dict[str, Any]:
+    tasks = [{"manifest": digest, "task": task, **asdict(one)} for (digest, task), one in made.tasks.items()]
+    return {**asdict(replace(made, tasks={})), "tasks": tasks}
+
+
+def _of_plain(said: Mapping[str, Any]) -> PublishedProfile:
+    """Raises KeyError, TypeError, AttributeError: it is none."""
+    return PublishedProfile(
+        said["at_s"],
+        {dtype: PublishedRate(**rate) for dtype, rate in said["rates"].items()},
+        PublishedFit(**said["fit"]) if said["fit"] else None,
+        {(one.pop("manifest"), one.pop("task")): PublishedTask(**one) for one in map(dict, said["tasks"])},
+    )

@@ -152,12 +152,14 @@ async def _open_inference(
 
         return several(make_one, config.worker.processes)
 
-    profiled = profiling.kept_speeds(config.state, config.worker.limits)
-    served = await specialize(market, config.serve, job_kinds, workers_on(stack), profiled)
+    profiled = profiling.kept(config.state, config.worker.limits)
+    served = await specialize(market, config.serve, job_kinds, workers_on(stack), profiled.speeds)
     held = Specializations(served)
     follower = None
     if config.specialize is not None:
-        follower = await open_following(stack, config, keys.public, pool, market, held, job_kinds, workers_on, profiled)
+        follower = await open_following(
+            stack, config, keys.public, pool, market, held, job_kinds, workers_on, profiled.speeds
+        )
     reporting = asyncio.create_task(queues.report(made))
     stack.callback(reporting.cancel)
 
@@ -210,7 +212,9 @@ async def _open_inference(
         presented = Presented(config.state / "presented.db", market.committee_digest)
         stack.callback(presented.close)
         presenter = Presenter(keys, market.committee, pool, holder, presented, collects=True)
-    announcer = Announcer(keys, pool, market, ad, held, bonding, lambda: in_ms(node.survey.place.claim.at))
+    announcer = Announcer(
+        keys, pool, market, ad, held, bonding, lambda: in_ms(node.survey.place.claim.at), profiled.published
+    )
     private = config.wire.private or all(map(is_private, wire))
     meeting = asyncio.create_task(Acquaintance(node, market, allow_private=private).run())
     stack.callback(meeting.cancel)

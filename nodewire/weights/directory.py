@@ -31,6 +31,11 @@ def stored_tensors(directory: Path) -> dict[str, Stored]:
     return tensors
 
 
+def stored_if_any(directory: Path) -> dict[str, Stored] | None:
+    """As `stored_tensors`; None where there is neither the one file nor an index of shards."""
+    return stored_tensors(directory) if any((directory / one).exists() for one in (SINGLE, INDEX)) else None
+
+
 def read_bounded(path: Path, max_bytes: int) -> bytes:
     """A small file whole. Raises NotFound, TooLarge."""
     size = _existing(path).stat().st_size

@@ -133,6 +133,18 @@ def elements(part: Stored | Tensor, first: int, last: int) -> Stored | Tensor:
     return Stored(part.path, part.dtype, (last - first,), part.start + first * size, (last - first) * size)
 
 
+def laid_out(tensors: Iterable[tuple[str, Stored | Assembled]]) -> tuple[bytes, int]:
+    """How a file of `tensors` would begin (its header, and before it the header's length), and how long it would be.
+
+    Nothing is read, and an Assembled needs no parts.
+
+    Raises:
+        BadTask: a stored tensor is of an unknown dtype.
+    """
+    head, rows = _laid_out(tensors)
+    return head, len(head) + sum(made.nbytes for _, made in rows)
+
+
 def write(folder: Path, tensors: Iterable[tuple[str, Stored | Assembled]]) -> tuple[str, Path]:
     """Write tensors into one new file of `folder`, named by its SHA-256; its hash and path.
 
@@ -141,24 +153,15 @@ def write(folder: Path, tensors: Iterable[tuple[str, Stored | Assembled]]) -> tu
     Raises:
         BadTask: a stored tensor is cut short, of an unknown dtype, or not as large as its shape.
     """
-    # The widest types first, so that every tensor starts at a multiple of its item's size.
-    rows = sorted(((name, _assembled(one)) for name, one in tensors), key=lambda row: (-row[1].dtype.itemsize, row[0]))
-    header, end = {}, 0
+    head, rows = _laid_out(tensors)
     for name, made in rows:
         if sum(map(_count, made.parts)) != prod(made.shape):
             raise BadTask(name[:160], f"its parts do not make up {list(made.shape)}")
-        header[name] = {
-            "dtype": CODES[made.dtype],
-            "shape": list(made.shape),
-            "data_offsets": [end, end := end + made.nbytes],
-        }
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
     partial = folder / f".{os.getpid()}.partial"
     digest = hashlib.sha256()
     try:
         with partial.open("wb") as out:
-            for data in _file_bytes(text, [made for _, made in rows]):
+            for data in _file_bytes(head, [made for _, made in rows]):
                 digest.update(data)
                 out.write(data)
         path = folder / digest.hexdigest()
@@ -166,6 +169,21 @@ def write(folder: Path, tensors: Iterable[tuple[str, Stored | Assembled]]) -> tu
     finally:
         partial.unlink(missing_ok=True)
     return path.name, path
+
+
+def _laid_out(tensors: Iterable[tuple[str, Stored | Assembled]]) -> tuple[bytes, list[tuple[str, Assembled]]]:
+    # The widest types first, so that every tensor starts at a multiple of its item's size.
+    rows = sorted(((name, _assembled(one)) for name, one in tensors), key=lambda row: (-row[1].dtype.itemsize, row[0]))
+    header, end = {}, 0
+    for name, made in rows:
+        header[name] = {
+            "dtype": CODES[made.dtype],
+            "shape": list(made.shape),
+            "data_offsets": [end, end := end + made.nbytes],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, rows
 
 
 def read(made: Assembled) -> Tensor:
@@ -200,9 +218,8 @@ def _count(part: Stored | Tensor) -> int:
     return part.numel() if isinstance(part, Tensor) else part.nbytes // _dtype(part).itemsize
 
 
-def _file_bytes(header: bytes, rows: list[Assembled]) -> Iterable[bytes | memoryview]:
-    yield len(header).to_bytes(8, "little")
-    yield header
+def _file_bytes(head: bytes, rows: list[Assembled]) -> Iterable[bytes | memoryview]:
+    yield head
     for made in rows:
         yield from _tensor_bytes(made)
 

@@ -106,7 +106,7 @@ class Load:
     busy: list[float] = field(default_factory=list)
     """Shares of one core (of a CPU's process), or of the GPU's time."""
     memory_bytes: list[int] = field(default_factory=list)
-    """Private memory of the process above `baseline_bytes`, or memory in use on the GPU."""
+    """Private memory of the process, or memory in use on the GPU, above `baseline_bytes`."""
 
     @property
     def peak_bytes(self) -> int:
@@ -121,7 +121,11 @@ class Load:
 async def sampled(pid: int, device: str, baseline_bytes: int = 0) -> AsyncIterator[Load]:
     """What process `pid` takes of `device` ("cpu", "cuda", "cuda:1") while the block runs."""
     load = Load()
-    watching = _gpu_samples(device, load) if device.startswith("cuda") else _cpu_samples(pid, baseline_bytes, load)
+    watching = (
+        _gpu_samples(device, baseline_bytes, load)
+        if device.startswith("cuda")
+        else _cpu_samples(pid, baseline_bytes, load)
+    )
     task = asyncio.create_task(watching)
     try:
         yield load
@@ -144,13 +148,21 @@ async def _cpu_samples(pid: int, baseline_bytes: int, load: Load) -> None:
         before_s, before = now_s, now
 
 
-async def _gpu_samples(device: str, load: Load) -> None:
+async def in_use_bytes(device: str) -> int:
+    """Memory in use on a GPU, by whomever; 0 of another device, and where the driver's tool does not say."""
+    if not device.startswith("cuda"):
+        return 0
+    said = await _told("nvidia-smi", _id(device), "--query-gpu=memory.used", "--format=csv,noheader,nounits")
+    return int(said) * 2**20 if said.strip().isdecimal() else 0
+
+
+async def _gpu_samples(device: str, baseline_bytes: int, load: Load) -> None:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return
     process = await asyncio.create_subprocess_exec(
         tool,
-        f"--id={device.partition(':')[2] or '0'}",
+        _id(device),
         "--query-gpu=utilization.gpu,memory.used",
         "--format=csv,noheader,nounits",
         f"--loop-ms={round(SAMPLED_EVERY_S * 1000)}",
@@ -163,11 +175,15 @@ async def _gpu_samples(device: str, load: Load) -> None:
             busy, _, used = line.decode("utf-8", "replace").partition(", ")
             if busy.strip().isdecimal() and used.strip().isdecimal():
                 load.busy.append(int(busy) / 100)
-                load.memory_bytes.append(int(used) * 2**20)
+                load.memory_bytes.append(max(0, int(used) * 2**20 - baseline_bytes))
     finally:
         if process.returncode is None:
             process.kill()
         await process.wait()
+
+
+def _id(device: str) -> str:
+    return f"--id={device.partition(':')[2] or '0'}"
 
 
 def _has_mps() -> bool:

@@ -55,7 +55,7 @@ def _prepare(options: dict[str, Any], channel: int) -> tuple[Server, dict[str, A
         raise BadConfig("entry", f"{entry} has no load()")
     serve.warm_up(limits)
     on_cpu = limits.device == "cpu"
-    baseline = rights.cap_memory(limits.memory_bytes + serve.RESERVE_BYTES) if on_cpu else rights.private_bytes()
+    baseline = rights.cap_memory(limits.memory_bytes + rights.RESERVE_BYTES) if on_cpu else rights.private_bytes()
     layers.append(rights.fence_system_calls(limits.device))
     sandbox = "+".join(["rlimits", *filter(None, layers)]) if any(layers) else "rlimits only"
     hello = {"pid": os.getpid(), "sandbox": sandbox, "baseline_bytes": baseline, "torch": serve.torch_version()}

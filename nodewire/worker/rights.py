@@ -28,6 +28,8 @@ from nodewire.worker import landlock, seccomp
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS, SIGKILL = 1, 38, 9
 CAPABILITY_VERSION_3 = 0x20080522
 MAX_DESCRIPTORS = 1024
+RESERVE_BYTES = 4 * 2**20
+"""On top of a worker's cap, for reading calls and writing answers; actors do not get it."""
 _SYSTEM = ("/usr", "/lib", "/lib64", "/opt", "/nix/store", "/etc/ld.so.cache", "/proc", "/sys")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 

@@ -23,10 +23,9 @@ from nodewire.protocol.codec import OWN, Coding, Codings
 from nodewire.protocol.frame import ITEM_BYTES, MAX_TENSORS, MXINT8, Array, Frame, bytes_of
 from nodewire.worker import libc, message, narrowing, rights
 from nodewire.worker.arena import Slabs
+from nodewire.worker.rights import RESERVE_BYTES
 
 MAX_PROGRAM_BYTES = 64 * 2**20
-RESERVE_BYTES = 4 * 2**20
-"""On top of the cap, for reading calls and writing answers; actors do not get it."""
 _PIECE_BYTES = RESERVE_BYTES // 16
 _READ_BYTES = 65_536
 _OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc", "[enforce fail a", "could not create a primitive")

@@ -85,6 +85,19 @@ def test_links_are_told_by_rung_round_trip_loss_and_bandwidth_and_what_was_lost_
     assert "\x1b[2J" not in told
 
 
+def test_what_nodes_say_of_themselves_is_shown_as_such(role, market, monkeypatch):
+    async def placed(role, claim):
+        at = (25_000, 6_000, 1_000)
+        rates = {"memory_bytes": 24 * 10**9, "flops_per_s": 91_500_000_000, "bytes_per_s": 12_000_000_000}
+        return [Placed(NEAR, "near", "eu", at, None, **rates), Placed(GONE, "gone", "eu", at, None)]
+
+    monkeypatch.setattr(net, "_placed", placed)
+    told = rows(shown(role))
+    assert any(line.endswith("near eu - 1.0 ms 24 GB 91.5 12.0") for line in told)
+    assert any(line.endswith("gone eu - 1.0 ms - - -") for line in told)
+    assert any("each node says that it measured" in line for line in told)
+
+
 def test_links_of_a_command_that_has_ended_are_past_and_not_open(role, market):
     """A customer's links stayed "open" for half a minute after it had what it wanted."""
     market()

@@ -11,9 +11,13 @@ from nodewire.cli import app, placing
 from nodewire.cli.output import console
 from nodewire.errors import BadConfig, BadInput, BadManifest, OverMemory
 from nodewire.plan.place.model import MOST_BYTES, MOST_RATE
+from nodewire.protocol import ad as ads
+from nodewire.protocol import published_profile
 from nodewire.protocol.ad import TaskOffer
-from nodewire.protocol.snapshot import Held, Node, Snapshot
+from nodewire.protocol.published_profile import PublishedFit, PublishedProfile, PublishedRate, PublishedTask
+from nodewire.protocol.snapshot import Held, Node, Snapshot, derive
 from tests.plan.markets import diamond, ring
+from tests.protocol_committee.actors import Provider, committee
 
 MACHINES = {
     "nodes": [
@@ -176,6 +180,44 @@ def test_a_snapshot_tells_memory_speed_and_place_of_those_who_hold_something():
     assert holding == {"11111111": ("driver", "stage.0"), "22222222": ("stage.1", "stage.2")}
     with pytest.raises(BadInput):
         placing.of_snapshot(snapshot, diamond(), None)
+
+
+def test_who_holds_nothing_of_a_model_counts_by_what_it_published_and_not_for_much_more_than_others():
+    manifest = ring(2)
+    world = committee(1)[0]
+    other = "cd" * 32
+
+    def profile(gflops: int, **tasks: PublishedTask) -> PublishedProfile:
+        rates = {"float32": PublishedRate(2 * gflops * 10**9, 10**9)}
+        told = {(manifest.digest(), name): one for name, one in tasks.items()}
+        return PublishedProfile(1, rates, PublishedFit(10, 2.0, 1.1), told)
+
+    def joined(name: str, held: dict, made: PublishedProfile):
+        one = Provider(name, world, held)
+        document = ads.parse(one.ad).model_copy(update={"memory_bytes": 10**9})
+        one.ad = ads.build(one.keys, document, created_at=one.ad.created_at, profile=made)
+        return one
+
+    flops = manifest.task("stage.0").flops
+    us = 1_000
+    many = {"stage.0": PublishedTask(1, us, 64, 8 * us)}
+    holds = {manifest.digest(): ([("stage.0", 1, us)], 1)}
+    nothing = {other: ([("stage.0", 1, us)], 1)}
+    nodes = [
+        joined("holder", holds, profile(5, **many)),
+        joined("able", nothing, profile(1)),
+        joined("liar", nothing, profile(10**8)),
+        joined("silent", nothing, published_profile.UNPROFILED),
+    ]
+    beats = [node.beat(5) for node in nodes]
+    snapshot = derive(world, 5, beats, [node.ad for node in nodes])
+    pool, tables, holding = placing.of_snapshot(snapshot, manifest, None)
+    speeds = {node.name.split()[0]: node.speed for node in pool.nodes}
+    certified = flops / us / 1_000
+    assert speeds == {"holder": certified, "able": min(1.0, 4 * certified), "liar": 4 * certified}
+    (holder,) = holding
+    assert holding == {holder: ("stage.0",)}
+    assert tables == {"stage.0": {holder: ((1, 1.0), (64, 8.0))}}
 
 
 def test_what_a_stranger_claims_keeps_nobody_from_placing():

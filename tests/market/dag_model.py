@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nodewire.graph.blob_folder import BlobFolder
 from nodewire.graph.format import NAMES, Input, Node, Output, Program, Weight
 from nodewire.graph.verify import verify
 from nodewire.graph.whitelist import Ref
 from nodewire.kind import Registration
 from nodewire.protocol.manifest import CUSTOMER, Edge, Manifest, Task, Tensor
+from nodewire.weights.blob_folder import BlobFolder
 from nodewire.weights.tensorfile import Assembled
 
 F32, BF16, I64, BOOL = torch.float32, torch.bfloat16, torch.int64, torch.bool
@@ -93,7 +93,7 @@ def register(out: Path, name: str = NAME) -> Registration:
             Task(
                 name=task,
                 engine="graph",
-                program=blobs.program(program.encode()),
+                program=blobs.blob(program.encode()),
                 weights=(blobs.weights(_assembled(weights)),) if weights else (),
                 memory_bytes=2 * verify(program, 10**7).peak_bytes + 10**5,
                 slots=SLOTS,

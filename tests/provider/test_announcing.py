@@ -12,7 +12,9 @@ import pytest
 from nodewire.errors import Busy, NotAllowed, RelayRefused
 from nodewire.protocol import ad as ads
 from nodewire.protocol import beat as beats
+from nodewire.protocol import published_profile
 from nodewire.protocol.ad import Ad, ManifestOffer, TaskOffer
+from nodewire.protocol.published_profile import PublishedProfile, PublishedTask
 from nodewire.provider.announcing import Announcer
 from nodewire.provider.serving import Served
 from nodewire.provider.specializations import Specializations, part_in
@@ -67,11 +69,12 @@ class Pool:
 
 
 @asynccontextmanager
-async def announcing(held):
+async def announcing(held, profile=published_profile.UNPROFILED):
     pool, digest = Pool(), COMMITTEE.digest()
     market = SimpleNamespace(committee=COMMITTEE, committee_digest=digest, last_body=lambda: digest)
     bonding = SimpleNamespace(is_due=False, amount_msat=0)
-    running = asyncio.create_task(Announcer(ME, pool, market, describe, held, bonding, lambda: (0, 0, 0)).run())
+    announcer = Announcer(ME, pool, market, describe, held, bonding, lambda: (0, 0, 0), profile)
+    running = asyncio.create_task(announcer.run())
     try:
         yield pool
     finally:
@@ -90,6 +93,17 @@ async def test_nothing_is_said_before_something_is_offered_and_then_it_is_said_a
         (ad,) = pool.ads
         assert [offer.task for offer in ads.parse(ad).manifests[0].tasks] == ["stage.0"]
         assert pool.beats[0].ad == ad.id
+
+
+async def test_what_was_measured_goes_out_with_the_ad_and_only_of_what_it_offers():
+    one = served("stage.0")
+    figures = PublishedTask(peak_bytes=5_000, us=900, positions=16, us_together=3_000)
+    profile = PublishedProfile(7, tasks={(one.digest, "stage.0"): figures, (one.digest, "stage.1"): figures})
+    async with announcing(Specializations([one]), profile) as pool:
+        await pool.until(lambda seen: seen.ads)
+        (ad,) = pool.ads
+    read = published_profile.parse(ad, ads.parse(ad))
+    assert (read.at_s, read.tasks) == (7, {(one.digest, "stage.0"): figures})
 
 
 async def test_until_the_new_ad_is_out_the_old_one_holds():

@@ -7,7 +7,12 @@ import pytest
 
 from nodewire.errors import BadConfig, BadInput
 from nodewire.kind import Limits
+from nodewire.protocol import ad as ads
+from nodewire.protocol import published_profile
+from nodewire.protocol.ad import Ad, ManifestOffer, TaskOffer
 from nodewire.provider import probing, profiling
+from nodewire.worker.rights import RESERVE_BYTES
+from tests.protocol_committee.actors import keys
 
 ENTRY = "kinds.k8843_worker"
 LIMITS = Limits(200_000_000)
@@ -126,12 +131,45 @@ async def test_a_cap_that_is_too_low_is_told_from_one_that_is_not(decoder, folde
 def test_what_was_kept_is_claimed_for_the_same_device_and_threads_only(made, tmp_path):
     path = profiling.keep(tmp_path / "state", made)
     assert json.loads(path.read_text())["speeds"] == made.speeds()
-    assert profiling.kept_speeds(tmp_path / "state", LIMITS) == made.speeds()
-    assert profiling.kept_speeds(tmp_path / "state", Limits(1, threads=2)) == {}
-    assert profiling.kept_speeds(tmp_path, LIMITS) == {}
-    path.write_text('{"limits": 3}')
-    with pytest.raises(BadConfig, match="profile"):
-        profiling.kept_speeds(tmp_path / "state", LIMITS)
+    assert profiling.kept(tmp_path / "state", LIMITS) == profiling.Kept(made.speeds(), made.published())
+    assert profiling.kept(tmp_path / "state", Limits(1, threads=2)) == profiling.Kept()
+    assert profiling.kept(tmp_path, LIMITS) == profiling.Kept()
+    said = json.loads(path.read_text())
+    del said["published"]  # as earlier versions wrote it
+    path.write_text(json.dumps(said))
+    assert profiling.kept(tmp_path / "state", LIMITS) == profiling.Kept(made.speeds())
+    for text in ('{"limits": 3}', json.dumps(said | {"published": {"at_s": 1}})):
+        path.write_text(text)
+        with pytest.raises(BadConfig, match="profile"):
+            profiling.kept(tmp_path / "state", LIMITS)
+
+
+def test_what_is_published_is_what_was_measured_as_an_ad_has_it(made, decoder):
+    digest = decoder.manifest.digest()
+    offers = tuple(TaskOffer(task=task.name, price_msat=0, us_per_position=1) for task in decoder.manifest.tasks)
+    ad = Ad(name="me", manifests=(ManifestOffer(manifest=digest, tasks=offers, slots=1),))
+    read = published_profile.parse(ads.build(keys("me"), ad, created_at=1, profile=made.published()), ad)
+    assert read.at_s == made.at_s
+    assert read.gflops == pytest.approx(made.published().gflops, rel=0.01)
+    found = {one.task: one for one in of(made, decoder.manifest)}
+    assert {task for _, task in read.tasks} == set(found)
+    for (_, task), one in read.tasks.items():
+        calls = {call.positions: call.us for call in found[task].calls}
+        assert one.peak_bytes == found[task].peak_bytes
+        assert one.us == max(1, round(calls[1]))
+        assert one.positions in calls
+        assert one.positions / one.us_together >= 1 / one.us
+
+
+def test_a_process_above_its_prediction_is_said_as_a_typed_warning():
+    most = 105_000_000 + RESERVE_BYTES
+    one = profiling.TaskProfile("ab" * 32, "stage.0", "decoder.stage", 100_000_000, 90_000_000, most, 1, 1.0)
+    assert one.over is None
+    one.peak_bytes += 1
+    assert one.over.code == "over-memory" and one.over.field == "stage.0"
+    assert "109 MB, 9% above the 100 MB" in one.over.reason
+    one.refused = "bad-task: stage.0"
+    assert one.over is None
 
 
 def test_sizes_end_where_the_task_does(decoder):

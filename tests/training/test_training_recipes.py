@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModel
 
-from nodewire.cli import models as models_cli
+from nodewire.cli import cutting
 from nodewire.customer.training.coordinating import Coordinator
 from nodewire.errors import BadHash, NoProvider
 from nodewire.nostr.nip01 import Filter
@@ -142,7 +142,7 @@ async def test_what_was_trained_is_a_folder_that_others_read_and_the_market_serv
     assert start.read(Recipe.from_document(document), out).tensors.keys() == whole.keys()
     pieces = tmp_path / "pieces"
     pieces.mkdir()
-    made = models_cli._split(out, 10**8, pieces, "trained", 1)
+    made = cutting.cut(out, cutting.Asked(10**8, "trained", 1), pieces)
     assert made.manifest.name == "trained" and made.manifest.tasks
 
 

@@ -4,7 +4,9 @@ import asyncio
 import os
 import sys
 
-from nodewire.worker.devices import Slice, devices, gpus, sampled
+import pytest
+
+from nodewire.worker.devices import Slice, devices, gpus, in_use_bytes, sampled
 
 LISTED = """\
 GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-5c89852c-d268-c3f3-1b07-005d5ae1dc3f)
@@ -58,6 +60,22 @@ async def test_a_tool_that_fails_leaves_the_cpu(tmp_path, monkeypatch):
     (cpu,) = await devices()
     assert cpu.kind == "cpu"
     assert cpu.memory_bytes > 2**28
+
+
+async def test_of_a_gpus_memory_only_what_came_on_top_is_counted(tmp_path, monkeypatch):
+    tool = tmp_path / "nvidia-smi"
+    once = 'case "$*" in *loop*) for used in 510 900 700; do echo "40, $used"; done; sleep 9;; *) echo 500;; esac'
+    tool.write_text(f'#!/bin/sh\ntest "$1" = --id=1 || exit 9\n{once}\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    before = await in_use_bytes("cuda:1")
+    assert before == 500 * 2**20
+    async with sampled(os.getpid(), "cuda:1", before) as load, asyncio.timeout(10):
+        while len(load.memory_bytes) < 3:
+            await asyncio.sleep(0.01)
+    assert load.peak_bytes == 400 * 2**20
+    assert load.mean_busy == pytest.approx(0.4)
+    assert await in_use_bytes("cpu") == await in_use_bytes("cuda:0") == 0
 
 
 async def test_what_a_process_computes_and_holds_is_seen():

@@ -1,0 +1,155 @@
+"""Which engine cuts the model in a folder, and what is said of it once it is cut."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from nodewire.cli.registered import is_registered, registration_in
+from nodewire.errors import BadConfig, BadInput, NotFound, OverMemory
+from nodewire.kind import Registration, Say, TaskSize
+from nodewire.protocol.manifest import CUSTOMER, Manifest
+
+_ENCODERS = ("BertModel", "BertForMaskedLM")
+_REMEDY = "name them with --most (--most sequence=64), or a larger --target-vram"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How a folder is to be cut. `most` as `nodewire.register` has it."""
+
+    target_bytes: int
+    name: str
+    slots: int = 4
+    as_tensors: bool = False
+    expert_groups: int = 1
+    most: Mapping[str, int] = field(default_factory=dict)
+
+
+def cut(folder: Path, asked: Asked, out: Path | None, say: Say = lambda _: None) -> Registration:
+    """The model in a folder as tasks, whose blobs are written into `out`; without it, as a dry run.
+
+    torch is imported here, not before. Raises as the engine that the folder's architecture belongs to.
+    """
+    if is_registered(folder):
+        return registration_in(folder, asked.name)
+    from nodewire.llm.families import ARCHITECTURES
+
+    target, name, slots = asked.target_bytes, asked.name, asked.slots
+    if (folder / "recipe.json").is_file() and not (folder / "config.json").exists():  # as `train` leaves a classifier
+        from nodewire.graph.classifier import split_classifier
+
+        _check_plain(asked)
+        return split_classifier(folder, target, out, slots=slots, name=name)
+    is_meta = (folder / "params.json").is_file() and not (folder / "config.json").exists()  # Llama in Meta's own layout
+    architecture = "" if is_meta else _architecture(folder)
+    speaks = is_meta or architecture in ARCHITECTURES
+    if (speaks or architecture in _ENCODERS) and not asked.as_tensors:
+        _check_plain(asked)
+        if speaks:
+            from nodewire.llm.split import split_decoder
+
+            if out is not None and not is_meta and not (folder / "tokenizer.json").is_file():
+                raise NotFound("tokenizer.json", f"not in {folder}: text needs one; or --as-tensors cuts it without")
+            return _with_chat(split_decoder(folder, target, out, slots=slots, name=name), folder, out)
+        from nodewire.graph.split_encoder import split_encoder
+
+        return split_encoder(folder, target, out, slots=slots, name=name)
+    from nodewire.graph.split_directory import split_directory
+
+    groups, most = asked.expert_groups, asked.most
+    try:
+        return split_directory(folder, target, out, slots=slots, name=name, expert_groups=groups, most=most, say=say)
+    except OverMemory as error:
+        raise OverMemory(error.field, f"{error.reason}: {_REMEDY}") from None
+
+
+def _check_plain(asked: Asked) -> None:
+    """Raises BadInput: what is cut by its layers has no sizes to choose, and keeps its experts together."""
+    if asked.expert_groups > 1:
+        raise BadInput(
+            "--expert-groups", "what is cut so keeps its experts together; --as-tensors cuts any model's operators"
+        )
+    if asked.most:
+        raise BadInput("--most", "is for what is called with tensors; --as-tensors cuts any model so")
+
+
+def _architecture(folder: Path) -> str:
+    try:
+        return str(jsonlib.loads((folder / "config.json").read_text())["architectures"][0])
+    except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
+        raise BadConfig(str(folder), "holds no config.json that names its architecture") from error
+
+
+def _with_chat(made: Registration, folder: Path, out: Path | None) -> Registration:
+    """The same, with the folder's chat template as a further blob, if it is of a model that generates and has one."""
+    from nodewire.chat.folder import chat_template
+    from nodewire.weights.blob_folder import blobs_in
+
+    found = chat_template(folder) if made.manifest.mode == "generate" else None
+    if found is None:
+        return made
+    blobs = blobs_in(out)
+    manifest = {**made.manifest.document(), "chat": blobs.blob(found.pack()).document()}
+    report = (*made.report, f"chat template of {len(found.template)} characters, for customers")
+    return replace(made, manifest=Manifest.from_document(manifest), blobs={**made.blobs, **blobs.paths}, report=report)
+
+
+def told(made: Registration) -> dict[str, Any]:
+    """What `--json` says of a registration, published or not: sizes in bytes, `flops` for a position."""
+    manifest, at = made.manifest, steps(made.manifest)
+    return {
+        "name": manifest.name,
+        "mode": manifest.mode,
+        "report": list(made.report),
+        "tasks": [
+            {
+                "name": task.name,
+                "engine": task.engine,
+                "step": at[task.name],
+                "memory_bytes": task.memory_bytes,
+                "weights_bytes": sum(blob.bytes for blob in task.weights),
+                "program_bytes": task.program.bytes,
+                "flops": task.flops,
+                "slots": task.slots,
+                "limit": task.limit,
+                **_known(made.pieces.get(task.name)),
+            }
+            for task in manifest.tasks
+        ],
+        "edges": [edge.document() for edge in manifest.edges],
+        "steps": 1 + max(at.values()),
+        "upload_bytes": made.upload_bytes,
+        "blobs": len(made.cited) + 1,
+        "lacks": list(made.lacks),
+    }
+
+
+def _known(piece: TaskSize | None) -> dict[str, Any]:
+    if piece is None:
+        return {}
+    return {
+        "operators": piece.operators,
+        "peak_bytes": piece.weights_bytes + piece.live_bytes,
+        "loaded_bytes": piece.weights_bytes,
+        "live_bytes": piece.live_bytes,
+        "most_at": piece.most_at,
+        "no_room_for": piece.no_room_for,
+        "holds": list(piece.holds),
+    }
+
+
+def steps(manifest: Manifest) -> dict[str, int]:
+    """By task, how many others must have computed one after the other before it can: those of one step may run at
+    once."""
+    sources: dict[str, list[str]] = {task.name: [] for task in manifest.tasks}
+    for edge in manifest.edges:
+        if CUSTOMER not in (edge.source, edge.target) and not edge.back:
+            sources[edge.target].append(edge.source)
+    found: dict[str, int] = {}
+    for name, before in sources.items():
+        found[name] = 1 + max((found[one] for one in before), default=-1)
+    return found

@@ -1,0 +1,229 @@
+"""`nodewire register`: cut a model into pieces and put it on the market, or say what would come of it."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from nodewire.cli.cutting import Asked, cut, told
+from nodewire.cli.output import DEVELOPERS, Json, console, notes, one_line, print_json
+from nodewire.cli.registered import is_registered
+from nodewire.cli.roles import load_customer
+from nodewire.cli.training_results import MODEL, SUMMARY, note, trained
+from nodewire.errors import BadHash, BadInput, NotFound
+from nodewire.kind import Registration, Say
+from nodewire.protocol.sizes import parse_size
+
+Relays = Annotated[
+    list[str] | None, typer.Option("--relay", help="Relay to publish to (may be repeated; default: --config's).")
+]
+Blossoms = Annotated[
+    list[str] | None, typer.Option("--blossom", help="Blob store to upload to (may be repeated; default: --config's).")
+]
+
+TARGET_VRAM = "1GB"
+
+
+def register(
+    ctx: typer.Context,
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            help="A Hugging Face model folder: config.json, safetensors, tokenizer.json; a Llama as Meta gives it "
+            "out; what `train` left; or what `nodewire.register` wrote."
+        ),
+    ],
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="The customer's TOML file: relays, stores and key.")
+    ] = None,
+    target_vram: Annotated[
+        str, typer.Option(help="Most memory that one piece may need, such as 6MB or 12GiB.")
+    ] = TARGET_VRAM,
+    relay: Relays = None,
+    blossom: Blossoms = None,
+    key: Annotated[
+        Path | None,
+        typer.Option(help="The author's key file, made if missing (default: --config's, or else author.nsec)."),
+    ] = None,
+    name: Annotated[str, typer.Option(help="The model's name (default: the recipe's, or else the folder's).")] = "",
+    slots: Annotated[int, typer.Option(help="Sessions that one piece must have room for.", min=1)] = 4,
+    as_tensors: Annotated[
+        bool,
+        typer.Option(
+            "--as-tensors",
+            help="Cut any architecture at its operators, to be called with tensors; without it decoders are cut to "
+            "generate text, and BERT models to embed it.",
+        ),
+    ] = False,
+    expert_groups: Annotated[
+        int,
+        typer.Option(min=1, help="Pieces that the experts of each mixture are parted in; more if --target-vram asks."),
+    ] = 1,
+    most: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--most",
+            help="The most that one call may hold together, such as --most batch=8 --most sequence=64; of what is "
+            "called with tensors.",
+        ),
+    ] = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Forbid customers to narrow what pieces send each other.")
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Only say what would be made: no weight is read, nothing is written or published. The folder's "
+            "config.json will do, and no relay, store or key is needed.",
+        ),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Cut a model into pieces, upload them, publish the manifest."""
+    if not folder.is_dir():
+        raise NotFound(str(folder), "is no folder")
+    if is_registered(folder):
+        _check_uncut(ctx)
+    results, folder = results_of(folder), model_in(folder)
+    if not is_registered(folder):
+        name = name or (results and trained(results).get("recipe")) or folder.resolve().name.lower()
+    asked = Asked(size_of(target_vram), name, slots, as_tensors, expert_groups, _sizes(most or ()))
+    if dry_run:
+        from nodewire.cli.dry_run import show
+
+        with _saying(folder) as say:
+            made = cut(folder, asked, None, say)
+        made = _exact(made) if exact else made
+        if json:
+            print_json(told(made))
+        else:
+            show(made)
+        return
+    role = load_customer(config) if config is not None else None
+    relays, servers = relay or (role and list(role.relays)), blossom or (role and list(role.blossom))
+    if not relays or not servers:
+        raise BadInput("--config", "a customer's TOML file says where to publish; or --relay and --blossom do")
+    author = key or (role.key if role is not None else Path("author.nsec"))
+    made, done = publish_folder(folder, asked, author, relays, servers, exact=exact, show=not json)
+    if results is not None:
+        note(results, {**trained(results), "registered": done})
+    if json:
+        print_json(done)
+        return
+    for line in made.report:
+        console.print(f"  {escape(line)}", soft_wrap=True)
+    console.print(f"[bold green]registered[/] {done['address']}\n[dim]digest {done['digest']}[/]", soft_wrap=True)
+
+
+_CUTTING = ("target_vram", "slots", "as_tensors", "expert_groups", "most")
+
+
+def _check_uncut(ctx: typer.Context) -> None:
+    """Raises BadInput: it is said how to cut what has been cut."""
+    for parameter in ctx.command.params:
+        source = ctx.get_parameter_source(parameter.name or "")
+        if parameter.name in _CUTTING and source is not None and source.name == "COMMANDLINE":
+            raise BadInput(parameter.opts[0], "`nodewire.register` has cut the model already: say it there")
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(rich_help_panel=DEVELOPERS)(register)
+
+
+def size_of(text: str) -> int:
+    """Raises BadInput for what is no size; a small number without a unit was hardly meant in bytes."""
+    try:
+        size = parse_size(text)
+    except ValueError as error:
+        raise BadInput("--target-vram", str(error)) from error
+    if text.strip().isdigit() and size < 1_000_000:
+        raise BadInput("--target-vram", f"{text.strip()} of what? Add a unit, such as {text.strip()}MB or GB")
+    return size
+
+
+def publish_folder(
+    folder: Path, asked: Asked, key: Path, relays: list[str], servers: list[str], *, exact: bool = False, show: bool
+) -> tuple[Registration, dict[str, Any]]:
+    """Cut the model in a folder, upload it and publish its manifest: what was made, and what `--json` says of it."""
+    with tempfile.TemporaryDirectory() as scratch:
+        with _saying(folder) as say:
+            made = cut(folder, asked, Path(scratch), say)
+        made = _exact(made) if exact else made
+        published = asyncio.run(_publish(made, key, relays, servers, show=show))
+        return made, {**told(made), **published}
+
+
+@contextmanager
+def _saying(folder: Path) -> Iterator[Say]:
+    """Tells on standard error how far the cutting of a folder's model is."""
+    what = f"cutting {one_line(folder.name)}"
+    with notes.status(what) as status:
+        yield lambda step: status.update(f"{what}: {one_line(step)}")
+
+
+def _sizes(said: Sequence[str]) -> dict[str, int]:
+    """Sizes by name, from NAME=SIZE. Raises BadInput."""
+    found: dict[str, int] = {}
+    for one in said:
+        name, _, size = one.partition("=")
+        if not name or not size.isdecimal() or not 0 < len(size) < 10:
+            raise BadInput("--most", f"{one[:80]!r} is not NAME=SIZE, such as batch=8")
+        found[name] = int(size)
+    return found
+
+
+def model_in(folder: Path) -> Path:
+    """Where the model is: in the folder itself or, of a training's results, in its `model`."""
+    inner = folder / MODEL
+    return inner if (folder / SUMMARY).is_file() and inner.is_dir() else folder
+
+
+def results_of(folder: Path) -> Path | None:
+    """The folder of a training's results that `folder` is, or is the model in; None if it is of another origin."""
+    own = folder.resolve()
+    found = own.parent if own.name == MODEL else own
+    return found if (found / SUMMARY).is_file() else None
+
+
+def _exact(made: Registration) -> Registration:
+    """The same, with every edge called exact."""
+    edges = tuple(edge.model_copy(update={"exact": True}) for edge in made.manifest.edges)
+    return replace(made, manifest=made.manifest.model_copy(update={"edges": edges}))
+
+
+async def _publish(
+    made: Registration, key: Path, relays: list[str], servers: list[str], *, show: bool
+) -> dict[str, Any]:
+    from rich.progress import Progress
+
+    from nodewire.nostr.keys import Keys
+    from nodewire.nostr.pool import Pool
+    from nodewire.protocol import publish
+    from nodewire.store.blobs import Blobs
+
+    keys = Keys.from_file(key)
+    manifest = made.manifest
+    async with AsyncExitStack() as stack:
+        pool = await stack.enter_async_context(Pool(relays, keys=keys))
+        cache = stack.enter_context(tempfile.TemporaryDirectory())
+        blobs = await stack.enter_async_context(Blobs(servers, Path(cache), keys=keys))
+        with Progress(console=notes, transient=True, disable=not show) as progress:
+            for sha256, path in progress.track(list(made.blobs.items()), description="uploading"):
+                if (await blobs.put(path)).sha256 != sha256:
+                    raise BadHash(str(path), "is not what the manifest cites: it has changed")
+        packed = await blobs.put(manifest.pack())
+        event = publish.build(
+            keys, manifest, created_at=int(time.time()), blob_sha256=packed.sha256, servers=tuple(servers)
+        )
+        await pool.publish(event, timeout_s=30.0)
+    return {"address": publish.address(event), "event": event.id, "digest": manifest.digest()}

@@ -1,0 +1,225 @@
+"""`nodewire register --dry-run`: what registering a folder would make; nobody reads its weights, if it has any."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+import sys
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+import nodewire
+from bench.dag_models import CLIP, EXPERTS, _made
+from nodewire import cli
+from nodewire.cli.cutting import Asked, cut
+from nodewire.errors import BadInput
+from nodewire.nostr.keys import Keys
+from nodewire.train import directory
+from nodewire.train.families import initial
+from nodewire.weights.blob_folder import UNREAD
+from tests.kinds.digits import RECIPE
+from tests.kinds.llama import make_llama
+from tests.market.tiny_models import make_encoder
+
+SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+ASKED = {
+    "decoder": Asked(1_600_000, "one", slots=2),
+    "tensors": Asked(300_000, "one", as_tensors=True),
+    "encoder": Asked(400_000, "one"),
+    "classifier": Asked(100_000, "one"),
+    "experts": Asked(2_000_000, "one", expert_groups=4),
+    "sharded": Asked(2_000_000, "one", expert_groups=2),
+    "branches": Asked(3_000_000, "one", most={"batch": 2, "images": 2}),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    made = tmp_path_factory.mktemp("models")
+    make_llama(made / "decoder")
+    shutil.copytree(made / "decoder", made / "tensors")
+    make_encoder(made / "encoder")
+    (made / "classifier").mkdir()
+    directory.save(made / "classifier", RECIPE, initial(RECIPE))
+    _made({**EXPERTS, **SMALL}, made / "experts")
+    shard(made / "experts", made / "sharded")
+    _made({**CLIP, "text_config": CLIP["text_config"] | SMALL, "vision_config": CLIP["vision_config"] | SMALL},
+          made / "branches")  # fmt: skip
+    return made
+
+
+@pytest.fixture(scope="module")
+def foreseen(folders):
+    """A folder's dry run, by name; each is made once."""
+    return functools.cache(lambda name: cut(folders / name, ASKED[name], None))
+
+
+def shard(folder, into, count=3):
+    """The same model with its weights in several files."""
+    shutil.copytree(folder, into)
+    with safe_open(into / "model.safetensors", "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    (into / "model.safetensors").unlink()
+    names, where = sorted(tensors), {}
+    for k in range(count):
+        own = names[k::count]
+        where |= dict.fromkeys(own, f"model-{k}.safetensors")
+        save_file({name: tensors[name] for name in own}, into / f"model-{k}.safetensors")
+    (into / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+
+
+def unhashed(manifest):
+    """A manifest's document with each blob of weights by when it first appears, instead of its hash."""
+    said = json.loads(manifest.to_json())
+    seen: dict[str, str] = {}
+    for task in said["tasks"]:
+        for blob in task["weights"]:
+            blob["sha256"] = seen.setdefault(blob["sha256"], str(len(seen)))
+    return said
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_it_says_of_everything_but_the_weights_hashes_what_a_registration_makes(folders, foreseen, tmp_path, name):
+    real, dry = cut(folders / name, ASKED[name], tmp_path / "blobs"), foreseen(name)
+    assert unhashed(dry.manifest) == unhashed(real.manifest)
+    assert dry.report == tuple(line for line in real.report if not line.startswith("beside the model itself"))
+    assert (dry.pieces, dry.lacks) == (real.pieces, ())
+    assert len(real.manifest.tasks) > 1 or name == "classifier"
+    assert dry.upload_bytes == real.upload_bytes
+    assert dry.upload_bytes == sum(path.stat().st_size for path in real.blobs.values()) + len(real.manifest.pack())
+    assert not dry.blobs
+    weights = [blob.sha256 for task in dry.manifest.tasks for blob in task.weights]
+    assert weights and (name == "decoder" or all(one.startswith(UNREAD) for one in weights))
+    assert set(dry.pieces) == {task.name for task in dry.manifest.tasks}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_configuration_alone_is_enough_and_what_is_lacking_is_named(folders, foreseen, tmp_path, name):
+    for file in ("config.json", "recipe.json"):
+        if (folders / name / file).exists():
+            shutil.copy(folders / name / file, tmp_path / file)
+    whole, bare = foreseen(name), cut(tmp_path, ASKED[name], None)
+    assert bare.lacks[0] == "model.safetensors"
+    assert ("tokenizer.json" in bare.lacks) == (name in ("decoder", "encoder"))
+    for task, other in zip(whole.manifest.tasks, bare.manifest.tasks, strict=True):
+        if not task.name.startswith("driver"):  # which holds the tokenizer
+            assert (task.name, task.memory_bytes, task.flops) == (other.name, other.memory_bytes, other.flops)
+            assert [blob.bytes for blob in task.weights] == [blob.bytes for blob in other.weights]
+    assert whole.manifest.edges == bare.manifest.edges
+
+
+@pytest.fixture
+def said(monkeypatch, capfd, tmp_path):
+    """`nodewire register ARGUMENTS --dry-run`, in an empty folder that stays so: exit code and output."""
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+
+    def run(*arguments: str):
+        monkeypatch.setattr(sys, "argv", ["nodewire", "register", *arguments, "--dry-run"])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert not list(here.iterdir())
+        out = capfd.readouterr()
+        return ended.value.code, json.loads(out.out) if "--json" in arguments else out.out + out.err
+
+    return run
+
+
+def test_the_command_needs_no_relay_no_store_and_no_key(said, folders, monkeypatch):
+    def no(*_):
+        raise AssertionError("a key was asked for")
+
+    monkeypatch.setattr(Keys, "from_file", no)
+    code, done = said(str(folders / "experts"), "--target-vram", "2MB", "--expert-groups", "4", "--json")
+    assert code == 0
+    experts = [task for task in done["tasks"] if task["name"].startswith("experts.")]
+    assert len({task["step"] for task in experts}) == 1
+    assert [task["holds"][0].split(" of ")[0] for task in experts] == [f"rows {k} to {k}" for k in range(4)]
+    assert all(task["memory_bytes"] >= task["peak_bytes"] > task["loaded_bytes"] for task in done["tasks"])
+    assert any(task["most_at"] for task in done["tasks"])
+    assert {"source", "target", "tensors", "bytes_per_position"} <= set(done["edges"][0])
+    assert done["upload_bytes"] > sum(task["weights_bytes"] for task in done["tasks"]) > 0
+    assert "address" not in done and "digest" not in done
+
+
+def test_people_see_a_table_what_is_to_be_uploaded_and_what_is_missing(said, folders, tmp_path):
+    shutil.copytree(folders / "branches", tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
+    code, text = said(str(tmp_path / "bare"), "--target-vram", "3MB")
+    assert code == 0
+    assert "nothing published" in text
+    assert "to upload, in" in text
+    assert "lacks model.safetensors" in text
+    assert "merge" in text and "vision" in text
+
+
+def test_what_does_not_fit_is_named_with_a_target_that_would(said, folders):
+    code, done = said(str(folders / "tensors"), "--as-tensors", "--target-vram", "20kB", "--json")
+    assert (code, done["error"]["code"]) == (1, "over-memory")
+    assert "needs a target of" in done["error"]["reason"]
+    code, done = said(str(folders / "decoder"), "--target-vram", "20kB", "--json")
+    assert (code, done["error"]["code"]) == (1, "over-memory")
+
+
+def test_of_shards_nothing_is_read_but_their_headers(folders, tmp_path):
+    """Their bytes are holes in files of 34 GB each, which nobody reads in this test's time."""
+    from nodewire.weights.tensorfile import read_header
+
+    shutil.copytree(folders / "sharded", tmp_path / "large")
+    config = json.loads((tmp_path / "large" / "config.json").read_text())
+    config |= {"vocab_size": 2**28}
+    (tmp_path / "large" / "config.json").write_text(json.dumps(config))
+    for path in sorted((tmp_path / "large").glob("*.safetensors")):
+        header, end = {}, 0
+        for name, one in read_header(path).items():
+            shape = [2**28 if size == EXPERTS["vocab_size"] else size for size in one.shape]
+            nbytes = 4 * torch.Size(shape).numel()
+            header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [end, end := end + nbytes]}
+        text = json.dumps(header).encode()
+        path.write_bytes(len(text).to_bytes(8, "little") + text)
+        with path.open("r+b") as file:
+            file.truncate(8 + len(text) + end)
+    made = cut(tmp_path / "large", Asked(2**38, "one"), None)
+    assert made.upload_bytes > 2 * 2**28 * 32 * 4
+    assert not made.lacks
+
+
+def test_a_checkpoint_that_is_of_another_shape_is_refused_before_anything_is_read(folders, tmp_path):
+    shutil.copytree(folders / "sharded", tmp_path / "other")
+    config = json.loads((tmp_path / "other" / "config.json").read_text())
+    (tmp_path / "other" / "config.json").write_text(json.dumps(config | {"vocab_size": 1_000}))
+    with pytest.raises(BadInput, match="the model makes it"):
+        cut(tmp_path / "other", Asked(2**24, "one"), None)
+
+
+def test_what_is_cut_already_is_told_too(said, tmp_path):
+    made = nodewire.register(
+        nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 8)).eval(),
+        [torch.zeros(1, 64), torch.zeros(4, 64)],
+        target_vram="20kB",
+        out=tmp_path / "blobs",
+        name="own",
+    )
+    code, done = said(str(tmp_path / "blobs"), "--json")
+    assert (code, done["name"], done["upload_bytes"]) == (0, "own", made.upload_bytes)
+
+
+def test_from_python_a_module_without_weights_is_told_as_one_with_them(tmp_path):
+    def layers(device):
+        return nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 8)).to(device).eval()
+
+    def register(device, **how):
+        examples = [torch.zeros(n, 64) for n in (1, 4)]
+        return nodewire.register(layers(device), examples, target_vram="20kB", name="own", **how)
+
+    dry, real = register("meta", dry_run=True), register("cpu", out=tmp_path / "blobs")
+    assert unhashed(dry.manifest) == unhashed(real.manifest)
+    assert not register("cpu", dry_run=True, out=tmp_path / "none").blobs
+    assert not (tmp_path / "none").exists()
+    with pytest.raises(BadInput, match="only a dry run"):
+        register("cpu")
