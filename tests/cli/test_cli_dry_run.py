@@ -32,8 +32,8 @@ ASKED = {
     "tensors": Asked(300_000, "one", as_tensors=True),
     "encoder": Asked(400_000, "one"),
     "classifier": Asked(100_000, "one"),
-    "experts": Asked(2_000_000, "one", expert_groups=4),
-    "sharded": Asked(2_000_000, "one", expert_groups=2),
+    "experts": Asked(2_000_000, "one", as_tensors=True, expert_groups=4),
+    "sharded": Asked(2_000_000, "one", as_tensors=True, expert_groups=2),
     "branches": Asked(3_000_000, "one", most={"batch": 2, "images": 2}),
 }
 
@@ -136,7 +136,8 @@ def test_the_command_needs_no_relay_no_store_and_no_key(said, folders, monkeypat
         raise AssertionError("a key was asked for")
 
     monkeypatch.setattr(Keys, "from_file", no)
-    code, done = said(str(folders / "experts"), "--target-vram", "2MB", "--expert-groups", "4", "--json")
+    how = ("--as-tensors", "--target-vram", "2MB", "--expert-groups", "4", "--json")
+    code, done = said(str(folders / "experts"), *how)
     assert code == 0
     experts = [task for task in done["tasks"] if task["name"].startswith("experts.")]
     assert len({task["step"] for task in experts}) == 1
@@ -184,7 +185,7 @@ def test_of_shards_nothing_is_read_but_their_headers(folders, tmp_path):
         path.write_bytes(len(text).to_bytes(8, "little") + text)
         with path.open("r+b") as file:
             file.truncate(8 + len(text) + end)
-    made = cut(tmp_path / "large", Asked(2**38, "one"), None)
+    made = cut(tmp_path / "large", Asked(2**38, "one", as_tensors=True), None)
     assert made.upload_bytes > 2 * 2**28 * 32 * 4
     assert not made.lacks
 
@@ -194,7 +195,7 @@ def test_a_checkpoint_that_is_of_another_shape_is_refused_before_anything_is_rea
     config = json.loads((tmp_path / "other" / "config.json").read_text())
     (tmp_path / "other" / "config.json").write_text(json.dumps(config | {"vocab_size": 1_000}))
     with pytest.raises(BadInput, match="the model makes it"):
-        cut(tmp_path / "other", Asked(2**24, "one"), None)
+        cut(tmp_path / "other", Asked(2**24, "one", as_tensors=True), None)
 
 
 def test_what_is_cut_already_is_told_too(said, tmp_path):
