@@ -16,7 +16,7 @@ ARGS ?=
 say = @printf '\033[1;36m»\033[0m %s\n'
 
 .PHONY: help install demo test lint bench bench-train chaos chaos-train chaos-wire nat fuzz-train fuzz-wire fuzz-tasks \
-  scale-train quality-train byzantine fraud honest soak clean
+  scale-train quality-train byzantine fraud honest soak interop clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,10 @@ checkpoint: $(VENV)/.installed ## train the demo's two models anew, on a market 
 
 test: $(VENV)/.dev ## run the tests (ARGS="-k name -x")
 	@$(VENV)/bin/python -m pytest -n 2 $(ARGS)
+
+interop: $(VENV)/.dev ## other people's implementations against ours: OpenAI's client (ARGS="-k errors")
+	@$(PIP) install -c constraints.txt -e '.[interop]'
+	@$(VENV)/bin/python -m pytest tests/interop $(ARGS)
 
 lint: $(VENV)/.dev ## ruff, mypy, and who may import whom
 	@$(VENV)/bin/ruff check

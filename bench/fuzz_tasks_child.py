@@ -26,7 +26,7 @@ from bench.fuzz_train import FORBIDDEN
 from nodewire.errors import NodewireError, WorkerFailed
 from nodewire.graph import actor
 from nodewire.graph.format import DTYPES, NAMES, Node, Output, Program
-from nodewire.graph.interpret import Interpreter, Value, bind
+from nodewire.graph.interpret import Interpreter, Value, bind, decided_values
 from nodewire.graph.liveness import walk
 from nodewire.graph.verify import verify, verify_weights
 from nodewire.graph.whitelist import Op
@@ -126,10 +126,11 @@ class Cases:
         bind(task, inputs)
         walk(task, sizes, BUDGET)
         made: dict[str, Value] = {}
+        decided = decided_values(task)
 
         def after(node: Node, op: Op, given: Mapping[str, Value], result: Value, freed: Sequence[str]) -> None:
             made[node.name] = _copied(result)
-            self.compare(node, op, promised[node.name], result)
+            self.compare(node, op, promised[node.name], result, at_most=node.name in decided)
 
         runner = Interpreter(task, _weights(task), "cpu")
         runner(inputs, sizes, after)
@@ -143,11 +144,16 @@ class Cases:
             if not _same(value, made[name]):
                 raise Fault(f"{name}: differs from run to run")
 
-    def compare(self, node: Node, op: Op, promised: list[Any], result: Value) -> None:
-        for said, tensor in zip(promised, _tensors(result), strict=True):
-            if said[:2] != (tensor.dtype, tuple(tensor.shape)):
+    def compare(self, node: Node, op: Op, promised: list[Any], result: Value, at_most: bool = False) -> None:
+        """`at_most`: data decide how many rows there are, and as many or fewer are promised."""
+        tensors = _tensors(result)
+        if len(tensors) > len(promised) or (len(tensors) < len(promised) and not at_most):
+            raise Fault(f"{node.name}: {op.name} made {len(tensors)} tensors, promised {len(promised)}")
+        for said, tensor in zip(promised, tensors, strict=False):
+            fewer = len(said[1]) == tensor.dim() and all(n <= m for n, m in zip(tensor.shape, said[1], strict=True))
+            if said[0] != tensor.dtype or not (said[1] == tuple(tensor.shape) or (at_most and fewer)):
                 raise Fault(f"{node.name}: {op.name} made {tensor.dtype} {list(tensor.shape)}, promised {said}")
-            if tensor.numel() and said[2] != tensor.stride():
+            if tensor.numel() and said[1] == tuple(tensor.shape) and said[2] != tensor.stride():
                 self.restrided[op.name] += 1
 
     def measured(self, task: Program) -> str:

@@ -45,12 +45,15 @@ class SplitInference:
         if manifest.mode != "generate":
             _only(params, ())
             return {}
-        _only(params, ("max_tokens", "temperature", "top_p", "seed", "stop"))
+        _only(params, ("max_tokens", "temperature", "top_p", "seed", "stop", "special_tokens"))
         stop = params.get("stop", [])
         if not isinstance(stop, list | tuple) or len(stop) > MAX_STOPS:
             raise BadInput("stop", f"not a list of at most {MAX_STOPS} strings")
         if not all(isinstance(s, str) and 0 < len(s) <= MAX_STOP_CHARS for s in stop):
             raise BadInput("stop", f"a stop string is empty or longer than {MAX_STOP_CHARS} characters")
+        special = params.get("special_tokens", True)
+        if not isinstance(special, bool):
+            raise BadInput("special_tokens", "neither true nor false")
         return {
             "max_tokens": _integer(
                 params, "max_tokens", 128, 1, min(manifest.context or MAX_NEW_TOKENS, MAX_NEW_TOKENS)
@@ -59,6 +62,7 @@ class SplitInference:
             "top_p": _number(params, "top_p", 1.0, 0.0, 1.0),
             "seed": _integer(params, "seed", 0, 0, 2**63 - 1),
             "stop": list(stop),
+            **({} if special else {"special_tokens": False}),  # what is left out is as it ever was
         }
 
     def merged(self, manifest: Manifest, task: str, frames: Sequence[Frame[Array]]) -> Sequence[Frame[Array]]:

@@ -36,15 +36,29 @@ def listening_socket(field: str, address: str) -> socket.socket:
     return sock
 
 
+def known(request: web.Request) -> None:
+    """Who asks has shown what it is good for: it makes room for nobody any more, and still ends with its time."""
+    guest = request.app[_GUESTS].get(request.protocol)
+    if guest is not None:
+        guest.is_known()
+
+
 @asynccontextmanager
-async def serving(app: web.Application, listening: socket.socket, *, most: int, each_s: float) -> AsyncIterator[None]:
-    """Serve `app` on a bound socket: at most `most` connections at a time, of `each_s` seconds."""
-    runner = web.AppRunner(app, access_log=None, lingering_time=0)  # nobody's unread body is waited for
+async def serving(
+    app: web.Application, listening: socket.socket, *, most: int, each_s: float, cancels: bool = False
+) -> AsyncIterator[None]:
+    """Serve `app` on a bound socket: at most `most` connections at a time, of `each_s` seconds. `cancels`: whoever
+    hangs up has what was being made for them cancelled."""
+    # Nobody's unread body is waited for, and none is more than the bytes that came.
+    runner = web.AppRunner(app, access_log=None, lingering_time=0, auto_decompress=False, handler_cancellation=cancels)
+    here = app[_GUESTS] = {}
     await runner.setup()
     server = runner.server
     assert server is not None
     guests: Strangers[_Guest] = Strangers(most)
-    listener = await asyncio.get_running_loop().create_server(lambda: _Guest(server(), guests, each_s), sock=listening)
+    listener = await asyncio.get_running_loop().create_server(
+        lambda: _Guest(server(), guests, here, each_s), sock=listening
+    )
     try:
         yield
     finally:
@@ -55,15 +69,23 @@ async def serving(app: web.Application, listening: socket.socket, *, most: int, 
 class _Guest(asyncio.Protocol):
     """One connection, handed to aiohttp for as long as it may last."""
 
-    def __init__(self, inner: asyncio.Protocol, others: Strangers[_Guest], each_s: float) -> None:
+    def __init__(
+        self,
+        inner: asyncio.Protocol,
+        others: Strangers[_Guest],
+        here: dict[asyncio.Protocol, _Guest],
+        each_s: float,
+    ) -> None:
         self._inner = inner
         self._others = others
+        self._here = here
         self._each_s = each_s
         self._transport: asyncio.Transport | None = None
         self._end: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        self._here[self._inner] = self
         self._end = asyncio.get_running_loop().call_later(self._each_s, self._transport.abort)
         peer = transport.get_extra_info("peername")
         displaced = self._others.enter(self, str(peer[0]) if peer else "")
@@ -71,8 +93,12 @@ class _Guest(asyncio.Protocol):
             displaced._transport.abort()
         self._inner.connection_made(transport)
 
+    def is_known(self) -> None:
+        self._others.leave(self)
+
     def connection_lost(self, error: Exception | None) -> None:
         self._others.leave(self)
+        self._here.pop(self._inner, None)
         if self._end is not None:
             self._end.cancel()
         self._inner.connection_lost(error)
@@ -88,3 +114,7 @@ class _Guest(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._inner.resume_writing()
+
+
+_GUESTS: web.AppKey[dict[asyncio.Protocol, _Guest]] = web.AppKey("guests", dict)
+"""Of an application that is served here: the connections, by what aiohttp handles them with."""

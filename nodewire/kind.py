@@ -70,10 +70,16 @@ class Registration:
     lacks: tuple[str, ...] = ()
 
     @property
+    def cited(self) -> dict[str, int]:
+        """The size of every blob that the manifest cites, by sha256."""
+        chat = (self.manifest.chat,) if self.manifest.chat is not None else ()
+        tasks = (blob for task in self.manifest.tasks for blob in (task.program, *task.weights))
+        return {blob.sha256: blob.bytes for blob in (*tasks, *chat)}
+
+    @property
     def upload_bytes(self) -> int:
         """What is uploaded: every blob once, and the manifest."""
-        blobs = {blob.sha256: blob.bytes for task in self.manifest.tasks for blob in (task.program, *task.weights)}
-        return sum(blobs.values()) + len(self.manifest.pack())
+        return sum(self.cited.values()) + len(self.manifest.pack())
 
 
 class Actor(Protocol):

@@ -74,9 +74,10 @@ def test_compose_runs_nodewires_commands_with_keys_apart():
     assert len(folders) == len(set(folders)) == 9
 
 
-def test_the_service_unit_starts_the_provider_without_privileges():
-    unit = (ROOT / "deploy" / "nodewire-provider.service").read_text()
-    assert re.search(r"^ExecStart=/\S+/nodewire provider --config /etc/\S+\.toml$", unit, re.M)
+@pytest.mark.parametrize("daemon", ["provider", "gateway"])
+def test_the_service_units_start_daemons_without_privileges(daemon):
+    unit = (ROOT / "deploy" / f"nodewire-{daemon}.service").read_text()
+    assert re.search(rf"^ExecStart=/\S+/nodewire {daemon} --config /etc/\S+\.toml$", unit, re.M)
     assert "NoNewPrivileges=yes" in unit
     assert not re.search(r"^User=root", unit, re.M)
 

@@ -15,9 +15,11 @@ from nodewire.cli import (
     ask,
     audit,
     bond,
+    chat,
     daemons,
     doctor,
     family,
+    gateway,
     graph,
     keys,
     models,
@@ -60,7 +62,9 @@ app = typer.Typer(
 )
 for room in (
     ask,
+    chat,
     run,
+    gateway,
     train,
     family,
     vocabulary,

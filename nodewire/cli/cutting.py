@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as jsonlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from nodewire.errors import BadConfig, BadInput, NotFound, OverMemory
 from nodewire.kind import Piece, Registration, Say
 from nodewire.protocol.manifest import CUSTOMER, Manifest
 
-_DECODERS = ("LlamaForCausalLM",)
 _ENCODERS = ("BertModel", "BertForMaskedLM")
 _REMEDY = "name them with --most (--most sequence=64), or a larger --target-vram"
 
@@ -37,19 +36,28 @@ def cut(folder: Path, asked: Asked, out: Path | None, say: Say = lambda _: None)
     """
     if is_registered(folder):
         return registration_in(folder, asked.name)
+    return _with_chat(_cut(folder, asked, out, say), folder, out)
+
+
+def _cut(folder: Path, asked: Asked, out: Path | None, say: Say) -> Registration:
+    from nodewire.llm import meta_directory
+    from nodewire.llm.families import ARCHITECTURES
+
     target, name, slots = asked.target_bytes, asked.name, asked.slots
     if (folder / "recipe.json").is_file() and not (folder / "config.json").exists():  # as `train` leaves a classifier
         from nodewire.graph.classifier import split_classifier
 
         _check_plain(asked)
         return split_classifier(folder, target, out, slots=slots, name=name)
-    architecture = _architecture(folder)
-    if architecture in (*_DECODERS, *_ENCODERS) and not asked.as_tensors:
+    is_meta = meta_directory.is_one(folder)
+    architecture = "" if is_meta else _architecture(folder)
+    speaks = is_meta or architecture in ARCHITECTURES
+    if (speaks or architecture in _ENCODERS) and not asked.as_tensors:
         _check_plain(asked)
-        if architecture in _DECODERS:
+        if speaks:
             from nodewire.llm.split import split_decoder
 
-            if out is not None and not (folder / "tokenizer.json").is_file():
+            if out is not None and not is_meta and not (folder / "tokenizer.json").is_file():
                 raise NotFound("tokenizer.json", f"not in {folder}: text needs one; or --as-tensors cuts it without")
             return split_decoder(folder, target, out, slots=slots, name=name)
         from nodewire.graph.split_encoder import split_encoder
@@ -65,9 +73,10 @@ def cut(folder: Path, asked: Asked, out: Path | None, say: Say = lambda _: None)
 
 
 def _check_plain(asked: Asked) -> None:
-    """Raises BadInput: what is cut by its layers has no sizes to choose, and no experts."""
+    """Raises BadInput: what is cut by its layers has no sizes to choose, and its experts stay together."""
     if asked.expert_groups > 1:
-        raise BadInput("--expert-groups", "what is cut so has no experts; --as-tensors cuts any model's operators")
+        reason = "what is cut so keeps its experts together; --as-tensors cuts any model's operators"
+        raise BadInput("--expert-groups", reason)
     if asked.most:
         raise BadInput("--most", "is for what is called with tensors; --as-tensors cuts any model so")
 
@@ -79,10 +88,24 @@ def _architecture(folder: Path) -> str:
         raise BadConfig(str(folder), "holds no config.json that names its architecture") from error
 
 
+def _with_chat(made: Registration, folder: Path, out: Path | None) -> Registration:
+    """The same, with the folder's chat template as a further blob, if it is of a model that generates and has one."""
+    from nodewire.chat.folder import chat_template
+    from nodewire.weights.blob_folder import blobs_in
+
+    found = chat_template(folder) if made.manifest.mode == "generate" else None
+    if found is None:
+        return made
+    blobs = blobs_in(out)
+    manifest = {**made.manifest.document(), "chat": blobs.blob(found.pack()).document()}
+    report = (*made.report, f"chat template of {len(found.template)} characters, for customers")
+    paths = {**made.blobs, **blobs.paths}
+    return replace(made, manifest=Manifest.from_document(manifest), blobs=paths, report=report)
+
+
 def told(made: Registration) -> dict[str, Any]:
     """What `--json` says of a registration, published or not: sizes in bytes, `flops` for a position."""
     manifest, at = made.manifest, steps(made.manifest)
-    blobs = {blob.sha256 for task in manifest.tasks for blob in (task.program, *task.weights)}
     return {
         "name": manifest.name,
         "mode": manifest.mode,
@@ -105,7 +128,7 @@ def told(made: Registration) -> dict[str, Any]:
         "edges": [edge.document() for edge in manifest.edges],
         "steps": 1 + max(at.values()),
         "upload_bytes": made.upload_bytes,
-        "blobs": len(blobs) + 1,
+        "blobs": len(made.cited) + 1,
         "lacks": list(made.lacks),
     }
 

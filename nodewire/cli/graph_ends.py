@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from nodewire.protocol.manifest import CUSTOMER, Edge, Manifest, Tensor
 from nodewire.protocol.signature import described
 
@@ -28,9 +30,10 @@ def sent(manifest: Manifest) -> dict[str, list[Edge]]:
     return found
 
 
-def listed(edge: Edge) -> list[str]:
-    """A line for each tensor, as many as a box has room for."""
-    lines = [f"{tensor.name}: {described(tensor)}" for tensor in edge.tensors] or [edge.name]
+def listed(edges: Sequence[Edge]) -> list[str]:
+    """A line for each tensor of a box's edges, as many as it has room for."""
+    lines = list(dict.fromkeys(f"{tensor.name}: {described(tensor)}" for edge in edges for tensor in edge.tensors))
+    lines = lines or [edges[0].name]
     if len(lines) > MAX_LINES:
         lines[MAX_LINES - 1 :] = [f"and {len(lines) - MAX_LINES + 1} more"]
     return lines

@@ -91,14 +91,16 @@ class _Picture:
         self._back: list[Edge] = []
         self._ports: dict[str, list[str]] = {}
         for port, edges in sent(manifest).items():
-            self._ports[port] = _listed(edges[0])
+            self._ports[port] = _listed(edges)
             for edge in edges:
-                self._pairs.setdefault((port, edge.target), []).append(edge)
+                target = f"out:{edge.name}" if edge.target == CUSTOMER else edge.target
+                self._pairs.setdefault((port, target), []).append(edge)
         for edge in manifest.edges:
+            if edge.target == CUSTOMER:
+                self._ports[f"out:{edge.name}"] = _listed([edge])
             if edge.source == CUSTOMER:
                 continue
             if edge.target == CUSTOMER:
-                self._ports[f"out:{edge.name}"] = _listed(edge)
                 self._pairs.setdefault((edge.source, f"out:{edge.name}"), []).append(edge)
             elif edge.back or edge.source == edge.target:
                 self._back.append(edge)
@@ -326,8 +328,8 @@ class _Picture:
         return lines
 
 
-def _listed(edge: Edge) -> list[str]:
-    return [_cut(line, PORT_CHARS) for line in listed(edge)]
+def _listed(edges: Sequence[Edge]) -> list[str]:
+    return [_cut(line, PORT_CHARS) for line in listed(edges)]
 
 
 def _wide(lines: Sequence[str]) -> float:

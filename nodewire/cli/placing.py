@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nodewire.errors import BadConfig, BadInput
-from nodewire.plan.place.model import MOST_NODES, UPLINK, Node, Pool, Table
+from nodewire.plan.place.model import MOST_BYTES, MOST_NODES, MOST_RATE, UPLINK, Node, Pool, Table
 from nodewire.protocol.faults import in_words
 from nodewire.protocol.published_profile import UNPROFILED
 from nodewire.protocol.sizes import parse_size
@@ -30,7 +30,8 @@ Holding = dict[str, tuple[str, ...]]
 _Ms = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 _Where = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
 _At = tuple[_Where, _Where, _Ms]
-_Rate = Annotated[float, Field(ge=1e-9, le=1e9, allow_inf_nan=False)]
+_LEAST_GFLOPS = 1e-9
+_Rate = Annotated[float, Field(ge=_LEAST_GFLOPS, le=1e9, allow_inf_nan=False)]
 
 
 class _Closed(BaseModel):
@@ -126,7 +127,8 @@ def of_snapshot(snapshot: Snapshot, manifest: Manifest, here: Coordinates | None
         if name in nodes:  # keys that begin alike are quickly made
             name = f"{name} {node.pubkey}"
         x, y, height = (one / 1_000 for one in node.coordinates)
-        nodes[name] = Node(name, memory, max(speed, 1e-9), kind=name, at=(x, y, height))
+        speed = min(max(speed, _LEAST_GFLOPS), MOST_RATE)  # what strangers claim stops nobody's planning
+        nodes[name] = Node(name, min(memory, MOST_BYTES), speed, kind=name, at=(x, y, height))
         if offers:
             holding[name] = tuple(offer.task for offer in offers)
         for offer in offers:

@@ -38,8 +38,8 @@ def register(
     folder: Annotated[
         Path,
         typer.Argument(
-            help="A Hugging Face model folder: config.json, safetensors, tokenizer.json; what `train` left; or what "
-            "`nodewire.register` wrote."
+            help="A Hugging Face model folder: config.json, safetensors, tokenizer.json; a Llama as Meta gives it "
+            "out; what `train` left; or what `nodewire.register` wrote."
         ),
     ],
     config: Annotated[

@@ -29,14 +29,14 @@ def registration_in(folder: Path, name: str = "") -> Registration:
     if name:
         manifest = type(manifest).from_document({**manifest.document(), "name": name})
     blobs: dict[str, Path] = {}
-    for task in manifest.tasks:
-        for blob in (task.program, *task.weights):
-            path = folder / blob.sha256
-            if not path.is_file():
-                raise NotFound(str(path), f"a blob of {task.name}, which the manifest cites")
-            if path.stat().st_size != blob.bytes:
-                raise BadInput(str(path), f"{path.stat().st_size} bytes; {task.name} in the manifest has {blob.bytes}")
-            blobs[blob.sha256] = path
+    cited = [(task.name, blob) for task in manifest.tasks for blob in (task.program, *task.weights)]
+    for of, blob in [*cited, *([("chat", manifest.chat)] if manifest.chat is not None else [])]:
+        path = folder / blob.sha256
+        if not path.is_file():
+            raise NotFound(str(path), f"a blob of {of}, which the manifest cites")
+        if path.stat().st_size != blob.bytes:
+            raise BadInput(str(path), f"{path.stat().st_size} bytes; {of} in the manifest has {blob.bytes}")
+        blobs[blob.sha256] = path
     largest = max(manifest.tasks, key=lambda task: task.memory_bytes)
     report = f"{manifest.name}: {counted(len(manifest.tasks), 'task')}, the largest {largest.name} of "
     return Registration(manifest, blobs, (f"{report}{largest.memory_bytes / 1e6:,.1f} MB",))

@@ -9,8 +9,9 @@ async with nodewire.Customer.open("customer.toml") as customer:
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import Any, Self
@@ -33,10 +34,12 @@ from nodewire.customer.summary import summary, together
 from nodewire.errors import BadInput, NotAllowed
 from nodewire.kind import JobKind, installed
 from nodewire.plan.codec import EdgeCodec
+from nodewire.protocol.chat import ChatTemplate
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import Terms
 
 MAX_PROMPT_BYTES = 1_000_000
+Begun = Callable[[Purchase], None]
 _USE = {
     "generate": "`nodewire generate` continues a prompt with it",
     "embed": "it takes texts (--text, `nodewire embed`), or tensors if it is registered with --as-tensors",
@@ -92,6 +95,8 @@ class Customer:
         terms: Terms | None = None,
         wait: bool = False,
         edge_codec: EdgeCodec | None = None,
+        begun: Begun | None = None,
+        digest: str | None = None,
         **params: Any,
     ) -> AsyncGenerator[Piece, None]:
         """Continue `prompt` on the manifest at address `model`; `params` are those of kind 8843 (max_tokens ...).
@@ -101,7 +106,9 @@ class Customer:
         `repaired` from which tokens on the pieces that came late replace what came before.
 
         `edge_codec` has tensors between providers narrowed, which is lossy: to bf16 or int8 on every edge, or where it
-        pays (auto). `terms.codecs` says it edge by edge.
+        pays (auto). `terms.codecs` says it edge by edge. `begun` is told every purchase that it takes before it is
+        made: who has several calls under way knows by that which is whose. `digest`: of the version of the manifest
+        that it must be.
 
         Raises:
             BadInput: a parameter or the prompt is out of range.
@@ -109,7 +116,7 @@ class Customer:
         """
         if not prompt or len(prompt.encode()) > MAX_PROMPT_BYTES:
             raise BadInput("prompt", f"empty, or more than {MAX_PROMPT_BYTES} bytes")
-        manifest = await self._manifest(model, "generate")
+        manifest = await self._manifest(model, "generate", digest)
         kind = self._kind(manifest)
         checked = dict(kind.check(manifest, params))
         made = Generation(
@@ -120,7 +127,7 @@ class Customer:
             prompt,
             terms or self.terms,
             checked,
-            begun=self.purchases.append,
+            begun=self._telling(begun),
             edge_codec=edge_codec,
         )
         async with aclosing(made.stream()) as pieces:  # who leaves in the middle has it settled before going on
@@ -146,26 +153,30 @@ class Customer:
         terms: Terms | None = None,
         wait: bool = False,
         edge_codec: EdgeCodec | None = None,
+        begun: Begun | None = None,
+        digest: str | None = None,
     ) -> np.ndarray:
         """The vectors of `texts`, float32 [len(texts), width].
 
         With `wait` (and terms whose `verify` is "sampled") it returns when the committee has judged what was sampled
         of it; if that failed, all of it has been bought again from others (`last["repaired"]` says how often).
-        `edge_codec`, and what it raises, as `generate`.
+        `edge_codec`, `begun`, `digest`, and what it raises, as `generate`. `last["tokens"]` is how many the texts are,
+        by the driver's word.
         """
-        manifest = await self._manifest(model, "embed")
+        manifest = await self._manifest(model, "embed", digest)
         made = Embedding(
             self.session,
             self._kind(manifest),
             model,
             manifest,
             terms or self.terms,
-            self.purchases.append,
+            self._telling(begun),
             edge_codec,
             texts,
         )
         await made.buy()
         await self._finish([made], wait=wait)
+        self.last["tokens"] = made.tokens
         return made.vectors()
 
     async def run(
@@ -212,6 +223,21 @@ class Customer:
         found = [like(call, whole) for call, whole in zip(given, outputs, strict=True)]
         return found[0] if one else found
 
+    async def chat_template(self, model: str, digest: str | None = None) -> ChatTemplate | None:
+        """How messages become a prompt for the manifest at address `model`; None if its author has not said.
+
+        `nodewire.chat.rendering` makes the prompt, which is generated from with `special_tokens=False`.
+
+        Raises:
+            NotFound, BadHash, BadManifest ...: there is no such manifest, or what it cites is not to be had.
+        """
+        market = self.session.market
+        cited = (await self._manifest(model, "generate", digest)).chat
+        if cited is None:
+            return None
+        path = await market.fetch_blob(cited.sha256, cited.bytes)
+        return ChatTemplate.unpack(await asyncio.to_thread(path.read_bytes))
+
     async def _finish(self, made: Sequence[Called], *, wait: bool) -> None:
         """Have it verified, if that is waited for, and say what was bought."""
         terms = made[-1].left()
@@ -237,6 +263,14 @@ class Customer:
         got.clear()
         return judged
 
+    def _telling(self, begun: Begun | None) -> Begun:
+        def tell(purchase: Purchase) -> None:
+            self.purchases.append(purchase)
+            if begun is not None:
+                begun(purchase)
+
+        return tell
+
     async def _batching(self, manifest: Manifest) -> Batching:
         """What a model takes, read once for many calls."""
         digest = manifest.digest()
@@ -246,8 +280,8 @@ class Customer:
                 del self._batchings[next(iter(self._batchings))]
         return self._batchings[digest]
 
-    async def _manifest(self, address: str, mode: str) -> Manifest:
-        manifest = await self.session.market.manifest(address)
+    async def _manifest(self, address: str, mode: str, digest: str | None = None) -> Manifest:
+        manifest = await self.session.market.manifest(address, digest)
         if manifest.mode != mode:
             raise BadInput("model", f"{manifest.name} serves {manifest.mode}, not {mode}: {_USE[manifest.mode]}")
         return manifest

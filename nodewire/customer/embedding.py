@@ -24,6 +24,8 @@ class Embedding(Called):
     texts: Sequence[str]
     """One for each vector."""
     rows: list[np.ndarray] = field(default_factory=list, init=False)
+    tokens: int = field(default=0, init=False)
+    """Of all texts, by the driver's word; 0 if it does not say."""
 
     def frames(self) -> list[Frame[Array]]:
         body = orjson.dumps(list(self.texts))
@@ -45,9 +47,12 @@ class Embedding(Called):
         if many or (self.rows and matrix.shape[1:] != self.rows[0].shape[1:]):
             raise BadFrame("vectors", "more than one for a text, or of another width than those before")
         self.rows.append(matrix)
+        said = out.meta.get("tokens", 0)
+        self.tokens += said if type(said) is int and 0 <= said < 2**31 else 0
 
     def forget(self) -> None:
         self.rows.clear()
+        self.tokens = 0
 
     def came(self) -> bool:
         return bool(self.rows)

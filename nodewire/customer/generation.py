@@ -26,12 +26,16 @@ from nodewire.protocol.takeover import payees
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One step of a generation: its token ids and the text that became printable with them."""
+    """One step of a generation: its token ids and the text that became printable with them.
+
+    `position` is the first id's in the session: the prompt's tokens are those before it, by the driver's word.
+    """
 
     text: str
     ids: tuple[int, ...]
     end: bool
     reason: str
+    position: int = 0
 
 
 @dataclass(slots=True)
@@ -173,9 +177,11 @@ def piece_of(frame: Frame[Array]) -> Piece:
     array, meta = only(frame, "tokens"), frame.meta
     if array.dtype != "int64" or array.shape != (1,):
         raise BadFrame("tokens", f"{array.dtype} {list(array.shape)}, not one int64")
-    ids = np.frombuffer(array.data, np.int64)
+    ids, pos = np.frombuffer(array.data, np.int64), meta.get("pos", 0)
+    if type(pos) is not int or not 0 <= pos < 2**31:
+        raise BadFrame("pos", "not a position")
     return Piece(
-        str(meta.get("text", "")), tuple(int(i) for i in ids), meta.get("end") is True, str(meta.get("reason", ""))
+        str(meta.get("text", "")), tuple(int(i) for i in ids), meta.get("end") is True, str(meta.get("reason", "")), pos
     )
 
 

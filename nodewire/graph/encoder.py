@@ -2,7 +2,8 @@
 
 One frame on `texts` holds a JSON list of strings as UTF-8 bytes. It leaves as batches in the texts' own order, each
 at most `rows` texts and `volume` ids, padding included, so that every task's memory holds. A batch is one chunk: it
-has the same `seq` on every edge, and in its meta `chunk`, `rows`, and on the request's last `end`.
+has the same `seq` on every edge, and in its meta `chunk`, `rows`, `tokens` (ids without padding), and on the request's
+last `end`.
 """
 
 from __future__ import annotations
@@ -188,7 +189,8 @@ class EncoderDriver:
         for k, (first, last) in enumerate(ranges):
             tensors = padded(ids[first:last], self._program.pad_id)
             seq = self._sessions[session] + k
-            meta: dict[str, int | str | bytes | bool | None] = {"chunk": seq, "rows": last - first}
+            tokens = sum(map(len, ids[first:last]))
+            meta: dict[str, int | str | bytes | bool | None] = {"chunk": seq, "rows": last - first, "tokens": tokens}
             if k == len(ranges) - 1:
                 meta["end"] = True
             for edge, names in self._program.edges.items():

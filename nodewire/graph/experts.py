@@ -20,9 +20,8 @@ from typing import Any
 from nodewire.graph.format import SOME, Node, Program, Shape, Weight, refs, replace_refs
 from nodewire.graph.normalize import without_unused
 from nodewire.graph.rows import RowRange
-from nodewire.graph.whitelist import Ref
+from nodewire.graph.whitelist import SCATTER, SELECT, Ref
 
-SELECT, SCATTER = "nodewire.select_rows", "nodewire.scatter_rows"
 _GATHER, _BMM, _ADD = "aten.index.Tensor", "aten.bmm.default", "aten.add.Tensor"
 _SUM = "aten.sum.dim_IntList"
 _SHAPING = (

@@ -257,6 +257,8 @@ def _unpack(value: Any, node: str, depth: int = 0) -> Any:
     if isinstance(value, dict):
         match list(value.items()):
             case [("ref", str(name))]:
+                if not _NAME.fullmatch(name):
+                    raise BadTask(node, f"uses {name[:40]!r}, which is not a name")
                 return Ref(name)
             case [("f64", bytes(raw))] if len(raw) == 8:
                 return struct.unpack(">d", raw)[0]

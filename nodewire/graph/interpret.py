@@ -6,18 +6,32 @@ The same loop runs on real tensors (here) and on the meta device (`liveness`), s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from nodewire.errors import BadInput, BadTask, OverMemory, TooLarge
-from nodewire.graph.format import DTYPES, MAX_SIZE, SOME, Input, Node, Output, Program, Shape
-from nodewire.graph.whitelist import BITWISE, INDEXING, MAX_INT, MAX_LIST, OPS, SAME_FLOAT, Op, Ref
-from nodewire.graph.workspace import ATTENTION, as_on_cpu
+from nodewire.graph.format import DTYPES, MAX_SIZE, SOME, Input, Node, Output, Program, Shape, refs
+from nodewire.graph.whitelist import (
+    BITWISE,
+    INDEXING,
+    MAX_INT,
+    MAX_LIST,
+    OPS,
+    SAME_FLOAT,
+    SCATTER,
+    SELECT,
+    SLICE,
+    SQUEEZE,
+    Op,
+    Ref,
+)
+from nodewire.graph.workspace import RELAID, as_on_cpu
 
 BATCH_NORM = "aten._native_batch_norm_legit_no_training.default"
+POW = "aten.pow.Tensor_Scalar"
 Value = Any
 """A tensor, an int, or the list of tensors that a split makes."""
 After = Callable[[Node, Op, Mapping[str, Value], Value, Sequence[str]], None]
@@ -36,6 +50,7 @@ class _Step:
     kwargs: Mapping[str, Any]
     varying: tuple[str, ...]
     guarded: bool
+    decided: bool
     last_used: tuple[str, ...]
 
 
@@ -86,6 +101,8 @@ class Interpreter:
         try:
             if step.guarded:
                 check_values(step.node, op, op.bound(args, kwargs))
+            if step.decided:
+                _check_decided(step.node, op, op.bound(args, kwargs))
             result = op.call(*args, **kwargs)
         except (BadTask, BadInput):
             raise
@@ -96,7 +113,7 @@ class Interpreter:
             if _is_out_of_memory(first):  # torch's CPU allocator and oneDNN have no error class of their own
                 raise OverMemory(step.node.name, f"{op.name}: the device has no memory left") from error
             raise BadTask(step.node.name, f"{op.name}: {type(error).__name__}: {first[:160]}") from error
-        if op.name == ATTENTION and self.device.type == "meta":
+        if op.name in RELAID and self.device.type == "meta":
             result = as_on_cpu(op, op.bound(args, kwargs), result)
         kind = type(result)
         if kind is tuple:
@@ -122,7 +139,7 @@ def is_guarded(op: Op) -> bool:
         or op.name in BITWISE
         or op.name in INDEXING
         or op.name.startswith(("py.", "aten.split.", "aten.unbind."))
-        or op.name == BATCH_NORM
+        or op.name in (BATCH_NORM, POW)
     )
 
 
@@ -146,6 +163,9 @@ def check_values(node: Node, op: Op, given: Mapping[str, Value]) -> None:
             raise BadTask(node.name, f"{op.name} of floats")
     elif op.name in INDEXING:
         _check_indices(node, op, given)
+    elif op.name == POW:
+        if isinstance(given["exponent"], bool):  # of which meta says another dtype than the kernel
+            raise BadTask(node.name, f"{op.name} of a truth value")
     elif op.name.startswith(("aten.split.", "aten.unbind.")):
         tensor, size = given["self"], given.get("split_size", 1)
         dim = given.get("dim", 0)
@@ -193,6 +213,28 @@ def _bound(node: Node, index: Value, rows: int, least: int) -> None:
     low, high = (int(v) for v in torch.aminmax(index))
     if low < least or high >= rows:
         raise BadInput(node.name, f"index {low if low < least else high} of {rows} rows")
+
+
+def decided_values(program: Program) -> set[str]:
+    """Values of which data decide how many rows they have: as many as the meta device has of them, or fewer."""
+    found = {i.name for i in program.inputs if SOME in i.shape}
+    for node in program.nodes:
+        used = refs(node.kwargs.get("chosen", node.args[1:2])) if node.op == SCATTER else node.refs()
+        if node.op == SELECT or not found.isdisjoint(used):
+            found.add(node.name)
+    return found
+
+
+def _check_decided(node: Node, op: Op, given: Mapping[str, Value]) -> None:
+    """Where fewer rows would make more, what was verified with the most of them would not be the most."""
+    if op.name == SQUEEZE:
+        value: torch.Tensor = given["self"]
+        if value.dim() and given["dim"] in (0, -value.dim()) and value.shape[0] != 1:
+            raise BadTask(node.name, "takes rows' dimension away where data decide that there is one")
+        return
+    start, end = given.get("start"), given.get("end")
+    if start is not None and end is not None and start < 0 <= end <= MAX_SIZE:
+        raise BadTask(node.name, "from the last rows to one of the first, of as many as data decide")
 
 
 def bind(program: Program, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]:
@@ -263,10 +305,11 @@ def _schedule(program: Program, device: torch.device) -> list[_Step]:
         dying = tuple(dict.fromkeys(name for name in (*node.refs(), node.name) if name not in keep))
         keep.update(dying)
         last.append(dying)
-    return [_step(n, d, device) for n, d in zip(program.nodes, reversed(last), strict=True)]
+    decided = decided_values(program)
+    return [_step(n, d, device, decided) for n, d in zip(program.nodes, reversed(last), strict=True)]
 
 
-def _step(node: Node, last_used: tuple[str, ...], device: torch.device) -> _Step:
+def _step(node: Node, last_used: tuple[str, ...], device: torch.device, decided: Set[str]) -> _Step:
     op = OPS[node.op]
     kwargs = {**node.kwargs, "device": device} if op.places else node.kwargs
     return _Step(
@@ -278,6 +321,7 @@ def _step(node: Node, last_used: tuple[str, ...], device: torch.device) -> _Step
         kwargs=kwargs,
         varying=tuple(key for key, arg in node.kwargs.items() if isinstance(arg, Ref | list | tuple)),
         guarded=is_guarded(op),
+        decided=op.name in (SLICE, SQUEEZE) and not decided.isdisjoint(node.refs()),
         last_used=last_used,
     )
 

@@ -71,11 +71,11 @@ def compare(made: Registration, model: Eager, calls: Iterable[Tensors]) -> str:
     with uncollected():
         for number, given in enumerate(calls):
             try:
-                wanted = model(given)
-            except Exception as error:  # the model's own code runs here, on values that nobody chose
+                wanted = _run(model, given)
+            except BadTask:
                 if number:
                     continue
-                raise BadTask("model", f"does not run on the examples: {type(error).__name__}: {error}") from error
+                raise
             done += 1
             furthest = max(furthest, _compared(made, given, wanted), key=lambda off: off.by)
     by = f"off by {furthest.by:.1e} of the largest value" if furthest.by else "bit for bit the same"
@@ -83,11 +83,19 @@ def compare(made: Registration, model: Eager, calls: Iterable[Tensors]) -> str:
 
 
 def check_again(model: Eager, given: Tensors) -> None:
-    """Raises BadTask: the same call has another result when it is made again."""
-    first, second = model(given), model(given)
+    """Raises BadTask: the same call has another result when it is made again, or none."""
+    first, second = _run(model, given), _run(model, given)
     for name, tensor in first.items():
         if off(tensor, second[name]) > _bound(tensor):
             raise BadTask(name, _AGAIN)
+
+
+def _run(model: Eager, given: Tensors) -> Tensors:
+    try:
+        return model(given)
+    except Exception as error:  # the model's own code runs here, and may raise anything
+        first = (str(error).splitlines() or [""])[0]
+        raise BadTask("model", f"does not run on the examples: {type(error).__name__}: {first[:240]}") from error
 
 
 def others(said: Signature, shown: Sequence[Tensors]) -> Iterator[Tensors]:

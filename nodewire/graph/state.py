@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cached_property
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, NoReturn
 
@@ -46,7 +47,12 @@ class Held:
         for path, now, was in self._kept:
             for key in _differing(now, was):
                 found[_attribute(self._module, _REGISTERED.sub("", f"{path}.{key}".removeprefix(".")))] = None
-        return [name for name in found if not _WEIGHTS_AGAIN.search(name)]
+        return [name for name in found if not _WEIGHTS_AGAIN.search(name) and not self._is_cached(name)]
+
+    def _is_cached(self, name: str) -> bool:
+        """Whether it is a property that is computed once, whoever asks."""
+        path, _, attribute = name.rpartition(".")
+        return isinstance(getattr(type(self._module.get_submodule(path)), attribute, None), cached_property)
 
     def restore(self) -> None:
         for _, now, was in self._kept:

@@ -1,4 +1,4 @@
-"""Work of torch's exporter without its warnings of what it itself does, and nobody who calls it can change."""
+"""Work of torch's exporter and compiler without warnings of what it itself does, and nobody who calls it can change."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from contextlib import contextmanager
 def unwarned() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r".*LeafSpec", category=FutureWarning)
+        warnings.filterwarnings("ignore", message=r".*torch\.jit\.script", category=DeprecationWarning)
         # Of a recurrence's own list of weights; what a model's code leaves on `self` is looked for apart.
         warnings.filterwarnings("ignore", message=r"The tensor attributes? .*assigned during export")
         yield

@@ -92,6 +92,8 @@ INDEXING = {f"aten.{name}" for name in _INDEX.split()}
 BITWISE = {"aten.bitwise_and.Tensor", "aten.bitwise_or.Tensor", "aten.__and__.Tensor", "aten.__or__.Tensor"}
 VIEW = "aten.view.default"
 RESHAPE = "aten.reshape.default"
+SLICE, SQUEEZE = "aten.slice.Tensor", "aten.squeeze.dim"
+SELECT, SCATTER = "nodewire.select_rows", "nodewire.scatter_rows"
 
 # Left at their defaults: where a tensor lies is the interpreter's choice, and a dropout is a random number.
 _FIXED: dict[str, Any] = {

@@ -32,6 +32,13 @@ Given = Mapping[str, Any]
 """Arguments by formal name: meta tensors, numbers, lists."""
 
 ATTENTION = "aten.scaled_dot_product_attention.default"
+_LOGICAL = ("aten.logical_and.default", "aten.logical_or.default")
+_PAIRS = """
+add.Tensor sub.Tensor mul.Tensor div.Tensor maximum.default minimum.default bitwise_and.Tensor bitwise_or.Tensor
+__and__.Tensor __or__.Tensor eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor
+"""
+RELAID = {ATTENTION, *_LOGICAL, *(f"aten.{name}" for name in _PAIRS.split())}
+"""Operators of whose results the meta device may say other strides than a CPU's kernels give them: `as_on_cpu`."""
 _HALVES = (torch.bfloat16, torch.float16)
 _KEY_TILE = 512
 """Keys in a tile of flash attention (aten/src/ATen/native/cpu/FlashAttentionKernel.cpp)."""
@@ -50,9 +57,31 @@ def workspace_bytes(op: Op, given: Given, results: Sequence[torch.Tensor], threa
 
 def as_on_cpu(op: Op, given: Given, result: Any) -> Any:
     """A meta result with the strides that the CPU's kernel gives it, where torch's meta kernel says others."""
-    if op.name == ATTENTION and isinstance(result, torch.Tensor) and is_flash(given):
-        return result.transpose(1, 2).contiguous().transpose(1, 2)
-    return result
+    if op.name == ATTENTION:
+        flash = isinstance(result, torch.Tensor) and is_flash(given)
+        return result.transpose(1, 2).contiguous().transpose(1, 2) if flash else result
+    return _as_converted(op, given, result)
+
+
+def _as_converted(op: Op, given: Given, result: torch.Tensor) -> torch.Tensor:
+    """A CPU's kernel lays its result out as its operands are once they are converted.
+
+    Meta's does as they were; it does otherwise where half precision is repeated; and its logical operators are written
+    in Python, of other operators.
+    """
+    operands, common = _operands(given), _common_dtype(given, result.dtype)
+    repeated = common in _HALVES and any(0 in t.stride() for t in operands)
+    if result.numel() == 0 or not (op.name in _LOGICAL or repeated or any(t.dtype != common for t in operands)):
+        return result
+    laid = {k: _laid(v.to(common)) if isinstance(v, torch.Tensor) else v for k, v in given.items()}
+    call = torch.ops.aten.eq.Tensor if op.name in _LOGICAL else op.call
+    return torch.empty_strided(result.shape, call(**laid).stride(), dtype=result.dtype, device="meta")
+
+
+def _laid(tensor: torch.Tensor) -> torch.Tensor:
+    """Of these strides, and not of half precision."""
+    dtype = torch.float32 if tensor.dtype in _HALVES else tensor.dtype
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device="meta")
 
 
 def _bytes(tensor: torch.Tensor, itemsize: int | None = None) -> int:
@@ -73,18 +102,28 @@ def _tensors(given: Given) -> list[torch.Tensor]:
 
 def _converted(given: Given, results: Sequence[torch.Tensor], threads: int) -> int:
     """Operands in the dtype that is computed in. Views and copies have one operand, of the result's dtype."""
-    operands = [v for v in given.values() if isinstance(v, torch.Tensor) and v.dim()]
-    if not operands or not results:
+    if not results:
         return 0
+    common = _common_dtype(given, results[0].dtype)
+    return sum(_bytes(t, common.itemsize) for t in _operands(given) if t.dtype != common)
+
+
+def _operands(given: Given) -> list[torch.Tensor]:
+    return [v for v in given.values() if isinstance(v, torch.Tensor) and v.dim()]
+
+
+def _common_dtype(given: Given, made: torch.dtype) -> torch.dtype:
+    """What a result of dtype `made` is computed in."""
+    operands = _operands(given)
     scalars = [v for v in given.values() if isinstance(v, int | float) and not isinstance(v, bool)]
-    common = results[0].dtype
-    if common == torch.bool or len(operands) > 1 or scalars:
+    common = made
+    if operands and (common == torch.bool or len(operands) > 1 or scalars):
         common = operands[0].dtype
         for other in (*operands[1:], *scalars):
             common = torch.result_type(torch.empty(1, dtype=common, device="meta"), _like(other))
-        if results[0].dtype.is_floating_point and not common.is_floating_point:
-            common = results[0].dtype
-    return sum(_bytes(t, common.itemsize) for t in operands if t.dtype != common)
+        if made.is_floating_point and not common.is_floating_point:
+            common = made
+    return common
 
 
 def _like(value: torch.Tensor | float) -> Any:

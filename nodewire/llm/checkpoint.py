@@ -1,17 +1,20 @@
-"""A model's directory as Hugging Face lays it out: config.json, safetensors (one file or shards), tokenizer.json."""
+"""A model's directory: config.json, safetensors (one file or shards), tokenizer.json; or as Meta lays it out."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 from pathlib import Path
 
 from nodewire.errors import BadTask
+from nodewire.llm import meta_directory
 from nodewire.llm.config import DecoderConfig
-from nodewire.llm.families import driver_shapes, parse_config, stage_shapes
+from nodewire.llm.families import driver_tensors, json_object, parse_config, stage_tensors
+from nodewire.llm.families.naming import Piece
 from nodewire.llm.tokenizer import MAX_TOKENIZER_BYTES
+from nodewire.protocol.stored_dtypes import CODE_OF
 from nodewire.weights.directory import SINGLE, read_bounded, read_tokenizer, stored_if_any, stored_tensors
 from nodewire.weights.tensorfile import DTYPES, MAX_HEADER_BYTES, Stored
 
@@ -24,19 +27,23 @@ class Checkpoint:
     lacks: tuple[str, ...] = ()
     """The files that are not there, in place of which `open_checkpoint` made something up."""
 
-    def pick(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Stored]:
-        """The stored tensors of these names.
+    def pick(self, pieces: Iterable[Piece]) -> dict[str, Stored]:
+        """The stored tensors of these pieces.
 
         Raises:
             BadTask: one is missing, or of another shape or a dtype that weights may not have.
         """
-        for name, shape in shapes.items():
-            stored = self.tensors.get(name)
-            if stored is None:
-                raise BadTask(f"weights.{name}", "missing")
-            if stored.shape != shape or stored.dtype not in DTYPES:
-                raise BadTask(f"weights.{name}", f"{stored.dtype[:20]} {list(stored.shape)}, not {list(shape)}")
-        return {name: self.tensors[name] for name in shapes}
+        found = {}
+        for piece in pieces:
+            for name, shape in piece.stored().items():
+                stored = self.tensors.get(name)
+                if stored is None:
+                    raise BadTask(f"weights.{name}", "missing")
+                dtypes = (CODE_OF["uint8"],) if piece.packed else DTYPES
+                if stored.shape != shape or stored.dtype not in dtypes:
+                    raise BadTask(f"weights.{name}", f"{stored.dtype[:20]} {list(stored.shape)}, not {list(shape)}")
+                found[name] = stored
+        return found
 
 
 def open_checkpoint(directory: Path, *, is_dry: bool = False) -> Checkpoint:
@@ -49,6 +56,10 @@ def open_checkpoint(directory: Path, *, is_dry: bool = False) -> Checkpoint:
         NotFound: a file is missing.
         BadTask, BadInput, TooLarge: a file is malformed or the model is not one that nodewire decodes.
     """
+    if meta_directory.is_one(directory):
+        config, found, tokenizer, lacks = meta_directory.opened(directory, is_dry=is_dry)
+        tensors = _foreseen(config, Path(meta_directory.WEIGHTS), "bfloat16") if found is None else found
+        return Checkpoint(config, tensors, tokenizer, lacks)
     generation = directory / "generation_config.json"
     said = read_bounded(directory / "config.json", MAX_HEADER_BYTES)
     config = parse_config(
@@ -57,20 +68,25 @@ def open_checkpoint(directory: Path, *, is_dry: bool = False) -> Checkpoint:
     )
     if not is_dry:
         return Checkpoint(config, stored_tensors(directory), read_tokenizer(directory, MAX_TOKENIZER_BYTES))
-    tensors = stored_if_any(directory)
+    found = stored_if_any(directory)
+    tensors = _foreseen(config, Path(SINGLE), _dtype(said)) if found is None else found
     has_tokenizer = (directory / "tokenizer.json").exists()
-    lacks = (*(() if tensors is not None else (SINGLE,)), *(() if has_tokenizer else ("tokenizer.json",)))
-    tokenizer = read_tokenizer(directory, MAX_TOKENIZER_BYTES) if has_tokenizer else b""
-    return Checkpoint(config, _foreseen(config, said) if tensors is None else tensors, tokenizer, lacks)
+    lacks = (*(() if found is not None else (SINGLE,)), *(() if has_tokenizer else ("tokenizer.json",)))
+    return Checkpoint(config, tensors, read_tokenizer(directory, MAX_TOKENIZER_BYTES) if has_tokenizer else b"", lacks)
 
 
-def _foreseen(config: DecoderConfig, said: bytes) -> dict[str, Stored]:
-    """A model's tensors as its configuration `said` has them: in no file."""
-    named = json.loads(said)
-    dtype = named.get("dtype", named.get("torch_dtype"))
-    dtype = dtype if dtype in DTYPES else "float32"
-    shapes = {**driver_shapes(config), **stage_shapes(config, 0, config.num_hidden_layers)}
-    return {
-        name: Stored(Path(SINGLE), dtype, shape, 0, prod(shape) * DTYPES[dtype].itemsize)
-        for name, shape in shapes.items()
-    }
+def _dtype(said: bytes) -> str:
+    """What a config.json names; float32 if that is none that weights may have."""
+    document = json_object(said, "config.json")
+    named = document.get("dtype") or document.get("torch_dtype")
+    return named if isinstance(named, str) and named in DTYPES else "float32"
+
+
+def _foreseen(config: DecoderConfig, path: Path, dtype: str) -> dict[str, Stored]:
+    """A model's tensors as its configuration has them, in no file: of `dtype`, or packed bytes."""
+    found = {}
+    for piece in chain(driver_tensors(config), stage_tensors(config, 0, config.num_hidden_layers)):
+        stored, size = (CODE_OF["uint8"], 1) if piece.packed else (dtype, DTYPES[dtype].itemsize)
+        for name, shape in piece.stored().items():
+            found[name] = Stored(path, stored, shape, 0, prod(shape) * size)
+    return found

@@ -1,7 +1,8 @@
 """What a decoder is, in numbers: every field bounded, since each of them decides how much memory is taken.
 
-The fields keep the names that Hugging Face's config.json gives them. Real numbers travel as decimal strings, because
-documents hold no floats. `nodewire.llm.families` reads a config.json into this form.
+The fields keep the names that Hugging Face's config.json gives them where it has one. Real numbers travel as decimal
+strings, because documents hold no floats. `nodewire.llm.families` reads a config.json into this form; every default is
+what a Llama has, so that a family says only what it does otherwise.
 """
 
 from __future__ import annotations
@@ -35,16 +36,28 @@ def _is_real(text: str) -> str:
 
 Real = Annotated[str, Field(max_length=32), AfterValidator(_is_real)]
 TokenId = Annotated[int, Field(ge=0, lt=2**20)]
+Width = Annotated[int, Field(ge=1, le=2**18)]
+Positions = Annotated[int, Field(ge=1, le=MAX_POSITIONS)]
+LayerKind = Literal["full_attention", "sliding_attention"]
+Activation = Literal["silu", "gelu_pytorch_tanh", "clamped_swiglu"]
+"""Of the gate. `clamped_swiglu` is gpt-oss's: gate and up alternate, both are clamped, up gains one."""
 
 
-class RopeScaling(Schema):
+class Linear(Schema):
+    """All positions closer together by `factor`."""
+
+    rope_type: Literal["linear"]
+    factor: Real
+
+
+class Llama3(Schema):
     """Llama 3's stretching of long wavelengths, for contexts beyond the one trained first."""
 
     rope_type: Literal["llama3"]
     factor: Real
     low_freq_factor: Real
     high_freq_factor: Real
-    original_max_position_embeddings: int = Field(ge=1, le=MAX_POSITIONS)
+    original_max_position_embeddings: Positions
 
     @model_validator(mode="after")
     def _orders_its_factors(self) -> Self:
@@ -53,25 +66,144 @@ class RopeScaling(Schema):
         return self
 
 
+class Yarn(Schema):
+    """YaRN, https://arxiv.org/abs/2309.00071: wavelengths slowed by how often they turn in the first context."""
+
+    rope_type: Literal["yarn"]
+    factor: Real
+    beta_fast: Real
+    beta_slow: Real
+    truncate: bool
+    """Whether the range between the two betas is widened to whole dimensions."""
+    attention_factor: Real
+    original_max_position_embeddings: Positions
+
+
+class LongRope(Schema):
+    """LongRoPE, https://arxiv.org/abs/2402.13753: a factor for each wavelength.
+
+    A task whose positions reach beyond the first context uses the long factors for all of them: keys that are cached
+    cannot change their angles in mid-session.
+    """
+
+    rope_type: Literal["longrope"]
+    short_factor: tuple[Real, ...] = Field(min_length=1, max_length=512)
+    long_factor: tuple[Real, ...] = Field(min_length=1, max_length=512)
+    attention_factor: Real
+    original_max_position_embeddings: Positions
+
+
+RopeScaling = Annotated[Linear | Llama3 | Yarn | LongRope, Field(discriminator="rope_type")]
+
+
+class Experts(Schema):
+    """A mixture in the MLP's place: a router sends each position to a few experts, whose weighted outputs are added."""
+
+    num_experts: int = Field(ge=1, le=1_024)
+    num_experts_per_tok: int = Field(ge=1, le=64)
+    moe_intermediate_size: Width
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    """`sigmoid` chooses by scores plus a correction that is stored, and weighs without it (DeepSeek-V3, GLM-4)."""
+    norm_topk_prob: bool = False
+    """Whether the chosen experts' weights add up to one."""
+    routed_scaling_factor: Real = "1.0"
+    n_group: int = Field(default=1, ge=1, le=64)
+    """Groups of experts, of which the best `topk_group` by the sum of their two best scores take part."""
+    topk_group: int = Field(default=1, ge=1, le=64)
+    shared_intermediate_size: int = Field(default=0, ge=0, le=2**18)
+    """Width of the MLP that all positions go through beside their experts; 0 for none."""
+    shared_gate: bool = False
+    """Whether the shared MLP is weighed by a sigmoid of its own."""
+    bias: bool = False
+    """Of the router and of all the experts' projections."""
+    stored: Literal["each", "stacked", "mxfp4"] = "each"
+    """How the checkpoint holds them: tensors of each expert, one [experts, in, out], or that in blocks of MXFP4."""
+    mlp_only_layers: tuple[Annotated[int, Field(ge=0, lt=MAX_LAYERS)], ...] = Field(default=(), max_length=MAX_LAYERS)
+    """Layers that have a plain MLP after all."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.num_experts_per_tok > self.num_experts:
+            raise ValueError("num_experts_per_tok: more than num_experts")
+        if self.num_experts % self.n_group:
+            raise ValueError("n_group: does not divide num_experts")
+        if (
+            self.topk_group > self.n_group
+            or self.num_experts_per_tok > self.num_experts // self.n_group * self.topk_group
+        ):
+            raise ValueError("topk_group: more than there are, or too few for num_experts_per_tok")
+        if self.n_group > 1 and (self.scoring != "sigmoid" or self.num_experts // self.n_group < 2):
+            raise ValueError("n_group: only of sigmoid scores, each of two experts or more")
+        if self.shared_gate and not self.shared_intermediate_size:
+            raise ValueError("shared_gate: without a shared MLP")
+        return self
+
+
 class DecoderConfig(Schema):
-    """A decoder-only transformer with grouped attention, rotary positions and a gated MLP."""
+    """A decoder-only transformer with grouped attention, rotary positions and a gated MLP or experts."""
 
     ERROR: ClassVar[type[BadInput]] = BadTask
 
-    family: Literal["llama"]
+    family: Literal[
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "phi3",
+        "gemma",
+        "gemma2",
+        "gemma3",
+        "mixtral",
+        "qwen2_moe",
+        "qwen3_moe",
+        "gpt_oss",
+        "glm4_moe",
+        "meta",
+    ]
+    """Whose names the checkpoint's tensors have; what is computed is said by the other fields."""
     vocab_size: int = Field(ge=1, le=2**20)
     hidden_size: int = Field(ge=1, le=2**16)
-    intermediate_size: int = Field(ge=1, le=2**18)
+    intermediate_size: Width
     num_hidden_layers: int = Field(ge=1, le=MAX_LAYERS)
     num_attention_heads: int = Field(ge=1, le=1_024)
     num_key_value_heads: int = Field(ge=1, le=1_024)
     head_dim: int = Field(ge=2, le=1_024, multiple_of=2)
-    max_position_embeddings: int = Field(ge=1, le=MAX_POSITIONS)
+    max_position_embeddings: Positions
     rms_norm_eps: Real
     rope_theta: Real
     rope_scaling: RopeScaling | None = None
     tie_word_embeddings: bool
     eos_token_id: tuple[TokenId, ...] = Field(default=(), max_length=32)
+    rotary_dim: int | None = Field(default=None, ge=2, le=1_024, multiple_of=2)
+    """Dimensions of a head that turn, the first ones; all unless given."""
+    rope_local_base_freq: Real | None = None
+    """The base of the sliding layers' angles, which are not scaled; as the others' unless given."""
+    sliding_window: Positions | None = None
+    """Positions that a sliding layer attends to, its own included."""
+    layer_types: tuple[LayerKind, ...] = Field(default=(), max_length=MAX_LAYERS)
+    """One of each layer; all attend to everything if empty."""
+    attention_bias: bool = False
+    """Of query, key and value."""
+    output_bias: bool = False
+    """Of the attention's output."""
+    qk_norm: bool = False
+    """Whether each head's query and key pass an RMSNorm."""
+    attention_sinks: bool = False
+    """Whether each head has a logit that takes part in its softmax and attends to nothing."""
+    query_pre_attn_scalar: Real | None = None
+    """Scores are divided by its square root; by that of head_dim unless given."""
+    attn_logit_softcapping: Real | None = None
+    final_logit_softcapping: Real | None = None
+    hidden_act: Activation = "silu"
+    swiglu_limit: Real | None = None
+    """Of a `clamped_swiglu`."""
+    norm_plus_one: bool = False
+    """Whether norms store their weights less one."""
+    sandwich_norms: bool = False
+    """Whether attention's and MLP's outputs pass a norm too before they are added."""
+    embedding_scale: Real | None = None
+    """Embeddings are multiplied by it."""
+    experts: Experts | None = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -81,9 +213,36 @@ class DecoderConfig(Schema):
             raise ValueError("head_dim: the heads together are wider than 131072")
         if any(token >= self.vocab_size for token in self.eos_token_id):
             raise ValueError("eos_token_id: out of the vocabulary")
+        if self.rotary > self.head_dim:
+            raise ValueError("rotary_dim: more than head_dim")
+        if isinstance(self.rope_scaling, LongRope):
+            for factors in (self.rope_scaling.short_factor, self.rope_scaling.long_factor):
+                if len(factors) != self.rotary // 2:
+                    raise ValueError(f"rope_scaling: {len(factors)} factors for {self.rotary // 2} pairs of dimensions")
+        if self.layer_types and len(self.layer_types) != self.num_hidden_layers:
+            raise ValueError(f"layer_types: {len(self.layer_types)} of {self.num_hidden_layers} layers")
+        if ("sliding_attention" in self.layer_types) != (self.sliding_window is not None):
+            raise ValueError("sliding_window: given without a sliding layer, or the other way round")
+        if self.rope_local_base_freq is not None and self.sliding_window is None:
+            raise ValueError("rope_local_base_freq: without a sliding layer")
+        if (self.hidden_act == "clamped_swiglu") != (self.swiglu_limit is not None):
+            raise ValueError("swiglu_limit: is a clamped_swiglu's")
         return self
 
     @property
     def qkv_rows(self) -> int:
         """Rows of the query, key and value projections stacked."""
         return (self.num_attention_heads + 2 * self.num_key_value_heads) * self.head_dim
+
+    @property
+    def rotary(self) -> int:
+        """Dimensions of a head that turn."""
+        return self.head_dim if self.rotary_dim is None else self.rotary_dim
+
+    def slides(self, layer: int) -> bool:
+        """Whether a layer attends to the last `sliding_window` positions only."""
+        return bool(self.layer_types) and self.layer_types[layer] == "sliding_attention"
+
+    def experts_of(self, layer: int) -> Experts | None:
+        """The mixture in a layer, if it has one."""
+        return None if self.experts is None or layer in self.experts.mlp_only_layers else self.experts

@@ -14,8 +14,8 @@ import torch
 from nodewire.errors import BadFrame, BadInput, NotAllowed, NotFound, TooLarge
 from nodewire.kind import Params
 from nodewire.llm import frames
-from nodewire.llm.cache import Slots
-from nodewire.llm.layers import Fill
+from nodewire.llm.kv.slots import Slots
+from nodewire.llm.loader import Fill
 from nodewire.llm.programs import DriverProgram
 from nodewire.llm.sampling import Sampling, choose, parse_params
 from nodewire.llm.textstream import TextStream
@@ -91,7 +91,7 @@ class Driver:
         """
         if state.prompt or frame.seq != 0:
             raise NotAllowed("prompt", "a session has one, with seq 0")
-        ids = self._prompt_ids(frame)
+        ids = self._prompt_ids(frame, special_tokens=state.sampling.special_tokens)
         if len(frame.tensors) == 2:
             history = frame.tensors[1]
             if not isinstance(history, torch.Tensor) or history.dtype != torch.int64 or history.ndim != 1:
@@ -114,19 +114,19 @@ class Driver:
         if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= self.program.config.vocab_size):
             raise BadInput("prompt", f"an id is not in the vocabulary of {self.program.config.vocab_size}")
 
-    def _prompt_ids(self, frame: Frame[Any]) -> torch.Tensor:
+    def _prompt_ids(self, frame: Frame[Any], *, special_tokens: bool) -> torch.Tensor:
         if not frame.tensors:
             text = frame.meta.get("text")
             if not isinstance(text, str):
                 raise BadInput("prompt", "neither text nor token ids")
-            return torch.tensor(self._tokenizer.encode(text), dtype=torch.int64)
+            return torch.tensor(self._tokenizer.encode(text, special_tokens=special_tokens), dtype=torch.int64)
         ids = frame.tensors[0] if len(frame.tensors) == 2 else frames.only_tensor(frame)
         if ids.dtype == torch.uint8 and ids.ndim == 1:
             try:
                 text = bytes(ids.numpy()).decode()
             except UnicodeDecodeError as error:
                 raise BadInput("prompt", "not UTF-8") from error
-            return torch.tensor(self._tokenizer.encode(text), dtype=torch.int64)
+            return torch.tensor(self._tokenizer.encode(text, special_tokens=special_tokens), dtype=torch.int64)
         if ids.dtype != torch.int64 or ids.ndim != 1:
             raise BadFrame("prompt", f"{ids.dtype} of rank {ids.ndim}, neither uint8 nor int64 [n]")
         return ids

@@ -2,20 +2,22 @@
 
 The figures count what PyTorch allocates above an empty worker: weights, caches, tables and the largest set of
 intermediate tensors alive at once (a worker computes one frame at a time). CPU attention is the fused kernel, which
-never holds a whole score matrix.
+never holds a whole score matrix, unless scores are capped or have sinks.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
+from functools import lru_cache
 
-from nodewire.llm.config import DecoderConfig
-from nodewire.llm.families import driver_shapes, layer_shapes
+from nodewire.llm.config import DecoderConfig, Experts
+from nodewire.llm.parameters import Parameters, of_driver, of_layer
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 """The dtypes that a task may compute in."""
+_EXACT_BYTES = 4
 _LOAD_BYTES = 2 * 262_144  # the pieces in which weights are read, and allocator slack
+_MXFP4_BYTES = 8_192 * 448  # blocks being decoded: packed, looked up, scaled (loader.MXFP4_BLOCKS)
 _TOKENIZER_FACTOR = 16  # bytes that a loaded tokenizer takes per byte of its JSON, measured 3 to 14 (BPE, WordPiece)
 
 
@@ -36,24 +38,18 @@ class Footprint:
 def stage(
     config: DecoderConfig, first: int, last: int, *, slots: int, positions: int, block: int, dtype: str
 ) -> Footprint:
-    """A stage of layers [first, last) with `slots` lanes of `positions`."""
+    """A stage of layers [first, last), with all of their experts, and `slots` lanes of `positions`."""
     item = ITEM_BYTES[dtype]
     block = min(block, positions)
-    heads, width = config.num_attention_heads * config.head_dim, config.hidden_size
-    per_layer = sum(prod(shape) for shape in layer_shapes(config, first).values())
+    numbers = _numbers(config)
+    plain, exact = (sum(layer[which] for layer in numbers[first:last]) for which in (0, 1))
     per_lane = 2 * positions * config.num_key_value_heads * config.head_dim
-    tables = positions * config.head_dim * 4
-    # Of one position in a block: residual before and after, normed input; then the larger of attention's tensors
-    # (projections, their rotated float32 copies, output) and the MLP's (gate and up, their product).
-    attention = (config.qkv_rows + heads) * item + 3 * config.qkv_rows * 4
-    mlp = 3 * config.intermediate_size * item
-    per_position = 4 * width * item + max(attention, mlp)
-    mask = positions * (1 + item) if positions > block else 0
-    frames = 2 * positions * width * item
+    tables = positions * (config.rotary * 4 * (2 if config.rope_local_base_freq else 1) + 8)
+    work = block * _work(config, first, last, positions, block, item) + 2 * positions * config.hidden_size * item
     return Footprint(
-        weights=(last - first) * per_layer * item,
+        weights=plain * item + exact * _EXACT_BYTES,
         caches=(last - first) * slots * per_lane * item + tables,
-        work=block * (per_position + mask) + frames + _LOAD_BYTES,
+        work=max(work, _loading(config, item)) + _LOAD_BYTES,
     )
 
 
@@ -62,8 +58,9 @@ def driver(config: DecoderConfig, *, positions: int, dtype: str, tokenizer_bytes
     item = ITEM_BYTES[dtype]
     frames = positions * (config.hidden_size * item + 2 * 8)  # the prompt's hidden states and ids
     sampling = config.vocab_size * (item + 4 + 4 * 8)
+    plain, exact = _counted(of_driver(config))
     return Footprint(
-        weights=sum(prod(shape) for shape in driver_shapes(config).values()) * item,
+        weights=plain * item + exact * _EXACT_BYTES,
         caches=0,
         work=frames + sampling + _LOAD_BYTES,
         tokenizer=tokenizer_bytes * _TOKENIZER_FACTOR,
@@ -71,11 +68,82 @@ def driver(config: DecoderConfig, *, positions: int, dtype: str, tokenizer_bytes
 
 
 def stage_flops(config: DecoderConfig, first: int, last: int, *, positions: int) -> int:
-    """Floating-point operations per position, attention at half of the context."""
-    weights = sum(prod(shape) for shape in layer_shapes(config, first).values() if len(shape) == 2)
-    attention = 2 * config.num_attention_heads * config.head_dim * positions
-    return (last - first) * (2 * weights + attention)
+    """Floating-point operations per position, attention at half of the context; of experts those that are chosen."""
+    attention = 2 * config.num_attention_heads * config.head_dim
+    seen = sum(
+        min(positions, 2 * (config.sliding_window or 0)) if config.slides(n) else positions for n in range(first, last)
+    )
+    return sum(2 * used for _, _, used in _numbers(config)[first:last]) + attention * seen
 
 
 def driver_flops(config: DecoderConfig) -> int:
     return 2 * config.vocab_size * config.hidden_size
+
+
+@lru_cache(maxsize=8)
+def _numbers(config: DecoderConfig) -> list[tuple[int, int, int]]:
+    """Of each layer: its parameters, those of them that stay float32 (not among the first), and how many of its
+    matrices' numbers one position is multiplied with."""
+    return [(*_counted(found), _used(found, config, n)) for n, found in enumerate(_layers(config))]
+
+
+def _layers(config: DecoderConfig) -> list[Parameters]:
+    return [of_layer(config, layer) for layer in range(config.num_hidden_layers)]
+
+
+def _counted(parameters: Parameters) -> tuple[int, int]:
+    exact = sum(parameter.count for parameter in parameters.values() if parameter.exact)
+    return sum(parameter.count for parameter in parameters.values()) - exact, exact
+
+
+def _used(parameters: Parameters, config: DecoderConfig, layer: int) -> int:
+    mixture = config.experts_of(layer)
+    whole = sum(parameter.count for parameter in parameters.values() if len(parameter.shape) == 2)
+    if mixture is None:
+        return whole
+    experts = sum(parameter.count for parameter in parameters.values() if len(parameter.shape) == 3)
+    return whole + experts * mixture.num_experts_per_tok // mixture.num_experts
+
+
+def _work(config: DecoderConfig, first: int, last: int, positions: int, block: int, item: int) -> int:
+    """Bytes of one position in a block.
+
+    Residual before and after, normed input; then the larger of attention's tensors (projections, their rotated
+    float32 copies, output; scores where they are computed by hand) and the MLP's; masks of both kinds of layers.
+    """
+    width = config.hidden_size
+    heads = config.num_attention_heads * config.head_dim
+    residual = (5 if config.sandwich_norms else 4) * width * item + config.rotary * 8
+    if config.norm_plus_one and item != _EXACT_BYTES:
+        residual += 2 * width * _EXACT_BYTES
+    attention = (config.qkv_rows + heads) * item + 3 * config.qkv_rows * 4
+    if config.attention_sinks or config.attn_logit_softcapping:
+        group = config.num_attention_heads // config.num_key_value_heads
+        attention += heads * item + group * positions * (_EXACT_BYTES if item == _EXACT_BYTES else _EXACT_BYTES + item)
+    inner = max(_inner(config, config.experts_of(layer), item) for layer in range(first, last))
+    mask = positions * (2 + item) if positions > block else 0
+    if config.sliding_window is not None and positions > config.sliding_window:
+        mask += min(positions, config.sliding_window + block) * (2 + item)
+    return residual + max(attention, inner) + mask
+
+
+def _inner(config: DecoderConfig, mixture: Experts | None, item: int) -> int:
+    """Bytes of one position in the MLP: gate and up, and what is made of them; with experts all may go to the same."""
+    tensors = 6 if config.hidden_act == "clamped_swiglu" else 3
+    if mixture is None:
+        return tensors * config.intermediate_size * item
+    routing = 4 * mixture.num_experts * 4 + config.hidden_size * 4 + 40 * mixture.num_experts_per_tok
+    widest = max(mixture.moe_intermediate_size, mixture.shared_intermediate_size)
+    return tensors * widest * item + 4 * config.hidden_size * item + routing
+
+
+def _loading(config: DecoderConfig, item: int) -> int:
+    """Bytes besides the weights while they are read: what is stored otherwise than it is kept."""
+    mixture = config.experts
+    if config.family == "meta":
+        return config.head_dim * config.hidden_size * item
+    if mixture is None or mixture.stored == "each":
+        return 0
+    if mixture.stored == "mxfp4":
+        return _MXFP4_BYTES
+    return 2 * mixture.moe_intermediate_size * config.hidden_size * item

@@ -1,116 +1,61 @@
-"""A decoder's layers: RMSNorm, rotary positions, grouped attention over a cache, gated MLP.
+"""A decoder's layers, put together from parts as its configuration says: norms, attention, MLP or experts.
 
+A layer knows neither sessions nor where keys and values are kept: its rows come with a Past (nodewire.llm.kv.past).
 Every caller runs the same operations in the same shapes (a prompt in blocks, then one position at a time), so that
 the split model and the unsplit one agree to the last bit.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from nodewire.llm.cache import Lanes
-from nodewire.llm.config import DecoderConfig, RopeScaling
-from nodewire.llm.families import layer_names
-
-Fill = Callable[[str, Tensor], None]
-"""Copies the tensor of that checkpoint name into the given one (see nodewire.llm.loader)."""
-
-
-def inverse_frequencies(config: DecoderConfig) -> Tensor:
-    """Radians per position of each pair of a head's dimensions, float32 [head_dim / 2]."""
-    exponents = torch.arange(0, config.head_dim, 2).float() / config.head_dim
-    frequencies = 1.0 / float(config.rope_theta) ** exponents
-    return frequencies if config.rope_scaling is None else _stretched(frequencies, config.rope_scaling)
-
-
-def _stretched(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Llama 3: long wavelengths slowed by `factor`, short ones kept, those between interpolated."""
-    low, high = float(scaling.low_freq_factor), float(scaling.high_freq_factor)
-    turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
-    kept = ((turns - low) / (high - low)).clamp(0, 1)
-    return (1 - kept) * frequencies / float(scaling.factor) + kept * frequencies
-
-
-class Rope:
-    """Rotary position tables, float32 [positions, 1, head_dim / 2]."""
-
-    def __init__(self, config: DecoderConfig, positions: int, device: torch.device) -> None:
-        angles = torch.arange(positions).float()[:, None] * inverse_frequencies(config)
-        self.cos = angles.cos()[:, None].to(device)
-        self.sin = angles.sin()[:, None].to(device)
-
-    def rotate(self, x: Tensor, pos: int) -> Tensor:
-        """`x` [n, heads, head_dim] turned by the angles of positions pos .. pos+n-1; its dtype."""
-        cos, sin = self.cos[pos : pos + len(x)], self.sin[pos : pos + len(x)]
-        low, high = x.float().chunk(2, -1)
-        return torch.cat((low * cos - high * sin, high * cos + low * sin), -1).to(x.dtype)
+from nodewire.llm.attention import Attention
+from nodewire.llm.config import DecoderConfig
+from nodewire.llm.experts import Mixture
+from nodewire.llm.families import layer_pieces
+from nodewire.llm.kv.lanes import Lanes
+from nodewire.llm.kv.past import Past
+from nodewire.llm.loader import Fill, load
+from nodewire.llm.mlp import Mlp, gate_of
+from nodewire.llm.norm import rms_norm
+from nodewire.llm.parameters import of_layer
+from nodewire.llm.rope import Angles, ropes
 
 
 class Layer:
-    """One transformer layer; weights in `dtype`, the projections of one input stacked into one matrix."""
+    """One transformer layer; `layer` counts from the model's first, `place` from the stage's."""
 
-    def __init__(self, config: DecoderConfig, layer: int, dtype: torch.dtype, device: torch.device, fill: Fill) -> None:
-        names = layer_names(config, layer)
-        width, inner = config.hidden_size, config.intermediate_size
-        self.heads, self.kv_heads, self.head_dim = (
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            config.head_dim,
-        )
+    def __init__(
+        self,
+        config: DecoderConfig,
+        layer: int,
+        place: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        fill: Fill,
+    ) -> None:
+        weights = load(of_layer(config, layer), layer_pieces(config, layer), fill, dtype, device)
+        mixture, gate = config.experts_of(layer), gate_of(config)
+        self.slides = config.slides(layer)
         self.eps = float(config.rms_norm_eps)
+        self.attention = Attention(config, layer, place, weights)
+        self.mlp = (
+            Mlp(weights["gate_up"], weights["down"], gate) if mixture is None else Mixture(mixture, weights, gate)
+        )
+        self.attention_norm, self.mlp_norm = weights["attention_norm"], weights["mlp_norm"]
+        self.attention_out_norm, self.mlp_out_norm = weights.get("attention_out_norm"), weights.get("mlp_out_norm")
 
-        def weight(columns: int | None, *parts: tuple[str, int]) -> Tensor:
-            """One matrix of the parts' rows, stacked; a vector without `columns`."""
-            total = sum(rows for _, rows in parts)
-            matrix = torch.empty((total,) if columns is None else (total, columns), dtype=dtype, device=device)
-            at = 0
-            for name, rows in parts:
-                fill(name, matrix[at : at + rows])
-                at += rows
-            return matrix
-
-        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        self.attention_norm = weight(None, (names.attention_norm, width))
-        self.qkv = weight(width, (names.q, queries), (names.k, keys), (names.v, keys))
-        self.o = weight(queries, (names.o, width))
-        self.mlp_norm = weight(None, (names.mlp_norm, width))
-        self.gate_up = weight(width, (names.gate, inner), (names.up, inner))
-        self.down = weight(inner, (names.down, width))
-
-    def forward(self, x: Tensor, pos: int, rope: Rope, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """Hidden states [1, n, width] of positions pos .. pos+n-1 after this layer.
-
-        `keys` and `values` [kv_heads, positions, head_dim] are a lane: read up to `pos`, written from there on.
-        `mask` bool [n, pos+n] says what each position attends to; None for one position, or for a block at pos 0.
-        """
-        n = x.shape[1]
-        end = pos + n
-        qkv = F.linear(rms_norm(x, self.attention_norm, self.eps), self.qkv).view(n, -1, self.head_dim)
-        turned = rope.rotate(qkv[:, : self.heads + self.kv_heads], pos)
-        keys[:, pos:end] = turned[:, self.heads :].transpose(0, 1)
-        values[:, pos:end] = qkv[:, self.heads + self.kv_heads :].transpose(0, 1)
-        k, v = keys[None, :, :end], values[None, :, :end]
-        if n == 1:
-            # All of one position's queries see the same keys: a group's queries are the rows of one attention.
-            q = turned[:, : self.heads].view(1, self.kv_heads, -1, self.head_dim)
-            attended = F.scaled_dot_product_attention(q, k, v)
-        else:
-            q = turned[:, : self.heads].transpose(0, 1)[None]
-            attended = F.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=self.heads != self.kv_heads
-            ).transpose(1, 2)
-        x = x + F.linear(attended.reshape(1, n, -1), self.o)
-        gate, up = F.linear(rms_norm(x, self.mlp_norm, self.eps), self.gate_up).chunk(2, -1)
-        return x + F.linear(F.silu(gate).mul_(up), self.down)
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return F.rms_norm(x, weight.shape, weight, eps)
+    def forward(self, x: Tensor, angles: Angles, past: Past) -> Tensor:
+        """Hidden states [n, width] of the past's rows after this layer; `angles` are those of their positions."""
+        y = self.attention.forward(rms_norm(x, self.attention_norm, self.eps), angles, past)
+        if self.attention_out_norm is not None:
+            y = rms_norm(y, self.attention_out_norm, self.eps)
+        x = x + y
+        y = self.mlp.forward(rms_norm(x, self.mlp_norm, self.eps))
+        if self.mlp_out_norm is not None:
+            y = rms_norm(y, self.mlp_out_norm, self.eps)
+        return x + y
 
 
 class Layers:
@@ -132,27 +77,30 @@ class Layers:
         fill: Fill,
     ) -> None:
         self.block = block
-        self.device = device
-        self.layers = [Layer(config, layer, dtype, device, fill) for layer in range(first, last)]
-        self.rope = Rope(config, positions, device)
+        self.layers = [Layer(config, first + place, place, dtype, device, fill) for place in range(last - first)]
+        self.full, self.sliding = ropes(config, positions, device)
+
+    def run(self, x: Tensor, past: Past) -> Tensor:
+        """Hidden states [n, width] of the past's rows after the last layer."""
+        full = sliding = self.full.at(past.positions)
+        if self.sliding is not self.full:
+            sliding = self.sliding.at(past.positions)
+        for layer in self.layers:
+            x = layer.forward(x, sliding if layer.slides else full, past)
+        return x
 
     def forward(self, hidden: Tensor, pos: int, lanes: Lanes, lane: int, *, only_last: bool) -> Tensor:
         """[1, n, width] in, [1, n, width] out ([1, 1, width], the last position's, with `only_last`).
 
         Positions pos .. pos+n-1 of the lane are written; the input is left as it is.
         """
-        n = hidden.shape[1]
-        output = hidden.new_empty(1, 1 if only_last else n, hidden.shape[2])
-        for start in range(0, n, self.block):
-            x = hidden[:, start : start + self.block]
-            mask = self._mask(pos + start, x.shape[1])
-            for layer, keys, values in zip(self.layers, lanes.keys, lanes.values, strict=True):
-                x = layer.forward(x, pos + start, self.rope, keys[lane], values[lane], mask)
+        rows = hidden[0]
+        output = rows.new_empty(1 if only_last else len(rows), rows.shape[1])
+        for start in range(0, len(rows), self.block):
+            x = rows[start : start + self.block]
+            x = self.run(x, lanes.past(lane, pos + start, len(x)))
             if not only_last:
-                output[:, start : start + self.block] = x
-        return x[:, -1:].clone() if only_last else output
-
-    def _mask(self, pos: int, n: int) -> Tensor | None:
-        if n == 1 or pos == 0:
-            return None
-        return torch.ones(n, pos + n, dtype=torch.bool, device=self.device).tril_(pos)
+                output[start : start + self.block] = x
+        if only_last:
+            output.copy_(x[-1:])
+        return output[None]

@@ -1,16 +1,28 @@
-"""Weights from a file into a task's tensors: what the file holds must be what the program's table says."""
+"""Weights from a file into a task's parameters: what the file holds must be what the program's table says."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from nodewire.errors import BadTask
-from nodewire.llm.layers import Fill
-from nodewire.llm.programs import TensorType
-from nodewire.weights.tensorfile import Stored, read_header, read_into
+from nodewire.llm.families.naming import Piece, Pieces
+from nodewire.llm.parameters import Parameters
+from nodewire.llm.programs import TensorType, stored_type
+from nodewire.weights import mxfp4
+from nodewire.weights.tensorfile import Stored, elements, read_header, read_into
+
+MXFP4_BLOCKS = 8_192
+"""Blocks that are decoded at once."""
+
+
+class Fill(Protocol):
+    def __call__(self, name: str, target: Tensor, first: int = 0) -> None:
+        """Copy the tensor of that checkpoint name, from its element `first` on, into a contiguous `target`."""
 
 
 def open_weights(path: Path, table: Mapping[str, TensorType]) -> Fill:
@@ -26,14 +38,80 @@ def open_weights(path: Path, table: Mapping[str, TensorType]) -> Fill:
         name = min(stored.keys() ^ table.keys())
         raise BadTask(f"weights.{name[:80]}", "not in the program" if name in stored else "missing")
     for name, kind in table.items():
-        if (stored[name].dtype, stored[name].shape) != (kind.dtype, kind.shape):
-            found = f"{stored[name].dtype[:20]} {list(stored[name].shape)}"
-            raise BadTask(f"weights.{name}", f"{found}, the program says {kind.dtype} {list(kind.shape)}")
+        found = stored_type(stored[name])
+        if found != (kind.dtype, kind.shape):
+            said = f"{found[0][:20]} {list(found[1])}"
+            raise BadTask(f"weights.{name}", f"{said}, the program says {kind.dtype} {list(kind.shape)}")
     return filler(stored)
 
 
 def filler(stored: Mapping[str, Stored]) -> Fill:
-    def fill(name: str, target: Tensor) -> None:
-        read_into(stored[name], target)
+    def fill(name: str, target: Tensor, first: int = 0) -> None:
+        read_into(elements(stored[name], first, first + target.numel()), target)
 
     return fill
+
+
+def load(
+    parameters: Parameters, pieces: Pieces, fill: Fill, dtype: torch.dtype, device: torch.device
+) -> dict[str, Tensor]:
+    """The parameters in memory, each put together from its pieces; all of `dtype` but those that are exact.
+
+    Raises:
+        BadTask: the file ends early, or holds a number that is not finite.
+    """
+    found = {}
+    for role, parameter in parameters.items():
+        kind = torch.float32 if parameter.exact else dtype
+        found[role] = target = torch.empty(parameter.shape, dtype=kind, device=device)
+        flat, at = target.view(-1), 0
+        for piece in pieces[role]:
+            _read(piece, flat[at : at + piece.count], fill)
+            at += piece.count
+        if parameter.offset:
+            target += parameter.offset
+    return found
+
+
+def _read(piece: Piece, flat: Tensor, fill: Fill) -> None:
+    if piece.form == "plain":
+        fill(piece.name, flat)
+    elif piece.form == "transposed":
+        _transposed(piece, flat, fill)
+    elif piece.form == "paired":
+        _halved(piece, flat, fill)
+    else:
+        _unpacked(piece, flat, fill)
+
+
+def _transposed(piece: Piece, flat: Tensor, fill: Fill) -> None:
+    """Matrices [experts, in, out] to [experts, out, in], one at a time."""
+    count, inner, outer = piece.shape
+    matrix = torch.empty(inner, outer, dtype=flat.dtype, device=flat.device)
+    for number, target in enumerate(flat.view(count, outer, inner)):
+        fill(piece.name, matrix, number * inner * outer)
+        target.copy_(matrix.T)
+
+
+def _halved(piece: Piece, flat: Tensor, fill: Fill) -> None:
+    """Rows of one head at a time: of each pair the first in one half, the second in the other."""
+    rows, width = piece.shape
+    head = torch.empty(piece.head_dim, width, dtype=flat.dtype, device=flat.device)
+    for number, target in enumerate(flat.view(rows // piece.head_dim, 2, -1, width)):
+        fill(piece.name, head, number * head.numel())
+        target.copy_(head.view(-1, 2, width).transpose(0, 1))
+
+
+def _unpacked(piece: Piece, flat: Tensor, fill: Fill) -> None:
+    """Blocks of MXFP4, so many at a time."""
+    total, packed = len(flat) // mxfp4.GROUP, mxfp4.GROUP // 2
+    blocks = torch.empty(MXFP4_BLOCKS, packed, dtype=torch.uint8)
+    scales = torch.empty(MXFP4_BLOCKS, dtype=torch.uint8)
+    for first in range(0, total, MXFP4_BLOCKS):
+        n = min(MXFP4_BLOCKS, total - first)
+        fill(piece.name, blocks[:n], first * packed)
+        fill(piece.scales, scales[:n], first)
+        target = flat[first * mxfp4.GROUP : (first + n) * mxfp4.GROUP]
+        target.copy_(mxfp4.decoded(blocks[:n], scales[:n]).view(-1))
+        if not bool(torch.isfinite(target).all()):
+            raise BadTask("weights", "a weight is not finite")

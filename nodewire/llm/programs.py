@@ -6,18 +6,21 @@ against their bounds, and its table of tensors against what its own configuratio
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from nodewire.errors import BadInput, BadTask
 from nodewire.llm.config import MAX_LAYERS, MAX_POSITIONS, DecoderConfig
-from nodewire.llm.families import driver_shapes, stage_shapes
+from nodewire.llm.families import driver_tensors, stage_tensors
+from nodewire.llm.families.naming import Piece
 from nodewire.protocol.manifest import BlobRef
 from nodewire.protocol.schema import Name, Schema
+from nodewire.protocol.stored_dtypes import DTYPE_OF
+from nodewire.weights.tensorfile import Stored
 
-MAX_TENSORS = 16 * MAX_LAYERS
+MAX_TENSORS = 32 * MAX_LAYERS
 
 ComputeDtype = Literal["float32", "bfloat16"]
 Slots = Annotated[int, Field(ge=1, le=4_096)]
@@ -25,10 +28,10 @@ Positions = Annotated[int, Field(ge=1, le=MAX_POSITIONS)]
 
 
 class TensorType(Schema):
-    """A tensor as it is stored."""
+    """A tensor as it is stored; bytes are blocks and scales of MXFP4."""
 
-    dtype: Literal["float32", "bfloat16", "float16"]
-    shape: tuple[Annotated[int, Field(ge=1, le=2**20)], ...] = Field(min_length=1, max_length=2)
+    dtype: Literal["float32", "bfloat16", "float16", "uint8"]
+    shape: tuple[Annotated[int, Field(ge=1, le=2**20)], ...] = Field(min_length=1, max_length=4)
 
 
 Table = Annotated[dict[Name, TensorType], Field(min_length=1, max_length=MAX_TENSORS)]
@@ -68,7 +71,7 @@ class StageProgram(Schema):
         if self.edge_in == self.edge_out:
             raise ValueError("edge_out: the same as edge_in")
         _check_positions(self.positions, self.config)
-        _check_table(self.tensors, stage_shapes(self.config, self.first, self.last))
+        _check_table(self.tensors, stage_tensors(self.config, self.first, self.last))
         return self
 
 
@@ -102,7 +105,7 @@ class DriverProgram(Schema):
         if len(edges) != 4:
             raise ValueError("edge_tokens: edges share a name")
         _check_positions(self.positions, self.config)
-        _check_table(self.tensors, driver_shapes(self.config))
+        _check_table(self.tensors, driver_tensors(self.config))
         return self
 
 
@@ -111,10 +114,22 @@ def _check_positions(positions: int, config: DecoderConfig) -> None:
         raise ValueError(f"positions: {positions}, the model was made for {config.max_position_embeddings}")
 
 
-def _check_table(table: Mapping[str, TensorType], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    if table.keys() != shapes.keys():
-        name = min(table.keys() ^ shapes.keys())
-        raise ValueError(f"tensors: {name} is {'not one of this task' if name in table else 'missing'}")
-    for name, shape in shapes.items():
-        if table[name].shape != shape:
-            raise ValueError(f"tensors: {name} has shape {table[name].shape}, not {shape}")
+def stored_type(stored: Stored) -> tuple[str, tuple[int, ...]]:
+    """A stored tensor's dtype and shape, as a table says them."""
+    return DTYPE_OF.get(stored.dtype, stored.dtype), stored.shape
+
+
+def _check_table(table: Mapping[str, TensorType], pieces: Iterable[Piece]) -> None:
+    seen = set()
+    for piece in pieces:
+        for name, shape in piece.stored().items():
+            found = table.get(name)
+            if found is None:  # the first is enough: a hostile configuration names millions
+                raise ValueError(f"tensors: {name} is missing")
+            if found.shape != shape:
+                raise ValueError(f"tensors: {name} has shape {found.shape}, not {shape}")
+            if (found.dtype == "uint8") != piece.packed:
+                raise ValueError(f"tensors: {name} is {found.dtype}")
+            seen.add(name)
+    if len(seen) != len(table):
+        raise ValueError(f"tensors: {min(table.keys() - seen)} is not one of this task")

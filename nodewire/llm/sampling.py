@@ -29,6 +29,8 @@ class Sampling:
     top_p: float = 1.0
     seed: int = 0
     stop: tuple[str, ...] = ()
+    special_tokens: bool = True
+    """Whether the tokenizer adds its own to the prompt; a chat template has written them itself."""
 
 
 def parse_params(params: Mapping[str, Any], positions: int) -> Sampling:
@@ -39,7 +41,8 @@ def parse_params(params: Mapping[str, Any], positions: int) -> Sampling:
     Raises:
         BadInput: an unknown parameter, or one of the wrong type or out of range (it is named).
     """
-    unknown = sorted(str(name)[:40] for name in params.keys() - {"max_tokens", "temperature", "top_p", "seed", "stop"})
+    known = {"max_tokens", "temperature", "top_p", "seed", "stop", "special_tokens"}
+    unknown = sorted(str(name)[:40] for name in params.keys() - known)
     if unknown:
         raise BadInput(unknown[0], "not a parameter of a session")
     temperature = _number(params, "temperature", 0.0, 0.0, 100.0)
@@ -50,12 +53,16 @@ def parse_params(params: Mapping[str, Any], positions: int) -> Sampling:
         raise BadInput("top_p", "0 leaves no token")
     if temperature > 0 and params.get("seed") is None:
         raise BadInput("seed", "needed when temperature is above 0")
+    special = params.get("special_tokens")
+    if special is not None and not isinstance(special, bool):
+        raise BadInput("special_tokens", "neither true nor false")
     return Sampling(
         max_tokens=_integer(params, "max_tokens", positions, 1, MAX_POSITIONS),
         temperature=temperature,
         top_p=top_p,
         seed=_integer(params, "seed", 0, -(2**63), 2**64 - 1),
         stop=_stops(params.get("stop")),
+        special_tokens=special is not False,
     )
 
 

@@ -1,13 +1,13 @@
 """Cuts a checkpoint into a driver and stages that each fit a memory target, and writes them as blobs.
 
-Fewest stages first, then even ones: a model's layers are alike, so stages that differ by one layer at most have the
-smallest largest stage.
+Fewest stages first, then even ones: where a model's layers are alike, stages differ by one layer at most; where they
+are not (experts in some only), the largest stage is as small as it can be.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -17,9 +17,9 @@ from nodewire.kind import Piece, Registration
 from nodewire.llm import footprint
 from nodewire.llm.checkpoint import Checkpoint, open_checkpoint
 from nodewire.llm.config import DecoderConfig
-from nodewire.llm.families import driver_shapes, stage_shapes
+from nodewire.llm.families import driver_tensors, naming, stage_tensors
 from nodewire.llm.footprint import Footprint
-from nodewire.llm.programs import DriverProgram, StageProgram, TensorType
+from nodewire.llm.programs import DriverProgram, StageProgram, TensorType, stored_type
 from nodewire.protocol.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task, Tensor
 from nodewire.protocol.schema import Schema
 from nodewire.weights.blob_folder import BlobFolder, BlobSizes, blobs_in
@@ -64,7 +64,7 @@ def split_decoder(
     blobs = blobs_in(out)
     common = {"config": config, "dtype": dtype, "slots": slots, "positions": positions}
     tokenizer = blobs.blob(checkpoint.tokenizer)
-    tensors, weights = _weights(checkpoint, driver_shapes(config), blobs)
+    tensors, weights = _weights(checkpoint, driver_tensors(config), blobs)
     program = DriverProgram.from_document(
         _plain(common)
         | {
@@ -91,7 +91,7 @@ def split_decoder(
         )
     ]
     for index, (first, last) in enumerate(cuts):
-        tensors, weights = _weights(checkpoint, stage_shapes(config, first, last), blobs)
+        tensors, weights = _weights(checkpoint, stage_tensors(config, first, last), blobs)
         closes = last == config.num_hidden_layers
         stage = StageProgram.from_document(
             _plain(common)
@@ -152,13 +152,27 @@ def plan_cuts(
         worst = -single[1]
         parts = _parts(stage(worst, worst + 1))
         raise OverMemory(f"layer {worst}", f"needs {single[0]} bytes alone ({parts}); a target of {least} would do")
-    for count in range(1, layers + 1):
-        # The shorter stages come first.
-        bounds = [layers * index // count for index in range(count + 1)]
-        cuts = list(pairwise(bounds))
-        if all(stage(first, last).total <= target_bytes for first, last in cuts):
-            return cuts
-    raise AssertionError("single layers fit")
+    count = len(_filled(layers, target_bytes, stage))
+    even = [layers * index // count for index in range(count + 1)]  # the shorter stages come first
+    cuts = list(pairwise(even))
+    if all(stage(first, last).total <= target_bytes for first, last in cuts):
+        return cuts
+    # Layers are unlike each other: the smallest target that needs no more stages makes their sizes even.
+    low, high = single[0], target_bytes
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if len(_filled(layers, middle, stage)) <= count else (middle + 1, high)
+    return _filled(layers, high, stage)
+
+
+def _filled(layers: int, target_bytes: int, stage: Callable[[int, int], Footprint]) -> list[tuple[int, int]]:
+    """Each stage as many layers as fit, which makes the fewest; single layers fit."""
+    cuts, first = [], 0
+    for last in range(1, layers + 1):
+        if last == layers or stage(first, last + 1).total > target_bytes:
+            cuts.append((first, last))
+            first = last
+    return cuts
 
 
 def _edges(stages: int, config: DecoderConfig, positions: int, dtype: str) -> tuple[Edge, ...]:
@@ -189,15 +203,16 @@ def _edges(stages: int, config: DecoderConfig, positions: int, dtype: str) -> tu
 
 
 def _weights(
-    checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]], blobs: BlobFolder | BlobSizes
+    checkpoint: Checkpoint, pieces: Iterable[naming.Piece], blobs: BlobFolder | BlobSizes
 ) -> tuple[dict[str, object], BlobRef]:
     """One task's tensors in one file: their table for the program, and the file."""
-    stored = checkpoint.pick(shapes)
+    stored = checkpoint.pick(pieces)
     return {name: _type(tensor).document() for name, tensor in stored.items()}, blobs.weights(stored)
 
 
 def _type(stored: Stored) -> TensorType:
-    return TensorType.from_document({"dtype": stored.dtype, "shape": stored.shape})
+    dtype, shape = stored_type(stored)
+    return TensorType.from_document({"dtype": dtype, "shape": shape})
 
 
 def _plain(fields: Mapping[str, object]) -> dict[str, object]:

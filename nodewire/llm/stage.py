@@ -13,8 +13,10 @@ import torch
 from nodewire.errors import BadFrame, TooLarge
 from nodewire.kind import Params
 from nodewire.llm import frames
-from nodewire.llm.cache import Lanes, Slots
-from nodewire.llm.layers import Fill, Layers
+from nodewire.llm.kv.lanes import Lanes
+from nodewire.llm.kv.slots import Slots
+from nodewire.llm.layers import Layers
+from nodewire.llm.loader import Fill
 from nodewire.llm.programs import StageProgram
 from nodewire.protocol.frame import Frame
 from nodewire.weights.tensorfile import DTYPES

@@ -30,8 +30,8 @@ class Tokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of `text`, with the special tokens that the tokenizer itself adds.
+    def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
+        """The ids of `text`, with the special tokens that the tokenizer itself adds if `special_tokens`.
 
         Raises:
             TooLarge: over 4 MiB of UTF-8.
@@ -44,7 +44,7 @@ class Tokenizer:
         if size > MAX_PROMPT_BYTES:
             raise TooLarge("text", f"{size} bytes, at most {MAX_PROMPT_BYTES}")
         with _guarded("cannot encode"):
-            return list(self._tokenizer.encode(text).ids)
+            return list(self._tokenizer.encode(text, add_special_tokens=special_tokens).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens left out; bytes that are no UTF-8 (yet) become U+FFFD."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -13,9 +14,9 @@ import torch
 from torch import Tensor
 
 from nodewire.errors import BadInput, TooLarge
-from nodewire.llm.cache import Lanes
 from nodewire.llm.checkpoint import open_checkpoint
-from nodewire.llm.families import driver_shapes, stage_shapes
+from nodewire.llm.families import driver_tensors, stage_tensors
+from nodewire.llm.kv.lanes import Lanes
 from nodewire.llm.layers import Layers
 from nodewire.llm.loader import filler
 from nodewire.llm.sampling import Sampling, choose, parse_params
@@ -50,8 +51,7 @@ class Whole:
         self.tokenizer = Tokenizer(checkpoint.tokenizer)
         self.positions = min(context or config.max_position_embeddings, config.max_position_embeddings)
         kind, where, count = DTYPES[dtype], torch.device(device), config.num_hidden_layers
-        shapes = driver_shapes(config) | stage_shapes(config, 0, count)
-        fill = filler(checkpoint.pick(shapes))
+        fill = filler(checkpoint.pick(chain(driver_tensors(config), stage_tensors(config, 0, count))))
         self.vocabulary = Vocabulary(config, kind, where, fill)
         self._layers = Layers(
             config, 0, count, positions=self.positions, block=BLOCK, dtype=kind, device=where, fill=fill
@@ -81,7 +81,8 @@ class Whole:
     def steps(self, prompt: str, sampling: Sampling) -> Iterator[tuple[int, str]]:
         """Each generated id with the text that it makes printable; the last has the rest of the text."""
         stream = TextStream(self.tokenizer, sampling.stop)
-        for i, token in enumerate(self.tokens(self.tokenizer.encode(prompt), sampling), start=1):
+        ids = self.tokenizer.encode(prompt, special_tokens=sampling.special_tokens)
+        for i, token in enumerate(self.tokens(ids, sampling), start=1):
             text = "" if token in self.config.eos_token_id else stream.push(token)
             last = i == sampling.max_tokens or token in self.config.eos_token_id
             yield token, text + (stream.flush() if last else "")

@@ -17,6 +17,7 @@ from nodewire.protocol.schema import Count, Hex32, Label, Name, Schema
 CUSTOMER = "customer"
 MAX_TASKS = 1_024
 MAX_EDGES = 8_192
+MAX_CHAT_BYTES = 131_072
 
 Engine = Literal["decoder.driver", "decoder.stage", "encoder.driver", "graph"]
 """What interprets a task's program in the worker (`kinds` maps it to a worker entry)."""
@@ -97,6 +98,21 @@ class Manifest(Schema):
     tasks: tuple[Task, ...] = Field(min_length=1, max_length=MAX_TASKS)
     """In topological order, the driver first."""
     edges: tuple[Edge, ...] = Field(min_length=1, max_length=MAX_EDGES)
+    chat: BlobRef | None = None
+    """How messages become a prompt (`protocol.chat`), for customers; left out of a document if there is none."""
+
+    @model_serializer(mode="wrap")
+    def _without_what_it_has_not(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        said: dict[str, Any] = serialize(self)
+        if self.chat is None:
+            del said["chat"]
+        return said
+
+    @model_validator(mode="after")
+    def _chats_only_if_it_generates(self) -> Self:
+        if self.chat is not None and (self.mode != "generate" or not 0 < self.chat.bytes <= MAX_CHAT_BYTES):
+            raise ValueError(f"chat: of a model that generates, and from 1 to {MAX_CHAT_BYTES} bytes")
+        return self
 
     @model_validator(mode="after")
     def _is_a_dag(self) -> Self:

@@ -11,9 +11,10 @@ import json
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from nodewire.errors import BadInput
+from nodewire.errors import BadInput, BadTask
 from nodewire.graph import encoder_directory
 from nodewire.llm.checkpoint import open_checkpoint
+from nodewire.llm.config import DecoderConfig, Llama3
 from nodewire.protocol.families import Decoder, Encoder, RopeScaling, real
 from nodewire.protocol.manifest import BlobRef
 from nodewire.protocol.recipe import Recipe
@@ -47,6 +48,17 @@ def family_of(directory: Path) -> Decoder | Encoder:
     return family
 
 
+def _trainable(config: DecoderConfig) -> Llama3 | None:
+    """How a plain Llama's angles are scaled. Raises BadTask for what other decoders have and are not trained with."""
+    if config.family != "llama":
+        raise BadTask("architectures", f"decoders are trained in Llama's layout, not in that of {config.family}")
+    if config.attention_bias:
+        raise BadTask("attention_bias", "decoders are trained without")
+    if config.rope_scaling is None or isinstance(config.rope_scaling, Llama3):
+        return config.rope_scaling
+    raise BadTask("rope_scaling", f"{config.rope_scaling.rope_type}: decoders are trained with llama3's or none")
+
+
 def open_decoder(directory: Path) -> Opened:
     """The decoder in a directory, as a family to fine-tune.
 
@@ -54,7 +66,8 @@ def open_decoder(directory: Path) -> Opened:
         NotFound, BadTask, BadInput, TooLarge: it does not hold a model that nodewire decodes.
     """
     checkpoint = open_checkpoint(directory)
-    config, scaling = checkpoint.config, checkpoint.config.rope_scaling
+    config = checkpoint.config
+    scaling = _trainable(config)
     family = Decoder(
         name="decoder",
         tokens="bpe",

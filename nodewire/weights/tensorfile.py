@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -92,7 +92,7 @@ def read_into(stored: Stored, target: Tensor) -> None:
     Raises:
         BadTask: the file ends early, or holds a number that is not finite.
     """
-    flat, dtype, done = target.view(-1), DTYPES[stored.dtype], 0
+    flat, dtype, done = target.view(-1), _dtype(stored), 0
     buffer = bytearray(min(PIECE_BYTES, stored.nbytes))
     with stored.path.open("rb", buffering=0) as file:
         file.seek(stored.start)
@@ -121,6 +121,10 @@ class Assembled:
         return prod(self.shape) * self.dtype.itemsize
 
 
+@overload
+def elements(part: Stored, first: int, last: int) -> Stored: ...
+@overload
+def elements(part: Stored | Tensor, first: int, last: int) -> Stored | Tensor: ...
 def elements(part: Stored | Tensor, first: int, last: int) -> Stored | Tensor:
     """Elements [first, last) of a part, in its own order; nothing is read."""
     if isinstance(part, Tensor):

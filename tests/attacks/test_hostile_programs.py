@@ -120,6 +120,37 @@ def test_choices_out_of_all_ranges_choose_rows_or_none(first, last):
     assert torch.equal(frame.tensors[0], x * is_chosen[:, None])
 
 
+GROWING = {
+    "the last 9 rows up to the second, none of 512": ("aten.slice.Tensor", (N, 0, -9, 2)),
+    "a dimension away that is there where 512 rows are": ("aten.squeeze.dim", (N, 0)),
+}
+
+
+@pytest.mark.parametrize("shape", [("b", 4), (SOME, 4)], ids=["selected", "arriving"])
+@pytest.mark.parametrize("grows", GROWING.values(), ids=GROWING)
+def test_fewer_rows_than_were_verified_cannot_be_made_more(grows, shape):
+    """Else two rows, of which verification saw none, become as many as somebody likes."""
+    more = (Input("chosen", I64, ("b", 2), "in"),)
+    arriving = ("aten.neg.default", (X,)) if SOME in shape else ("nodewire.select_rows", (X, Ref("chosen"), 0, 1))
+    nodes = (arriving, grows, ("aten.repeat.default", (Ref("n1"), [2**40, 1])))
+    with pytest.raises(BadTask, match=r"^n1: .*data decide"):
+        verify(program(*nodes, shape=shape, out=(SOME, 4), more=more), LIMITS.memory_bytes)
+
+
+def test_rows_that_data_decide_are_sliced_and_squeezed_where_that_makes_no_more():
+    nodes = [
+        ("aten.slice.Tensor", (X, 1, -2, 2**63 - 1)),
+        ("aten.slice.Tensor", (N, 1, 0, 1)),
+        ("aten.squeeze.dim", (Ref("n1"), 1)),
+    ]
+    actor = loaded(program(*nodes, shape=(SOME, 4), out=(SOME,), dims={}))
+    actor.open("s", {})
+    for seq, rows in enumerate((0, 1, 5)):
+        x = torch.randn(rows, 4)
+        (frame,) = actor.receive("s", Frame("in", seq, (x,), {}))
+        assert torch.equal(frame.tensors[0], x[:, 2])
+
+
 @pytest.mark.parametrize("rows", [0, 1, 3, 512])
 def test_rows_of_a_lying_neighbour_are_refused_by_the_node_that_cannot_place_them(rows):
     more = (Input("chosen", I64, ("b", 2), "in"),)

@@ -10,6 +10,7 @@ import torch
 from bench import hostile_tasks
 from bench.fuzz_tasks import CASES, read_apart
 from bench.fuzz_tasks_child import Cases, Fault
+from nodewire.errors import NodewireError
 from nodewire.graph import liveness
 from nodewire.graph.format import Program
 from nodewire.graph.whitelist import OPS
@@ -60,6 +61,32 @@ def test_a_value_that_differs_from_run_to_run_is_a_fault(cases, monkeypatch):
                       plain.outputs)  # fmt: skip
     with pytest.raises(Fault, match="run to run"):
         cases.as_promised(program, {"b": 3})
+
+
+def test_as_many_rows_as_data_decide_are_promised_or_fewer_and_no_more(cases):
+    plain = hostile_tasks.calls(random.Random(1))
+    chosen = hostile_tasks.Node("evil", "nodewire.select_rows", (hostile_tasks.X, hostile_tasks.Ref("grid"), 1, 2))
+    nodes = (*hostile_tasks.PRELUDE, chosen, plain.nodes[-1])
+    program = Program({"b": 3}, 3, plain.inputs, plain.weights, nodes, plain.outputs)
+    cases.as_promised(program, {"b": 3})
+    promised = [(torch.float32, (3, 4), (4, 1))]
+    fewer, more = torch.zeros(1, 4), torch.zeros(4, 4)
+    cases.compare(chosen, OPS[chosen.op], promised, fewer, at_most=True)
+    for value, at_most in ((fewer, False), (more, True), (fewer.squeeze(0), True)):
+        with pytest.raises(Fault, match="promised"):
+            cases.compare(chosen, OPS[chosen.op], promised, value, at_most)
+
+
+def test_hostile_documents_are_written_however_deeply_they_are_nested():
+    """The reader is to refuse them, not the one who writes them."""
+    written = [hostile_tasks._deep(random.Random(n)) for n in range(60)]
+    refused = []
+    for data in written:
+        try:
+            Program.decode(data)
+        except NodewireError as error:
+            refused.append(str(error))
+    assert "program: nested more than 32 deep" in refused
 
 
 def test_there_are_a_hundred_thousand():

@@ -111,6 +111,10 @@ def test_what_goes_to_a_few_tasks_is_one_box_with_its_type_and_what_goes_to_many
     svg = draw(clip().model_copy(update={"edges": tuple(few)}))
     assert svg.count('class="in" x=') == 1
     assert texts(svg).count("mask: float32 [batch, 77, 512]") == 1
+    two = [edge(CUSTOMER, "vision", "one", "ids"), edge(CUSTOMER, "vision", "two", "mask"), *clip().edges[2:]]
+    drawn = draw(clip().model_copy(update={"edges": tuple(two)}))
+    assert drawn.count('class="in" x=') == 1
+    assert {"ids: float32 [batch, 77, 512]", "mask: float32 [batch, 77, 512]"} <= set(texts(drawn))
     assert draw(experts(layers=9)).count('class="in" x=') == 1 + 9
     assert draw(experts(layers=4)).count('class="in" x=') == 1 + 1
 

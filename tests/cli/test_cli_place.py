@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from nodewire.cli import app, placing
 from nodewire.cli.output import console
 from nodewire.errors import BadConfig, BadInput, BadManifest, OverMemory
+from nodewire.plan.place.model import MOST_BYTES, MOST_RATE
 from nodewire.protocol import ad as ads
 from nodewire.protocol import published_profile
 from nodewire.protocol.ad import TaskOffer
@@ -92,6 +93,9 @@ def test_a_file_of_machines_is_read_as_it_says(files):
         ('{"nodes": [{"name": "a"}]}', "nodes.0.memory"),
         ('{"nodes": [{"name": "a", "memory": "many"}]}', "nodes.json"),
         ('{"nodes": [{"name": "a", "memory": 1, "gflops": 0}]}', "nodes.0.gflops"),
+        ('{"nodes": [{"name": "a", "memory": 1, "gflops": 1e-300}]}', "nodes.0.gflops"),
+        ('{"nodes": [{"name": "a", "memory": 2000000000000000000}]}', "nodes.json"),
+        ('{"nodes": [{"name": "a", "memory": 1, "at": [0, 0, -1]}]}', "nodes.0.at"),
         ('{"nodes": [{"name": "a", "memory": 1, "speed": 2}]}', "nodes.0.speed"),
         ('{"nodes": [{"name": "a", "memory": 1}, {"name": "a", "memory": 1}]}', "nodes.json"),
         ('{"nodes": [{"name": "a", "memory": 1}], "rtt_ms": [[1.0]]}', "nodes.json"),
@@ -214,6 +218,18 @@ def test_who_holds_nothing_of_a_model_counts_by_what_it_published_and_not_for_mu
     (holder,) = holding
     assert holding == {holder: ("stage.0",)}
     assert tables == {"stage.0": {holder: ((1, 1.0), (64, 8.0))}}
+
+
+def test_what_a_stranger_claims_keeps_nobody_from_placing():
+    plain = ring(200)
+    most = {"memory_bytes": 2**53 - 1, "flops": 2**53 - 1}
+    manifest = plain.model_copy(update={"tasks": tuple(task.model_copy(update=most) for task in plain.tasks)})
+    offers = tuple(TaskOffer(task=task.name, price_msat=1, us_per_position=1) for task in manifest.tasks)
+    fields = {"bond_msat": 0, "region": "", "load_ppm": 0, "epochs": 1, "beat": "0" * 64, "ad": "0" * 64}
+    held = (Held(manifest=manifest.digest(), free=1, tasks=offers),)
+    node = Node(pubkey="1" * 64, held=held, coordinates=(-10_000_000, 10_000_000, 10_000_000), **fields)
+    pool, _, _ = placing.of_snapshot(Snapshot(committee="0" * 64, epoch=1, nodes=(node,), events=()), manifest, None)
+    assert (pool.nodes[0].memory_bytes, pool.nodes[0].speed) == (MOST_BYTES, MOST_RATE)
 
 
 def test_nodes_of_one_name_whose_keys_begin_alike_are_told_apart():

@@ -24,6 +24,7 @@ from nodewire.nostr.nip01 import Filter
 from nodewire.nostr.pool import Pool
 from nodewire.protocol import kinds, publish
 from nodewire.store.blobs import Blobs
+from nodewire.train import vocabulary
 
 logging.getLogger("torch.__trace").disabled = True  # thousands of records, which pytest would keep
 NODEWIRE = [sys.executable, "-m", "nodewire.cli"]
@@ -83,10 +84,21 @@ def test_a_decoder_is_cut_at_its_operators_where_that_is_asked_for(register, fol
 def test_experts_are_in_as_many_tasks_as_is_asked_for(register, folders):
     counted = {}
     for groups in (1, 2, 4):
-        code, done = register(str(folders / "mixtral"), "--target-vram", "2MB", "--expert-groups", str(groups))
+        how = ["--as-tensors", "--target-vram", "2MB", "--expert-groups", str(groups)]
+        code, done = register(str(folders / "mixtral"), *how)
         assert code == 0, done
         counted[groups] = sum(task["name"].startswith("experts.") for task in done["tasks"])
     assert counted == {1: 0, 2: 2, 4: 4}
+
+
+def test_a_decoder_with_experts_is_cut_to_generate_text_where_it_has_a_tokenizer(register, folders, tmp_path):
+    folder = shutil.copytree(folders / "mixtral", tmp_path / "speaks")
+    code, said = register(str(folder), "--target-vram", "3MB")
+    assert (code, said["error"]["field"]) == (1, "tokenizer.json")
+    (folder / "tokenizer.json").write_bytes(vocabulary.of_bytes())
+    code, done = register(str(folder), "--target-vram", "3MB")
+    assert code == 0, done
+    assert [task["engine"] for task in done["tasks"]][:2] == ["decoder.driver", "decoder.stage"]
 
 
 @pytest.mark.parametrize(
@@ -182,6 +194,6 @@ def test_what_is_missing_or_cut_short_is_named_before_the_model_is_built(registe
     shutil.copytree(folders / "mixtral", tmp_path / "short")
     weights = tmp_path / "short" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    said = register(str(tmp_path / "short"))[1]["error"]
+    said = register(str(tmp_path / "short"), "--as-tensors")[1]["error"]
     assert said["field"] == "model.safetensors"
     assert said["reason"].startswith("cut short: tensors end at byte")

@@ -101,7 +101,7 @@ def test_what_a_library_refuses_is_left_to_the_interpreter(folder, tmp_path, mon
     loaded.open("s", {})
     x = torch.zeros(2, 4)
     for seq, bad in enumerate((10, -1)):
-        with pytest.raises(BadInput, match=f"^found: index {bad} of 10 rows"):
+        with pytest.raises(BadInput, match=f"^in: found: index {bad} of 10 rows"):
             loaded.receive("s", Frame("in", seq, (x, torch.tensor([0, bad])), {}))
 
     def exhausted(self, inputs, dims):

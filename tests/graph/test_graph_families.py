@@ -67,7 +67,7 @@ def test_a_call_of_clip_is_cut_along_its_texts_and_what_its_images_are_comes_wit
     assert rowwise.axes(manifest, programs, IMAGES)["text_embeds"] is None
     with pytest.raises(rowwise.Unproven):
         rowwise.axes(manifest, programs, SEQUENCE)
-    carved, given = Carved(found.made), inputs(found.called, sizes(found.called, 4, 12), VOCABULARY)
+    carved, given = Carved(found.made), inputs(found.called, {BATCH: 4, SEQUENCE: 12, IMAGES: 3}, VOCABULARY)
     texts = {one.name for one in found.called.inputs if BATCH in one.shape}
     whole = carved(given)
     parts = [carved({k: one[at : at + 2] if k in texts else one for k, one in given.items()}) for at in (0, 2)]

@@ -83,6 +83,17 @@ def test_a_call_that_only_the_comparison_makes_may_be_refused_by_the_model(tmp_p
     assert "in 1 call:" in register(tmp_path, model(refuses_what_is_small)).report[-1]
 
 
+def raises_outside_of_a_trace(self, x):
+    if not torch.compiler.is_exporting():
+        raise LookupError("no such table")
+    return self.up(x)
+
+
+def test_a_model_that_does_not_run_on_its_own_examples_is_refused(tmp_path):
+    with pytest.raises(BadTask, match=r"^model: does not run on the examples: LookupError: no such table$"):
+        register(tmp_path, model(raises_outside_of_a_trace))
+
+
 @pytest.mark.parametrize(
     ("wanted", "found", "by"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -117,6 +118,24 @@ def written_only(self, x):
     self.last = torch.softmax(x, -1)
     self.seen["attention"] = self.last
     return x + self.last
+
+
+class Lazy(Inner):
+    @cached_property
+    def doubled(self):
+        return self.table * 2
+
+    def forward(self, x):
+        return x * self.doubled
+
+
+def test_a_property_that_is_computed_once_is_no_state(tmp_path):
+    model = Lazy().eval()
+    model.table = torch.arange(8.0)
+    carved = Carved(register(tmp_path, model))
+    x = torch.randn(3, 8)
+    with torch.no_grad():
+        assert torch.equal(carved({"x": x})["output"], model(x))
 
 
 def test_what_is_written_and_never_read_is_let_be_and_nothing_of_the_trace_stays_on_the_model(tmp_path):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from llm_families import make_family
 from llm_models import PLAIN, ROOMY, make_model
 from torch.profiler import ProfilerActivity, profile
 
@@ -33,7 +34,43 @@ def peak_bytes(run, trace):
 def test_a_stage_stays_within_its_stated_memory(tmp_path, shape, dtype):
     shape = shape | {"max_position_embeddings": 1024}
     directory = make_model(tmp_path / "model", shape, torch.bfloat16)
-    registration = split_decoder(directory, 10_000_000, tmp_path / "out", slots=2, dtype=dtype)
+    assert_covered(directory, dtype, tmp_path)
+
+
+SIZES = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "head_dim": 32,
+    "max_position_embeddings": 1024,
+}
+EXPERTS = {"num_experts": 8, "moe_intermediate_size": 256}
+
+
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [
+        ("mistral", {}),
+        ("phi3", {}),
+        ("gemma2", {}),
+        ("gemma3", {}),
+        ("mixtral", {}),
+        ("qwen2_moe", {"decoder_sparse_step": 2, **EXPERTS}),
+        ("gpt_oss", {}),
+        ("glm4_moe", {"first_k_dense_replace": 1, "n_routed_experts": 8, "moe_intermediate_size": 256}),
+    ],
+    ids=lambda part: part if isinstance(part, str) else "",
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_so_does_a_stage_of_every_kind_of_layer(tmp_path, family, more, dtype):
+    directory = make_family(tmp_path / "model", family, torch.bfloat16, **SIZES, **more)
+    assert_covered(directory, dtype, tmp_path)
+
+
+def assert_covered(directory, dtype, tmp_path):
+    """What loading and serving the longest prompt takes is what the manifest says, or somewhat less."""
+    registration = split_decoder(directory, 20_000_000, tmp_path / "out", slots=2, dtype=dtype)
     for task in registration.manifest.tasks[1:]:
         program = registration.blobs[task.program.sha256].read_bytes()
         weights = [registration.blobs[blob.sha256] for blob in task.weights]

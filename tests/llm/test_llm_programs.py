@@ -42,6 +42,7 @@ def edited(program, **changes):
     return canonical.encode(document)
 
 
+EXPERTS = {"num_experts": 1024, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
 HOSTILE = {
     "layers out of range": {"first": 4, "last": 9},
     "no layers": {"first": 1, "last": 1},
@@ -64,6 +65,32 @@ HOSTILE = {
     "a real number": {"config__rope_theta": 7},
     "another dtype": {"dtype": "float64"},
     "a family unknown": {"config__family": "evil"},
+    "another family's names": {"config__family": "phi3"},
+    "a window nowhere": {"config__sliding_window": 7},
+    "a window without end": {"config__sliding_window": 2**40, "config__layer_types": ["sliding_attention"] * 5},
+    "kinds of other layers": {"config__layer_types": ["full_attention"] * 4},
+    "a kind unknown": {"config__layer_types": ["evil"] * 5},
+    "more that turns than there is": {"config__rotary_dim": 64},
+    "a scaling unknown": {"config__rope_scaling": {"rope_type": "dynamic", "factor": "2.0"}},
+    "factors of another head": {
+        "config__rope_scaling": {
+            "rope_type": "longrope",
+            "short_factor": ["1.0"],
+            "long_factor": ["1.0"],
+            "attention_factor": "1.0",
+            "original_max_position_embeddings": 8,
+        }
+    },
+    "experts without end": {"config__experts": {**EXPERTS, "num_experts": 2**40}},
+    "millions of tensors": {
+        "config__experts": EXPERTS,
+        "config__num_hidden_layers": 1024,
+        "first": 0,
+        "last": 1024,
+        "closes": True,
+    },
+    "more experts than there are": {"config__experts": {**EXPERTS, "num_experts": 1}},
+    "a norm less one": {"config__norm_plus_one": 1},
     "a ring that does not close": {"closes": True},
     "an edge to itself": {"edge_out": "hidden.0"},
     "no tensors": {"tensors": {}},

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from itertools import combinations, pairwise
 
 import pytest
 import torch
@@ -90,6 +91,27 @@ def test_cuts_are_whole_under_the_target_fewest_and_even(layers, weights, work, 
     assert max(sizes) - min(sizes) <= 1
     most = (target - work) // weights
     assert len(cuts) == -(-layers // most)
+
+
+@given(
+    layers=st.lists(st.integers(1, 50), min_size=1, max_size=12),
+    driver=st.integers(0, 60),
+    target=st.integers(1, 200),
+)
+def test_unlike_layers_are_cut_into_the_fewest_stages_too(layers, driver, target):
+    def stage(first, last):
+        return Footprint(sum(layers[first:last]), 0, 0)
+
+    try:
+        cuts = plan_cuts(len(layers), target, Footprint(driver, 0, 0), stage)
+    except OverMemory:
+        assert max(driver, *layers) > target
+        return
+    assert [layer for first, last in cuts for layer in range(first, last)] == list(range(len(layers)))
+    assert all(stage(*cut).total <= target for cut in cuts)
+    inner = range(1, len(layers))
+    fewer = (bounds for count in range(len(cuts) - 1) for bounds in combinations(inner, count))
+    assert all(any(stage(*cut).total > target for cut in pairwise((0, *bounds, len(layers)))) for bounds in fewer)
 
 
 def test_a_directory_that_lacks_a_file_is_refused_by_its_name(plain, tmp_path):
@@ -182,12 +204,15 @@ def test_the_generation_config_may_name_other_ends():
         ("rms_norm_eps", "1e-5"),
         ("rope_theta", 1e300),
         ("rope_scaling", {"rope_type": "yarn"}),
+        ("rope_scaling", {"rope_type": "dynamic", "factor": 2.0}),
         ("rope_scaling", {"rope_type": "llama3"}),
         ("rope_scaling", [1]),
         ("rope_parameters", "x"),
         ("hidden_act", "gelu"),
-        ("attention_bias", True),
+        ("attention_bias", "yes"),
         ("mlp_bias", True),
+        ("rope_interleaved", True),
+        ("of_tomorrow", 1),
         ("quantization_config", {}),
         ("tie_word_embeddings", "yes"),
         ("eos_token_id", [1] * 33),

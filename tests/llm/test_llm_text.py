@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llm_models import byte_tokenizer
 from tokenizers import Tokenizer as Library
-from tokenizers import decoders, models
+from tokenizers import decoders, models, processors
 
 from nodewire.errors import BadTask, TooLarge
 from nodewire.llm.sampling import Sampling, choose
@@ -88,6 +88,18 @@ def test_text_ends_before_the_first_stop_string(text, stop):
 def test_without_a_stop_string_nothing_is_held_back_but_its_beginning():
     ids = BYTES.encode("zq#!")
     assert pieces(BYTES, ids, ["#!?"]) == ["z", "q", "", "", "#!"]
+
+
+def test_a_prompt_that_has_its_special_tokens_gets_no_second_one():
+    library = byte_tokenizer()
+    library.add_special_tokens(["<|begin|>"])
+    begin = library.token_to_id("<|begin|>")
+    library.post_processor = processors.TemplateProcessing(single="<|begin|> $A", special_tokens=[("<|begin|>", begin)])
+    tokenizer = Tokenizer(library.to_str().encode())
+    bare = BYTES.encode("the fox")
+    assert tokenizer.encode("the fox") == [begin, *bare]
+    assert tokenizer.encode("<|begin|>the fox") == [begin, begin, *bare]
+    assert tokenizer.encode("<|begin|>the fox", special_tokens=False) == [begin, *bare]
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"\xff", b"null", b'{"model": {}}'])

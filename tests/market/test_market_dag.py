@@ -15,8 +15,10 @@ from running_market import WIRE, RunningMarket, _toml
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
+from nodewire.config import ProviderConfig
 from nodewire.errors import BadInput
 from nodewire.nostr.keys import Keys
+from nodewire.pay.ledger import Ledger
 from nodewire.protocol import publish
 from nodewire.store.blobs import Blobs
 
@@ -216,7 +218,7 @@ async def test_who_sends_its_neighbour_what_cannot_be_computed_denies_nothing_an
             honest = terms.model_copy(update={"excluded": (*excluded, dag.public[name])})
             check([await rob.run(dag.address, CALLS[0], terms=honest)], CALLS[:1])
             assert by_task(dag, rob.last) == {"left": "ivy", "right": "joe", "join": "kai"}
-        ledger = market.ledger(name)
+        ledger = Ledger(ProviderConfig.load(market.config_of(name)).ledger)
         assert ledger.earned_msat() == 0
         ledger.close()
     finally:

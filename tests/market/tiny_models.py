@@ -14,12 +14,17 @@ LLAMA_TARGET = "1200000"
 BERT_TARGET = "100kB"
 """A driver and two graph tasks."""
 CONTEXT = 400
+TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
 WORDS = ("the", "a", "cat", "dog", "sat", "ran", "on", "under", "mat", "tree", "rain", "sun")
 
 
 def make_decoder(folder: Path) -> Path:
     """Three layers and no end token, so that a generation is as long as its customer asks."""
     folder.mkdir()
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE, "bos_token": "<s>"}))
     return make_llama(folder, max_position_embeddings=CONTEXT, seed=5, eos_token_id=None)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from nodewire.gateway import figures as gateway
 from nodewire.metrics import endpoint
 from nodewire.metrics.family import Family
 from nodewire.oracle import measuring as oracle
@@ -29,6 +30,7 @@ DECLARED: dict[str, tuple[Family, ...]] = {
     "oracle": oracle.FAMILIES,
     "relay": relay.FAMILIES,
     "splice": splice.FAMILIES,
+    "gateway": gateway.FAMILIES,
 }
 OF_THE_LIBRARY = re.compile(r"(process|python_gc)_\w+")
 _ROW = re.compile(r"^\| `([a-z_]+)` \| (counter|gauge|histogram) \| ([^|]*) \| ([a-z, ]+) \| ([^|]+) \|$", re.M)

@@ -48,6 +48,21 @@ def test_a_wrong_field_is_refused_by_name(field, value):
         Manifest.parse(altered(documents.manifest(), **{field: value}))
 
 
+def test_a_chat_template_is_cited_by_a_model_that_generates_and_left_out_of_others():
+    manifest, cited = documents.manifest(), {"sha256": "ab" * 32, "bytes": 900}
+    assert "chat" not in manifest.document()
+    talks = Manifest.parse(altered(manifest, chat=cited))
+    assert talks.document()["chat"] == cited and talks.digest() != manifest.digest()
+    assert Manifest.unpack(talks.pack()) == talks
+    for wrong in (
+        {"chat": cited, "mode": "embed"},
+        {"chat": {**cited, "bytes": 131_073}},
+        {"chat": {**cited, "bytes": 0}},
+    ):
+        with pytest.raises(BadManifest, match="chat"):
+            Manifest.parse(altered(manifest, **wrong))
+
+
 def test_a_cycle_is_refused():
     document = documents.manifest().document()
     edges = [dict(e) for e in document["edges"]]

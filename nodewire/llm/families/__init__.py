@@ -1,59 +1,69 @@
 """The model families that nodewire decodes: each is one file that reads a config.json and names the tensors.
 
-A new family adds its file, its entry below and its name to `DecoderConfig.family`.
+A new family adds its file, its entry below and its name to `DecoderConfig.family`. What its layers compute is said by
+the other fields of DecoderConfig, so a family that computes what no field says needs one there, and in the layers.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from nodewire.errors import BadInput, BadTask, TooLarge
 from nodewire.llm.config import DecoderConfig
-from nodewire.llm.families import llama
+from nodewire.llm.families import (
+    gemma,
+    gemma2,
+    gemma3,
+    glm4_moe,
+    gpt_oss,
+    llama,
+    meta,
+    mistral,
+    mixtral,
+    naming,
+    phi3,
+    qwen2,
+    qwen2_moe,
+    qwen3,
+    qwen3_moe,
+)
+from nodewire.llm.families.fields import Fields
+from nodewire.llm.families.naming import Piece, Pieces
 
 MAX_CONFIG_BYTES = 1_048_576
-
-Shapes = Mapping[str, tuple[int, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class LayerNames:
-    """One layer's tensors by what they do; `q`, `k` and `v` are stacked when loaded, and so are `gate` and `up`."""
-
-    attention_norm: str
-    q: str
-    k: str
-    v: str
-    o: str
-    mlp_norm: str
-    gate: str
-    up: str
-    down: str
 
 
 class Family(Protocol):
     """What an adapter file offers. Tensor names are those of the checkpoint."""
 
     ARCHITECTURE: str
-    EMBEDDING: str
-    FINAL_NORM: str
-    HEAD: str
 
-    def parse(self, config: Mapping[str, Any]) -> dict[str, Any]:
+    def parse(self, fields: Fields) -> dict[str, Any]:
         """The fields of a DecoderConfig, unchecked. Raises BadTask for a variant that the layers do not compute."""
 
-    def layer_names(self, layer: int) -> dict[str, str]:
-        """The fields of LayerNames."""
+    def pieces(self, config: DecoderConfig, layer: int) -> Pieces:
+        """What makes up each parameter of a layer (nodewire.llm.parameters)."""
 
 
-FAMILIES: dict[str, Family] = {"llama": llama}
-
-
-def family_of(config: DecoderConfig) -> Family:
-    return FAMILIES[config.family]
+FAMILIES: dict[str, Family] = {
+    "llama": llama,
+    "mistral": mistral,
+    "qwen2": qwen2,
+    "qwen3": qwen3,
+    "phi3": phi3,
+    "gemma": gemma,
+    "gemma2": gemma2,
+    "gemma3": gemma3,
+    "mixtral": mixtral,
+    "qwen2_moe": qwen2_moe,
+    "qwen3_moe": qwen3_moe,
+    "gpt_oss": gpt_oss,
+    "glm4_moe": glm4_moe,
+}
+"""Those of Hugging Face's layout; Meta's own (`meta`) names no architecture."""
+ARCHITECTURES = frozenset(family.ARCHITECTURE for family in FAMILIES.values())
 
 
 def parse_config(data: bytes, generation: bytes | None = None) -> DecoderConfig:
@@ -61,63 +71,50 @@ def parse_config(data: bytes, generation: bytes | None = None) -> DecoderConfig:
 
     Raises:
         TooLarge: longer than 1 MiB.
-        BadTask: no known family, or a field missing, out of bounds or not supported (it is named).
+        BadTask: no known family, or a field missing, unknown, out of bounds or not supported (it is named).
     """
-    config = _json(data, "config.json")
+    config = json_object(data, "config.json")
     architectures = config.get("architectures")
-    for family in FAMILIES.values():
-        if architectures == [family.ARCHITECTURE]:
-            fields = family.parse(config)
-            break
-    else:
-        known = ", ".join(family.ARCHITECTURE for family in FAMILIES.values())
+    name = next((name for name, family in FAMILIES.items() if architectures == [family.ARCHITECTURE]), None)
+    if name is None:
+        known = ", ".join(sorted(ARCHITECTURES))
         raise BadTask("architectures", f"{str(architectures)[:80]} is not one of {known}")
-    ends = _json(generation, "generation_config.json").get("eos_token_id") if generation is not None else None
+    fields = Fields(config)
+    document = FAMILIES[name].parse(fields)
+    if "quantization_config" in fields:
+        raise BadTask("quantization_config", "quantized checkpoints of this family are not supported")
+    fields.end()
+    ends = json_object(generation, "generation_config.json").get("eos_token_id") if generation is not None else None
     if ends is None:
         ends = config.get("eos_token_id")
-    fields["eos_token_id"] = [] if ends is None else ends if isinstance(ends, list) else [ends]
-    return DecoderConfig.from_document(fields)
+    document |= {"family": name, "eos_token_id": [] if ends is None else ends if isinstance(ends, list) else [ends]}
+    return DecoderConfig.from_document(document)
 
 
-def layer_names(config: DecoderConfig, layer: int) -> LayerNames:
-    return LayerNames(**family_of(config).layer_names(layer))
+def layer_pieces(config: DecoderConfig, layer: int) -> Pieces:
+    """What makes up each parameter of a layer."""
+    return meta.pieces(config, layer) if config.family == "meta" else FAMILIES[config.family].pieces(config, layer)
 
 
-def layer_shapes(config: DecoderConfig, layer: int) -> dict[str, tuple[int, ...]]:
-    """The tensors of one layer: {checkpoint name: shape}, projections as [out, in]."""
-    names = layer_names(config, layer)
-    width, inner = config.hidden_size, config.intermediate_size
-    queries = config.num_attention_heads * config.head_dim
-    keys = config.num_key_value_heads * config.head_dim
-    return {
-        names.attention_norm: (width,),
-        names.q: (queries, width),
-        names.k: (keys, width),
-        names.v: (keys, width),
-        names.o: (width, queries),
-        names.mlp_norm: (width,),
-        names.gate: (inner, width),
-        names.up: (inner, width),
-        names.down: (width, inner),
-    }
+def driver_pieces(config: DecoderConfig) -> Pieces:
+    return meta.driver_pieces(config) if config.family == "meta" else naming.of_driver(config)
 
 
-def stage_shapes(config: DecoderConfig, first: int, last: int) -> dict[str, tuple[int, ...]]:
-    """The tensors of layers [first, last)."""
-    return {name: shape for layer in range(first, last) for name, shape in layer_shapes(config, layer).items()}
+def stage_tensors(config: DecoderConfig, first: int, last: int) -> Iterator[Piece]:
+    """The pieces of layers [first, last), a layer at a time: there may be very many."""
+    for layer in range(first, last):
+        for pieces in layer_pieces(config, layer).values():
+            yield from pieces
 
 
-def driver_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """The tensors of embedding, final norm and, unless tied to the embedding, head."""
-    family = family_of(config)
-    table = (config.vocab_size, config.hidden_size)
-    shapes: dict[str, tuple[int, ...]] = {family.EMBEDDING: table, family.FINAL_NORM: (config.hidden_size,)}
-    if not config.tie_word_embeddings:
-        shapes[family.HEAD] = table
-    return shapes
+def driver_tensors(config: DecoderConfig) -> Iterator[Piece]:
+    """Those of embedding, final norm and, unless tied to the embedding, head."""
+    for pieces in driver_pieces(config).values():
+        yield from pieces
 
 
-def _json(data: bytes, name: str) -> dict[str, Any]:
+def json_object(data: bytes, name: str) -> dict[str, Any]:
+    """Raises TooLarge over 1 MiB, BadInput for what is no object."""
     if len(data) > MAX_CONFIG_BYTES:
         raise TooLarge(name, f"{len(data)} bytes, at most {MAX_CONFIG_BYTES}")
     try:

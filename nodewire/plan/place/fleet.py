@@ -8,9 +8,10 @@ for several numbers of sessions the quickest ring with room for them (`search`),
 - for latency rings of the one size with which the offered load's sessions are over soonest.
 
 For throughput nodes then go from ring to ring, or change places, as long as a quick guess of the sum grows
-(`estimate`). Nodes in no ring hold a second time what fewest sessions have room for. A heuristic: nothing is guaranteed
-but that all tasks are held. Pools of more than 64 nodes are planned in parts (`regions`): for throughput all of them,
-for latency the nodes near the anchor; and more than 192 for throughput with less care, since a part then takes seconds.
+(`estimate`); of each ring the one whose stages are as level as its nodes allow is tried beside the quickest, and the
+other way around. Nodes in no ring hold a second time what fewest sessions have room for. A heuristic: nothing is
+guaranteed but that all tasks are held. Pools of more than 64 nodes are planned in parts (`regions`): for throughput all
+of them, for latency the nodes near the anchor; and more than 192 for throughput with less care.
 """
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ class _Fleet:
         return sizes if any(task.item_bytes for task in self.chain.tasks) else sizes[-1:]
 
     def memory(self, made: _Made) -> int:
-        return sum(self.pool.nodes[node].memory_bytes for node in made.nodes)
+        return max(1, sum(self.pool.nodes[node].memory_bytes for node in made.nodes))
 
     def for_throughput(self, *, is_quick: bool = False) -> list[_Made]:
         """Rings one after the other, each with the most per byte; then changed while the estimate of all grows.
@@ -190,7 +191,7 @@ class _Fleet:
             left -= best.nodes
             if is_quick:
                 tried = sizes[max(0, sizes.index(size) - 1) : sizes.index(size) + 2]
-        improved = _improved(self.estimator, groups, frozenset(left), _FEW if is_quick else _ROUNDS)
+        improved = _improved(self.estimator, groups, frozenset(left), _FEW if is_quick else _ROUNDS) or groups
         return [made for group in improved if (made := self._whole(group)) is not None]
 
     def _whole(self, nodes: frozenset[int]) -> _Made | None:

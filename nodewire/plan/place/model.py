@@ -27,7 +27,7 @@ UPLINK = 12_500.0
 """100 Mbit/s, as `assign/1` counts links."""
 MOST_NODES = 4_096
 MOST_TASKS = 1_024
-MOST_BYTES = 2**60
+MOST_BYTES = 2**50
 LEAST_RATE, MOST_RATE = 1e-12, 1e12
 """Of speeds and of lines. Beyond these, and `MOST_MS`, sums and ratios of floating point would lose what matters."""
 LEAST_MS, MOST_MS = 1e-9, 1e15

@@ -24,6 +24,8 @@ _SEEDS = 6
 _NEIGHBOURS = 40
 _FINISHED = 2
 """Of the rings of as many neighbourhoods, these go through the exact planner."""
+_LONG = 60
+"""Nodes in a ring of which only the best is changed, not one from every start: a move takes milliseconds to judge."""
 _POLISHED = 10
 """Nodes in an exact run on a part."""
 _TRUSTED = (1.0, 0.85, 0.7, 0.5)
@@ -90,8 +92,10 @@ def _climbs(found: Costs) -> tuple[Ring, Moves]:
         raise NoProvider("nodes", "together they have no room for all tasks")
     for trusted in _TRUSTED:
         moves = Moves(found, trusted)
-        grown = {_grown(moves, start) for start in moves.starts(_SEEDS)}
-        climbed = {_climbed(moves, way) for way in grown if way is not None}
+        grown = {way for start in moves.starts(_SEEDS) if (way := _grown(moves, start)) is not None}
+        if grown and min(map(len, grown)) > _LONG:
+            grown = set(sorted(grown, key=lambda way: (moves.ms(way), way))[:1])
+        climbed = {_climbed(moves, way) for way in grown}
         dealt = [ring for order in sorted(climbed) if (ring := _dealt(found, moves, order)) is not None]
         if dealt:
             return min(dealt, key=lambda ring: ring.turn_ms), moves

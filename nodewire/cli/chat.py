@@ -1,0 +1,232 @@
+"""`nodewire chat`: talk with a model of the market in a terminal, or line by line from a script."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+import orjson
+import typer
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from nodewire.cli.buying import Config, needs
+from nodewire.cli.output import CUSTOMERS, console, in_words, notes, plain, print_json, sats
+from nodewire.cli.roles import naming
+from nodewire.config import parse_msat
+from nodewire.errors import NodewireError
+
+if TYPE_CHECKING:
+    from nodewire.cli.conversation import Answer, Beside, Conversation
+
+_HELP = """\
+/ring        who computed the last answer, at what price, how far apart
+/clear       forget what was said
+/save FILE   write what was said to a JSON file
+/quit        leave (Ctrl-D, too)
+Ctrl-C breaks an answer off: what came is paid, the rest is not bought."""
+
+
+def chat(
+    model: Annotated[str, typer.Argument(help="Address of the manifest (38840:<author>:<name>).")],
+    config: Config = None,
+    system: Annotated[str, typer.Option(help="What the model is told before anything else.")] = "",
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of one answer.")] = 512,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.7,
+    top_p: Annotated[float, typer.Option(help="Nucleus of this probability.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop before this text (may be repeated).")] = None,
+    template: Annotated[Path | None, typer.Option(help="A file with the chat template, for a model without.")] = None,
+    budget: Annotated[str, typer.Option(help="Most that the whole talk may cost, such as 50sat.")] = "",
+    json: Annotated[bool, typer.Option("--json", help="Read a message from every line; print JSON lines.")] = False,
+) -> None:
+    """Talk with a model on strangers' machines."""
+    from nodewire.cli.conversation import Beside, Conversation
+
+    _, customer = needs(config, model)
+    params: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
+    if stop:
+        params["stop"] = stop
+    fields = {"system": system, "budget_msat": parse_msat(budget) if budget else None}
+    beside, stack = Beside(), AsyncExitStack()
+    try:
+        with naming(customer.relays):
+            opening = Conversation.open(stack, customer, model, template, params, **fields)
+            _talk(beside, beside.run(opening), _InJson() if json else _OnTerminal())
+    finally:
+        beside.run(stack.aclose())
+        beside.close()
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(rich_help_panel=CUSTOMERS)(chat)
+
+
+class _InJson:
+    """For scripts: a document a line."""
+
+    def ask(self) -> str | None:
+        line = sys.stdin.readline()
+        return line.rstrip("\n") if line else None
+
+    def welcome(self, talk: Conversation) -> None:
+        print_json({"ready": "chat", "model": talk.address})
+
+    def answering(self) -> Self:
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        return
+
+    def told(self, text: str, answer: Answer) -> None:
+        if text:
+            print_json({"piece": text})
+
+    def interrupted(self) -> None:
+        return
+
+    def answered(self, answer: Answer, talk: Conversation) -> None:
+        print_json({"answer": answer.document(), "spent_msat": talk.cost_msat})
+
+    def failed(self, error: NodewireError) -> None:
+        print_json({"error": error.as_dict()})
+
+    def ring(self, rows: list[dict[str, Any]]) -> None:
+        print_json({"ring": rows})
+
+    def says(self, text: str) -> None:
+        print_json({"note": text})
+
+
+class _OnTerminal:
+    """Whole lines of an answer are printed for good; the last one, and what it comes to, are drawn anew meanwhile."""
+
+    def __init__(self) -> None:
+        self._live: Live | None = None
+        self._line = ""
+        with suppress(ImportError):
+            import readline  # noqa: F401 - input() edits lines with it
+
+    def ask(self) -> str | None:
+        try:
+            if sys.stdin.isatty():
+                return input("\n› ")
+            line = sys.stdin.readline()
+            return line.rstrip("\n") if line else None
+        except EOFError:
+            return None
+        except KeyboardInterrupt:
+            notes.print("\n[dim]/quit leaves[/]")
+            return ""
+
+    def welcome(self, talk: Conversation) -> None:
+        notes.print(f"[dim]{talk.address}\n/help says what there is besides messages[/]", soft_wrap=True)
+
+    def answering(self) -> Self:
+        return self
+
+    def __enter__(self) -> Self:
+        self._line = ""
+        if console.is_terminal:
+            self._live = Live(
+                Text("…", style="dim"), console=console, refresh_per_second=8, transient=True, redirect_stdout=False
+            )
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        console.print(Text(self._line), soft_wrap=True)
+
+    def told(self, text: str, answer: Answer) -> None:
+        if self._live is None:
+            print(plain(text) if sys.stdout.isatty() else text, end="", flush=True)
+            return
+        *whole, self._line = (self._line + plain(text)).split("\n")
+        if whole:
+            self._live.console.print(Text("\n".join(whole)), soft_wrap=True)
+        self._live.update(Text.assemble(self._line, "\n", (_figures(answer), "dim")))
+
+    def interrupted(self) -> None:
+        notes.print("[dim]breaking off; what came is being paid[/]")
+
+    def answered(self, answer: Answer, talk: Conversation) -> None:
+        ended = {"stopped": "broken off · ", "length": "cut at --max-tokens · ", "budget": "the budget is used up · "}
+        said = f"{ended.get(answer.reason, '')}{_figures(answer)} · first after {answer.first_s * 1000:.0f} ms"
+        notes.print(f"[dim]{said} · {sats(talk.cost_msat)} in all[/]", soft_wrap=True)
+
+    def failed(self, error: NodewireError) -> None:
+        notes.print(Text(f"{error.code}: {plain(in_words(error))}", style="red"), soft_wrap=True)
+
+    def ring(self, rows: list[dict[str, Any]]) -> None:
+        from nodewire.cli.shown import named
+
+        if not rows:
+            notes.print("[dim]nothing has been answered yet[/]")
+            return
+        table = Table("task", "provider", "a chunk", "from here", "to the next", box=None, header_style="bold dim")
+        for row in rows:
+            far = [f"{row[at]:.1f} ms" if row[at] is not None else "-" for at in ("from_here_ms", "to_next_ms")]
+            provider = named(row["provider"], {row["provider"]: row["name"]})
+            table.add_row(row["task"], provider, sats(row["price_msat"]), *far)
+        console.print(table)
+
+    def says(self, text: str) -> None:
+        notes.print(Text(text, style="dim"), soft_wrap=True)
+
+
+def _figures(answer: Answer) -> str:
+    return f"{answer.tokens} tokens · {answer.tokens_per_s:.1f} tokens/s · {sats(answer.cost_msat)}"
+
+
+def _talk(beside: Beside, talk: Conversation, face: _InJson | _OnTerminal) -> None:
+    face.welcome(talk)
+    commands: dict[str, Callable[[str], None]] = {
+        "/help": lambda _: face.says(_HELP),
+        "/clear": lambda _: _clear(talk, face),
+        "/save": lambda file: _save(talk, face, file),
+        "/ring": lambda _: face.ring(beside.run(talk.ring())),
+    }
+    while (line := face.ask()) is not None:
+        name, _, rest = line.strip().partition(" ")
+        if name == "/quit":
+            return
+        if not name:
+            continue
+        try:
+            if name in commands:
+                commands[name](rest.strip())
+            elif name.startswith("/"):
+                face.says(f"{name} is no command; /help says which there are")
+            else:
+                with face.answering():
+                    answer = beside.run(talk.answer(line, face.told), interrupted=face.interrupted)
+                face.answered(answer, talk)
+        except NodewireError as error:  # the next question may have more luck
+            face.failed(error)
+
+
+def _clear(talk: Conversation, face: _InJson | _OnTerminal) -> None:
+    talk.history.clear()
+    face.says("forgotten")
+
+
+def _save(talk: Conversation, face: _InJson | _OnTerminal, file: str) -> None:
+    try:
+        Path(file or "chat.json").write_bytes(orjson.dumps(talk.messages, option=orjson.OPT_INDENT_2))
+    except OSError as error:
+        face.says(f"{file}: {error.strerror}")
+        return
+    face.says(f"written to {file or 'chat.json'}")

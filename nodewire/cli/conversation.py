@@ -1,0 +1,216 @@
+"""A conversation with a model of the market: history, answers that can be broken off, who made them, what they cost."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Future
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, field
+from typing import Any, Self, TypeVar
+
+from nodewire.chat.folder import template_file
+from nodewire.chat.rendering import Renderer
+from nodewire.cli.shown import Watched
+from nodewire.config import CustomerConfig
+from nodewire.customer.purchase import Purchase
+from nodewire.customer.summary import spent
+from nodewire.errors import BadInput, OverBudget
+from nodewire.plan.assign import link_us
+from nodewire.protocol.chat import ChatTemplate
+from nodewire.protocol.plan import LOCAL
+
+T = TypeVar("T")
+_TOLD_S = 0.25
+"""So often an answer that is under way is told with its speed and cost."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """One answer, as far as it has come. `first_s` is from the question to the first token."""
+
+    text: str = ""
+    prompt_tokens: int = 0
+    tokens: int = 0
+    first_s: float = 0.0
+    seconds: float = 0.0
+    """From the first token to the newest."""
+    cost_msat: int = 0
+    requests: list[str] = field(default_factory=list)
+    reason: str = ""
+    """Why it ended: eos, stop, length, stopped (by who asked) or budget."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        return (self.tokens - 1) / self.seconds if self.tokens > 1 and self.seconds > 0 else 0.0
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "text": self.text,
+            "reason": self.reason,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.tokens,
+            "first_token_ms": round(self.first_s * 1000, 1),
+            "tokens_per_s": round(self.tokens_per_s, 1),
+            "cost_msat": self.cost_msat,
+            "requests": self.requests,
+        }
+
+
+Told = Callable[[str, Answer], None]
+"""Told each new text, and the answer with it."""
+
+
+@dataclass(slots=True)
+class Conversation:
+    """With the model at `address`; `params` are the job's, `budget_msat` is what all of it may cost."""
+
+    customer: Watched
+    renderer: Renderer
+    address: str
+    template: ChatTemplate
+    params: Mapping[str, Any]
+    budget_msat: int | None = None
+    system: str = ""
+    history: list[dict[str, str]] = field(default_factory=list)
+    cost_msat: int = 0
+    last: Purchase | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        stack: AsyncExitStack,
+        config: CustomerConfig,
+        address: str,
+        template: Any,
+        params: Mapping[str, Any],
+        **fields: Any,
+    ) -> Self:
+        """`template` is a file's path, if there is one. Raises BadInput: the model has no template either."""
+        customer = await stack.enter_async_context(Watched(config, show=False))
+        renderer = Renderer()
+        stack.push_async_callback(renderer.close)
+        found = await customer.chat_template(address)
+        if template is not None:
+            own = template_file(template)
+            found = own.model_copy(update={"tokens": found.tokens}) if found is not None else own
+        if found is None:
+            raise BadInput("--template", "the model has none: name a file with one, or use `nodewire generate`")
+        return cls(customer, renderer, address, found, params, **fields)
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        return [*([{"role": "system", "content": self.system}] if self.system else []), *self.history]
+
+    async def answer(self, text: str, told: Told) -> Answer:
+        """Ask, and have the answer told as it comes. Cancelling it ends it there: what came is paid, and stays.
+
+        Raises:
+            NodewireError: nothing came; the question is not part of the history then. (What breaks off later, too,
+                but for a budget: then what came is an answer.)
+        """
+        question = {"role": "user", "content": text}
+        prompt = await self.renderer.render(self.template, [*self.messages, question])
+        made, purchases = Answer(), list[Purchase]()
+        terms = self.customer.terms
+        if self.budget_msat is not None:
+            left_msat = max(0, self.budget_msat - self.cost_msat)
+            terms = terms.model_copy(update={"max_total_msat": min(terms.max_total_msat, left_msat)})
+        params = {**self.params, "special_tokens": False}
+        began_s = time.monotonic()
+        try:
+            pieces = self.customer.generate(self.address, prompt, terms=terms, begun=purchases.append, **params)
+            async with aclosing(pieces):
+                first_s = looked_s = 0.0
+                async for piece in pieces:
+                    now_s = time.monotonic()
+                    if not made.tokens:
+                        made.first_s, made.prompt_tokens, first_s = now_s - began_s, piece.position, now_s
+                    made.tokens += len(piece.ids)
+                    made.seconds = now_s - first_s
+                    made.text += piece.text
+                    made.reason = piece.reason
+                    if now_s - looked_s > _TOLD_S:
+                        looked_s, made.cost_msat = now_s, _cost_msat(purchases)
+                    told(piece.text, made)
+        except asyncio.CancelledError:
+            made.reason = "stopped"
+        except OverBudget:
+            if not made.tokens:
+                raise
+            made.reason = "budget"
+        finally:
+            begun = [one for one in purchases if one.is_underway]
+            self.last = begun[-1] if begun else self.last
+            made.cost_msat, made.requests = _cost_msat(begun), [one.request.id for one in begun]
+            self.cost_msat += made.cost_msat
+        if made.tokens:
+            self.history += [question, {"role": "assistant", "content": made.text}]
+        return made
+
+    async def ring(self) -> list[dict[str, Any]]:
+        """Who computed what of the last answer, at what price, and how far each is from the one after (by coordinates;
+        from this machine as its link was measured). Times are one way."""
+        if self.last is None:
+            return []
+        plan, health = self.last.plan, self.customer.session.node.survey.health
+        snapshot = await self.customer.session.market.snapshot(plan.snapshot)
+        now = self.last.running.handover.assigned
+        who = [now.get(task.task, task.provider) for task in plan.tasks]
+        rows = []
+        for n, task in enumerate(plan.tasks):
+            here, there = (None if w == LOCAL else snapshot.node(w) for w in (who[n], who[(n + 1) % len(who)]))
+            trips = health[who[n]].rtt if who[n] in health else None
+            rows.append(
+                {
+                    "task": task.task,
+                    "provider": who[n],
+                    "name": self.customer.names.get(who[n], ""),
+                    "price_msat": task.price_msat,
+                    "to_next_ms": round(link_us(here, there) / 1000, 2) if here and there else None,
+                    "from_here_ms": round(trips.least_us / 2000, 2) if trips is not None else None,
+                }
+            )
+        return rows
+
+
+class Beside:
+    """An event loop in a thread beside: the market goes on while a terminal waits for its user."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="market", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T], *, interrupted: Callable[[], None] = lambda: None) -> T:
+        """What `work` returns or raises. Ctrl-C cancels it, once, and then it is waited for: it may have to pay."""
+        done: Future[T] = Future()
+        begun: Future[asyncio.Task[None]] = Future()
+
+        async def whole() -> None:
+            try:
+                done.set_result(await work)
+            except BaseException as error:
+                done.set_exception(error)
+
+        self._loop.call_soon_threadsafe(lambda: begun.set_result(self._loop.create_task(whole())))
+        cancelled = False
+        while True:
+            try:
+                return done.result()
+            except KeyboardInterrupt:
+                if not cancelled:
+                    cancelled = True
+                    self._loop.call_soon_threadsafe(begun.result().cancel)
+                    interrupted()
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def _cost_msat(purchases: list[Purchase]) -> int:
+    return sum(spent(one.plan, one.booked).total_msat for one in purchases if one.is_underway)

@@ -1,0 +1,151 @@
+"""What every API key has spent, and how fast it may ask: in SQLite, so that a restart forgets nothing.
+
+Before a request is bought, the most that it may cost is set aside; every job is noted before it is published. After it,
+what it came to is booked in place of that. Of a request that a crash broke off, the customer's ledger knows the jobs.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from nodewire.errors import BadConfig, Busy, OverBudget
+from nodewire.gateway.config import KeyConfig
+
+_VERSION = 1
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS keys (
+    name TEXT PRIMARY KEY, spent_msat INTEGER NOT NULL DEFAULT 0, requests INTEGER NOT NULL DEFAULT 0,
+    next_ms INTEGER NOT NULL DEFAULT 0
+) STRICT;
+CREATE TABLE IF NOT EXISTS reserved (
+    id INTEGER PRIMARY KEY, key TEXT NOT NULL REFERENCES keys (name), msat INTEGER NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS jobs (request TEXT PRIMARY KEY, reserved INTEGER NOT NULL REFERENCES reserved (id)) STRICT;
+"""
+_MINUTE_MS = 60_000
+
+
+class TooFast(Busy):
+    """A key asks more often than it may; `wait_s` until it may again."""
+
+    def __init__(self, wait_s: float) -> None:
+        super().__init__("requests", f"too many in a minute; the next is answered in {wait_s:.1f} s")
+        self.wait_s = wait_s
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What is set aside for one request: the most that it may cost."""
+
+    id: int
+    msat: int
+
+
+class Accounts:
+    """Of all keys, in the file at `path`. Raises BadConfig: it cannot be opened, or is another version's."""
+
+    def __init__(self, path: Path | str) -> None:
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None, timeout=10.0)
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")
+            (version,) = self._db.execute("PRAGMA user_version").fetchone()
+            if version not in (0, _VERSION):
+                raise BadConfig(str(path), f"accounts of version {version}; this software writes {_VERSION}")
+            self._db.executescript(_SCHEMA)
+            self._db.execute(f"PRAGMA user_version = {_VERSION}")
+        except sqlite3.Error as error:
+            raise BadConfig(str(path), str(error)) from error
+
+    def close(self) -> None:
+        self._db.close()
+
+    def admit(self, key: KeyConfig, now_ms: int) -> None:
+        """Count one request.
+
+        A key may begin `per_minute` of them at once, and gains one every 60 s / `per_minute` (GCRA, ITU-T I.371).
+
+        Raises:
+            TooFast: it would be one too many; nothing was counted.
+        """
+        with self._transaction():
+            self._db.execute("INSERT INTO keys (name) VALUES (?) ON CONFLICT DO NOTHING", (key.name,))
+            (next_ms,) = self._db.execute("SELECT next_ms FROM keys WHERE name = ?", (key.name,)).fetchone()
+            if key.per_minute is not None:
+                every_ms = -(-_MINUTE_MS // key.per_minute)
+                room_ms = every_ms * (key.per_minute - 1)
+                next_ms = min(next_ms, now_ms + _MINUTE_MS)  # a clock that was set back costs a minute, no more
+                if (late_ms := next_ms - room_ms - now_ms) > 0:
+                    raise TooFast(late_ms / 1000)
+                next_ms = max(next_ms, now_ms) + every_ms
+            sql = "UPDATE keys SET next_ms = ?, requests = requests + 1 WHERE name = ?"
+            self._db.execute(sql, (next_ms, key.name))
+
+    def reserve(self, key: KeyConfig, most_msat: int) -> Reservation:
+        """Set aside `most_msat` of the key's budget, or as much as is left.
+
+        Raises:
+            OverBudget: nothing is left.
+        """
+        with self._transaction():
+            if key.budget_msat is not None:
+                most_msat = min(most_msat, key.budget_msat - self.spent_msat(key.name) - self.reserved_msat(key.name))
+                if most_msat <= 0:
+                    raise OverBudget("api_key", f"the budget of {key.budget_msat / 1000:g} sat is spent or set aside")
+            self._db.execute("INSERT INTO keys (name) VALUES (?) ON CONFLICT DO NOTHING", (key.name,))
+            made = self._db.execute("INSERT INTO reserved (key, msat) VALUES (?, ?)", (key.name, most_msat))
+            assert made.lastrowid is not None
+            return Reservation(made.lastrowid, most_msat)
+
+    def requested(self, reservation: Reservation, request: str, most_msat: int) -> None:
+        """A job is about to be published for it; with its plan's prices it comes to `most_msat` at most."""
+        with self._transaction():
+            self._db.execute("INSERT INTO jobs VALUES (?, ?) ON CONFLICT DO NOTHING", (request, reservation.id))
+            sql = "UPDATE reserved SET msat = min(msat, ?) WHERE id = ?"
+            self._db.execute(sql, (most_msat, reservation.id))
+
+    def settle(self, reservation: Reservation, cost_msat: int) -> None:
+        """It has ended, and came to so much."""
+        self._settle(reservation.id, cost_msat)
+
+    def recover(self, cost_msat: Callable[[str], int]) -> int:
+        """Settle what an earlier process left, by what each of its jobs came to; how many requests that were."""
+        left = [id_ for (id_,) in self._db.execute("SELECT id FROM reserved").fetchall()]
+        for id_ in left:
+            jobs = self._db.execute("SELECT request FROM jobs WHERE reserved = ?", (id_,)).fetchall()
+            self._settle(id_, sum(cost_msat(request) for (request,) in jobs))
+        return len(left)
+
+    def spent_msat(self, name: str) -> int:
+        row = self._db.execute("SELECT spent_msat FROM keys WHERE name = ?", (name,)).fetchone()
+        return int(row[0]) if row else 0
+
+    def reserved_msat(self, name: str) -> int:
+        (found,) = self._db.execute("SELECT coalesce(sum(msat), 0) FROM reserved WHERE key = ?", (name,)).fetchone()
+        return int(found)
+
+    def requests(self) -> dict[str, int]:
+        """How many each key has made."""
+        return {str(name): int(n) for name, n in self._db.execute("SELECT name, requests FROM keys")}
+
+    def _settle(self, id_: int, cost_msat: int) -> None:
+        with self._transaction():
+            self._db.execute("DELETE FROM jobs WHERE reserved = ?", (id_,))
+            row = self._db.execute("DELETE FROM reserved WHERE id = ? RETURNING key", (id_,)).fetchone()
+            if row is not None:
+                sql = "UPDATE keys SET spent_msat = spent_msat + ? WHERE name = ?"
+                self._db.execute(sql, (cost_msat, row[0]))
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")

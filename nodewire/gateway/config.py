@@ -1,0 +1,126 @@
+"""The gateway's TOML file: where it listens, what it sells under which names, and to whom."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from nodewire.config import Address, File, ManifestAt, MetricsConfig, Section, Size
+from nodewire.errors import BadConfig
+from nodewire.protocol.faults import shaped
+from nodewire.protocol.plan import Terms
+from nodewire.protocol.schema import Hex32, Label, Msat
+
+ModelName = Annotated[str, shaped(r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$", "a name: letters, digits and . _ : / -")]
+KeyName = Annotated[str, shaped(r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$", "a name: letters, digits and . _ @ -")]
+Origin = Annotated[str, shaped(r"^https?://[A-Za-z0-9.\[\]:-]{1,255}$", "an origin, such as https://app.example")]
+
+
+class ModelConfig(Section):
+    """What clients call by `name`: a manifest, and the terms under which its work is bought for one request."""
+
+    name: ModelName
+    manifest: ManifestAt
+    digest: Hex32 | None = None
+    """Only this version of the manifest; whatever its author publishes if empty."""
+    max_chunk_msat: Msat | None = None
+    """The customer's, if not given; `max_total_msat` likewise."""
+    max_total_msat: Msat | None = None
+    max_tokens: int = Field(default=4_096, ge=1, le=1_000_000)
+    """The most that a request may ask for; a chat that asks for no number gets as many at most."""
+    verify: bool = False
+    """Have the committee compute a sample of it again; nobody waits for that."""
+    driver: Literal["provider", "local"] = "provider"
+    trusted: tuple[Hex32, ...] = Field(default=(), max_length=64)
+    excluded: tuple[Hex32, ...] = Field(default=(), max_length=64)
+    regions: tuple[Label, ...] = Field(default=(), max_length=16)
+    template: Path | None = None
+    """A file with the chat template, in place of the manifest's."""
+
+    def terms(self, own: Terms) -> Terms:
+        """For one request; `own` are the customer's."""
+        return Terms(
+            max_chunk_msat=own.max_chunk_msat if self.max_chunk_msat is None else self.max_chunk_msat,
+            max_total_msat=own.max_total_msat if self.max_total_msat is None else self.max_total_msat,
+            trusted=self.trusted,
+            excluded=self.excluded,
+            regions=self.regions,
+            driver=self.driver,
+            verify="sampled" if self.verify else "none",
+        )
+
+
+class KeyConfig(Section):
+    """An API key, of which the file has the SHA-256, or the name of an environment variable that holds it."""
+
+    name: KeyName
+    """By which its account is kept."""
+    sha256: Hex32 | None = None
+    env: Annotated[str, shaped(r"^[A-Za-z_][A-Za-z0-9_]{0,127}$", "the name of an environment variable")] | None = None
+    budget_msat: Msat | None = None
+    """All that may ever be spent with it; raise it to let it go on. No limit if not given."""
+    per_minute: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Requests, as many of them at once. No limit if not given."""
+    models: tuple[ModelName, ...] = Field(default=(), max_length=64)
+    """The only ones that it may use; all if empty."""
+
+    @model_validator(mode="after")
+    def _is_said_once(self) -> Self:
+        if (self.sha256 is None) == (self.env is None):
+            raise ValueError("sha256: either it or env is needed")
+        return self
+
+
+class GatewayConfig(File):
+    customer: Path
+    """The customer's TOML file: who buys, and with which wallet."""
+    state: Path
+    """A folder for the accounts of keys."""
+    listen: Address = "127.0.0.1:8080"
+    models: tuple[ModelConfig, ...] = Field(min_length=1, max_length=64)
+    keys: tuple[KeyConfig, ...] = Field(default=(), max_length=1_024)
+    """Without any, whoever reaches the address buys."""
+    cors: tuple[Origin, ...] = Field(default=(), max_length=16)
+    """Web pages that browsers may let ask here; none if empty."""
+    max_body: Size = 2 * 2**20
+    max_requests: int = Field(default=16, ge=1, le=1_024)
+    """That are bought for at a time."""
+    request_s: int = Field(default=600, ge=1, le=86_400)
+    """The most that one may take."""
+    metrics: MetricsConfig = MetricsConfig()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        for what, names in (("models", [m.name for m in self.models]), ("keys", [k.name for k in self.keys])):
+            if len(set(names)) != len(names):
+                raise ValueError(f"{what}: a name stands twice")
+        known = {model.name for model in self.models}
+        if unknown := {name for key in self.keys for name in key.models} - known:
+            raise ValueError(f"keys: no model is called {min(unknown)}")
+        if not self.keys and not _is_loopback(self.listen):
+            raise ValueError("listen: whoever reaches this address could spend; name [[keys]], or listen on 127.0.0.1")
+        return self
+
+    @property
+    def accounts(self) -> Path:
+        return self.state / "gateway.db"
+
+
+def secret_in(name: str) -> str:
+    """The API key in an environment variable. Raises BadConfig."""
+    found = os.environ.get(name, "")
+    if len(found) < 16:
+        raise BadConfig(f"keys: {name}", "is not set, or holds fewer than 16 characters")
+    return found
+
+
+def _is_loopback(listen: str) -> bool:
+    host = listen.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

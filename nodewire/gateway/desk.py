@@ -1,0 +1,148 @@
+"""Requests under way: how many at a time, what each may cost, and that each is settled, whoever leaves before."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from typing import Generic, TypeVar
+
+from nodewire.customer.again import MAX_AGAIN
+from nodewire.errors import Busy, NodewireError, TimedOut, first_of
+from nodewire.gateway.accounts import Accounts, Reservation
+from nodewire.gateway.config import GatewayConfig, KeyConfig, ModelConfig
+from nodewire.gateway.figures import Figures
+from nodewire.gateway.port import Buyer, Offer, Order
+
+T = TypeVar("T")
+_FAREWELL_S = 10.0
+_JOBS = 1 + MAX_AGAIN
+"""What breaks off is begun anew and costs its prompt again: so many times a job's most is set aside."""
+log = logging.getLogger("nodewire.gateway")
+
+
+class Answer(Generic[T]):
+    """What is bought for one request, in a task of its own: who asked may leave, and it is settled all the same."""
+
+    def __init__(
+        self, order: Order, made: AsyncGenerator[T, None], limit_s: float, settle: Callable[[Answer[T]], None]
+    ) -> None:
+        self.order = order
+        self.failure: NodewireError | None = None
+        self._made, self._limit_s = made, limit_s
+        self._came: asyncio.Queue[T | None] = asyncio.Queue()  # as long as what was asked for, at most
+        self._settle = settle
+        self._is_over = False
+        self.task = asyncio.create_task(self._run())
+
+    async def items(self) -> AsyncIterator[T]:
+        """What comes, as it comes; the end is when it is settled. Raises NodewireError: it failed, after these."""
+        while (item := await self._came.get()) is not None:
+            yield item
+        if self.failure is not None:
+            raise self.failure
+
+    def whole(self) -> None:
+        """The last item has come: what is left to do is to settle it."""
+        self._is_over = True
+
+    def leave(self) -> None:
+        """Nobody waits for more: unless it is whole, what is not bought yet is not bought."""
+        if not self._is_over:
+            self._is_over = True  # a second cancellation would reach what the first one has to pay
+            self.task.cancel()
+
+    async def _run(self) -> None:
+        try:
+            async with asyncio.timeout(self._limit_s), aclosing(self._made) as items:
+                async for item in items:
+                    self._came.put_nowait(item)
+        except asyncio.CancelledError:
+            self.failure = NodewireError("request", "given up")
+        except TimeoutError:
+            self.failure = TimedOut("request", f"not answered within {self._limit_s:g} s")
+        except Exception as error:
+            first = first_of(error)
+            if not isinstance(first, NodewireError):
+                log.exception("a fault of the gateway's own")
+                first = NodewireError("gateway", "a fault of its own; its log says more")
+            self.failure = first
+        finally:
+            try:
+                self._settle(self)
+            finally:
+                self._came.put_nowait(None)
+
+
+class Desk:
+    """Takes requests that have been understood."""
+
+    def __init__(self, config: GatewayConfig, buyer: Buyer, accounts: Accounts, figures: Figures) -> None:
+        self._config, self._buyer, self._accounts, self._figures = config, buyer, accounts, figures
+        self._answers: dict[asyncio.Task[None], Callable[[], None]] = {}
+        """How each is left, by its task."""
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._answers)
+
+    def admit(self, key: KeyConfig) -> None:
+        """Raises TooFast: the key asks too often; Busy: too many requests are under way."""
+        self._accounts.admit(key, int(time.time() * 1000))
+        if self.in_flight >= self._config.max_requests:
+            raise Busy("requests", f"{self.in_flight} are under way, as many as there may be")
+
+    @asynccontextmanager
+    async def answering(
+        self,
+        key: KeyConfig,
+        model: ModelConfig,
+        offer: Offer,
+        units: int,
+        make: Callable[[Order], AsyncGenerator[T, None]],
+    ) -> AsyncIterator[Answer[T]]:
+        """Buy what `make` asks of an order; whoever leaves the block before it is whole has the rest not bought.
+
+        The most that it may cost is set aside: by the terms first, and by the prices of its plan once there is one.
+
+        `units`: the most chunks that it can come to, if it takes one job.
+
+        Raises:
+            Busy: too many requests are under way.
+            OverBudget: nothing is left of the key's budget.
+        """
+        if self.in_flight >= self._config.max_requests:
+            raise Busy("requests", f"{self.in_flight} are under way, as many as there may be")
+        terms = model.terms(self._buyer.terms)
+        share_ppm = offer.verify_share_ppm if model.verify else 0
+        most_msat = min(terms.max_total_msat, _JOBS * units * terms.max_chunk_msat * (1_000_000 + share_ppm) // 10**6)
+        reservation = self._accounts.reserve(key, most_msat)
+        terms = terms.model_copy(update={"max_total_msat": min(terms.max_total_msat, reservation.msat)})
+
+        def announced(request: str, chunk_msat: int) -> None:
+            self._accounts.requested(reservation, request, _JOBS * units * chunk_msat)
+
+        order = self._buyer.order(model, offer, terms, announced)
+        answer = Answer(
+            order, make(order), self._config.request_s, lambda answer: self._settled(model, reservation, answer)
+        )
+        self._answers[answer.task] = answer.leave
+        answer.task.add_done_callback(self._answers.pop)
+        try:
+            yield answer
+        finally:
+            answer.leave()
+
+    async def close(self) -> None:
+        """Stop buying, and settle what is under way."""
+        for leave in list(self._answers.values()):
+            leave()
+        if self._answers:
+            await asyncio.wait(self._answers, timeout=_FAREWELL_S)
+
+    def _settled(self, model: ModelConfig, reservation: Reservation, answer: Answer[T]) -> None:
+        cost_msat = answer.order.cost_msat
+        self._accounts.settle(reservation, cost_msat)
+        self._figures.settled(model.name, cost_msat, answer.failure)

@@ -1,0 +1,167 @@
+"""The fields of OpenAI's requests: what each becomes here, what means nothing, and what is refused by its name."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from nodewire.gateway.refusals import bad_request, unsupported
+
+Body = Mapping[str, Any]
+MAX_STOPS, MAX_STOP_CHARS = 4, 64
+
+
+def _number(name: str, value: Any, low: float, high: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise bad_request(f"{name}: not a number from {low:g} to {high:g}", name)
+    return float(value)
+
+
+def _integer(name: str, value: Any, low: int, high: int) -> int:
+    if type(value) is not int or not low <= value <= high:
+        raise bad_request(f"{name}: not an integer from {low} to {high}", name)
+    return value
+
+
+def _temperature(name: str, value: Any) -> float:
+    found = _number(name, value, 0, 2)
+    return 0.0 if found < 0.001 else found  # nearer to greedy than the sampler can be
+
+
+def _top_p(name: str, value: Any) -> float:
+    found = _number(name, value, 0, 1)
+    if found == 0:
+        raise bad_request("top_p: 0 leaves no token", name)
+    return found
+
+
+def _seed(name: str, value: Any) -> int:
+    return _integer(name, value, -(2**63), 2**63 - 1) % 2**63
+
+
+def _stop(name: str, value: Any) -> list[str]:
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or len(stops) > MAX_STOPS:
+        raise bad_request(f"stop: neither a string nor a list of at most {MAX_STOPS}", name)
+    if not all(isinstance(one, str) and 0 < len(one) <= MAX_STOP_CHARS for one in stops):
+        raise bad_request(f"stop: not strings of 1 to {MAX_STOP_CHARS} characters", name)
+    return stops
+
+
+def _max_tokens(name: str, value: Any) -> int:
+    return _integer(name, value, 1, 1_000_000)
+
+
+SAMPLING: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
+    "max_tokens": ("max_tokens", _max_tokens),
+    "max_completion_tokens": ("max_tokens", _max_tokens),
+    "temperature": ("temperature", _temperature),
+    "top_p": ("top_p", _top_p),
+    "seed": ("seed", _seed),
+    "stop": ("stop", _stop),
+}
+"""By OpenAI's name, the parameter of the job (kind 8843) that it becomes, and how its value is read."""
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "logit_bias": ({},),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "web_search_options": (),
+    "functions": ([],),
+    "function_call": ("none",),
+    "parallel_tool_calls": (True,),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "dimensions": (),
+}
+"""What cannot be honoured, with the values that ask for nothing; null is one of every field."""
+
+HARMLESS = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"})
+"""What changes no answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Streaming:
+    """Whether the answer comes piece by piece, and its usage at the end."""
+
+    wanted: bool = False
+    usage: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What requests have in common."""
+
+    model: str
+    stream: Streaming
+    params: dict[str, Any] = field(default_factory=dict)
+    """Of the job."""
+
+
+def asked(body: Body, own: frozenset[str], *, generates: bool = True) -> Asked:
+    """What `body` asks for; `own` are the fields that the endpoint reads itself.
+
+    Raises:
+        Refusal: a field is missing, malformed, unknown, or cannot be honoured.
+    """
+    common = {"model", "stream", "stream_options", *SAMPLING} if generates else {"model"}
+    for name, value in body.items():
+        if name in own or name in common or name in HARMLESS or value is None:
+            continue
+        if name not in NEUTRAL:
+            raise unsupported(name[:64], f"Unrecognized or unsupported request argument: {name[:64]}")
+        if not any(type(value) is type(one) and value == one for one in _numbers(NEUTRAL[name], value)):
+            raise unsupported(name, f"{name}: this model cannot do that; leave it out")
+    model = body.get("model")
+    if not isinstance(model, str) or not model:
+        raise bad_request("you must provide a model parameter", "model")
+    if not generates:
+        return Asked(model, Streaming())
+    return Asked(model, _streaming(body), params(body))
+
+
+def params(body: Body) -> dict[str, Any]:
+    """The job's parameters. OpenAI's defaults: a temperature of 1, and a seed of its own for each request."""
+    found: dict[str, Any] = {}
+    for name, (parameter, read) in SAMPLING.items():
+        if body.get(name) is not None:
+            found[parameter] = read(name, body[name])
+    found.setdefault("temperature", 1.0)
+    if found["temperature"] > 0:
+        found.setdefault("seed", secrets.randbelow(2**63))
+    return found
+
+
+def _streaming(body: Body) -> Streaming:
+    stream, options = body.get("stream"), body.get("stream_options")
+    if stream is not None and not isinstance(stream, bool):
+        raise bad_request("stream: neither true nor false", "stream")
+    if options is None:
+        return Streaming(bool(stream))
+    if not stream:
+        raise bad_request("stream_options: only with stream", "stream_options")
+    if not isinstance(options, dict) or not options.keys() <= {"include_usage", "include_obfuscation"}:
+        raise bad_request("stream_options: only include_usage is known", "stream_options")
+    usage = options.get("include_usage", False)
+    if not isinstance(usage, bool):
+        raise bad_request("stream_options.include_usage: neither true nor false", "stream_options")
+    return Streaming(True, usage)
+
+
+def _numbers(values: tuple[Any, ...], said: Any) -> tuple[Any, ...]:
+    """0 is 0.0, and neither is False."""
+    return tuple(float(v) if type(v) is int and type(said) is float else v for v in values)

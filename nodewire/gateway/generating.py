@@ -1,0 +1,189 @@
+"""/v1/completions and /v1/chat/completions: text that is bought, told whole or as it comes (server-sent events)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from nodewire.customer.generation import Piece
+from nodewire.errors import BadInput, NodewireError, OverBudget, TooLarge
+from nodewire.gateway.config import KeyConfig, ModelConfig
+from nodewire.gateway.desk import Answer, Desk
+from nodewire.gateway.fields import Streaming
+from nodewire.gateway.figures import Figures
+from nodewire.gateway.port import Offer
+from nodewire.gateway.refusals import HEADERS, Refusal, bad_request, told
+from nodewire.gateway.replies import Calls, Finish, Reply, Usage
+from nodewire.gateway.toolcalls import ToolCalls
+
+_FINISHES: dict[str, Finish] = {"eos": "stop", "stop": "stop", "length": "length"}
+_DONE = b"data: [DONE]\n\n"
+_SPECIAL = 16
+"""Tokens that a tokenizer may add to a prompt; it makes no more than one of a byte."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One generation as it was asked for. `tools`: its text may hold calls of tools."""
+
+    key: KeyConfig
+    model: ModelConfig
+    offer: Offer
+    prompt: str
+    params: dict[str, Any]
+    stream: Streaming
+    chat: bool
+    tools: bool = False
+
+    @property
+    def units(self) -> int:
+        """The most chunks that it can be."""
+        prompt = min(len(self.prompt.encode()) + _SPECIAL, self.offer.context)
+        return -(-prompt // self.offer.chunk) - (-int(self.params["max_tokens"]) // self.offer.chunk) + 1
+
+
+@dataclass(slots=True)
+class _Course:
+    """What has come of a generation."""
+
+    calls: ToolCalls | None
+    usage: Usage = field(default_factory=Usage)
+    reason: str = ""
+
+    def take(self, piece: Piece) -> tuple[str, Calls]:
+        """The text, and the calls, that are certain with it."""
+        if not self.usage.completion:
+            self.usage.prompt = piece.position
+        self.usage.completion += len(piece.ids)
+        if piece.end:
+            self.reason = piece.reason
+        if self.calls is None:
+            return piece.text, []
+        text, calls = self.calls.push(piece.text)
+        return text + (self.calls.end() if piece.end else ""), calls
+
+    @property
+    def finish(self) -> Finish:
+        """A budget that ends it is a length, too: what came is paid, and whole as far as it goes."""
+        return "tool_calls" if self.calls is not None and self.calls.found else _FINISHES.get(self.reason, "length")
+
+
+async def generate(request: web.Request, desk: Desk, figures: Figures, wanted: Wanted) -> web.StreamResponse:
+    """Buy it and tell it. Raises NodewireError, Refusal: before anything was told."""
+    began_s = time.perf_counter()
+    course, reply = _Course(ToolCalls() if wanted.tools else None), Reply(wanted.model.name, wanted.chat)
+
+    def seen(piece: Piece) -> tuple[str, Calls]:
+        if not course.usage.completion:
+            figures.began(wanted.model.name, int((time.perf_counter() - began_s) * 1e6))
+        return course.take(piece)
+
+    async with desk.answering(
+        wanted.key, wanted.model, wanted.offer, wanted.units, lambda order: order.generate(wanted.prompt, wanted.params)
+    ) as answer:
+        try:
+            if wanted.stream.wanted:
+                return await _Told(request, reply, course, answer, wanted).run(seen)
+            text = ""
+            try:
+                async for piece in answer.items():
+                    text += seen(piece)[0]
+                    if piece.end:
+                        answer.whole()
+            except OverBudget:
+                if not course.usage.completion:
+                    raise
+            except NodewireError as error:
+                if not course.reason:  # else all of it has come, and only its settling went wrong
+                    raise _asked_for(error, wanted) from error
+            text += course.calls.end() if course.calls is not None else ""
+            _count(course.usage, answer)
+            whole = reply.whole(text, course.calls.found if course.calls else [], course.finish, course.usage)
+            return web.Response(body=orjson.dumps(whole), content_type="application/json")
+        finally:
+            figures.said(wanted.model.name, course.usage.prompt, course.usage.completion)
+
+
+class _Told:
+    """An answer as server-sent events: the first goes out when something has come, so that what fails before is an
+    error with a status."""
+
+    def __init__(
+        self, request: web.Request, reply: Reply, course: _Course, answer: Answer[Piece], wanted: Wanted
+    ) -> None:
+        self._request, self._reply, self._course, self._answer = request, reply, course, answer
+        self._wanted = wanted
+        self._response: web.StreamResponse | None = None
+
+    async def run(self, seen: Callable[[Piece], tuple[str, Calls]]) -> web.StreamResponse:
+        ended = False
+        try:
+            async for piece in self._answer.items():
+                text, calls = seen(piece)
+                if text:
+                    await self._say(self._reply.piece(text))
+                if calls:
+                    await self._say(self._reply.calls(calls))
+                if piece.end:
+                    self._answer.whole()
+                    ended = True
+                    await self._say(self._reply.closing(self._course.finish))
+                    if not self._wanted.stream.usage:
+                        break  # it is settled without anybody waiting
+        except OverBudget:
+            if not self._course.usage.completion:
+                raise
+            if not ended:
+                ended = True
+                if left := self._course.calls.end() if self._course.calls is not None else "":
+                    await self._say(self._reply.piece(left))
+                await self._say(self._reply.closing(self._course.finish))
+        except NodewireError as error:
+            if self._response is None:
+                raise _asked_for(error, self._wanted) from error
+            if not ended:
+                await self._write(b"data: " + orjson.dumps(told(error)[1]) + b"\n\n")
+                return self._response
+        if self._wanted.stream.usage:
+            _count(self._course.usage, self._answer)
+            await self._say(self._reply.usage(self._course.usage))
+        await self._write(_DONE)
+        assert self._response is not None
+        await self._response.write_eof()
+        return self._response
+
+    async def _say(self, document: dict[str, Any]) -> None:
+        if self._wanted.stream.usage and "usage" not in document:
+            document = {**document, "usage": None}
+        await self._write(b"data: " + orjson.dumps(document) + b"\n\n")
+
+    async def _write(self, data: bytes) -> None:
+        if self._response is None:
+            headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+            self._response = web.StreamResponse(headers={**headers, "X-Accel-Buffering": "no"})
+            self._response.headers.update(self._request[HEADERS])
+            self._response.force_close()
+            await self._response.prepare(self._request)
+            if (opening := self._reply.opening()) is not None:
+                await self._say(opening)
+        await self._response.write(data)
+
+
+def _count(usage: Usage, answer: Answer[Piece]) -> None:
+    usage.cost_msat, usage.requests = answer.order.cost_msat, answer.order.requests
+
+
+def _asked_for(error: NodewireError, wanted: Wanted) -> NodewireError | Refusal:
+    """What the driver refuses is the prompt, though over relays it only says that it does: it has the tokenizer."""
+    if error.field not in ("provider", "prompt") or not isinstance(error, BadInput):
+        return error
+    field = "messages" if wanted.chat else "prompt"
+    if isinstance(error, TooLarge):
+        reason = f"the model's context is {wanted.offer.context} tokens ({error})"
+        return bad_request(f"{field}: too long: {reason}", field, "context_length_exceeded")
+    return bad_request(f"{field}: refused ({error})", field, error.code)

@@ -1,0 +1,136 @@
+"""The gateway's port as the customer role fills it: one customer, many orders at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from nodewire.customer.customer import Customer
+from nodewire.customer.generation import Piece
+from nodewire.customer.purchase import Purchase
+from nodewire.gateway.config import ModelConfig
+from nodewire.gateway.port import Announced, Offer, Vectors
+from nodewire.pay.debts import Debt
+from nodewire.pay.settlement import share_msat
+from nodewire.protocol.plan import Terms
+
+_FRESH_S = 10.0
+"""For so long what a manifest said is not asked for again."""
+_EPOCH_S = 5.0
+
+
+class Buying:
+    """Of one open customer, whose `announce` it takes."""
+
+    def __init__(self, customer: Customer) -> None:
+        self._customer = customer
+        self._offers: dict[str, tuple[float, Offer]] = {}
+        self._orders: dict[Purchase, Announced] = {}
+        """Who is told what of purchases that are under way."""
+        customer.session.announce = self._announce
+
+    @property
+    def terms(self) -> Terms:
+        return self._customer.terms
+
+    async def offer(self, model: ModelConfig) -> Offer:
+        found = self._offers.get(model.name)
+        if found is not None and time.monotonic() - found[0] < _FRESH_S:
+            return found[1]
+        market = self._customer.session.market
+        manifest = await market.manifest(model.manifest, model.digest)
+        digest, chat = manifest.digest(), None
+        if manifest.chat is not None:
+            chat = await self._customer.chat_template(model.manifest, digest)
+        offer = Offer(
+            digest,
+            model.manifest.split(":")[1],
+            manifest.mode,
+            manifest.context,
+            manifest.chunk,
+            chat,
+            market.committee.verify_share_ppm,
+        )
+        self._offers[model.name] = time.monotonic(), offer
+        return offer
+
+    def order(self, model: ModelConfig, offer: Offer, terms: Terms, announced: Announced) -> Ordered:
+        return Ordered(self._customer, self._orders, model, offer, terms, announced)
+
+    async def epoch(self) -> int:
+        return (await self._customer.session.market.epoch(timeout_s=_EPOCH_S)).body.epoch
+
+    def cost_msat(self, request: str) -> int:
+        """What a job of this customer came to, by its ledger; it need not be this process's."""
+        return booked_msat(self._customer.session.payer.debts_of(request))
+
+    async def _announce(self, purchase: Purchase) -> None:
+        if purchase in self._orders:
+            plan = purchase.plan
+            self._orders[purchase](purchase.request.id, plan.chunk_msat + share_msat(plan))
+
+
+class Ordered:
+    """An order of `Buying`."""
+
+    def __init__(
+        self,
+        customer: Customer,
+        orders: dict[Purchase, Announced],
+        model: ModelConfig,
+        offer: Offer,
+        terms: Terms,
+        announced: Announced,
+    ) -> None:
+        self._customer, self._orders, self._model, self._offer = customer, orders, model, offer
+        self._terms, self._announced = terms, announced
+        self._purchases: list[Purchase] = []
+        self._requests: list[str] = []
+
+    async def generate(self, prompt: str, params: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
+        made = self._customer.generate(
+            self._model.manifest, prompt, terms=self._terms, begun=self._begun, digest=self._offer.digest, **params
+        )
+        try:
+            async with aclosing(made) as pieces:
+                async for piece in pieces:
+                    yield piece
+        finally:
+            self._over()
+
+    async def embed(self, texts: list[str]) -> AsyncGenerator[Vectors, None]:
+        try:
+            rows = await self._customer.embed(
+                self._model.manifest, texts, terms=self._terms, begun=self._begun, digest=self._offer.digest
+            )
+            yield Vectors(rows, int(self._customer.last["tokens"]))
+        finally:
+            self._over()
+
+    @property
+    def requests(self) -> tuple[str, ...]:
+        return tuple(self._requests)
+
+    @property
+    def cost_msat(self) -> int:
+        payer = self._customer.session.payer
+        return sum(booked_msat(payer.debts_of(request)) for request in self._requests)
+
+    def _begun(self, purchase: Purchase) -> None:
+        self._purchases.append(purchase)
+        self._orders[purchase] = self._requested
+
+    def _requested(self, request: str, chunk_msat: int) -> None:
+        self._requests.append(request)
+        self._announced(request, chunk_msat)
+
+    def _over(self) -> None:
+        for purchase in self._purchases:
+            self._orders.pop(purchase, None)
+
+
+def booked_msat(debts: list[Debt]) -> int:
+    """What is paid or owed for a job: to providers, for verification, and fees."""
+    return sum(debt.amount_msat + debt.fee_msat for debt in debts)

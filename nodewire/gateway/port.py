@@ -1,0 +1,71 @@
+"""What the gateway needs of a customer: `market.Buying` is the real one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from nodewire.customer.generation import Piece
+from nodewire.gateway.config import ModelConfig
+from nodewire.protocol.chat import ChatTemplate
+from nodewire.protocol.plan import Terms
+
+Announced = Callable[[str, int], None]
+"""Told every job before it is published: its id, and what a chunk of it costs (msat, verification included)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A model as its manifest describes it now. `context` is the most positions of a session; `chunk` are those that
+    one payment covers; `verify_share_ppm` comes on top of a job's price where it is verified."""
+
+    digest: str
+    author: str
+    mode: Literal["generate", "embed", "run"]
+    context: int
+    chunk: int
+    chat: ChatTemplate | None
+    verify_share_ppm: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """`rows` float32 [n, width]; `tokens` is what the texts were, 0 if nobody said."""
+
+    rows: np.ndarray
+    tokens: int
+
+
+class Order(Protocol):
+    """One request's purchase. Either method is called once."""
+
+    def generate(self, prompt: str, params: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
+        """Raises as `Customer.generate`; whoever closes it in the middle stops paying."""
+
+    def embed(self, texts: list[str]) -> AsyncGenerator[Vectors, None]:
+        """One item. Raises as `Customer.embed`."""
+
+    @property
+    def requests(self) -> tuple[str, ...]:
+        """The ids of its jobs."""
+
+    @property
+    def cost_msat(self) -> int:
+        """What its jobs came to until now, routing fees and verification included, and what of it is yet to be paid."""
+
+
+class Buyer(Protocol):
+    async def offer(self, model: ModelConfig) -> Offer:
+        """Raises NotFound, BadManifest, TimedOut ...: as `Market.manifest`."""
+
+    def order(self, model: ModelConfig, offer: Offer, terms: Terms, announced: Announced) -> Order: ...
+
+    @property
+    def terms(self) -> Terms:
+        """The customer's own."""
+
+    async def epoch(self) -> int:
+        """The newest certified epoch. Raises NoQuorum: there is none that a job could stand on."""

@@ -1,0 +1,64 @@
+"""Starts a gateway from its configuration."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AsyncExitStack
+from typing import Any
+
+from nodewire import guests
+from nodewire.chat.folder import template_file
+from nodewire.chat.rendering import Renderer
+from nodewire.config import CustomerConfig
+from nodewire.customer.customer import Customer
+from nodewire.gateway.accounts import Accounts
+from nodewire.gateway.app import Gateway
+from nodewire.gateway.config import GatewayConfig
+from nodewire.gateway.desk import Desk
+from nodewire.gateway.figures import Figures, Shown
+from nodewire.gateway.keys import Keys
+from nodewire.gateway.market import Buying
+from nodewire.metrics.endpoint import Exposed, Scrapes
+from nodewire.store.held import held
+
+_CONNECTION_S = 90.0
+"""What a connection has besides the time that a request may take: to send it, and to settle what was bought."""
+log = logging.getLogger("nodewire.gateway")
+
+
+async def start(stack: AsyncExitStack, config: GatewayConfig) -> dict[str, Any]:
+    """Start it; returns its ready line.
+
+    Raises:
+        BadConfig: a file, an environment variable or the address of the configuration cannot be used.
+        Busy: another gateway works in its state folder.
+    """
+    keys = Keys(config.keys)
+    templates = {model.name: template_file(model.template) for model in config.models if model.template is not None}
+    listening = guests.listening_socket("listen", config.listen)
+    stack.callback(listening.close)
+    config.state.mkdir(parents=True, exist_ok=True)
+    stack.enter_context(held(config.state))
+    accounts = Accounts(config.accounts)
+    stack.callback(accounts.close)
+    customer = await stack.enter_async_context(Customer.open(CustomerConfig.load(config.customer)))
+    buyer, figures, renderer = Buying(customer), Figures(), Renderer()
+    stack.push_async_callback(renderer.close)
+    if left := accounts.recover(buyer.cost_msat):
+        log.info("%d requests that an earlier process left are settled", left)
+    desk = Desk(config, buyer, accounts, figures)
+    exposed = Exposed("gateway", config.metrics.listen, [Shown(figures, lambda: desk.in_flight)])
+    gateway = Gateway(config, buyer, desk, keys, figures, renderer, templates, Scrapes(exposed))
+    most, each_s = 4 * config.max_requests + 64, config.request_s + _CONNECTION_S
+    await stack.enter_async_context(
+        guests.serving(gateway.application(), listening, most=most, each_s=each_s, cancels=True)
+    )
+    stack.push_async_callback(desk.close)  # before the server waits for its handlers
+    host, port = config.listen.rpartition(":")[0], listening.getsockname()[1]
+    return {
+        "ready": "gateway",
+        "url": f"http://{host}:{port}/v1",
+        "models": [model.name for model in config.models],
+        "keys": len(config.keys),
+        "metrics": exposed,
+    }

@@ -1,0 +1,56 @@
+"""Gemma 3 (text): Gemma 2 with norms of query and key for soft caps, and angles of their own where it slides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nodewire.errors import BadTask
+from nodewire.llm.families.fields import Fields
+from nodewire.llm.families.gemma import GELU, gemma
+from nodewire.llm.families.naming import of_layer as pieces
+from nodewire.llm.families.rotary import described
+from nodewire.llm.families.sizes import FULL, SLIDING, layer_kinds
+
+__all__ = ["ARCHITECTURE", "parse", "pieces"]
+
+ARCHITECTURE = "Gemma3ForCausalLM"
+
+
+def parse(fields: Fields) -> dict[str, Any]:
+    fields.only("hidden_act", GELU)
+    every = fields.either("sliding_window_pattern", "_sliding_window_pattern", 6)
+    if every < 1:
+        raise BadTask("sliding_window_pattern", "not above 0")
+    found = gemma(fields, rotary=False)
+    window = fields.optional_integer("sliding_window", 4_096)
+    kinds = layer_kinds(fields, found, lambda layer: (layer + 1) % every > 0, window)
+    fields.only("attn_logit_softcapping", None)  # which `transformers` does not apply
+    return (
+        found
+        | kinds
+        | {
+            "sandwich_norms": True,
+            "qk_norm": True,
+            "query_pre_attn_scalar": fields.number("query_pre_attn_scalar", 256),
+            "final_logit_softcapping": fields.optional("final_logit_softcapping"),
+        }
+        | _ropes(fields, found, sliding=bool(kinds))
+    )
+
+
+def _ropes(fields: Fields, found: dict[str, Any], *, sliding: bool) -> dict[str, Any]:
+    newer, scaling = fields.within("rope_parameters"), fields.within("rope_scaling")
+    theta, local = fields.number("rope_theta", 1_000_000.0), fields.number("rope_local_base_freq", 10_000.0)
+    if newer and scaling:
+        raise BadTask("rope_scaling", "beside rope_parameters")
+    if newer.keys() - {FULL, SLIDING}:
+        raise BadTask("rope_parameters", f"other fields than {FULL} and {SLIDING}")
+    wide, narrow = newer.get(FULL) or scaling, newer.get(SLIDING) or {}
+    if not isinstance(wide, dict) or not isinstance(narrow, dict):
+        raise BadTask("rope_parameters", "not objects")
+    positions, head_dim = found["max_position_embeddings"], found["head_dim"]
+    near = described(narrow, positions, head_dim, float(local))
+    if near["rope_scaling"] is not None or "rotary_dim" in near:
+        raise BadTask("rope_parameters", f"{SLIDING} may not be scaled")
+    far = described(wide, positions, head_dim, float(theta))
+    return far | {"rope_local_base_freq": near["rope_theta"] if sliding else None}

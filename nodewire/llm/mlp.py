@@ -1,0 +1,47 @@
+"""The gated MLP: down(act(gate x) * up x), with gate and up in one matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from nodewire.llm.config import DecoderConfig
+
+Gate = Callable[[Tensor], Tensor]
+"""[n, 2 * inner] (gate, then up) to [n, inner]; what came in may be overwritten."""
+
+_SWIGLU_ALPHA = 1.702
+
+
+def gate_of(config: DecoderConfig) -> Gate:
+    if config.hidden_act == "clamped_swiglu":
+        limit = float(config.swiglu_limit or 0)
+        return lambda both: _clamped(both, limit)
+    return _silu if config.hidden_act == "silu" else _gelu
+
+
+def _silu(both: Tensor) -> Tensor:
+    gate, up = both.chunk(2, -1)
+    return F.silu(gate).mul_(up)
+
+
+def _gelu(both: Tensor) -> Tensor:
+    gate, up = both.chunk(2, -1)
+    return F.gelu(gate, approximate="tanh").mul_(up)
+
+
+def _clamped(both: Tensor, limit: float) -> Tensor:
+    """gpt-oss: gate and up alternate; gate is at most `limit`, up within it on both sides and one more."""
+    gate, up = both[..., ::2].clamp(max=limit), both[..., 1::2].clamp(-limit, limit)
+    return (gate * _SWIGLU_ALPHA).sigmoid_().mul_(gate).mul_(up.add_(1))
+
+
+class Mlp:
+    def __init__(self, gate_up: Tensor, down: Tensor, gate: Gate) -> None:
+        self.gate_up, self.down, self.gate = gate_up, down, gate
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, width] in and out."""
+        return F.linear(self.gate(F.linear(x, self.gate_up)), self.down)

@@ -1,0 +1,145 @@
+"""A gateway in this process whose customer is a stand-in: what it sells is fixed, and it notes what is asked of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+
+from nodewire import guests
+from nodewire.chat.rendering import Renderer
+from nodewire.customer.generation import Piece
+from nodewire.errors import NodewireError, NotFound
+from nodewire.gateway.accounts import Accounts
+from nodewire.gateway.app import Gateway
+from nodewire.gateway.config import GatewayConfig, ModelConfig
+from nodewire.gateway.desk import Desk
+from nodewire.gateway.figures import Figures, Shown
+from nodewire.gateway.keys import Keys, sha256_of
+from nodewire.gateway.port import Announced, Offer, Vectors
+from nodewire.metrics.endpoint import Exposed, Scrapes
+from nodewire.protocol.chat import ChatTemplate
+from nodewire.protocol.plan import Terms
+
+KEY = "sk-of-somebody-with-means"
+AUTHOR = "ab" * 32
+PRICE_MSAT = 700
+TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }} answer in <tool_call>{% endif %}"
+    "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+)
+OFFERS = {
+    "talker": Offer("11" * 32, AUTHOR, "generate", 1_000, 64, ChatTemplate(template=TEMPLATE)),
+    "plain": Offer("22" * 32, AUTHOR, "generate", 1_000, 64, None),
+    "encoder": Offer("33" * 32, AUTHOR, "embed", 0, 64, None),
+}
+
+
+@dataclass
+class StandIn:
+    """Says `says`, a piece at a time, and each costs; then fails with `fails`, or waits if it `hangs`."""
+
+    says: list[str] = field(default_factory=lambda: ["one ", "two ", "three"])
+    reason: str = "stop"
+    fails: NodewireError | None = None
+    hangs: bool = False
+    orders: list[StandInOrder] = field(default_factory=list)
+    terms: Terms = field(default_factory=lambda: Terms(max_chunk_msat=100_000, max_total_msat=10_000_000))
+
+    async def offer(self, model: ModelConfig) -> Offer:
+        if model.name not in OFFERS:
+            raise NotFound(model.manifest, "no relay has it")
+        return OFFERS[model.name]
+
+    def order(self, model: ModelConfig, offer: Offer, terms: Terms, announced: Announced) -> StandInOrder:
+        self.orders.append(StandInOrder(self, terms, announced))
+        return self.orders[-1]
+
+    async def epoch(self) -> int:
+        return 7
+
+
+@dataclass
+class StandInOrder:
+    of: StandIn
+    terms: Terms
+    announced: Announced
+    cost_msat: int = 0
+    requests: tuple[str, ...] = ()
+    prompt: str = ""
+    params: dict[str, Any] = field(default_factory=dict)
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def generate(self, prompt: str, params: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
+        self.prompt, self.params = prompt, dict(params)
+        self._request()
+        try:
+            for number, text in enumerate(self.of.says):
+                last = number == len(self.of.says) - 1 and self.of.fails is None and not self.of.hangs
+                self.cost_msat += PRICE_MSAT
+                yield Piece(text, (number,), last, self.of.reason if last else "", 10 + number)
+            if self.of.fails is not None:
+                raise self.of.fails
+            if self.of.hangs:
+                await asyncio.Event().wait()
+        finally:
+            self.closed.set()
+
+    async def embed(self, texts: list[str]) -> AsyncGenerator[Vectors, None]:
+        self._request()
+        self.cost_msat += PRICE_MSAT
+        yield Vectors(np.array([[len(text), 0.5] for text in texts], np.float32), 3 * len(texts))
+
+    def _request(self) -> None:
+        self.requests = (f"{len(self.of.orders):064x}",)
+        self.announced(self.requests[0], 64 * PRICE_MSAT)
+
+
+def configured(folder: Path, **changes: Any) -> GatewayConfig:
+    models = [{"name": name, "manifest": f"38840:{AUTHOR}:{name}"} for name in OFFERS]
+    keys = [{"name": "somebody", "sha256": sha256_of(KEY)}]
+    fields = {"customer": folder / "customer.toml", "state": folder, "models": models, "keys": keys, **changes}
+    return GatewayConfig.model_validate(fields)
+
+
+@dataclass
+class Open:
+    client: aiohttp.ClientSession
+    buyer: StandIn
+    accounts: Accounts
+    desk: Desk
+
+    async def post(self, path: str, body: Any, **headers: str) -> tuple[int, dict[str, Any]]:
+        async with self.client.post(path, json=body, headers=headers) as answer:
+            return answer.status, await answer.json()
+
+    async def refused(self, path: str, body: Any) -> tuple[int, str | None, str | None]:
+        """Status, code and param of an error."""
+        status, said = await self.post(path, body)
+        assert said["error"].keys() == {"message", "type", "param", "code"}
+        return status, said["error"]["code"], said["error"]["param"]
+
+
+@asynccontextmanager
+async def opened(folder: Path, buyer: StandIn | None = None, **changes: Any) -> AsyncIterator[Open]:
+    config, buyer, figures = configured(folder, **changes), buyer or StandIn(), Figures()
+    async with AsyncExitStack() as stack:
+        accounts = Accounts(config.accounts)
+        stack.callback(accounts.close)
+        desk, renderer = Desk(config, buyer, accounts, figures), Renderer()
+        stack.push_async_callback(renderer.close)
+        scrapes = Scrapes(Exposed("gateway", "", [Shown(figures, lambda: desk.in_flight)]))
+        gateway = Gateway(config, buyer, desk, Keys(config.keys), figures, renderer, {}, scrapes)
+        listening = guests.listening_socket("listen", "127.0.0.1:0")
+        app = gateway.application()
+        await stack.enter_async_context(guests.serving(app, listening, most=64, each_s=30.0, cancels=True))
+        stack.push_async_callback(desk.close)
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1/"
+        client = aiohttp.ClientSession(url, headers={"Authorization": f"Bearer {KEY}"})
+        yield Open(await stack.enter_async_context(client), buyer, accounts, desk)

@@ -1,0 +1,321 @@
+"""The endpoints, before a stand-in for the customer; tests/market/test_market_gateway.py has the real one."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+from nodewire.errors import TABLE, NoProvider, OverBudget, TooLarge, WorkerFailed
+from nodewire.gateway.refusals import SHAPES, told
+from tests.gateway.counter import KEY, PRICE_MSAT, StandIn, opened
+
+CHAT = {"model": "talker", "messages": [{"role": "user", "content": "hello"}]}
+TEXT = {"model": "plain", "prompt": "hello"}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {}}}
+
+
+async def streamed(gateway, path, body):
+    """The events of an answer, and whether it said that it was done."""
+    async with gateway.client.post(path, json={**body, "stream": True}) as answer:
+        assert answer.content_type == "text/event-stream"
+        lines = [line for line in (await answer.text()).splitlines() if line]
+    assert all(line.startswith("data: ") for line in lines)
+    done = lines[-1] == "data: [DONE]"
+    return [json.loads(line[6:]) for line in (lines[:-1] if done else lines)], done
+
+
+async def test_a_completion_has_text_reason_and_what_it_cost(tmp_path):
+    async with opened(tmp_path) as gateway:
+        status, said = await gateway.post("completions", TEXT)
+        assert gateway.accounts.spent_msat("somebody") == 3 * PRICE_MSAT
+    assert (status, said["object"], said["model"]) == (200, "text_completion", "plain")
+    assert (said["choices"][0]["text"], said["choices"][0]["finish_reason"]) == ("one two three", "stop")
+    usage = said["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (10, 3, 13)
+    assert (usage["cost_msat"], usage["nodewire_requests"]) == (3 * PRICE_MSAT, [f"{1:064x}"])
+
+
+async def test_a_chat_is_the_template_of_its_messages_without_further_special_tokens(tmp_path):
+    async with opened(tmp_path) as gateway:
+        parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+        said = [{"role": "developer", "content": "brief"}, {"role": "user", "content": parts}]
+        status, answer = await gateway.post("chat/completions", {"model": "talker", "messages": said})
+        (order,) = gateway.buyer.orders
+    assert (status, answer["object"]) == (200, "chat.completion")
+    assert answer["choices"][0]["message"] == {"role": "assistant", "content": "one two three", "refusal": None}
+    assert order.prompt == "system:brief;user:a\nb;"
+    assert order.params["special_tokens"] is False and order.params["max_tokens"] == 1_000
+
+
+async def test_sampling_is_openais_with_its_defaults(tmp_path):
+    async with opened(tmp_path) as gateway:
+        await gateway.post("completions", TEXT)
+        asked = {"temperature": 0, "top_p": 0.5, "seed": -1, "stop": "x", "max_tokens": 7, "user": "u", "n": 1}
+        await gateway.post("completions", {**TEXT, **asked, "presence_penalty": 0.0, "logit_bias": None})
+        first, second = (order.params for order in gateway.buyer.orders)
+    assert (first["temperature"], first["max_tokens"]) == (1.0, 16) and 0 <= first["seed"] < 2**63
+    assert second == {"temperature": 0.0, "top_p": 0.5, "seed": 2**63 - 1, "stop": ["x"], "max_tokens": 7}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("completions", {**TEXT, "temperature": 2.1}, "temperature"),
+        ("completions", {**TEXT, "temperature": True}, "temperature"),
+        ("completions", {**TEXT, "top_p": 0}, "top_p"),
+        ("completions", {**TEXT, "max_tokens": 0}, "max_tokens"),
+        ("completions", {**TEXT, "max_tokens": 5_000}, "max_tokens"),
+        ("completions", {**TEXT, "max_tokens": 10**30}, "max_tokens"),
+        ("completions", {**TEXT, "seed": 1.5}, "seed"),
+        ("completions", {**TEXT, "stop": ["x"] * 5}, "stop"),
+        ("completions", {**TEXT, "stop": [""]}, "stop"),
+        ("completions", {**TEXT, "stream_options": {"include_usage": True}}, "stream_options"),
+        ("completions", {**TEXT, "stream": "yes"}, "stream"),
+        ("completions", {**TEXT, "n": 2}, "n"),
+        ("completions", {**TEXT, "n": True}, "n"),
+        ("completions", {**TEXT, "best_of": 3}, "best_of"),
+        ("completions", {**TEXT, "echo": True}, "echo"),
+        ("completions", {**TEXT, "logprobs": 0}, "logprobs"),
+        ("completions", {**TEXT, "logit_bias": {"5": 1}}, "logit_bias"),
+        ("completions", {**TEXT, "frequency_penalty": 0.1}, "frequency_penalty"),
+        ("completions", {**TEXT, "min_p": 0.1}, "min_p"),
+        ("completions", {**TEXT, "prompt": [1, 2]}, "prompt"),
+        ("completions", {**TEXT, "prompt": ["a", "b"]}, "prompt"),
+        ("completions", {**TEXT, "prompt": ""}, "prompt"),
+        ("completions", {"prompt": "x"}, "model"),
+        ("completions", {**TEXT, "model": "encoder"}, "model"),
+        ("chat/completions", {**CHAT, "model": "plain"}, "model"),
+        ("chat/completions", {**CHAT, "messages": []}, "messages"),
+        ("chat/completions", {**CHAT, "messages": [{"role": "king", "content": "x"}]}, "messages[0]"),
+        ("chat/completions", {**CHAT, "messages": [{"role": "user"}]}, "messages[0].content"),
+        (
+            "chat/completions",
+            {**CHAT, "messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content",
+        ),
+        ("chat/completions", {**CHAT, "response_format": {"type": "json_object"}}, "response_format"),
+        ("chat/completions", {**CHAT, "tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+        ("chat/completions", {**CHAT, "tools": ["x"]}, "tools[0]"),
+        ("embeddings", {"model": "encoder", "input": [1, 2]}, "input"),
+        ("embeddings", {"model": "encoder", "input": []}, "input"),
+        ("embeddings", {"model": "encoder", "input": "x", "encoding_format": "hex"}, "encoding_format"),
+        ("embeddings", {"model": "encoder", "input": "x", "dimensions": 2}, "dimensions"),
+        ("embeddings", {"model": "encoder", "input": "x", "temperature": 1}, "temperature"),
+    ],
+)
+async def test_what_cannot_be_done_is_refused_by_its_name_and_costs_nothing(tmp_path, path, body, param):
+    async with opened(tmp_path) as gateway:
+        status, _, named = await gateway.refused(path, body)
+        assert (status, named) == (400, param)
+        assert not gateway.buyer.orders
+
+
+async def test_bodies_that_are_none_are_told_in_the_same_shape(tmp_path):
+    async with opened(tmp_path, max_body=1_000) as gateway:
+
+        async def sent(data, type_="application/json"):
+            async with gateway.client.post("completions", data=data, headers={"Content-Type": type_}) as answer:
+                return answer.status, (await answer.json())["error"]["type"]
+
+        wrong = "invalid_request_error"
+        assert await sent(b"{") == (400, wrong)
+        assert await sent(b"[]") == (400, wrong)
+        assert await sent(b"\xff\xfe") == (400, wrong)
+        assert await sent(b'{"n": NaN}') == (400, wrong)
+        assert await sent(b"[" * 900) == (400, wrong)
+        assert await sent(json.dumps(TEXT).encode(), "text/plain") == (400, wrong)  # what a web page could send
+        assert await sent(b" " * 2_000) == (413, wrong)
+        packed = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+        async with gateway.client.post("completions", data=gzip.compress(b" " * 200_000), headers=packed) as answer:
+            assert answer.status == 400  # and not 413: nothing is unpacked
+        async with gateway.client.get("completions") as answer:
+            assert answer.status == 405 and (await answer.json())["error"]["type"] == wrong
+        async with gateway.client.get("nothing") as answer:
+            assert answer.status == 404 and (await answer.json())["error"]["type"] == wrong
+        assert await gateway.refused("completions", {**TEXT, "model": "gpt"}) == (404, "model_not_found", "model")
+
+
+async def test_a_stream_comes_in_pieces_and_ends_with_its_usage(tmp_path):
+    async with opened(tmp_path) as gateway:
+        came, done = await streamed(gateway, "chat/completions", CHAT)
+        assert done and all("usage" not in one for one in came)
+        assert [c["delta"] for one in came for c in one["choices"]] == [
+            {"role": "assistant", "content": ""},
+            {"content": "one "},
+            {"content": "two "},
+            {"content": "three"},
+            {},
+        ]
+        assert came[-1]["choices"][0]["finish_reason"] == "stop"
+        came, done = await streamed(gateway, "completions", {**TEXT, "stream_options": {"include_usage": True}})
+    assert done and "".join(c["text"] for one in came for c in one["choices"]) == "one two three"
+    assert came[-1]["choices"] == [] and came[-1]["usage"]["cost_msat"] == 3 * PRICE_MSAT
+    assert {one["usage"] for one in came[:-1]} == {None}
+
+
+async def test_what_fails_before_the_first_piece_has_a_status_and_later_an_event(tmp_path):
+    async with opened(tmp_path, StandIn(says=[], fails=NoProvider("model", "nobody serves it"))) as gateway:
+        for stream in (False, True):
+            assert await gateway.refused("completions", {**TEXT, "stream": stream}) == (503, "no-provider", None)
+    async with opened(tmp_path, StandIn(fails=WorkerFailed("provider", "died"))) as gateway:
+        assert await gateway.refused("completions", TEXT) == (502, "worker-failed", None)
+        came, done = await streamed(gateway, "completions", TEXT)
+        assert not done and came[-1]["error"]["code"] == "worker-failed"
+        assert gateway.accounts.reserved_msat("somebody") == 0
+
+
+async def test_a_budget_that_ends_an_answer_is_a_length(tmp_path):
+    async with opened(tmp_path, StandIn(fails=OverBudget("max_total_msat", "used up"))) as gateway:
+        status, said = await gateway.post("completions", TEXT)
+        assert (status, said["choices"][0]["finish_reason"]) == (200, "length")
+        came, done = await streamed(gateway, "completions", TEXT)
+        assert done and came[-1]["choices"][0]["finish_reason"] == "length"
+
+
+async def test_a_prompt_that_a_provider_refuses_is_the_clients(tmp_path):
+    async with opened(tmp_path, StandIn(says=[], fails=TooLarge("provider", "ab reports too-large"))) as gateway:
+        assert await gateway.refused("completions", TEXT) == (400, "context_length_exceeded", "prompt")
+        assert await gateway.refused("chat/completions", CHAT) == (400, "context_length_exceeded", "messages")
+
+
+async def test_tool_calls_are_told_apart_from_text(tmp_path):
+    call = '<tool_call>\n{"name": "look", "arguments": {"at": "é"}}\n</tool_call>'
+    halves = ["I look. <tool", call[5:20], call[20:]]
+    async with opened(tmp_path, StandIn(says=halves)) as gateway:
+        _, said = await gateway.post("chat/completions", {**CHAT, "tools": [TOOL]})
+        choice = said["choices"][0]
+        assert (choice["message"]["content"], choice["finish_reason"]) == ("I look.", "tool_calls")
+        (made,) = choice["message"]["tool_calls"]
+        assert made["function"]["name"] == "look" and json.loads(made["function"]["arguments"]) == {"at": "é"}
+        assert "look" in gateway.buyer.orders[0].prompt
+        came, _ = await streamed(gateway, "chat/completions", {**CHAT, "tools": [TOOL]})
+        deltas = [one["choices"][0]["delta"] for one in came]
+        assert "".join(delta.get("content", "") for delta in deltas) == "I look."
+        assert sum("tool_calls" in delta for delta in deltas) == 1
+        _, said = await gateway.post("chat/completions", CHAT)  # without tools it is text
+        assert said["choices"][0]["message"]["content"] == "".join(halves)
+
+
+async def test_a_tools_answer_goes_back_into_the_template(tmp_path):
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
+    said = [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "seen"},
+    ]
+    async with opened(tmp_path) as gateway:
+        await gateway.post("chat/completions", {"model": "talker", "messages": said, "tools": [TOOL]})
+        assert gateway.buyer.orders[0].prompt.endswith("user:go;assistant:;tool:seen;")
+        call["function"]["arguments"] = "{"
+        assert (await gateway.refused("chat/completions", {**CHAT, "messages": said}))[0] == 400
+
+
+async def test_embeddings_are_numbers_or_base64(tmp_path):
+    async with opened(tmp_path) as gateway:
+        body = {"model": "encoder", "input": ["a", "bcd"]}
+        _, said = await gateway.post("embeddings", body)
+        assert [one["embedding"] for one in said["data"]] == [[1.0, 0.5], [3.0, 0.5]]
+        assert (said["usage"]["prompt_tokens"], said["usage"]["cost_msat"]) == (6, PRICE_MSAT)
+        _, said = await gateway.post("embeddings", {**body, "encoding_format": "base64"})
+        rows = [np.frombuffer(base64.b64decode(one["embedding"]), "<f4").tolist() for one in said["data"]]
+        assert rows == [[1.0, 0.5], [3.0, 0.5]]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_who_hangs_up_has_the_rest_not_bought(tmp_path, stream):
+    async with opened(tmp_path, StandIn(hangs=True)) as gateway:
+        asking = asyncio.create_task(gateway.post("completions", {**TEXT, "stream": stream}))
+        while not (gateway.buyer.orders and gateway.buyer.orders[0].requests):
+            await asyncio.sleep(0)
+        if stream:  # so that it hangs up in the middle of an answer
+            await asyncio.sleep(0.05)
+        asking.cancel()
+        await asyncio.wait_for(gateway.buyer.orders[0].closed.wait(), 5)
+        while gateway.desk.in_flight:
+            await asyncio.sleep(0)
+        assert gateway.accounts.spent_msat("somebody") == 3 * PRICE_MSAT
+        assert gateway.accounts.reserved_msat("somebody") == 0
+
+
+async def test_only_so_many_are_bought_for_at_a_time_and_only_so_long(tmp_path):
+    async with opened(tmp_path, StandIn(hangs=True), max_requests=1, request_s=1) as gateway:
+        first = asyncio.create_task(gateway.post("completions", TEXT))
+        while not gateway.buyer.orders:
+            await asyncio.sleep(0)
+        assert await gateway.refused("completions", TEXT) == (503, "busy", None)
+        status, said = await first
+        assert (status, said["error"]["code"]) == (504, "timed-out")
+
+
+async def test_keys_open_only_what_is_theirs(tmp_path):
+    async with opened(tmp_path) as gateway:
+        for wrong in ("", "Bearer", f"Bearer {KEY}x", f"Basic {KEY}", "Bearer " + "x" * 10_000):
+            async with gateway.client.post(
+                "completions", json=TEXT, headers={"Authorization": wrong[:7_000]}
+            ) as answer:
+                assert answer.status == 401
+                assert (await answer.json())["error"]["code"] == "invalid_api_key"
+        async with gateway.client.get("/metrics", headers={"Authorization": ""}) as answer:
+            assert answer.status == 401
+        async with gateway.client.get("/health", headers={"Authorization": ""}) as answer:
+            assert (answer.status, (await answer.json())["epoch"]) == (200, 7)
+    from nodewire.gateway.keys import sha256_of
+
+    only = [{"name": "somebody", "sha256": sha256_of(KEY), "models": ["encoder"]}]
+    async with opened(tmp_path / "other", keys=only) if (tmp_path / "other").mkdir() is None else None as gateway:
+        async with gateway.client.get("models") as answer:
+            assert [one["id"] for one in (await answer.json())["data"]] == ["encoder"]
+        assert (await gateway.refused("completions", TEXT))[:2] == (404, "model_not_found")
+
+
+async def test_a_page_of_another_origin_may_not_ask_unless_it_is_configured(tmp_path):
+    async with opened(tmp_path, cors=["https://app.example"]) as gateway:
+        status, said = await gateway.post("completions", TEXT, Origin="https://evil.example")
+        assert (status, said["error"]["code"]) == (403, "origin") and not gateway.buyer.orders
+        asks = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST", "Authorization": ""}
+        async with gateway.client.options("completions", headers=asks) as answer:
+            assert answer.status == 204
+            assert answer.headers["Access-Control-Allow-Origin"] == "https://app.example"
+        async with gateway.client.post("completions", json=TEXT, headers={"Origin": "https://app.example"}) as answer:
+            assert answer.headers["Access-Control-Allow-Origin"] == "https://app.example"
+
+
+async def test_metrics_count_what_was_answered(tmp_path):
+    async with opened(tmp_path) as gateway:
+        await gateway.post("completions", TEXT)
+        await gateway.refused("completions", {**TEXT, "n": 2})
+        async with gateway.client.get("/metrics") as answer:
+            text = await answer.text()
+    assert 'nodewire_gateway_requests_total{endpoint="/v1/completions",status="200"} 1.0' in text
+    assert 'nodewire_gateway_requests_total{endpoint="/v1/completions",status="400"} 1.0' in text
+    assert f'nodewire_gateway_cost_msat_total{{model="plain"}} {3.0 * PRICE_MSAT}' in text
+    assert 'nodewire_gateway_tokens_total{model="plain",of="completion"} 3.0' in text
+
+
+def test_every_error_of_the_table_has_its_shape():
+    assert SHAPES.keys() == TABLE.keys()
+    for code, error in TABLE.items():
+        status, said = told(error("field", "reason"))
+        assert 400 <= status < 600 and said["error"]["message"] == "field: reason", code
+
+
+async def test_a_crowd_that_says_nothing_ends_nobodys_answer(tmp_path):
+    """One address has most connections, and the answer's is the oldest of them."""
+    asked = {**TEXT, "stream": True}
+    async with (
+        opened(tmp_path, StandIn(hangs=True)) as gateway,
+        gateway.client.post("completions", json=asked) as answer,
+    ):
+        assert await answer.content.readline()
+        port = int(str(answer.url.port))
+        crowd = [await asyncio.open_connection("127.0.0.1", port) for _ in range(100)]
+        async with gateway.client.get("/health") as healthy:
+            assert (await healthy.json())["in_flight"] == 1
+        assert not gateway.buyer.orders[0].closed.is_set()
+        for _, writer in crowd:
+            writer.close()

@@ -1,0 +1,143 @@
+"""Tiny random models of every family, made with transformers, in the variants that differ in what is computed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import transformers
+from llm_models import byte_tokenizer
+
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": None,
+}
+WINDOW = 24
+MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+GEMMA = {"tie_word_embeddings": True, "query_pre_attn_scalar": 20, "sliding_window": WINDOW}
+YARN = {"rope_type": "yarn", "rope_theta": 1_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1.0 + i / 8 for i in range(8)],
+    "long_factor": [1.0 + i for i in range(8)],
+}
+OSS_ROPE = YARN | {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False, "rope_theta": 150_000.0}
+LINEAR = {"rope_type": "linear", "factor": 2.5, "rope_theta": 10_000.0}
+
+FAMILIES: dict[str, tuple[str, dict]] = {
+    "llama, biased, linear rope": ("Llama", {"attention_bias": True, "rope_parameters": LINEAR}),
+    "llama, yarn": ("Llama", {"rope_parameters": YARN}),
+    "mistral": ("Mistral", {"sliding_window": WINDOW}),
+    "mistral, no window": ("Mistral", {"sliding_window": None}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2, sliding": ("Qwen2", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}),
+    "qwen3": ("Qwen3", {}),
+    "qwen3, biased, sliding": (
+        "Qwen3",
+        {"attention_bias": True, "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+    ),
+    "phi3": ("Phi3", {"sliding_window": WINDOW}),
+    "phi3, part turns": ("Phi3", {"rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 1e4}}),
+    "phi3, longrope, short": (
+        "Phi3",
+        {"rope_parameters": LONG, "original_max_position_embeddings": 256, "max_position_embeddings": 256},
+    ),
+    "gemma": ("Gemma", {"tie_word_embeddings": True}),
+    "gemma2": ("Gemma2", GEMMA | {"attn_logit_softcapping": 4.0, "final_logit_softcapping": 5.0}),
+    "gemma3": ("Gemma3", GEMMA | {"sliding_window_pattern": 2}),
+    "gemma3, scaled": (
+        "Gemma3",
+        GEMMA
+        | {
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
+    "mixtral, sliding": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW}),
+    "qwen2_moe": ("Qwen2Moe", MOE | {"shared_expert_intermediate_size": 80, "decoder_sparse_step": 2}),
+    "qwen2_moe, normed, sliding": (
+        "Qwen2Moe",
+        MOE
+        | {
+            "shared_expert_intermediate_size": 40,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "max_window_layers": 3,
+        },
+    ),
+    "qwen3_moe": ("Qwen3Moe", MOE | {"norm_topk_prob": True}),
+    "qwen3_moe, sliding": ("Qwen3Moe", MOE | {"use_sliding_window": True, "sliding_window": WINDOW}),
+    "gpt_oss": (
+        "GptOss",
+        {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": WINDOW, "rope_parameters": OSS_ROPE},
+    ),
+    "glm4_moe": (
+        "Glm4Moe",
+        {
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "n_group": 4,
+            "topk_group": 2,
+            "n_shared_experts": 2,
+            "routed_scaling_factor": 1.7,
+            "first_k_dense_replace": 1,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 1e4},
+        },
+    ),
+    "glm4_moe, one group": (
+        "Glm4Moe",
+        {
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "norm_topk_prob": False,
+            "first_k_dense_replace": 2,
+            "rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 1e4},
+        },
+    ),
+}
+"""By what is particular: the class in transformers, and what its configuration says besides SIZES."""
+
+
+def classes(stem: str) -> tuple[type, type]:
+    config = getattr(transformers, "Gemma3TextConfig" if stem == "Gemma3" else f"{stem}Config")
+    return config, getattr(transformers, f"{stem}ForCausalLM")
+
+
+def make_family(folder: Path, name: str, dtype: torch.dtype = torch.float32, **changes) -> Path:
+    """A random model of a family as a Hugging Face directory; what starts as zeros or ones is random too."""
+    stem, particular = FAMILIES[name]
+    torch.manual_seed(11)
+    tokenizer = byte_tokenizer()
+    config_class, model_class = classes(stem)
+    config = config_class(**SIZES | {"vocab_size": tokenizer.get_vocab_size()} | particular | changes)
+    config.initializer_range = 0.2
+    model = model_class(config)
+    with torch.no_grad():
+        for tensor_name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if "norm" in tensor_name or "bias" in tensor_name or "sinks" in tensor_name:
+                tensor.add_(torch.randn_like(tensor) * 0.3)
+            elif "embed" in tensor_name and "Gemma" in stem:
+                tensor.mul_(0.06)  # small beside what the layers add, or a tied head repeats its input
+    model.to(dtype).save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
