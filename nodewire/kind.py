@@ -40,7 +40,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TaskSize:
     """What is known of a task when it is cut. Both sizes together are its predicted peak, frames that wait aside.
 
     `most_at` is the operator at which it takes the most, `no_room_for` the one that would have made it too large;
@@ -66,20 +66,20 @@ class Registration:
     manifest: Manifest
     blobs: Mapping[str, Path]
     report: tuple[str, ...]
-    pieces: Mapping[str, Piece] = field(default_factory=dict)
+    pieces: Mapping[str, TaskSize] = field(default_factory=dict)
     lacks: tuple[str, ...] = ()
-
-    @property
-    def cited(self) -> dict[str, int]:
-        """The size of every blob that the manifest cites, by sha256."""
-        chat = (self.manifest.chat,) if self.manifest.chat is not None else ()
-        tasks = (blob for task in self.manifest.tasks for blob in (task.program, *task.weights))
-        return {blob.sha256: blob.bytes for blob in (*tasks, *chat)}
 
     @property
     def upload_bytes(self) -> int:
         """What is uploaded: every blob once, and the manifest."""
         return sum(self.cited.values()) + len(self.manifest.pack())
+
+    @property
+    def cited(self) -> dict[str, int]:
+        """The bytes of every blob that the manifest cites, by hash."""
+        chat = (self.manifest.chat,) if self.manifest.chat is not None else ()
+        tasks = (blob for task in self.manifest.tasks for blob in (task.program, *task.weights))
+        return {blob.sha256: blob.bytes for blob in (*tasks, *chat)}
 
 
 class Actor(Protocol):

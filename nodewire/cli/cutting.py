@@ -10,7 +10,7 @@ from typing import Any
 
 from nodewire.cli.registered import is_registered, registration_in
 from nodewire.errors import BadConfig, BadInput, NotFound, OverMemory
-from nodewire.kind import Piece, Registration, Say
+from nodewire.kind import Registration, Say, TaskSize
 from nodewire.protocol.manifest import CUSTOMER, Manifest
 
 _ENCODERS = ("BertModel", "BertForMaskedLM")
@@ -36,11 +36,6 @@ def cut(folder: Path, asked: Asked, out: Path | None, say: Say = lambda _: None)
     """
     if is_registered(folder):
         return registration_in(folder, asked.name)
-    return _with_chat(_cut(folder, asked, out, say), folder, out)
-
-
-def _cut(folder: Path, asked: Asked, out: Path | None, say: Say) -> Registration:
-    from nodewire.llm import meta_directory
     from nodewire.llm.families import ARCHITECTURES
 
     target, name, slots = asked.target_bytes, asked.name, asked.slots
@@ -49,7 +44,7 @@ def _cut(folder: Path, asked: Asked, out: Path | None, say: Say) -> Registration
 
         _check_plain(asked)
         return split_classifier(folder, target, out, slots=slots, name=name)
-    is_meta = meta_directory.is_one(folder)
+    is_meta = (folder / "params.json").is_file() and not (folder / "config.json").exists()  # Llama in Meta's own layout
     architecture = "" if is_meta else _architecture(folder)
     speaks = is_meta or architecture in ARCHITECTURES
     if (speaks or architecture in _ENCODERS) and not asked.as_tensors:
@@ -59,7 +54,7 @@ def _cut(folder: Path, asked: Asked, out: Path | None, say: Say) -> Registration
 
             if out is not None and not is_meta and not (folder / "tokenizer.json").is_file():
                 raise NotFound("tokenizer.json", f"not in {folder}: text needs one; or --as-tensors cuts it without")
-            return split_decoder(folder, target, out, slots=slots, name=name)
+            return _with_chat(split_decoder(folder, target, out, slots=slots, name=name), folder, out)
         from nodewire.graph.split_encoder import split_encoder
 
         return split_encoder(folder, target, out, slots=slots, name=name)
@@ -73,10 +68,11 @@ def _cut(folder: Path, asked: Asked, out: Path | None, say: Say) -> Registration
 
 
 def _check_plain(asked: Asked) -> None:
-    """Raises BadInput: what is cut by its layers has no sizes to choose, and its experts stay together."""
+    """Raises BadInput: what is cut by its layers has no sizes to choose, and keeps its experts together."""
     if asked.expert_groups > 1:
-        reason = "what is cut so keeps its experts together; --as-tensors cuts any model's operators"
-        raise BadInput("--expert-groups", reason)
+        raise BadInput(
+            "--expert-groups", "what is cut so keeps its experts together; --as-tensors cuts any model's operators"
+        )
     if asked.most:
         raise BadInput("--most", "is for what is called with tensors; --as-tensors cuts any model so")
 
@@ -99,8 +95,7 @@ def _with_chat(made: Registration, folder: Path, out: Path | None) -> Registrati
     blobs = blobs_in(out)
     manifest = {**made.manifest.document(), "chat": blobs.blob(found.pack()).document()}
     report = (*made.report, f"chat template of {len(found.template)} characters, for customers")
-    paths = {**made.blobs, **blobs.paths}
-    return replace(made, manifest=Manifest.from_document(manifest), blobs=paths, report=report)
+    return replace(made, manifest=Manifest.from_document(manifest), blobs={**made.blobs, **blobs.paths}, report=report)
 
 
 def told(made: Registration) -> dict[str, Any]:
@@ -133,7 +128,7 @@ def told(made: Registration) -> dict[str, Any]:
     }
 
 
-def _known(piece: Piece | None) -> dict[str, Any]:
+def _known(piece: TaskSize | None) -> dict[str, Any]:
     if piece is None:
         return {}
     return {

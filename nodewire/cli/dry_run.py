@@ -49,8 +49,9 @@ def show(made: Registration) -> None:
         f" {in_units(largest.memory_bytes)} in {one_line(largest.name)}; MFLOP are of one position",
         soft_wrap=True,
     )
-    blobs = counted(len(made.cited) + 1, "blob")
-    console.print(f"[bold]{in_units(made.upload_bytes)}[/] to upload, in {blobs}", soft_wrap=True)
+    console.print(
+        f"[bold]{in_units(made.upload_bytes)}[/] to upload, in {counted(len(made.cited) + 1, 'blob')}", soft_wrap=True
+    )
     if made.lacks:
         notes.print(
             f"[yellow]to register it the folder lacks[/] {', '.join(map(one_line, made.lacks))}: what stands there"

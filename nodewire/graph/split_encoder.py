@@ -23,7 +23,7 @@ from nodewire.graph.normalize import normalize
 from nodewire.graph.trace import trace
 from nodewire.graph.unloaded import Reading
 from nodewire.graph.writing import Writer, pieces, report
-from nodewire.kind import Piece, Registration
+from nodewire.kind import Registration, TaskSize
 from nodewire.protocol.manifest import CUSTOMER, Edge, Manifest, Task, Tensor
 from nodewire.weights.directory import SINGLE, stored_if_any, stored_tensors
 from nodewire.weights.tensorfile import Stored
@@ -91,7 +91,7 @@ def split_encoder(
     )
     said_of_driver = f"{DRIVER}: tokenizer, {driver.memory_bytes} bytes in all"
     lines = (*report(manifest.name, done, target_bytes, traced.paths), said_of_driver)
-    known = {DRIVER: Piece(0, driver.memory_bytes), **pieces(done, traced.paths)}
+    known = {DRIVER: TaskSize(0, driver.memory_bytes), **pieces(done, traced.paths)}
     lacks = ((SINGLE,) if stored is None else ()) + (() if said.tokenizer else ("tokenizer.json",))
     made = Registration(manifest, writer.blobs.paths, lines, known, lacks)
     if out is None:

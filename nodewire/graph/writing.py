@@ -22,7 +22,7 @@ from nodewire.graph.carve import edge_name
 from nodewire.graph.decompose import DRIVER, Decomposition, memory_bytes
 from nodewire.graph.format import MAX_FILES, NAMES, SOME, Input, Output, Program, Weight
 from nodewire.graph.verify import verify
-from nodewire.kind import Piece, Registration, Say
+from nodewire.kind import Registration, Say, TaskSize
 from nodewire.protocol.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task, Tensor
 from nodewire.protocol.sizes import in_units
 from nodewire.weights.blob_folder import blobs_in
@@ -65,13 +65,13 @@ def write_run(
     return Registration(manifest, writer.blobs.paths, lines, pieces(done, modules or {}))
 
 
-def pieces(done: Decomposition, modules: Mapping[str, str]) -> dict[str, Piece]:
+def pieces(done: Decomposition, modules: Mapping[str, str]) -> dict[str, TaskSize]:
     """What is known of each task; `modules` as in `report`."""
     limits = {one.task: one for one in done.bottlenecks}
-    found: dict[str, Piece] = {}
+    found: dict[str, TaskSize] = {}
     for task, made in done.tasks.items():
         limit = limits.get(task)
-        found[task] = Piece(
+        found[task] = TaskSize(
             weights_bytes=made.weight_bytes,
             live_bytes=made.live_bytes,
             operators=len(made.program.nodes),

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Literal
 
 from nodewire.errors import BadInput, OverMemory
-from nodewire.kind import Piece, Registration
+from nodewire.kind import Registration, TaskSize
 from nodewire.llm import footprint
 from nodewire.llm.checkpoint import Checkpoint, open_checkpoint
 from nodewire.llm.config import DecoderConfig
-from nodewire.llm.families import driver_tensors, naming, stage_tensors
+from nodewire.llm.families import driver_tensors, stage_tensors
+from nodewire.llm.families.naming import Piece
 from nodewire.llm.footprint import Footprint
 from nodewire.llm.programs import DriverProgram, StageProgram, TensorType, stored_type
 from nodewire.protocol.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task, Tensor
@@ -132,7 +133,7 @@ def split_decoder(
         ("driver", driver_bytes, ()),
         *((f"stage.{k}", stage_bytes(*cut), (_layers(*cut),)) for k, cut in enumerate(cuts)),
     ]
-    pieces = {name: Piece(need.weights, need.total - need.weights, holds=holds) for name, need, holds in needs}
+    pieces = {name: TaskSize(need.weights, need.total - need.weights, holds=holds) for name, need, holds in needs}
     return Registration(manifest, blobs.paths, report, pieces, checkpoint.lacks)
 
 
@@ -203,7 +204,7 @@ def _edges(stages: int, config: DecoderConfig, positions: int, dtype: str) -> tu
 
 
 def _weights(
-    checkpoint: Checkpoint, pieces: Iterable[naming.Piece], blobs: BlobFolder | BlobSizes
+    checkpoint: Checkpoint, pieces: Iterable[Piece], blobs: BlobFolder | BlobSizes
 ) -> tuple[dict[str, object], BlobRef]:
     """One task's tensors in one file: their table for the program, and the file."""
     stored = checkpoint.pick(pieces)

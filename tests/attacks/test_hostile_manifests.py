@@ -97,9 +97,11 @@ TASKS = {
 @pytest.mark.parametrize("tasks", TASKS.values(), ids=TASKS)
 @pytest.mark.parametrize("nodes", POOLS.values(), ids=POOLS)
 def test_absurd_nodes_and_tasks_are_placed_or_refused(nodes, tasks, mode):
-    pool = Pool(tuple(Node(f"n{k}", **{"memory_bytes": 4 * 10**9, "at": (k, 0.0, 1.0), **nodes}) for k in range(5)))
     for objective in ("latency", "throughput"):
         try:
+            pool = Pool(
+                tuple(Node(f"n{k}", **{"memory_bytes": 4 * 10**9, "at": (k, 0.0, 1.0), **nodes}) for k in range(5))
+            )
             found = advise(pool, model(chain(6, mode, **tasks)), Workload(), objective, Random(1))
         except NodewireError:
             continue

@@ -191,8 +191,9 @@ class _Fleet:
             left -= best.nodes
             if is_quick:
                 tried = sizes[max(0, sizes.index(size) - 1) : sizes.index(size) + 2]
-        improved = _improved(self.estimator, groups, frozenset(left), _FEW if is_quick else _ROUNDS) or groups
-        return [made for group in improved if (made := self._whole(group)) is not None]
+        improved = _improved(self.estimator, groups, frozenset(left), _FEW if is_quick else _ROUNDS)
+        made = [ring for group in improved if (ring := self._whole(group)) is not None]
+        return made or [ring for group in groups if (ring := self._whole(group)) is not None]
 
     def _whole(self, nodes: frozenset[int]) -> _Made | None:
         """The ring of a group, with the number of sessions at which most is made: the quickest, or the one that gives

@@ -89,6 +89,15 @@ def test_one_node_holds_everything_or_nothing(objective):
 
 
 @pytest.mark.parametrize("objective", ["latency", "throughput"])
+def test_a_ring_that_needs_every_node_is_kept_although_tasks_of_mean_size_would_need_fewer(objective):
+    pool = Pool(tuple(Node(f"n{i}", size) for i, size in enumerate((1, 3, 3))))
+    tasks = (Task("driver", 0), Task("a", 0), Task("b", 0, item_bytes=1), Task("c", 3), Task("d", 0, item_bytes=1))
+    links = (*(Link(i, i + 1, 0) for i in range(4)), Link(CUSTOMER, 0, 0), Link(4, 0, 1, back=True))
+    found = advise(pool, Model(Dag(tasks, links), is_ring=True), Workload(), objective, Random(1))[0]
+    assert {t for held in found.held for t in held} == set(range(5))
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
 def test_nodes_that_nobody_reaches_are_left_alone(objective):
     """Links of 10^9 ms are links that are not there: the two that see each other have room for all."""
     far = 1e9
