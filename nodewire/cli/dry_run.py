@@ -55,7 +55,7 @@ def show(made: Registration) -> None:
     if made.lacks:
         notes.print(
             f"[yellow]to register it the folder lacks[/] {', '.join(map(one_line, made.lacks))}: what stands there"
-            " follows from config.json alone",
+            " follows from the configuration alone",
             soft_wrap=True,
         )
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 from pathlib import Path
 
 from nodewire.errors import BadTask
 from nodewire.llm import meta_directory
 from nodewire.llm.config import DecoderConfig
-from nodewire.llm.families import driver_tensors, parse_config, stage_tensors
+from nodewire.llm.families import driver_tensors, json_object, parse_config, stage_tensors
 from nodewire.llm.families.naming import Piece
 from nodewire.llm.tokenizer import MAX_TOKENIZER_BYTES
 from nodewire.protocol.stored_dtypes import CODE_OF
@@ -57,7 +57,9 @@ def open_checkpoint(directory: Path, *, is_dry: bool = False) -> Checkpoint:
         BadTask, BadInput, TooLarge: a file is malformed or the model is not one that nodewire decodes.
     """
     if meta_directory.is_one(directory):
-        return Checkpoint(*meta_directory.opened(directory))
+        config, found, tokenizer, lacks = meta_directory.opened(directory, is_dry=is_dry)
+        tensors = _foreseen(config, Path(meta_directory.WEIGHTS), "bfloat16") if found is None else found
+        return Checkpoint(config, tensors, tokenizer, lacks)
     generation = directory / "generation_config.json"
     said = read_bounded(directory / "config.json", MAX_HEADER_BYTES)
     config = parse_config(
@@ -66,21 +68,25 @@ def open_checkpoint(directory: Path, *, is_dry: bool = False) -> Checkpoint:
     )
     if not is_dry:
         return Checkpoint(config, stored_tensors(directory), read_tokenizer(directory, MAX_TOKENIZER_BYTES))
-    tensors = stored_if_any(directory)
+    found = stored_if_any(directory)
+    tensors = _foreseen(config, Path(SINGLE), _dtype(said)) if found is None else found
     has_tokenizer = (directory / "tokenizer.json").exists()
-    lacks = (*(() if tensors is not None else (SINGLE,)), *(() if has_tokenizer else ("tokenizer.json",)))
-    tokenizer = read_tokenizer(directory, MAX_TOKENIZER_BYTES) if has_tokenizer else b""
-    return Checkpoint(config, _foreseen(config, said) if tensors is None else tensors, tokenizer, lacks)
+    lacks = (*(() if found is not None else (SINGLE,)), *(() if has_tokenizer else ("tokenizer.json",)))
+    return Checkpoint(config, tensors, read_tokenizer(directory, MAX_TOKENIZER_BYTES) if has_tokenizer else b"", lacks)
 
 
-def _foreseen(config: DecoderConfig, said: bytes) -> dict[str, Stored]:
-    """A model's tensors as its configuration `said` has them: in no file."""
-    named = json.loads(said)
-    dtype = named.get("dtype", named.get("torch_dtype"))
-    dtype = dtype if dtype in DTYPES else "float32"
-    found: dict[str, Stored] = {}
-    for piece in (*driver_tensors(config), *stage_tensors(config, 0, config.num_hidden_layers)):
+def _dtype(said: bytes) -> str:
+    """What a config.json names; float32 if that is none that weights may have."""
+    document = json_object(said, "config.json")
+    named = document.get("dtype") or document.get("torch_dtype")
+    return named if isinstance(named, str) and named in DTYPES else "float32"
+
+
+def _foreseen(config: DecoderConfig, path: Path, dtype: str) -> dict[str, Stored]:
+    """A model's tensors as its configuration has them, in no file: of `dtype`, or packed bytes."""
+    found = {}
+    for piece in chain(driver_tensors(config), stage_tensors(config, 0, config.num_hidden_layers)):
+        stored, size = (CODE_OF["uint8"], 1) if piece.packed else (dtype, DTYPES[dtype].itemsize)
         for name, shape in piece.stored().items():
-            kept, size = (CODE_OF["uint8"], 1) if piece.packed else (dtype, DTYPES[dtype].itemsize)
-            found[name] = Stored(Path(SINGLE), kept, shape, 0, prod(shape) * size)
+            found[name] = Stored(path, stored, shape, 0, prod(shape) * size)
     return found

@@ -16,10 +16,10 @@ from torch import nn
 import nodewire
 from bench.dag_models import CLIP, EXPERTS, _made
 from nodewire import cli
-from nodewire.cli.cutting import Asked, cut
+from nodewire.cli.cutting import Asked, cut, told
 from nodewire.errors import BadInput
 from nodewire.nostr.keys import Keys
-from nodewire.train import directory
+from nodewire.train import directory, vocabulary
 from nodewire.train.families import initial
 from nodewire.weights.blob_folder import UNREAD
 from tests.kinds.digits import RECIPE
@@ -30,6 +30,7 @@ SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "nu
 ASKED = {
     "decoder": Asked(1_600_000, "one", slots=2),
     "tensors": Asked(300_000, "one", as_tensors=True),
+    "mixture": Asked(3_000_000, "one"),
     "encoder": Asked(400_000, "one"),
     "classifier": Asked(100_000, "one"),
     "experts": Asked(2_000_000, "one", as_tensors=True, expert_groups=4),
@@ -48,6 +49,8 @@ def folders(tmp_path_factory):
     directory.save(made / "classifier", RECIPE, initial(RECIPE))
     _made({**EXPERTS, **SMALL}, made / "experts")
     shard(made / "experts", made / "sharded")
+    shutil.copytree(made / "experts", made / "mixture")
+    (made / "mixture" / "tokenizer.json").write_bytes(vocabulary.of_bytes())
     _made({**CLIP, "text_config": CLIP["text_config"] | SMALL, "vision_config": CLIP["vision_config"] | SMALL},
           made / "branches")  # fmt: skip
     return made
@@ -94,7 +97,7 @@ def test_it_says_of_everything_but_the_weights_hashes_what_a_registration_makes(
     assert dry.upload_bytes == sum(path.stat().st_size for path in real.blobs.values()) + len(real.manifest.pack())
     assert not dry.blobs
     weights = [blob.sha256 for task in dry.manifest.tasks for blob in task.weights]
-    assert weights and (name == "decoder" or all(one.startswith(UNREAD) for one in weights))
+    assert weights and (name in ("decoder", "mixture") or all(one.startswith(UNREAD) for one in weights))
     assert set(dry.pieces) == {task.name for task in dry.manifest.tasks}
 
 
@@ -105,12 +108,24 @@ def test_a_configuration_alone_is_enough_and_what_is_lacking_is_named(folders, f
             shutil.copy(folders / name / file, tmp_path / file)
     whole, bare = foreseen(name), cut(tmp_path, ASKED[name], None)
     assert bare.lacks[0] == "model.safetensors"
-    assert ("tokenizer.json" in bare.lacks) == (name in ("decoder", "encoder"))
+    assert ("tokenizer.json" in bare.lacks) == (name in ("decoder", "mixture", "encoder"))
     for task, other in zip(whole.manifest.tasks, bare.manifest.tasks, strict=True):
         if not task.name.startswith("driver"):  # which holds the tokenizer
             assert (task.name, task.memory_bytes, task.flops) == (other.name, other.memory_bytes, other.flops)
             assert [blob.bytes for blob in task.weights] == [blob.bytes for blob in other.weights]
     assert whole.manifest.edges == bare.manifest.edges
+
+
+def test_a_chat_template_is_counted_in_what_would_be_uploaded(folders, foreseen, tmp_path):
+    talks = shutil.copytree(folders / "decoder", tmp_path / "talks")
+    (talks / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+    dry, real = cut(talks, ASKED["decoder"], None), cut(talks, ASKED["decoder"], tmp_path / "blobs")
+    assert unhashed(dry.manifest) == unhashed(real.manifest)
+    assert real.manifest.chat is not None and real.manifest.chat.sha256 in real.blobs
+    assert dry.report == real.report and "chat template" in dry.report[-1]
+    assert dry.pieces == real.pieces and not dry.blobs
+    assert dry.upload_bytes == sum(path.stat().st_size for path in real.blobs.values()) + len(real.manifest.pack())
+    assert told(dry)["blobs"] == told(foreseen("decoder"))["blobs"] + 1
 
 
 @pytest.fixture
@@ -136,8 +151,8 @@ def test_the_command_needs_no_relay_no_store_and_no_key(said, folders, monkeypat
         raise AssertionError("a key was asked for")
 
     monkeypatch.setattr(Keys, "from_file", no)
-    how = ("--as-tensors", "--target-vram", "2MB", "--expert-groups", "4", "--json")
-    code, done = said(str(folders / "experts"), *how)
+    how = ["--as-tensors", "--target-vram", "2MB", "--expert-groups", "4"]
+    code, done = said(str(folders / "experts"), *how, "--json")
     assert code == 0
     experts = [task for task in done["tasks"] if task["name"].startswith("experts.")]
     assert len({task["step"] for task in experts}) == 1

@@ -92,6 +92,34 @@ def test_the_two_layouts_say_the_same(tmp_path, how):
     assert ids == tokens
 
 
+def test_a_dry_run_needs_params_json_alone_if_it_says_how_large_the_vocabulary_is(tmp_path):
+    theirs = make_model(tmp_path / "theirs", PLAIN, torch.bfloat16)
+    ours = in_metas_layout(theirs, tmp_path / "ours")
+    real = split_decoder(ours, 1_600_000, tmp_path / "out", slots=1, name="one", context=256)
+    weights, params = ours / "consolidated.safetensors", json.loads((ours / "params.json").read_text())
+
+    def dry():
+        made = split_decoder(ours, 1_600_000, None, slots=1, name="one", context=256)
+        assert [task.program for task in made.manifest.tasks] == [task.program for task in real.manifest.tasks]
+        assert (made.manifest.edges, made.upload_bytes) == (real.manifest.edges, real.upload_bytes)
+        return made.lacks
+
+    assert dry() == ()
+    weights.unlink()
+    (ours / "consolidated.00.pth").write_bytes(b"never read")
+    with pytest.raises(BadInput, match="safetensors"):
+        dry()
+    (ours / "params.json").write_text(json.dumps(params | {"vocab_size": 300}))
+    assert dry() == (weights.name,)
+    with pytest.raises(BadInput, match="safetensors"):
+        open_checkpoint(ours)
+    (ours / "tokenizer.json").unlink()
+    bare = split_decoder(ours, 1_600_000, None, slots=1, name="one", context=256)
+    assert bare.lacks == (weights.name, "tokenizer.model")
+    programs = ([task.program for task in made.manifest.tasks[1:]] for made in (bare, real))
+    assert next(programs) == next(programs) != []
+
+
 def test_pickles_are_refused_with_what_to_do(tmp_path):
     (tmp_path / "params.json").write_text("{}")
     with pytest.raises(NotFound, match="consolidated"):
