@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
@@ -48,6 +49,7 @@ def chat(
     """Talk with a model on strangers' machines."""
     from nodewire.cli.conversation import Beside, Conversation
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts behind itself ignores it
     _, customer = needs(config, model)
     params: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     if stop:

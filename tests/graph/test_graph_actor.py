@@ -161,7 +161,7 @@ def driver(tiny_directory):
 def test_texts_become_padded_ids_and_masks_on_every_edge(driver, as_texts_frame):
     ids, mask = driver.receive("s", as_texts_frame(["the cat", "cat sat on mat"]))
     assert (ids.edge, mask.edge) == ("ids.only", "mask.only")
-    assert ids.meta == mask.meta == {"chunk": 0, "rows": 2, "end": True}
+    assert ids.meta == mask.meta == {"chunk": 0, "rows": 2, "end": True, "tokens": 10}
     assert ids.tensors[0].dtype == mask.tensors[0].dtype == torch.int64
     assert mask.tensors[0].tolist() == [[1, 1, 1, 1, 0, 0], [1] * 6]
     assert ids.tensors[0][0, 4:].tolist() == [0, 0]

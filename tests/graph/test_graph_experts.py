@@ -65,6 +65,6 @@ def test_an_operator_that_needs_a_number_says_so_of_an_empty_edge():
     )
     loaded = actor.load("graph", program.encode(), [], Limits(10**6))
     loaded.open("s", {})
-    with pytest.raises(BadTask, match=r"^y:"):
+    with pytest.raises(BadTask, match=r"^in: y:"):
         loaded.receive("s", Frame("in", 0, (torch.zeros(0, WIDTH),), {}))
     assert loaded.receive("s", Frame("in", 1, (torch.ones(1, WIDTH),), {}))[0].tensors[0].tolist() == [1.0] * WIDTH

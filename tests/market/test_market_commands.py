@@ -241,7 +241,7 @@ def test_who_interrupts_a_generation_is_told_what_was_paid(market, config):
 
 def test_what_commands_are_asked_for_is_on_standard_output(market, config, say):
     _, out, err = say("models", "--config", str(config))
-    assert market.decoder["address"] in out.splitlines() and "live providers" in out
+    assert market.decoder["address"] in out.splitlines() and "providers" in out
     assert err == ""
     _, out, err = say("wallet", "balance", "--config", str(config))
     assert "balance" in out and err == ""

@@ -59,10 +59,10 @@ async def test_a_module_of_ones_own_is_bought_of_strangers_and_says_what_it_says
     assert published["digest"] == made.manifest.digest()
     dag = Dag(market, published["address"], published["digest"], {})
     try:
-        for name, own in (("oda", tasks[::2]), ("pat", tasks[1::2])):
+        for name, own in (("wim", tasks[::2]), ("xan", tasks[1::2])):
             await asyncio.to_thread(dag.start, name, own, 1_000, BOND_MSAT)
             dag.public[name] = (await asyncio.to_thread(market.ready, name))["public"]
-        now = await dag.live("oda", "pat")
+        now = await dag.live("wim", "xan")
         async with market.customer("dora-at-home") as customer:
             await customer.session.market.epoch(timeout_s=10, after=now - 1)
             calls = [call(3, 5), call(6, 9), call(1, 2), call(20, 4)]  # the last is made in parts
