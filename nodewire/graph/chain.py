@@ -53,4 +53,5 @@ def evaluate(
                 waiting[out.edge, out.name] = results[out.value]
             else:
                 final[out.name] = results[out.value]
+        del run  # before the next task is loaded
     return final

@@ -11,6 +11,7 @@ Nothing is run or walked here: all sizes follow from types (`courses`). Who writ
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -142,9 +143,7 @@ class _Whole:
                 groups = min(max(2 * groups, least), self._most_groups)
 
     def _under(self, groups: int, target: int) -> Decomposition:
-        volume = self._source.volume
-        while volume > self._least and self._at_volume(groups, volume).live_bytes > target // SPARE:
-            volume = max(self._least, volume // 2)
+        volume = self._roomy(groups, target)
         while True:
             try:
                 return self._larger(self._at(groups, volume, target), groups, target)
@@ -152,6 +151,20 @@ class _Whole:
                 if volume == self._least:
                     raise
                 volume = max(self._least, volume // 2)
+
+    def _roomy(self, groups: int, target: int) -> int:
+        """The largest halving whose activations take a tenth of the target; the least volume if none does."""
+        volumes = [self._source.volume]
+        while volumes[-1] > self._least:
+            volumes.append(max(self._least, volumes[-1] // 2))
+
+        def fits(volume: int) -> bool:
+            return self._at_volume(groups, volume).live_bytes <= target // SPARE
+
+        # What is alive grows with the volume, so few are looked at: the least, the largest, and where it halves.
+        if not fits(volumes[-1]):
+            return volumes[-1]
+        return volumes[0] if fits(volumes[0]) else volumes[bisect_left(volumes, True, key=fits)]
 
     def _larger(self, found: Decomposition, groups: int, target: int) -> Decomposition:
         """The same tasks for larger calls, while the largest task leaves half of the target."""

@@ -37,6 +37,10 @@ class Reading(TorchFunctionMode):
         self._parts, self._buffers = parts, buffers
         self._last: tuple[str, torch.Tensor] = ("", torch.empty(0))
 
+    def __exit__(self, *raised: Any) -> None:
+        self._last = ("", torch.empty(0))
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+
     def __torch_function__(
         self,
         func: Callable[..., Any],
