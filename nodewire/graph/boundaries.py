@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 
 from nodewire.graph.analysis import Flow
-from nodewire.graph.courses import Course
+from nodewire.graph.courses import Course, Layout
 from nodewire.graph.cut import MAX_CROSSING, Chain, Crossing, Step
 from nodewire.graph.format import DTYPES, Shape
 
@@ -71,17 +71,24 @@ def _crossing(
     for s, end in enumerate(last):
         ending[end].append(s)
 
-    made = [set(zip(course.born, course.storage_bytes, strict=True)) for course in courses]
+    nodes, walks = (
+        flow.program.nodes,
+        [(course.tokens, set(zip(course.born, course.storage_bytes, strict=True))) for course in courses],
+    )
 
     @cache
     def tensor(s: int) -> Crossing | None:
-        name = flow.program.nodes[rows[s]].name
-        types = [course.type(inputs + rows[s]) for course in courses]
-        sizes = [kind.nbytes for kind in types if kind is not None and kind.dtype in _SENT]
-        if name not in shapes or len(sizes) < len(types):
+        k = rows[s]
+        if nodes[k].name not in shapes:
             return None
-        is_view = any((rows[s], size) not in own for size, own in zip(sizes, made, strict=True))
-        return Crossing(name, max(sizes), last[s], is_view)
+        most, is_view = 0, False
+        for tokens, own in walks:
+            token = tokens[inputs + k]
+            if type(token) is not Layout or token.type.dtype not in _SENT:
+                return None
+            nbytes = token.type.nbytes
+            most, is_view = max(most, nbytes), is_view or (k, nbytes) not in own
+        return Crossing(nodes[k].name, most, last[s], is_view)
 
     found: list[tuple[Crossing, ...] | None] = [()]
     passing: dict[int, None] = {}

@@ -114,9 +114,9 @@ class Plan:
         number.update({weight.name: first + k for k, weight in enumerate(program.weights)})
         self.number = number
         self.steps: list[_Step] = []
-        for node in program.nodes:
-            form, names_used = calls.form(node)
-            self.steps.append((node, form, tuple([number[name] for name in names_used])))
+        values = number.__getitem__
+        for node, (form, names_used) in zip(program.nodes, calls.forms(program.nodes), strict=True):
+            self.steps.append((node, form, tuple(map(values, names_used))))
         self.outputs = [number[name] for name in dict.fromkeys(out.value for out in program.outputs)]
         stay = {i.name for i in program.inputs} | {out.value for out in program.outputs}
         end, first_node = len(program.nodes), len(program.inputs)
@@ -151,14 +151,17 @@ class Calls:
         self._layouts: dict[Hashable, Layout] = {}
         self._answers: dict[tuple[int, tuple[Token, ...]], _Answer] = {}
 
-    def form(self, node: Node) -> _Form:
-        """The number of the node's form, alike for calls that differ in what they refer to only; and those names."""
-        known = self._nodes.get(id(node))
-        if known is None:
-            refs: list[str] = []
-            form = (node.op, _form(node.args, refs), *((k, _form(v, refs)) for k, v in node.kwargs.items()))
-            known = self._nodes[id(node)] = (node, (self._forms.setdefault(form, len(self._forms)), tuple(refs)))
-        return known[1]
+    def forms(self, nodes: Sequence[Node]) -> list[_Form]:
+        """Of each node the number of its form, alike for calls that differ in what they refer to only; and those names."""
+        known, numbers = self._nodes, self._forms
+        found: list[_Form] = []
+        for node in nodes:
+            if (of := known.get(id(node))) is None:
+                refs: list[str] = []
+                form = (node.op, _form(node.args, refs), *((k, _form(v, refs)) for k, v in node.kwargs.items()))
+                of = known[id(node)] = (node, (numbers.setdefault(form, len(numbers)), tuple(refs)))
+            found.append(of[1])
+        return found
 
     def layout(self, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...] | None = None) -> Layout:
         """Of a tensor of these strides, contiguous by default."""
