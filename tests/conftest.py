@@ -1,18 +1,46 @@
 """Settings of the whole suite, and how two processes share it: one trades on the market, the other does the rest."""
 
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
+
+if TYPE_CHECKING:
+    from running_market import RunningMarket
 
 # A busy machine is slow now and then; no test's meaning is a time per example.
 settings.register_profile("nodewire", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("nodewire")
 
 MARKET = "tests/market/"
+TRADING = (MARKET, "tests/interop/")
+"""Whose tests ask for the running market."""
+
+
+@pytest.fixture(scope="session")
+def market(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMarket]:
+    """One market for all that trade on it: a relay, a Lightning network, four oracles, five providers, two models."""
+    sys.path.append(str(Path(__file__).parent / "market"))
+    import torch
+    from running_market import RunningMarket
+
+    torch.set_num_threads(1)
+    running = RunningMarket(tmp_path_factory.mktemp("market"))
+    try:
+        running.start()
+        yield running
+    finally:
+        running.stop()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not item.nodeid.startswith(MARKET))  # what takes longest begins first
+    items.sort(key=lambda item: not item.nodeid.startswith(TRADING))  # what takes longest begins first
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log) -> LoadScopeScheduling:
@@ -24,4 +52,4 @@ class _Sharing(LoadScopeScheduling):
     """The tests of one market stay with it, and those of a file with its fixtures."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return MARKET if nodeid.startswith(MARKET) else nodeid.split("::", 1)[0]
+        return MARKET if nodeid.startswith(TRADING) else nodeid.split("::", 1)[0]

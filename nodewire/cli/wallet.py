@@ -17,7 +17,7 @@ from nodewire.config import CustomerConfig, OracleConfig, load_role, parse_msat
 from nodewire.errors import BadConfig, NotAllowed
 
 if TYPE_CHECKING:
-    from nodewire.customer.debts import Settled
+    from nodewire.customer.debts import Owed, Settled
 
 app = typer.Typer(help="Lightning wallets.", no_args_is_help=True)
 
@@ -57,14 +57,21 @@ def open_(
 def settle(
     config: Annotated[Path, typer.Option("--config", "-c", help="The customer's TOML file.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Pay without asking.")] = False,
+    broken: Annotated[
+        list[str] | None,
+        typer.Option(help="Pay this provider (the beginning of its public key) also for jobs that broke off."),
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Find what a customer still owes to providers, in its ledger and on relays, and pay it."""
+    """Find what a customer still owes to providers, in its ledger and on relays, and pay it.
+
+    What is asked for jobs that broke off before it came is shown, but is not owed.
+    """
     import uvloop
 
     role = load_customer(config)
     with naming(role.relays):
-        done = uvloop.run(_settle(role, lambda: yes or (not json and typer.confirm("Pay?"))))
+        done = uvloop.run(_settle(role, lambda: yes or (not json and typer.confirm("Pay?")), tuple(broken or ())))
     if json:
         print_json({"debts": [_owed(one) for one in done]})
         return
@@ -79,7 +86,8 @@ def settle(
         console.print("nothing is owed")
 
 
-async def _settle(role: CustomerConfig, agreed: Callable[[], bool]) -> list[Settled]:
+async def _settle(role: CustomerConfig, agreed: Callable[[], bool], broken: tuple[str, ...]) -> list[Settled]:
+    """`broken`: to whom (beginnings of public keys) what is not owed is paid, too."""
     from nodewire.customer import debts
     from nodewire.customer.customer import Customer
 
@@ -88,17 +96,26 @@ async def _settle(role: CustomerConfig, agreed: Callable[[], bool]) -> list[Sett
         owed = debts.in_ledger(session.payer)
         owed += await debts.on_relays(session.pool, session.payer, session.keys.public)
         for one in owed:
-            chunk = f"chunk {one.key.chunk} of job {one.key.job[:8]}"
-            notes.print(f"you owe {sats(one.amount_msat)} to {one.key.payee[:8]} for {chunk}", soft_wrap=True)
-        if not owed or not agreed():
-            return [debts.Settled(one, None, NotAllowed("pay", "not agreed to")) for one in owed]
-        return await debts.settle(
+            notes.print(_said(one), soft_wrap=True)
+        to_pay = [one for one in owed if not one.is_broken or one.key.payee.startswith(broken)]
+        left = [one for one in owed if one not in to_pay]
+        unpaid = [debts.Settled(one, None, NotAllowed("pay", "not owed; --broken pays it")) for one in left]
+        if not to_pay or not agreed():
+            return unpaid + [debts.Settled(one, None, NotAllowed("pay", "not agreed to")) for one in to_pay]
+        return unpaid + await debts.settle(
             session.payer,
-            owed,
+            to_pay,
             relays=session.relays,
             network=session.network,
             private_endpoints=session.private_endpoints,
         )
+
+
+def _said(one: Owed) -> str:
+    amount, payee, chunk = sats(one.amount_msat), one.key.payee[:8], f"chunk {one.key.chunk} of job {one.key.job[:8]}"
+    if not one.is_broken:
+        return f"you owe {amount} to {payee} for {chunk}"
+    return f"{payee} asks {amount} for {chunk}, which broke off before it came: it need not be paid, yet may be"
 
 
 def _owed(one: Settled) -> dict[str, Any]:
@@ -110,6 +127,7 @@ def _owed(one: Settled) -> dict[str, Any]:
         "attempt": key.attempt,
         "amount_msat": one.owed.amount_msat,
         "fee_msat": one.paid.fee_msat if one.paid is not None else 0,
+        "owed": not one.owed.is_broken,
         "paid": one.error is None,
         "error": str(one.error) if one.error is not None else "",
     }

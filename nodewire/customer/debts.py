@@ -32,14 +32,16 @@ log = logging.getLogger("nodewire.customer")
 class Owed:
     """One chunk that is not paid; `lnurl` is the payee's endpoint ("lnurl1..."), empty if it is not known.
 
-    `is_evident`: plan and ledger say that it is owed, so that nobody need be asked. `budget_msat`: the most that its
-    job may cost in all, where no payment of the job's own has been checked against it.
+    `is_evident`: plan and ledger say that it is owed, so that nobody need be asked. `is_broken`: its job broke off, and
+    it had not come: it is not owed, but its provider has computed it, and may refuse who leaves too many of them.
+    `budget_msat`: the most that its job may cost in all, where no payment of the job's own has been checked against it.
     """
 
     key: Key
     amount_msat: int
     lnurl: str
     is_evident: bool = True
+    is_broken: bool = False
     budget_msat: int | None = None
 
 
@@ -87,8 +89,10 @@ async def on_relays(pool: Pool, payer: Payer, customer: str, *, briefly: bool = 
             plan = request.plan
             budget_msat = plan.terms.max_total_msat + (said.due.chunk + AHEAD) * share_msat(plan)
             ended = payer.has_ended(request.id)
-            evident = is_evident(said, request, payer.debts_of(request.id), ended=ended)
-            owed.append(Owed(key, said.due.amount_msat, endpoints[said.provider], evident, budget_msat))
+            came = payer.came(request.id)
+            broken = came is not None and said.due.chunk >= came
+            evident = not broken and is_evident(said, request, payer.debts_of(request.id), ended=ended)
+            owed.append(Owed(key, said.due.amount_msat, endpoints[said.provider], evident, broken, budget_msat))
     return owed
 
 

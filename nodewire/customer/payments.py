@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from nodewire.errors import BadInput, NodewireError, OverBudget
 from nodewire.pay import lnurl
@@ -128,6 +129,10 @@ class JobPayments:
     def open_chunk(self) -> int:
         """The first chunk that the driver has not closed."""
         return max(self._closed, default=-1) + 1 if self._closed is not None else self._delivered + 1
+
+    def came(self) -> int:
+        """How many chunks have come so that they are owed, all that were before them included."""
+        return next(chunk for chunk in count() if not self._may_pay(chunk))
 
     @property
     def newest(self) -> Takeover | None:

@@ -92,7 +92,7 @@ class Settler:
 
     def over(self, request: str, payments: JobPayments) -> None:
         """A job has ended here; what its providers still claim is checked by its payments."""
-        self._payer.end(request)
+        self._payer.end(request, payments.came())
         self.under_way.discard(request)
         self._over[request] = payments
         while len(self._over) > MAX_REMEMBERED:
@@ -188,7 +188,7 @@ class Settler:
         theirs = [one for one in found if one.key.job not in self._own]
         within_s = max(0.0, until - asyncio.get_running_loop().time())
         done = await self._settle([one for one in theirs if one.is_evident], within_s)
-        return done, [one for one in theirs if not one.is_evident]
+        return done, [one for one in theirs if not one.is_evident and not one.is_broken]
 
     def _in_ledger(self) -> list[Owed]:
         return [one for one in debts.in_ledger(self._payer) if one.key.job not in self.under_way]

@@ -6,13 +6,13 @@ what it came to is booked in place of that. Of a request that a crash broke off,
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodewire.errors import BadConfig, Busy, OverBudget
+from nodewire.database import open_versioned
+from nodewire.errors import Busy, OverBudget
 from nodewire.gateway.config import KeyConfig
 
 _VERSION = 1
@@ -49,17 +49,7 @@ class Accounts:
     """Of all keys, in the file at `path`. Raises BadConfig: it cannot be opened, or is another version's."""
 
     def __init__(self, path: Path | str) -> None:
-        try:
-            self._db = sqlite3.connect(path, isolation_level=None, timeout=10.0)
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = FULL")
-            (version,) = self._db.execute("PRAGMA user_version").fetchone()
-            if version not in (0, _VERSION):
-                raise BadConfig(str(path), f"accounts of version {version}; this software writes {_VERSION}")
-            self._db.executescript(_SCHEMA)
-            self._db.execute(f"PRAGMA user_version = {_VERSION}")
-        except sqlite3.Error as error:
-            raise BadConfig(str(path), str(error)) from error
+        self._db = open_versioned(path, "accounts", _SCHEMA, _VERSION)
 
     def close(self) -> None:
         self._db.close()

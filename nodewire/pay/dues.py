@@ -9,6 +9,7 @@ wallet reports as settled clears it, and every later one is kept as overpaid.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -16,6 +17,10 @@ from nodewire.errors import NotAllowed
 from nodewire.pay.debts import Key
 
 State = Literal["due", "invoiced", "settled", "receipted"]
+
+MAX_BROKEN = 3
+"""Of a customer's jobs that broke off within `BROKEN_S` so many may stand unpaid."""
+BROKEN_S = 24 * 60 * 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +82,12 @@ def apply(event: Event, due: Due) -> Due:
         case Receipted(receipt), "receipted" if receipt == due.receipt:
             return due
     raise NotAllowed(f"{type(event).__name__} of a due that is {due.state}")
+
+
+def is_too_much(broken_at_s: Sequence[int]) -> bool:
+    """Whether a customer is in debt for jobs that broke off: when those that it has not paid did, the oldest first.
+
+    `MAX_BROKEN` within `BROKEN_S` are none: a neighbour may have lied, and the customer got nothing of what its
+    neighbours computed. One that as many younger ones follow within that time counts until it is paid.
+    """
+    return any(later - at < BROKEN_S for at, later in zip(broken_at_s, broken_at_s[MAX_BROKEN:], strict=False))

@@ -12,12 +12,17 @@ from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from nodewire.errors import BadConfig, NotAllowed, NotFound, OverBudget
+from nodewire.database import open_versioned
+from nodewire.errors import NotAllowed, NotFound, OverBudget
 from nodewire.pay import debts, dues
 from nodewire.pay.debts import Debt, Key
 from nodewire.pay.dues import Due
 
-_VERSION = 2
+_VERSION = 3
+_STEPS = {
+    1: "ALTER TABLE debts ADD COLUMN lnurl TEXT NOT NULL DEFAULT ''",
+    2: "CREATE TABLE IF NOT EXISTS ended (job TEXT PRIMARY KEY) STRICT; ALTER TABLE ended ADD COLUMN came INTEGER",
+}
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS debts (
     job TEXT NOT NULL, payee TEXT NOT NULL, chunk INTEGER NOT NULL, attempt INTEGER NOT NULL,
@@ -40,7 +45,8 @@ CREATE TABLE IF NOT EXISTS quotes (
 ) STRICT;
 CREATE INDEX IF NOT EXISTS quotes_of_due ON quotes (job, payee, chunk, attempt);
 CREATE TABLE IF NOT EXISTS closed (job TEXT PRIMARY KEY) STRICT;
-CREATE TABLE IF NOT EXISTS ended (job TEXT PRIMARY KEY) STRICT;
+CREATE TABLE IF NOT EXISTS ended (job TEXT PRIMARY KEY, came INTEGER) STRICT;
+CREATE TABLE IF NOT EXISTS broken (job TEXT PRIMARY KEY, at_s INTEGER) STRICT;
 CREATE TABLE IF NOT EXISTS cursor (only_row INTEGER PRIMARY KEY CHECK (only_row = 1), at INTEGER NOT NULL) STRICT;
 """
 _KEY = "job = ? AND payee = ? AND chunk = ? AND attempt = ?"
@@ -73,19 +79,7 @@ class Ledger:
     """
 
     def __init__(self, path: Path | str) -> None:
-        try:
-            self._db = sqlite3.connect(path, isolation_level=None, timeout=10.0)
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = FULL")
-            (version,) = self._db.execute("PRAGMA user_version").fetchone()
-            if version == 1:
-                self._db.execute("ALTER TABLE debts ADD COLUMN lnurl TEXT NOT NULL DEFAULT ''")
-            elif version not in (0, _VERSION):
-                raise BadConfig(str(path), f"a ledger of version {version}; this software writes {_VERSION}")
-            self._db.executescript(_SCHEMA)
-            self._db.execute(f"PRAGMA user_version = {_VERSION}")
-        except sqlite3.Error as error:
-            raise BadConfig(str(path), str(error)) from error
+        self._db = open_versioned(path, "a ledger", _SCHEMA, _VERSION, _STEPS)
 
     def close(self) -> None:
         self._db.close()
@@ -167,12 +161,17 @@ class Ledger:
         """Every receipt of the job is given and closed: relays have taken them."""
         self._db.execute("INSERT INTO closed VALUES (?) ON CONFLICT DO NOTHING", (job,))
 
-    def end_job(self, job: str) -> None:
-        """The customer has seen the job's end: nothing more of it will come."""
-        self._db.execute("INSERT INTO ended VALUES (?) ON CONFLICT DO NOTHING", (job,))
+    def end_job(self, job: str, came: int) -> None:
+        """The customer has seen the job's end: nothing more of it will come. Its first `came` chunks did."""
+        self._db.execute("INSERT INTO ended VALUES (?, ?) ON CONFLICT DO NOTHING", (job, came))
 
     def has_ended(self, job: str) -> bool:
         return self._db.execute("SELECT 1 FROM ended WHERE job = ?", (job,)).fetchone() is not None
+
+    def came(self, job: str) -> int | None:
+        """How many chunks of a job that has ended came; None if that is not known."""
+        row = self._db.execute("SELECT came FROM ended WHERE job = ?", (job,)).fetchone()
+        return None if row is None else row[0]
 
     def spent(self, *, job: str | None = None, payee: str | None = None) -> Spent:
         """Sums over all debts, those of one job, to one payee, or both."""
@@ -187,8 +186,11 @@ class Ledger:
 
     # The provider's side.
 
-    def owe(self, due: Due) -> Due:
+    def owe(self, due: Due, *, under_way: bool = False) -> Due:
         """Enter a due, or find it as it stands.
+
+        `under_way`: its job goes on. `went_through` or `broke_off` will say how that ended; if this process ends
+        before, `interrupted` will.
 
         Raises:
             NotAllowed: it is entered with another customer or amount.
@@ -196,11 +198,25 @@ class Ledger:
         with self._transaction():
             known = self._due(due.key)
             if known is None:
+                if under_way:
+                    self._db.execute("INSERT INTO broken VALUES (?, NULL) ON CONFLICT DO NOTHING", (due.key.job,))
                 self._db.execute("INSERT INTO dues VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", _row(due))
                 return due
             if (known.customer, known.amount_msat) != (due.customer, due.amount_msat):
                 raise NotAllowed("due", "entered with another customer or amount")
             return known
+
+    def went_through(self, job: str) -> None:
+        """A job under way has ended, and did not break off."""
+        self._db.execute("DELETE FROM broken WHERE job = ? AND at_s IS NULL", (job,))
+
+    def broke_off(self, job: str, at_s: float) -> None:
+        """A job under way broke off: what it left unpaid counts as `dues.is_too_much` says."""
+        self._db.execute("UPDATE broken SET at_s = ? WHERE job = ? AND at_s IS NULL", (int(at_s), job))
+
+    def interrupted(self, at_s: float) -> None:
+        """A provider starts anew: what was under way when its last process ended broke off."""
+        self._db.execute("UPDATE broken SET at_s = ? WHERE at_s IS NULL", (int(at_s),))
 
     def forgo(self, key: Key) -> None:
         """Forget a due that no invoice was made for: nobody can pay it any more. Others stay as they are."""
@@ -298,9 +314,14 @@ class Ledger:
         return {Key(*key): amount_msat for *key, amount_msat in self._db.execute(sql, (customer,))}
 
     def in_debt(self, customer: str, now_s: float) -> bool:
-        """Whether a customer key has let a due pass its time: such a key gets no credit."""
-        sql = "SELECT 1 FROM dues WHERE customer = ? AND state IN ('due', 'invoiced') AND due_by_s <= ? LIMIT 1"
-        return self._db.execute(sql, (customer, int(now_s))).fetchone() is not None
+        """Whether a customer key has let a due pass its time, or too many of its jobs broke off unpaid: such a key
+        gets no credit."""
+        unpaid = "FROM dues LEFT JOIN broken USING (job) WHERE customer = ? AND state IN ('due', 'invoiced')"
+        sql = f"SELECT 1 {unpaid} AND due_by_s <= ? AND at_s IS NULL LIMIT 1"
+        if self._db.execute(sql, (customer, int(now_s))).fetchone() is not None:
+            return True
+        sql = f"SELECT at_s {unpaid} AND at_s IS NOT NULL GROUP BY job ORDER BY at_s"
+        return dues.is_too_much([at_s for (at_s,) in self._db.execute(sql, (customer,))])
 
     def earned_msat(self, *, job: str | None = None) -> int:
         """Settled dues, all or one job's."""

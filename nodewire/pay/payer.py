@@ -109,9 +109,13 @@ class Payer:
         """Every debt of a job, oldest entry first."""
         return self._ledger.debts_of(job)
 
-    def end(self, job: str) -> None:
-        """The customer has seen the job's end: nothing more of it will come."""
-        self._ledger.end_job(job)
+    def end(self, job: str, came: int) -> None:
+        """The customer has seen the job's end: nothing more of it will come. Its first `came` chunks did."""
+        self._ledger.end_job(job, came)
+
+    def came(self, job: str) -> int | None:
+        """How many chunks came of a job that has ended; None if that is not known."""
+        return self._ledger.came(job)
 
     def has_ended(self, job: str) -> bool:
         """Whether `end` was called for it, in this process or an earlier one; one that died in mid-job has not."""

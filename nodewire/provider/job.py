@@ -21,6 +21,7 @@ from nodewire.errors import (
     NodewireError,
     NotAllowed,
     OverBudget,
+    PaymentRequired,
     TimedOut,
     WorkerFailed,
     first_of,
@@ -56,6 +57,9 @@ Commit = Callable[[Sequence[ChunkRoot]], Awaitable[None]]
 
 class JobMailbox(Mailbox, Protocol):
     """A job's mailbox as the wire gives it: frames, and control documents between the job's nodes."""
+
+    @property
+    def failure(self) -> NodewireError | None: ...
 
     async def control(self, peer: str, document: Mapping[str, Any]) -> None: ...
 
@@ -192,6 +196,7 @@ class JobRun:
         Raises:
             NodewireError: the job failed here; feedback says so.
         """
+        broke = True
         await self._say("processing")
         serving = asyncio.create_task(self._kind.serve(self._job, self._mailbox, self._worker, self))
         ended = asyncio.create_task(self._ended.wait())
@@ -208,8 +213,10 @@ class JobRun:
             serving.cancel()
             await self._publish(self._result())
             await self.credit.all_paid()
+            broke = False
             await self._say("success")
         except NodewireError as error:
+            broke = broke and self._broke_by(error)
             if not await self._gives_up_alone(error):
                 self._mailbox.cancel(error)
             await self._claim_unclosed()
@@ -222,6 +229,20 @@ class JobRun:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
             self._mailbox.close()
+            if broke:
+                self._ledger.broke_off(self.request.id, time.time())
+            else:
+                self._ledger.went_through(self.request.id)
+
+    def _broke_by(self, error: NodewireError) -> bool:
+        """Whether the job broke off with an error of this node's, and is not just unpaid.
+
+        A generation is over for all with the driver's last close. Of a call, whose later tasks may yet fail, nobody
+        hears the end, and so only what ended it before its time.
+        """
+        if not isinstance(error, PaymentRequired) or error.by:
+            return True
+        return self._mailbox.failure is not None and not (self._generates and self._ended.is_set())
 
     async def _gives_up_alone(self, error: NodewireError) -> bool:
         """Whether it is only this node that cannot go on, and who replaces it has been told."""
@@ -428,7 +449,7 @@ class JobRun:
             return
         key = Key(self.request.id, self._me, chunk, attempt)
         due_by_s = int(time.time() + self._patience_s)
-        self._ledger.owe(Due(key, self.request.customer, amount_msat, due_by_s))
+        self._ledger.owe(Due(key, self.request.customer, amount_msat, due_by_s), under_way=True)
         await self.credit.due(chunk)
         due = feedback.Due(chunk, attempt, units, amount_msat, root)
         await self._say("payment-required", due=due)

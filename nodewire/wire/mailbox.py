@@ -130,6 +130,11 @@ class JobMailbox:
         return self._error is None and not self._given_up
 
     @property
+    def failure(self) -> NodewireError | None:
+        """What has ended the job here; None as long as it goes on."""
+        return self._error
+
+    @property
     def _attended(self) -> set[str]:
         """Whose silence is noticed soon; with handover everybody's: who replaces members hears it first-hand."""
         return self.neighbours if self._on_lost is None else self.members

@@ -133,6 +133,18 @@ async def test_more_units_than_the_prompt_can_have_are_not_paid(units):
         await payments().asked(asks(0, units))
 
 
+async def test_what_has_come_is_counted_by_what_may_be_paid():
+    one, calls = payments(), payments("run")
+    assert one.came() == calls.came() == 0
+    await calls.delivered(1)
+    assert calls.came() == 2
+    await one.closed(0, 1)
+    await one.delivered(1)
+    assert one.came() == 1  # the second is not closed
+    await one.closed(1, 1)
+    assert one.came() == 2
+
+
 async def test_a_call_is_one_unit_in_its_first_chunk_too():
     job = payments("embed")
     job._most_units = 1

@@ -133,7 +133,7 @@ async def test_debts_of_the_ledger_and_claims_of_chunks_that_came_are_paid_when_
     relays.claimed(1, 1)
     relays.claimed(2, 1)
     payer = Payer(CUSTOMER, wallet, book)
-    payer.end(relays.request.id)
+    payer.end(relays.request.id, came=2)
     async with settling(relays, payer) as one:
         await asyncio.sleep(0.05)
         assert wallet.paid == {}  # who only looks, as `wallet settle` before its question, pays nothing
@@ -263,3 +263,19 @@ async def test_what_turns_out_to_have_been_paid_is_told_with_what_is_paid_for_ea
         one.requests(relays.request.id)  # a job of this process: its own summary has it
         one.recovered([paid])
         assert one.take_old()["chunks"] == 0
+
+
+async def test_what_broke_off_before_it_came_is_shown_as_such_and_not_told_as_owed(relays, book, wallet, caplog):
+    for chunk in (0, 1):
+        relays.claimed(1, chunk)
+    payer = Payer(CUSTOMER, wallet, book)
+    payer.end(relays.request.id, came=1)
+    owed = await debts.on_relays(relays, payer, CUSTOMER.public)
+    assert {one.key.chunk: (one.is_broken, one.is_evident) for one in owed} == {0: (False, False), 1: (True, False)}
+    relays.pay(book, 0, 0)
+    async with settling(relays, payer) as one:
+        one.begin()
+        await one.caught_up()
+        old = one.take_old()
+    assert (old["chunks"], old["unpaid_chunks"], len(wallet.paid)) == (1, 0, 1)
+    assert "still owed" not in caplog.text

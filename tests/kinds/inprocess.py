@@ -46,6 +46,7 @@ class Hub:
 class Box:
     def __init__(self, hub: Hub, public: str) -> None:
         self.hub, self.public, self.closed = hub, public, False
+        self.failure = None
 
     async def put(self, frame):
         producer, consumer = self.hub.ends[frame.edge]
@@ -61,7 +62,7 @@ class Box:
             await self.hub.on_control(self.public, peer, document)
 
     def cancel(self, error=None):
-        self.cancelled = error
+        self.cancelled = self.failure = error
 
     def close(self):
         self.closed = True

@@ -171,9 +171,9 @@ def test_the_book_is_on_disk_when_a_method_returns(tmp_path):
 def test_a_ledger_of_a_later_version_is_not_touched(tmp_path):
     path = tmp_path / "ledger.db"
     db = sqlite3.connect(path)
-    db.execute("PRAGMA user_version = 3")
+    db.execute("PRAGMA user_version = 4")
     db.close()
-    with pytest.raises(BadConfig, match="version 3"):
+    with pytest.raises(BadConfig, match="version 4"):
         Ledger(path)
 
 
@@ -263,13 +263,15 @@ def test_the_stored_debt_is_the_debt_of_the_machine(log):
     ledger.close()
 
 
-def test_a_ledger_of_the_version_before_goes_on(tmp_path):
+def test_a_ledger_of_the_first_version_goes_on(tmp_path):
     path = tmp_path / "ledger.db"
     before = Ledger(path)
     before.plan(KEY, 1_000)
     before.close()
     db = sqlite3.connect(path)
     db.execute("ALTER TABLE debts DROP COLUMN lnurl")
+    db.execute("DROP TABLE ended")
+    db.execute("DROP TABLE broken")
     db.execute("PRAGMA user_version = 1")
     db.close()
     after = Ledger(path)
@@ -279,3 +281,112 @@ def test_a_ledger_of_the_version_before_goes_on(tmp_path):
     again = Ledger(path)
     assert [debt.lnurl for debt in again.unpaid()] == ["", "lnurl1x"]
     again.close()
+
+
+def test_a_ledger_of_the_second_version_goes_on_and_its_dues_count_as_before(tmp_path):
+    path = tmp_path / "ledger.db"
+    before = Ledger(path)
+    owe(before)
+    before.close()
+    db = sqlite3.connect(path)
+    db.executescript("DROP TABLE broken; DROP TABLE ended; CREATE TABLE ended (job TEXT PRIMARY KEY) STRICT;")
+    db.execute("INSERT INTO ended VALUES (?)", (JOB,))
+    db.execute("PRAGMA user_version = 2")
+    db.commit()
+    db.close()
+    after = Ledger(path)
+    after.interrupted(50)
+    assert after.in_debt(CUSTOMER, 100)
+    assert (after.has_ended(JOB), after.came(JOB)) == (True, None)
+    after.end_job("11" * 32, 2)
+    assert after.came("11" * 32) == 2
+    after.close()
+
+
+# Jobs that broke off.
+
+DAY_S = dues.BROKEN_S
+
+
+def key_of(n, chunk=0):
+    return Key(f"{n:064x}", ALICE, chunk)
+
+
+def break_off(ledger, n, at_s, chunks=1):
+    """Customer's job `n` breaks off at `at_s`, with something claimed."""
+    for chunk in range(chunks):
+        ledger.owe(Due(key_of(n, chunk), CUSTOMER, 1_000, at_s + 30), under_way=True)
+    ledger.broke_off(key_of(n).job, at_s)
+
+
+def settle(ledger, n, chunk=0):
+    invoice = n + 4 * chunk
+    ledger.quoted(quote(invoice, key_of(n, chunk)))
+    ledger.settled(HASHES[invoice], PREIMAGES[invoice], 1_000, 50, cursor=invoice)
+
+
+def test_three_jobs_that_broke_off_shut_nobody_out_and_a_fourth_does_until_the_oldest_is_paid(ledger):
+    for n in range(3):
+        break_off(ledger, n, 100 + n, chunks=2)
+        assert not ledger.in_debt(CUSTOMER, 10**9)
+    break_off(ledger, 3, 103)
+    assert ledger.in_debt(CUSTOMER, 103)  # at once: whoever breaks jobs off on purpose would else do so again meanwhile
+    assert not ledger.in_debt(BOB, 10**9)
+    settle(ledger, 0)
+    assert ledger.in_debt(CUSTOMER, 104)  # of its two chunks one is unpaid
+    settle(ledger, 0, chunk=1)
+    assert not ledger.in_debt(CUSTOMER, 10**9)
+    assert ledger.owed_msat(CUSTOMER) == 5_000  # they stay owed
+
+
+def test_one_that_counted_counts_until_it_is_paid_and_those_of_other_days_do_not_add_up(ledger):
+    for n in range(4):
+        break_off(ledger, n, 100 + n)
+    assert ledger.in_debt(CUSTOMER, 100 + 9 * DAY_S)
+    settle(ledger, 2)
+    for n in range(4, 7):
+        break_off(ledger, n, 102 + n + DAY_S)
+    assert not ledger.in_debt(CUSTOMER, 10**9)
+
+
+def test_a_job_under_way_counts_as_any_until_it_breaks_off_and_one_that_went_through_always(ledger):
+    ledger.owe(Due(KEY, CUSTOMER, 1_000, 100), under_way=True)
+    assert (ledger.in_debt(CUSTOMER, 99), ledger.in_debt(CUSTOMER, 100)) == (False, True)
+    ledger.broke_off(JOB, 90)
+    assert not ledger.in_debt(CUSTOMER, 100)
+    ledger.went_through(JOB)  # it has broken off
+    assert not ledger.in_debt(CUSTOMER, 100)
+    other = Key("11" * 32, ALICE, 0)
+    ledger.owe(Due(other, BOB, 1_000, 100), under_way=True)
+    ledger.went_through(other.job)
+    ledger.broke_off(other.job, 90)  # it has ended
+    assert ledger.in_debt(BOB, 100)
+
+
+def test_a_restart_forgets_no_broken_job_and_breaks_off_what_was_under_way(tmp_path):
+    path = tmp_path / "ledger.db"
+    before = Ledger(path)
+    for n in range(3):
+        break_off(before, n, 100 + n)
+    before.owe(Due(key_of(3), CUSTOMER, 1_000, 130), under_way=True)
+    before.owe(Due(key_of(4), BOB, 1_000, 130), under_way=True)
+    before.owe(Due(key_of(5), ALICE, 1_000, 130))  # a round's of training
+    before.close()
+    after = Ledger(path)
+    assert not after.in_debt(CUSTOMER, 110)
+    after.interrupted(110)
+    assert after.in_debt(CUSTOMER, 110)
+    assert (after.in_debt(BOB, 10**9), after.in_debt(ALICE, 10**9)) == (False, True)
+    after.close()
+
+
+@given(st.lists(st.integers(0, 3 * DAY_S), max_size=12).map(sorted))
+def test_no_more_than_three_of_any_day_are_borne(broken_at_s):
+    """What is left when all that count are paid, oldest first, is never more than three within a day."""
+    left = list(broken_at_s)
+    while dues.is_too_much(left):
+        left.remove(next(at for at, later in zip(left, left[dues.MAX_BROKEN :], strict=False) if later - at < DAY_S))
+    for at in left:
+        assert sum(at <= other < at + DAY_S for other in left) <= dues.MAX_BROKEN
+    if all(sum(at <= other < at + DAY_S for other in broken_at_s) <= dues.MAX_BROKEN for at in broken_at_s):
+        assert left == broken_at_s

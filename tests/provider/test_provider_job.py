@@ -1,6 +1,7 @@
 """A whole generation over desks, credit, closes and commitments, with queues for wires."""
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from kinds.k8843 import KIND
-from nodewire.errors import BadConfig, BadFrame, BadSignature, NodewireError, TimedOut
+from nodewire.errors import BadConfig, BadFrame, BadSignature, NodewireError, NotAllowed, PaymentRequired, TimedOut
 from nodewire.kind import Job
 from nodewire.llm.sampling import Sampling
 from nodewire.llm.split import split_decoder
@@ -17,7 +18,7 @@ from nodewire.nostr.keys import Keys
 from nodewire.pay.ledger import Ledger
 from nodewire.protocol import feedback, kinds, result
 from nodewire.protocol.chunk import claim
-from nodewire.protocol.close import Close
+from nodewire.protocol.close import WITHDRAW, Close
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request
 from nodewire.protocol.plan import Assignment, Plan, Terms, Verification, ends
@@ -349,3 +350,90 @@ async def test_a_job_whose_input_never_comes_gives_its_slot_back(market):
     statuses = [(f.status, f.text) for f in map(market.parsed, market.events)]
     assert statuses == [("processing", ""), ("error", "timed-out")]
     assert not run._worker._worker.open_sessions
+
+
+# What a job that ends badly means for its customer's credit.
+
+
+def is_in_debt(run):
+    return run._ledger.in_debt(CUSTOMER.public, time.time() + 3_600)
+
+
+async def begun(market, count):
+    """The runs under way, with chunk 0 claimed by `count` of them."""
+    running = {run: asyncio.create_task(run.run()) for run in market.runs.values()}
+    text = PROMPT.encode()
+    await market.box.put(Frame("prompt", 0, (Array("uint8", (len(text),), text),), {"chunk": 0}))
+    async with asyncio.timeout(20):
+        while sum(bool(market.due(run)) for run in running) < count:
+            await asyncio.sleep(0.005)
+    return running
+
+
+async def stop(running):
+    for task in running.values():
+        task.cancel()
+    await asyncio.gather(*running.values(), return_exceptions=True)
+
+
+async def test_what_a_job_leaves_unpaid_that_a_neighbour_ended_keeps_its_customer_out_of_nothing(market):
+    running = await begun(market, len(market.runs))
+    stage = list(market.runs.values())[1]
+
+    async def get():
+        error = PaymentRequired("chunk 0", "says a neighbour")
+        error.by = HASH
+        raise error
+
+    stage._mailbox.get = get
+    with pytest.raises(PaymentRequired):
+        await asyncio.wait_for(running[stage], 20)
+    assert stage._ledger.owed_msat(CUSTOMER.public) > 0
+    assert not is_in_debt(stage)
+    await stop(running)
+    assert not any(map(is_in_debt, market.runs.values()))  # a daemon that is stopped breaks its jobs off, too
+
+
+async def first_unpaid(market, running):
+    """The run whose patience ends first."""
+    done, _ = await asyncio.wait(running.values(), return_when=asyncio.FIRST_COMPLETED, timeout=20)
+    run = next(run for run, task in running.items() if task in done)
+    assert isinstance(running[run].exception(), PaymentRequired)
+    assert run._ledger.owed_msat(CUSTOMER.public) > 0
+    return run
+
+
+async def test_who_runs_out_of_patience_itself_is_owed_a_debt(market):
+    for run in market.runs.values():
+        run.credit._patience_s = 0.2
+    running = await begun(market, 1)
+    assert is_in_debt(await first_unpaid(market, running))
+    await stop(running)
+
+
+async def test_who_waits_for_money_while_others_end_the_job_is_owed_none(market):
+    for run in market.runs.values():
+        run.credit._patience_s = 0.2
+    running = await begun(market, 1)
+    for run in running:
+        run._mailbox.cancel(NotAllowed("job", "cancelled by a neighbour"))  # which the wait for money does not hear
+    assert not is_in_debt(await first_unpaid(market, running))
+    await stop(running)
+
+
+async def test_a_generation_that_came_to_its_end_is_owed_whoever_withdraws_it_then(market):
+    for run in market.runs.values():
+        run.credit._patience_s = 1.0
+    running = {run: asyncio.create_task(run.run()) for run in market.runs.values()}
+    paying = asyncio.create_task(market.pay_everything())
+    await generate(market)
+    paying.cancel()
+    async with asyncio.timeout(20):
+        while not all(run._ended.is_set() for run in running):
+            await asyncio.sleep(0.005)
+    for run in running:
+        run.credit._due.add(99)  # the last payment does not come
+        await run.came(CUSTOMER.public, {"t": WITHDRAW})
+    ends = await asyncio.wait_for(asyncio.gather(*running.values(), return_exceptions=True), 20)
+    assert [type(one) for one in ends] == [PaymentRequired] * len(running)
+    assert all(map(is_in_debt, market.runs.values()))

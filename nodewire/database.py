@@ -1,0 +1,51 @@
+"""A room's own SQLite file: of one version, or led there step by step."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
+
+from nodewire.errors import BadConfig
+
+_WAIT_S = 10.0
+"""For another process of the same role that is writing."""
+
+
+def open_versioned(
+    path: Path | str, what: str, schema: str, version: int, steps: Mapping[int, str] = {}
+) -> sqlite3.Connection:
+    """The file at `path` (":memory:" for none), made by the script `schema` if it is new.
+
+    What a transaction has written is on disk when it ends (WAL, synchronous=FULL). `steps` are scripts by the version
+    that each leads away from, to the next; `schema` runs after them, and leaves alone what is there.
+
+    Raises:
+        BadConfig: it cannot be opened, or is of a version from which no step leads here.
+    """
+    try:
+        db = sqlite3.connect(path, isolation_level=None, timeout=_WAIT_S)
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = FULL")
+            _bring(db, str(path), what, schema, version, steps)
+        except BaseException:
+            db.close()
+            raise
+    except sqlite3.Error as error:
+        raise BadConfig(str(path), str(error)) from error
+    return db
+
+
+def _bring(db: sqlite3.Connection, path: str, what: str, schema: str, version: int, steps: Mapping[int, str]) -> None:
+    """To `version`, all or nothing: another process may be about to do the same."""
+    db.execute("BEGIN IMMEDIATE")
+    (found,) = db.execute("PRAGMA user_version").fetchone()
+    ways = range(found, version) if found else ()
+    if not 0 <= found <= version or any(at not in steps for at in ways):
+        raise BadConfig(path, f"{what} of version {found}; this software writes {version}")
+    for script in (*(steps[at] for at in ways), schema):
+        for statement in script.split(";"):  # executescript would commit first
+            db.execute(statement)
+    db.execute(f"PRAGMA user_version = {version}")
+    db.execute("COMMIT")

@@ -1,0 +1,82 @@
+"""The demo's cheater computes a layer less than an honest worker, and nothing else differs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+
+from nodewire.kind import Limits
+from nodewire.llm.split import split_decoder
+from nodewire.protocol.frame import Array, Frame
+from nodewire.worker import WorkerProcess
+from tests.kinds.inprocess import to_arrays, to_torch
+from tests.kinds.llama import load, make_llama
+
+DEMO = Path(__file__).parents[2] / "demo"
+HONEST, LAZY = "kinds.k8843_worker", "lazy_worker"
+STAGE, WIDTH, POSITIONS = "stage.0", 32, 5
+PARAMS = {"max_tokens": 8}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A decoder of three layers, all of them in one stage."""
+    folder = make_llama(tmp_path_factory.mktemp("llama"), seed=3)
+    made = split_decoder(folder, 40_000_000, tmp_path_factory.mktemp("blobs"), slots=1, name="tiny")
+    assert [task.name for task in made.manifest.tasks] == ["driver", STAGE]
+    return folder, made
+
+
+def hidden() -> Frame[Array]:
+    values = np.random.default_rng(1).standard_normal((1, POSITIONS, WIDTH)).astype(np.float32)
+    return Frame("hidden.0", 0, (Array("float32", values.shape, values.tobytes()),), {"pos": 0, "chunk": 0})
+
+
+async def from_worker(entry: str, made, monkeypatch) -> np.ndarray:
+    """What the stage answers in a worker process, loaded as a provider loads it."""
+    monkeypatch.setattr(sys, "path", [str(DEMO), *sys.path])
+    task = made.manifest.task(STAGE)
+    program, *weights = (made.blobs[ref.sha256] for ref in (task.program, *task.weights))
+    worker = await WorkerProcess.start(entry, Limits(memory_bytes=60_000_000), readable=[program.parent])
+    try:
+        await worker.load(STAGE, task.engine, program, weights)
+        await worker.open(STAGE, "s", PARAMS)
+        (out,) = await worker.receive(STAGE, "s", hidden())
+    finally:
+        await worker.stop()
+    return numbers(out)
+
+
+def in_process(made) -> np.ndarray:
+    actor = load(made)[STAGE]
+    actor.open("s", PARAMS)
+    (out,) = actor.receive("s", to_torch(hidden()))
+    return numbers(to_arrays(out))
+
+
+def numbers(out: Frame[Array]) -> np.ndarray:
+    (one,) = out.tensors
+    return np.frombuffer(bytes(one.data), np.float32).reshape(one.shape)
+
+
+async def test_an_honest_worker_computes_every_layer_and_the_demos_leaves_the_last_one_out(
+    model, tmp_path, monkeypatch
+):
+    folder, made = model
+    honest, lazy = [await from_worker(entry, made, monkeypatch) for entry in (HONEST, LAZY)]
+    np.testing.assert_allclose(honest, in_process(made), rtol=1e-5, atol=1e-6)
+
+    # A layer whose two branches end in zeros adds nothing to what comes in.
+    weights = load_file(folder / "model.safetensors")
+    for name in ("self_attn.o_proj", "mlp.down_proj"):
+        weights[f"model.layers.2.{name}.weight"].zero_()
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    shorter = split_decoder(tmp_path, 40_000_000, tmp_path / "blobs", slots=1, name="tiny")
+    np.testing.assert_allclose(lazy, in_process(shorter), rtol=1e-5, atol=1e-6)
+    assert np.abs(lazy - honest).max() > 0.1 * honest.std()
