@@ -56,13 +56,13 @@ class Whole:
         self._layers = Layers(
             config, 0, count, positions=self.positions, block=BLOCK, dtype=kind, device=where, fill=fill
         )
-        self._lanes = Lanes(config, count, 1, self.positions, kind, where)
+        self._lane = Lanes(config, count, 1, self.positions, kind, where).open()
 
     @torch.inference_mode()
     def logits(self, ids: Sequence[int], pos: int = 0) -> Tensor:
         """float32 [vocab] after `ids` at positions pos ..; what stood there is overwritten."""
         hidden = self.vocabulary.embed(torch.tensor(ids, dtype=torch.int64))
-        return self.vocabulary.logits(self._layers.forward(hidden, pos, self._lanes, 0, only_last=True))
+        return self.vocabulary.logits(self._layers.forward(hidden, pos, self._lane, only_last=True))
 
     def tokens(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
         """The generated ids, up to and with an end token, `max_tokens` or the end of the context."""
