@@ -152,7 +152,7 @@ class Calls:
         self._answers: dict[tuple[int, tuple[Token, ...]], _Answer] = {}
 
     def forms(self, nodes: Sequence[Node]) -> list[_Form]:
-        """Of each node the number of its form, alike for calls that differ only in what they refer to; and the names."""
+        """Of each node the number of its form, alike where only what they refer to differs; and the names."""
         known, numbers = self._nodes, self._forms
         found: list[_Form] = []
         for node in nodes:

@@ -64,7 +64,7 @@ async def answer(manifest, actors, task: str, *frames, params=None) -> NodewireE
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory):
     folder = make_llama(tmp_path_factory.mktemp("llama"))
-    made = split_decoder(folder, 1_000_000, tmp_path_factory.mktemp("split"), slots=1, name="tiny")
+    made = split_decoder(folder, 1_100_000, tmp_path_factory.mktemp("split"), slots=1, name="tiny")
     return made.manifest, load(made)
 
 
