@@ -16,6 +16,7 @@ from nodewire.errors import NodewireError, NotFound, TooLarge, WorkerFailed, fro
 from nodewire.kind import Turn
 from nodewire.protocol.codec import Codings
 from nodewire.protocol.frame import MAX_TENSORS, Array, Frame
+from nodewire.protocol.positions import count
 from nodewire.worker import message
 from nodewire.worker.arena import ALIGN, Slabs
 from nodewire.worker.figures import Figures
@@ -86,8 +87,10 @@ class Calls:
         turn: Turn = NO_TURN,
         frames: Sequence[Frame[Array]] = (),
         like: Hashable = None,
+        block: int = 0,
     ) -> tuple[Any, list[Frame[Array]]]:
-        """Have a call computed when its turn comes: what the worker answers, and the frames that it makes.
+        """Have a call computed when its turn comes: what the worker answers, and the frames that it makes. Calls that
+        are alike may be computed together, as far as they have no more rows than a `block`, unless that is 0.
 
         Raises:
             TooLarge: the frames have more bytes than the arena.
@@ -100,6 +103,7 @@ class Calls:
             raise TooLarge("frame", f"{nbytes} bytes, the arena has {self._slabs.size}")
         session = str(fields.get("session", ""))
         entry = Entry(fields["task"], session, turn.customer, turn.remaining_us, nbytes, like)
+        entry.rows, entry.block = sum(map(count, frames)), block
         call = entry.what = Call(entry, fields, asyncio.get_running_loop().create_future(), limit_s, frames)
         while not self._queue.has_room(turn.customer, nbytes):
             self._room.clear()

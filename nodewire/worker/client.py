@@ -148,21 +148,20 @@ class WorkerProcess:
         parts = cut(frame, self._blocks[task]) if task in self._blocks and len(frames) == 1 else []
         lock = self._cutting.get((task, session))
         if lock is None and len(parts) < 2:
-            return await self._compute(task, session, frames, batched=True)
+            return await self._compute(task, session, frames)
         lock = self._cutting.setdefault((task, session), asyncio.Lock())
         async with lock:  # what came before it is computed before it
             if len(parts) < 2:
-                return await self._compute(task, session, frames, batched=True)
-            made = [await self._compute(task, session, (part,), batched=False) for part in parts]
+                return await self._compute(task, session, frames)
+            made = [await self._compute(task, session, (part,)) for part in parts]
             return [joined(parts, [one for (one,) in made])]
 
-    async def _compute(
-        self, task: str, session: str, frames: Sequence[Frame[Array]], *, batched: bool
-    ) -> list[Frame[Array]]:
+    async def _compute(self, task: str, session: str, frames: Sequence[Frame[Array]]) -> list[Frame[Array]]:
         fields = {"op": "receive", "task": task, "session": session}
         turn, codings = self._turns.get((task, session), (NO_TURN, OWN))
-        like = likeness(frames, codings, self._batching[task]) if batched and task in self._batching else None
-        _, made = await self._calls.ask(fields, self._call_timeout_s, turn, frames, like)
+        like = likeness(frames, codings, self._batching[task]) if task in self._batching else None
+        block = self._blocks.get(task, 0)
+        _, made = await self._calls.ask(fields, self._call_timeout_s, turn, frames, like, block)
         return made
 
     async def close(self, task: str, session: str) -> None:

@@ -40,6 +40,9 @@ class Entry:
     remaining_us: int = 0
     nbytes: int = 0
     like: Hashable = None
+    rows: int = 0
+    block: int = 0
+    """How many rows it has, and how many there may be in calls that are computed as one; 0 if that has no bound."""
     what: Any = None
     entered_us: int = 0
     expected_us: int = 0
@@ -173,7 +176,11 @@ class Queue:
         taken = [first]
         if first.like is not None and most > 1:
             others = (lane[0] for session, lane in self._lanes(first.task) if session != first.session)
-            taken += sorted((e for e in others if e.like == first.like), key=lambda e: e.due_us)[: most - 1]
+            rows = first.rows
+            for other in sorted((e for e in others if e.like == first.like), key=lambda e: e.due_us):
+                if len(taken) < most and (not first.block or rows + other.rows <= first.block):
+                    taken.append(other)
+                    rows += other.rows
         for entry in taken:
             entry.expected_us = expected_us // len(taken)
             self._shares.served(entry.customer, entry.expected_us, now_us)

@@ -242,6 +242,16 @@ def test_what_is_alike_goes_together_in_order_of_urgency():
     assert [one.session for one in taking(queue, 10, most=3)] == ["s5"]
 
 
+def test_what_goes_together_has_no_more_rows_than_a_block():
+    queue = Queue()
+    for n, rows in enumerate((1, 60, 4, 3, 64, 100)):
+        queue.offer(entry(f"s{n}", customer=f"c{n}", like="x", rows=rows, block=64), n)
+    assert [one.session for one in taking(queue, 10, most=9)] == ["s0", "s1", "s3"]
+    assert [one.session for one in taking(queue, 10, most=9)] == ["s2"]
+    assert [one.session for one in taking(queue, 10, most=9)] == ["s4"]
+    assert [one.session for one in taking(queue, 10, most=9)] == ["s5"]
+
+
 def test_what_calls_take_is_told_by_task_and_size():
     expected = Expected()
     assert expected.us("t", 100) is None
