@@ -56,6 +56,8 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
         await _over_the_internet(report, arms, options.chart)
     if "codec" in arms:
         _codec(report)
+    if {"one", "ring"}.isdisjoint(arms):
+        return
     with tempfile.TemporaryDirectory(prefix="nw-decode-") as name:
         model = Path(name) / "model"
         write_model(model)

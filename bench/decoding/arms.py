@@ -18,9 +18,9 @@ from bench.decoding.truth import Scripted
 class Driver(Protocol):
     tokens: list[int]
 
-    def start(self) -> list[Sent]: ...
+    def start(self, now_ms: float) -> list[Sent]: ...
 
-    def returned(self, back: Back) -> list[Sent]:
+    def returned(self, back: Back, now_ms: float) -> list[Sent]:
         """Frames come back in the order in which they were sent."""
 
 
@@ -30,13 +30,13 @@ class Plain:
     def __init__(self, begin: Scripted) -> None:
         self.tokens = [begin.token]
 
-    def start(self) -> list[Sent]:
+    def start(self, now_ms: float) -> list[Sent]:
         pos = len(self.tokens) - 1
         return [Sent(pos, pos, (self.tokens[-1],))]
 
-    def returned(self, back: Back) -> list[Sent]:
+    def returned(self, back: Back, now_ms: float) -> list[Sent]:
         self.tokens.append(back.tokens[0])
-        return self.start()
+        return self.start(now_ms)
 
 
 def chunk(tail: Scripted, k: int) -> list[Scripted]:
@@ -55,18 +55,18 @@ class Synchronous:
         self._k, self._seq = k, -1
         self._nodes = [begin]
 
-    def start(self) -> list[Sent]:
+    def start(self, now_ms: float) -> list[Sent]:
         self._nodes = chunk(self._nodes[-1], self._k)
         self._seq += 1
         return [Sent(self._seq, self._nodes[0].pos, tuple(node.token for node in self._nodes))]
 
-    def returned(self, back: Back) -> list[Sent]:
+    def returned(self, back: Back, now_ms: float) -> list[Sent]:
         agreed = 0
         while agreed < self._k and back.tokens[agreed] == self._nodes[agreed + 1].token:
             agreed += 1
         self.tokens += back.tokens[: agreed + 1]
         self._nodes = [self._nodes[agreed].then(back.tokens[agreed])]
-        return self.start()
+        return self.start(now_ms)
 
 
 class Overlapping:
@@ -85,7 +85,7 @@ class Overlapping:
         self._discard = 0
         self._seq = 0
 
-    def start(self) -> list[Sent]:
+    def start(self, now_ms: float) -> list[Sent]:
         sent = []
         while len(self._inflight) < self._depth:
             nodes = chunk(self._tip, self._k)
@@ -95,7 +95,7 @@ class Overlapping:
             self._seq += 1
         return sent
 
-    def returned(self, back: Back) -> list[Sent]:
+    def returned(self, back: Back, now_ms: float) -> list[Sent]:
         if self._discard:
             self._discard -= 1
             return []
@@ -107,7 +107,7 @@ class Overlapping:
                 self._inflight.clear()
                 self._tip = node.then(token)
                 break
-        return self.start()
+        return self.start(now_ms)
 
 
 class Prompt:
@@ -118,7 +118,7 @@ class Prompt:
         self._size, self._block = tokens, block
         self._seq = self._left = 0
 
-    def start(self) -> list[Sent]:
+    def start(self, now_ms: float) -> list[Sent]:
         sent = []
         for pos in range(0, self._size, self._block):
             rows = min(self._block, self._size - pos)
@@ -127,9 +127,9 @@ class Prompt:
         self._left = len(sent)
         return sent
 
-    def returned(self, back: Back) -> list[Sent]:
+    def returned(self, back: Back, now_ms: float) -> list[Sent]:
         self._left -= 1
         if self._left:
             return []
         self.tokens.append(back.tokens[-1])
-        return self.start()
+        return self.start(now_ms)

@@ -16,8 +16,8 @@ from processes.saying import say
 
 STREAMS = 16
 STAGE_MS = 3.0
-PLAIN_TOKENS, QUICK_TOKENS = 60, 12
-PROMPT_TOKENS, BLOCK = 4_096, 128
+TOKENS, QUICK_TOKENS, CONTROL_TOKENS = 60, 12, 8
+PROMPT_TOKENS, BLOCK = 4_096, 64
 
 
 def gaps_ms(came_s: Sequence[float]) -> list[float]:
@@ -36,14 +36,14 @@ def _told(found: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 async def measure_crowd(report: Report) -> None:
     """Line 5."""
-    tokens = QUICK_TOKENS if report.quick else PLAIN_TOKENS
+    tokens = QUICK_TOKENS if report.quick else TOKENS
     stream = {"arm": "plain", "seed": report.seed, "alpha": 0.8, "tokens": tokens}
     prompt = {"arm": "prompt", "seed": report.seed, "alpha": 0.8, "size": PROMPT_TOKENS}
     crowds: dict[str, list[Arm]] = {
         "one": [stream],
         "sixteen": [{**stream, "seed": report.seed + number} for number in range(STREAMS)],
         "beside_prompts": [stream, {**prompt, "block": BLOCK}],
-        "beside_whole_prompts": [stream, {**prompt, "block": PROMPT_TOKENS}],
+        "beside_whole_prompts": [{**stream, "tokens": CONTROL_TOKENS}, {**prompt, "block": PROMPT_TOKENS}],
     }
     told: dict[str, dict[str, float]] = {}
     differ = 0

@@ -8,15 +8,15 @@ from typing import Any
 from bench.decoding.arms import Driver, Overlapping, Plain, Prompt, Synchronous
 from bench.decoding.stage import times
 from bench.decoding.tree import Tree
-from bench.decoding.truth import Scripted, Truth
+from bench.decoding.truth import STAGES, Scripted, Truth
 from bench.decoding.virtual import turn_ms
 
 Arm = Mapping[str, Any]
 """`arm`, one of the names below, with what it takes; `seed` and `alpha` of its truth."""
 
 
-def driver_of(arm: Arm) -> tuple[Driver, Truth]:
-    truth = Truth(arm["seed"], arm["alpha"])
+def driver_of(arm: Arm, stages: int = STAGES) -> tuple[Driver, Truth]:
+    truth = Truth(arm["seed"], arm["alpha"], stages)
     begin = Scripted.begin(truth)
     match arm["arm"]:
         case "plain" | "relayed":
@@ -28,7 +28,7 @@ def driver_of(arm: Arm) -> tuple[Driver, Truth]:
         case "chain":
             return Tree(begin, 1, arm["window"], branches=1), truth
         case "ours":
-            return Tree(begin, arm["width"], arm["window"]), truth
+            return Tree(begin, arm["width"], arm["window"], least=arm.get("least", 0.0)), truth
         case "prompt":
             return Prompt(arm["size"], arm["block"]), truth
     raise ValueError(arm["arm"])

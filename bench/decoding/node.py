@@ -124,11 +124,12 @@ async def _driven(driver: Driver, mailbox: JobMailbox, tokens: int) -> list[floa
             await mailbox.put(Frame("edge.0", one.seq, (array_of(one.tokens),), meta_of(one)))
 
     came_s = [time.perf_counter()]
-    await send(driver.start())
+    await send(driver.start(came_s[0] * 1_000))
     while len(came_s) < tokens:
         frame = await mailbox.get()
-        frames = driver.returned(Back(frame.seq, tuple(map(token_of, rows_of(frame)))))
-        came_s += [time.perf_counter()] * (len(driver.tokens) - len(came_s))
+        now_s = time.perf_counter()
+        frames = driver.returned(Back(frame.seq, tuple(map(token_of, rows_of(frame)))), now_s * 1_000)
+        came_s += [now_s] * (len(driver.tokens) - len(came_s))
         await send(frames)
     return came_s
 

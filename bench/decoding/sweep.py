@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bench.decoding.named import Arm, driver_of, window
-from bench.decoding.virtual import Run, simulate
+from bench.decoding.virtual import Run, alone
 
 KS, QUICK_KS = (1, 2, 3, 4, 6, 8, 12, 16, 24), (2, 8)
 FILLS, QUICK_FILLS = (0.25, 0.4, 0.6, 0.8, 1.0), (0.6, 1.0)
@@ -35,9 +35,9 @@ def settings(arm: str, stage_ms: float, *, quick: bool = False) -> Iterator[dict
 
 def simulated_per_s(arm: Arm, stage_ms: float, tokens: int) -> float:
     """Tokens a second. Raises AssertionError: they are not the decoder's."""
-    driver, truth = driver_of(arm)
+    driver, truth = driver_of(arm, stages=1)
     run = Run(driver, tokens)
-    simulate([run], stage_ms, relayed=arm["arm"] == "relayed")
+    alone(run, stage_ms, relayed=arm["arm"] == "relayed")
     assert driver.tokens == truth.tokens(len(driver.tokens))
     return run.per_s
 

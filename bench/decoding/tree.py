@@ -47,19 +47,19 @@ class Tree:
         self._keep: list[_Node] = []
         self._run = self._seq = self._epoch = 0
 
-    def start(self) -> list[Sent]:
+    def start(self, now_ms: float) -> list[Sent]:
         frames = []
         while len(self._sent) - self._stale < self._window and (nodes := self._likeliest()):
             frames.append(self._frame(nodes))
         return frames
 
-    def returned(self, back: Back) -> list[Sent]:
+    def returned(self, back: Back, now_ms: float) -> list[Sent]:
         nodes = self._sent.popleft()
         self._stale = max(0, self._stale - 1)
         for node, token in zip(nodes, back.tokens, strict=False):
             if node is self._root:
                 self._decide(token)
-        return self.start()
+        return self.start(now_ms)
 
     def _decide(self, token: int) -> None:
         node = self._root
@@ -93,10 +93,11 @@ class Tree:
             self._add(self._root, nodes)
         while self._waiting and len(nodes) < self._width:
             loss, _, parent, rank = self._waiting[0]
-            if self._is_alive(parent) and loss - self._root.loss > self._most_loss:
+            is_alive = self._is_alive(parent)
+            if is_alive and loss - self._root.loss > self._most_loss:
                 break
             heapq.heappop(self._waiting)
-            if self._is_alive(parent):
+            if is_alive:
                 token = parent.draft.guesses[rank][0]
                 self._wait(parent, rank + 1, parent.loss)
                 parent.children[token] = child = _Node(parent.draft.then(token), parent, loss)

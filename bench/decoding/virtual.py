@@ -1,15 +1,19 @@
-"""A ring of `bench.decode` without waiting: the same drivers and stages, by a clock that jumps to what happens next."""
+"""A ring of `bench.decode` without waiting: the same drivers and stages, by a clock that jumps to what happens next.
+
+`alone` is for one session whose frames are all computed, in order: when a frame comes back is known when it is sent.
+"""
 
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
 from bench.decoding.arms import Driver
-from bench.decoding.cells import Back
-from bench.decoding.stage import Moving, Stage
+from bench.decoding.cells import Back, Cells, Sent
+from bench.decoding.stage import Moving, Stage, times
 from bench.decoding.truth import token_of
 from bench.wan import SHARD_MS
 
@@ -59,7 +63,7 @@ def simulate(runs: Sequence[Run], stage_ms: float, *, relayed: bool = False, bat
     left = len(runs)
     for session, run in enumerate(runs):
         run.came_ms.append(run.begins_ms)
-        for sent in run.driver.start():
+        for sent in run.driver.start(run.begins_ms):
             happens(run.begins_ms + WAYS_MS[0], 0, Moving(session, sent, sent.tokens))
     while left:
         now_ms, _, where, what = heapq.heappop(events)
@@ -68,7 +72,7 @@ def simulate(runs: Sequence[Run], stage_ms: float, *, relayed: bool = False, bat
             run = runs[what.session]
             if len(run.came_ms) >= run.tokens:
                 continue
-            sent = run.driver.returned(Back(what.sent.seq, tuple(map(token_of, what.xs))))
+            sent = run.driver.returned(Back(what.sent.seq, tuple(map(token_of, what.xs))), now_ms)
             run.came_ms += [now_ms] * (len(run.driver.tokens) - len(run.came_ms))
             left -= len(run.came_ms) >= run.tokens
             for one in sent:
@@ -83,3 +87,26 @@ def simulate(runs: Sequence[Run], stage_ms: float, *, relayed: bool = False, bat
                 happens(now_ms + way_ms, where + 1, one)
             stages[where].computing = []
             begin(where, now_ms)
+
+
+def alone(run: Run, stage_ms: float, *, relayed: bool = False) -> None:
+    """As `simulate`, with a decoder of one lane (`Truth` of one stage) behind the last stage."""
+    free_ms, cells = [0.0] * (len(WAYS_MS) - 1), Cells()
+    last_ms = sum(WAYS_MS[:-1]) if relayed else WAYS_MS[-1]
+    under_way: deque[tuple[float, Back]] = deque()
+
+    def send(frames: Sequence[Sent], now_ms: float) -> None:
+        for sent in frames:
+            at_ms, took_ms = now_ms, stage_ms * times(len(sent.tokens))
+            for stage, way_ms in enumerate(WAYS_MS[:-1]):
+                at_ms = free_ms[stage] = max(at_ms + way_ms, free_ms[stage]) + took_ms
+            back = Back(sent.seq, tuple(map(token_of, cells.rows(sent, sent.tokens))))
+            under_way.append((at_ms + last_ms, back))
+
+    run.came_ms.append(run.begins_ms)
+    send(run.driver.start(run.begins_ms), run.begins_ms)
+    while len(run.came_ms) < run.tokens:
+        now_ms, back = under_way.popleft()
+        frames = run.driver.returned(back, now_ms)
+        run.came_ms += [now_ms] * (len(run.driver.tokens) - len(run.came_ms))
+        send(frames, now_ms)

@@ -14,7 +14,7 @@ from bench.decoding.named import driver_of, window
 from bench.decoding.node import array_of, meta_of, rows_of, sent_of
 from bench.decoding.stage import Moving, Stage, times
 from bench.decoding.truth import SHARES, Scripted, Truth, mixed
-from bench.decoding.virtual import Run, simulate, turn_ms
+from bench.decoding.virtual import Run, alone, simulate, turn_ms
 from nodewire.protocol.frame import Frame
 
 TOKENS = 80
@@ -52,6 +52,16 @@ def test_sessions_that_are_computed_together_do_not_disturb_each_other(several, 
     simulate(runs, 5.0, batches=True)
     for driver, truth in made:
         assert driver.tokens == truth.tokens(len(driver.tokens))
+
+
+@settings(max_examples=50, deadline=None)
+@given(arms, truths, st.booleans())
+def test_a_session_alone_takes_as_long_by_the_short_way_to_reckon(arm, drawn, relayed):
+    run, _ = ran({**arm, **drawn}, relayed=relayed)
+    driver, _ = driver_of({**arm, **drawn}, stages=1)
+    other = Run(driver, TOKENS)
+    alone(other, 3.0, relayed=relayed)
+    assert other.came_ms == pytest.approx(run.came_ms)
 
 
 @pytest.mark.parametrize("relayed", [False, True])
@@ -144,7 +154,7 @@ def test_a_forward_of_more_rows_takes_as_long_as_was_measured():
 
 def test_a_prompt_enters_block_by_block():
     prompt = Prompt(10, 4)
-    assert [(sent.pos, len(sent.tokens)) for sent in prompt.start()] == [(0, 4), (4, 4), (8, 2)]
+    assert [(sent.pos, len(sent.tokens)) for sent in prompt.start(0.0)] == [(0, 4), (4, 4), (8, 2)]
 
 
 @given(
