@@ -82,8 +82,10 @@ def _codec(report: Report) -> None:
     report.arms["codec"] = found = prefilled(quick=report.quick)
     bf16 = found["bf16"]
     report.line("prefill_bf16_over_int8_bytes", round(bf16["row_bytes"] / found["int8"]["row_bytes"], 4), ">=", 1.9)
-    change = abs(found["int8"]["perplexity"] / bf16["perplexity"] - 1)
-    report.line("prefill_int8_perplexity_change_percent", round(100 * change, 4), "<=", 0.1)
+    for codec in ("int8", "fp8"):
+        for of in ("perplexity", "all_narrowed"):
+            found[codec][f"{of}_change_percent"] = round(100 * abs(found[codec][of] / bf16[of] - 1), 4)
+    report.line("prefill_int8_perplexity_change_percent", found["int8"]["perplexity_change_percent"], "<=", 0.1)
 
 
 async def _one(report: Report, model: Path) -> None:

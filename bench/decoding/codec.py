@@ -1,9 +1,12 @@
 """What a prompt costs on narrowed edges, for `bench.decode`: bytes and perplexity, on the demo's decoder.
 
 Its tasks are those of the demo, in one process, in float32; what goes from one to the next is narrowed and widened
-again: to bfloat16, to the wire's int8 blocks (`nodewire.worker.narrowing`), and to float8 (e4m3, each row by its
-largest), which the wire does not carry. Codecs narrow each row by itself: a text that is fed position by position is
-narrowed as it is when it enters at once.
+again, every edge alike: to bfloat16, to the wire's int8 blocks (`nodewire.worker.narrowing`), and to float8 (e4m3,
+each row by its largest), which the wire does not carry. Codecs narrow each row by itself: a text that is fed position
+by position is narrowed as it is when it enters at once.
+
+`perplexity` is of the second half of each text, whose first half entered narrowed: what follows a prompt goes round in
+the bfloat16 that decoding would use. `all_narrowed` is of the whole text with every position narrowed.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import math
 import statistics
 import sysconfig
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -44,7 +47,9 @@ def _float8(x: Tensor) -> Tensor:
     return (x / scale).to(_FLOAT8).to(x.dtype) * scale
 
 
-NARROWED: dict[str, Callable[[Tensor], Tensor]] = {
+Narrowed = Callable[[Tensor], Tensor]
+"""To what travels and back."""
+NARROWED: dict[str, Narrowed] = {
     "own": lambda x: x,
     "bf16": lambda x: x.bfloat16().to(x.dtype),
     "int8": _int8,
@@ -75,13 +80,13 @@ def prefilled(*, quick: bool) -> dict[str, Any]:
         names = [t.name for t in made.manifest.tasks if t.engine == "decoder.stage"]
         ring = [(edges[name], stage) for name, stage in zip(names, stages, strict=True)]
         for codec, narrowed in NARROWED.items():
-            losses = [loss for ids in texts for loss in _losses(whole, ring, ids, narrowed)]
             found[codec] = {
                 "row_bytes": row_bytes(codec, whole.config.hidden_size),
-                "perplexity": round(math.exp(statistics.fmean(losses)), 4),
+                "perplexity": _perplexity(whole, ring, texts, narrowed, NARROWED["bf16"], len(texts[0]) // 2),
+                "all_narrowed": _perplexity(whole, ring, texts, narrowed, narrowed),
             }
             say(f"{codec}: {found[codec]}")
-    return {"positions": len(losses), "edges": len(ring) + 1, **found}
+    return {"texts": len(texts), "positions": len(texts[0]), "edges": len(ring) + 1, **found}
 
 
 def _paths(blobs: Any, task: Any) -> list[Path]:
@@ -99,9 +104,20 @@ def _texts(whole: Whole, count: int, window: int) -> list[list[int]]:
     return texts
 
 
+def _perplexity(
+    whole: Whole, ring: Any, texts: list[list[int]], prompt: Narrowed, answer: Narrowed, first: int = 0
+) -> float:
+    """Of texts whose halves travel so, from position `first` on."""
+    losses = []
+    for ids in texts:
+        ways = [prompt if pos < len(ids) // 2 else answer for pos in range(len(ids))]
+        losses += _losses(whole, ring, ids, ways)[first:]
+    return round(math.exp(statistics.fmean(losses)), 4)
+
+
 @torch.inference_mode()
-def _losses(whole: Whole, ring: Any, ids: list[int], narrowed: Callable[[Tensor], Tensor]) -> list[float]:
-    """Nats, of each token after the first."""
+def _losses(whole: Whole, ring: Any, ids: list[int], narrowed: Sequence[Narrowed]) -> list[float]:
+    """Nats, of each token after the first; `narrowed` says how each position travels."""
     for _, stage in ring:
         stage.open("text", {})
     losses = []
@@ -109,9 +125,9 @@ def _losses(whole: Whole, ring: Any, ids: list[int], narrowed: Callable[[Tensor]
         x = whole.vocabulary.embed(torch.tensor([token]))
         for edge, stage in ring:
             meta = {"pos": pos, "chunk": 0, "tokens": 1}
-            [frame] = stage.receive("text", Frame(edge, pos, (narrowed(x),), meta))
+            [frame] = stage.receive("text", Frame(edge, pos, (narrowed[pos](x),), meta))
             [x] = frame.tensors
-        losses.append(float(-whole.vocabulary.logits(narrowed(x)).log_softmax(-1).flatten()[after]))
+        losses.append(float(-whole.vocabulary.logits(narrowed[pos](x)).log_softmax(-1).flatten()[after]))
     for _, stage in ring:
         stage.close("text")
     return losses

@@ -48,7 +48,9 @@ class Stage:
         """Take what is computed next, and say how many ms that takes; None: nothing waits."""
         if not self._waiting:
             return None
-        taken, rows, later = [], 0, []
+        taken: list[Moving] = []
+        later: list[Moving] = []
+        rows = 0
         sessions: set[int] = set()
         for number, frame in enumerate(self._waiting):
             if taken and (not self._batches or frame.session in sessions or rows + len(frame.xs) > BATCH_ROWS):

@@ -72,10 +72,10 @@ def simulate(runs: Sequence[Run], stage_ms: float, *, relayed: bool = False, bat
             run = runs[what.session]
             if len(run.came_ms) >= run.tokens:
                 continue
-            sent = run.driver.returned(Back(what.sent.seq, tuple(map(token_of, what.xs))), now_ms)
+            frames = run.driver.returned(Back(what.sent.seq, tuple(map(token_of, what.xs))), now_ms)
             run.came_ms += [now_ms] * (len(run.driver.tokens) - len(run.came_ms))
             left -= len(run.came_ms) >= run.tokens
-            for one in sent:
+            for one in frames:
                 happens(now_ms + WAYS_MS[0], 0, Moving(what.session, one, one.tokens))
         elif what is not None:
             stages[where].come(what)
