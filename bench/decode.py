@@ -1,12 +1,18 @@
-"""Decoding: `python -m bench.decode [--json] [--quick] [--only one,ring]`.
+"""Decoding: `python -m bench.decode [--json] [--quick] [--only one,ring,wan,crowd,codec] [--chart FILE]`.
 
-The model is a Llama of 8 layers, 512 wide, with random weights, float32; all arms have the same safetensors.
+In `one` and `ring` the model is a Llama of 8 layers, 512 wide, with random weights, float32, the same safetensors.
 
 - one: a process on one core. `ours` is the unsplit loop, `transformers` its own generate, greedy, the same tokens;
   `bound` is what the model's matrix products alone take for a position, measured in the same rounds.
 - ring: a driver and 2, 4 and 6 stages on this host, each with a process for its daemon's parts and one for its worker,
   links over TLS. A hop's overhead is what a turn takes more than its tasks compute, by the workers' own clocks, over
   the turn's hops.
+- wan: a driver and 6 stages on machines as far from each other as Shard's (`bench.wan`), over the wire; a stage's
+  computing is a wait of 3 or 10 ms for a row, and longer for more (`bench.decoding.stage`). Plain decoding, what Shard
+  began with (each result goes back the way it came), speculation turn by turn, Shard's overlapping chunks, a chain and
+  trees in flight, each at the best settings that a simulation found, over drafters that are right as often as said.
+- crowd: on the same ring 16 streams beside one, and a running stream while prompts of 4,096 tokens enter.
+- codec: a prompt's bytes and what narrowing them spoils, on the demo's decoder.
 """
 
 from __future__ import annotations
@@ -17,19 +23,25 @@ import json
 import secrets
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from bench.decode_model import write_model
+from bench.decoding.codec import prefilled
+from bench.decoding.crowd import measure_crowd
+from bench.decoding.plot import plot
+from bench.decoding.ring import measure_speculation
 from bench.lines import said, tell
 from bench.report import Report, percentile, run
-from nodewire.errors import OverMemory
+from bench.wan import unavailable
+from nodewire.errors import BadInput, OverMemory
 from nodewire.llm.split import split_decoder
 from processes.saying import say
 
+ARMS = ["one", "ring", "wan", "crowd", "codec"]
 STAGES, QUICK_STAGES = (2, 4, 6), (2,)
 TOKENS, QUICK_TOKENS, ROUNDS = 200, 40, 3
 WARM = 10
@@ -37,7 +49,15 @@ PROMPT = "The quick brown fox"
 
 
 async def measure(report: Report, options: argparse.Namespace) -> None:
-    arms = options.only.split(",") if options.only else ["one", "ring"]
+    arms = options.only.split(",") if options.only else ARMS
+    if unknown := set(arms) - set(ARMS):
+        raise BadInput("only", f"{min(unknown)!r} is not one of {', '.join(ARMS)}")
+    if not {"wan", "crowd"}.isdisjoint(arms):
+        await _over_the_internet(report, arms, options.chart)
+    if "codec" in arms:
+        _codec(report)
+    if {"one", "ring"}.isdisjoint(arms):
+        return
     with tempfile.TemporaryDirectory(prefix="nw-decode-") as name:
         model = Path(name) / "model"
         write_model(model)
@@ -45,6 +65,27 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
             await _one(report, model)
         if "ring" in arms:
             await _rings(report, model, Path(name))
+
+
+async def _over_the_internet(report: Report, arms: Sequence[str], chart: Path | None) -> None:
+    if (why := unavailable()) is not None:
+        return report.skip(why)
+    if "wan" in arms:
+        await measure_speculation(report)
+        if chart is not None:
+            plot(report.arms["wan"], chart)
+    if "crowd" in arms:
+        await measure_crowd(report)
+
+
+def _codec(report: Report) -> None:
+    report.arms["codec"] = found = prefilled(quick=report.quick)
+    bf16 = found["bf16"]
+    report.line("prefill_bf16_over_int8_bytes", round(bf16["row_bytes"] / found["int8"]["row_bytes"], 4), ">=", 1.9)
+    for codec in ("int8", "fp8"):
+        for of in ("perplexity", "all_narrowed"):
+            found[codec][f"{of}_change_percent"] = round(100 * abs(found[codec][of] / bf16[of] - 1), 4)
+    report.line("prefill_int8_perplexity_change_percent", found["int8"]["perplexity_change_percent"], "<=", 0.1)
 
 
 async def _one(report: Report, model: Path) -> None:
@@ -124,7 +165,8 @@ async def _ring(folder: Path, stages: int, tokens: int) -> tuple[list[float], li
 
 
 def _add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", default="", help="arms, separated by commas")
+    parser.add_argument("--only", default="", help=f"of {', '.join(ARMS)}, separated by commas")
+    parser.add_argument("--chart", type=Path, help="write the curves over acceptance as an SVG")
 
 
 async def _stopped(process: asyncio.subprocess.Process) -> None:
