@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,8 +13,8 @@ from nodewire.errors import BadFrame
 from nodewire.protocol.frame import Frame
 
 
-def hidden_states(frame: Frame[Any], dtype: torch.dtype, width: int, positions: int) -> Tensor:
-    """The frame's one tensor [1, n, width], 1 <= n <= `positions`.
+def hidden_states(frame: Frame[Any], dtype: torch.dtype, width: int, positions: int, least: int = 1) -> Tensor:
+    """The frame's one tensor [1, n, width], `least` <= n <= `positions`.
 
     Raises:
         BadFrame: another count, dtype, rank or shape, or a number that is not finite.
@@ -20,8 +22,8 @@ def hidden_states(frame: Frame[Any], dtype: torch.dtype, width: int, positions: 
     x = only_tensor(frame)
     if x.dtype != dtype:
         raise BadFrame("dtype", f"{x.dtype}, this task computes in {dtype}")
-    if x.ndim != 3 or x.shape[0] != 1 or x.shape[2] != width or not 1 <= x.shape[1] <= positions:
-        raise BadFrame("shape", f"{list(x.shape)}, not [1, 1..{positions}, {width}]")
+    if x.ndim != 3 or x.shape[0] != 1 or x.shape[2] != width or not least <= x.shape[1] <= positions:
+        raise BadFrame("shape", f"{list(x.shape)}, not [1, {least}..{positions}, {width}]")
     check_finite(x)
     return x
 
@@ -44,3 +46,8 @@ def count(frame: Frame[Any], name: str) -> int:
     if type(value) is not int or not 0 <= value < 2**53:
         raise BadFrame(f"meta.{name}", "missing, or not a non-negative integer")
     return value
+
+
+def packed(cells: Sequence[int]) -> bytes:
+    """Numbers of live cells as they stand in a frame's meta: little-endian int16."""
+    return struct.pack(f"<{len(cells)}h", *cells)
