@@ -184,7 +184,8 @@ class Liar:
 
 
 class KnowingDrafter:
-    """A Drafter that knows the text: by position right or wrong, as `right` says. Places are positions."""
+    """A Drafter that knows the text: by position right, at one rank or another, or wrong, as `right` says. Places are
+    positions."""
 
     def __init__(self, text: Sequence[int], right: Callable[[int], bool], vocabulary: int, width: int = 1) -> None:
         self._text, self._right, self._vocabulary, self._width = list(text), right, vocabulary, width
@@ -201,8 +202,9 @@ class KnowingDrafter:
 
     def candidates(self, place: int) -> list[Candidate]:
         truth = self._text[place] if place < len(self._text) else 1
-        wrong = [(truth + step) % self._vocabulary for step in range(1, self._width + 1)]
-        said = [truth, *wrong[1:]] if self._right(place) else wrong
+        said = [(truth + step) % self._vocabulary for step in range(1, self._width + 1)]
+        if self._right(place):
+            said[place % self._width] = truth
         return [Candidate(token, rank, 0.9 / 2**rank) for rank, token in enumerate(said)]
 
 
