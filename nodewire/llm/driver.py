@@ -1,23 +1,33 @@
 """The driver: embedding, head, tokenizer and sampling as an actor, once around the ring for every token.
 
 A prompt comes from the customer; its hidden states go to the first stage as frame 0; each return of the last stage's
-hidden state becomes one token, which goes to the customer and, as the next frame, around the ring again.
+hidden state becomes one token, which goes to the customer and, as the next frame, around the ring again. With a
+`lookahead` guesses of further tokens follow it (nodewire.llm.speculation), so that one turn may bring many.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from nodewire.errors import BadFrame, BadInput, NotAllowed, NotFound, TooLarge
 from nodewire.kind import Params
 from nodewire.llm import frames
+from nodewire.llm.grammar import Grammars
 from nodewire.llm.kv.slots import Slots
 from nodewire.llm.loader import Fill
 from nodewire.llm.programs import DriverProgram
-from nodewire.llm.sampling import Sampling, choose, parse_params
+from nodewire.llm.sampler import Sampler
+from nodewire.llm.sampling import Sampling, parse_params
+from nodewire.llm.speculation.drafter import Drafter
+from nodewire.llm.speculation.flight import Flight, Sent
+from nodewire.llm.speculation.ngram import NgramDrafter
+from nodewire.llm.speculation.router import Router
 from nodewire.llm.textstream import TextStream
 from nodewire.llm.tokenizer import Tokenizer
 from nodewire.llm.vocabulary import Vocabulary
@@ -25,39 +35,72 @@ from nodewire.protocol.frame import Frame
 from nodewire.weights.tensorfile import DTYPES
 
 Reason = Literal["length", "stop", "eos"]
+MakeDrafters = Callable[[Sampler], Sequence[Drafter[Any]]]
+"""Those of one session, the fast ones first."""
+
+TREES = False  # stages take rows one by one, at the run's end
 
 
 @dataclass(slots=True)
 class _Session:
     sampling: Sampling
+    sampler: Sampler
     text: TextStream
-    prompt: int = 0  # its positions; 0 until it came
-    generated: int = 0  # tokens so far, and the seq of the return awaited
+    router: Router | None  # None where nothing is guessed
+    flight: Flight | None = None  # None until the prompt came
+    prompt: int = 0  # its positions
+    generated: int = 0  # tokens so far
     ended: Reason | None = field(default=None)
 
+    @property
+    def awaits(self) -> bool:
+        """Whether anything is in flight; after the end, guesses may be."""
+        return self.flight is not None and self.flight.awaited is not None
 
-def chunk_of(seq: int, size: int) -> int:
-    """The chunk that pays for frame `seq`: 0 is the prompt's, then one for every `size` tokens."""
-    return 0 if seq == 0 else 1 + (seq - 1) // size
+
+def chunk_of(turn: int, size: int) -> int:
+    """The chunk that pays for turn `turn` of a plain loop: 0 is the prompt's, then one for every `size`."""
+    return 0 if turn == 0 else 1 + (turn - 1) // size
 
 
 class Driver:
     """An Actor (nodewire.kind)."""
 
-    def __init__(self, program: DriverProgram, fill: Fill, tokenizer: Tokenizer, device: torch.device) -> None:
+    def __init__(
+        self,
+        program: DriverProgram,
+        fill: Fill,
+        tokenizer: Tokenizer,
+        device: torch.device,
+        make_drafters: MakeDrafters | None = None,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """Guesses are those of `make_drafters`, by default what the session's own text says."""
         self.program = program
+        self._make_drafters = make_drafters or (lambda sampler: [NgramDrafter()])
+        self._clock_ns = clock_ns
         self._dtype = DTYPES[program.dtype]
         self._vocabulary = Vocabulary(program.config, self._dtype, device, fill)
         self._tokenizer = tokenizer
         self._device = device
+        self._grammars = Grammars(tokenizer, program.config.vocab_size, program.config.eos_token_id)
         self._slots = Slots(program.slots)
         self._sessions: dict[str, _Session] = {}
 
     def open(self, session: str, params: Params) -> None:
         """Raises BadInput naming a parameter (see sampling.parse_params), Busy, NotAllowed."""
         sampling = parse_params(params, self.program.positions)
+        sampler = self._sampler(sampling)
         self._slots.open(session)
-        self._sessions[session] = _Session(sampling, TextStream(self._tokenizer, sampling.stop))
+        ends = frozenset(self.program.config.eos_token_id)
+        router = Router(self._make_drafters(sampler), ends, self._clock_ns) if sampling.lookahead > 1 else None
+        self._sessions[session] = _Session(sampling, sampler, TextStream(self._tokenizer, sampling.stop), router)
+
+    def _sampler(self, sampling: Sampling) -> Sampler:
+        """Raises BadInput, Unsupported: a bias or a schema that cannot be."""
+        schema = sampling.json_schema
+        size = self.program.config.vocab_size
+        return Sampler(sampling, size, self._grammars.grammar(schema) if schema else None)
 
     def close(self, session: str) -> None:
         self._slots.close(session)
@@ -69,13 +112,13 @@ class Driver:
 
         Raises:
             NotFound: the session is not open.
-            NotAllowed: a second prompt, a return that is not awaited, or anything after the end.
+            NotAllowed: a second prompt, a return that is not awaited, or anything after the end but what was in flight.
             BadFrame, BadInput, TooLarge: the frame or the prompt cannot be used; the field says why.
         """
         state = self._sessions.get(session)
         if state is None:
             raise NotFound("session", "not open")
-        if state.ended is not None:
+        if state.ended is not None and (frame.edge != self.program.edge_return or not state.awaits):
             raise NotAllowed("session", f"ended ({state.ended})")
         if frame.edge == self.program.edge_prompt:
             return self._prompt(state, frame)
@@ -89,26 +132,37 @@ class Driver:
         After the text's tensor there may be a second one, int64 [m]: tokens that an earlier session, which broke off,
         generated from this text. Their own text is not put out again; what follows is as if they had come here.
         """
-        if state.prompt or frame.seq != 0:
+        if state.flight is not None or frame.seq != 0:
             raise NotAllowed("prompt", "a session has one, with seq 0")
         ids = self._prompt_ids(frame, special_tokens=state.sampling.special_tokens)
-        if len(frame.tensors) == 2:
-            history = frame.tensors[1]
-            if not isinstance(history, torch.Tensor) or history.dtype != torch.int64 or history.ndim != 1:
-                raise BadFrame("history", "not int64 [m]")
-            if len(ids) + len(history) < self.program.positions:  # else refused below
-                self._check_ids(history)
-                for token in history.tolist():
-                    state.text.push(token)
-            ids = torch.cat((ids, history))
-        n = len(ids)
+        history = self._history(frame)
+        n = len(ids) + len(history)
         if n == 0:
             raise BadInput("prompt", "empty")
         if n >= self.program.positions:
             raise TooLarge("prompt", f"{n} tokens, the context is {self.program.positions}, one is generated at least")
         self._check_ids(ids)
+        self._check_ids(history)
+        state.sampler.begin(ids)
+        for token in history.tolist():
+            state.text.push(token)
+            state.sampler.accept(token)
+        ids = torch.cat((ids, history))
         state.prompt = n
-        return [self._hidden(ids, seq=0, pos=0)]
+        state.flight = Flight(n, int(ids[-1]), state.sampling.lookahead, tree=TREES)
+        if state.router is not None:
+            for token in ids.tolist():
+                state.router.accept(token)
+        meta = {"pos": 0, "chunk": 0, "tokens": n}
+        return [Frame(self.program.edge_hidden, 0, (self._vocabulary.embed(ids).cpu(),), meta)]
+
+    def _history(self, frame: Frame[Any]) -> Tensor:
+        if len(frame.tensors) != 2:
+            return torch.empty(0, dtype=torch.int64)
+        history = frame.tensors[1]
+        if not isinstance(history, Tensor) or history.dtype != torch.int64 or history.ndim != 1:
+            raise BadFrame("history", "not int64 [m]")
+        return history
 
     def _check_ids(self, ids: torch.Tensor) -> None:
         if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= self.program.config.vocab_size):
@@ -132,30 +186,82 @@ class Driver:
         return ids
 
     def _return(self, state: _Session, frame: Frame[Any]) -> list[Frame[Any]]:
-        """Hidden state [1, 1, width] of the newest position in; its token out, and unless it ends, the next frame."""
-        if not state.prompt or frame.seq != state.generated:
+        """Hidden states [1, n, width] of a frame's n rows in (of the prompt's, the last position's); the tokens that
+        follow from them out, each a frame, and before them, unless it ends, what goes around the ring next.
+
+        A frame none of whose rows can still be right may come back empty [1, 0, width].
+        """
+        flight = state.flight
+        sent = flight.awaited if flight is not None else None
+        if flight is None or sent is None or frame.seq != sent.seq:
             raise NotAllowed("return", f"seq {frame.seq} is not awaited")
-        pos = state.prompt + state.generated
-        x = frames.hidden_states(frame, self._dtype, self.program.config.hidden_size, positions=1)
-        if frames.count(frame, "pos") != pos - 1:
-            raise BadFrame("meta.pos", f"not {pos - 1}, the newest position")
-        logits = self._vocabulary.logits(x.to(self._device))
-        frames.check_finite(logits)
-        token = choose(logits, state.sampling, pos)
+        n = len(sent.nodes)
+        x = frames.hidden_states(frame, self._dtype, self.program.config.hidden_size, n, least=0)
+        if x.shape[1] != n and (x.shape[1] or sent.awaited):
+            raise BadFrame("shape", f"{x.shape[1]} positions, {n} were sent")
+        pos = sent.pos if sent.seq else state.prompt - 1
+        if frames.count(frame, "pos") != pos:
+            raise BadFrame("meta.pos", f"not {pos}")
+        if state.router is not None:
+            state.router.returned(sent)
+        told = self._read(state, flight, sent, x)
+        flight.returned()
+        if state.ended is not None:
+            flight.drop()
+            return told
+        # The ring first: the next token waits for it, the customer's copy does not.
+        return [*self._onward(state, flight), *told]
+
+    def _read(self, state: _Session, flight: Flight, sent: Sent, x: Tensor) -> list[Frame[Any]]:
+        """The tokens that the rows of a return make known, as the customer gets them."""
+        told = []
+        for row, node in enumerate(sent.nodes):
+            if node is not flight.head or state.ended is not None:
+                continue
+            logits = self._vocabulary.logits(x[:, row : row + 1].to(self._device))
+            frames.check_finite(logits)
+            pos = node.position + 1
+            token = state.sampler.choose(logits, pos)
+            state.sampler.accept(token)
+            if state.router is not None:
+                state.router.accept(token, node.guesses)
+            flight.accept(token)
+            shown = self._shown(state, logits, token, node.token)
+            told.append(self._told(state, token, pos, shown))
+        return told
+
+    def _shown(self, state: _Session, logits: Tensor, token: int, before: int) -> dict[str, str]:
+        if state.sampling.logprobs is None:
+            return {}
+        return {"logprobs": state.sampler.told(logits, token, before, self._tokenizer)}
+
+    def _told(self, state: _Session, token: int, pos: int, shown: dict[str, str]) -> Frame[Any]:
+        seq = state.generated
         state.generated += 1
         text, state.ended = self._speak(state, token, pos)
-        ids = torch.tensor([token], dtype=torch.int64)
         meta: dict[str, int | str | bytes | bool | None] = {
             "text": text,
             "pos": pos,
-            "chunk": chunk_of(frame.seq, self.program.chunk),
+            "chunk": chunk_of(seq, self.program.chunk),
             "end": state.ended is not None,
+            **shown,
         }
         if state.ended is not None:
-            return [Frame(self.program.edge_tokens, frame.seq, (ids,), meta | {"reason": state.ended})]
-        told = Frame(self.program.edge_tokens, frame.seq, (ids,), meta)
-        # The ring first: the next token waits for it, the customer's copy does not.
-        return [self._hidden(ids, seq=state.generated, pos=pos), told]
+            meta["reason"] = state.ended
+        return Frame(self.program.edge_tokens, seq, (torch.tensor([token], dtype=torch.int64),), meta)
+
+    def _onward(self, state: _Session, flight: Flight) -> list[Frame[Any]]:
+        """The newest token's row, unless it is out already, and guesses."""
+        router, rows = state.router, 1
+        if router is not None:
+            # The last token's row is never needed, so neither is any after the one before it.
+            last = min(self.program.positions, state.prompt + state.sampling.max_tokens) - 2
+            flight.grow(router.expand, router.worth, last)
+            rows = router.rows(flight.waiting) if TREES else 1
+        sent = flight.frames(rows)
+        if router is not None:
+            router.sent(sent)
+        return [self._hidden(state, one) for one in sent]
 
     def _speak(self, state: _Session, token: int, pos: int) -> tuple[str, Reason | None]:
         """The text that `token` makes printable, and why the session ends with it, if it does."""
@@ -164,10 +270,20 @@ class Driver:
         text = state.text.push(token)
         if state.text.stopped:
             return text, "stop"
+        if state.sampler.ended:
+            return text + state.text.flush(), "stop"
         if state.generated >= state.sampling.max_tokens or pos + 1 >= self.program.positions:
             return text + state.text.flush(), "length"
         return text, None
 
-    def _hidden(self, ids: torch.Tensor, *, seq: int, pos: int) -> Frame[Any]:
-        meta = {"pos": pos, "chunk": chunk_of(seq, self.program.chunk), "tokens": len(ids)}
-        return Frame(self.program.edge_hidden, seq, (self._vocabulary.embed(ids).cpu(),), meta)
+    def _hidden(self, state: _Session, sent: Sent) -> Frame[Any]:
+        ids = torch.tensor([node.token for node in sent.nodes], dtype=torch.int64)
+        chunk = chunk_of(1 + sent.pos - state.prompt, self.program.chunk)
+        meta: dict[str, int | str | bytes | bool | None] = {"pos": sent.pos, "chunk": chunk, "tokens": len(ids)}
+        if sent.epoch:
+            meta["epoch"] = sent.epoch
+        if sent.parents is not None:
+            meta["parents"] = frames.packed(sent.parents)
+        if sent.keep:
+            meta["keep"] = frames.packed(sent.keep)
+        return Frame(self.program.edge_hidden, sent.seq, (self._vocabulary.embed(ids).cpu(),), meta)

@@ -18,6 +18,15 @@ from nodewire.llm.config import MAX_POSITIONS
 
 MAX_STOPS = 8
 MAX_STOP_CHARACTERS = 128
+MAX_LOOKAHEAD = 64
+MAX_TOP_LOGPROBS = 20
+MAX_BIASES = 300
+MAX_SCHEMA_CHARACTERS = 16_384
+_KNOWN = frozenset(
+    {"max_tokens", "temperature", "top_p", "seed", "stop", "special_tokens", "lookahead", "top_k", "min_p"}
+    | {"repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "logprobs"}
+    | {"json_schema", "json_object"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +40,34 @@ class Sampling:
     stop: tuple[str, ...] = ()
     special_tokens: bool = True
     """Whether the tokenizer adds its own to the prompt; a chat template has written them itself."""
+    lookahead: int = 1
+    """The most rows around the ring whose verdict is out: 1 is one token after the other."""
+    top_k: int = 0
+    """The most tokens that are drawn from; 0 is no bound."""
+    min_p: float = 0.0
+    """Tokens less likely than this share of the likeliest are not drawn."""
+    repetition_penalty: float = 1.0
+    """Divides the positive logits of tokens that came, prompt included, and multiplies the negative (1909.05858)."""
+    presence_penalty: float = 0.0
+    """Taken from the logits of tokens that were generated (OpenAI's)."""
+    frequency_penalty: float = 0.0
+    """Taken from them once for each time."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    """How many of the likeliest tokens are told with their log-probabilities, beside the chosen one; None: none."""
+    json_schema: str = ""
+    """Whose instances are the only text, unless empty."""
 
 
 def parse_params(params: Mapping[str, Any], positions: int) -> Sampling:
     """The session's parameters; `max_tokens` is what fits the context unless given.
 
-    `temperature` and `top_p` are numbers or, since signed documents hold no floats, decimal strings.
+    Numbers with a fraction are numbers or, since signed documents hold no floats, decimal strings.
 
     Raises:
         BadInput: an unknown parameter, or one of the wrong type or out of range (it is named).
     """
-    known = {"max_tokens", "temperature", "top_p", "seed", "stop", "special_tokens"}
-    unknown = sorted(str(name)[:40] for name in params.keys() - known)
+    unknown = sorted(str(name)[:40] for name in params.keys() - _KNOWN)
     if unknown:
         raise BadInput(unknown[0], "not a parameter of a session")
     temperature = _number(params, "temperature", 0.0, 0.0, 100.0)
@@ -53,39 +78,93 @@ def parse_params(params: Mapping[str, Any], positions: int) -> Sampling:
         raise BadInput("top_p", "0 leaves no token")
     if temperature > 0 and params.get("seed") is None:
         raise BadInput("seed", "needed when temperature is above 0")
-    special = params.get("special_tokens")
-    if special is not None and not isinstance(special, bool):
-        raise BadInput("special_tokens", "neither true nor false")
     return Sampling(
         max_tokens=_integer(params, "max_tokens", positions, 1, MAX_POSITIONS),
         temperature=temperature,
         top_p=top_p,
         seed=_integer(params, "seed", 0, -(2**63), 2**64 - 1),
         stop=_stops(params.get("stop")),
-        special_tokens=special is not False,
+        special_tokens=_truth(params, "special_tokens", True),
+        lookahead=_integer(params, "lookahead", 1, 1, MAX_LOOKAHEAD),
+        top_k=_integer(params, "top_k", 0, 0, 2**31),
+        min_p=_number(params, "min_p", 0.0, 0.0, 1.0),
+        repetition_penalty=_number(params, "repetition_penalty", 1.0, 0.01, 100.0),
+        presence_penalty=_number(params, "presence_penalty", 0.0, -2.0, 2.0),
+        frequency_penalty=_number(params, "frequency_penalty", 0.0, -2.0, 2.0),
+        logit_bias=_biases(params.get("logit_bias")),
+        logprobs=None if params.get("logprobs") is None else _integer(params, "logprobs", 0, 0, MAX_TOP_LOGPROBS),
+        json_schema=_schema(params),
     )
 
 
 def choose(logits: Tensor, sampling: Sampling, pos: int) -> int:
-    """The token for position `pos`, from float32 logits [vocab].
+    """The token for position `pos`, from float32 logits [vocab] of which at least one is finite.
 
     Greedy takes the largest logit. Otherwise the tokens are ordered by probability (softmax of logits over
-    temperature, float64), the fewest that reach `top_p` are kept, and SHA-256(seed, pos) picks one.
+    temperature, float64); of the `top_k` first that `min_p` leaves, the fewest that reach the share `top_p` of their
+    sum are kept, and SHA-256(seed, pos) picks one.
     """
+    return ranked(logits, sampling, pos, 1)[0]
+
+
+def ranked(logits: Tensor, sampling: Sampling, pos: int, most: int) -> list[int]:
+    """The token that `choose` takes, and up to `most` in all that it would take if logits were a little different."""
     if sampling.temperature == 0:
-        return int(logits.argmax())
+        return [int(logits.argmax())] if most == 1 else [int(token) for token in logits.topk(most).indices]
     probabilities, tokens = (logits.cpu().double() / sampling.temperature).softmax(0).sort(descending=True, stable=True)
     cumulative = probabilities.cumsum(0)
-    kept = int((cumulative < sampling.top_p).sum()) + 1
-    point = _uniform(sampling.seed, pos) * float(cumulative[min(kept, len(cumulative)) - 1])
-    index = int(torch.searchsorted(cumulative, point, right=True))
-    return int(tokens[min(index, len(tokens) - 1)])
+    left = len(tokens)
+    if sampling.min_p:
+        left = int((probabilities >= sampling.min_p * float(probabilities[0])).sum())
+    if sampling.top_k:
+        left = min(left, sampling.top_k)
+    share = sampling.top_p if left == len(tokens) else sampling.top_p * float(cumulative[left - 1])
+    kept = min(int((cumulative < share).sum()) + 1, left)
+    point = _uniform(sampling.seed, pos) * float(cumulative[kept - 1])
+    index = min(int(torch.searchsorted(cumulative, point, right=True)), kept - 1)
+    if most == 1:
+        return [int(tokens[index])]
+    near = sorted(range(max(0, index - most), min(kept, index + most)), key=lambda other: abs(other - index))
+    return [int(tokens[other]) for other in near[:most]]
 
 
 def _uniform(seed: int, pos: int) -> float:
     """A number in [0, 1) with 53 random bits."""
     digest = hashlib.sha256(b"nodewire/sampling/1" + (seed % 2**64).to_bytes(8, "big") + pos.to_bytes(8, "big"))
     return (int.from_bytes(digest.digest()[:8], "big") >> 11) / 2**53
+
+
+def _truth(params: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = params.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise BadInput(name, "neither true nor false")
+    return default if value is None else value
+
+
+def _biases(value: Any) -> tuple[tuple[int, float], ...]:
+    """Token ids, as numbers or decimal strings, to what is added to their logits."""
+    if value is None:
+        return ()
+    if not isinstance(value, Mapping) or len(value) > MAX_BIASES:
+        raise BadInput("logit_bias", f"not a map of at most {MAX_BIASES} tokens")
+    found = {}
+    for key, bias in value.items():
+        token = int(key) if isinstance(key, str) and key.isdecimal() and len(key) <= 9 else key
+        if type(token) is not int or not 0 <= token < 2**31:
+            raise BadInput("logit_bias", f"{str(key)[:40]} is not a token's id")
+        found[token] = _number({"logit_bias": bias}, "logit_bias", 0.0, -100.0, 100.0)
+    return tuple(sorted(found.items()))
+
+
+def _schema(params: Mapping[str, Any]) -> str:
+    schema = params.get("json_schema")
+    if schema is not None and not (isinstance(schema, str) and 0 < len(schema) <= MAX_SCHEMA_CHARACTERS):
+        raise BadInput("json_schema", f"not a text of 1 to {MAX_SCHEMA_CHARACTERS} characters")
+    if not _truth(params, "json_object", False):
+        return schema or ""
+    if schema is not None:
+        raise BadInput("json_object", "json_schema says already what the text is")
+    return '{"type":"object"}'
 
 
 def _number(params: Mapping[str, Any], name: str, default: float, low: float, high: float) -> float:

@@ -46,6 +46,11 @@ class Tokenizer:
         with _guarded("cannot encode"):
             return list(self._tokenizer.encode(text, add_special_tokens=special_tokens).ids)
 
+    def document(self) -> str:
+        """The tokenizer.json that it would be loaded from."""
+        with _guarded("cannot be written"):
+            return str(self._tokenizer.to_str())
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens left out; bytes that are no UTF-8 (yet) become U+FFFD."""
         with _guarded("cannot decode"):

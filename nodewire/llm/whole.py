@@ -16,10 +16,12 @@ from torch import Tensor
 from nodewire.errors import BadInput, TooLarge
 from nodewire.llm.checkpoint import open_checkpoint
 from nodewire.llm.families import driver_tensors, stage_tensors
+from nodewire.llm.grammar import Grammars
 from nodewire.llm.kv.lanes import Lanes
 from nodewire.llm.layers import Layers
 from nodewire.llm.loader import filler
-from nodewire.llm.sampling import Sampling, choose, parse_params
+from nodewire.llm.sampler import Sampler
+from nodewire.llm.sampling import Sampling, parse_params
 from nodewire.llm.split import BLOCK
 from nodewire.llm.textstream import TextStream
 from nodewire.llm.tokenizer import Tokenizer
@@ -56,6 +58,7 @@ class Whole:
         self._layers = Layers(
             config, 0, count, positions=self.positions, block=BLOCK, dtype=kind, device=where, fill=fill
         )
+        self._grammars = Grammars(self.tokenizer, config.vocab_size, config.eos_token_id)
         self._lane = Lanes(config, count, 1, self.positions, kind, where).open()
 
     @torch.inference_mode()
@@ -64,17 +67,28 @@ class Whole:
         hidden = self.vocabulary.embed(torch.tensor(ids, dtype=torch.int64))
         return self.vocabulary.logits(self._layers.forward(hidden, pos, self._lane, only_last=True))
 
-    def tokens(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
-        """The generated ids, up to and with an end token, `max_tokens` or the end of the context."""
+    def sampler(self, sampling: Sampling) -> Sampler:
+        """Of one generation. Raises BadInput, Unsupported: a bias or a schema that cannot be."""
+        schema = sampling.json_schema
+        return Sampler(sampling, self.config.vocab_size, self._grammars.grammar(schema) if schema else None)
+
+    def tokens(self, prompt: Sequence[int], sampling: Sampling, sampler: Sampler | None = None) -> Iterator[int]:
+        """The generated ids, up to and with an end token, `max_tokens`, the end of the context or of a schema's text.
+
+        `sampler`: a fresh one of the same sampling, for who wants to look at it.
+        """
         if not prompt:
             raise BadInput("prompt", "empty")
         if len(prompt) >= self.positions:
             raise TooLarge("prompt", f"{len(prompt)} tokens, the context is {self.positions}")
+        sampler = sampler or self.sampler(sampling)
+        sampler.begin(torch.tensor(prompt, dtype=torch.int64))
         feed, start = prompt, 0
         for pos in range(len(prompt), min(len(prompt) + sampling.max_tokens, self.positions)):
-            token = choose(self.logits(feed, start), sampling, pos)
+            token = sampler.choose(self.logits(feed, start), pos)
+            sampler.accept(token)
             yield token
-            if token in self.config.eos_token_id:
+            if token in self.config.eos_token_id or sampler.ended:
                 return
             feed, start = [token], pos
 
@@ -82,9 +96,10 @@ class Whole:
         """Each generated id with the text that it makes printable; the last has the rest of the text."""
         stream = TextStream(self.tokenizer, sampling.stop)
         ids = self.tokenizer.encode(prompt, special_tokens=sampling.special_tokens)
-        for i, token in enumerate(self.tokens(ids, sampling), start=1):
+        sampler = self.sampler(sampling)
+        for i, token in enumerate(self.tokens(ids, sampling, sampler), start=1):
             text = "" if token in self.config.eos_token_id else stream.push(token)
-            last = i == sampling.max_tokens or token in self.config.eos_token_id
+            last = i == sampling.max_tokens or token in self.config.eos_token_id or sampler.ended
             yield token, text + (stream.flush() if last else "")
             if stream.stopped:
                 return

@@ -1,0 +1,92 @@
+"""Text that is an instance of a JSON schema and nothing else: which tokens may be next, by the llguidance library.
+
+https://github.com/guidance-ai/llguidance (MIT), an optional dependency: `nodewire[json]`. Schemas come from customers,
+so what a grammar may take is bounded, in memory and in work for each token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nodewire.errors import BadInput, Unsupported
+from nodewire.llm.tokenizer import Tokenizer
+
+try:  # now or never: a worker opens no files later
+    import llguidance
+except ImportError:
+    llguidance = None
+
+_MAX_LEXER_STATES = 20_000  # of 1 to 2 KiB
+_MAX_GRAMMAR_SIZE = 100_000
+_FUEL = 500_000  # some 10 ms
+_FUEL_A_TOKEN = 100_000
+_ITEMS_A_TOKEN = 25_000
+
+
+class Grammars:
+    """What sessions of one driver share: the tokenizer as llguidance knows it, made when the first schema comes."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, ends: Sequence[int]) -> None:
+        self._text, self._size, self._ends = tokenizer, vocab_size, list(ends)
+        self._tokenizer: Any = None
+
+    def grammar(self, schema: str) -> Grammar:
+        """Raises Unsupported: llguidance is not installed, or cannot use the tokenizer. BadInput: not such a schema."""
+        if llguidance is None:
+            raise Unsupported("json_schema", "this provider has no llguidance")
+        if not self._ends:
+            raise Unsupported("json_schema", "the model has no end token")
+        if self._tokenizer is None:
+            try:
+                self._tokenizer = llguidance.LLTokenizer(
+                    self._text.document(), n_vocab=self._size, eos_token=self._ends
+                )
+            except ValueError as error:
+                raise Unsupported("json_schema", "not with this model's tokenizer") from error
+        return Grammar(self._tokenizer, schema, self._size)
+
+
+class Grammar:
+    """Where one session's text stands in its schema."""
+
+    def __init__(self, tokenizer: Any, schema: str, vocab_size: int) -> None:
+        limits = llguidance.LLParserLimits(
+            max_lexer_states=_MAX_LEXER_STATES,
+            max_grammar_size=_MAX_GRAMMAR_SIZE,
+            initial_lexer_fuel=_FUEL,
+            step_lexer_fuel=_FUEL_A_TOKEN,
+            step_max_items=_ITEMS_A_TOKEN,
+            verbose_errors=False,
+        )
+        try:
+            rules = llguidance.LLMatcher.grammar_from_json_schema(schema)
+            self._matcher = llguidance.LLMatcher(tokenizer, rules, log_level=0, limits=limits)
+        except ValueError as error:
+            raise BadInput("json_schema", str(error)[:200]) from error
+        self._size = vocab_size
+        self._check()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the text is whole, and nothing may follow."""
+        return bool(self._matcher.is_stopped())
+
+    def accept(self, token: int) -> None:
+        """Raises BadInput: the token was not one that may follow (of a history, say)."""
+        if not self.ended:
+            self._matcher.consume_token(token)
+            self._check()
+
+    def allowed(self) -> Tensor:
+        """bool [vocab]: which tokens may follow. Raises BadInput: the schema takes more work than one token may."""
+        bits = torch.frombuffer(bytearray(self._matcher.compute_bitmask()), dtype=torch.uint8)
+        self._check()
+        return (bits[:, None] >> torch.arange(8, dtype=torch.uint8) & 1).bool().flatten()[: self._size]
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise BadInput("json_schema", str(self._matcher.get_error())[:200])

@@ -1,0 +1,98 @@
+"""A session's tokens from logits: what came before changes them (penalties, a grammar), then `choose` takes one.
+
+All of it follows from the parameters, the accepted tokens and the position, so that a replay says what was said.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nodewire.errors import BadInput
+from nodewire.llm.grammar import Grammar
+from nodewire.llm.sampling import Sampling, choose
+from nodewire.llm.tokenizer import Tokenizer
+
+
+class Sampler:
+    """One session's. `vocab_size` is that of the logits."""
+
+    def __init__(self, sampling: Sampling, vocab_size: int, grammar: Grammar | None = None) -> None:
+        """Raises BadInput: a bias for a token that the model has not."""
+        self.sampling = sampling
+        self.grammar = grammar
+        if any(token >= vocab_size for token, _ in sampling.logit_bias):
+            raise BadInput("logit_bias", f"a token beyond the vocabulary of {vocab_size}")
+        counts = sampling.presence_penalty or sampling.frequency_penalty
+        self._generated = torch.zeros(vocab_size) if counts else None  # how often
+        self._came = torch.zeros(vocab_size, dtype=torch.bool) if sampling.repetition_penalty != 1 else None
+        self._bias = torch.zeros(vocab_size) if sampling.logit_bias else None
+        for token, bias in sampling.logit_bias:
+            assert self._bias is not None
+            self._bias[token] = bias
+
+    def begin(self, prompt: Tensor) -> None:
+        """`prompt`, int64 [n], comes before what is generated."""
+        if self._came is not None:
+            self._came[prompt] = True
+
+    def accept(self, token: int) -> None:
+        """`token` was generated. Raises BadInput: the session's schema does not have it here."""
+        if self._generated is not None:
+            self._generated[token] += 1
+        if self._came is not None:
+            self._came[token] = True
+        if self.grammar is not None:
+            self.grammar.accept(token)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the text is whole by its schema."""
+        return self.grammar is not None and self.grammar.ended
+
+    def choose(self, logits: Tensor, pos: int) -> int:
+        """The token for position `pos`, from float32 logits [vocab] after all that was accepted."""
+        found = self.bent(logits)
+        if self.grammar is not None:
+            found = found.masked_fill(~self.grammar.allowed().to(found.device), -torch.inf)
+        return choose(found, self.sampling, pos)
+
+    def bent(self, logits: Tensor, path: Sequence[int] = ()) -> Tensor:
+        """The logits with biases and penalties, as if the tokens of `path` had been generated, too."""
+        sampling = self.sampling
+        if self._bias is not None:
+            logits = logits + self._bias.to(logits.device)
+        if self._came is not None:
+            came = self._came
+            if path:
+                came = came.clone()
+                came[list(path)] = True
+            came = came.to(logits.device)
+            penalty = sampling.repetition_penalty
+            logits = torch.where(came, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+        if self._generated is not None:
+            times = self._generated
+            if path:
+                times = times + torch.bincount(torch.tensor(path), minlength=len(times))
+            times = times.to(logits.device)
+            logits = logits - sampling.frequency_penalty * times - sampling.presence_penalty * (times > 0)
+        return logits
+
+    def told(self, logits: Tensor, token: int, before: int, tokenizer: Tokenizer) -> str:
+        """The model's own log-probabilities of `token` and of the likeliest tokens, before anything bent them.
+
+        JSON: [[id, log-probability, text], ...], the chosen token first; `before` is the token before it.
+        """
+        chances = logits.log_softmax(0)
+        top = chances.topk(min(self.sampling.logprobs or 0, len(chances)))
+        rows = [(token, float(chances[token]))]
+        rows += zip(top.indices.tolist(), top.values.tolist(), strict=True)
+        context = tokenizer.decode([before])
+        found = [
+            [one, round(max(chance, -9999.0), 6), tokenizer.decode([before, one]).removeprefix(context)]
+            for one, chance in rows
+        ]
+        return json.dumps(found, ensure_ascii=False, separators=(",", ":"))

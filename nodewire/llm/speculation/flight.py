@@ -1,0 +1,219 @@
+"""What is in flight: a tree of guesses after the newest accepted token, as rows of frames around the ring.
+
+The head is the newest accepted token; its row is in flight, or the next to be sent. Below it hang guesses. When the
+head's row is back, the token after it is known: a guess that says so becomes the head, and all others are dead; if
+none does, the token itself is the new head, and is sent. Returns come in the order of frames, so a row that is back
+is the head's or dead.
+
+Two shapes of frames say the same to the stages. In a chain rows join the lane's run at once, and a `pos` before its end
+takes back what was wrong. In a tree rows are live cells, each with its parent, until `keep` has some join the run.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
+from typing import Protocol
+
+
+class Guess(Protocol):
+    """A token that may follow, and the probability that it does."""
+
+    @property
+    def token(self) -> int: ...
+
+    @property
+    def odds(self) -> float: ...
+
+
+Worth = Callable[[float, float, int], bool]
+"""Whether a row is worth sending: the chance that it is right, the tokens that the rows before it are expected to
+bring, and their number."""
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """A token of the tree; `position` is where its row stands, `odds` how likely it follows its parent."""
+
+    token: int
+    position: int
+    parent: Node | None = None
+    """None once all before it is accepted."""
+    odds: float = 1.0
+    chance: float = 1.0
+    """How likely its path from the head is right."""
+    place: object = None
+    """Where drafters stand after it."""
+    guesses: Sequence[Guess] | None = None
+    """What may follow it, the likeliest first; None before anybody was asked."""
+    taken: int = 0
+    """How many of them are children."""
+    children: dict[int, Node] = field(default_factory=dict)
+    alive: bool = True
+    """Whether its row's return is awaited."""
+    accepted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A frame: rows of `nodes` in order. `pos`, `epoch`, `parents` and `keep` are as its meta says."""
+
+    seq: int
+    pos: int
+    epoch: int
+    nodes: tuple[Node, ...]
+    parents: tuple[int, ...] | None = None
+    keep: tuple[int, ...] = ()
+
+    @property
+    def awaited(self) -> bool:
+        """Whether any row of it may still be the head's: else nobody needs to compute it."""
+        return any(node.alive for node in self.nodes)
+
+
+class Flight:
+    """One session's. `lookahead`: the most rows that are awaited at a time; 1 is plain decoding. `tree`: the shape."""
+
+    def __init__(self, prompt: int, token: int, lookahead: int, *, tree: bool) -> None:
+        """`prompt` positions go out as frame 0, the last of them `token`."""
+        self.head = Node(token, prompt - 1, accepted=True)
+        self.epoch = 0
+        self._sent: deque[Sent] = deque([Sent(0, 0, 0, (self.head,))])
+        self._seq = 1  # the next frame's
+        self._lookahead, self._tree = lookahead, tree
+        self._run = prompt  # the lane's length, as the stages will know it
+        self._cells: list[Node] = []  # the lane's live cells, likewise, by number
+        self._rows = 1  # awaited
+        self._unsent: list[Node] = []
+
+    @property
+    def awaited(self) -> Sent | None:
+        """The frame whose return is the next."""
+        return self._sent[0] if self._sent else None
+
+    @property
+    def waiting(self) -> int:
+        """Rows that go out next."""
+        return len(self._unsent)
+
+    def returned(self) -> None:
+        """It is back; its rows have been looked at."""
+        self._sent.popleft()
+
+    def drop(self) -> None:
+        """It has ended: nothing that is in flight matters."""
+        for node in _tree(self.head):
+            node.alive = False
+        self._unsent = []
+
+    def accept(self, token: int) -> None:
+        """The head's row is back: `token` follows it, and is the head."""
+        before, self.head.alive = self.head, False
+        self._rows -= 1
+        following = before.children.pop(token, None)
+        for wrong in before.children.values():
+            for node in _tree(wrong):
+                node.alive = False
+                self._rows -= 1
+        before.children = {}
+        if following is None:
+            following = Node(token, before.position + 1)
+            self._unsent.append(following)
+        following.parent, following.accepted = None, True
+        self.head = following
+        for node in _tree(following):
+            node.chance = 1.0 if node.parent is None else node.parent.chance * node.odds
+
+    def grow(self, expand: Callable[[Node], Sequence[Guess]], worth: Worth, last: int) -> None:
+        """Take in the likeliest guesses, one after the other, while there is room and each is worth it.
+
+        `expand` says what may follow a node, the likeliest first; no row goes beyond position `last`.
+        """
+        room = self._lookahead - self._rows - len(self._unsent)
+        if room <= 0:
+            return
+        heap: list[tuple[float, int, Node]] = []
+        numbers = count()
+        expected, rows = 0.0, 0
+
+        def offer(node: Node) -> None:
+            if node.position >= last or (node.children and not self._tree):
+                return
+            if node.guesses is None:
+                if not worth(node.chance, expected, rows):
+                    return
+                node.guesses = expand(node)
+            if node.taken < len(node.guesses):
+                heappush(heap, (-node.chance * node.guesses[node.taken].odds, next(numbers), node))
+
+        for node in _tree(self.head):
+            expected, rows = expected + node.chance, rows + 1
+            offer(node)
+        while heap and room > 0:
+            less, _, node = heappop(heap)
+            if not worth(-less, expected, rows) or node.guesses is None:
+                break
+            guess = node.guesses[node.taken]
+            node.taken += 1
+            child = Node(guess.token, node.position + 1, node, guess.odds, -less)
+            node.children[guess.token] = child
+            self._unsent.append(child)
+            expected, rows, room = expected - less, rows + 1, room - 1
+            offer(node)
+            offer(child)
+
+    def frames(self, rows: int) -> list[Sent]:
+        """What is to be sent now, the likeliest rows first, at most `rows` to a frame."""
+        waiting, self._unsent = self._unsent, []
+        return [self._send(tuple(waiting[at : at + rows])) for at in range(0, len(waiting), rows)]
+
+    def _send(self, nodes: tuple[Node, ...]) -> Sent:
+        sent = self._as_tree(nodes) if self._tree else self._as_chain(nodes)
+        self._seq += 1
+        self._rows += len(nodes)
+        self._sent.append(sent)
+        return sent
+
+    def _as_chain(self, nodes: tuple[Node, ...]) -> Sent:
+        pos = nodes[0].position
+        self.epoch += pos < self._run
+        self._run = pos + len(nodes)
+        return Sent(self._seq, pos, self.epoch, nodes)
+
+    def _as_tree(self, nodes: tuple[Node, ...]) -> Sent:
+        keep = [number for number, node in enumerate(self._cells) if node.accepted]
+        if keep:
+            # Accepted cells stand each below the one before: what is below none of them but the last may go on.
+            last, cells = self._cells[keep[-1]], self._cells
+            self._cells = [node for node in cells if not node.accepted and _descends(node, last)]
+            self.epoch += len(cells) > len(keep) + len(self._cells)
+            self._run += len(keep)
+        elif self._cells and nodes[0] is self.head:
+            # A head that nobody guessed, after one that is of the run already: a new epoch voids all that is live.
+            self._cells = []
+            self.epoch += 1
+        numbers = {node: number for number, node in enumerate(self._cells)}
+        parents = []
+        for number, node in enumerate(nodes, len(self._cells)):
+            # The run's end is the parent of what follows a kept cell, and of a head that nobody had guessed.
+            parents.append(-1 if node.parent is None else numbers.get(node.parent, -1))
+            numbers[node] = number
+        self._cells += nodes
+        return Sent(self._seq, self._run, self.epoch, nodes, tuple(parents), tuple(keep))
+
+
+def _tree(node: Node) -> Iterator[Node]:
+    """The node and all below it, parents first."""
+    waiting = [node]
+    for found in waiting:
+        waiting.extend(found.children.values())
+    yield from waiting
+
+
+def _descends(node: Node | None, ancestor: Node) -> bool:
+    while node is not None and node is not ancestor:
+        node = node.parent
+    return node is ancestor

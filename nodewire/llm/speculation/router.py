@@ -1,0 +1,137 @@
+"""Chooses who guesses, how wide and how deep, from what was measured: rates of right guesses and the ring's pace.
+
+A row is worth sending while its chance of being right exceeds what it costs. With E tokens expected of a turn of n rows
+that each add the share c to it, E/(1 + c n) is largest where the next row's chance falls under c E / (1 + c n). Of rows
+in several frames only those of the first delay all others; later ones wait where earlier ones were right, and cost
+nothing else, as long as the ring is not full. Where guesses are bad, or rows dear, no row passes: then decoding is
+plain, and guesses are only compared with what came.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from nodewire.llm.speculation.drafter import Candidate, Drafter
+from nodewire.llm.speculation.flight import Node, Sent
+from nodewire.llm.speculation.odds import Odds
+from nodewire.llm.speculation.pace import Pace
+
+LEAST_CHANCE = 1 / 256
+"""Below it nothing is sent, however cheap: others compute it."""
+MOST_GUESSES = 5
+"""After one token."""
+_UNKNOWN = 0.5  # the odds of a drafter that was never asked
+_TRIES = 32  # tokens after which one that does not pay is asked again
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A candidate with its measured odds: a Guess (flight.py)."""
+
+    token: int
+    odds: float
+    drafter: int
+    candidate: Candidate
+
+
+class Router:
+    """One session's drafters, the fast ones first. All are asked for the same places; the surest words count."""
+
+    def __init__(
+        self,
+        drafters: Sequence[Drafter[Any]],
+        ends: frozenset[int] = frozenset(),
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """`ends` are tokens after which nothing comes: nobody needs their rows."""
+        self._ends = ends
+        self._drafters = tuple(drafters)
+        self._odds = tuple(Odds() for _ in drafters)
+        self._best = tuple(Odds() for _ in drafters)  # of each one's likeliest
+        self._took_ns = [0.0] * len(self._drafters)  # to be asked once
+        self._clock_ns = clock_ns
+        self._count = 0
+        self.pace = Pace()
+        self._rows = 1  # to a frame, of late
+        self._room = inf  # for frames
+
+    def accept(self, token: int, guesses: Sequence[Any] | None = None) -> None:
+        """`token` came; `guesses` are what `expand` said of its place, if it was asked."""
+        for drafter in self._drafters:
+            drafter.accept(token)
+        self._count += 1
+        told: set[int] = set()
+        for guess in guesses or ():
+            if guess.drafter not in told:
+                told.add(guess.drafter)
+                self._best[guess.drafter].learn(0, _UNKNOWN, guess.token == token)
+            candidate = guess.candidate
+            self._odds[guess.drafter].learn(candidate.sort, candidate.prior, candidate.token == token)
+
+    def expand(self, node: Node) -> Sequence[Scored]:
+        """What may follow a node, the likeliest first; where drafters agree, the better odds are believed."""
+        if node.place is None:
+            if node.parent is None:
+                node.place = tuple(drafter.root() for drafter in self._drafters)
+            else:
+                places = node.parent.place
+                assert isinstance(places, tuple)
+                found = zip(self._drafters, places, strict=True)
+                node.place = tuple(drafter.after(place, node.token) for drafter, place in found)
+        assert isinstance(node.place, tuple)
+        best: dict[int, Scored] = {}
+        for number, (drafter, place) in enumerate(zip(self._drafters, node.place, strict=True)):
+            if not self._is_worth_asking(number, node, max((scored.odds for scored in best.values()), default=0.0)):
+                continue
+            for candidate in self._asked(number, drafter, place):
+                if candidate.token in self._ends:
+                    continue
+                scored = self._scored(number, candidate)
+                if candidate.token not in best or best[candidate.token].odds < scored.odds:
+                    best[candidate.token] = scored
+        ranked = sorted(best.values(), key=lambda scored: -scored.odds)
+        return ranked[:MOST_GUESSES]
+
+    def _is_worth_asking(self, number: int, node: Node, found: float) -> bool:
+        """Whether the time is well spent: likely enough to be better than what others have said already. Now and then
+        one is asked all the same, to see whether it has become better."""
+        turn_ns = self.pace.turn_ns
+        if not turn_ns or self._took_ns[number] < turn_ns / 1_000 or (node.parent is None and not self._count % _TRIES):
+            return True
+        gain = self._best[number].of(0, _UNKNOWN) - found
+        return node.chance * gain * turn_ns > self._took_ns[number]
+
+    def _asked(self, number: int, drafter: Drafter[Any], place: Any) -> Sequence[Candidate]:
+        began_ns = self._clock_ns()
+        found = drafter.candidates(place)
+        self._took_ns[number] += (self._clock_ns() - began_ns - self._took_ns[number]) / 8
+        return found
+
+    def _scored(self, number: int, candidate: Candidate) -> Scored:
+        odds = self._odds[number].of(candidate.sort, candidate.prior)
+        return Scored(candidate.token, odds, number, candidate)
+
+    def worth(self, chance: float, expected: float, rows: int) -> bool:
+        if chance < LEAST_CHANCE or rows >= self._rows * self._room:
+            return False
+        cost = self.pace.row * min(1.0, self._rows / max(1, rows))
+        return chance * (1 + cost * rows) > cost * max(1.0, expected)
+
+    def rows(self, burst: int) -> int:
+        """How many of `burst` rows go to a frame."""
+        found = self.pace.rows(burst, self._clock_ns())
+        if burst > 1:
+            self._rows = found
+        return found
+
+    def sent(self, frames: list[Sent]) -> None:
+        self.pace.sent(frames, self._clock_ns())
+
+    def returned(self, frame: Sent) -> None:
+        now_ns = self._clock_ns()
+        self.pace.returned(frame, now_ns)
+        self._room = self.pace.room(now_ns)

@@ -1,0 +1,93 @@
+"""Guesses of a small decoder that runs beside the driver.
+
+It draws with the session's own seed and positions, so where it gives the large model's probabilities it says the large
+model's tokens, at every temperature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from nodewire.errors import BadTask
+from nodewire.llm.sampler import Sampler
+from nodewire.llm.sampling import ranked
+from nodewire.llm.speculation.drafter import Candidate
+
+_MOST = 5
+_STEPS = (0.2, 0.4, 0.6, 0.8, 0.9, 0.97)  # of the drafter's own probability of what it says
+_MISSED = (0.4, 0.15, 0.08, 0.04)  # how the large model's other choices are shared among the next ranks, at first
+
+
+class Decoder(Protocol):
+    """A whole decoder with one lane (`whole.Whole`)."""
+
+    positions: int
+
+    def logits(self, ids: Sequence[int], pos: int = 0) -> Tensor: ...
+
+
+class SmallModel:
+    """A decoder that the drafters of several sessions take turns with: its lane has the text of the last one."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+        self.holds: list[int] = []
+
+    def after(self, text: list[int]) -> Tensor:
+        """float32 [vocab] after a text, of which only what the lane does not hold is computed."""
+        same = min(len(text) - 1, len(self.holds))
+        if self.holds[:same] != text[:same]:
+            same = next(at for at, (held, token) in enumerate(zip(self.holds, text, strict=False)) if held != token)
+        logits = self.decoder.logits(text[same:], same)
+        self.holds = text
+        return logits
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """Guesses after the first `start` tokens of the text."""
+
+    start: int
+    tokens: tuple[int, ...] = ()
+
+
+class SmallModelDrafter:
+    """A Drafter of one session, whose `sampler` says how tokens are drawn."""
+
+    def __init__(self, model: SmallModel, sampler: Sampler, vocab_size: int) -> None:
+        """Raises BadTask: the small model has other tokens than the large one, of which there are `vocab_size`."""
+        self._model, self._sampler, self._vocab_size = model, sampler, vocab_size
+        self._text: list[int] = []
+
+    def accept(self, token: int) -> None:
+        self._text.append(token)
+
+    def root(self) -> Path:
+        return Path(len(self._text))
+
+    def after(self, place: Path, token: int) -> Path:
+        return Path(place.start, (*place.tokens, token))
+
+    def candidates(self, place: Path) -> Sequence[Candidate]:
+        text = [*self._text[: place.start], *place.tokens]
+        if not text or len(text) > self._model.decoder.positions:
+            return ()
+        logits = self._model.after(text)
+        if len(logits) != self._vocab_size:
+            raise BadTask("draft", f"a vocabulary of {len(logits)}, the model's is {self._vocab_size}")
+        accepted = len(self._text) - place.start
+        logits = self._sampler.bent(logits, place.tokens[max(0, accepted) :])
+        sampling = self._sampler.sampling
+        tokens = ranked(logits, sampling, len(text), _MOST)
+        chance = float((logits / (sampling.temperature or 1.0)).softmax(0)[tokens[0]])
+        step = sum(chance >= least for least in _STEPS)
+        first = 0.2 + 0.7 * chance
+        odds = [first, *((1 - first) * share for share in _MISSED)]
+        return [
+            Candidate(token, step * _MOST + rank, prior)
+            for rank, (token, prior) in enumerate(zip(tokens, odds, strict=False))
+        ]

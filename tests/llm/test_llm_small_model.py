@@ -1,0 +1,67 @@
+"""A small model guesses with the session's seed: as good as its likeness, and never in the way of what is said."""
+
+import pytest
+import torch
+
+from nodewire.errors import BadTask
+from nodewire.llm.sampler import Sampler
+from nodewire.llm.sampling import Sampling, parse_params
+from nodewire.llm.speculation.small_model import SmallModel, SmallModelDrafter
+from nodewire.llm.whole import Whole
+
+PROMPT = [5, 77, 130, 9, 201, 44, 12]
+SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 11}
+
+
+@pytest.fixture
+def small(plain):
+    return SmallModel(Whole(plain))
+
+
+def drafting(ring, small):
+    ring.actors["driver"]._make_drafters = lambda sampler: [SmallModelDrafter(small, sampler, 300)]
+
+
+@pytest.mark.parametrize("params", [{}, SAMPLED, SAMPLED | {"repetition_penalty": 1.4}], ids=str)
+def test_the_same_model_guesses_every_token(ring, small, params):
+    expected = ring.generate(PROMPT, max_tokens=60, **params)
+    drafter = SmallModelDrafter(small, Sampler(parse_params(params, 256), 300), 300)
+    drafter._sampler.begin(torch.tensor(PROMPT))
+    for token in PROMPT:
+        drafter.accept(token)
+    place, path = drafter.root(), []
+    for _ in range(10):
+        path.append(drafter.candidates(place)[0].token)
+        place = drafter.after(place, path[-1])
+    assert path == expected[0][:10]
+    drafting(ring, small)
+    assert ring.generate(PROMPT, max_tokens=60, lookahead=8, **params) == expected
+
+
+def test_sessions_take_turns_with_one_small_model(small, whole):
+    texts = {"a": [1, 2, 3, 4], "b": [1, 2, 9], "c": [1]}
+    for name in "aabacbbca":
+        text = texts[name]
+        assert (small.after(list(text)) - whole.logits(text)).abs().max() < 1e-4
+        text.append(len(text))
+
+
+def test_only_what_the_lane_lacks_is_computed(small):
+    asked = []
+    logits = small.decoder.logits
+
+    def counted(ids, pos=0):
+        asked.append((len(ids), pos))
+        return logits(ids, pos)
+
+    small.decoder.logits = counted
+    for text in ([1, 2, 3], [1, 2, 3, 4], [1, 2, 5], [1, 2, 5], [1]):
+        small.after(text)
+    assert asked == [(3, 0), (1, 3), (1, 2), (1, 2), (1, 0)]
+
+
+def test_a_model_of_other_tokens_is_refused(small):
+    drafter = SmallModelDrafter(small, Sampler(Sampling(1), 299), 299)
+    drafter.accept(1)
+    with pytest.raises(BadTask):
+        drafter.candidates(drafter.root())
