@@ -168,7 +168,7 @@ def test_a_list_of_ranks_joins_bytes_as_its_ranks_say(word):
     assert tokenizer.encode(word) == [len(RANKS), *(RANKS[part] for part in parts if part)]
 
 
-@given(st.text(max_size=40))
+@given(st.text(max_size=40).filter(lambda text: "<|" not in text))
 def test_any_text_comes_back(text):
     data, ends = converted(TIKTOKEN)
     tokenizer = Tokenizer(data)

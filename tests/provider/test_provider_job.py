@@ -424,6 +424,7 @@ async def test_who_waits_for_money_while_others_end_the_job_is_owed_none(market)
 async def test_a_generation_that_came_to_its_end_is_owed_whoever_withdraws_it_then(market):
     for run in market.runs.values():
         run.credit._patience_s = 1.0
+        run.credit._due.add(99)  # the last payment does not come
     running = {run: asyncio.create_task(run.run()) for run in market.runs.values()}
     paying = asyncio.create_task(market.pay_everything())
     await generate(market)
@@ -432,7 +433,6 @@ async def test_a_generation_that_came_to_its_end_is_owed_whoever_withdraws_it_th
         while not all(run._ended.is_set() for run in running):
             await asyncio.sleep(0.005)
     for run in running:
-        run.credit._due.add(99)  # the last payment does not come
         await run.came(CUSTOMER.public, {"t": WITHDRAW})
     ends = await asyncio.wait_for(asyncio.gather(*running.values(), return_exceptions=True), 20)
     assert [type(one) for one in ends] == [PaymentRequired] * len(running)
