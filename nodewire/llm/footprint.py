@@ -39,19 +39,14 @@ class Footprint:
 def stage(
     config: DecoderConfig, first: int, last: int, *, slots: int, positions: int, block: int, dtype: str
 ) -> Footprint:
-    """A stage of layers [first, last), with all of their experts, and pages for `slots` lanes of `positions`; what of a
-    lane lies apart is put together for one layer at a time."""
+    """A stage of layers [first, last), with all of their experts, and pages for `slots` lanes of `positions`."""
     item = ITEM_BYTES[dtype]
     block = min(block, positions)
     numbers = _numbers(config)
     plain, exact = (sum(layer[which] for layer in numbers[first:last]) for which in (0, 1))
     per_lane = 2 * PAGE * pages_of(positions) * config.num_key_value_heads * config.head_dim * item
     tables = positions * (config.rotary * 4 * (2 if config.rope_local_base_freq else 1) + 8)
-    work = (
-        block * _work(config, first, last, positions, block, item)
-        + 2 * positions * config.hidden_size * item
-        + per_lane
-    )
+    work = block * _work(config, first, last, positions, block, item) + 2 * positions * config.hidden_size * item
     return Footprint(
         weights=plain * item + exact * _EXACT_BYTES,
         caches=(last - first) * slots * per_lane + tables,

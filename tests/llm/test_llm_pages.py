@@ -1,4 +1,4 @@
-"""Pages: nobody has another's, what is given back is whole again, and lanes lie in one piece while they can."""
+"""Pages: nobody has another's, what is given back is whole again, and sessions fewer than the slots always fit."""
 
 import pytest
 from hypothesis import given
@@ -12,27 +12,35 @@ def test_a_page_that_is_begun_counts():
     assert [pages_of(n) for n in (1, PAGE, PAGE + 1, 10 * PAGE)] == [1, 1, 2, 10]
 
 
-@given(st.integers(1, 40), st.lists(st.tuples(st.booleans(), st.integers(1, 12)), max_size=40))
-def test_pages_are_taken_once_in_one_run_if_there_is_one_and_refused_when_they_are_out(count, steps):
-    pages, taken = Pages(count), []
+@given(st.integers(1, 5), st.integers(1, 9), st.lists(st.tuples(st.booleans(), st.integers(0, 99)), max_size=50))
+def test_whatever_was_taken_and_given_back_as_many_as_there_are_regions_fit(regions, size, steps):
+    pages, taken = Pages(regions, size), []
     for takes, number in steps:
-        free = {page for run in pages.free for page in run}
         if not takes and taken:
             pages.give_back(taken.pop(number % len(taken)))
-        elif takes and number > len(free):
-            with pytest.raises(Busy):
-                pages.take(number)
-            assert {page for run in pages.free for page in run} == free
         elif takes:
-            has_run = any(len(run) >= number for run in pages.free)
-            runs = pages.take(number)
-            assert sum(map(len, runs)) == number
-            assert {page for run in runs for page in run} <= free
-            assert len(runs) == 1 or not has_run
-            taken.append(runs)
-        held = [page for runs in taken for run in runs for page in run]
-        left = [page for run in pages.free for page in run]
-        assert sorted(held + left) == list(range(count))
-    for runs in taken:
-        pages.give_back(runs)
-    assert pages.free == [range(count)]
+            count = 1 + number % size
+            before = list(pages.free)
+            try:
+                run = pages.take(count)
+            except Busy:
+                assert len(taken) >= regions
+                assert all(len(run) < count for run in pages.free)
+                assert pages.free == before
+            else:
+                assert len(run) == count
+                assert run.start // size == (run.stop - 1) // size
+                taken.append(run)
+        everything = [page for run in (*taken, *pages.free) for page in run]
+        assert sorted(everything) == list(range(regions * size))
+    for run in taken:
+        pages.give_back(run)
+    assert pages.free == [range(size * region, size * (region + 1)) for region in range(regions)]
+
+
+def test_short_ones_share_a_region_before_another_is_begun():
+    pages = Pages(2, 4)
+    assert [pages.take(1).start for _ in range(4)] == [0, 1, 2, 3]
+    assert pages.take(4) == range(4, 8)
+    with pytest.raises(Busy):
+        pages.take(1)

@@ -1,8 +1,11 @@
-"""Which pages of a pool are free: runs of page numbers, taken as whole as they can be had."""
+"""Which pages of a pool are free. Whoever takes some gets them in one run.
+
+The pool has as many regions as slots, each as large as a session may be, and no run crosses from one into the next:
+sessions that are fewer than the slots always fit, whatever was taken and given back before them, and short ones share
+a region. (Runs put together across regions would have to be copied together for every layer to be read.)
+"""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from nodewire.errors import Busy
 
@@ -16,38 +19,31 @@ def pages_of(positions: int) -> int:
 
 
 class Pages:
-    """Numbers 0 .. count-1; those that are free stand in `free`, as runs that touch nowhere, in order."""
+    """Numbers 0 .. regions * size - 1; those that are free stand in `free`, as runs, in order."""
 
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.free = [range(count)] if count else []
+    def __init__(self, regions: int, size: int) -> None:
+        self.size = size
+        self.free = [range(size * region, size * (region + 1)) for region in range(regions)]
 
-    def take(self, count: int) -> list[range]:
-        """So many pages: the smallest run that has them, or where none does, the largest ones.
+    def take(self, count: int) -> range:
+        """So many pages, at most a region's, out of the smallest run that has them.
 
         Raises:
-            Busy: there are not so many.
+            Busy: there is none.
         """
-        have = sum(map(len, self.free))
-        if have < count:
-            raise Busy("slots", f"{count} pages of {PAGE} positions are needed, {have} of {self.count} are free")
         enough = [run for run in self.free if len(run) >= count]
-        order = [min(enough, key=len)] if enough else sorted(self.free, key=len, reverse=True)
-        taken: list[range] = []
-        for run in order:
-            part = run[: count - sum(map(len, taken))]
-            if not part:
-                break
-            taken.append(part)
-            place = self.free.index(run)
-            self.free[place : place + 1] = [rest] if (rest := run[len(part) :]) else []
-        return taken
+        if not enough:
+            raise Busy("slots", f"no {count} pages of {PAGE} positions are free in one place")
+        run = min(enough, key=len)
+        place = self.free.index(run)
+        self.free[place : place + 1] = [rest] if (rest := run[count:]) else []
+        return run[:count]
 
-    def give_back(self, runs: Sequence[range]) -> None:
+    def give_back(self, run: range) -> None:
         joined: list[range] = []
-        for run in sorted([*self.free, *runs], key=lambda one: one.start):
-            if joined and joined[-1].stop == run.start:
-                joined[-1] = range(joined[-1].start, run.stop)
+        for one in sorted([*self.free, run], key=lambda run: run.start):
+            if joined and joined[-1].stop == one.start and one.start % self.size:
+                joined[-1] = range(joined[-1].start, one.stop)
             else:
-                joined.append(run)
+                joined.append(one)
         self.free = joined

@@ -47,11 +47,11 @@ class Branches:
 
     def __init__(self, lane: Lane, tree: Tree, first: int, n: int) -> None:
         cells = first + n
-        self._stand = torch.tensor(tree.positions[:cells], device=lane.lanes.device)
+        self._stand = torch.tensor(tree.positions[:cells], device=lane.lanes.numbers.device)
         self.positions = self._stand[first:]
         self._lane, self._first, self._end = lane, lane.length + first, lane.length + cells
         self._lowest, self._highest = min(tree.positions[first:cells]), max(tree.positions[first:cells])
-        self._leads = _bits(tree.seen[first:cells], cells).to(lane.lanes.device)
+        self._leads = _bits(tree.seen[first:cells], cells).to(lane.lanes.numbers.device)
         self._is_chain = n == 1 and bool(self._leads.all())
         self._masks: dict[int, Tensor] = {}
 
