@@ -106,13 +106,23 @@ class Batching(Actor, Protocol):
     """An actor that can compute calls of several sessions as one."""
 
     @property
-    def batches(self) -> bool:
-        """Whether it does: not where one session's data could be seen in another's."""
+    def batches(self) -> int:
+        """In how many of their first dimensions such calls may differ; 0 where it computes none as one, because one
+        session's data could be seen in another's."""
 
     def receive_together(
         self, calls: Sequence[tuple[str, Sequence[Frame[Any]]]]
     ) -> Sequence[Sequence[Frame[Any]] | NodewireError]:
         """By session and its frames, what `receive` answers to them, or the error that it raises."""
+
+
+@runtime_checkable
+class InBlocks(Actor, Protocol):
+    """An actor that may be sent the positions of a frame in parts (`protocol.positions`), one after the other."""
+
+    @property
+    def block(self) -> int:
+        """How many it computes at once."""
 
 
 class Worker(Protocol):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from nodewire.llm.config import DecoderConfig, Experts
+from nodewire.llm.kv.pages import PAGE, pages_of
 from nodewire.llm.parameters import Parameters, of_driver, of_layer
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
@@ -38,17 +39,22 @@ class Footprint:
 def stage(
     config: DecoderConfig, first: int, last: int, *, slots: int, positions: int, block: int, dtype: str
 ) -> Footprint:
-    """A stage of layers [first, last), with all of their experts, and `slots` lanes of `positions`."""
+    """A stage of layers [first, last), with all of their experts, and pages for `slots` lanes of `positions`; what of a
+    lane lies apart is put together for one layer at a time."""
     item = ITEM_BYTES[dtype]
     block = min(block, positions)
     numbers = _numbers(config)
     plain, exact = (sum(layer[which] for layer in numbers[first:last]) for which in (0, 1))
-    per_lane = 2 * positions * config.num_key_value_heads * config.head_dim
+    per_lane = 2 * PAGE * pages_of(positions) * config.num_key_value_heads * config.head_dim * item
     tables = positions * (config.rotary * 4 * (2 if config.rope_local_base_freq else 1) + 8)
-    work = block * _work(config, first, last, positions, block, item) + 2 * positions * config.hidden_size * item
+    work = (
+        block * _work(config, first, last, positions, block, item)
+        + 2 * positions * config.hidden_size * item
+        + per_lane
+    )
     return Footprint(
         weights=plain * item + exact * _EXACT_BYTES,
-        caches=(last - first) * slots * per_lane * item + tables,
+        caches=(last - first) * slots * per_lane + tables,
         work=max(work, _loading(config, item)) + _LOAD_BYTES,
     )
 
@@ -121,7 +127,7 @@ def _work(config: DecoderConfig, first: int, last: int, positions: int, block: i
         group = config.num_attention_heads // config.num_key_value_heads
         attention += heads * item + group * positions * (_EXACT_BYTES if item == _EXACT_BYTES else _EXACT_BYTES + item)
     inner = max(_inner(config, config.experts_of(layer), item) for layer in range(first, last))
-    mask = positions * (2 + item) if positions > block else 0
+    mask = positions * (2 + item)
     if config.sliding_window is not None and positions > config.sliding_window:
         mask += min(positions, config.sliding_window + block) * (2 + item)
     return residual + max(attention, inner) + mask

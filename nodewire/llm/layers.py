@@ -14,8 +14,9 @@ from nodewire.llm.attention import Attention
 from nodewire.llm.config import DecoderConfig
 from nodewire.llm.experts import Mixture
 from nodewire.llm.families import layer_pieces
-from nodewire.llm.kv.lanes import Lanes
+from nodewire.llm.kv.lanes import Lane
 from nodewire.llm.kv.past import Past
+from nodewire.llm.kv.rows import Chain
 from nodewire.llm.loader import Fill, load
 from nodewire.llm.mlp import Mlp, gate_of
 from nodewire.llm.norm import rms_norm
@@ -61,7 +62,7 @@ class Layer:
 class Layers:
     """Layers [first, last) of a decoder, run in blocks of `block` positions so that long prompts need no more memory.
 
-    Lanes (the KV caches) are handed in, so that the same weights serve many sessions.
+    A Past, or a lane (a session's KV cache), is handed in, so that the same weights serve many sessions.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Layers:
             x = layer.forward(x, sliding if layer.slides else full, past)
         return x
 
-    def forward(self, hidden: Tensor, pos: int, lanes: Lanes, lane: int, *, only_last: bool) -> Tensor:
+    def forward(self, hidden: Tensor, pos: int, lane: Lane, *, only_last: bool) -> Tensor:
         """[1, n, width] in, [1, n, width] out ([1, 1, width], the last position's, with `only_last`).
 
         Positions pos .. pos+n-1 of the lane are written; the input is left as it is.
@@ -98,7 +99,7 @@ class Layers:
         output = rows.new_empty(1 if only_last else len(rows), rows.shape[1])
         for start in range(0, len(rows), self.block):
             x = rows[start : start + self.block]
-            x = self.run(x, lanes.past(lane, pos + start, len(x)))
+            x = self.run(x, Chain(lane, pos + start, len(x)))
             if not only_last:
                 output[start : start + self.block] = x
         if only_last:

@@ -1,29 +1,42 @@
 """The stage: a decoder's layers [first, last) as an actor, with a KV lane per session.
 
-A frame carries hidden states [1, n, width] and `pos`, the position of the first of them. A `pos` below the lane's
-length rewinds it: what stood there is overwritten, which is all that rejected speculation or a replay needs.
+A frame carries hidden states [1, n, width] and `pos`, the committed length that they build on. A `pos` below the lane's
+length rewinds it: what stood there is overwritten, which is all that rejected speculation or a replay needs. Its rows
+join the committed run, or are branches beyond it (`underway.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from nodewire.errors import BadFrame, TooLarge
+from nodewire.errors import BadFrame, BadInput, NodewireError, NotAllowed, NotFound, TooLarge
 from nodewire.kind import Params
 from nodewire.llm import frames
-from nodewire.llm.kv.lanes import Lanes
-from nodewire.llm.kv.slots import Slots
+from nodewire.llm.kv.lanes import Lane, Lanes
+from nodewire.llm.kv.rows import together
+from nodewire.llm.kv.slots import MAX_SESSION_NAME
 from nodewire.llm.layers import Layers
 from nodewire.llm.loader import Fill
 from nodewire.llm.programs import StageProgram
+from nodewire.llm.underway import Underway, begin
 from nodewire.protocol.frame import Frame
 from nodewire.weights.tensorfile import DTYPES
 
 
+@dataclass(slots=True)
+class _Session:
+    lane: Lane
+    epoch: int = 0
+    underway: Underway | None = None
+
+
 class Stage:
-    """An Actor (nodewire.kind). The session's parameters are the driver's business and are not read here."""
+    """An Actor that batches (nodewire.kind). Of a session's parameters it reads `positions`: how many there will be at
+    most, the program's unless given. They have their memory from then on, so the fewer, the more sessions fit."""
 
     def __init__(self, program: StageProgram, fill: Fill, device: torch.device) -> None:
         self.program = program
@@ -41,41 +54,96 @@ class Stage:
             fill=fill,
         )
         self._lanes = Lanes(program.config, count, program.slots, program.positions, self._dtype, device)
-        self._slots = Slots(program.slots)
-        self._lengths: dict[str, int] = {}
+        self._sessions: dict[str, _Session] = {}
 
     def open(self, session: str, params: Params) -> None:
-        """Take a lane. Raises Busy, NotAllowed."""
-        self._slots.open(session)
-        self._lengths[session] = 0
+        """Take a lane. Raises Busy, NotAllowed; BadInput: `positions` are none that the program has."""
+        most = params.get("positions", self.program.positions)
+        if type(most) is not int or not 1 <= most <= self.program.positions:
+            raise BadInput("positions", f"not a number from 1 to {self.program.positions}")
+        if len(session) > MAX_SESSION_NAME:
+            raise TooLarge("session", f"a name of {len(session)} characters, at most {MAX_SESSION_NAME}")
+        if session in self._sessions:
+            raise NotAllowed("session", "open already")
+        self._sessions[session] = _Session(self._lanes.open(most))
 
     def close(self, session: str) -> None:
-        self._slots.close(session)
-        self._lengths.pop(session, None)
+        state = self._sessions.pop(session, None)
+        if state is not None:
+            self._lanes.close(state.lane)
 
-    @torch.inference_mode()
-    def receive(self, session: str, frame: Frame[Any]) -> list[Frame[Any]]:
-        """Hidden states in, hidden states out with the same `seq` and `chunk`.
+    def receive(self, session: str, frame: Frame[Any]) -> Sequence[Frame[Any]]:
+        """Hidden states in, hidden states out with the same `seq` and `chunk`; none in, none out.
 
         Raises:
             NotFound: the session is not open.
-            BadFrame: another edge, dtype or shape, numbers that are not finite, or a `pos` beyond what is cached.
-            TooLarge: positions beyond the program's.
+            BadFrame: another edge, dtype or shape, numbers that are not finite, or places that are not in the lane.
+            TooLarge: more positions than the session's.
         """
-        program = self.program
-        lane = self._slots.slot(session)
-        if frame.edge != program.edge_in:
-            raise BadFrame("edge", f"{frame.edge[:64]}, this task consumes {program.edge_in}")
-        x = frames.hidden_states(frame, self._dtype, program.config.hidden_size, program.positions)
-        pos, chunk, n = frames.count(frame, "pos"), frames.count(frame, "chunk"), x.shape[1]
-        if pos > self._lengths[session]:
-            raise BadFrame("meta.pos", f"{pos}, only {self._lengths[session]} positions came before")
-        if pos + n > program.positions:
-            raise TooLarge("meta.pos", f"up to position {pos + n}, at most {program.positions}")
-        # Until the frame is computed only what it does not touch is valid.
-        self._lengths[session] = pos
-        y = self._layers.forward(x.to(self._device), pos, self._lanes, lane, only_last=program.closes)
-        frames.check_finite(y)
-        self._lengths[session] = pos + n
-        meta = {"pos": pos + n - y.shape[1], "chunk": chunk, "tokens": y.shape[1]}
-        return [Frame(program.edge_out, frame.seq, (y.cpu(),), meta)]
+        (answer,) = self.receive_together([(session, (frame,))])
+        if isinstance(answer, NodewireError):
+            raise answer
+        return answer
+
+    @property
+    def batches(self) -> int:
+        """Frames of any number of rows go together: each session attends to its own."""
+        return 2
+
+    @property
+    def block(self) -> int:
+        return self.program.block
+
+    @torch.inference_mode()
+    def receive_together(
+        self, calls: Sequence[tuple[str, Sequence[Frame[Any]]]]
+    ) -> list[list[Frame[Any]] | NodewireError]:
+        """What `receive` answers to each session's frame, or the error that it raises."""
+        begun: list[Underway | NodewireError] = []
+        for session, parts in calls:
+            try:
+                begun.append(self._begin(session, parts))
+            except NodewireError as error:
+                begun.append(error)
+        self._compute([work for work in begun if isinstance(work, Underway)])
+        return [self._answer(session, work) for (session, _), work in zip(calls, begun, strict=True)]
+
+    def _begin(self, session: str, parts: Sequence[Frame[Any]]) -> Underway:
+        state = self._sessions.get(session)
+        if state is None:
+            raise NotFound("session", "not open")
+        if len(parts) != 1:
+            raise BadFrame("frames", f"{len(parts)} at once")
+        (frame,) = parts
+        if state.underway is not None and state.underway.frame.seq == frame.seq:
+            return state.underway  # what it was computed with broke off
+        if frame.edge != self.program.edge_in:
+            raise BadFrame("edge", f"{frame.edge[:64]}, this task consumes {self.program.edge_in}")
+        width, positions = self.program.config.hidden_size, self.program.positions
+        x = frames.hidden_states(frame, self._dtype, width, positions, least=0)
+        work, state.epoch = begin(frame, x, state.lane, state.epoch, closes=self.program.closes)
+        state.underway = work
+        return work
+
+    def _compute(self, works: Sequence[Underway]) -> None:
+        """All rows, in as few forwards of at most a block as it takes."""
+        while left := [work for work in works if work.left]:
+            room, parts = self.program.block, []
+            for work in left:
+                if n := min(work.left, room):
+                    parts.append((work, n))
+                    room -= n
+            rows = [work.rows[work.done : work.done + n].to(self._device) for work, n in parts]
+            past = together([work.past(n) for work, n in parts])
+            made = self._layers.run(rows[0] if len(rows) == 1 else torch.cat(rows), past)
+            for (work, _), y in zip(parts, torch.split(made, [n for _, n in parts]), strict=True):
+                work.take(y)
+
+    def _answer(self, session: str, work: Underway | NodewireError) -> list[Frame[Any]] | NodewireError:
+        if isinstance(work, NodewireError):
+            return work
+        self._sessions[session].underway = None
+        try:
+            return [work.answer(self.program.edge_out)]
+        except NodewireError as error:
+            return error

@@ -59,13 +59,13 @@ class Whole:
             config, 0, count, positions=self.positions, block=BLOCK, dtype=kind, device=where, fill=fill
         )
         self._grammars = Grammars(self.tokenizer, config.vocab_size, config.eos_token_id)
-        self._lanes = Lanes(config, count, 1, self.positions, kind, where)
+        self._lane = Lanes(config, count, 1, self.positions, kind, where).open()
 
     @torch.inference_mode()
     def logits(self, ids: Sequence[int], pos: int = 0) -> Tensor:
         """float32 [vocab] after `ids` at positions pos ..; what stood there is overwritten."""
         hidden = self.vocabulary.embed(torch.tensor(ids, dtype=torch.int64))
-        return self.vocabulary.logits(self._layers.forward(hidden, pos, self._lanes, 0, only_last=True))
+        return self.vocabulary.logits(self._layers.forward(hidden, pos, self._lane, only_last=True))
 
     def sampler(self, sampling: Sampling) -> Sampler:
         """Of one generation. Raises BadInput, Unsupported: a bias or a schema that cannot be."""

@@ -290,9 +290,9 @@ def check_frame(frame: Frame[Array], most_bytes: int) -> None:
         array.check(most_bytes)
 
 
-def likeness(frames: Sequence[Frame[Array]], codings: Codings) -> Hashable:
-    """What calls have in common that differ in the first dimension alone."""
-    shapes = sorted((f.edge, tuple((array.dtype, tuple(array.shape[1:])) for array in f.tensors)) for f in frames)
+def likeness(frames: Sequence[Frame[Array]], codings: Codings, dims: int) -> Hashable:
+    """What calls have in common that differ in their first `dims` dimensions alone."""
+    shapes = sorted((f.edge, tuple((array.dtype, tuple(array.shape[dims:])) for array in f.tensors)) for f in frames)
     return tuple(shapes), tuple(sorted(codings.items()))
 
 

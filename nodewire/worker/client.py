@@ -14,6 +14,7 @@ from nodewire.errors import NotAllowed, TimedOut, WorkerFailed, from_dict
 from nodewire.kind import Limits, Params, Turn
 from nodewire.protocol.codec import OWN, Codings
 from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.positions import cut, joined
 from nodewire.worker.arena import aligned
 from nodewire.worker.calls import NO_TURN, Calls, check_frame, likeness
 from nodewire.worker.figures import Figures
@@ -58,8 +59,12 @@ class WorkerProcess:
     ) -> None:
         self.hello = hello
         self._batch = batch
-        self._batching: set[str] = set()
-        """Tasks whose calls may be computed together."""
+        self._batching: dict[str, int] = {}
+        """Tasks whose calls may be computed together, and in how many dimensions they may differ."""
+        self._blocks: dict[str, int] = {}
+        """By task, how many positions are computed at once; longer frames are cut."""
+        self._cutting: dict[tuple[str, str], asyncio.Lock] = {}
+        """Of tasks and sessions that are at a frame in parts."""
         self._spawned = spawned
         self._readable = readable
         self._call_timeout_s, self._load_timeout_s = call_timeout_s, load_timeout_s
@@ -118,8 +123,10 @@ class WorkerProcess:
         names = [str(path) for path in files]
         fields = {"op": "load", "task": task, "engine": engine, "program": names[0], "weights": names[1:]}
         result, _ = await self._calls.ask(fields, self._load_timeout_s)
-        if result["batches"] is True and self._batch > 1:
-            self._batching.add(task)
+        if result["batches"] and self._batch > 1:
+            self._batching[task] = int(result["batches"])
+        if result["block"]:
+            self._blocks[task] = int(result["block"])
         return {"memory_bytes": int(result["memory_bytes"]), "load_ms": int(result["load_ms"])}
 
     async def open(self, task: str, session: str, params: Params, codings: Codings = OWN, turn: Turn = NO_TURN) -> None:
@@ -138,15 +145,30 @@ class WorkerProcess:
         frames = self._joining.add(task, session, frame)
         if not frames:
             return []
+        parts = cut(frame, self._blocks[task]) if task in self._blocks and len(frames) == 1 else []
+        lock = self._cutting.get((task, session))
+        if lock is None and len(parts) < 2:
+            return await self._compute(task, session, frames, batched=True)
+        lock = self._cutting.setdefault((task, session), asyncio.Lock())
+        async with lock:  # what came before it is computed before it
+            if len(parts) < 2:
+                return await self._compute(task, session, frames, batched=True)
+            made = [await self._compute(task, session, (part,), batched=False) for part in parts]
+            return [joined(parts, [one for (one,) in made])]
+
+    async def _compute(
+        self, task: str, session: str, frames: Sequence[Frame[Array]], *, batched: bool
+    ) -> list[Frame[Array]]:
         fields = {"op": "receive", "task": task, "session": session}
         turn, codings = self._turns.get((task, session), (NO_TURN, OWN))
-        like = likeness(frames, codings) if task in self._batching else None
+        like = likeness(frames, codings, self._batching[task]) if batched and task in self._batching else None
         _, made = await self._calls.ask(fields, self._call_timeout_s, turn, frames, like)
         return made
 
     async def close(self, task: str, session: str) -> None:
         """Free the session; its calls that wait raise NotFound."""
         self._joining.close(task, session)
+        self._cutting.pop((task, session), None)
         turn, _ = self._turns.pop((task, session), (NO_TURN, OWN))
         self._calls.drop(task, session)
         await self._calls.ask({"op": "close", "task": task, "session": session}, self._call_timeout_s, turn)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from nodewire.errors import BadFrame, NodewireError, NotAllowed, NotFound, OverMemory, TooLarge, WorkerFailed
-from nodewire.kind import Actor, Batching, Limits
+from nodewire.kind import Actor, Batching, InBlocks, Limits
 from nodewire.protocol.codec import OWN, Coding, Codings
 from nodewire.protocol.frame import ITEM_BYTES, MAX_TENSORS, MXINT8, Array, Frame, bytes_of
 from nodewire.worker import libc, message, narrowing, rights
@@ -234,17 +234,18 @@ class Server:
             self._put(call["id"], output, codings.get(output.edge))
         return {"ok": None} if last is None else {"ok": None, "frame": self._placed(last, codings.get(last.edge))}
 
-    def _load_task(self, task: str, engine: str, program: Path, weights: list[Path]) -> dict[str, int | bool]:
+    def _load_task(self, task: str, engine: str, program: Path, weights: list[Path]) -> dict[str, int]:
         if task in self._actors:
             raise NotAllowed("task", f"{task} is loaded already")
         if (size := program.stat().st_size) > MAX_PROGRAM_BYTES:
             raise TooLarge("program", f"{size} bytes, at most {MAX_PROGRAM_BYTES}")
         before, started = self._memory(), time.monotonic()
-        self._actors[task] = self._load(engine, program.read_bytes(), weights, self._limits)
+        actor = self._actors[task] = self._load(engine, program.read_bytes(), weights, self._limits)
         return {
             "memory_bytes": max(0, self._memory() - before),
             "load_ms": round((time.monotonic() - started) * 1000),
-            "batches": isinstance(actor := self._actors[task], Batching) and actor.batches,
+            "batches": int(actor.batches) if isinstance(actor, Batching) else 0,
+            "block": actor.block if isinstance(actor, InBlocks) else 0,
         }
 
     def _memory(self) -> int:

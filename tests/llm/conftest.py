@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from llm_families import make_family
 from llm_models import PLAIN, ROOMY, VARIANTS, Ring, make_model
 
 from nodewire.llm.split import split_decoder
@@ -42,3 +43,16 @@ def ring(registration):
 @pytest.fixture(scope="session")
 def whole(plain):
     return Whole(plain)
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory):
+    """The directory of a family's model, made once."""
+    folders = {}
+
+    def find(name):
+        if name not in folders:
+            folders[name] = make_family(tmp_path_factory.mktemp("family"), name)
+        return folders[name]
+
+    return find

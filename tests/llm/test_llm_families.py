@@ -28,19 +28,6 @@ CLOSE = 1e-5
 """What transformers may be undecided by between its two best tokens, so that another first difference says nothing."""
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """The directory of a family's model, made once."""
-    folders = {}
-
-    def find(name):
-        if name not in folders:
-            folders[name] = make_family(tmp_path_factory.mktemp("family"), name)
-        return folders[name]
-
-    return find
-
-
 def reference(name, directory):
     return classes(FAMILIES[name][0])[1].from_pretrained(directory, dtype=torch.float32).eval()
 

@@ -97,7 +97,6 @@ BAD_FRAMES = {
     "another width": (bad(torch.zeros(1, 2, 63)), BadFrame),
     "another rank": (bad(torch.zeros(2, 64)), BadFrame),
     "a batch": (bad(torch.zeros(2, 2, 64)), BadFrame),
-    "no positions": (bad(torch.zeros(1, 0, 64)), BadFrame),
     "too many positions": (bad(torch.zeros(1, 257, 64)), BadFrame),
     "beyond the context": (hidden_frame(255, 3), TooLarge),
     "two tensors": (Frame("hidden.0", 1, (torch.zeros(1, 2, 64),) * 2, {"pos": 3, "chunk": 0}), BadFrame),

@@ -51,7 +51,7 @@ def attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, how:
     if n == 1:
         # All of one row's queries see the same keys: a group's queries are the rows of one attention.
         grouped = q.view(1, kv_heads, -1, head_dim)
-        return F.scaled_dot_product_attention(grouped, k, v, scale=how.scale).reshape(1, -1)
+        return F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, scale=how.scale).reshape(1, -1)
     attended = F.scaled_dot_product_attention(
         q.transpose(0, 1)[None],
         k,

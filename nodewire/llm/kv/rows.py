@@ -1,0 +1,100 @@
+"""What the rows of one forward build on: each a Past (nodewire.llm.kv.past) over the lanes of their sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nodewire.llm.kv.lanes import Lane
+from nodewire.llm.kv.past import How, Past, attention
+from nodewire.llm.kv.tree import MAX_LIVE, Tree
+
+
+class Chain:
+    """Rows at positions pos .. pos + n - 1 of a lane, each after the one before it: they overwrite what stood there."""
+
+    def __init__(self, lane: Lane, pos: int, n: int) -> None:
+        self.positions = lane.lanes.numbers[pos : pos + n]
+        self._lane, self._pos, self._end = lane, pos, pos + n
+        self._masks: dict[int, Tensor] = {}
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: How) -> Tensor:
+        pos, end, n = self._pos, self._end, len(q)
+        self._lane.write(layer, pos, k, v)
+        first = max(0, pos + 1 - how.window) if how.window else 0  # of what the first row sees
+        slides = how.window and end > how.window  # whether the last row no longer sees all
+        mask = self._mask(first, how.window) if n > 1 and (pos or slides) else None
+        keys, values = self._lane.read(layer, first, end)
+        return attention(q, keys, values, mask, how, causal=n > 1 and mask is None)
+
+    def _mask(self, first: int, window: int) -> Tensor:
+        """bool [n, end - first]: each row sees up to its own position, and of that the last `window`."""
+        found = self._masks.get(window)
+        if found is None:
+            rows, cells = self.positions[:, None], self._lane.lanes.numbers[first : self._end]
+            found = cells <= rows
+            if window:
+                found &= cells > rows - window
+            self._masks[window] = found
+        return found
+
+
+class Branches:
+    """Rows that are cells first .. first + n - 1 of `tree`, which is the lane's, or has grown out of it: each sees the
+    committed run and the cells that lead to it."""
+
+    def __init__(self, lane: Lane, tree: Tree, first: int, n: int) -> None:
+        cells = first + n
+        self._stand = torch.tensor(tree.positions[:cells], device=lane.lanes.device)
+        self.positions = self._stand[first:]
+        self._lane, self._first, self._end = lane, lane.length + first, lane.length + cells
+        self._lowest, self._highest = min(tree.positions[first:cells]), max(tree.positions[first:cells])
+        self._leads = _bits(tree.seen[first:cells], cells).to(lane.lanes.device)
+        self._is_chain = n == 1 and bool(self._leads.all())
+        self._masks: dict[int, Tensor] = {}
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: How) -> Tensor:
+        self._lane.write(layer, self._first, k, v)
+        first = max(0, self._lowest + 1 - how.window) if how.window else 0
+        first = min(first, self._lane.length)
+        sees_all = self._is_chain and not (how.window and self._highest - first >= how.window)
+        mask = None if sees_all else self._mask(first, how.window)
+        keys, values = self._lane.read(layer, first, self._end)
+        return attention(q, keys, values, mask, how, causal=False)
+
+    def _mask(self, first: int, window: int) -> Tensor:
+        """bool [n, end - first]."""
+        found = self._masks.get(window)
+        if found is None:
+            committed = self._lane.lanes.numbers[first : self._lane.length]
+            found = torch.cat((committed.new_ones(len(self._leads), len(committed), dtype=torch.bool), self._leads), 1)
+            if window:
+                found &= torch.cat((committed, self._stand)) > self.positions[:, None] - window
+            self._masks[window] = found
+        return found
+
+
+class Several:
+    """The rows of several pasts, one after the other: what is computed of each row alone is computed at once."""
+
+    def __init__(self, pasts: Sequence[Past]) -> None:
+        self.positions = torch.cat([past.positions for past in pasts])
+        self._pasts, self._counts = pasts, [len(past.positions) for past in pasts]
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: How) -> Tensor:
+        parts = zip(self._pasts, *(torch.split(rows, self._counts) for rows in (q, k, v)), strict=True)
+        return torch.cat([past.attend(layer, *part, how) for past, *part in parts])
+
+
+def together(pasts: Sequence[Past]) -> Past:
+    """One past of the rows of all."""
+    return pasts[0] if len(pasts) == 1 else Several(pasts)
+
+
+def _bits(numbers: Sequence[int], count: int) -> Tensor:
+    """The lowest `count` bits of each number, bool [numbers, count]."""
+    packed = bytearray(b"".join(number.to_bytes(MAX_LIVE // 8, "little") for number in numbers))
+    octets = torch.frombuffer(packed, dtype=torch.uint8).view(len(numbers), -1, 1)
+    return (octets >> torch.arange(8, dtype=torch.uint8) & 1).bool().flatten(1)[:, :count]
