@@ -75,7 +75,7 @@ class Driver:
     ) -> None:
         """Guesses are those of `make_drafters`, by default what the session's own text says."""
         self.program = program
-        self._make_drafters = make_drafters or (lambda sampler: [NgramDrafter(program.positions)])
+        self._make_drafters = make_drafters or (lambda sampler: [NgramDrafter()])
         self._clock_ns = clock_ns
         self._dtype = DTYPES[program.dtype]
         self._vocabulary = Vocabulary(program.config, self._dtype, device, fill)

@@ -1,7 +1,7 @@
 """Prompt lookup: what followed when the last tokens came before. https://github.com/apoorvumang/prompt-lookup-decoding
 
 Earlier places are found as LZ77 compressors do (RFC 1951, section 4): a table of the last place by hash of the last few
-tokens, and a chain to the one before. So a token costs the same however long the text, and memory is fixed.
+tokens, and a chain to the one before. So a token costs the same however long the text.
 """
 
 from __future__ import annotations
@@ -40,23 +40,22 @@ Matches = tuple[Match, ...]
 
 
 class NgramDrafter:
-    """A Drafter of the session's own text. `positions`: the most tokens that it will have."""
+    """A Drafter of the session's own text: 8 bytes of memory for every token, and 64 KiB."""
 
-    def __init__(self, positions: int) -> None:
-        self._tokens = array("q", bytes(8 * positions))
-        self._count = 0
-        self._last = array("q", [-1]) * _BUCKETS
-        self._before = array("q", bytes(8 * positions))
+    def __init__(self) -> None:
+        self._tokens = array("i")
+        self._before = array("i")  # by token, where the one before it in its bucket stands
+        self._last = array("i", [-1]) * _BUCKETS
         self._root: Matches | None = None
 
     def accept(self, token: int) -> None:
-        self._tokens[self._count] = token
-        self._count += 1
+        self._tokens.append(token)
         self._root = None
-        if self._count >= LEAST:
-            bucket = self._bucket()
-            self._before[self._count - 1] = self._last[bucket]
-            self._last[bucket] = self._count - 1
+        end = len(self._tokens) - 1
+        bucket = self._bucket(end) if end >= LEAST - 1 else None
+        self._before.append(-1 if bucket is None else self._last[bucket])
+        if bucket is not None:
+            self._last[bucket] = end
 
     def root(self) -> Matches:
         if self._root is None:
@@ -68,7 +67,7 @@ class NgramDrafter:
         return tuple(self._next(match) for match in place if self._tokens[match.at] == token)
 
     def _next(self, match: Match) -> Match:
-        at = match.at + 1 if match.at + 1 < self._count else match.at + 1 - match.back
+        at = match.at + 1 if match.at + 1 < len(self._tokens) else match.at + 1 - match.back
         return Match(at, min(match.length + 1, _LONGEST), match.back)
 
     def candidates(self, place: Matches) -> Sequence[Candidate]:
@@ -84,15 +83,14 @@ class NgramDrafter:
         place = rank + 1 if contested else 0
         return Candidate(token, step * (_RANKS + 1) + place, _PRIORS[step] / (1 + place))
 
-    def _bucket(self) -> int:
-        n = self._count
-        return hash((self._tokens[n - 2], self._tokens[n - 1])) % _BUCKETS
+    def _bucket(self, end: int) -> int:
+        return hash((self._tokens[end - 1], self._tokens[end])) % _BUCKETS
 
     def _found(self) -> Matches:
         """Places after what agrees with the text's end, the longest first."""
-        if self._count < LEAST:
+        if len(self._tokens) < LEAST:
             return ()
-        end, tokens = self._count - 1, self._tokens
+        end, tokens = len(self._tokens) - 1, self._tokens
         found, at = [], self._before[end]
         for _ in range(_VISITS):
             if at < 0:
