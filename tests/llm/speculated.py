@@ -55,6 +55,8 @@ class Lane:
 
     def take(self, sent: Sent) -> list[Path]:
         assert sent.epoch >= self.epoch
+        if sent.epoch > self.epoch and not sent.keep:
+            self.cells = []
         self.epoch = sent.epoch
         tokens = [node.token for node in sent.nodes]
         if sent.parents is None:
@@ -85,35 +87,37 @@ class Lane:
 
 
 class FakeRing:
-    """Frames in, returns out in order, each some steps later; dead ones are skipped where a stage may know it."""
+    """Frames in, returns out in order. `eager`: how many waiting frames are computed whenever some come; the others are
+    when nothing else is left, and dead ones are skipped by then, as far as a stage may know it."""
 
-    def __init__(self, prompt: Sequence[int], delay: Callable[[], int], *, skips: bool = True) -> None:
+    def __init__(self, prompt: Sequence[int], eager: Callable[[], int], *, skips: bool = True) -> None:
         self.lane = Lane(prompt)
-        self._delay, self._skips = delay, skips
+        self._eager, self._skips = eager, skips
         self._waiting: deque[Sent] = deque()
-        self._back: deque[tuple[int, int, list[Path] | None]] = deque()  # when, seq, rows
-        self._step = 0
+        self._back: deque[tuple[int, list[Path] | None]] = deque()
         self.rows = 0
         self.skipped = 0
 
     def put(self, frames: Sequence[Sent]) -> None:
         self._waiting.extend(frames)
-        while self._waiting:
-            sent = self._waiting.popleft()
-            if self._skips and any(
-                later.epoch > sent.epoch and later.parents is None and later.pos <= sent.pos for later in self._waiting
-            ):
-                self.skipped += 1
-                rows = None
-            else:
-                rows = self.lane.take(sent)
-                self.rows += len(rows)
-            when = max(self._step + self._delay(), self._back[-1][0] if self._back else 0)
-            self._back.append((when, sent.seq, rows))
+        for _ in range(min(self._eager(), len(self._waiting))):
+            self._compute()
 
     def get(self) -> tuple[int, list[Path] | None]:
-        self._step, seq, rows = self._back.popleft()
-        return seq, rows
+        if not self._back:
+            self._compute()
+        return self._back.popleft()
+
+    def _compute(self) -> None:
+        sent = self._waiting.popleft()
+        later = [one for one in self._waiting if one.epoch > sent.epoch and one.pos <= sent.pos]
+        if self._skips and later and not sent.keep:
+            self.skipped += 1
+            self._back.append((sent.seq, None))
+            return
+        rows = self.lane.take(sent)
+        self.rows += len(rows)
+        self._back.append((sent.seq, rows))
 
 
 def decode(

@@ -12,11 +12,11 @@ from nodewire.llm.speculation.flight import Flight
 PROMPT = (3, 1, 4, 1, 5)
 
 
-def run(count, *, lookahead, tree, right, width=1, rows=1, delay=lambda: 5, skips=True, worth=None, seed=0):
+def run(count, *, lookahead, tree, right, width=1, rows=1, eager=lambda: 1, skips=True, worth=None, seed=0):
     text = plain(PROMPT, count)
     liar = Liar([*PROMPT, *text], right, width, seed)
     flight = Flight(len(PROMPT), PROMPT[-1], lookahead, tree=tree)
-    ring = FakeRing(PROMPT, delay, skips=skips)
+    ring = FakeRing(PROMPT, eager, skips=skips)
     more = {} if worth is None else {"worth": worth}
     assert decode(flight, ring, PROMPT, count, liar.expand, rows=rows, **more) == text
     return flight, ring
@@ -41,7 +41,7 @@ def test_thousands_of_tokens_are_those_of_plain_decoding(tree, right):
 @given(data=st.data())
 def test_any_pattern_of_right_and_wrong_guesses_is_lossless(data):
     pattern = data.draw(st.lists(st.booleans(), min_size=1, max_size=40))
-    delays = random.Random(data.draw(st.integers(0, 2**32)))
+    chance = random.Random(data.draw(st.integers(0, 2**32)))
     run(
         data.draw(st.integers(1, 120)),
         lookahead=data.draw(st.integers(1, 64)),
@@ -49,7 +49,7 @@ def test_any_pattern_of_right_and_wrong_guesses_is_lossless(data):
         right=lambda at: pattern[at % len(pattern)],
         width=data.draw(st.integers(1, 5)),
         rows=data.draw(st.integers(1, 64)),
-        delay=lambda: delays.randrange(9),
+        eager=lambda: chance.randrange(9),
         skips=data.draw(st.booleans()),
         seed=data.draw(st.integers(0, 9)),
     )
@@ -71,7 +71,7 @@ def test_no_more_rows_are_awaited_than_the_lookahead():
         text = plain(PROMPT, 300)
         liar = Liar([*PROMPT, *text], lambda at: at % 3 != 0, 3)
         flight = Flight(len(PROMPT), PROMPT[-1], 9, tree=tree)
-        ring = FakeRing(PROMPT, lambda: 3)
+        ring = FakeRing(PROMPT, lambda: 1)
         put, most = ring.put, []
 
         def counted(frames, put=put, most=most, flight=flight):
@@ -83,9 +83,13 @@ def test_no_more_rows_are_awaited_than_the_lookahead():
         assert max(most) == 9
 
 
-def test_a_chain_that_is_wrong_is_cancelled_in_band():
-    _, ring = run(200, lookahead=12, tree=False, right=lambda at: False)
-    assert ring.rows <= 200 * 12
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+def test_what_is_dead_before_it_is_computed_is_cancelled_in_band(tree):
+    _, ring = run(200, lookahead=12, tree=tree, right=lambda at: False, eager=lambda: 0)
+    assert ring.skipped > 100
+
+
+def test_a_chain_that_is_wrong_is_rewound():
     flight = Flight(len(PROMPT), PROMPT[-1], 4, tree=False)
     flight.returned()
     liar = Liar([*PROMPT, *plain(PROMPT, 9)], lambda at: False, 1)

@@ -191,6 +191,10 @@ class Flight:
             self._cells = [node for node in cells if not node.accepted and _descends(node, last)]
             self.epoch += len(cells) > len(keep) + len(self._cells)
             self._run += len(keep)
+        elif self._cells and nodes[0] is self.head:
+            # A head that nobody guessed, after one that is of the run already: a new epoch voids all that is live.
+            self._cells = []
+            self.epoch += 1
         numbers = {node: number for number, node in enumerate(self._cells)}
         parents = []
         for number, node in enumerate(nodes, len(self._cells)):
