@@ -87,6 +87,6 @@ def test_whatever_comes_a_session_says_what_it_says_alone(made, name, tmp_path):
     run_state_machine_as_test(
         OfThisModel,
         settings=settings(
-            max_examples=10, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=30, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
