@@ -166,5 +166,5 @@ def test_a_return_is_what_was_sent_or_empty_where_it_is_dead(ring):
         with pytest.raises(error):
             back(seq, pos, rows)
     (again, *_) = back(1, 3, rows=2)
-    assert (again.seq, again.meta["pos"], again.meta["parents"]) == (3, 4, b"\xff\xff")
+    assert (again.seq, again.meta["pos"], again.meta["epoch"], again.meta["parents"]) == (3, 4, 1, b"\xff\xff\0\0")
     assert back(2, 4, rows=0) == []
