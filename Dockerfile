@@ -11,7 +11,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY nodewire nodewire
 COPY relay relay
 COPY kinds kinds
-RUN pip install --no-cache-dir -c constraints.txt '.[register]'
+RUN pip install --no-cache-dir -c constraints.txt '.[json,register]'
 
 # State lives in /data; the process that meets strangers owns nothing else.
 RUN useradd --create-home --uid 1000 nodewire && install -d -o nodewire -g nodewire /data /market

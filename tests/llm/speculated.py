@@ -11,6 +11,7 @@ from functools import reduce
 
 from nodewire.llm.speculation.drafter import Candidate
 from nodewire.llm.speculation.flight import Flight, Sent
+from nodewire.llm.speculation.router import Router
 
 Path = int
 """Stands for a path of tokens: the hash of the one before it and its last token."""
@@ -183,7 +184,8 @@ class Liar:
 
 
 class KnowingDrafter:
-    """A Drafter that knows the text: by position right or wrong, as `right` says. Places are positions."""
+    """A Drafter that knows the text: by position right, at one rank or another, or wrong, as `right` says. Places are
+    positions."""
 
     def __init__(self, text: Sequence[int], right: Callable[[int], bool], vocabulary: int, width: int = 1) -> None:
         self._text, self._right, self._vocabulary, self._width = list(text), right, vocabulary, width
@@ -200,6 +202,64 @@ class KnowingDrafter:
 
     def candidates(self, place: int) -> list[Candidate]:
         truth = self._text[place] if place < len(self._text) else 1
-        wrong = [(truth + step) % self._vocabulary for step in range(1, self._width + 1)]
-        said = [truth, *wrong[1:]] if self._right(place) else wrong
+        said = [(truth + step) % self._vocabulary for step in range(1, self._width + 1)]
+        if self._right(place):
+            said[place % self._width] = truth
         return [Candidate(token, rank, 0.9 / 2**rank) for rank, token in enumerate(said)]
+
+
+class RankedDrafter:
+    """A Drafter that names five tokens after each; by position the true one stands at the rank that `ranks` says, or is
+    not among them (None). Places are positions, and whether the path to them is right. Its priors know nothing."""
+
+    def __init__(self, ranks: Sequence[int | None]) -> None:
+        self._ranks = ranks
+        self._count = 0
+
+    def accept(self, token: int) -> None:
+        self._count += 1
+
+    def root(self) -> tuple[int, bool]:
+        return self._count, True
+
+    def after(self, place: tuple[int, bool], token: int) -> tuple[int, bool]:
+        return place[0] + 1, place[1] and token == place[0]
+
+    def candidates(self, place: tuple[int, bool]) -> list[Candidate]:
+        position, is_right = place
+        true = self._ranks[position] if is_right and position < len(self._ranks) else None
+        return [Candidate(position if rank == true else -1 - rank, rank, 0.5 / 2**rank) for rank in range(5)]
+
+
+def rate(
+    ranks: Sequence[int | None], *, turn_s: float, stage_s: float, row_s: float, stages: int, lookahead: int, count: int
+) -> float:
+    """Tokens a second of a ring whose frame of n rows takes every stage stage_s + row_s * (n - 1), one after the other,
+    and a single row turn_s in all. The text is 0, 1, 2 ..."""
+    now_s = 0.0
+    router = Router([RankedDrafter(ranks)], clock_ns=lambda: round(now_s * 1e9))
+    flight = Flight(1, 0, lookahead, tree=True)
+    router.accept(0)
+    edge_s = (turn_s - stages * stage_s) / (stages + 1)
+    free_s = [0.0] * stages
+    assert flight.awaited is not None
+    back, token = deque([(turn_s, flight.awaited)]), 0
+    while token < count:
+        now_s, sent = back.popleft()
+        router.returned(sent)
+        for node in sent.nodes:
+            if node is flight.head:
+                token += 1
+                router.accept(token, node.guesses)
+                flight.accept(token)
+        flight.returned()
+        flight.grow(router.expand, router.worth, 2**40)
+        frames = flight.frames(router.rows(flight.waiting))
+        router.sent(frames)
+        for frame in frames:
+            at_s = now_s
+            for stage in range(stages):
+                at_s = max(at_s + edge_s, free_s[stage]) + stage_s + row_s * (len(frame.nodes) - 1)
+                free_s[stage] = at_s
+            back.append((at_s + edge_s, frame))
+    return token / now_s

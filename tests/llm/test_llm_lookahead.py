@@ -34,8 +34,8 @@ RIGHT = {
 @pytest.mark.parametrize("right", RIGHT.values(), ids=RIGHT)
 def test_the_same_tokens_whatever_is_guessed(ring, right, params):
     expected = ring.generate(PROMPT, max_tokens=150, **params)
-    guessing(ring, PROMPT, expected[0], right)
-    for lookahead in (2, 5, 64):
+    for lookahead, width in ((2, 1), (5, 1), (16, 3), (64, 4)):
+        guessing(ring, PROMPT, expected[0], right, width)
         assert ring.generate(PROMPT, max_tokens=150, lookahead=lookahead, **params) == expected
 
 

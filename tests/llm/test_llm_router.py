@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from speculated import KnowingDrafter
+from speculated import KnowingDrafter, rate
 
 from nodewire.llm.speculation.flight import Flight, Node, Sent
 from nodewire.llm.speculation.odds import Odds
@@ -107,3 +107,35 @@ def test_a_drafter_that_becomes_good_is_heard_again():
 def test_the_dearer_a_row_the_fewer_are_sent():
     dear, cheap = (late(lambda at: at % 3 != 0, row=row)[1] for row in (0.4, 0.001))
     assert dear < cheap
+
+
+RINGS = {
+    "one host, slow stages": {"turn_s": 0.0125, "stage_s": 0.003, "row_s": 0.0002, "stages": 4},
+    "far apart": {"turn_s": 0.158, "stage_s": 0.003, "row_s": 0.0002, "stages": 6},
+    "far apart, rows are dear": {"turn_s": 0.158, "stage_s": 0.003, "row_s": 0.001, "stages": 6},
+}
+MISSES = (0.40, 0.15, 0.08, 0.04)
+"""How often the token is of ranks 2 to 5, of the times that it is not of the first."""
+
+
+def ranks(acceptance, count, *, siblings):
+    chance = random.Random(1)
+    weights = [acceptance, *((1 - acceptance) * share * siblings for share in MISSES)]
+    return chance.choices([0, 1, 2, 3, 4, None], [*weights, 1 - sum(weights)], k=count)
+
+
+@pytest.mark.parametrize("ring", RINGS.values(), ids=RINGS)
+def test_guesses_that_are_never_right_cost_next_to_nothing(ring):
+    assert rate(ranks(0.0, 500, siblings=False), **ring, lookahead=64, count=400) * ring["turn_s"] > 0.97
+
+
+@pytest.mark.parametrize("acceptance", [0.5, 0.7, 0.8, 0.9])
+def test_a_ring_far_apart_is_as_fast_as_its_acceptance_allows(acceptance):
+    ring = RINGS["far apart"]
+    chain = 1 / ((1 - acceptance) * ring["turn_s"] + acceptance * ring["stage_s"])
+    alone, wide = (
+        rate(ranks(acceptance, 700, siblings=siblings), **ring, lookahead=64, count=600) for siblings in (False, True)
+    )
+    assert alone > 0.8 * chain  # nothing but one chain of guesses, and what tokens in flight make of it at best
+    assert wide > alone
+    assert wide > chain * (1.1 if acceptance < 0.9 else 0.9)
