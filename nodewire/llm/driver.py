@@ -38,8 +38,6 @@ Reason = Literal["length", "stop", "eos"]
 MakeDrafters = Callable[[Sampler], Sequence[Drafter[Any]]]
 """Those of one session, the fast ones first."""
 
-TREES = False  # stages take rows one by one, at the run's end
-
 
 @dataclass(slots=True)
 class _Session:
@@ -149,7 +147,7 @@ class Driver:
             state.sampler.accept(token)
         ids = torch.cat((ids, history))
         state.prompt = n
-        state.flight = Flight(n, int(ids[-1]), state.sampling.lookahead, tree=TREES)
+        state.flight = Flight(n, int(ids[-1]), state.sampling.lookahead, tree=state.router is not None)
         if state.router is not None:
             for token in ids.tolist():
                 state.router.accept(token)
@@ -257,7 +255,7 @@ class Driver:
             # The last token's row is never needed, so neither is any after the one before it.
             last = min(self.program.positions, state.prompt + state.sampling.max_tokens) - 2
             flight.grow(router.expand, router.worth, last)
-            rows = router.rows(flight.waiting) if TREES else 1
+            rows = router.rows(flight.waiting)
         sent = flight.frames(rows)
         if router is not None:
             router.sent(sent)

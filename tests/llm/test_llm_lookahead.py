@@ -160,11 +160,11 @@ def test_a_return_is_what_was_sent_or_empty_where_it_is_dead(ring):
 
     driver.receive("s", Frame("prompt", 0, (torch.tensor([1, 2, 3]),)))
     sent = [frame for frame in back(0, 2) if frame.edge == "hidden.0"]
-    assert [(frame.seq, frame.meta["pos"]) for frame in sent] == [(1, 3), (2, 4), (3, 5)]
-    for seq, pos, rows, error in ((2, 4, 1, NotAllowed), (1, 4, 1, BadFrame), (1, 3, 0, BadFrame), (1, 3, 2, BadFrame)):
+    said = [(frame.seq, frame.meta["pos"], frame.meta["parents"], frame.meta.get("keep")) for frame in sent]
+    assert said == [(1, 3, b"\xff\xff\0\0", None), (2, 4, b"\0\0", b"\0\0")]
+    for seq, pos, rows, error in ((2, 4, 1, NotAllowed), (1, 4, 2, BadFrame), (1, 3, 0, BadFrame), (1, 3, 1, BadFrame)):
         with pytest.raises(error):
             back(seq, pos, rows)
-    (again, *_) = back(1, 3)
-    assert (again.seq, again.meta["pos"], again.meta["epoch"]) == (4, 4, 1)
+    (again, *_) = back(1, 3, rows=2)
+    assert (again.seq, again.meta["pos"], again.meta["epoch"], again.meta["parents"]) == (3, 4, 1, b"\xff\xff\0\0")
     assert back(2, 4, rows=0) == []
-    assert back(3, 5) == []
