@@ -33,7 +33,7 @@ from bench.decode_model import write_model
 from bench.decoding.codec import prefilled
 from bench.decoding.crowd import measure_crowd
 from bench.decoding.plot import plot
-from bench.decoding.ring import measure_speculation
+from bench.decoding.ring import Ring, measure_speculation
 from bench.lines import said, tell
 from bench.report import Report, percentile, run
 from bench.wan import unavailable
@@ -70,12 +70,13 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
 async def _over_the_internet(report: Report, arms: Sequence[str], chart: Path | None) -> None:
     if (why := unavailable()) is not None:
         return report.skip(why)
-    if "wan" in arms:
-        await measure_speculation(report)
-        if chart is not None:
-            plot(report.arms["wan"], chart)
-    if "crowd" in arms:
-        await measure_crowd(report)
+    async with Ring(report.seed) as ring:
+        if "wan" in arms:
+            await measure_speculation(report, ring)
+        if "crowd" in arms:
+            await measure_crowd(report, ring)
+    if chart is not None and "wan" in arms:
+        plot(report.arms["wan"], chart)
 
 
 def _codec(report: Report) -> None:

@@ -33,7 +33,7 @@ from nodewire.worker.narrowing import in_blocks, of_blocks
 from processes.market import DECODER, DECODER_TARGET
 from processes.saying import say
 
-WINDOW, TEXTS, QUICK_TEXTS, QUICK_WINDOW = 440, 12, 1, 100
+WINDOW, TEXTS, QUICK_WINDOW, QUICK_TEXTS = 440, 12, 40, 1
 _FLOAT8 = torch.float8_e4m3fn
 _FLOAT8_MOST = 448.0
 
