@@ -28,16 +28,23 @@ class Renderer:
         self._turn = asyncio.Lock()
 
     async def render(
-        self, chat: ChatTemplate, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        chat: ChatTemplate,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] = {},
     ) -> str:
         """The prompt that `messages` are, up to where the assistant's answer begins.
+
+        `variables` are what the template knows by name besides, none of them `RESERVED`; a special token's goes first.
 
         Raises:
             BadInput: the template cannot be read, or refuses the messages.
             TooLarge: it takes too much time or memory, or makes too long a prompt.
             WorkerFailed: the process broke off.
         """
-        asked = {"template": chat.template, "tokens": chat.tokens, "messages": list(messages), "tools": list(tools)}
+        known = {**variables, **chat.tokens}
+        asked = {"template": chat.template, "known": known, "messages": list(messages), "tools": list(tools)}
         try:
             request = orjson.dumps(asked)
         except (TypeError, ValueError) as error:

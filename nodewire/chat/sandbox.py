@@ -106,7 +106,7 @@ def render(made: ImmutableSandboxedEnvironment, asked: Mapping[str, Any]) -> str
         parts: list[str] = []
         left = MAX_PROMPT_CHARS
         for part in template.generate(
-            **asked["tokens"],
+            **asked["known"],
             messages=asked["messages"],
             tools=asked["tools"] or None,
             documents=None,

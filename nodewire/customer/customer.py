@@ -40,6 +40,7 @@ from nodewire.protocol.plan import Terms
 
 MAX_PROMPT_BYTES = 1_000_000
 Begun = Callable[[Purchase], None]
+Ended = Callable[[dict[str, Any]], None]
 _USE = {
     "generate": "`nodewire generate` continues a prompt with it",
     "embed": "it takes texts (--text, `nodewire embed`), or tensors if it is registered with --as-tensors",
@@ -54,7 +55,8 @@ class Customer:
 
     def __init__(self, config: CustomerConfig) -> None:
         self.last: dict[str, Any] = {}
-        """What the last finished job was and cost: request id, plan, payments, timing."""
+        """What the last finished job was and cost: request id, plan, payments, timing. Of several that are under way at
+        once each tells its own to the `ended` that it was given."""
         self.terms = Terms(max_chunk_msat=config.max_chunk_msat, max_total_msat=config.max_total_msat)
         self.purchases: deque[Purchase] = deque(maxlen=(MAX_AGAIN + 1) * (MAX_REPAIRS + 1))
         """The newest that were begun, the last one last: as many as one call may begin."""
@@ -96,6 +98,7 @@ class Customer:
         wait: bool = False,
         edge_codec: EdgeCodec | None = None,
         begun: Begun | None = None,
+        ended: Ended | None = None,
         digest: str | None = None,
         **params: Any,
     ) -> AsyncGenerator[Piece, None]:
@@ -107,8 +110,8 @@ class Customer:
 
         `edge_codec` has tensors between providers narrowed, which is lossy: to bf16 or int8 on every edge, or where it
         pays (auto). `terms.codecs` says it edge by edge. `begun` is told every purchase that it takes before it is
-        made: who has several calls under way knows by that which is whose. `digest`: of the version of the manifest
-        that it must be.
+        made, `ended` what `last` is then: who has several calls under way knows by that which is whose. `digest`: of
+        the version of the manifest that it must be.
 
         Raises:
             BadInput: a parameter or the prompt is out of range.
@@ -137,13 +140,14 @@ class Customer:
             async with aclosing(made.verify()) as pieces:
                 async for piece in pieces:
                     yield piece
-        self.last = {
+        done = {
             **together([self._finished(bought.purchase) for bought in made.jobs]),
             "ids": made.ids,
             "text": "".join(made.texts),
             "repaired": made.repaired,
             **await self._judgement(made.jobs),
         }
+        self._tell(done, ended)
 
     async def embed(
         self,
@@ -154,14 +158,15 @@ class Customer:
         wait: bool = False,
         edge_codec: EdgeCodec | None = None,
         begun: Begun | None = None,
+        ended: Ended | None = None,
         digest: str | None = None,
     ) -> np.ndarray:
         """The vectors of `texts`, float32 [len(texts), width].
 
         With `wait` (and terms whose `verify` is "sampled") it returns when the committee has judged what was sampled
         of it; if that failed, all of it has been bought again from others (`last["repaired"]` says how often).
-        `edge_codec`, `begun`, `digest`, and what it raises, as `generate`. `last["tokens"]` is how many the texts are,
-        by the driver's word.
+        `edge_codec`, `begun`, `ended`, `digest`, and what it raises, as `generate`. `last["tokens"]` is how many the
+        texts are, by the driver's word.
         """
         manifest = await self._manifest(model, "embed", digest)
         made = Embedding(
@@ -175,8 +180,7 @@ class Customer:
             texts,
         )
         await made.buy()
-        await self._finish([made], wait=wait)
-        self.last["tokens"] = made.tokens
+        self._tell({**await self._finish([made], wait=wait), "tokens": made.tokens}, ended)
         return made.vectors()
 
     async def run(
@@ -217,7 +221,7 @@ class Customer:
             )
             await made[-1].buy()
             terms = made[-1].left()
-        await self._finish(made, wait=wait)
+        self._tell(await self._finish(made, wait=wait))
         came = iter([outputs for portion in made for outputs in portion.outputs])
         outputs = [part.whole([next(came) for _ in part.calls]) for part in parts]
         found = [like(call, whole) for call, whole in zip(given, outputs, strict=True)]
@@ -238,7 +242,12 @@ class Customer:
         path = await market.fetch_blob(cited.sha256, cited.bytes)
         return ChatTemplate.unpack(await asyncio.to_thread(path.read_bytes))
 
-    async def _finish(self, made: Sequence[Called], *, wait: bool) -> None:
+    def _tell(self, done: dict[str, Any], ended: Ended | None = None) -> None:
+        self.last = done
+        if ended is not None:
+            ended(done)
+
+    async def _finish(self, made: Sequence[Called], *, wait: bool) -> dict[str, Any]:
         """Have it verified, if that is waited for, and say what was bought."""
         terms = made[-1].left()
         for one in made if wait else ():
@@ -246,7 +255,7 @@ class Customer:
             await one.verify()
             terms = one.left()
         jobs = [bought for one in made for bought in one.jobs]
-        self.last = {
+        return {
             **together([self._finished(bought.purchase) for bought in jobs]),
             "repaired": sum(one.repaired for one in made),
             **await self._judgement(jobs),

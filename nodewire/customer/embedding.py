@@ -70,4 +70,7 @@ def _matrix(frame: Frame[Array]) -> np.ndarray:
     array = only(frame, frame.edge)
     if array.dtype != "float32" or len(array.shape) != 2 or not all(array.shape):
         raise BadFrame("vectors", f"{array.dtype} {list(array.shape)}, not a float32 matrix")
-    return np.frombuffer(array.data, np.float32).reshape(array.shape)
+    matrix = np.frombuffer(array.data, np.float32).reshape(array.shape)
+    if not np.isfinite(matrix).all():
+        raise BadFrame("vectors", "numbers that are not finite")
+    return matrix

@@ -15,7 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from nodewire import guests
 from nodewire.chat.rendering import Renderer
-from nodewire.errors import NodewireError, Unsupported
+from nodewire.errors import NodewireError, TooLarge, Unsupported
 from nodewire.gateway import embedding, fields, generating, messages
 from nodewire.gateway.config import GatewayConfig, KeyConfig, ModelConfig
 from nodewire.gateway.desk import Desk
@@ -104,12 +104,12 @@ class Gateway:
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         body = await self._body(request)
-        asked = fields.asked(body, frozenset({"messages", "tools", "tool_choice"}))
-        said = messages.messages(body)
+        asked = fields.asked(body, frozenset({"messages", "tools", "tool_choice", messages.VARIABLES}))
+        said, variables = messages.messages(body), messages.variables(body)
         model, offer = await self._admitted(request, asked, "generate")
         template = self._template(model, offer)
         tools = messages.tools(body, template)
-        prompt = await self._renderer.render(template, said, tools)
+        prompt = await self._rendered(template, said, tools, variables)
         params = {"max_tokens": min(model.max_tokens, offer.context or model.max_tokens), **asked.params}
         calls = bool(tools) and messages.calls_are_parsed(template)
         params = {**self._within(model, offer, params), "special_tokens": False}
@@ -122,6 +122,14 @@ class Gateway:
         return await embedding.embed(self._desk, self._figures, request[_KEY], model, offer, body)
 
     # How it is understood.
+
+    async def _rendered(self, template: ChatTemplate, *asked: Any) -> str:
+        try:
+            return await self._renderer.render(template, *asked)
+        except TooLarge as error:
+            if error.field != "messages":
+                raise
+            raise generating.too_long("messages", str(error)) from error
 
     async def _generate(
         self,

@@ -10,7 +10,7 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Generic, TypeVar
 
 from nodewire.customer.again import MAX_AGAIN
-from nodewire.errors import Busy, NodewireError, TimedOut, first_of
+from nodewire.errors import Busy, NodewireError, OverBudget, TimedOut, first_of
 from nodewire.gateway.accounts import Accounts, Reservation
 from nodewire.gateway.config import GatewayConfig, KeyConfig, ModelConfig
 from nodewire.gateway.figures import Figures
@@ -124,10 +124,15 @@ class Desk:
         def announced(request: str, chunk_msat: int) -> None:
             self._accounts.requested(reservation, request, _JOBS * units * chunk_msat)
 
+        def settle(answer: Answer[T]) -> None:
+            if reservation.msat < most_msat and isinstance(answer.failure, OverBudget):
+                answer.failure = OverBudget(
+                    "api_key", f"what is left of its budget does not cover it ({answer.failure})"
+                )
+            self._settled(model, reservation, answer)
+
         order = self._buyer.order(model, offer, terms, announced)
-        answer = Answer(
-            order, make(order), self._config.request_s, lambda answer: self._settled(model, reservation, answer)
-        )
+        answer = Answer(order, make(order), self._config.request_s, settle)
         self._answers[answer.task] = answer.leave
         answer.task.add_done_callback(self._answers.pop)
         try:

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from nodewire.customer.customer import MAX_PROMPT_BYTES
 from nodewire.customer.generation import Piece
 from nodewire.errors import BadInput, NodewireError, OverBudget, TooLarge
 from nodewire.gateway.config import KeyConfig, ModelConfig
@@ -75,6 +76,8 @@ class _Course:
 
 async def generate(request: web.Request, desk: Desk, figures: Figures, wanted: Wanted) -> web.StreamResponse:
     """Buy it and tell it. Raises NodewireError, Refusal: before anything was told."""
+    if (size := len(wanted.prompt.encode())) > MAX_PROMPT_BYTES:
+        raise too_long("messages" if wanted.chat else "prompt", f"{size} bytes, at most {MAX_PROMPT_BYTES}")
     began_s = time.perf_counter()
     course, reply = _Course(ToolCalls() if wanted.tools else None), Reply(wanted.model.name, wanted.chat)
 
@@ -178,12 +181,16 @@ def _count(usage: Usage, answer: Answer[Piece]) -> None:
     usage.cost_msat, usage.requests = answer.order.cost_msat, answer.order.requests
 
 
+def too_long(field: str, reason: str) -> Refusal:
+    """As OpenAI's clients know it."""
+    return bad_request(f"{field}: too long: {reason}", field, "context_length_exceeded")
+
+
 def _asked_for(error: NodewireError, wanted: Wanted) -> NodewireError | Refusal:
     """What the driver refuses is the prompt, though over relays it only says that it does: it has the tokenizer."""
     if error.field not in ("provider", "prompt") or error.code not in (BadInput.code, TooLarge.code):
         return error
     field = "messages" if wanted.chat else "prompt"
     if isinstance(error, TooLarge):
-        reason = f"the model's context is {wanted.offer.context} tokens ({error})"
-        return bad_request(f"{field}: too long: {reason}", field, "context_length_exceeded")
+        return too_long(field, f"the model's context is {wanted.offer.context} tokens ({error})")
     return bad_request(f"{field}: refused ({error})", field, error.code)

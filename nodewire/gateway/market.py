@@ -101,11 +101,17 @@ class Ordered:
             self._over()
 
     async def embed(self, texts: list[str]) -> AsyncGenerator[Vectors, None]:
+        done: dict[str, Any] = {}
         try:
             rows = await self._customer.embed(
-                self._model.manifest, texts, terms=self._terms, begun=self._begun, digest=self._offer.digest
+                self._model.manifest,
+                texts,
+                terms=self._terms,
+                begun=self._begun,
+                ended=done.update,
+                digest=self._offer.digest,
             )
-            yield Vectors(rows, int(self._customer.last["tokens"]))
+            yield Vectors(rows, int(done["tokens"]))
         finally:
             self._over()
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import orjson
 
+from nodewire.chat import RESERVED
 from nodewire.gateway.fields import Body
 from nodewire.gateway.refusals import bad_request, unsupported
 from nodewire.protocol.chat import ChatTemplate
 
 MAX_MESSAGES, MAX_TOOLS, MAX_CALLS = 2_048, 128, 128
+VARIABLES = "chat_template_kwargs"
+MAX_VARIABLES, MAX_VARIABLES_BYTES = 16, 4_096
+_VARIABLE = re.compile("[A-Za-z][A-Za-z0-9_]{0,63}")
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """Templates know no developer."""
 _HERMES = "<tool_call>"
@@ -42,6 +47,24 @@ def tools(body: Body, template: ChatTemplate) -> list[dict[str, Any]]:
         return []
     if "tools" not in template.template:
         raise unsupported("tools", "tools: this model's chat template knows none")
+    return said
+
+
+def variables(body: Body) -> dict[str, Any]:
+    """What a template is told besides, such as {"enable_thinking": false}. Other servers call the field so, too.
+
+    Raises Refusal: a name is none that a template may be given, or it is too much.
+    """
+    said = body.get(VARIABLES)
+    if said is None:
+        return {}
+    if not isinstance(said, dict) or len(said) > MAX_VARIABLES:
+        raise bad_request(f"{VARIABLES}: not an object of at most {MAX_VARIABLES} names", VARIABLES)
+    for name in said:
+        if not _VARIABLE.fullmatch(name) or name in RESERVED:
+            raise bad_request(f"{VARIABLES}: {name[:64]!r} is no name of its own for a template", VARIABLES)
+    if len(orjson.dumps(said)) > MAX_VARIABLES_BYTES:
+        raise bad_request(f"{VARIABLES}: over {MAX_VARIABLES_BYTES} bytes", VARIABLES)
     return said
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from nodewire.errors import NodewireError
+from nodewire.errors import NodewireError, OverBudget
 from nodewire.gateway.accounts import TooFast
 
 HEADERS = web.RequestKey("headers", dict[str, str])
@@ -45,7 +45,7 @@ SHAPES: dict[str, Shape] = {
     "busy": _LATER,
     "no-quorum": _LATER,
     "no-provider": _LATER,
-    "over-budget": Shape(429, "insufficient_quota", code="insufficient_quota"),
+    "over-budget": _LATER,
     "payment-required": _LATER,
     "payment-failed": _LATER,
     "timed-out": Shape(504, "server_error"),
@@ -86,6 +86,9 @@ def told(error: NodewireError | Refusal) -> tuple[int, dict[str, Any]]:
         return error.status, {"error": said}
     if isinstance(error, TooFast):
         said = {"message": str(error), "type": "requests", "param": None, "code": "rate_limit_exceeded"}
+        return 429, {"error": said}
+    if isinstance(error, OverBudget) and error.field == "api_key":  # else it is the gateway's own limits that are tight
+        said = {"message": str(error), "type": "insufficient_quota", "param": None, "code": "insufficient_quota"}
         return 429, {"error": said}
     shape = SHAPES.get(error.code, SHAPES["error"])
     said = {

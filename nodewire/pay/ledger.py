@@ -46,7 +46,11 @@ CREATE TABLE IF NOT EXISTS quotes (
 CREATE INDEX IF NOT EXISTS quotes_of_due ON quotes (job, payee, chunk, attempt);
 CREATE TABLE IF NOT EXISTS closed (job TEXT PRIMARY KEY) STRICT;
 CREATE TABLE IF NOT EXISTS ended (job TEXT PRIMARY KEY, came INTEGER) STRICT;
-CREATE TABLE IF NOT EXISTS broken (job TEXT PRIMARY KEY, at_s INTEGER) STRICT;
+CREATE TABLE IF NOT EXISTS broken (
+    job TEXT NOT NULL, payee TEXT NOT NULL, chunk INTEGER NOT NULL, attempt INTEGER NOT NULL, at_s INTEGER,
+    PRIMARY KEY (job, payee, chunk, attempt)
+) STRICT;
+CREATE INDEX IF NOT EXISTS broken_under_way ON broken (at_s) WHERE at_s IS NULL;
 CREATE TABLE IF NOT EXISTS cursor (only_row INTEGER PRIMARY KEY CHECK (only_row = 1), at INTEGER NOT NULL) STRICT;
 """
 _KEY = "job = ? AND payee = ? AND chunk = ? AND attempt = ?"
@@ -189,8 +193,8 @@ class Ledger:
     def owe(self, due: Due, *, under_way: bool = False) -> Due:
         """Enter a due, or find it as it stands.
 
-        `under_way`: its job goes on. `went_through` or `broke_off` will say how that ended; if this process ends
-        before, `interrupted` will.
+        `under_way`: whether it must be paid hangs on how its job ends. `went_through` or `broke_off` will say that; if
+        this process ends before, `interrupted` will.
 
         Raises:
             NotAllowed: it is entered with another customer or amount.
@@ -199,7 +203,7 @@ class Ledger:
             known = self._due(due.key)
             if known is None:
                 if under_way:
-                    self._db.execute("INSERT INTO broken VALUES (?, NULL) ON CONFLICT DO NOTHING", (due.key.job,))
+                    self._db.execute("INSERT INTO broken VALUES (?, ?, ?, ?, NULL)", astuple(due.key))
                 self._db.execute("INSERT INTO dues VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", _row(due))
                 return due
             if (known.customer, known.amount_msat) != (due.customer, due.amount_msat):
@@ -316,11 +320,12 @@ class Ledger:
     def in_debt(self, customer: str, now_s: float) -> bool:
         """Whether a customer key has let a due pass its time, or too many of its jobs broke off unpaid: such a key
         gets no credit."""
-        unpaid = "FROM dues LEFT JOIN broken USING (job) WHERE customer = ? AND state IN ('due', 'invoiced')"
+        unpaid = "FROM dues LEFT JOIN broken USING (job, payee, chunk, attempt)"
+        unpaid += " WHERE customer = ? AND state IN ('due', 'invoiced')"
         sql = f"SELECT 1 {unpaid} AND due_by_s <= ? AND at_s IS NULL LIMIT 1"
         if self._db.execute(sql, (customer, int(now_s))).fetchone() is not None:
             return True
-        sql = f"SELECT at_s {unpaid} AND at_s IS NOT NULL GROUP BY job ORDER BY at_s"
+        sql = f"SELECT min(at_s) AS broke_s {unpaid} AND at_s IS NOT NULL GROUP BY job ORDER BY broke_s"
         return dues.is_too_much([at_s for (at_s,) in self._db.execute(sql, (customer,))])
 
     def earned_msat(self, *, job: str | None = None) -> int:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
-from nodewire.errors import PaymentRequired
+from nodewire.errors import NodewireError, PaymentRequired
 
 AHEAD = 2
+LAST_PAYMENTS_S = 5.0
+"""In which a customer pays what came of a job that broke off."""
 
 
 class Credit:
@@ -43,12 +46,29 @@ class Credit:
             self._paid.add(chunk)
             self._changed.notify_all()
 
-    async def all_paid(self) -> None:
+    async def all_paid(self, failed: Callable[[], Awaitable[NodewireError]] | None = None) -> None:
         """Return when everything that is due is paid.
+
+        `failed` returns when others have ended the job before its time: from then on it is waited for no longer than a
+        customer takes to pay what came.
 
         Raises:
             PaymentRequired: it is not, for the patience.
+            NodewireError: what `failed` has returned.
         """
+        if failed is None:
+            return await self._all_paid()
+        paying, failing = asyncio.create_task(self._all_paid()), asyncio.create_task(_later(failed))
+        try:
+            done, _ = await asyncio.wait((paying, failing), return_when=asyncio.FIRST_COMPLETED)
+            if paying not in done:
+                raise failing.result()
+            paying.result()
+        finally:
+            paying.cancel()
+            failing.cancel()
+
+    async def _all_paid(self) -> None:
         try:
             async with asyncio.timeout(self._patience_s), self._changed:
                 await self._changed.wait_for(lambda: self._due <= self._paid)
@@ -58,3 +78,9 @@ class Credit:
 
     def _may(self, chunk: int) -> bool:
         return all(earlier in self._paid for earlier in range(self._first, chunk - AHEAD + 1))
+
+
+async def _later(failed: Callable[[], Awaitable[NodewireError]]) -> NodewireError:
+    error = await failed()
+    await asyncio.sleep(LAST_PAYMENTS_S)
+    return error

@@ -61,6 +61,8 @@ class JobMailbox(Mailbox, Protocol):
     @property
     def failure(self) -> NodewireError | None: ...
 
+    async def failed(self) -> NodewireError: ...
+
     async def control(self, peer: str, document: Mapping[str, Any]) -> None: ...
 
     def controls(self) -> AsyncIterator[tuple[str, Mapping[str, Any]]]: ...
@@ -120,6 +122,8 @@ class JobRun:
         self._generates = manifest.mode == "generate"
         self._leaves: dict[tuple[int, str], list[Leaf]] = {}
         self._closed = set(range(first))
+        self._unsigned: set[int] = set()
+        """Chunks of a generation that are claimed without the driver's close."""
         self._replayed = first
         """Frames of the chunks before this one come again, for a task that this node took over."""
         self._units: dict[int, int] = {}
@@ -212,7 +216,7 @@ class JobRun:
                 raise self._fault
             serving.cancel()
             await self._publish(self._result())
-            await self.credit.all_paid()
+            await self.credit.all_paid(None if self._generates else self._mailbox.failed)
             broke = False
             await self._say("success")
         except NodewireError as error:
@@ -235,14 +239,8 @@ class JobRun:
                 self._ledger.went_through(self.request.id)
 
     def _broke_by(self, error: NodewireError) -> bool:
-        """Whether the job broke off with an error of this node's, and is not just unpaid.
-
-        A generation is over for all with the driver's last close. Of a call, whose later tasks may yet fail, nobody
-        hears the end, and so only what ended it before its time.
-        """
-        if not isinstance(error, PaymentRequired) or error.by:
-            return True
-        return self._mailbox.failure is not None and not (self._generates and self._ended.is_set())
+        """Whether the job broke off, and is not just unpaid: it has waited for money while others had ended it, too."""
+        return not isinstance(error, PaymentRequired) or bool(error.by) or self._mailbox.failure is not None
 
     async def _gives_up_alone(self, error: NodewireError) -> bool:
         """Whether it is only this node that cannot go on, and who replaces it has been told."""
@@ -440,6 +438,7 @@ class JobRun:
         """The job failed: chunks whose successor had begun were complete, though the driver has not said so."""
         if self._generates and not self.drives:
             for chunk in sorted(set(self._units) - self._closed)[:-1]:
+                self._unsigned.add(chunk)
                 await self._finish(chunk, self._units[chunk], False, self.attempt)
 
     async def _ask(self, chunk: int, units: int, root: str, attempt: int) -> None:
@@ -449,7 +448,11 @@ class JobRun:
             return
         key = Key(self.request.id, self._me, chunk, attempt)
         due_by_s = int(time.time() + self._patience_s)
-        self._ledger.owe(Due(key, self.request.customer, amount_msat, due_by_s), under_way=True)
+        # What the driver has signed for came out; of all else the customer need not have got anything.
+        self._ledger.owe(
+            Due(key, self.request.customer, amount_msat, due_by_s),
+            under_way=not self._generates or chunk in self._unsigned,
+        )
         await self.credit.due(chunk)
         due = feedback.Due(chunk, attempt, units, amount_msat, root)
         await self._say("payment-required", due=due)

@@ -100,6 +100,7 @@ class JobMailbox:
         self._arrived = asyncio.Event()
         self._documents = asyncio.Event()
         self._moved = asyncio.Event()
+        self._over = asyncio.Event()
         self._error: NodewireError | None = None
         self._given_up = False
         self._replaced = False
@@ -183,6 +184,12 @@ class JobMailbox:
         if (limit := incoming.take(cost)) is not None:
             self._grant(incoming, limit)
         return frame
+
+    async def failed(self) -> NodewireError:
+        """Return what has ended the job here, as soon as something has."""
+        await self._over.wait()
+        assert self._error is not None
+        return self._error
 
     async def control(self, peer: str, document: Document) -> None:
         """Send a small document about this job to one of its members: {"t": its type, ...}; `job` is added.
@@ -390,6 +397,7 @@ class JobMailbox:
         """The job is over here; the first reason stands."""
         if self._error is None:
             self._error = error
+        self._over.set()
         self._arrived.set()
         self._documents.set()
         self._moved.set()

@@ -184,7 +184,14 @@ def test_a_token_that_is_none_is_an_error_with_a_name(tensors):
 
 @pytest.mark.parametrize(
     "tensors",
-    [(), (Array("float32", (0, 2**39), b""),), (Array("float32", (4, 0), b""),), (Array("float32", (4,), bytes(16)),)],
+    [
+        (),
+        (Array("float32", (0, 2**39), b""),),
+        (Array("float32", (4, 0), b""),),
+        (Array("float32", (4,), bytes(16)),),
+        (Array("float32", (1, 2), b"\0\0\xc0\x7f" + bytes(4)),),  # NaN
+        (Array("float32", (1, 2), bytes(4) + b"\0\0\x80\xff"),),  # -inf
+    ],
 )
 def test_vectors_that_are_none_are_an_error_with_a_name(tensors):
     with pytest.raises(BadFrame):

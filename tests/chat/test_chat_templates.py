@@ -79,3 +79,23 @@ async def test_a_prompt_is_the_one_that_transformers_makes(template, messages, t
         assert await renderer.render(ChatTemplate(template=template, tokens=TOKENS), messages, tools) == expected
     finally:
         await renderer.close()
+
+
+THINKS = (
+    "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}{{ style.tone }}"
+)
+
+
+async def test_variables_of_the_callers_are_known_to_a_template_as_transformers_has_them():
+    renderer, chat = Renderer(), ChatTemplate(template=THINKS, tokens=TOKENS)
+    try:
+        for known in ({"enable_thinking": False, "style": {"tone": "dry"}}, {"style": {}}):
+            (expected,), _ = render_jinja_template(
+                conversations=[ASKS], chat_template=THINKS, add_generation_prompt=True, **TOKENS, **known
+            )
+            assert await renderer.render(chat, ASKS, variables=known) == expected
+        own = await renderer.render(chat, ASKS, variables={"style": {}, "bos_token": "<other>"})
+        assert own.startswith(TOKENS["bos_token"])
+    finally:
+        await renderer.close()

@@ -33,6 +33,7 @@ PRICE_MSAT = 700
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }} answer in <tool_call>{% endif %}"
     "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+    "{% if enable_thinking is false %}at once{% endif %}"
 )
 OFFERS = {
     "talker": Offer("11" * 32, AUTHOR, "generate", 1_000, 64, ChatTemplate(template=TEMPLATE)),
@@ -58,7 +59,7 @@ class StandIn:
         return OFFERS[model.name]
 
     def order(self, model: ModelConfig, offer: Offer, terms: Terms, announced: Announced) -> StandInOrder:
-        self.orders.append(StandInOrder(self, terms, announced))
+        self.orders.append(StandInOrder(self, len(self.orders) + 1, terms, announced))
         return self.orders[-1]
 
     async def epoch(self) -> int:
@@ -68,6 +69,7 @@ class StandIn:
 @dataclass
 class StandInOrder:
     of: StandIn
+    number: int
     terms: Terms
     announced: Announced
     cost_msat: int = 0
@@ -94,10 +96,17 @@ class StandInOrder:
     async def embed(self, texts: list[str]) -> AsyncGenerator[Vectors, None]:
         self._request()
         self.cost_msat += PRICE_MSAT
+        try:
+            if self.of.fails is not None:
+                raise self.of.fails
+            if self.of.hangs:
+                await asyncio.Event().wait()
+        finally:
+            self.closed.set()
         yield Vectors(np.array([[len(text), 0.5] for text in texts], np.float32), 3 * len(texts))
 
     def _request(self) -> None:
-        self.requests = (f"{len(self.of.orders):064x}",)
+        self.requests = (f"{self.number:064x}",)
         self.announced(self.requests[0], 64 * PRICE_MSAT)
 
 

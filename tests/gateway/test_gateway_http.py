@@ -84,6 +84,18 @@ async def test_sampling_is_openais_with_its_defaults(tmp_path):
         ("completions", {**TEXT, "logit_bias": {"5": 1}}, "logit_bias"),
         ("completions", {**TEXT, "frequency_penalty": 0.1}, "frequency_penalty"),
         ("completions", {**TEXT, "min_p": 0.1}, "min_p"),
+        ("completions", {**TEXT, "temperature": -0.1}, "temperature"),
+        ("completions", {**TEXT, "temperature": 1e308}, "temperature"),
+        ("completions", {**TEXT, "temperature": "hot"}, "temperature"),
+        ("completions", {**TEXT, "temperature": [1]}, "temperature"),
+        ("completions", {**TEXT, "top_p": 1.01}, "top_p"),
+        ("completions", {**TEXT, "top_p": -1e-9}, "top_p"),
+        ("completions", {**TEXT, "seed": 2**63}, "seed"),
+        ("completions", {**TEXT, "max_tokens": 1.0}, "max_tokens"),
+        ("completions", {**TEXT, "max_tokens": "7"}, "max_tokens"),
+        ("completions", {**TEXT, "stop": ["x" * 65]}, "stop"),
+        ("completions", {**TEXT, "suffix": "x"}, "suffix"),
+        ("completions", {**TEXT, "chat_template_kwargs": {}}, "chat_template_kwargs"),
         ("completions", {**TEXT, "prompt": [1, 2]}, "prompt"),
         ("completions", {**TEXT, "prompt": ["a", "b"]}, "prompt"),
         ("completions", {**TEXT, "prompt": ""}, "prompt"),
@@ -101,6 +113,16 @@ async def test_sampling_is_openais_with_its_defaults(tmp_path):
         ("chat/completions", {**CHAT, "response_format": {"type": "json_object"}}, "response_format"),
         ("chat/completions", {**CHAT, "tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
         ("chat/completions", {**CHAT, "tools": ["x"]}, "tools[0]"),
+        ("chat/completions", {**CHAT, "n": 3}, "n"),
+        ("chat/completions", {**CHAT, "logprobs": True}, "logprobs"),
+        ("chat/completions", {**CHAT, "top_logprobs": 5}, "top_logprobs"),
+        ("chat/completions", {**CHAT, "max_completion_tokens": -1}, "max_completion_tokens"),
+        ("chat/completions", {**CHAT, "reasoning_effort": "high"}, "reasoning_effort"),
+        ("chat/completions", {**CHAT, "chat_template_kwargs": []}, "chat_template_kwargs"),
+        ("chat/completions", {**CHAT, "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ("chat/completions", {**CHAT, "chat_template_kwargs": {"__class__": 1}}, "chat_template_kwargs"),
+        ("chat/completions", {**CHAT, "chat_template_kwargs": {"a": "x" * 5_000}}, "chat_template_kwargs"),
+        ("chat/completions", {**CHAT, "chat_template_kwargs": {f"a{n}": 1 for n in range(17)}}, "chat_template_kwargs"),
         ("embeddings", {"model": "encoder", "input": [1, 2]}, "input"),
         ("embeddings", {"model": "encoder", "input": []}, "input"),
         ("embeddings", {"model": "encoder", "input": "x", "encoding_format": "hex"}, "encoding_format"),
@@ -226,6 +248,87 @@ async def test_embeddings_are_numbers_or_base64(tmp_path):
         _, said = await gateway.post("embeddings", {**body, "encoding_format": "base64"})
         rows = [np.frombuffer(base64.b64decode(one["embedding"]), "<f4").tolist() for one in said["data"]]
         assert rows == [[1.0, 0.5], [3.0, 0.5]]
+
+
+async def test_a_template_is_told_what_the_client_says_of_it(tmp_path):
+    async with opened(tmp_path) as gateway:
+        await gateway.post("chat/completions", {**CHAT, "chat_template_kwargs": {"enable_thinking": False}})
+        await gateway.post(
+            "chat/completions", {**CHAT, "chat_template_kwargs": {"enable_thinking": True, "other": [1]}}
+        )
+        first, second = (order.prompt for order in gateway.buyer.orders)
+    assert (first, second) == ("user:hello;at once", "user:hello;")
+
+
+async def test_a_prompt_beyond_what_anybody_takes_is_told_as_one_beyond_the_context(tmp_path):
+    long = "x" * 1_000_001
+    async with opened(tmp_path, max_body=8 * 2**20) as gateway:
+        assert await gateway.refused("completions", {**TEXT, "prompt": long}) == (
+            400,
+            "context_length_exceeded",
+            "prompt",
+        )
+        for content in (long, "é" * 600_000):  # too many characters for a template, too many bytes for a prompt
+            body = {**CHAT, "messages": [{"role": "user", "content": content}]}
+            assert await gateway.refused("chat/completions", body) == (400, "context_length_exceeded", "messages")
+        assert not gateway.buyer.orders
+
+
+async def test_a_budget_that_is_spent_or_does_not_cover_a_request_is_the_keys(tmp_path):
+    from nodewire.gateway.keys import sha256_of
+
+    poor = [{"name": "somebody", "sha256": sha256_of(KEY), "budget_msat": 2 * PRICE_MSAT}]
+    dear = OverBudget("max_total_msat", "one chunk costs more")
+    quota = (429, "insufficient_quota", None)
+    async with opened(tmp_path, StandIn(says=[], fails=dear), keys=poor) as gateway:
+        for body in (TEXT, {**TEXT, "stream": True}):
+            assert await gateway.refused("completions", body) == quota
+        assert await gateway.refused("embeddings", {"model": "encoder", "input": "x"}) == quota
+        assert (await gateway.post("completions", TEXT))[1]["error"]["type"] == "insufficient_quota"
+    (tmp_path / "rich").mkdir()
+    async with opened(tmp_path / "rich", StandIn(says=[], fails=dear)) as gateway:  # the gateway's own limits are tight
+        assert await gateway.refused("completions", TEXT) == (503, "over-budget", None)
+    (tmp_path / "spent").mkdir()
+    async with opened(tmp_path / "spent", keys=poor) as gateway:
+        assert (await gateway.post("completions", TEXT))[0] == 200
+        assert await gateway.refused("completions", TEXT) == quota
+        assert len(gateway.buyer.orders) == 1
+
+
+async def test_who_asks_too_often_is_told_when_to_ask_again(tmp_path):
+    from nodewire.gateway.keys import sha256_of
+
+    slow = [{"name": "somebody", "sha256": sha256_of(KEY), "per_minute": 1}]
+    async with opened(tmp_path, keys=slow) as gateway:
+        assert (await gateway.post("completions", TEXT))[0] == 200
+        async with gateway.client.post("completions", json=TEXT) as answer:
+            error = (await answer.json())["error"]
+            assert (answer.status, error["code"]) == (429, "rate_limit_exceeded")
+            assert 0 < int(answer.headers["Retry-After"]) <= 61 and answer.headers["x-should-retry"] == "true"
+
+
+async def test_requests_under_way_at_once_are_told_and_booked_their_own_costs(tmp_path):
+    async with opened(tmp_path) as gateway:
+        bodies = [("completions", TEXT), ("embeddings", {"model": "encoder", "input": ["a", "b"]})] * 4
+        told = await asyncio.gather(*(gateway.post(path, body) for path, body in bodies))
+        usage = [said["usage"] for _, said in told]
+        assert [one["cost_msat"] for one in usage] == [3 * PRICE_MSAT, PRICE_MSAT] * 4
+        assert len({request for one in usage for request in one["nodewire_requests"]}) == len(bodies)
+        assert gateway.accounts.spent_msat("somebody") == sum(one["cost_msat"] for one in usage)
+        assert gateway.accounts.reserved_msat("somebody") == 0
+
+
+async def test_who_hangs_up_on_vectors_has_them_not_bought(tmp_path):
+    async with opened(tmp_path, StandIn(hangs=True)) as gateway:
+        asking = asyncio.create_task(gateway.post("embeddings", {"model": "encoder", "input": "x"}))
+        while not (gateway.buyer.orders and gateway.buyer.orders[0].requests):
+            await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait_for(gateway.buyer.orders[0].closed.wait(), 5)
+        while gateway.desk.in_flight:
+            await asyncio.sleep(0)
+        assert gateway.accounts.spent_msat("somebody") == PRICE_MSAT
+        assert gateway.accounts.reserved_msat("somebody") == 0
 
 
 @pytest.mark.parametrize("stream", [True, False])

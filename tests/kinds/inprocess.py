@@ -46,7 +46,7 @@ class Hub:
 class Box:
     def __init__(self, hub: Hub, public: str) -> None:
         self.hub, self.public, self.closed = hub, public, False
-        self.failure = None
+        self.failure, self.over = None, asyncio.Event()
 
     async def put(self, frame):
         producer, consumer = self.hub.ends[frame.edge]
@@ -63,6 +63,11 @@ class Box:
 
     def cancel(self, error=None):
         self.cancelled = self.failure = error
+        self.over.set()
+
+    async def failed(self):
+        await self.over.wait()
+        return self.failure
 
     def close(self):
         self.closed = True

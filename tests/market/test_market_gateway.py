@@ -159,6 +159,33 @@ async def test_embeddings_are_the_single_process_in_numbers_and_in_base64(market
 
 
 @pytest.mark.asyncio(loop_scope="module")
+async def test_requests_under_way_at_once_are_told_their_own_tokens_and_costs(market, gateway, alone):
+    """One customer buys for all of them."""
+    spent_before, _ = account(market, "gate", "rich")
+    asked = [
+        ("completions", {"model": "coder", "prompt": PROMPT, "max_tokens": 20, **GREEDY}, alone(PROMPT, 20)[1], 20),
+        ("completions", {"model": "coder", "prompt": "rain", "max_tokens": 70, **GREEDY}, alone("rain", 70)[1], 70),
+        ("embeddings", {"model": "minilm", "input": "rain"}, 1 + 2, 0),
+        ("embeddings", {"model": "minilm", "input": [PROMPT, "rain"]}, 6 + 2 + 1 + 2, 0),
+    ]
+
+    async def ask(path, body):
+        async with gateway.post(path, json=body) as answer:
+            said = await answer.json()
+            assert answer.status == 200, said
+            return said["usage"]
+
+    usage = await asyncio.gather(*(ask(path, body) for path, body, _, _ in asked))
+    for (_, _, prompt, completion), one in zip(asked, usage, strict=True):
+        assert (one["prompt_tokens"], one.get("completion_tokens", 0)) == (prompt, completion)
+        assert one["cost_msat"] == paid_msat(market, "gate", one["nodewire_requests"]) > 0
+    requests = [request for one in usage for request in one["nodewire_requests"]]
+    assert len(set(requests)) == len(requests)
+    total_msat = sum(one["cost_msat"] for one in usage)
+    assert account(market, "gate", "rich") == (spent_before + total_msat, 0)
+
+
+@pytest.mark.asyncio(loop_scope="module")
 async def test_who_hangs_up_in_the_middle_stops_paying(market, gateway):
     """350 tokens would be seven chunks with the prompt's; after one token at most two are worked on."""
     spent_before, _ = account(market, "gate", "rich")

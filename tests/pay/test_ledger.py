@@ -339,6 +339,14 @@ def test_three_jobs_that_broke_off_shut_nobody_out_and_a_fourth_does_until_the_o
     assert ledger.owed_msat(CUSTOMER) == 5_000  # they stay owed
 
 
+def test_what_came_of_a_job_that_broke_off_is_a_debt_like_any(ledger):
+    break_off(ledger, 0, 100)
+    owe(ledger, key_of(0, 1), due_by_s=130)
+    assert (ledger.in_debt(CUSTOMER, 129), ledger.in_debt(CUSTOMER, 130)) == (False, True)
+    settle(ledger, 0, chunk=1)
+    assert not ledger.in_debt(CUSTOMER, 130)
+
+
 def test_one_that_counted_counts_until_it_is_paid_and_those_of_other_days_do_not_add_up(ledger):
     for n in range(4):
         break_off(ledger, n, 100 + n)

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,7 +19,7 @@ from nodewire.nostr.keys import Keys
 from nodewire.pay.ledger import Ledger
 from nodewire.protocol import feedback, kinds, result
 from nodewire.protocol.chunk import claim
-from nodewire.protocol.close import WITHDRAW, Close
+from nodewire.protocol.close import Close
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request
 from nodewire.protocol.plan import Assignment, Plan, Terms, Verification, ends
@@ -376,22 +377,42 @@ async def stop(running):
     await asyncio.gather(*running.values(), return_exceptions=True)
 
 
-async def test_what_a_job_leaves_unpaid_that_a_neighbour_ended_keeps_its_customer_out_of_nothing(market):
-    running = await begun(market, len(market.runs))
-    stage = list(market.runs.values())[1]
+def fail(run):
+    """A neighbour ends the job for `run`."""
 
     async def get():
         error = PaymentRequired("chunk 0", "says a neighbour")
         error.by = HASH
         raise error
 
-    stage._mailbox.get = get
+    run._mailbox.get = get
+
+
+async def test_what_the_driver_closed_is_owed_however_the_job_ends(market):
+    running = await begun(market, len(market.runs))
+    stage = list(market.runs.values())[1]
+    fail(stage)
     with pytest.raises(PaymentRequired):
         await asyncio.wait_for(running[stage], 20)
+    await stop(running)
+    assert all(map(is_in_debt, market.runs.values()))
+
+
+async def test_what_nobody_closed_of_a_job_that_a_neighbour_ended_keeps_its_customer_out_of_nothing(market):
+    driver, stage = list(market.runs.values())[:2]
+    market.hub.on_control = None  # the driver's closes do not arrive
+    running = await begun(market, 1)
+    async with asyncio.timeout(20):
+        while len(stage._units) < 2:  # of the second chunk something has come
+            await asyncio.sleep(0.005)
+    fail(stage)
+    with pytest.raises(PaymentRequired):
+        await asyncio.wait_for(running[stage], 20)
+    assert [said.due.chunk for said in market.due(stage)] == [0]
     assert stage._ledger.owed_msat(CUSTOMER.public) > 0
     assert not is_in_debt(stage)
     await stop(running)
-    assert not any(map(is_in_debt, market.runs.values()))  # a daemon that is stopped breaks its jobs off, too
+    assert is_in_debt(driver)
 
 
 async def first_unpaid(market, running):
@@ -411,29 +432,19 @@ async def test_who_runs_out_of_patience_itself_is_owed_a_debt(market):
     await stop(running)
 
 
-async def test_who_waits_for_money_while_others_end_the_job_is_owed_none(market):
+@pytest.mark.parametrize("others_end_it", [True, False])
+async def test_a_call_that_others_ended_while_it_waited_for_money_is_no_debt(market, others_end_it):
+    """A call's claims are as these are: whether anything came of it is not known."""
     for run in market.runs.values():
         run.credit._patience_s = 0.2
+        run._ask = partial(ask_as_of_a_call, run, run._ask)
     running = await begun(market, 1)
-    for run in running:
+    for run in running if others_end_it else ():
         run._mailbox.cancel(NotAllowed("job", "cancelled by a neighbour"))  # which the wait for money does not hear
-    assert not is_in_debt(await first_unpaid(market, running))
+    assert is_in_debt(await first_unpaid(market, running)) is not others_end_it
     await stop(running)
 
 
-async def test_a_generation_that_came_to_its_end_is_owed_whoever_withdraws_it_then(market):
-    for run in market.runs.values():
-        run.credit._patience_s = 1.0
-        run.credit._due.add(99)  # the last payment does not come
-    running = {run: asyncio.create_task(run.run()) for run in market.runs.values()}
-    paying = asyncio.create_task(market.pay_everything())
-    await generate(market)
-    paying.cancel()
-    async with asyncio.timeout(20):
-        while not all(run._ended.is_set() for run in running):
-            await asyncio.sleep(0.005)
-    for run in running:
-        await run.came(CUSTOMER.public, {"t": WITHDRAW})
-    ends = await asyncio.wait_for(asyncio.gather(*running.values(), return_exceptions=True), 20)
-    assert [type(one) for one in ends] == [PaymentRequired] * len(running)
-    assert all(map(is_in_debt, market.runs.values()))
+async def ask_as_of_a_call(run, ask, chunk, *rest):
+    run._unsigned.add(chunk)
+    await ask(chunk, *rest)
