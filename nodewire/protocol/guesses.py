@@ -13,10 +13,12 @@ A frame without rows stands for one that was void before it was computed.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nodewire.errors import BadFrame
-from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.frame import Array, Frame, bytes_of
 
 MAX_LOOKAHEAD = 64
 SLACK_ROWS = 64
@@ -65,18 +67,32 @@ def step_of(frame: Frame[Array], lookahead: int) -> Step:
     return Step(frame.seq, pos, rows, chunk, epoch, parents if rows else None, keep or ())
 
 
-def is_void(frame: Frame[Array], later: Frame[Array]) -> bool:
-    """Whether `later`, which waits behind `frame` on its edge, makes it void. Neither has been checked.
+class Fences:
+    """The frames that wait on one edge, as far as they make others void. Epochs do not fall, so a few are enough."""
 
-    What carries a `keep` has accepted something, and counts whatever follows.
-    """
-    if frame.seq == 0 or later.edge != frame.edge or frame.meta.get("keep") is not None:
-        return False
-    here, there = frame.meta.get("epoch", 0), later.meta.get("epoch", 0)
-    pos, again = frame.meta.get("pos"), later.meta.get("pos")
-    if type(here) is not int or type(there) is not int or type(pos) is not int or type(again) is not int:
-        return False
-    return there > here and again <= pos and is_computed(later)
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[int, int]] = deque()
+        """Epochs and positions, both rising: what is behind a lower position rewinds nothing that this does not."""
+
+    def note(self, frame: Frame[Array]) -> None:
+        """A frame waits behind all others. It has not been checked."""
+        epoch, pos = frame.meta.get("epoch", 0), frame.meta.get("pos")
+        if type(epoch) is not int or type(pos) is not int:
+            return
+        while self._waiting and self._waiting[-1][1] >= pos:
+            self._waiting.pop()
+        if not self._waiting or self._waiting[-1][0] < epoch:
+            self._waiting.append((epoch, pos))
+
+    def void(self, frame: Frame[Array]) -> bool:
+        """Whether what waits behind `frame` makes it void. What carries a `keep` has accepted something, and counts
+        whatever follows."""
+        epoch, pos = frame.meta.get("epoch", 0), frame.meta.get("pos")
+        if type(epoch) is not int or type(pos) is not int:
+            return False
+        while self._waiting and self._waiting[0][0] <= epoch:
+            self._waiting.popleft()
+        return bool(self._waiting) and self._waiting[0][1] <= pos and frame.seq > 0 and frame.meta.get("keep") is None
 
 
 def is_computed(frame: Frame[Array]) -> bool:
@@ -106,6 +122,13 @@ def _cells(frame: Frame[Array], name: str) -> tuple[int, ...] | None:
     if not isinstance(packed, bytes) or len(packed) % 2:
         raise BadFrame(name, "not int16 numbers")
     return tuple(int.from_bytes(packed[i : i + 2], "little", signed=True) for i in range(0, len(packed), 2))
+
+
+def rows_of(tensor: Array) -> Iterator[bytes]:
+    """Copies of the rows of a tensor [1, n, width]."""
+    step = bytes_of(tensor.dtype, (1, 1, tensor.shape[2]))
+    view = memoryview(tensor.data)
+    return (bytes(view[i * step : (i + 1) * step]) for i in range(tensor.shape[1]))
 
 
 def packed(cells: tuple[int, ...]) -> bytes:

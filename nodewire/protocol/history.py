@@ -14,11 +14,10 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from math import prod
 
 from nodewire.errors import BadFrame, NotFound
-from nodewire.protocol.frame import Array, Frame, Meta, bytes_of
-from nodewire.protocol.guesses import SLACK_ROWS, Step, step_of
+from nodewire.protocol.frame import Array, Frame, Meta
+from nodewire.protocol.guesses import SLACK_ROWS, Step, rows_of, step_of
 
 Plain = Callable[[int], Iterator[Frame[Array]]]
 """The plain frames of closed chunks from a seq on, out of wherever they are kept."""
@@ -106,7 +105,7 @@ class History:
         begins_anew = self._check(step, frame)
         self._grow(step)
         self._count(step)
-        came = _Came(step, list(_rows(frame.tensors[0])))
+        came = _Came(step, list(rows_of(frame.tensors[0])))
         self._open.append(came)
         if step.rows:
             self._join(step, came, begins_anew)
@@ -323,12 +322,3 @@ class History:
         if epoch:
             meta = {**meta, "epoch": epoch}
         return Frame(self._edge, seq, (self._array(rows),), meta)
-
-
-def _rows(tensor: Array) -> Iterator[bytes]:
-    """Copies of a tensor's rows [1, n, width]."""
-    n = tensor.shape[1]
-    step = bytes_of(tensor.dtype, (1, 1, tensor.shape[2]))
-    assert prod(tensor.shape) == 0 or step * n == len(tensor.data)
-    view = memoryview(tensor.data)
-    return (bytes(view[i * step : (i + 1) * step]) for i in range(n))

@@ -39,13 +39,15 @@ from nodewire.protocol.codec import OWN, Codings, codings
 from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request
-from nodewire.protocol.manifest import Manifest
+from nodewire.protocol.manifest import CUSTOMER, Manifest
 from nodewire.protocol.plan import LOCAL
 from nodewire.protocol.sent import LACKING, Hashed, hashed, tensors_of
 from nodewire.protocol.takeover import LOST, Takeover, assigned, price_msat
 from nodewire.provider.credit import Credit
 from nodewire.provider.statements import Statements
 from nodewire.wire import signing
+from nodewire.wire.edges import RESTART
+from nodewire.wire.record import Record, inner_edges
 
 log = logging.getLogger("nodewire.provider")
 
@@ -60,6 +62,8 @@ class JobMailbox(Mailbox, Protocol):
     async def control(self, peer: str, document: Mapping[str, Any]) -> None: ...
 
     def controls(self) -> AsyncIterator[tuple[str, Mapping[str, Any]]]: ...
+
+    async def resumed(self, edge: str) -> int: ...
 
     def give_up(self) -> None: ...
 
@@ -93,9 +97,11 @@ class JobRun:
         patience_s: int = 30,
         takeover: Takeover | None = None,
         statements: Statements | None = None,
+        record: Record | None = None,
     ) -> None:
         """`patience_s`: how long a payment that is due is waited for before the job is given up. `takeover`: the one by
-        which this provider enters the job. `statements`: of a job that may be judged."""
+        which this provider enters the job. `statements`: of a job that may be judged. `record`: the job's tape, if the
+        plan lets its driver guess."""
         self.request = request
         self._takeover = takeover
         self._me = keys.public
@@ -112,10 +118,12 @@ class JobRun:
         self._publish = publish
         self._commit = commit
         narrowed = codings(manifest, request.plan.terms.codecs)
-        self._job = Job(request.id, manifest, self.tasks, params, narrowed)
+        self._job = Job(request.id, manifest, self.tasks, params, narrowed, request.plan.terms.lookahead)
         self._generates = manifest.mode == "generate"
         self._leaves: dict[tuple[int, str], list[Leaf]] = {}
         self._closed = set(range(first))
+        self._closes = asyncio.Event()
+        """Set with every chunk that is."""
         self._replayed = first
         """Frames of the chunks before this one come again, for a task that this node took over."""
         self._units: dict[int, int] = {}
@@ -123,6 +131,12 @@ class JobRun:
         self._all_units = 0
         self._roots: list[ChunkRoot] = []
         self._statements = statements
+        self._record = record
+        self._closing: dict[int, tuple[int, bool, int]] = {}
+        """By chunk that the driver has closed, and of which rows may be lacking here: as `_finish` is given it."""
+        if record is not None:
+            record.attend(self._inner_edges, self._plain, self._complete)
+            record.closed_before(self._first_open())
         self._unsettled: dict[int, tuple[int, dict[str, list[Leaf]], int]] = {}
         """By chunk that is closed and not asked for: its units, what its tasks put out, its close's attempt."""
         self._turn = asyncio.Lock()
@@ -170,10 +184,23 @@ class JobRun:
             return {}
         return {task: first for task, _, entered, first in self._takeover.replaced if entered == self._me}
 
+    def _first_open(self) -> int:
+        """The first chunk that had not been closed when the newest takeover was signed; 0 without one."""
+        return max((first for *_, first in self._takeover.replaced), default=0) if self._takeover is not None else 0
+
+    def _inner_edges(self) -> set[str]:
+        """Those between tasks, of this node's tasks."""
+        manifest, inner = self._job.manifest, inner_edges(self._job.manifest)
+        return {
+            edge.name for edge in manifest.edges if edge.name in inner and {edge.source, edge.target} & {*self.tasks}
+        }
+
     async def took_over(self, takeover: Takeover) -> None:
         """The assignment changes: tasks come here, or are another's now. Called before frames take their new ways."""
         before, self._takeover = set(self.tasks), takeover
         self.tasks, self._entered = self._mine(), self._first_chunks()
+        if self._record is not None:
+            self._record.closed_before(self._first_open())
         if self._statements is not None:
             self._statements.took_over(takeover)
         for task in self.tasks:
@@ -247,10 +274,14 @@ class JobRun:
     async def admit(self, chunk: int, units: int = 1) -> None:
         if chunk < self._replayed:
             return  # paid to who did it first
-        if chunk in self._closed:
+        if chunk in self._closed and self._record is None:
             raise BadFrame("chunk", f"{chunk} has been closed")
         plan = self.request.plan
-        if (self._all_units + units - self._units.get(chunk, 0)) * plan.chunk_msat > plan.terms.max_total_msat:
+        while (self._all_units + units - self._units.get(chunk, 0)) * plan.chunk_msat > plan.terms.max_total_msat:
+            if self._record is not None and chunk - 1 not in self._closed:  # a guess, which may never come true
+                self._closes.clear()
+                await self._closes.wait()
+                continue
             raise OverBudget(
                 "max_total_msat", f"the job's budget is used up: what follows chunk number {chunk - 1} would cost more"
             )
@@ -262,6 +293,21 @@ class JobRun:
         self._frames += 1
         if isinstance(text := frame.meta.get("text"), str):
             self._text.append(text)
+        if self._record is None or frame.edge not in self._record.inner:  # else it may be a guess
+            self._note(task, chunk, frame)
+
+    def received(self, task: str, frame: Frame[Array]) -> None:
+        assert self._record is not None
+        self._record.came(frame.edge, self.attempt, frame)
+
+    def _plain(self, edge: str, chunk: int, frame: Frame[Array]) -> None:
+        """What came or went on an inner edge is final."""
+        task = next(one.source for one in self._job.manifest.edges if one.name == edge)
+        if task in self.tasks:
+            self._note(task, chunk, frame)
+
+    def _note(self, task: str, chunk: int, frame: Frame[Array]) -> None:
+        """Take note of an output for its chunk's commitment, and its statement."""
         if chunk < self._entered.get(task, 0):  # committed by who did it first, who may have died before it signed it
             if self._statements is not None:
                 self._statements.produced(chunk, frame.edge, hashed(frame))
@@ -276,16 +322,29 @@ class JobRun:
             if not self._generates:  # a call's part is whole; who waits for it may be whom this node's close waits for
                 self._state(chunk, self.attempt)
 
-    async def completed(self, chunk: int, units: int, end: bool) -> None:
+    async def resumed(self, task: str) -> tuple[int, int] | None:
+        if task not in self._entered:
+            return None
+        base = self.attempt * RESTART
+        tokens = next(one for one in self._job.manifest.outputs(task) if one.target == CUSTOMER)
+        return base, await self._mailbox.resumed(tokens.name)
+
+    async def completed(self, chunk: int, units: int, end: bool, positions: int | None = None) -> None:
         if chunk < self._replayed:
             return
         if self._generates:
             close = Close.sign(
-                self._keys, request=self.request.id, attempt=self.attempt, chunk=chunk, units=units, end=end
+                self._keys,
+                request=self.request.id,
+                attempt=self.attempt,
+                chunk=chunk,
+                units=units,
+                end=end,
+                positions=positions,
             )
             # One who has just died does not keep the others from hearing it.
             await asyncio.gather(*(self._tell(peer, close) for peer in self._others()))
-        await self._finish(chunk, units, end, self.attempt)
+        await self._finish(chunk, units, end, self.attempt, positions)
 
     def _others(self) -> list[str]:
         members = (*assigned(self.request.plan, self._takeover).values(), self.request.customer)
@@ -352,13 +411,26 @@ class JobRun:
         close.check(self._driver)
         if close.units != self._units.get(close.chunk, close.units):
             raise BadFrame("units", f"{close.units}, chunk {close.chunk} had {self._units[close.chunk]} here")
-        await self._finish(close.chunk, close.units, close.end, close.attempt)
+        await self._finish(close.chunk, close.units, close.end, close.attempt, close.positions)
 
-    async def _finish(self, chunk: int, units: int, end: bool, attempt: int) -> None:
+    async def _finish(self, chunk: int, units: int, end: bool, attempt: int, positions: int | None = None) -> None:
         """This node's part of a chunk is complete: commit, and ask for its payment."""
-        if chunk in self._closed:
+        if chunk in self._closed or chunk in self._closing:
             return
+        if self._record is None:
+            await self._finished(chunk, units, end, attempt)
+            return
+        self._record.check(chunk)
+        self._closing[chunk] = units, end, attempt
+        self._record.close(chunk, positions)
+
+    def _complete(self, chunk: int) -> None:
+        """No row of a chunk that the driver has closed is lacking."""
+        self._spawn(self._finished(chunk, *self._closing.pop(chunk)))
+
+    async def _finished(self, chunk: int, units: int, end: bool, attempt: int) -> None:
         self._closed.add(chunk)
+        self._closes.set()
         made = {task: leaves for task in self.tasks if (leaves := self._leaves.pop((chunk, task), None)) is not None}
         self._unsettled[chunk] = units, made, attempt
         if self._statements is None:
@@ -417,7 +489,7 @@ class JobRun:
 
     async def _claim_unclosed(self) -> None:
         """The job failed: chunks whose successor had begun were complete, though the driver has not said so."""
-        if self._generates and not self.drives:
+        if self._generates and not self.drives and self._record is None:  # who guesses may not have accepted them
             for chunk in sorted(set(self._units) - self._closed)[:-1]:
                 await self._finish(chunk, self._units[chunk], False, self.attempt)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nodewire.errors import BadFrame, NotFound
 from nodewire.protocol.frame import Array, Frame
-from nodewire.protocol.guesses import is_void, packed, without_rows
+from nodewire.protocol.guesses import Fences, packed, without_rows
 from nodewire.protocol.history import History
 
 PROMPT, CHUNK, LOOKAHEAD = 3, 4, 8
@@ -206,16 +206,37 @@ def test_a_driver_that_enters_may_begin_within_the_last_closed_chunk_and_that_co
     assert closed(history, 2) == shown([plain(5, 15), plain(6, 16), plain(7, 17), plain(8, 18)])
 
 
+def void(one, *later):
+    fences = Fences()
+    for waiting in later:
+        fences.note(waiting)
+    return fences.void(one)
+
+
 def test_a_newer_epoch_voids_what_lies_before_it_at_its_position_or_behind():
     later = frame(9, 5, [1], epoch=2)
-    assert is_void(frame(7, 5, [1], epoch=1), later)
-    assert is_void(frame(7, 6, [1], epoch=0), later)
-    assert not is_void(frame(7, 4, [1, 2, 3], epoch=1), later)
-    assert not is_void(frame(7, 5, [1], epoch=2), later)
-    assert not is_void(frame(7, 5, [1], epoch=1, keep=[0]), later)
-    assert not is_void(frame(0, 5, [1]), later)
-    assert not is_void(frame(7, 5, [1], epoch="x"), later)
-    assert not is_void(frame(7, 5, [1], epoch=1), without_rows("hidden", later, "float32"))
+    assert void(frame(7, 5, [1], epoch=1), later)
+    assert void(frame(7, 6, [1], epoch=0), frame(8, 7, [1], epoch=1), later, frame(10, 6, [1], epoch=2))
+    assert not void(frame(7, 4, [1, 2, 3], epoch=1), later)
+    assert not void(frame(7, 5, [1], epoch=2), later)
+    assert not void(frame(7, 5, [1], epoch=1, keep=[0]), later)
+    assert not void(frame(0, 5, [1]), later)
+    assert not void(frame(7, 5, [1], epoch="x"), later)
+    assert not void(frame(7, 5, [1], epoch=1), frame(9, 5, [1], epoch="x"))
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(3, 9)), max_size=20))
+def test_what_is_void_is_what_any_frame_behind_makes_void(steps):
+    epoch, waiting = 0, []
+    for seq, (more, pos) in enumerate(steps, 1):
+        epoch += more
+        waiting.append(frame(seq, pos, [1], epoch=epoch))
+    fences = Fences()
+    for one in waiting:
+        fences.note(one)
+    for i, one in enumerate(waiting):
+        behind = [w for w in waiting[i + 1 :] if w.meta["epoch"] > one.meta["epoch"]]
+        assert fences.void(one) == any(w.meta["pos"] <= one.meta["pos"] for w in behind)
 
 
 # Beside a model.
