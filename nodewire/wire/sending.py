@@ -230,7 +230,8 @@ class Sender:
         if turns.kept is not None and turns.kept.frame.seq == window.next_seq:
             return turns.kept
         found = next(turns.replay, None) if turns.replay is not None else None
-        if found is None and self._tape is not None:  # the tape may have grown since that reading of it ended
+        is_late = found is None or found[1].seq < window.next_seq
+        if is_late and self._tape is not None:  # that reading ended before the tape had grown, or was overtaken
             turns.replay = self._tape.read(self._request, outgoing.edge, window.next_seq)
             found = next(turns.replay, None)
         if found is not None and follows(window.next_seq, found[1].seq, outgoing.may_restart):

@@ -7,11 +7,13 @@ import random
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from nodewire.errors import BadFrame
 from nodewire.llm.sampling import Sampling
 from nodewire.llm.whole import Whole
 from nodewire.protocol.close import Close
+from nodewire.protocol.frame import Array, Frame
 from tests.llm.guessing_driver import make_guessing
 from tests.provider.test_provider_job import PROMPT, REQUEST, folder, make_market, served  # noqa: F401
 
@@ -63,7 +65,8 @@ async def test_all_that_is_committed_to_and_claimed_is_as_if_nobody_had_guessed(
 ):
     """Rows of their own have the same bits whoever else is under way, so roots are the same to the last digit."""
     plain = make_market(folder, tmp_path / "plain", policy, chunk=16)
-    make_guessing(plain.manifest, plain.actors, lambda position: None)
+    driver = plain.actors[plain.manifest.driver.name]
+    driver.program = driver.program.model_copy(update={"chunk": 16})
     assert await served(plain) == truth.ids
     market = guessing(folder, tmp_path / "guessed", truth, chance=chance, policy=policy, chunk=16)
     assert await served(market) == truth.ids
@@ -128,9 +131,6 @@ async def test_a_driver_that_never_accepts_is_refused_at_the_bound(folder, tmp_p
     stage = list(market.runs.values())[1]
     driver = market.actors[market.manifest.driver.name]
     row = driver._vocabulary.embed
-    import torch
-
-    from nodewire.protocol.frame import Array, Frame
 
     data = row(torch.tensor([1])).numpy().tobytes()
     width = len(data) // 4
