@@ -231,7 +231,8 @@ class Sender:
             return turns.kept
         found = next(turns.replay, None) if turns.replay is not None else None
         is_late = found is None or found[1].seq < window.next_seq
-        if is_late and self._tape is not None:  # that reading ended before the tape had grown, or was overtaken
+        if (found is None or found[1].seq < window.next_seq) and self._tape is not None:
+            # That reading ended before the tape had grown, or was overtaken by what was sent at once.
             turns.replay = self._tape.read(self._request, outgoing.edge, window.next_seq)
             found = next(turns.replay, None)
         if found is not None and follows(window.next_seq, found[1].seq, outgoing.may_restart):
