@@ -230,7 +230,6 @@ class Sender:
         if turns.kept is not None and turns.kept.frame.seq == window.next_seq:
             return turns.kept
         found = next(turns.replay, None) if turns.replay is not None else None
-        is_late = found is None or found[1].seq < window.next_seq
         if (found is None or found[1].seq < window.next_seq) and self._tape is not None:
             # That reading ended before the tape had grown, or was overtaken by what was sent at once.
             turns.replay = self._tape.read(self._request, outgoing.edge, window.next_seq)
