@@ -62,8 +62,6 @@ def step_of(frame: Frame[Array], lookahead: int) -> Step:
         raise BadFrame("rows", f"{rows} in frame {frame.seq}, at most {lookahead}")
     if parents is not None and len(parents) != rows:
         raise BadFrame("parents", f"{len(parents)} of {rows} rows")
-    if keep and not rows:
-        raise BadFrame("keep", "in a frame without rows")
     return Step(frame.seq, pos, rows, chunk, epoch, parents if rows else None, keep or ())
 
 
@@ -96,8 +94,8 @@ class Fences:
 
 
 def is_computed(frame: Frame[Array]) -> bool:
-    """Whether a frame has rows."""
-    return any(array.nbytes for array in frame.tensors)
+    """Whether a frame is one to compute: it has rows, or keeps some that came before."""
+    return any(array.nbytes for array in frame.tensors) or frame.meta.get("keep") is not None
 
 
 def without_rows(edge: str, frame: Frame[Array], dtype: str) -> Frame[Array]:

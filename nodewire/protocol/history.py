@@ -107,7 +107,7 @@ class History:
         self._count(step)
         came = _Came(step, list(rows_of(frame.tensors[0])))
         self._open.append(came)
-        if step.rows:
+        if step.rows or step.keep:
             self._join(step, came, begins_anew)
         self.last_seq, self._epoch = step.seq, step.epoch
 
@@ -213,7 +213,7 @@ class History:
             follows = number
         if step.parents is None:
             return
-        before = len(self._left(step.keep)) if step.pos == self._length + len(step.keep) else 0
+        before = 0 if self._drops(step) else len(self._left(step.keep))
         if any(not -1 <= parent < before + i for i, parent in enumerate(step.parents)):
             raise BadFrame("parents", "not live cells before their own")
 
@@ -226,14 +226,14 @@ class History:
         self._counted[chunk] = rows
 
     def _join(self, step: Step, came: _Came, begins_anew: bool) -> None:
-        left = self._left(step.keep)
+        drops, left = self._drops(step), self._left(step.keep)
         stays = {(id(cell.came), cell.row) for cell in (*left, *(self._live[number] for number in step.keep))}
         for cell in self._live:
             if (id(cell.came), cell.row) not in stays:
                 cell.void()
         self._run += [replace(self._live[number], parent=-1) for number in step.keep]
         self._live = left
-        if step.pos < self._length or step.parents is None:
+        if drops or (step.rows and step.parents is None):
             for cell in (*self._run[max(0, step.pos - self._first) :], *self._live):
                 cell.void()
             del self._run[max(0, step.pos - self._first) :]
@@ -249,6 +249,10 @@ class History:
                 self._again = self._again + 1 if self._again + 1 < self._first else None
             else:
                 self._run.append(_Cell(came, row))
+
+    def _drops(self, step: Step) -> bool:
+        """Whether a frame leaves nothing of the tree: it rewinds, or what it voids others may have left out."""
+        return not step.keep and (step.pos < self._length or step.epoch > self._epoch)
 
     def _left(self, keep: Sequence[int]) -> list[_Cell]:
         """The live cells that follow what is kept, in new places."""

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import statistics
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 from nodewire.errors import (
@@ -35,7 +34,7 @@ from nodewire.pay.ledger import Ledger
 from nodewire.protocol import feedback, result, sent
 from nodewire.protocol.chunk import Leaf, claim, leaf_of, opening
 from nodewire.protocol.close import WITHDRAW, Close
-from nodewire.protocol.codec import OWN, Codings, codings
+from nodewire.protocol.codec import codings
 from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request
@@ -45,6 +44,7 @@ from nodewire.protocol.sent import LACKING, Hashed, hashed, tensors_of
 from nodewire.protocol.takeover import LOST, Takeover, assigned, price_msat
 from nodewire.provider.credit import Credit
 from nodewire.provider.statements import Statements
+from nodewire.provider.timed import Timed
 from nodewire.wire import signing
 from nodewire.wire.edges import RESTART
 from nodewire.wire.record import Record, inner_edges
@@ -113,15 +113,19 @@ class JobRun:
         self._keys = keys
         self._kind = kind
         self._mailbox = mailbox
-        self._worker = _Timed(worker)
+        self._worker = Timed(worker)
         self._ledger = ledger
         self._publish = publish
         self._commit = commit
         narrowed = codings(manifest, request.plan.terms.codecs)
         self._job = Job(request.id, manifest, self.tasks, params, narrowed, request.plan.terms.lookahead)
         self._generates = manifest.mode == "generate"
+        self._noted: deque[tuple[str, int, Frame[Array]]] = deque()
+        """Task, chunk and frame of outputs that are not hashed."""
         self._leaves: dict[tuple[int, str], list[Leaf]] = {}
         self._closed = set(range(first))
+        self._is_over = False
+        """Whether the last one is closed."""
         self._closes = asyncio.Event()
         """Set with every chunk that is."""
         self._replayed = first
@@ -278,7 +282,8 @@ class JobRun:
             raise BadFrame("chunk", f"{chunk} has been closed")
         plan = self.request.plan
         while (self._all_units + units - self._units.get(chunk, 0)) * plan.chunk_msat > plan.terms.max_total_msat:
-            if self._record is not None and chunk - 1 not in self._closed:  # a guess, which may never come true
+            is_guess = chunk - 1 not in self._closed or self._is_over  # which may never come true
+            if self._record is not None and is_guess:
                 self._closes.clear()
                 await self._closes.wait()
                 continue
@@ -296,6 +301,31 @@ class JobRun:
         if self._record is None or frame.edge not in self._record.inner:  # else it may be a guess
             self._note(task, chunk, frame)
 
+    def _note(self, task: str, chunk: int, frame: Frame[Array]) -> None:
+        """Take note of an output for its chunk's commitment, and its statement. It is hashed when it has been sent."""
+        self._noted.append((task, chunk, frame))
+        if len(self._noted) == 1:
+            asyncio.get_running_loop().call_soon(self._hash)
+
+    def _hash(self) -> None:
+        """Hash the oldest output that is noted, and the next one when others have had their turn."""
+        if not self._noted:
+            return
+        try:
+            self._hashed(*self._noted.popleft())
+        except NodewireError as error:
+            self._fault = self._fault or error
+            self._ended.set()
+        if self._noted:
+            asyncio.get_running_loop().call_soon(self._hash)
+
+    async def _all_hashed(self) -> None:
+        """Hash what is noted now."""
+        for _ in range(len(self._noted)):
+            if self._noted:
+                self._hashed(*self._noted.popleft())
+            await asyncio.sleep(0)
+
     def received(self, task: str, frame: Frame[Array]) -> None:
         assert self._record is not None
         self._record.came(frame.edge, self.attempt, frame)
@@ -306,8 +336,7 @@ class JobRun:
         if task in self.tasks:
             self._note(task, chunk, frame)
 
-    def _note(self, task: str, chunk: int, frame: Frame[Array]) -> None:
-        """Take note of an output for its chunk's commitment, and its statement."""
+    def _hashed(self, task: str, chunk: int, frame: Frame[Array]) -> None:
         if chunk < self._entered.get(task, 0):  # committed by who did it first, who may have died before it signed it
             if self._statements is not None:
                 self._statements.produced(chunk, frame.edge, hashed(frame))
@@ -392,6 +421,7 @@ class JobRun:
             for one in said:
                 self._statements.heard(one)
         elif self._statements is not None and document.get("t") == LACKING:
+            await self._all_hashed()
             self._state_whole(edge := str(document.get("edge")))
             again = self._statements.again(peer, document.get("edge"), document.get("first"))
             self._spawn(signing.tell(self._mailbox.control, peer, again))
@@ -430,7 +460,9 @@ class JobRun:
 
     async def _finished(self, chunk: int, units: int, end: bool, attempt: int) -> None:
         self._closed.add(chunk)
+        self._is_over = self._is_over or end
         self._closes.set()
+        await self._all_hashed()
         made = {task: leaves for task in self.tasks if (leaves := self._leaves.pop((chunk, task), None)) is not None}
         self._unsettled[chunk] = units, made, attempt
         if self._statements is None:
@@ -545,30 +577,3 @@ class JobRun:
         return result.build(
             self._keys, self.request.id, self.request.customer, self._roots, ciphertext, created_at=int(time.time())
         )
-
-
-class _Timed:
-    """A worker whose `receive` calls are timed, for the result's report."""
-
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-        self._us: list[int] = []
-
-    async def load(self, task: str, engine: str, program: Path, weights: Sequence[Path]) -> Mapping[str, int]:
-        return await self._worker.load(task, engine, program, weights)
-
-    async def open(self, task: str, session: str, params: Params, codings: Codings = OWN) -> None:
-        await self._worker.open(task, session, params, codings)
-
-    async def receive(self, task: str, session: str, frame: Frame[Array]) -> list[Frame[Array]]:
-        started = time.perf_counter_ns()
-        frames = await self._worker.receive(task, session, frame)
-        self._us.append((time.perf_counter_ns() - started) // 1000)
-        return frames
-
-    async def close(self, task: str, session: str) -> None:
-        await self._worker.close(task, session)
-
-    def microseconds(self) -> tuple[int, int]:
-        """Median and total of the calls so far."""
-        return (int(statistics.median(self._us)), sum(self._us)) if self._us else (0, 0)

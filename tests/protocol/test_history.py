@@ -249,12 +249,14 @@ class Model:
     run: list[int] = field(default_factory=list)
     live: list[tuple[int, ...]] = field(default_factory=list)
 
-    def take(self, pos, numbers, parents, keep):
+    def take(self, pos, numbers, parents, keep, fresh=False):
+        if fresh:
+            self.live = []
         if keep:
             way = self.live[keep[-1]]
             self.run += way
             self.live = [one[len(way) :] for one in self.live if len(one) > len(way) and one[: len(way)] == way]
-        if pos < PROMPT + len(self.run) or parents is None:
+        if numbers and (pos < PROMPT + len(self.run) or parents is None):
             del self.run[pos - PROMPT :]
             self.live = []
         if parents is None:
@@ -273,7 +275,7 @@ def speculated(draw, trees=True):
         n = draw(st.integers(1, 5))
         numbers = list(range(number, number + n))
         number += n
-        parents, keep, end = None, None, PROMPT + len(model.run)
+        parents, keep, fresh, end = None, None, False, PROMPT + len(model.run)
         pos, first = end, PROMPT + (chunk - 1) * CHUNK
         if kind == "empty":
             pos = draw(st.integers(first, end + 3))
@@ -286,12 +288,15 @@ def speculated(draw, trees=True):
             last = draw(st.integers(0, len(model.live) - 1))
             keep = [model.live.index(model.live[last][:k]) for k in range(1, len(model.live[last]) + 1)]
             pos = end + len(keep)
-        if kind == "tree" or (keep and draw(st.booleans())):
+            numbers = numbers * draw(st.booleans())
+        if kind == "tree" or (keep and numbers and draw(st.booleans())):
+            fresh = not keep and draw(st.booleans())
             left = [w for w in model.live if keep and w[: len(keep)] == model.live[keep[-1]] and len(w) > len(keep)]
-            before = len(left) if keep else len(model.live)
+            before = len(left) if keep else 0 if fresh else len(model.live)
+            epoch += fresh
             parents = [draw(st.integers(-1, before + i - 1)) for i in range(n)]
         events.append((frame(seq, pos, numbers, epoch=epoch, parents=parents, keep=keep), None))
-        model.take(pos, numbers, parents, keep)
+        model.take(pos, numbers, parents, keep, fresh)
         while len(model.run) >= chunk * CHUNK and draw(st.booleans()):
             events.append((None, (chunk, list(model.run[(chunk - 1) * CHUNK : chunk * CHUNK]))))
             chunk += 1
@@ -327,7 +332,7 @@ def test_what_is_sent_again_leads_to_the_same_plain_frames(events, late):
                 consumer.take(one)
             continue
         kept += producer.close(close[0])
-        lacks = lacks or consumer.lacks(close[0])
+        lacks = lacks or number >= late
         if not lacks:
             consumer.close(close[0])
 
