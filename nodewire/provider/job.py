@@ -122,6 +122,8 @@ class JobRun:
         self._generates = manifest.mode == "generate"
         self._noted: deque[tuple[str, int, Frame[Array]]] = deque()
         """Task, chunk and frame of outputs that are not hashed."""
+        self._hashing = asyncio.Lock()
+        """Held by the chunk that is closed."""
         self._leaves: dict[tuple[int, str], list[Leaf]] = {}
         self._closed = set(range(first))
         self._is_over = False
@@ -462,15 +464,17 @@ class JobRun:
         self._closed.add(chunk)
         self._is_over = self._is_over or end
         self._closes.set()
-        await self._all_hashed()
-        made = {task: leaves for task in self.tasks if (leaves := self._leaves.pop((chunk, task), None)) is not None}
-        self._unsettled[chunk] = units, made, attempt
-        if self._statements is None:
-            await self._settle(chunk, end)
-            return
-        self._state(chunk, attempt)
-        # Not waited for here: what is waited for comes by those that called this.
-        self._spawn(self._settle(chunk, end))
+        async with self._hashing:  # the chunks in their order
+            await self._all_hashed()
+            tasks = {task: self._leaves.pop((chunk, task), None) for task in self.tasks}
+            made = {task: leaves for task, leaves in tasks.items() if leaves is not None}
+            self._unsettled[chunk] = units, made, attempt
+            if self._statements is None:
+                await self._settle(chunk, end)
+                return
+            self._state(chunk, attempt)
+            # Not waited for here: what is waited for comes by those that called this.
+            self._spawn(self._settle(chunk, end))
 
     async def _settle(self, chunk: int, end: bool) -> None:
         """Commit to a chunk, and ask for its payment, when what it was computed from is signed."""

@@ -7,7 +7,6 @@ import random
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from nodewire.errors import BadFrame
 from nodewire.llm.sampling import Sampling
@@ -130,9 +129,8 @@ async def test_a_driver_that_never_accepts_is_refused_at_the_bound(folder, tmp_p
     market = guessing(folder, tmp_path, truth, chunk=16)
     stage = list(market.runs.values())[1]
     driver = market.actors[market.manifest.driver.name]
-    row = driver._vocabulary.embed
 
-    data = row(torch.tensor([1])).numpy().tobytes()
+    data = driver.embed([1]).numpy().tobytes()
     width = len(data) // 4
     queue = market.hub.queues[stage._keys.public]
     queue.put_nowait(
