@@ -144,10 +144,7 @@ class SplitInference:
         self, frame: Frame[Array], task: str, job: Job, worker: Worker, guessing: Guessing
     ) -> Sequence[Frame[Array]]:
         """What is made of a frame among which there may be guesses."""
-        try:
-            given, passed = await guessing.given(frame)
-        except BadInput as error:
-            raise _refusal(error, job.manifest, task, frame) from error
+        given, passed = await guessing.given(frame)
         made = [out for one in given for out in await self._computed(one, task, job, worker, guessing)]
         return [*passed, *made]
 

@@ -13,6 +13,7 @@ from nodewire.llm.sampling import Sampling
 from nodewire.llm.whole import Whole
 from nodewire.protocol.close import Close
 from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.guesses import without_rows
 from tests.llm.guessing_driver import make_guessing
 from tests.provider.test_provider_job import PROMPT, REQUEST, folder, make_market, served  # noqa: F401
 
@@ -125,24 +126,124 @@ async def test_a_budget_that_a_guess_would_break_ends_nothing(folder, tmp_path, 
     assert await served(market) == truth.ids
 
 
+def hidden(driver, seq, pos, rows=1, chunk=None, **meta):
+    """A frame on the edge to the first stage."""
+    row = driver.embed([1]).numpy().tobytes()
+    tensor = Array("float32", (1, rows, len(row) // 4), row * rows)
+    chunk = 1 + (pos - 1) // 16 if chunk is None else chunk
+    return Frame("hidden.0", seq, (tensor,), {"pos": pos, "chunk": chunk, "tokens": rows, **meta})
+
+
+async def refused(market, *frames):
+    """How the first stage's part of a job ends that is sent these after a prompt of one position."""
+    stage = list(market.runs.values())[1]
+    driver, queue = market.actors[market.manifest.driver.name], market.hub.queues[stage._keys.public]
+    queue.put_nowait(hidden(driver, 0, 0, chunk=0))
+    for fields in frames:
+        queue.put_nowait(hidden(driver, **fields))
+    with pytest.raises(BadFrame) as ended:
+        await asyncio.wait_for(stage.run(), 20)
+    assert ended.value.field == "hidden.0"
+    (said,) = [f for f in map(market.parsed, market.events) if f and f.status == "error"]
+    assert (said.text, said.edge, said.by) == ("bad-frame", "hidden.0", "")
+    assert [root for root in market.committed if root.task != "stage.0"] == []
+    return str(ended.value)
+
+
+@pytest.mark.parametrize(
+    ("frames", "why"),
+    [
+        ([{"seq": 1, "pos": 1, "rows": 9}], "rows"),
+        ([{"seq": 1, "pos": 1, "chunk": 0}], "chunk"),
+        ([{"seq": 1, "pos": 1, "chunk": 2}], "chunk"),
+        ([{"seq": 1, "pos": 1, "epoch": 3}, {"seq": 2, "pos": 2, "epoch": 2}], "epoch"),
+        ([{"seq": 1, "pos": 0, "chunk": 0, "epoch": 1}], "pos"),
+        ([{"seq": 1, "pos": 3}], "pos"),
+        ([{"seq": 1, "pos": 1, "rows": 0}, {"seq": 2, "pos": 2}], "pos"),
+        ([{"seq": 1, "pos": 1, "parents": b"\0\0"}], "parents"),
+        ([{"seq": 1, "pos": 2, "keep": b"\0\0"}], "keep"),
+        ([{"seq": 1, "pos": 1, "epoch": "later"}], "epoch"),
+    ],
+)
+async def test_what_cannot_be_a_guess_is_refused_by_its_edge(folder, tmp_path, truth, frames, why):  # noqa: F811
+    market = guessing(folder, tmp_path, truth, chunk=16)
+    assert (await refused(market, *frames)).startswith(f"hidden.0: {why}: ")
+
+
 async def test_a_driver_that_never_accepts_is_refused_at_the_bound(folder, tmp_path, truth):  # noqa: F811
     market = guessing(folder, tmp_path, truth, chunk=16)
-    stage = list(market.runs.values())[1]
-    driver = market.actors[market.manifest.driver.name]
+    sent = [{"seq": seq, "pos": 1, "epoch": seq} for seq in range(1, 8 * 16 + 64 + 2)]
+    assert (await refused(market, *sent)).startswith("hidden.0: lookahead: ")
 
-    data = driver.embed([1]).numpy().tobytes()
-    width = len(data) // 4
+
+async def test_a_rewind_into_a_closed_chunk_is_refused(folder, tmp_path, truth):  # noqa: F811
+    market = guessing(folder, tmp_path, truth, chunk=16)
+    driver, stage = list(market.runs.values())[:2]
+
+    async def close():
+        while not stage._record._histories or stage._record._histories["hidden.0"].last_seq < 17:
+            await asyncio.sleep(0)
+        for chunk in (0, 1):
+            said = Close.sign(driver._keys, request=REQUEST, attempt=0, chunk=chunk, units=1, end=False)
+            await stage.heard(said)
+        frame = hidden(market.actors[market.manifest.driver.name], 18, 16, epoch=1)
+        market.hub.queues[stage._keys.public].put_nowait(frame)
+
+    closing = asyncio.create_task(close())
+    sent = [{"seq": seq, "pos": seq} for seq in range(1, 18)]
+    assert "closed" in await refused(market, *sent)
+    await closing
+
+
+async def test_what_a_newer_epoch_makes_void_is_not_computed(folder, tmp_path, truth):  # noqa: F811
+    market = guessing(folder, tmp_path, truth, chunk=16)
+    stage = list(market.runs.values())[1]
+    driver, computed = market.actors[market.manifest.driver.name], []
+    receive = stage._worker.receive
+
+    async def counted(task, session, frame):
+        computed.append(frame.seq)
+        return await receive(task, session, frame)
+
+    stage._worker.receive = counted
     queue = market.hub.queues[stage._keys.public]
-    queue.put_nowait(
-        Frame("hidden.0", 0, (Array("float32", (1, 1, width), data),), {"pos": 0, "chunk": 0, "tokens": 1})
-    )
-    for seq in range(1, 8 * 16 + 64 + 2):
-        meta = {"pos": 1, "chunk": 1, "tokens": 1, "epoch": seq}
-        queue.put_nowait(Frame("hidden.0", seq, (Array("float32", (1, 1, width), data),), meta))
-    with pytest.raises(BadFrame) as refused:
-        await asyncio.wait_for(stage.run(), 20)
-    assert refused.value.field == "hidden.0"
-    assert "lookahead" in str(refused.value)
+    for frame in (
+        hidden(driver, 0, 0, chunk=0),
+        hidden(driver, 1, 1),
+        hidden(driver, 2, 2),
+        hidden(driver, 3, 3, rows=3),
+        hidden(driver, 4, 2, epoch=1),
+    ):
+        queue.put_nowait(frame)
+    running = asyncio.create_task(stage.run())
+    consumer = market.hub.queues[list(market.runs.values())[2]._keys.public]
+    async with asyncio.timeout(10):
+        outs = [await consumer.get() for _ in range(5)]
+    assert computed == [0, 1, 4]
+    assert [(out.seq, out.tensors[0].shape[1], out.meta.get("epoch", 0)) for out in outs] == [
+        (0, 1, 0),
+        (1, 1, 0),
+        (2, 0, 0),
+        (3, 0, 0),
+        (4, 1, 1),
+    ]
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_return_that_was_not_computed_for_a_guess_that_stands_is_refused(folder, tmp_path, truth):  # noqa: F811
+    """Its stage leaves out what it was sent, and has no reason to."""
+    market = guessing(folder, tmp_path, truth, chunk=16, chance=1.0)
+    last = list(market.runs.values())[-1]
+    put = last._mailbox.put
+
+    async def lazy(frame):
+        await put(without_rows(frame.edge, frame, "float32") if frame.seq == 5 else frame)
+
+    last._mailbox.put = lazy
+    with pytest.raises(ExceptionGroup) as ended:
+        await asyncio.wait_for(served(market), 20)
+    assert ended.group_contains(BadFrame, match="was not computed")
 
 
 async def test_a_close_before_its_rows_waits_for_them_and_one_far_ahead_is_refused(folder, tmp_path, truth):  # noqa: F811
