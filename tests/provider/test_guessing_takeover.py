@@ -50,7 +50,7 @@ class Ring:
     """Every task has a provider and a standby, all on nodes of this machine; relays and money are left out."""
 
     def __init__(self, folder, path, truth, *, policy, lookahead=8, width=1, depth=6, chance=0.8):  # noqa: F811
-        self.registration = split_decoder(folder, 1_000_000, path / "split", slots=1, name="tiny")
+        self.registration = split_decoder(folder, 1_060_000, path / "split", slots=1, name="tiny")
         self.manifest = self.registration.manifest.model_copy(update={"chunk": CHUNK})
         self.path, self.policy, self.lookahead = path, policy, lookahead
         self.guess = {"guess": right_by(chance, truth), "depth": depth, "width": width}

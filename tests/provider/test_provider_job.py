@@ -103,7 +103,7 @@ def market(folder, tmp_path):
 
 def make_market(folder, tmp_path, policy="none", driver="provider", lookahead=1, chunk=64, max_tokens=150):
     """A job's nodes; with the policy "sampled" they keep frames and sign what they send, each in a spool of its own."""
-    registration = split_decoder(folder, 1_000_000, tmp_path, slots=1, name="tiny")
+    registration = split_decoder(folder, 1_060_000, tmp_path, slots=1, name="tiny")
     manifest, actors = registration.manifest.model_copy(update={"chunk": chunk}), load(registration)
     providers = [Keys(bytes([i + 1]) * 32) for i in range(len(manifest.tasks))]
     plan = Plan(
