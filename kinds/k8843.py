@@ -8,16 +8,16 @@ by the driver, which alone knows how many were accepted. `embed` and `run`: one 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from heapq import heappop, heappush
 from typing import Any
 
+from kinds.k8843_guessing import Guessing, chunk_said
+from kinds.k8843_waiting import Inboxes, Waiting
 from nodewire.errors import BadFrame, BadInput, NodewireError, NotAllowed, TooLarge
 from nodewire.kind import Desk, Job, Mailbox, Params, Worker
-from nodewire.protocol.chunk import chunk_of
+from nodewire.protocol.chunk import chunk_of, first_seq
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.kinds import INFERENCE
 from nodewire.protocol.manifest import CUSTOMER, Manifest
@@ -25,10 +25,6 @@ from nodewire.protocol.refusal import refusal
 
 MAX_NEW_TOKENS = 1_000_000
 MAX_STOPS = 4
-MAX_WAITING_BYTES = 2**30
-"""Of frames at one node that wait for their turn, in all its jobs; one job's are at most as many as all together leave
-free (Choudhury and Hahne, "Dynamic queue length thresholds", 1998), so that jobs which fill up leave room for the next.
-It is not waited for room: that could be in a circle."""
 MAX_STOP_CHARS = 64
 MERGED_POSITIONS = 512
 """Of a decoder's earlier inputs that are computed at once."""
@@ -39,31 +35,15 @@ class SplitInference:
     worker_entry = "kinds.k8843_worker"
 
     def __init__(self) -> None:
-        self._waiting = _Waiting()
+        self._waiting = Waiting()
 
     def check(self, manifest: Manifest, params: Params) -> Params:
         if manifest.mode != "generate":
             _only(params, ())
             return {}
-        _only(params, ("max_tokens", "temperature", "top_p", "seed", "stop", "special_tokens"))
-        stop = params.get("stop", [])
-        if not isinstance(stop, list | tuple) or len(stop) > MAX_STOPS:
-            raise BadInput("stop", f"not a list of at most {MAX_STOPS} strings")
-        if not all(isinstance(s, str) and 0 < len(s) <= MAX_STOP_CHARS for s in stop):
-            raise BadInput("stop", f"a stop string is empty or longer than {MAX_STOP_CHARS} characters")
-        special = params.get("special_tokens", True)
-        if not isinstance(special, bool):
-            raise BadInput("special_tokens", "neither true nor false")
-        return {
-            "max_tokens": _integer(
-                params, "max_tokens", 128, 1, min(manifest.context or MAX_NEW_TOKENS, MAX_NEW_TOKENS)
-            ),
-            "temperature": _number(params, "temperature", 0.0, 0.0, 10.0),
-            "top_p": _number(params, "top_p", 1.0, 0.0, 1.0),
-            "seed": _integer(params, "seed", 0, 0, 2**63 - 1),
-            "stop": list(stop),
-            **({} if special else {"special_tokens": False}),  # what is left out is as it ever was
-        }
+        _only(params, tuple(_GENERATION))
+        checked = {name: check(params, manifest) for name, check in _GENERATION.items()}
+        return {name: value for name, value in checked.items() if value is not _LEFT_OUT}
 
     def merged(self, manifest: Manifest, task: str, frames: Sequence[Frame[Array]]) -> Sequence[Frame[Array]]:
         """A stage's hidden states of adjoining positions, many to a frame; none for a graph, which has no past."""
@@ -82,13 +62,13 @@ class SplitInference:
         return [*merged, _joined(run)] if run else merged
 
     async def serve(self, job: Job, mailbox: Mailbox, worker: Worker, desk: Desk) -> None:
-        inboxes = _Inboxes(self._waiting, in_order_of_calls=job.manifest.mode != "generate")
+        inboxes = Inboxes(self._waiting, in_order_of_calls=job.manifest.mode != "generate")
         closing = _Closing(job, desk)
         opened: list[str] = []
         running: list[asyncio.Task[None]] = []
         try:
             for task in job.tasks:
-                await worker.open(task, job.request, job.params, job.codings)
+                await worker.open(task, job.request, _params_of(job, task), job.codings)
                 opened.append(task)
             async with asyncio.TaskGroup() as group:
 
@@ -98,7 +78,7 @@ class SplitInference:
                 async def join() -> None:
                     while True:
                         task = await desk.joined()
-                        await worker.open(task, job.request, job.params, job.codings)
+                        await worker.open(task, job.request, _params_of(job, task), job.codings)
                         opened.append(task)
                         act(task)
 
@@ -123,33 +103,52 @@ class SplitInference:
         self,
         task: str,
         job: Job,
-        inboxes: _Inboxes,
+        inboxes: Inboxes,
         mailbox: Mailbox,
         worker: Worker,
         desk: Desk,
         closing: _Closing,
     ) -> None:
+        guessing = Guessing(task, job, inboxes, desk) if job.lookahead > 1 else None
         inputs = {edge.name for edge in job.manifest.inputs(task) if edge.source == CUSTOMER}
         began, early = not inputs, deque[Frame[Array]]()
-        while True:
+        while not closing.ended.is_set():  # returns of guesses may come after the last token
             frame = early.popleft() if began and early else await inboxes.get(task)
             if not began and frame.edge not in inputs:
                 early.append(frame)  # to a task that was taken over, what answers the prompt may come before it
                 continue
             began = True
-            frame = await self._admitted(frame, task, job, inboxes, desk)
-            try:
-                outs = await worker.receive(task, job.request, frame)
-            except (BadInput, NotAllowed) as error:
-                raise _refusal(error, job.manifest, task, frame) from error
+            if guessing is not None and guessing.concerns(frame):
+                outs = await self._guessed(frame, task, job, worker, guessing)
+            else:
+                frame = await self._admitted(frame, task, job, inboxes, desk)
+                frame = frame if guessing is None else await guessing.begun(frame)
+                outs = await self._computed(frame, task, job, worker, guessing)
             for out in outs:
-                desk.produced(task, _chunk(out), out)
+                desk.produced(task, chunk_said(out), out)
+            await closing.before(task, outs)
             for out in outs:
-                await closing.before(task, out)
                 await mailbox.put(out)
                 await closing.after(task, out)
 
-    async def _admitted(self, frame: Frame[Array], task: str, job: Job, inboxes: _Inboxes, desk: Desk) -> Frame[Array]:
+    async def _computed(
+        self, frame: Frame[Array], task: str, job: Job, worker: Worker, guessing: Guessing | None
+    ) -> Sequence[Frame[Array]]:
+        try:
+            outs = await worker.receive(task, job.request, frame)
+        except (BadInput, NotAllowed) as error:
+            raise _refusal(error, job.manifest, task, frame) from error
+        return outs if guessing is None else guessing.outs(frame, outs)
+
+    async def _guessed(
+        self, frame: Frame[Array], task: str, job: Job, worker: Worker, guessing: Guessing
+    ) -> Sequence[Frame[Array]]:
+        """What is made of a frame among which there may be guesses."""
+        given, passed = await guessing.given(frame)
+        made = [out for one in given for out in await self._computed(one, task, job, worker, guessing)]
+        return [*passed, *made]
+
+    async def _admitted(self, frame: Frame[Array], task: str, job: Job, inboxes: Inboxes, desk: Desk) -> Frame[Array]:
         """The frame; or, while it waits, one of an earlier call that has come meanwhile on another edge.
 
         A task with several inputs may be sent calls on one that wait for the payment of a call which waits for another.
@@ -184,35 +183,36 @@ class _Closing:
         self._job = job
         self._desk = desk
         self._generates = job.manifest.mode == "generate"
-        self._open = 0
         self._units = 1
+        """Of the prompt."""
         self._to_customer = {edge.name for edge in job.manifest.edges if edge.target == CUSTOMER}
         self._outputs = {edge.name for task in job.tasks for edge in job.manifest.outputs(task)}
         self._seen: dict[int, set[str]] = {}
         self._last: int | None = None
         self._done: set[int] = set()
 
-    async def before(self, task: str, out: Frame[Array]) -> None:
-        """The driver opens the next chunk: the one before it is complete."""
-        if not self._generates or task != self._job.manifest.driver.name or out.edge in self._to_customer:
+    async def before(self, task: str, outs: Sequence[Frame[Array]]) -> None:
+        """Outputs of a task are about to go: of the driver's, a token that is its chunk's last completes that."""
+        if not self._generates or task != self._job.manifest.driver.name:
             return
-        chunk = _chunk(out)
-        if out.seq == 0:
-            positions = out.meta.get("tokens", 1)
-            assert isinstance(positions, int)
-            self._units = -(-positions // self._job.manifest.chunk)
-        elif chunk > self._open:
-            await self._desk.completed(self._open, self._units, end=False)
-            self._open, self._units = chunk, 1
+        for out in outs:
+            if out.edge not in self._to_customer:
+                if out.seq == 0:
+                    positions = out.meta.get("tokens", 1)
+                    assert isinstance(positions, int)
+                    self._units = -(-positions // self._job.manifest.chunk)
+                continue
+            chunk = chunk_said(out)
+            if out.meta.get("end") is not True and chunk_of(self._job.manifest, out.seq + 1) > chunk:
+                await self._desk.completed(chunk, self._units_of(chunk), end=False)
 
     async def after(self, task: str, out: Frame[Array]) -> None:
         end = out.meta.get("end") is True
         if self._generates:
             if task == self._job.manifest.driver.name and out.edge in self._to_customer and end:
-                await self._desk.completed(_chunk(out), self._units, end=True)
-                self.ended.set()
+                await self._end(chunk_said(out), out.seq)
             return
-        chunk = _chunk(out)
+        chunk = chunk_said(out)
         seen = self._seen.setdefault(chunk, set())
         seen.add(out.edge)
         if end:
@@ -225,8 +225,20 @@ class _Closing:
             if last:
                 self.ended.set()
 
+    async def _end(self, chunk: int, seq: int) -> None:
+        """The last token goes out: where there may be guesses, all have to know which of their rows count."""
+        units, first = self._units_of(chunk), first_seq(self._job.manifest, chunk)
+        if self._job.lookahead == 1 or chunk == 0 or seq - first + 1 == self._job.manifest.chunk:
+            await self._desk.completed(chunk, units, end=True)
+        else:
+            await self._desk.completed(chunk, units, end=True, positions=seq - first + 1)
+        self.ended.set()
 
-async def _distribute(mailbox: Mailbox, manifest: Manifest, inboxes: _Inboxes) -> None:
+    def _units_of(self, chunk: int) -> int:
+        return self._units if chunk == 0 else 1
+
+
+async def _distribute(mailbox: Mailbox, manifest: Manifest, inboxes: Inboxes) -> None:
     targets = {edge.name: edge.target for edge in manifest.edges}
     while True:
         frame = await mailbox.get()
@@ -256,69 +268,6 @@ def _refusal(error: NodewireError, manifest: Manifest, task: str, frame: Frame[A
     return refusal(error, manifest, edges)
 
 
-@dataclass(slots=True)
-class _Waiting:
-    """What waits in all jobs of this node."""
-
-    nbytes: int = 0
-
-
-class _Inboxes:
-    """Frames by the task that they wait for, bounded together: the mailbox's windows end where these begin.
-
-    A generation's are taken as they came, calls by their number.
-    """
-
-    def __init__(self, everywhere: _Waiting, *, in_order_of_calls: bool) -> None:
-        self._everywhere = everywhere
-        self._by_call = in_order_of_calls
-        self._frames: defaultdict[str, list[tuple[int, int, Frame[Array]]]] = defaultdict(list)
-        self._arrived: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
-        self._count = 0
-        self._bytes = 0
-
-    def put(self, task: str, frame: Frame[Array]) -> None:
-        """Raises TooLarge: the neighbours send faster than this node is paid, or computes."""
-        if self._bytes + _cost(frame) > MAX_WAITING_BYTES - self._everywhere.nbytes:
-            raise TooLarge("frames", f"over {self._bytes} bytes wait to be computed")
-        self.put_back(task, frame)
-
-    def put_back(self, task: str, frame: Frame[Array]) -> None:
-        """Have a frame wait on."""
-        self._add(_cost(frame))
-        self._count += 1
-        heappush(self._frames[task], (frame.seq if self._by_call else 0, self._count, frame))
-        self._arrived[task].set()
-
-    async def get(self, task: str) -> Frame[Array]:
-        await self._until(task, lambda waiting: bool(waiting))
-        *_, frame = heappop(self._frames[task])
-        self._add(-_cost(frame))
-        return frame
-
-    def clear(self) -> None:
-        """The job is over: nothing of it waits, or will."""
-        self._frames.clear()
-        self._add(-self._bytes)
-
-    def _add(self, nbytes: int) -> None:
-        self._bytes += nbytes
-        self._everywhere.nbytes += nbytes
-
-    async def earlier(self, task: str, seq: int) -> None:
-        """Return when a frame of a call before number `seq` is there."""
-        await self._until(task, lambda waiting: bool(waiting) and waiting[0][0] < seq)
-
-    async def _until(self, task: str, holds: Callable[[list[tuple[int, int, Frame[Array]]]], bool]) -> None:
-        while not holds(self._frames[task]):
-            self._arrived[task].clear()
-            await self._arrived[task].wait()
-
-
-def _cost(frame: Frame[Array]) -> int:
-    return sum(array.nbytes for array in frame.tensors) + 1_024  # an empty one takes room, too
-
-
 def _share(frame: Frame[Array], manifest: Manifest) -> tuple[int, int]:
     """The chunk that pays for an input and how many units it makes, by its number and shape.
 
@@ -334,8 +283,8 @@ def _share(frame: Frame[Array], manifest: Manifest) -> tuple[int, int]:
         units = max(1, -(-positions // manifest.chunk))
         if frame.seq and positions != 1:
             raise BadFrame("positions", f"{positions} in frame {frame.seq} on {frame.edge}, one is expected")
-    if _chunk(frame) != chunk:
-        raise BadFrame("chunk", f"{_chunk(frame)} on frame {frame.seq} of {frame.edge}, which is of chunk {chunk}")
+    if chunk_said(frame) != chunk:
+        raise BadFrame("chunk", f"{chunk_said(frame)} on frame {frame.seq} of {frame.edge}, which is of chunk {chunk}")
     return chunk, units
 
 
@@ -365,11 +314,11 @@ def _joined(run: Sequence[Frame[Array]]) -> Frame[Array]:
     return Frame(first.edge, last.seq, (Array(dtype, shape, data),), {**last.meta, "pos": first.meta["pos"]})
 
 
-def _chunk(frame: Frame[Array]) -> int:
-    chunk = frame.meta.get("chunk", 0)
-    if type(chunk) is not int or not 0 <= chunk < 2**31:
-        raise BadFrame("chunk", "not a chunk number")
-    return chunk
+def _params_of(job: Job, task: str) -> Params:
+    """A session's parameters: the driver is told how far the plan lets it guess."""
+    if job.lookahead == 1 or task != job.manifest.driver.name:
+        return job.params
+    return {**job.params, "lookahead": job.lookahead}
 
 
 def _only(params: Params, known: tuple[str, ...]) -> None:
@@ -391,5 +340,38 @@ def _number(params: Params, name: str, default: float, low: float, high: float) 
         raise BadInput(name, f"not a number from {low} to {high}")
     return float(value)
 
+
+def _stop(params: Params, manifest: Manifest) -> list[str]:
+    stop = params.get("stop", [])
+    if not isinstance(stop, list | tuple) or len(stop) > MAX_STOPS:
+        raise BadInput("stop", f"not a list of at most {MAX_STOPS} strings")
+    if not all(isinstance(s, str) and 0 < len(s) <= MAX_STOP_CHARS for s in stop):
+        raise BadInput("stop", f"a stop string is empty or longer than {MAX_STOP_CHARS} characters")
+    return list(stop)
+
+
+def _special_tokens(params: Params, manifest: Manifest) -> Any:
+    special = params.get("special_tokens", True)
+    if not isinstance(special, bool):
+        raise BadInput("special_tokens", "neither true nor false")
+    return _LEFT_OUT if special else False
+
+
+def _max_tokens(params: Params, manifest: Manifest) -> int:
+    most = min(manifest.context or MAX_NEW_TOKENS, MAX_NEW_TOKENS)
+    return _integer(params, "max_tokens", 128, 1, most)
+
+
+_LEFT_OUT = object()
+"""What a parameter is that has its default, if it is left out then: so documents are as they ever were."""
+_GENERATION: dict[str, Callable[[Params, Manifest], Any]] = {
+    "max_tokens": _max_tokens,
+    "temperature": lambda params, _: _number(params, "temperature", 0.0, 0.0, 10.0),
+    "top_p": lambda params, _: _number(params, "top_p", 1.0, 0.0, 1.0),
+    "seed": lambda params, _: _integer(params, "seed", 0, 0, 2**63 - 1),
+    "stop": _stop,
+    "special_tokens": _special_tokens,
+}
+"""The parameters of a generation (NIPS.md, "Tickets"): each has its value or default from what the customer sent."""
 
 KIND = SplitInference()

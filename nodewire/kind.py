@@ -191,6 +191,8 @@ class Job:
     params: Params
     codings: Codings = field(default_factory=lambda: OWN)
     """What the plan narrows: the worker is told, and nobody else needs to know."""
+    lookahead: int = 1
+    """How far the plan lets a generation run ahead by guess (`protocol.guesses`); 1 is not at all."""
 
 
 class Desk(Protocol):
@@ -207,8 +209,20 @@ class Desk(Protocol):
     def produced(self, task: str, chunk: int, frame: Frame[Array]) -> None:
         """Take note of an output for the chunk's commitment, before it is delivered."""
 
-    async def completed(self, chunk: int, units: int, end: bool) -> None:
-        """All of this node's part of `chunk` is done; it counts as `units` chunks. `end`: it was the last."""
+    def received(self, task: str, frame: Frame[Array]) -> None:
+        """Where guesses are allowed: take note of an input from another task, before it is computed.
+
+        Raises:
+            BadFrame: it cannot follow those before it, or is more than the plan allows.
+        """
+
+    async def completed(self, chunk: int, units: int, end: bool, positions: int | None = None) -> None:
+        """All of this node's part of `chunk` is done; it counts as `units` chunks. `end`: it was the last.
+        `positions`: how many of the chunk's count, if not all."""
+
+    async def resumed(self, task: str) -> tuple[int, int] | None:
+        """Of a driver that this node took over, where guesses are allowed: the number from which on its frames go
+        out, and how many tokens its customer has, which it waits for. None of what it has had from the beginning."""
 
     async def joined(self) -> str:
         """The next task that this node takes over from another while the job runs, waited for.

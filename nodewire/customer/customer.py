@@ -57,7 +57,9 @@ class Customer:
         self.last: dict[str, Any] = {}
         """What the last finished job was and cost: request id, plan, payments, timing. Of several that are under way at
         once each tells its own to the `ended` that it was given."""
-        self.terms = Terms(max_chunk_msat=config.max_chunk_msat, max_total_msat=config.max_total_msat)
+        self.terms = Terms(
+            max_chunk_msat=config.max_chunk_msat, max_total_msat=config.max_total_msat, lookahead=config.lookahead
+        )
         self.purchases: deque[Purchase] = deque(maxlen=(MAX_AGAIN + 1) * (MAX_REPAIRS + 1))
         """The newest that were begun, the last one last: as many as one call may begin."""
         self._config = config

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -122,7 +122,15 @@ async def draw(
     if wish is not None:
         wished = {**codecs(plan, manifest, snapshot, wish, predict), **plan.terms.codecs}
         plan = plan.model_copy(update={"terms": plan.terms.model_copy(update={"codecs": wished})})
+    lookahead = lookahead_of(plan, ads.values()) if manifest.mode == "generate" else 1
+    if lookahead != plan.terms.lookahead:
+        plan = plan.model_copy(update={"terms": plan.terms.model_copy(update={"lookahead": lookahead})})
     return Draw(plan, epoch, ads, _holders(snapshot, plan))
+
+
+def lookahead_of(plan: Plan, ads: Iterable[Ad]) -> int:
+    """What the plan's terms ask for, or what its members take if that is less."""
+    return min((plan.terms.lookahead, *(ad.lookahead for ad in ads)))
 
 
 def _avoiding(terms: Terms, whom: Sequence[str]) -> Terms:

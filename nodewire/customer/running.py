@@ -28,6 +28,7 @@ from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import LOCAL
 from nodewire.protocol.takeover import Takeover
 from nodewire.wire.membership import Membership
+from nodewire.wire.record import Record
 
 GRACE_S = 10.0
 """How long a job waits for a provider that is lost to be replaced."""
@@ -84,6 +85,8 @@ class Running:
             network=session.network,
             grace_s=GRACE_S if manifest.mode == "generate" else 0.0,
         )
+        lookahead = self.plan.terms.lookahead
+        self._record = Record(session.spool, request.id, manifest, lookahead) if lookahead > 1 else None
         self._member = Membership(
             session.keys,
             request.id,
@@ -92,7 +95,7 @@ class Running:
             session.node,
             {public: ad.wire for public, ad in drawn.ads.items()},
             grace_s=GRACE_S,
-            tape=session.spool,
+            tape=self._record or session.spool,
             noticed=self._noticed_loss,
         )
         self._mailbox = self._member.mailbox
@@ -154,6 +157,7 @@ class Running:
                 self.payments.closed,
                 self.handover,
                 signing,
+                self._record,
             )
             spawn(self._unless_told(serving))
 

@@ -29,6 +29,7 @@ from nodewire.protocol.sent import hashed
 from nodewire.wire.handover import Handover
 from nodewire.wire.mailbox import JobMailbox
 from nodewire.wire.node import Node
+from nodewire.wire.record import Record, inner_edges
 from nodewire.wire.signing import Signing, tell
 from nodewire.wire.spool import Spool
 
@@ -107,20 +108,22 @@ class Session:
         on_close: OnClose,
         handover: Handover,
         signing: Signing | None,
+        record: Record | None = None,
     ) -> None:
         """Run the plan's local tasks here, in a worker, until the job's end; a local driver's closes go to `on_close`.
 
-        `signing`: of a job that may be judged, what those tasks put out.
+        `signing`: of a job that may be judged, what those tasks put out. `record`: the job's tape, if they may guess.
 
         Raises:
             NodewireError: a task refused its input, the worker failed, or a provider cannot be reached.
         """
         tasks = tuple(a.task for a in plan.tasks if a.provider == LOCAL)
         worker = await self._worker(kind, manifest, tasks)
-        desk = _LocalDesk(self.keys, request, manifest, mailbox, on_close, handover, signing)
+        desk = _LocalDesk(self.keys, request, manifest, mailbox, on_close, handover, signing, record)
         try:
             narrowed = codings(manifest, plan.terms.codecs)
-            await kind.serve(Job(request, manifest, tasks, params, narrowed), mailbox, worker, desk)
+            job = Job(request, manifest, tasks, params, narrowed, plan.terms.lookahead)
+            await kind.serve(job, mailbox, worker, desk)
             await desk.said()
         except ExceptionGroup as group:
             raise first_of(group) from group
@@ -143,7 +146,7 @@ class Session:
 
 
 MAX_LOCAL_FRAMES = 8
-"""A driver, the only task that runs here, awaits one at a time."""
+"""A driver, the only task that runs here, awaits one at a time, or so many times as many as it may guess."""
 
 
 class LocalMailbox:
@@ -152,7 +155,7 @@ class LocalMailbox:
     def __init__(self, mailbox: JobMailbox, manifest: Manifest, plan: Plan) -> None:
         own = {a.task for a in plan.tasks if a.provider == LOCAL}
         self._edges = {edge.name for edge in manifest.edges if edge.target in own}
-        self._frames: asyncio.Queue[Frame[Array]] = asyncio.Queue(MAX_LOCAL_FRAMES)
+        self._frames: asyncio.Queue[Frame[Array]] = asyncio.Queue(MAX_LOCAL_FRAMES * plan.terms.lookahead)
         self.put = mailbox.put
         self.control = mailbox.control
 
@@ -161,7 +164,7 @@ class LocalMailbox:
         if frame.edge not in self._edges:
             return False
         if self._frames.full():
-            raise BadFrame(frame.edge, f"{MAX_LOCAL_FRAMES} frames wait for tasks that run here")
+            raise BadFrame(frame.edge, f"{self._frames.maxsize} frames wait for tasks that run here")
         self._frames.put_nowait(frame)
         return True
 
@@ -194,7 +197,14 @@ class _LocalDesk:
         on_close: OnClose,
         handover: Handover,
         signing: Signing | None,
+        record: Record | None = None,
     ) -> None:
+        self._record = record
+        own = {manifest.driver.name}  # the only task that runs here
+        self._outputs = {edge.name for edge in manifest.edges if edge.source in own}
+        self._inner = inner_edges(manifest) & {edge.name for edge in manifest.edges if {edge.source, edge.target} & own}
+        if record is not None:
+            record.attend(lambda: self._inner, self._plain, self._say)
         self._on_close = on_close
         self._keys = keys
         self._request = request
@@ -208,25 +218,47 @@ class _LocalDesk:
         return
 
     def produced(self, task: str, chunk: int, frame: Frame[Array]) -> None:
-        if self._signing is not None:
+        if self._signing is not None and (self._record is None or frame.edge not in self._record.inner):
             self._signing.produced(chunk, frame.edge, hashed(frame))
             if not self._generates:  # a call's part is whole
                 self._say(chunk)
+
+    def received(self, task: str, frame: Frame[Array]) -> None:
+        assert self._record is not None
+        self._record.came(frame.edge, self._attempt, frame)
+
+    def _plain(self, edge: str, chunk: int, frame: Frame[Array]) -> None:
+        """What went on an inner edge is final."""
+        if self._signing is not None and edge in self._outputs:
+            self._signing.produced(chunk, edge, hashed(frame))
+
+    async def resumed(self, task: str) -> tuple[int, int] | None:
+        return None
 
     async def joined(self) -> str:
         forever: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         return await forever  # the customer stands in for nobody
 
-    async def completed(self, chunk: int, units: int, end: bool) -> None:
+    async def completed(self, chunk: int, units: int, end: bool, positions: int | None = None) -> None:
         if not self._generates:
             return
-        attempt = self._attempt
-        close = Close.sign(self._keys, request=self._request, attempt=attempt, chunk=chunk, units=units, end=end)
+        close = Close.sign(
+            self._keys,
+            request=self._request,
+            attempt=self._attempt,
+            chunk=chunk,
+            units=units,
+            end=end,
+            positions=positions,
+        )
         await self._on_close(chunk, units)
         for provider in self._handover.others():
             with suppress(LinkLost):  # one who has just died does not keep the others from hearing it
                 await self._mailbox.control(provider, close.control())
-        self._say(chunk)
+        if self._record is not None:
+            self._record.close(chunk, positions)  # which says it
+        else:
+            self._say(chunk)
 
     async def said(self) -> None:
         """Return when what is signed has been told, as far as that goes."""

@@ -7,9 +7,9 @@ author and name counts for people, the one that a beat names by id counts for a 
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from nodewire.errors import BadEvent, BadInput, BadTag
 from nodewire.nostr.event import Event, sign
@@ -17,11 +17,14 @@ from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds, published_profile, tags
 from nodewire.protocol.address import WireAddress
 from nodewire.protocol.committee import HttpUrl, RelayUrl
+from nodewire.protocol.guesses import MAX_LOOKAHEAD
 from nodewire.protocol.published_profile import UNPROFILED, PublishedProfile
 from nodewire.protocol.schema import Count, Hex32, Label, Msat, Name, Schema
 
 KIND = kinds.AD
 MAX_OFFERS = 1_024
+LOOKAHEAD = 8
+"""What a provider takes that says nothing."""
 
 
 class TaskOffer(Schema):
@@ -62,6 +65,15 @@ class Ad(Schema):
     bond_msat: Msat = 0
     bond: Hex32 | None = None
     """Id of the holder's bond statement (kind 8858)."""
+    lookahead: int = Field(default=LOOKAHEAD, ge=1, le=MAX_LOOKAHEAD)
+    """The most that a plan's may be; left out of a document at its default."""
+
+    @model_serializer(mode="wrap")
+    def _without_what_it_has_not(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        said: dict[str, Any] = serialize(self)
+        if self.lookahead == LOOKAHEAD:
+            del said["lookahead"]
+        return said
 
     @model_validator(mode="after")
     def _names_each_once(self) -> Self:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
+from pydantic import SerializerFunctionWrapHandler, model_serializer
+
 from nodewire.errors import BadFrame, BadInput, BadSignature
 from nodewire.nostr.keys import Keys, verify
 from nodewire.protocol import canonical
@@ -33,11 +35,33 @@ class Close(Schema):
     chunk: Count
     units: Count
     end: bool
+    positions: Count | None = None
+    """Where guesses are allowed: how many of the chunk's count, if not all; left out of a document else."""
     sig: Hex64
 
+    @model_serializer(mode="wrap")
+    def _without_what_it_has_not(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        said: dict[str, Any] = serialize(self)
+        if self.positions is None:
+            del said["positions"]
+        return said
+
     @classmethod
-    def sign(cls, keys: Keys, *, request: str, attempt: int, chunk: int, units: int, end: bool) -> Self:
-        said = {"v": 1, "request": request, "attempt": attempt, "chunk": chunk, "units": units, "end": end}
+    def sign(
+        cls,
+        keys: Keys,
+        *,
+        request: str,
+        attempt: int,
+        chunk: int,
+        units: int,
+        end: bool,
+        positions: int | None = None,
+    ) -> Self:
+        said: dict[str, Any] = {"v": 1, "request": request, "attempt": attempt}
+        said |= {"chunk": chunk, "units": units, "end": end}
+        if positions is not None:
+            said["positions"] = positions
         return cls.from_document({**said, "sig": keys.sign(_hash(said)).hex()})
 
     def control(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from nodewire.errors import BadInput, BadPlan
 from nodewire.protocol import canonical
 from nodewire.protocol.codec import Codec
 from nodewire.protocol.committee import VALID_EPOCHS
+from nodewire.protocol.guesses import MAX_LOOKAHEAD
 from nodewire.protocol.manifest import CUSTOMER, MAX_EDGES, Manifest
 from nodewire.protocol.schema import Count, Hex32, Label, Msat, Name, Schema
 
@@ -52,12 +53,17 @@ class Terms(Schema):
     verify: Literal["none", "sampled"] = "none"
     codecs: dict[Name, Codec] = Field(default_factory=dict, max_length=MAX_EDGES)
     """Edges that carry less than their own dtypes, by the customer's wish; left out of a document if there is none."""
+    lookahead: int = Field(default=1, ge=1, le=MAX_LOOKAHEAD)
+    """Of a generation: so many rows of a frame, and for each position that is paid, a driver may have computed by
+    guess; left out of a document at 1, which is none."""
 
     @model_serializer(mode="wrap")
     def _without_what_it_has_not(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         said: dict[str, Any] = serialize(self)
         if not self.codecs:
             del said["codecs"]
+        if self.lookahead == 1:
+            del said["lookahead"]
         return said
 
     @property

@@ -13,6 +13,7 @@ from nodewire.nostr.pool import Pool
 from nodewire.pay.ledger import Ledger
 from nodewire.plan.assign import Busy, assign
 from nodewire.protocol import beacon, feedback, job, kinds
+from nodewire.protocol.ad import LOOKAHEAD
 from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import Plan
@@ -31,8 +32,10 @@ class Admission:
         ledger: Ledger,
         manifest: Callable[[str], Manifest | None],
         pow_bits: int,
+        lookahead: int = LOOKAHEAD,
     ) -> None:
-        """`manifest`: by its digest, one that something is held of."""
+        """`manifest`: by its digest, one that something is held of. `lookahead`: the most of a plan."""
+        self._lookahead = lookahead
         self._public = public
         self._market = market
         self._pool = pool
@@ -59,6 +62,8 @@ class Admission:
             raise NotAllowed("x", "this manifest is not served here")
         if request.plan.committee != self._market.committee_digest:
             raise NotAllowed("committee", "another committee than this provider accepts")
+        if request.plan.terms.lookahead > (self._lookahead if manifest.mode == "generate" else 1):
+            raise NotAllowed("lookahead", f"{request.plan.terms.lookahead}, more than this provider's ad takes")
         if len(request.partials) > len(self._market.committee.oracles):
             raise TooLarge("partials", f"{len(request.partials)}, the committee has fewer oracles")
         if self._ledger.has_job(request.id):

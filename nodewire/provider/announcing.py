@@ -55,6 +55,7 @@ def describe(
         region=config.region,
         relays=config.relays,
         committees=(committee,),
+        lookahead=config.lookahead,
     )
 
 

@@ -44,6 +44,7 @@ from nodewire.provider.withdrawals import Withdrawals
 from nodewire.wire.membership import Membership
 from nodewire.wire.node import Node
 from nodewire.wire.pull import Want, pull
+from nodewire.wire.record import Record
 from nodewire.wire.spool import Spool
 
 log = logging.getLogger("nodewire.provider")
@@ -319,6 +320,8 @@ class Provider:
                 yield frame
 
         statements = Statements(self._keys, request, manifest, self._spool, entered, again) if judged else None
+        tape, lookahead = statements or self._spool, request.plan.terms.lookahead
+        record = Record(tape, request.id, manifest, lookahead) if lookahead > 1 else None
         member = Membership(
             self._keys,
             request.id,
@@ -327,8 +330,8 @@ class Provider:
             self._node,
             {public: ad.wire for public, ad in ads.items()},
             grace_s=GRACE_S,
-            tape=statements or self._spool,
-            keep_inputs=True,
+            tape=record or tape,
+            keep_inputs=record is None,  # which is given them when they are computed
             takeover=entered,
         )
         mailbox = member.mailbox
@@ -358,6 +361,7 @@ class Provider:
             patience_s=self._patience_s,
             takeover=entered,
             statements=statements,
+            record=record,
         )
         handover = member.handover(open_chunk=run.open_chunk, changed=run.took_over, publish=self._publish)
         run.handover = handover if member.hands_over else None

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import statistics
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 from nodewire.errors import (
@@ -36,17 +35,20 @@ from nodewire.pay.ledger import Ledger
 from nodewire.protocol import feedback, result, sent
 from nodewire.protocol.chunk import Leaf, claim, leaf_of, opening
 from nodewire.protocol.close import WITHDRAW, Close
-from nodewire.protocol.codec import OWN, Codings, codings
+from nodewire.protocol.codec import codings
 from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.job import Request
-from nodewire.protocol.manifest import Manifest
+from nodewire.protocol.manifest import CUSTOMER, Manifest
 from nodewire.protocol.plan import LOCAL
 from nodewire.protocol.sent import LACKING, Hashed, hashed, tensors_of
 from nodewire.protocol.takeover import LOST, Takeover, assigned, price_msat
 from nodewire.provider.credit import Credit
 from nodewire.provider.statements import Statements
+from nodewire.provider.timed import Timed
 from nodewire.wire import signing
+from nodewire.wire.edges import RESTART
+from nodewire.wire.record import Record, inner_edges
 
 log = logging.getLogger("nodewire.provider")
 
@@ -66,6 +68,8 @@ class JobMailbox(Mailbox, Protocol):
     async def control(self, peer: str, document: Mapping[str, Any]) -> None: ...
 
     def controls(self) -> AsyncIterator[tuple[str, Mapping[str, Any]]]: ...
+
+    async def resumed(self, edge: str) -> int: ...
 
     def give_up(self) -> None: ...
 
@@ -99,9 +103,11 @@ class JobRun:
         patience_s: int = 30,
         takeover: Takeover | None = None,
         statements: Statements | None = None,
+        record: Record | None = None,
     ) -> None:
         """`patience_s`: how long a payment that is due is waited for before the job is given up. `takeover`: the one by
-        which this provider enters the job. `statements`: of a job that may be judged."""
+        which this provider enters the job. `statements`: of a job that may be judged. `record`: the job's tape, if the
+        plan lets its driver guess."""
         self.request = request
         self._takeover = takeover
         self._me = keys.public
@@ -113,17 +119,25 @@ class JobRun:
         self._keys = keys
         self._kind = kind
         self._mailbox = mailbox
-        self._worker = _Timed(worker)
+        self._worker = Timed(worker)
         self._ledger = ledger
         self._publish = publish
         self._commit = commit
         narrowed = codings(manifest, request.plan.terms.codecs)
-        self._job = Job(request.id, manifest, self.tasks, params, narrowed)
+        self._job = Job(request.id, manifest, self.tasks, params, narrowed, request.plan.terms.lookahead)
         self._generates = manifest.mode == "generate"
+        self._noted: deque[tuple[str, int, Frame[Array]]] = deque()
+        """Task, chunk and frame of outputs that are not hashed."""
+        self._hashing = asyncio.Lock()
+        """Held by the chunk that is closed."""
         self._leaves: dict[tuple[int, str], list[Leaf]] = {}
         self._closed = set(range(first))
         self._unsigned: set[int] = set()
         """Chunks of a generation that are claimed without the driver's close."""
+        self._is_over = False
+        """Whether the last one is closed."""
+        self._closes = asyncio.Event()
+        """Set with every chunk that is."""
         self._replayed = first
         """Frames of the chunks before this one come again, for a task that this node took over."""
         self._units: dict[int, int] = {}
@@ -131,6 +145,12 @@ class JobRun:
         self._all_units = 0
         self._roots: list[ChunkRoot] = []
         self._statements = statements
+        self._record = record
+        self._closing: dict[int, tuple[int, bool, int]] = {}
+        """By chunk that the driver has closed, and of which rows may be lacking here: as `_finish` is given it."""
+        if record is not None:
+            record.attend(self._inner_edges, self._plain, self._complete)
+            record.closed_before(self._first_open())
         self._unsettled: dict[int, tuple[int, dict[str, list[Leaf]], int]] = {}
         """By chunk that is closed and not asked for: its units, what its tasks put out, its close's attempt."""
         self._turn = asyncio.Lock()
@@ -178,10 +198,23 @@ class JobRun:
             return {}
         return {task: first for task, _, entered, first in self._takeover.replaced if entered == self._me}
 
+    def _first_open(self) -> int:
+        """The first chunk that had not been closed when the newest takeover was signed; 0 without one."""
+        return max((first for *_, first in self._takeover.replaced), default=0) if self._takeover is not None else 0
+
+    def _inner_edges(self) -> set[str]:
+        """Those between tasks, of this node's tasks."""
+        manifest, inner = self._job.manifest, inner_edges(self._job.manifest)
+        return {
+            edge.name for edge in manifest.edges if edge.name in inner and {edge.source, edge.target} & {*self.tasks}
+        }
+
     async def took_over(self, takeover: Takeover) -> None:
         """The assignment changes: tasks come here, or are another's now. Called before frames take their new ways."""
         before, self._takeover = set(self.tasks), takeover
         self.tasks, self._entered = self._mine(), self._first_chunks()
+        if self._record is not None:
+            self._record.closed_before(self._first_open())
         if self._statements is not None:
             self._statements.took_over(takeover)
         for task in self.tasks:
@@ -266,10 +299,15 @@ class JobRun:
     async def admit(self, chunk: int, units: int = 1) -> None:
         if chunk < self._replayed:
             return  # paid to who did it first
-        if chunk in self._closed:
+        if chunk in self._closed and self._record is None:
             raise BadFrame("chunk", f"{chunk} has been closed")
         plan = self.request.plan
-        if (self._all_units + units - self._units.get(chunk, 0)) * plan.chunk_msat > plan.terms.max_total_msat:
+        while (self._all_units + units - self._units.get(chunk, 0)) * plan.chunk_msat > plan.terms.max_total_msat:
+            is_guess = chunk - 1 not in self._closed or self._is_over  # which may never come true
+            if self._record is not None and is_guess:
+                self._closes.clear()
+                await self._closes.wait()
+                continue
             raise OverBudget(
                 "max_total_msat", f"the job's budget is used up: what follows chunk number {chunk - 1} would cost more"
             )
@@ -281,6 +319,45 @@ class JobRun:
         self._frames += 1
         if isinstance(text := frame.meta.get("text"), str):
             self._text.append(text)
+        if self._record is None or frame.edge not in self._record.inner:  # else it may be a guess
+            self._note(task, chunk, frame)
+
+    def _note(self, task: str, chunk: int, frame: Frame[Array]) -> None:
+        """Take note of an output for its chunk's commitment, and its statement. It is hashed when it has been sent."""
+        self._noted.append((task, chunk, frame))
+        if len(self._noted) == 1:
+            asyncio.get_running_loop().call_soon(self._hash)
+
+    def _hash(self) -> None:
+        """Hash the oldest output that is noted, and the next one when others have had their turn."""
+        if not self._noted:
+            return
+        try:
+            self._hashed(*self._noted.popleft())
+        except NodewireError as error:
+            self._fault = self._fault or error
+            self._ended.set()
+        if self._noted:
+            asyncio.get_running_loop().call_soon(self._hash)
+
+    async def _all_hashed(self) -> None:
+        """Hash what is noted now."""
+        for _ in range(len(self._noted)):
+            if self._noted:
+                self._hashed(*self._noted.popleft())
+            await asyncio.sleep(0)
+
+    def received(self, task: str, frame: Frame[Array]) -> None:
+        assert self._record is not None
+        self._record.came(frame.edge, self.attempt, frame)
+
+    def _plain(self, edge: str, chunk: int, frame: Frame[Array]) -> None:
+        """What came or went on an inner edge is final."""
+        task = next(one.source for one in self._job.manifest.edges if one.name == edge)
+        if task in self.tasks:
+            self._note(task, chunk, frame)
+
+    def _hashed(self, task: str, chunk: int, frame: Frame[Array]) -> None:
         if chunk < self._entered.get(task, 0):  # committed by who did it first, who may have died before it signed it
             if self._statements is not None:
                 self._statements.produced(chunk, frame.edge, hashed(frame))
@@ -295,16 +372,29 @@ class JobRun:
             if not self._generates:  # a call's part is whole; who waits for it may be whom this node's close waits for
                 self._state(chunk, self.attempt)
 
-    async def completed(self, chunk: int, units: int, end: bool) -> None:
+    async def resumed(self, task: str) -> tuple[int, int] | None:
+        if task not in self._entered:
+            return None
+        base = self.attempt * RESTART
+        tokens = next(one for one in self._job.manifest.outputs(task) if one.target == CUSTOMER)
+        return base, await self._mailbox.resumed(tokens.name)
+
+    async def completed(self, chunk: int, units: int, end: bool, positions: int | None = None) -> None:
         if chunk < self._replayed:
             return
         if self._generates:
             close = Close.sign(
-                self._keys, request=self.request.id, attempt=self.attempt, chunk=chunk, units=units, end=end
+                self._keys,
+                request=self.request.id,
+                attempt=self.attempt,
+                chunk=chunk,
+                units=units,
+                end=end,
+                positions=positions,
             )
             # One who has just died does not keep the others from hearing it.
             await asyncio.gather(*(self._tell(peer, close) for peer in self._others()))
-        await self._finish(chunk, units, end, self.attempt)
+        await self._finish(chunk, units, end, self.attempt, positions)
 
     def _others(self) -> list[str]:
         members = (*assigned(self.request.plan, self._takeover).values(), self.request.customer)
@@ -352,6 +442,7 @@ class JobRun:
             for one in said:
                 self._statements.heard(one)
         elif self._statements is not None and document.get("t") == LACKING:
+            await self._all_hashed()
             self._state_whole(edge := str(document.get("edge")))
             again = self._statements.again(peer, document.get("edge"), document.get("first"))
             self._spawn(signing.tell(self._mailbox.control, peer, again))
@@ -371,21 +462,38 @@ class JobRun:
         close.check(self._driver)
         if close.units != self._units.get(close.chunk, close.units):
             raise BadFrame("units", f"{close.units}, chunk {close.chunk} had {self._units[close.chunk]} here")
-        await self._finish(close.chunk, close.units, close.end, close.attempt)
+        await self._finish(close.chunk, close.units, close.end, close.attempt, close.positions)
 
-    async def _finish(self, chunk: int, units: int, end: bool, attempt: int) -> None:
+    async def _finish(self, chunk: int, units: int, end: bool, attempt: int, positions: int | None = None) -> None:
         """This node's part of a chunk is complete: commit, and ask for its payment."""
-        if chunk in self._closed:
+        if chunk in self._closed or chunk in self._closing:
             return
+        if self._record is None:
+            await self._finished(chunk, units, end, attempt)
+            return
+        self._record.check(chunk)
+        self._closing[chunk] = units, end, attempt
+        self._record.close(chunk, positions)
+
+    def _complete(self, chunk: int) -> None:
+        """No row of a chunk that the driver has closed is lacking."""
+        self._spawn(self._finished(chunk, *self._closing.pop(chunk)))
+
+    async def _finished(self, chunk: int, units: int, end: bool, attempt: int) -> None:
         self._closed.add(chunk)
-        made = {task: leaves for task in self.tasks if (leaves := self._leaves.pop((chunk, task), None)) is not None}
-        self._unsettled[chunk] = units, made, attempt
-        if self._statements is None:
-            await self._settle(chunk, end)
-            return
-        self._state(chunk, attempt)
-        # Not waited for here: what is waited for comes by those that called this.
-        self._spawn(self._settle(chunk, end))
+        self._is_over = self._is_over or end
+        self._closes.set()
+        async with self._hashing:  # the chunks in their order
+            await self._all_hashed()
+            tasks = {task: self._leaves.pop((chunk, task), None) for task in self.tasks}
+            made = {task: leaves for task, leaves in tasks.items() if leaves is not None}
+            self._unsettled[chunk] = units, made, attempt
+            if self._statements is None:
+                await self._settle(chunk, end)
+                return
+            self._state(chunk, attempt)
+            # Not waited for here: what is waited for comes by those that called this.
+            self._spawn(self._settle(chunk, end))
 
     async def _settle(self, chunk: int, end: bool) -> None:
         """Commit to a chunk, and ask for its payment, when what it was computed from is signed."""
@@ -436,7 +544,7 @@ class JobRun:
 
     async def _claim_unclosed(self) -> None:
         """The job failed: chunks whose successor had begun were complete, though the driver has not said so."""
-        if self._generates and not self.drives:
+        if self._generates and not self.drives and self._record is None:  # who guesses may not have accepted them
             for chunk in sorted(set(self._units) - self._closed)[:-1]:
                 self._unsigned.add(chunk)
                 await self._finish(chunk, self._units[chunk], False, self.attempt)
@@ -497,30 +605,3 @@ class JobRun:
         return result.build(
             self._keys, self.request.id, self.request.customer, self._roots, ciphertext, created_at=int(time.time())
         )
-
-
-class _Timed:
-    """A worker whose `receive` calls are timed, for the result's report."""
-
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-        self._us: list[int] = []
-
-    async def load(self, task: str, engine: str, program: Path, weights: Sequence[Path]) -> Mapping[str, int]:
-        return await self._worker.load(task, engine, program, weights)
-
-    async def open(self, task: str, session: str, params: Params, codings: Codings = OWN) -> None:
-        await self._worker.open(task, session, params, codings)
-
-    async def receive(self, task: str, session: str, frame: Frame[Array]) -> list[Frame[Array]]:
-        started = time.perf_counter_ns()
-        frames = await self._worker.receive(task, session, frame)
-        self._us.append((time.perf_counter_ns() - started) // 1000)
-        return frames
-
-    async def close(self, task: str, session: str) -> None:
-        await self._worker.close(task, session)
-
-    def microseconds(self) -> tuple[int, int]:
-        """Median and total of the calls so far."""
-        return (int(statistics.median(self._us)), sum(self._us)) if self._us else (0, 0)

@@ -232,7 +232,7 @@ async def _open_inference(
         publish=publish_here,
         is_paid=lambda request, chunk: is_share_paid(holder, request, chunk, market.committee),
     )
-    admission = Admission(keys.public, market, pool, ledger, held.manifest, config.pow_bits)
+    admission = Admission(keys.public, market, pool, ledger, held.manifest, config.pow_bits, config.lookahead)
     provider = Provider(
         keys=keys,
         pool=pool,

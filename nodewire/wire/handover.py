@@ -22,6 +22,7 @@ from nodewire.protocol.takeover import LOST, Takeover, assigned, ends_after
 from nodewire.wire.frames import Document
 from nodewire.wire.link import Link
 from nodewire.wire.mailbox import JobMailbox, Route
+from nodewire.wire.record import restarted
 
 ENTER_S = 2.0
 """Within which a standby must be reached."""
@@ -195,7 +196,7 @@ class Handover:
         await self._changed(takeover)
         ends = ends_after(self._manifest, self._plan, takeover)
         routes = {edge: Route(producer, (consumer,)) for edge, (producer, consumer) in ends.items()}
-        self._mailbox.take_over(takeover.attempt, routes)
+        self._mailbox.take_over(takeover.attempt, routes, restarted(self._manifest, self._plan, takeover))
         for peer in self.gone:
             self._kept.let_go(peer)
         consumers = {c for route in routes.values() if route.producer == self._me for c in route.consumers}

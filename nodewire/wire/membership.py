@@ -17,6 +17,7 @@ from nodewire.wire.handover import Handover
 from nodewire.wire.keeping import KeptLink
 from nodewire.wire.mailbox import Route, Tape
 from nodewire.wire.node import Node
+from nodewire.wire.record import inner_edges, restarted
 
 
 class Membership:
@@ -67,6 +68,8 @@ class Membership:
             grace_s=grace_s,
             tape=tape,
             keep_inputs=keep_inputs,
+            guessed=inner_edges(manifest) if plan.terms.lookahead > 1 else (),
+            restarted=restarted(manifest, plan, takeover),
         )
 
     def handover(

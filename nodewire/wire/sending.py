@@ -12,7 +12,7 @@ from nodewire.errors import LinkLost, NodewireError, NotFound
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.plan import tensor_key
 from nodewire.wire import frames
-from nodewire.wire.edges import Outgoing, Tape, Window
+from nodewire.wire.edges import Outgoing, Tape, Window, follows
 from nodewire.wire.link import Link, Sending
 
 
@@ -230,9 +230,12 @@ class Sender:
         if turns.kept is not None and turns.kept.frame.seq == window.next_seq:
             return turns.kept
         found = next(turns.replay, None) if turns.replay is not None else None
-        if found is None and self._tape is not None:  # the tape may have grown since that reading of it ended
+        if (found is None or found[1].seq < window.next_seq) and self._tape is not None:
+            # That reading ended before the tape had grown, or was overtaken by what was sent at once.
             turns.replay = self._tape.read(self._request, outgoing.edge, window.next_seq)
             found = next(turns.replay, None)
+        if found is not None and follows(window.next_seq, found[1].seq, outgoing.may_restart):
+            window.next_seq = found[1].seq
         if found is None or found[1].seq != window.next_seq:
             raise NotFound("tape", f"{outgoing.edge} has not been kept from {window.next_seq} on")
         turns.kept = self.parcel(outgoing, *found)

@@ -87,9 +87,17 @@ def provider(tmp_path) -> Provider:
     )
 
 
-def requested(provider: Provider, keys: Keys = ME, *, at_s: int = 1, partials: tuple[Event, ...] = ()) -> Event:
+def requested(
+    provider: Provider,
+    keys: Keys = ME,
+    *,
+    at_s: int = 1,
+    partials: tuple[Event, ...] = (),
+    lookahead: int = 1,
+) -> Event:
+    terms = plan().terms.model_copy(update={"lookahead": lookahead})
     said = plan().model_copy(
-        update={**CHANGES, "customer": keys.public, "committee": provider._market.committee_digest}
+        update={**CHANGES, "customer": keys.public, "committee": provider._market.committee_digest, "terms": terms}
     )
     tags, content = job.tags_and_content(
         said,
@@ -246,3 +254,9 @@ def test_a_malformed_ticket_is_a_typed_error(provider, content):
     rumor = nip59.rumor(EVIL.public, kinds.TICKET, created_at=1, content=content)
     with pytest.raises(NodewireError):
         provider._ticketed(nip59.wrap(rumor, EVIL, PROVIDER.public, now_s=1, ephemeral=True))
+
+
+def test_a_plan_that_has_its_driver_guess_more_than_the_ad_takes_is_refused_at_a_glance(provider: Provider) -> None:
+    provider._admission.glance(requested(provider, lookahead=8), 1.0)
+    with pytest.raises(NotAllowed, match="lookahead"):
+        provider._admission.glance(requested(provider, lookahead=9), 1.0)

@@ -124,9 +124,9 @@ async def test_calls_of_a_stateless_model_are_chunks_of_their_own():
 
 
 async def test_frames_beyond_the_money_do_not_fill_the_memory(stage, monkeypatch):
-    from kinds import k8843
+    from kinds import k8843_waiting
 
-    monkeypatch.setattr(k8843, "MAX_WAITING_BYTES", 4_000_000)
+    monkeypatch.setattr(k8843_waiting, "MAX_WAITING_BYTES", 4_000_000)
     stage.inbox.put_nowait(hidden(0, 0, positions=3))
     for seq in range(1, 65):
         stage.inbox.put_nowait(hidden(seq, 1, pos=2 + seq))

@@ -13,8 +13,11 @@ from nodewire.customer.background import Background
 from nodewire.customer.session import LocalMailbox, Session, signing_of
 from nodewire.provider import statements
 from nodewire.wire import signing
+from nodewire.wire.record import Record
+from nodewire.wire.spool import Spool
 from tests.kinds.inprocess import Direct
-from tests.provider.test_provider_job import CUSTOMER, REQUEST, folder, generate, make_market  # noqa: F401
+from tests.provider.test_guessing_job import guessing, truth  # noqa: F401
+from tests.provider.test_provider_job import CUSTOMER, REQUEST, Recorded, folder, generate, make_market  # noqa: F401
 
 PARAMS = {"max_tokens": 150}
 
@@ -22,8 +25,10 @@ PARAMS = {"max_tokens": 150}
 class Driving:
     """What a purchase has around the customer's own driver; `heard` are the documents that its neighbours send."""
 
-    def __init__(self, market):
-        self.market, self.heard = market, asyncio.Queue()
+    def __init__(self, market, record=None):
+        self.market, self.heard, self.record = market, asyncio.Queue(), record
+        if record is not None:
+            market.box = Recorded(market.hub, CUSTOMER.public, record)
         self.assigned = {a.task: a.provider for a in market.plan.tasks}
         self.takeover, self.driver = None, CUSTOMER.public
         self.closes = []
@@ -73,7 +78,17 @@ class Driving:
         session._worker = worker
         params = KIND.check(market.manifest, PARAMS)
         serving = Session.serve_locally(
-            session, KIND, REQUEST, market.manifest, market.plan, params, box, self.closed, self, self.signing
+            session,
+            KIND,
+            REQUEST,
+            market.manifest,
+            market.plan,
+            params,
+            box,
+            self.closed,
+            self,
+            self.signing,
+            self.record,
         )
         beside.append(asyncio.create_task(serving))
         market.box.get = outputs.get
@@ -137,3 +152,18 @@ def test_where_nobody_judges_or_nothing_runs_here_there_is_nothing_to_sign(folde
     for policy, driver in (("none", "local"), ("sampled", "provider")):
         market = make_market(folder, tmp_path, policy, driver)
         assert signing_of(CUSTOMER, REQUEST, market.manifest, market.plan, SimpleNamespace()) is None
+
+
+async def test_where_it_guesses_its_word_is_on_what_it_would_have_sent_without(folder, tmp_path, truth):  # noqa: F811
+    market = guessing(folder, tmp_path, truth, chunk=16, policy="sampled", driver="local", width=2, depth=6)
+    spool = Spool(tmp_path / "customer", 10**8)
+    driving = Driving(market, Record(spool, REQUEST, market.manifest, 8))
+    assert set((await driving.run()).values()) == {None}
+    count = 1 + -(-(len(truth.ids) - 1) // 16)
+    assert driving.closes == list(range(count))
+    first = next(iter(market.runs.values()))
+    kept = [one for one in first._statements._spool.sent(REQUEST) if one.edge == "hidden.0"]
+    assert [(one.chunk, one.signer) for one in kept] == [(n, CUSTOMER.public) for n in range(count)]
+    assert {root.chunk for root in market.committed if root.task == "stage.0"} == set(range(count))
+    sent = [frame for _, frame in spool.read(REQUEST, "hidden.0")]
+    assert sent == [frame for _, frame in first._record._tape.read(REQUEST, "hidden.0")]

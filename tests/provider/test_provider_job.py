@@ -27,6 +27,7 @@ from nodewire.provider.committing import Committing
 from nodewire.provider.job import JobRun
 from nodewire.provider.kept import KeptWork
 from nodewire.provider.statements import Statements
+from nodewire.wire.record import Record
 from nodewire.wire.spool import Spool
 from tests.kinds.inprocess import Box, Direct, Hub
 from tests.kinds.llama import load, make_llama
@@ -85,6 +86,13 @@ class Taped(Box):
         return frame
 
 
+class Recorded(Taped):
+    """A box that keeps what it puts; what comes its kind has kept."""
+
+    async def get(self):
+        return await Box.get(self)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return make_llama(tmp_path_factory.mktemp("llama"), max_position_embeddings=400, seed=5, eos_token_id=None)
@@ -95,10 +103,10 @@ def market(folder, tmp_path):
     return make_market(folder, tmp_path)
 
 
-def make_market(folder, tmp_path, policy="none", driver="provider"):
+def make_market(folder, tmp_path, policy="none", driver="provider", lookahead=1, chunk=64, max_tokens=150):
     """A job's nodes; with the policy "sampled" they keep frames and sign what they send, each in a spool of its own."""
     registration = split_decoder(folder, 1_100_000, tmp_path, slots=1, name="tiny")
-    manifest, actors = registration.manifest, load(registration)
+    manifest, actors = registration.manifest.model_copy(update={"chunk": chunk}), load(registration)
     providers = [Keys(bytes([i + 1]) * 32) for i in range(len(manifest.tasks))]
     plan = Plan(
         manifest=manifest.digest(),
@@ -109,7 +117,7 @@ def make_market(folder, tmp_path, policy="none", driver="provider"):
         beacon=HASH,
         customer=CUSTOMER.public,
         k=0,
-        terms=Terms(max_chunk_msat=10**6, max_total_msat=10**9),
+        terms=Terms(max_chunk_msat=10**6, max_total_msat=10**9, lookahead=lookahead),
         tasks=tuple(
             Assignment(task=t.name, provider=k.public, standby=None, price_msat=100)
             if driver != "local" or t != manifest.driver
@@ -123,7 +131,7 @@ def make_market(folder, tmp_path, policy="none", driver="provider"):
     )
     request = Request(REQUEST, CUSTOMER.public, 1, 8843, plan, "", HASH, (), 10**9, (), HASH)
     market = Market(manifest, Hub(ends(manifest, plan)), plan, actors)
-    params = KIND.check(manifest, {"max_tokens": 150})
+    params = KIND.check(manifest, {"max_tokens": max_tokens})
 
     async def publish(event):
         market.events.append(event)
@@ -137,6 +145,11 @@ def make_market(folder, tmp_path, policy="none", driver="provider"):
             spool = Spool(tmp_path / keys.public[:8], 10**8)
             statements = Statements(keys, request, manifest, spool)
             mailbox = Taped(market.hub, keys.public, statements)
+        record = None
+        if lookahead > 1:
+            tape = statements or Spool(tmp_path / keys.public[:8], 10**8)
+            record = Record(tape, REQUEST, manifest, lookahead)
+            mailbox = Recorded(market.hub, keys.public, record)
         market.runs[keys.public] = JobRun(
             keys=keys,
             request=request,
@@ -149,6 +162,7 @@ def make_market(folder, tmp_path, policy="none", driver="provider"):
             publish=publish,
             commit=commit,
             statements=statements,
+            record=record,
         )
     market.box = market.hub.box(CUSTOMER.public)
 

@@ -155,7 +155,8 @@ async def test_a_call_is_signed_when_it_is_put_out_and_not_when_the_nodes_own_pa
     driver._generates = False
     edge = next(e.name for e in market.manifest.edges if e.target == "stage.0")
     driver.produced("driver", 3, dataclasses.replace(frame(3), edge=edge))
-    await asyncio.sleep(0)
+    while not told(market, "sent"):
+        await asyncio.sleep(0)
     ((sender, peer, document),) = told(market, "sent")
     assert (sender, peer) == (driver._me, stage._me)
     assert [(one["edge"], one["chunk"]) for one in document["sent"]] == [(edge, 3)]

@@ -1,0 +1,176 @@
+"""A task of a generation whose driver guesses: what is computed of a frame, and what it is called. Part of kind 8843.
+
+Frames that are void are answered with ones without rows, uncomputed. A driver that enters the job is led to where its
+customer is: it gets the returns of accepted positions one by one, as if nobody had guessed, and its own frames go out
+under numbers and epochs above all that were in use before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kinds.k8843_waiting import Inboxes
+from nodewire.errors import BadFrame, LinkLost
+from nodewire.kind import Desk, Job
+from nodewire.protocol.chunk import chunk_of
+from nodewire.protocol.frame import Array, Frame, Meta
+from nodewire.protocol.guesses import is_computed, rows_of, without_rows
+from nodewire.protocol.manifest import CUSTOMER
+
+
+class Guessing:
+    """Of one task. Its frames come in through `given`; what the task makes goes out through `outs`."""
+
+    def __init__(self, task: str, job: Job, inboxes: Inboxes, desk: Desk) -> None:
+        self._task = task
+        self._job = job
+        self._inboxes = inboxes
+        self._desk = desk
+        self._inner = {edge.name for edge in job.manifest.edges if CUSTOMER not in (edge.source, edge.target)}
+        self._outputs = [edge for edge in job.manifest.outputs(task) if edge.name in self._inner]
+        self._drives = task == job.manifest.driver.name
+        self._admitted = -1
+        """The newest chunk that is."""
+        self._epoch = 0
+        """The newest that a driver has sent."""
+        self._led: Led | None = None
+        self._asked = False
+
+    def concerns(self, frame: Frame[Array]) -> bool:
+        """Whether there may be guesses on the frame's edge."""
+        return frame.edge in self._inner
+
+    async def begun(self, frame: Frame[Array]) -> Frame[Array]:
+        """A prompt, as the task is given it: a driver that enters answers it as one that never guesses."""
+        if self._drives and await self._leading() is not None:
+            return replace(frame, meta={**frame.meta, "replay": True})
+        return frame
+
+    async def given(self, frame: Frame[Array]) -> tuple[Sequence[Frame[Array]], Sequence[Frame[Array]]]:
+        """What the task is to compute of a frame, and what goes out without that.
+
+        Raises:
+            BadFrame: the frame cannot follow those before it.
+            LinkLost: this node drives in place of another, of which the customer had no token yet.
+            PaymentRequired, OverBudget: as Desk.admit.
+        """
+        self._desk.received(self._task, frame)
+        is_void = not is_computed(frame) or not await self._is_admitted(frame)
+        if not self._drives:
+            return ([], [self._empty(edge.name, frame) for edge in self._outputs]) if is_void else ([frame], [])
+        if not is_computed(frame) and frame.meta.get("epoch", 0) == self._epoch and self._led is None:
+            raise BadFrame(frame.edge, f"frame {frame.seq} was not computed, and nothing makes it void")
+        led = await self._leading()
+        if led is not None:
+            return led.returned(frame), []
+        return [without_rows(frame.edge, frame, frame.tensors[0].dtype) if is_void else frame], []
+
+    def outs(self, frame: Frame[Array], outs: Sequence[Frame[Array]]) -> Sequence[Frame[Array]]:
+        """What the task has made of a frame as it goes out: a stage's has the epoch of what it was made of."""
+        if self._drives:
+            if self._led is not None:
+                outs = [self._led.sent(out) if out.edge in self._inner else out for out in outs]
+            self._epoch = max((self._epoch, *(epoch_of(out) for out in outs if out.edge in self._inner)))
+            return outs
+        if epoch := epoch_of(frame):
+            outs = [replace(out, meta={**out.meta, "epoch": epoch}) for out in outs]
+        return outs
+
+    async def _leading(self) -> Led | None:
+        if not self._asked:
+            self._asked = True
+            resumed = await self._desk.resumed(self._task)
+            if resumed is not None:
+                self._led = Led(self._job, *resumed)
+        return self._led
+
+    async def _is_admitted(self, frame: Frame[Array]) -> bool:
+        """Wait until the frame may be computed; False if it is void before that. Its chunk may never come to be."""
+        if self._inboxes.void(frame):
+            return False
+        chunk = chunk_said(frame)
+        if chunk <= self._admitted:
+            return True
+        units = max(1, -(-frame.tensors[0].shape[1] // self._job.manifest.chunk)) if frame.seq == 0 else 1
+        admitting = asyncio.ensure_future(self._desk.admit(chunk, units))
+        voided = asyncio.ensure_future(self._inboxes.voided(self._task, frame))
+        try:
+            await asyncio.wait((admitting, voided), return_when=asyncio.FIRST_COMPLETED)
+            if not admitting.done():
+                return False
+            admitting.result()
+        finally:
+            admitting.cancel()
+            voided.cancel()
+        self._admitted = chunk
+        return True
+
+    def _empty(self, edge: str, frame: Frame[Array]) -> Frame[Array]:
+        coding = self._job.codings.get(edge)
+        declared = next(one for one in self._outputs if one.name == edge).tensors
+        return without_rows(edge, frame, coding[0][1] if coding else declared[0].dtype)
+
+
+class Led:
+    """A driver that takes over from another. Its own numbers go on where its customer is: frame `had` is its first that
+    the ring has not seen, and goes out as `base`."""
+
+    def __init__(self, job: Job, base: int, had: int) -> None:
+        if had == 0:
+            raise LinkLost("driver", "gone before its customer had a token: there is nothing to go on from")
+        self._manifest = job.manifest
+        self._base, self._had = base, had
+        self._end: int | None = None
+        """Of the prompt."""
+        self._next = 0
+
+    def returned(self, frame: Frame[Array]) -> list[Frame[Array]]:
+        """What the driver is given of a return: of what it did not send itself, the rows that it can rely on."""
+        if frame.seq >= self._base:
+            return [replace(frame, seq=frame.seq - self._base + self._had, meta=self._own(frame))]
+        pos = frame.meta.get("pos")
+        if type(pos) is not int or not is_computed(frame):
+            return []
+        if self._end is None:
+            self._end = pos + frame.tensors[0].shape[1]
+        found = []
+        for i, row in enumerate(rows_of(frame.tensors[0])):
+            if pos + i - self._end + 1 != self._next or self._next >= self._had:
+                continue
+            array = Array(frame.tensors[0].dtype, (1, 1, frame.tensors[0].shape[2]), row)
+            meta: dict[str, int | str | bytes | bool | None] = {"pos": pos + i, "tokens": 1}
+            meta["chunk"] = chunk_of(self._manifest, self._next)
+            if self._next + 1 < self._had:
+                meta["replay"] = True
+            found.append(Frame(frame.edge, self._next, (array,), meta))
+            self._next += 1
+        return found
+
+    def _own(self, frame: Frame[Array]) -> Meta:
+        """The meta of a frame that the driver sent, with its own epoch."""
+        meta = {name: value for name, value in frame.meta.items() if name != "epoch"}
+        epoch = epoch_of(frame) - self._base
+        return {**meta, "epoch": epoch} if epoch > 0 else meta
+
+    def sent(self, out: Frame[Array]) -> Frame[Array]:
+        """What the driver sends, as the ring knows it."""
+        if out.seq < self._had:
+            return out
+        return replace(
+            out, seq=out.seq - self._had + self._base, meta={**out.meta, "epoch": epoch_of(out) + self._base}
+        )
+
+
+def chunk_said(frame: Frame[Array]) -> int:
+    """The chunk that a frame says it is of. Raises BadFrame."""
+    chunk = frame.meta.get("chunk", 0)
+    if type(chunk) is not int or not 0 <= chunk < 2**31:
+        raise BadFrame("chunk", "not a chunk number")
+    return chunk
+
+
+def epoch_of(frame: Frame[Array]) -> int:
+    epoch = frame.meta.get("epoch", 0)
+    return epoch if type(epoch) is int else 0

@@ -1,0 +1,93 @@
+"""Frames that have come to a node of a job and wait for the tasks that they are for. Part of kind 8843."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from nodewire.errors import TooLarge
+from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.guesses import Fences
+
+MAX_WAITING_BYTES = 2**30
+"""Of frames at one node that wait for their turn, in all its jobs; one job's are at most as many as all together leave
+free (Choudhury and Hahne, "Dynamic queue length thresholds", 1998), so that jobs which fill up leave room for the next.
+It is not waited for room: that could be in a circle."""
+
+
+@dataclass(slots=True)
+class Waiting:
+    """What waits in all jobs of this node."""
+
+    nbytes: int = 0
+
+
+class Inboxes:
+    """Frames by the task that they wait for, bounded together: the mailbox's windows end where these begin.
+
+    A generation's are taken as they came, calls by their number.
+    """
+
+    def __init__(self, everywhere: Waiting, *, in_order_of_calls: bool) -> None:
+        self._everywhere = everywhere
+        self._by_call = in_order_of_calls
+        self._frames: defaultdict[str, list[tuple[int, int, Frame[Array]]]] = defaultdict(list)
+        self._arrived: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        self._fences: defaultdict[str, Fences] = defaultdict(Fences)
+        """By edge."""
+        self._count = 0
+        self._bytes = 0
+
+    def put(self, task: str, frame: Frame[Array]) -> None:
+        """Raises TooLarge: the neighbours send faster than this node is paid, or computes."""
+        if self._bytes + _cost(frame) > MAX_WAITING_BYTES - self._everywhere.nbytes:
+            raise TooLarge("frames", f"over {self._bytes} bytes wait to be computed")
+        if not self._by_call:
+            self._fences[frame.edge].note(frame)
+        self.put_back(task, frame)
+
+    def put_back(self, task: str, frame: Frame[Array]) -> None:
+        """Have a frame wait on."""
+        self._add(_cost(frame))
+        self._count += 1
+        heappush(self._frames[task], (frame.seq if self._by_call else 0, self._count, frame))
+        self._arrived[task].set()
+
+    async def get(self, task: str) -> Frame[Array]:
+        await self._until(task, lambda waiting: bool(waiting))
+        *_, frame = heappop(self._frames[task])
+        self._add(-_cost(frame))
+        return frame
+
+    def clear(self) -> None:
+        """The job is over: nothing of it waits, or will."""
+        self._frames.clear()
+        self._add(-self._bytes)
+
+    def _add(self, nbytes: int) -> None:
+        self._bytes += nbytes
+        self._everywhere.nbytes += nbytes
+
+    async def earlier(self, task: str, seq: int) -> None:
+        """Return when a frame of a call before number `seq` is there."""
+        await self._until(task, lambda waiting: bool(waiting) and waiting[0][0] < seq)
+
+    def void(self, frame: Frame[Array]) -> bool:
+        """Whether a guess that was taken out is void by what waits behind it."""
+        return self._fences[frame.edge].void(frame)
+
+    async def voided(self, task: str, frame: Frame[Array]) -> None:
+        """Return when it is."""
+        await self._until(task, lambda _: self.void(frame))
+
+    async def _until(self, task: str, holds: Callable[[list[tuple[int, int, Frame[Array]]]], bool]) -> None:
+        while not holds(self._frames[task]):
+            self._arrived[task].clear()
+            await self._arrived[task].wait()
+
+
+def _cost(frame: Frame[Array]) -> int:
+    return sum(array.nbytes for array in frame.tensors) + 1_024  # an empty one takes room, too

@@ -1,0 +1,260 @@
+"""Jobs whose driver guesses: the tokens, roots, statements, claims and payments are those of one that never does."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from types import SimpleNamespace
+
+import pytest
+
+from nodewire.errors import BadFrame
+from nodewire.llm.sampling import Sampling
+from nodewire.llm.whole import Whole
+from nodewire.protocol.close import Close
+from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.guesses import without_rows
+from tests.llm.guessing_driver import make_guessing
+from tests.provider.test_provider_job import PROMPT, REQUEST, folder, make_market, served  # noqa: F401
+
+
+@pytest.fixture(scope="module")
+def truth(folder):  # noqa: F811
+    whole = Whole(folder)
+    prompt = whole.tokenizer.encode(PROMPT)
+    return SimpleNamespace(prompt=len(prompt), ids=list(whole.tokens(prompt, Sampling(150))))
+
+
+def right_by(chance, truth, seed=0):
+    draw = random.Random(seed)
+
+    def guess(position):
+        number = position - truth.prompt
+        if number >= len(truth.ids):
+            return 7
+        return truth.ids[number] if draw.random() < chance else (truth.ids[number] + 1) % 290
+
+    return guess
+
+
+def guessing(folder, tmp_path, truth, *, chance=0.8, depth=4, width=1, seed=0, **kwargs):  # noqa: F811
+    market = make_market(folder, tmp_path, lookahead=8, **kwargs)
+    make_guessing(market.manifest, market.actors, right_by(chance, truth, seed), depth=depth, width=width)
+    return market
+
+
+def roots(market):
+    return sorted((root.task, root.chunk, root.attempt, root.root) for root in market.committed)
+
+
+def dues(market):
+    return {
+        run.tasks[0]: sorted((f.due.chunk, f.due.units, f.due.amount_msat, f.due.root) for f in market.due(run))
+        for run in market.runs.values()
+    }
+
+
+@pytest.mark.parametrize("policy", ["none", "sampled"])
+@pytest.mark.parametrize("chance", [0.0, 0.5, 0.9, 1.0])
+async def test_all_that_is_committed_to_and_claimed_is_as_if_nobody_had_guessed(
+    folder,  # noqa: F811
+    tmp_path,
+    truth,
+    policy,
+    chance,
+):
+    """Rows of their own have the same bits whoever else is under way, so roots are the same to the last digit."""
+    plain = make_market(folder, tmp_path / "plain", policy, chunk=16)
+    driver = plain.actors[plain.manifest.driver.name]
+    driver.program = driver.program.model_copy(update={"chunk": 16})
+    assert await served(plain) == truth.ids
+    market = guessing(folder, tmp_path / "guessed", truth, chance=chance, policy=policy, chunk=16)
+    assert await served(market) == truth.ids
+    assert roots(market) == roots(plain)
+    assert dues(market) == dues(plain)
+    if policy == "sampled":
+        for one, other in zip(market.runs.values(), plain.runs.values(), strict=True):
+            kept = [
+                sorted(
+                    (said.edge, said.chunk, said.signer, said.frames) for said in run._statements._spool.sent(REQUEST)
+                )
+                for run in (one, other)
+            ]
+            assert kept[0] == kept[1]
+
+
+@pytest.mark.parametrize(("depth", "width", "chunk"), [(12, 3, 16), (40, 8, 16), (8, 8, 4), (20, 5, 64)])
+async def test_many_rows_a_frame_and_guesses_over_several_chunks_end_with_the_same_tokens(
+    folder,  # noqa: F811
+    tmp_path,
+    truth,
+    depth,
+    width,
+    chunk,
+):
+    market = guessing(folder, tmp_path, truth, chance=0.9, depth=depth, width=width, chunk=chunk, policy="sampled")
+    assert await served(market) == truth.ids
+    count = 1 + -(-(len(truth.ids) - 1) // chunk)
+    for asked in dues(market).values():
+        assert [chunk for chunk, *_ in asked] == list(range(count))
+
+
+async def test_what_is_kept_for_others_is_plain(folder, tmp_path, truth):  # noqa: F811
+    market = guessing(folder, tmp_path, truth, chance=0.7, width=3, depth=9, chunk=16)
+    await served(market)
+    for run in market.runs.values():
+        for edge in run._inner_edges():
+            kept = [frame for _, frame in run._record._tape.read(REQUEST, edge)]
+            assert [frame.seq for frame in kept] == list(range(len(truth.ids)))
+            assert [frame.meta["chunk"] for frame in kept] == [0, *(1 + i // 16 for i in range(len(truth.ids) - 1))]
+            assert {name for frame in kept for name in frame.meta} == {"pos", "chunk", "tokens"}
+
+
+async def test_a_budget_that_a_guess_would_break_ends_nothing(folder, tmp_path, truth):  # noqa: F811
+    """Three chunks of 64 hold all tokens; guesses that run into a fourth are not computed, and nobody pays for them."""
+    market = guessing(folder, tmp_path, truth, chance=1.0, depth=60, width=8, chunk=149)
+    price = market.plan.chunk_msat
+    for run in market.runs.values():
+        plan = run.request.plan
+        terms = plan.terms.model_copy(update={"max_total_msat": 2 * price})
+        run.request = run.request.__class__(
+            *(
+                plan.model_copy(update={"terms": terms}) if name == "plan" else getattr(run.request, name)
+                for name in run.request.__dataclass_fields__
+            )
+        )
+    assert await served(market) == truth.ids
+
+
+def hidden(driver, seq, pos, rows=1, chunk=None, **meta):
+    """A frame on the edge to the first stage."""
+    row = driver.embed([1]).numpy().tobytes()
+    tensor = Array("float32", (1, rows, len(row) // 4), row * rows)
+    chunk = 1 + (pos - 1) // 16 if chunk is None else chunk
+    return Frame("hidden.0", seq, (tensor,), {"pos": pos, "chunk": chunk, "tokens": rows, **meta})
+
+
+async def refused(market, *frames):
+    """How the first stage's part of a job ends that is sent these after a prompt of one position."""
+    stage = list(market.runs.values())[1]
+    driver, queue = market.actors[market.manifest.driver.name], market.hub.queues[stage._keys.public]
+    queue.put_nowait(hidden(driver, 0, 0, chunk=0))
+    for fields in frames:
+        queue.put_nowait(hidden(driver, **fields))
+    with pytest.raises(BadFrame) as ended:
+        await asyncio.wait_for(stage.run(), 20)
+    assert ended.value.field == "hidden.0"
+    (said,) = [f for f in map(market.parsed, market.events) if f and f.status == "error"]
+    assert (said.text, said.edge, said.by) == ("bad-frame", "hidden.0", "")
+    assert [root for root in market.committed if root.task != "stage.0"] == []
+    return str(ended.value)
+
+
+@pytest.mark.parametrize(
+    ("frames", "why"),
+    [
+        ([{"seq": 1, "pos": 1, "rows": 9}], "rows"),
+        ([{"seq": 1, "pos": 1, "chunk": 0}], "chunk"),
+        ([{"seq": 1, "pos": 1, "chunk": 2}], "chunk"),
+        ([{"seq": 1, "pos": 1, "epoch": 3}, {"seq": 2, "pos": 2, "epoch": 2}], "epoch"),
+        ([{"seq": 1, "pos": 0, "chunk": 0, "epoch": 1}], "pos"),
+        ([{"seq": 1, "pos": 3}], "pos"),
+        ([{"seq": 1, "pos": 1, "rows": 0}, {"seq": 2, "pos": 2}], "pos"),
+        ([{"seq": 1, "pos": 1, "parents": b"\0\0"}], "parents"),
+        ([{"seq": 1, "pos": 2, "keep": b"\0\0"}], "keep"),
+        ([{"seq": 1, "pos": 1, "epoch": "later"}], "epoch"),
+    ],
+)
+async def test_what_cannot_be_a_guess_is_refused_by_its_edge(folder, tmp_path, truth, frames, why):  # noqa: F811
+    market = guessing(folder, tmp_path, truth, chunk=16)
+    assert (await refused(market, *frames)).startswith(f"hidden.0: {why}: ")
+
+
+async def test_a_driver_that_never_accepts_is_refused_at_the_bound(folder, tmp_path, truth):  # noqa: F811
+    market = guessing(folder, tmp_path, truth, chunk=16)
+    sent = [{"seq": seq, "pos": 1, "epoch": seq} for seq in range(1, 8 * 16 + 64 + 2)]
+    assert (await refused(market, *sent)).startswith("hidden.0: lookahead: ")
+
+
+async def test_a_rewind_into_a_closed_chunk_is_refused(folder, tmp_path, truth):  # noqa: F811
+    market = guessing(folder, tmp_path, truth, chunk=16)
+    driver, stage = list(market.runs.values())[:2]
+
+    async def close():
+        while not stage._record._histories or stage._record._histories["hidden.0"].last_seq < 17:
+            await asyncio.sleep(0)
+        for chunk in (0, 1):
+            said = Close.sign(driver._keys, request=REQUEST, attempt=0, chunk=chunk, units=1, end=False)
+            await stage.heard(said)
+        frame = hidden(market.actors[market.manifest.driver.name], 18, 16, epoch=1)
+        market.hub.queues[stage._keys.public].put_nowait(frame)
+
+    closing = asyncio.create_task(close())
+    sent = [{"seq": seq, "pos": seq} for seq in range(1, 18)]
+    assert "closed" in await refused(market, *sent)
+    await closing
+
+
+async def test_what_a_newer_epoch_makes_void_is_not_computed(folder, tmp_path, truth):  # noqa: F811
+    market = guessing(folder, tmp_path, truth, chunk=16)
+    stage = list(market.runs.values())[1]
+    driver, computed = market.actors[market.manifest.driver.name], []
+    receive = stage._worker.receive
+
+    async def counted(task, session, frame):
+        computed.append(frame.seq)
+        return await receive(task, session, frame)
+
+    stage._worker.receive = counted
+    queue = market.hub.queues[stage._keys.public]
+    for frame in (
+        hidden(driver, 0, 0, chunk=0),
+        hidden(driver, 1, 1),
+        hidden(driver, 2, 2),
+        hidden(driver, 3, 3, rows=3),
+        hidden(driver, 4, 2, epoch=1),
+    ):
+        queue.put_nowait(frame)
+    running = asyncio.create_task(stage.run())
+    consumer = market.hub.queues[list(market.runs.values())[2]._keys.public]
+    async with asyncio.timeout(10):
+        outs = [await consumer.get() for _ in range(5)]
+    assert computed == [0, 1, 4]
+    assert [(out.seq, out.tensors[0].shape[1], out.meta.get("epoch", 0)) for out in outs] == [
+        (0, 1, 0),
+        (1, 1, 0),
+        (2, 0, 0),
+        (3, 0, 0),
+        (4, 1, 1),
+    ]
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_return_that_was_not_computed_for_a_guess_that_stands_is_refused(folder, tmp_path, truth):  # noqa: F811
+    """Its stage leaves out what it was sent, and has no reason to."""
+    market = guessing(folder, tmp_path, truth, chunk=16, chance=1.0)
+    last = list(market.runs.values())[-1]
+    put = last._mailbox.put
+
+    async def lazy(frame):
+        await put(without_rows(frame.edge, frame, "float32") if frame.seq == 5 else frame)
+
+    last._mailbox.put = lazy
+    with pytest.raises(ExceptionGroup) as ended:
+        await asyncio.wait_for(served(market), 20)
+    assert ended.group_contains(BadFrame, match="was not computed")
+
+
+async def test_a_close_before_its_rows_waits_for_them_and_one_far_ahead_is_refused(folder, tmp_path, truth):  # noqa: F811
+    market = guessing(folder, tmp_path, truth, chunk=16)
+    driver, stage = list(market.runs.values())[:2]
+
+    def close(chunk):
+        return Close.sign(driver._keys, request=REQUEST, attempt=0, chunk=chunk, units=1, end=False)
+
+    await stage.heard(close(0))
+    assert stage.open_chunk() == 0
+    assert market.due(stage) == []
+    with pytest.raises(BadFrame):
+        await stage.heard(close(2_000))

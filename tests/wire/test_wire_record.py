@@ -1,0 +1,109 @@
+"""A job's tape where its driver guesses: what is kept is plain, and what is sent again has its numbers."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from nodewire.errors import BadFrame
+from nodewire.protocol.frame import Array, Frame
+from nodewire.wire.record import Record
+from nodewire.wire.spool import Spool
+from tests.protocol.documents import manifest
+
+JOB, CHUNK = "ab" * 32, 4
+
+
+def frame(seq, pos, *numbers, epoch=0, edge="hidden.0"):
+    chunk = 1 + (pos - 3) // CHUNK if seq else 0
+    rows = b"".join(struct.pack("<f", number) for number in numbers)
+    meta = {"pos": pos, "chunk": chunk, "tokens": len(numbers), "epoch": epoch}
+    return Frame(edge, seq, (Array("float32", (1, len(numbers), 1), rows),), meta)
+
+
+def numbers(frames):
+    return [(one.seq, struct.unpack(f"<{one.tensors[0].shape[1]}f", one.tensors[0].data)) for one in frames]
+
+
+class Kept:
+    def __init__(self, path):
+        self.spool = Spool(path, 10**7)
+        self.record = Record(self.spool, JOB, manifest().model_copy(update={"chunk": CHUNK}), 8)
+        self.plain, self.closed = [], []
+        self.record.attend(
+            lambda: {"hidden.0"}, lambda edge, chunk, one: self.plain.append((chunk, one.seq)), self.closed.append
+        )
+
+    def read(self, first):
+        return numbers(one for _, one in self.record.read(JOB, "hidden.0", first))
+
+    def kept(self):
+        return numbers(one for _, one in self.spool.read(JOB, "hidden.0"))
+
+
+@pytest.fixture
+def kept(tmp_path):
+    return Kept(tmp_path)
+
+
+def test_frames_of_closed_chunks_are_on_disk_and_all_others_in_memory(kept):
+    for one in (frame(0, 0, 1, 2, 3), frame(1, 3, 4, 5, 6), frame(2, 5, 7, 8, 9, epoch=1)):
+        kept.record.write(JOB, "hidden.0", 0, one)
+    assert kept.kept() == []
+    again = [(0, (1, 2, 3)), (1, (4, 5)), (2, (7, 8, 9))]
+    assert kept.read(0) == again
+    kept.record.close(0)
+    kept.record.close(1)
+    assert kept.closed == [0, 1]
+    assert kept.plain == [(0, 0), (1, 1), (1, 2), (1, 3), (1, 4)]
+    assert kept.kept() == [(0, (1, 2, 3)), (1, (4,)), (2, (5,)), (3, (7,)), (4, (8,))]
+    assert kept.read(0) == again
+    assert kept.read(2) == again[2:]
+
+
+def test_a_close_that_comes_before_its_rows_waits_for_them(kept):
+    kept.record.write(JOB, "hidden.0", 0, frame(0, 0, 1, 2, 3))
+    kept.record.close(1)
+    kept.record.close(0)
+    assert kept.closed == [0]
+    kept.record.write(JOB, "hidden.0", 0, frame(1, 3, 4, 5, 6))
+    assert kept.closed == [0]
+    kept.record.write(JOB, "hidden.0", 0, frame(2, 6, 7))
+    assert kept.closed == [0, 1]
+
+
+def test_by_a_takeover_chunks_are_closed_as_their_rows_come(kept):
+    kept.record.closed_before(2)
+    kept.record.write(JOB, "hidden.0", 0, frame(0, 0, 1, 2, 3))
+    assert kept.plain == [(0, 0)]
+    kept.record.write(JOB, "hidden.0", 0, frame(1, 3, 4, 5, 6, 7))
+    assert kept.plain == [(0, 0), (1, 1), (1, 2), (1, 3), (1, 4)]
+    assert kept.closed == []  # that it is paid for is another matter
+
+
+def test_a_reading_goes_on_where_frames_settle_and_more_come_meanwhile(kept):
+    kept.record.write(JOB, "hidden.0", 0, frame(0, 0, 1, 2, 3))
+    reading = kept.record.read(JOB, "hidden.0", 0)
+    found = [next(reading)[1]]
+    for seq in range(1, 6):
+        kept.record.write(JOB, "hidden.0", 0, frame(seq, 2 + seq, seq))
+    found.append(next(reading)[1])
+    kept.record.close(0)
+    kept.record.close(1)
+    found += [one for _, one in reading]
+    assert numbers(found) == [(0, (1, 2, 3)), *((seq, (seq,)) for seq in range(1, 6))]
+
+
+def test_the_customers_edges_go_straight_to_the_tape(kept):
+    text = Frame("tokens", 0, (Array("int64", (1,), bytes(8)),), {"pos": 3, "chunk": 0})
+    kept.record.write(JOB, "tokens", 0, text)
+    assert [one for _, one in kept.record.read(JOB, "tokens")] == [one for _, one in kept.spool.read(JOB, "tokens")]
+    assert len(list(kept.spool.read(JOB, "tokens"))) == 1
+
+
+def test_what_cannot_follow_is_refused_with_its_edge_and_leaves_nothing(kept):
+    with pytest.raises(BadFrame) as refused:
+        kept.record.came("hidden.0", 0, frame(1, 3, 1))
+    assert refused.value.field == "hidden.0"
+    kept.record.came("hidden.0", 0, frame(0, 0, 1, 2, 3))
