@@ -48,7 +48,8 @@ class Cell:
 class Lane:
     """What a stage keeps of a session: the run, as its paths by length, and the live cells."""
 
-    def __init__(self, prompt: Sequence[int]) -> None:
+    def __init__(self, prompt: Sequence[int], positions: int) -> None:
+        self._positions = positions
         self.run = [path_of(prompt[:n]) for n in range(len(prompt) + 1)]
         self.epoch = 0
         self.cells: list[Cell] = []
@@ -83,6 +84,7 @@ class Lane:
         for token, number in zip(tokens, sent.parents, strict=True):
             parent = None if number < 0 else self.cells[number]
             self.cells.append(Cell(grown(self.run[-1] if parent is None else parent.path, token), parent))
+        assert len(self.run) - 1 + len(self.cells) <= self._positions, "more cells than the lane has"
         self.most_cells = max(self.most_cells, len(self.cells))
         return [cell.path for cell in self.cells[len(self.cells) - len(tokens) :]]
 
@@ -91,8 +93,8 @@ class FakeRing:
     """Frames in, returns out in order. `eager`: how many waiting frames are computed whenever some come; the others are
     when nothing else is left, and dead ones are skipped by then, as far as a stage may know it."""
 
-    def __init__(self, prompt: Sequence[int], eager: Callable[[], int], *, skips: bool = True) -> None:
-        self.lane = Lane(prompt)
+    def __init__(self, prompt: Sequence[int], count: int, eager: Callable[[], int], *, skips: bool = True) -> None:
+        self.lane = Lane(prompt, len(prompt) + count)
         self._eager, self._skips = eager, skips
         self._waiting: deque[Sent] = deque()
         self._back: deque[tuple[int, list[Path] | None]] = deque()

@@ -16,7 +16,7 @@ def run(count, *, lookahead, tree, right, width=1, rows=1, eager=lambda: 1, skip
     text = plain(PROMPT, count)
     liar = Liar([*PROMPT, *text], right, width, seed)
     flight = Flight(len(PROMPT), PROMPT[-1], lookahead, tree=tree)
-    ring = FakeRing(PROMPT, eager, skips=skips)
+    ring = FakeRing(PROMPT, count, eager, skips=skips)
     more = {} if worth is None else {"worth": worth}
     assert decode(flight, ring, PROMPT, count, liar.expand, rows=rows, **more) == text
     return flight, ring
@@ -71,7 +71,7 @@ def test_no_more_rows_are_awaited_than_the_lookahead():
         text = plain(PROMPT, 300)
         liar = Liar([*PROMPT, *text], lambda at: at % 3 != 0, 3)
         flight = Flight(len(PROMPT), PROMPT[-1], 9, tree=tree)
-        ring = FakeRing(PROMPT, lambda: 1)
+        ring = FakeRing(PROMPT, 300, lambda: 1)
         put, most = ring.put, []
 
         def counted(frames, put=put, most=most, flight=flight):

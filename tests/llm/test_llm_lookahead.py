@@ -107,8 +107,14 @@ def test_a_stop_string_an_end_token_and_the_context_end_it_where_they_would(ring
     ids = ring.generate(PROMPT, max_tokens=60)[0]
     guessing(ring, PROMPT, ids, lambda at: True)
     assert ring.generate(PROMPT, max_tokens=60, stop=[stop], lookahead=16) == expected
-    guessing(ring, [3] * 250, long[0], lambda at: True)
-    assert ring.generate([3] * 250, max_tokens=1_000, lookahead=16) == long
+    for width in (1, 4):
+        guessing(ring, [3] * 250, long[0], lambda at: True, width)
+        assert ring.generate([3] * 250, max_tokens=1_000, lookahead=16) == long
+    # A tree's branches take cells of their own, which the lane has not more of than positions.
+    near = ring.generate([3] * 150, max_tokens=1_000)
+    for right in (lambda at: True, lambda at: at % 3 != 0):
+        guessing(ring, [3] * 150, near[0], right, 4)
+        assert ring.generate([3] * 150, max_tokens=1_000, lookahead=64) == near
     driver = ring.actors["driver"]
     config = driver.program.config.model_copy(update={"eos_token_id": (ids[5],)})
     driver.program = driver.program.model_copy(update={"config": config})

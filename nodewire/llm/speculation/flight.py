@@ -130,9 +130,12 @@ class Flight:
     def grow(self, expand: Callable[[Node], Sequence[Guess]], worth: Worth, last: int) -> None:
         """Take in the likeliest guesses, one after the other, while there is room and each is worth it.
 
-        `expand` says what may follow a node, the likeliest first; no row goes beyond position `last`.
+        `expand` says what may follow a node, the likeliest first; no row goes beyond position `last`. A lane has two
+        more: a cell for each position, and of those one for a head that finds all others taken by dead guesses.
         """
         room = self._lookahead - self._rows - len(self._unsent)
+        if self._tree:
+            room = min(room, last + 1 - self._run - len(self._cells) - len(self._unsent))
         if room <= 0:
             return
         heap: list[tuple[float, int, Node]] = []
