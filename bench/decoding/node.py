@@ -24,11 +24,13 @@ from bench.transition_node import lines, say
 from nodewire.errors import NodewireError
 from nodewire.nostr.keys import Keys
 from nodewire.protocol.frame import Array, Frame, Meta
-from nodewire.wire import JobMailbox, Node, Route
+from nodewire.wire import JobMailbox, Node, Patience, Route
 
 WIDTH = 512
 ROW_BYTES = 2 * WIDTH
 SETTLED_S = 0.5
+SILENCE_S = 30.0
+"""Nobody dies here, but a busy machine may leave a process waiting for long."""
 _SHARP_S = 0.0015
 """What is left of a wait when it is no longer the event loop's, whose timers are coarse."""
 
@@ -161,7 +163,7 @@ async def main() -> None:
     say(keys.public)
     known = json.loads(await heard.readline())
     index, ring = known["index"], known["ring"]
-    node = Node(keys)
+    node = Node(keys, patience=Patience(silence_s=SILENCE_S))
     host, port = ring[index][1].split(":")
     await node.listen(host, int(port))
     say("listening")
