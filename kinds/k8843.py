@@ -8,8 +8,9 @@ by the driver, which alone knows how many were accepted. `embed` and `run`: one 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -26,6 +27,7 @@ from nodewire.protocol.refusal import refusal
 MAX_NEW_TOKENS = 1_000_000
 MAX_STOPS = 4
 MAX_STOP_CHARS = 64
+MAX_BIASES = 300
 MERGED_POSITIONS = 512
 """Of a decoder's earlier inputs that are computed at once."""
 
@@ -130,6 +132,7 @@ class SplitInference:
             for out in outs:
                 await mailbox.put(out)
                 await closing.after(task, out)
+            closing.returned(task, frame)
 
     async def _computed(
         self, frame: Frame[Array], task: str, job: Job, worker: Worker, guessing: Guessing | None
@@ -190,6 +193,8 @@ class _Closing:
         self._seen: dict[int, set[str]] = {}
         self._last: int | None = None
         self._done: set[int] = set()
+        self._lacks = -1
+        """The frame by which the stages keep the last rows that count; what its return keeps counts here, too."""
 
     async def before(self, task: str, outs: Sequence[Frame[Array]]) -> None:
         """Outputs of a task are about to go: of the driver's, a token that is its chunk's last completes that."""
@@ -201,6 +206,8 @@ class _Closing:
                     positions = out.meta.get("tokens", 1)
                     assert isinstance(positions, int)
                     self._units = -(-positions // self._job.manifest.chunk)
+                elif out.tensors[0].shape[1] == 0:
+                    self._lacks = out.seq
                 continue
             chunk = chunk_said(out)
             if out.meta.get("end") is not True and chunk_of(self._job.manifest, out.seq + 1) > chunk:
@@ -232,7 +239,13 @@ class _Closing:
             await self._desk.completed(chunk, units, end=True)
         else:
             await self._desk.completed(chunk, units, end=True, positions=seq - first + 1)
-        self.ended.set()
+        if self._lacks < 0:
+            self.ended.set()
+
+    def returned(self, task: str, frame: Frame[Array]) -> None:
+        """A frame has been taken: the driver has everything with the return that it lacked."""
+        if self._generates and task == self._job.manifest.driver.name and frame.seq == self._lacks:
+            self.ended.set()
 
     def _units_of(self, chunk: int) -> int:
         return self._units if chunk == 0 else 1
@@ -362,6 +375,27 @@ def _max_tokens(params: Params, manifest: Manifest) -> int:
     return _integer(params, "max_tokens", 128, 1, most)
 
 
+def _logit_bias(params: Params, manifest: Manifest) -> Any:
+    biases: Any = params.get("logit_bias", {})
+    if not isinstance(biases, Mapping) or len(biases) > MAX_BIASES:
+        raise BadInput("logit_bias", f"not a map of at most {MAX_BIASES} token ids")
+    if not all(isinstance(token, str) and re.fullmatch("[0-9]{1,7}", token) for token in biases):
+        raise BadInput("logit_bias", "a token id is not a decimal text")
+    return {token: _number({"logit_bias": bias}, "logit_bias", 0.0, -100.0, 100.0) for token, bias in biases.items()}
+
+
+def _unless(
+    default: Any, read: Callable[..., Any], name: str, low: Any, high: Any
+) -> Callable[[Params, Manifest], Any]:
+    """A parameter that is left out where it has its default."""
+
+    def check(params: Params, _: Manifest) -> Any:
+        value = read(params, name, default, low, high)
+        return _LEFT_OUT if value == default else value
+
+    return check
+
+
 _LEFT_OUT = object()
 """What a parameter is that has its default, if it is left out then: so documents are as they ever were."""
 _GENERATION: dict[str, Callable[[Params, Manifest], Any]] = {
@@ -371,6 +405,12 @@ _GENERATION: dict[str, Callable[[Params, Manifest], Any]] = {
     "seed": lambda params, _: _integer(params, "seed", 0, 0, 2**63 - 1),
     "stop": _stop,
     "special_tokens": _special_tokens,
+    "top_k": _unless(0, _integer, "top_k", 0, 2**31 - 1),
+    "min_p": _unless(0.0, _number, "min_p", 0.0, 1.0),
+    "repetition_penalty": _unless(1.0, _number, "repetition_penalty", 0.01, 100.0),
+    "presence_penalty": _unless(0.0, _number, "presence_penalty", -2.0, 2.0),
+    "frequency_penalty": _unless(0.0, _number, "frequency_penalty", -2.0, 2.0),
+    "logit_bias": lambda params, manifest: _logit_bias(params, manifest) or _LEFT_OUT,
 }
 """The parameters of a generation (NIPS.md, "Tickets"): each has its value or default from what the customer sent."""
 

@@ -44,6 +44,7 @@ class Guessing:
 
     async def begun(self, frame: Frame[Array]) -> Frame[Array]:
         """A prompt, as the task is given it: a driver that enters answers it as one that never guesses."""
+        self._desk.received(self._task, frame)
         if self._drives and await self._leading() is not None:
             return replace(frame, meta={**frame.meta, "replay": True})
         return frame

@@ -225,7 +225,8 @@ class _LocalDesk:
 
     def received(self, task: str, frame: Frame[Array]) -> None:
         assert self._record is not None
-        self._record.came(frame.edge, self._attempt, frame)
+        if frame.edge in self._record.inner:
+            self._record.came(frame.edge, self._attempt, frame)
 
     def _plain(self, edge: str, chunk: int, frame: Frame[Array]) -> None:
         """What went on an inner edge is final."""

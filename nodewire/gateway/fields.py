@@ -10,7 +10,7 @@ from typing import Any
 from nodewire.gateway.refusals import bad_request, unsupported
 
 Body = Mapping[str, Any]
-MAX_STOPS, MAX_STOP_CHARS = 4, 64
+MAX_STOPS, MAX_STOP_CHARS, MAX_BIASES = 4, 64, 300
 
 
 def _number(name: str, value: Any, low: float, high: float) -> float:
@@ -54,6 +54,30 @@ def _max_tokens(name: str, value: Any) -> int:
     return _integer(name, value, 1, 1_000_000)
 
 
+def _penalty(name: str, value: Any) -> float:
+    return _number(name, value, -2, 2)
+
+
+def _repetition_penalty(name: str, value: Any) -> float:
+    return _number(name, value, 0.01, 100)
+
+
+def _min_p(name: str, value: Any) -> float:
+    return _number(name, value, 0, 1)
+
+
+def _top_k(name: str, value: Any) -> int:
+    return max(0, _integer(name, value, -1, 2**31 - 1))  # -1 is how others say that there is no bound
+
+
+def _logit_bias(name: str, value: Any) -> dict[str, float]:
+    if not isinstance(value, dict) or len(value) > MAX_BIASES:
+        raise bad_request(f"{name}: not an object of at most {MAX_BIASES} token ids", name)
+    if not all(token.isascii() and token.isdecimal() and len(token) < 8 for token in value):
+        raise bad_request(f"{name}: a key is not a token id", name)
+    return {token: _number(name, bias, -100, 100) for token, bias in value.items()}
+
+
 SAMPLING: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
     "max_tokens": ("max_tokens", _max_tokens),
     "max_completion_tokens": ("max_tokens", _max_tokens),
@@ -61,8 +85,15 @@ SAMPLING: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
     "top_p": ("top_p", _top_p),
     "seed": ("seed", _seed),
     "stop": ("stop", _stop),
+    "presence_penalty": ("presence_penalty", _penalty),
+    "frequency_penalty": ("frequency_penalty", _penalty),
+    "logit_bias": ("logit_bias", _logit_bias),
+    "top_k": ("top_k", _top_k),
+    "min_p": ("min_p", _min_p),
+    "repetition_penalty": ("repetition_penalty", _repetition_penalty),
 }
-"""By OpenAI's name, the parameter of the job (kind 8843) that it becomes, and how its value is read."""
+"""By OpenAI's name (the last three are what other servers have), the parameter of the job (kind 8843) that it becomes,
+and how its value is read."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -71,9 +102,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "logprobs": (False,),
     "top_logprobs": (0,),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),

@@ -206,9 +206,10 @@ class Driver:
         flight.returned()
         if state.ended is not None:
             flight.drop()
-            return told
+            last = flight.last()
+            return [*([self._hidden(state, last)] if last is not None else []), *told]
         # The ring first: the next token waits for it, the customer's copy does not.
-        return [*self._onward(state, flight), *told]
+        return [*self._onward(state, flight, guesses=frame.meta.get("replay") is not True), *told]
 
     def _read(self, state: _Session, flight: Flight, sent: Sent, x: Tensor) -> list[Frame[Any]]:
         """The tokens that the rows of a return make known, as the customer gets them."""
@@ -248,10 +249,10 @@ class Driver:
             meta["reason"] = state.ended
         return Frame(self.program.edge_tokens, seq, (torch.tensor([token], dtype=torch.int64),), meta)
 
-    def _onward(self, state: _Session, flight: Flight) -> list[Frame[Any]]:
-        """The newest token's row, unless it is out already, and guesses."""
+    def _onward(self, state: _Session, flight: Flight, *, guesses: bool) -> list[Frame[Any]]:
+        """The newest token's row, unless it is out already, and `guesses`, unless another's session is replayed."""
         router, rows = state.router, 1
-        if router is not None:
+        if router is not None and guesses:
             # The last token's row is never needed, so neither is any after the one before it.
             last = min(self.program.positions, state.prompt + state.sampling.max_tokens) - 2
             flight.grow(router.expand, router.worth, last)

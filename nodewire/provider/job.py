@@ -349,7 +349,10 @@ class JobRun:
 
     def received(self, task: str, frame: Frame[Array]) -> None:
         assert self._record is not None
-        self._record.came(frame.edge, self.attempt, frame)
+        if frame.edge in self._record.inner:
+            self._record.came(frame.edge, self.attempt, frame)
+        else:  # the customer's, for who computes it again
+            self._record.write(self.request.id, frame.edge, self.attempt, frame)
 
     def _plain(self, edge: str, chunk: int, frame: Frame[Array]) -> None:
         """What came or went on an inner edge is final."""

@@ -56,10 +56,14 @@ async def test_sampling_is_openais_with_its_defaults(tmp_path):
     async with opened(tmp_path) as gateway:
         await gateway.post("completions", TEXT)
         asked = {"temperature": 0, "top_p": 0.5, "seed": -1, "stop": "x", "max_tokens": 7, "user": "u", "n": 1}
-        await gateway.post("completions", {**TEXT, **asked, "presence_penalty": 0.0, "logit_bias": None})
-        first, second = (order.params for order in gateway.buyer.orders)
+        await gateway.post("completions", {**TEXT, **asked, "logit_bias": None})
+        changed = {"presence_penalty": 1, "frequency_penalty": -0.5, "logit_bias": {"5": -100}, "min_p": 0.1}
+        changed["top_k"] = -1
+        await gateway.post("completions", {**TEXT, **asked, **changed, "repetition_penalty": 1.1})
+        first, second, third = (order.params for order in gateway.buyer.orders)
     assert (first["temperature"], first["max_tokens"]) == (1.0, 16) and 0 <= first["seed"] < 2**63
     assert second == {"temperature": 0.0, "top_p": 0.5, "seed": 2**63 - 1, "stop": ["x"], "max_tokens": 7}
+    assert third == {**second, **changed, "top_k": 0, "repetition_penalty": 1.1}
 
 
 @pytest.mark.parametrize(
@@ -81,9 +85,9 @@ async def test_sampling_is_openais_with_its_defaults(tmp_path):
         ("completions", {**TEXT, "best_of": 3}, "best_of"),
         ("completions", {**TEXT, "echo": True}, "echo"),
         ("completions", {**TEXT, "logprobs": 0}, "logprobs"),
-        ("completions", {**TEXT, "logit_bias": {"5": 1}}, "logit_bias"),
-        ("completions", {**TEXT, "frequency_penalty": 0.1}, "frequency_penalty"),
-        ("completions", {**TEXT, "min_p": 0.1}, "min_p"),
+        ("completions", {**TEXT, "logit_bias": {"five": 1}}, "logit_bias"),
+        ("completions", {**TEXT, "frequency_penalty": 2.1}, "frequency_penalty"),
+        ("completions", {**TEXT, "min_p": -0.1}, "min_p"),
         ("completions", {**TEXT, "temperature": -0.1}, "temperature"),
         ("completions", {**TEXT, "temperature": 1e308}, "temperature"),
         ("completions", {**TEXT, "temperature": "hot"}, "temperature"),

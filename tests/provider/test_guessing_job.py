@@ -10,6 +10,7 @@ import pytest
 
 from nodewire.errors import BadFrame
 from nodewire.llm.sampling import Sampling
+from nodewire.llm.speculation.drafter import Candidate
 from nodewire.llm.whole import Whole
 from nodewire.protocol.close import Close
 from nodewire.protocol.frame import Array, Frame
@@ -95,6 +96,52 @@ async def test_many_rows_a_frame_and_guesses_over_several_chunks_end_with_the_sa
     market = guessing(folder, tmp_path, truth, chance=0.9, depth=depth, width=width, chunk=chunk, policy="sampled")
     assert await served(market) == truth.ids
     count = 1 + -(-(len(truth.ids) - 1) // chunk)
+    for asked in dues(market).values():
+        assert [chunk for chunk, *_ in asked] == list(range(count))
+
+
+class Knowing:
+    """A drafter for the model's own driver: what is right by `guess` first, something else beside it."""
+
+    def __init__(self, guess):
+        self.guess, self.count = guess, 0
+
+    def accept(self, token):
+        self.count += 1
+
+    def root(self):
+        return self.count
+
+    def after(self, place, token):
+        return place + 1
+
+    def candidates(self, place):
+        token = self.guess(place)
+        return [Candidate(token, 0, 0.8), Candidate((token + 3) % 290, 0, 0.1)]
+
+
+@pytest.mark.parametrize("policy", ["none", "sampled"])
+@pytest.mark.parametrize("chance", [0.0, 0.6, 1.0])
+async def test_a_decoders_own_driver_and_its_trees_end_with_the_same_tokens_and_every_chunk_is_claimed(
+    folder,  # noqa: F811
+    tmp_path,
+    truth,
+    policy,
+    chance,
+):
+    market = make_market(folder, tmp_path, policy, lookahead=8, chunk=16)
+    driver = market.actors[market.manifest.driver.name]
+    driver.program = driver.program.model_copy(update={"chunk": 16})
+    drafted = []
+
+    def drafters(sampler):
+        drafted.append(sampler)
+        return [Knowing(right_by(chance, truth))]
+
+    driver._make_drafters = drafters
+    assert await served(market) == truth.ids
+    assert drafted
+    count = 1 + -(-(len(truth.ids) - 1) // 16)
     for asked in dues(market).values():
         assert [chunk for chunk, *_ in asked] == list(range(count))
 

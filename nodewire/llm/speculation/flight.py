@@ -103,6 +103,10 @@ class Flight:
         """It is back; its rows have been looked at."""
         self._sent.popleft()
 
+    def last(self) -> Sent | None:
+        """A frame of no rows by which stages keep what is accepted of their live cells; None if they have kept it."""
+        return self._send(()) if any(node.accepted for node in self._cells) else None
+
     def drop(self) -> None:
         """It has ended: nothing that is in flight matters."""
         for node in _tree(self.head):
