@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bench.decoding.cells import Back, Sent
+from bench.decoding.truth import Scripted
 from nodewire.llm.speculation.drafter import Candidate
 from nodewire.llm.speculation.flight import Flight
 from nodewire.llm.speculation.router import Router
-
-from bench.decoding.cells import Back, Sent
-from bench.decoding.truth import Scripted
 
 
 class _Drafter:
