@@ -354,6 +354,20 @@ def _number(params: Params, name: str, default: float, low: float, high: float) 
     return float(value)
 
 
+def _temperature(params: Params, manifest: Manifest) -> float:
+    temperature = _number(params, "temperature", 0.0, 0.0, 10.0)
+    if 0 < temperature < 0.001:
+        raise BadInput("temperature", "between 0 and 0.001; 0 is greedy")
+    return temperature
+
+
+def _top_p(params: Params, manifest: Manifest) -> float:
+    top_p = _number(params, "top_p", 1.0, 0.0, 1.0)
+    if top_p == 0:
+        raise BadInput("top_p", "0 leaves no token")
+    return top_p
+
+
 def _stop(params: Params, manifest: Manifest) -> list[str]:
     stop = params.get("stop", [])
     if not isinstance(stop, list | tuple) or len(stop) > MAX_STOPS:
@@ -379,8 +393,8 @@ def _logit_bias(params: Params, manifest: Manifest) -> Any:
     biases: Any = params.get("logit_bias", {})
     if not isinstance(biases, Mapping) or len(biases) > MAX_BIASES:
         raise BadInput("logit_bias", f"not a map of at most {MAX_BIASES} token ids")
-    if not all(isinstance(token, str) and re.fullmatch("[0-9]{1,7}", token) for token in biases):
-        raise BadInput("logit_bias", "a token id is not a decimal text")
+    if not all(isinstance(token, str) and re.fullmatch("0|[1-9][0-9]{0,6}", token) for token in biases):
+        raise BadInput("logit_bias", "a token id is not a decimal text without leading zeros")
     return {token: _number({"logit_bias": bias}, "logit_bias", 0.0, -100.0, 100.0) for token, bias in biases.items()}
 
 
@@ -400,8 +414,8 @@ _LEFT_OUT = object()
 """What a parameter is that has its default, if it is left out then: so documents are as they ever were."""
 _GENERATION: dict[str, Callable[[Params, Manifest], Any]] = {
     "max_tokens": _max_tokens,
-    "temperature": lambda params, _: _number(params, "temperature", 0.0, 0.0, 10.0),
-    "top_p": lambda params, _: _number(params, "top_p", 1.0, 0.0, 1.0),
+    "temperature": _temperature,
+    "top_p": _top_p,
     "seed": lambda params, _: _integer(params, "seed", 0, 0, 2**63 - 1),
     "stop": _stop,
     "special_tokens": _special_tokens,

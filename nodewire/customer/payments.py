@@ -131,8 +131,10 @@ class JobPayments:
         return max(self._closed, default=-1) + 1 if self._closed is not None else self._delivered + 1
 
     def came(self) -> int:
-        """How many chunks have come so that they are owed, all that were before them included."""
-        return next(chunk for chunk in count() if not self._may_pay(chunk))
+        """How many chunks are owed, all that were before them included: of a generation those that its driver closed,
+        else those that have come."""
+        closed = self._closed
+        return next(n for n in count() if (n not in closed if closed is not None else not self._may_pay(n)))
 
     @property
     def newest(self) -> Takeover | None:

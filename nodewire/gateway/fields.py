@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -73,7 +74,7 @@ def _top_k(name: str, value: Any) -> int:
 def _logit_bias(name: str, value: Any) -> dict[str, float]:
     if not isinstance(value, dict) or len(value) > MAX_BIASES:
         raise bad_request(f"{name}: not an object of at most {MAX_BIASES} token ids", name)
-    if not all(token.isascii() and token.isdecimal() and len(token) < 8 for token in value):
+    if not all(re.fullmatch("0|[1-9][0-9]{0,6}", token) for token in value):
         raise bad_request(f"{name}: a key is not a token id", name)
     return {token: _number(name, bias, -100, 100) for token, bias in value.items()}
 

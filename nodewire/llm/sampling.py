@@ -152,6 +152,8 @@ def _biases(value: Any) -> tuple[tuple[int, float], ...]:
         token = int(key) if isinstance(key, str) and key.isdecimal() and len(key) <= 9 else key
         if type(token) is not int or not 0 <= token < 2**31:
             raise BadInput("logit_bias", f"{str(key)[:40]} is not a token's id")
+        if token in found:
+            raise BadInput("logit_bias", f"token {token} stands twice")
         found[token] = _number({"logit_bias": bias}, "logit_bias", 0.0, -100.0, 100.0)
     return tuple(sorted(found.items()))
 

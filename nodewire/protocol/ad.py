@@ -23,7 +23,7 @@ from nodewire.protocol.schema import Count, Hex32, Label, Msat, Name, Schema
 
 KIND = kinds.AD
 MAX_OFFERS = 1_024
-LOOKAHEAD = 8
+LOOKAHEAD = 1
 """What a provider takes that says nothing."""
 
 

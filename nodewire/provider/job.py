@@ -465,6 +465,12 @@ class JobRun:
         close.check(self._driver)
         if close.units != self._units.get(close.chunk, close.units):
             raise BadFrame("units", f"{close.units}, chunk {close.chunk} had {self._units[close.chunk]} here")
+        if close.positions is not None and not (
+            close.end and close.chunk and 0 < close.positions <= self._job.manifest.chunk
+        ):
+            raise BadFrame(
+                "positions", f"{close.positions} of chunk {close.chunk}, which is not the last, or not so long"
+            )
         await self._finish(close.chunk, close.units, close.end, close.attempt, close.positions)
 
     async def _finish(self, chunk: int, units: int, end: bool, attempt: int, positions: int | None = None) -> None:
@@ -480,6 +486,7 @@ class JobRun:
 
     def _complete(self, chunk: int) -> None:
         """No row of a chunk that the driver has closed is lacking."""
+        self._closed.add(chunk)  # at once: its close may come twice
         self._spawn(self._finished(chunk, *self._closing.pop(chunk)))
 
     async def _finished(self, chunk: int, units: int, end: bool, attempt: int) -> None:

@@ -153,6 +153,7 @@ ABSURD = [
     {"frequency_penalty": "-2.5"},
     {"logit_bias": [1]},
     {"logit_bias": {"x": 1}},
+    {"logit_bias": {"5": -100, "05": 100}},
     {"logit_bias": {-1: 1}},
     {"logit_bias": {"1": 101}},
     {"logit_bias": {str(i): 1 for i in range(301)}},

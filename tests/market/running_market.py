@@ -290,6 +290,7 @@ class RunningMarket:
                 "blossom": [self.blossom],
                 "committee": self.committee,
                 "patience_s": stall.patience_s,
+                "lookahead": 8,
             }
             serve = [
                 "\n".join(

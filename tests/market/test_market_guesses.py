@@ -40,12 +40,12 @@ async def generate(customer, market, **params):
 )
 async def test_who_has_its_driver_guess_gets_the_same_tokens_and_pays_the_same(market, alone, params):
     plain, made = {}, {}
-    async with market.customer("patient") as patient:
-        assert await generate(patient, market, **params) == alone(**params)
-        plain = patient.last
-    async with market.customer("hasty", lookahead=8) as hasty:
-        assert await generate(hasty, market, **params) == alone(**params)
-        made = hasty.last
+    async with market.customer("plodder") as plodder:
+        assert await generate(plodder, market, **params) == alone(**params)
+        plain = plodder.last
+    async with market.customer("guesser", lookahead=8) as guesser:
+        assert await generate(guesser, market, **params) == alone(**params)
+        made = guesser.last
     (asked,) = await market.events(Filter(ids=frozenset({made["request"]}), kinds=frozenset({kinds.INFERENCE})))
     assert job.parse(asked).plan.terms.lookahead == 8
     assert sum(made["paid_msat"].values()) == sum(plain["paid_msat"].values()) > 0
@@ -53,11 +53,11 @@ async def test_who_has_its_driver_guess_gets_the_same_tokens_and_pays_the_same(m
 
 async def test_what_was_guessed_around_passes_its_judgement(market):
     now = await market.until(lambda s: True)
-    async with market.customer("hasty", lookahead=8) as hasty:
-        await hasty.session.market.epoch(timeout_s=10, after=now.body.epoch - 1)
-        terms = hasty.terms.model_copy(update={"verify": "sampled"})
-        ids = await generate(hasty, market, max_tokens=20, terms=terms, wait=True)
-        done = hasty.last
+    async with market.customer("guesser", lookahead=8) as guesser:
+        await guesser.session.market.epoch(timeout_s=10, after=now.body.epoch - 1)
+        terms = guesser.terms.model_copy(update={"verify": "sampled"})
+        ids = await generate(guesser, market, max_tokens=20, terms=terms, wait=True)
+        done = guesser.last
     assert len(ids) == 20
     assert done["repaired"] == []
     assert {one["outcome"] for one in done["verdicts"]} == {"pass"}

@@ -32,9 +32,9 @@ def test_a_plan_that_looks_ahead_too_far_is_refused(lookahead):
         Plan.from_document(document)
 
 
-def test_an_ad_that_says_nothing_takes_eight():
+def test_an_ad_that_says_nothing_takes_no_guesses():
     said = ad()
-    assert said.lookahead == 8
+    assert said.lookahead == 1
     assert "lookahead" not in said.document()
     other = said.model_copy(update={"lookahead": 2})
     assert Ad.parse(other.to_json()) == other

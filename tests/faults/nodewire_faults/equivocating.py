@@ -18,23 +18,26 @@ from nodewire.wire.sending import Sender
 
 def send_otherwise(tasks: Sequence[str]) -> None:
     """From now on every job of this process sends otherwise what `tasks` (all if empty) put out."""
-    produced, parcel = JobRun.produced, Sender.parcel
+    produced, hash_it, parcel = JobRun.produced, JobRun._hashed, Sender.parcel
     edges: set[tuple[str, str]] = set()
 
     def otherwise(self: Any, task: str, chunk: int, frame: Frame[Array]) -> None:
-        produced(self, task, chunk, frame)
         target = next(edge.target for edge in self._job.manifest.edges if edge.name == frame.edge)
         if target != CUSTOMER and (not tasks or task in tasks):
             edges.add((self.request.id, frame.edge))
-            if self._statements is not None:
-                self._statements._signing._out[frame.edge, chunk][-1] = hashed(turned(frame))
+        produced(self, task, chunk, frame)
+
+    def signed_otherwise(self: Any, task: str, chunk: int, frame: Frame[Array]) -> None:
+        hash_it(self, task, chunk, frame)
+        if (self.request.id, frame.edge) in edges and self._statements is not None:
+            self._statements._signing._out[frame.edge, chunk][-1] = hashed(turned(frame))
 
     def turned_parcel(self: Any, outgoing: Any, attempt: int, frame: Frame[Array]) -> Any:
         lies = (self._request, frame.edge) in edges
         return parcel(self, outgoing, attempt, turned(frame) if lies else frame)
 
-    for owner, name, method in ((JobRun, "produced", otherwise), (Sender, "parcel", turned_parcel)):
-        setattr(owner, name, method)
+    JobRun.produced, JobRun._hashed = otherwise, signed_otherwise  # type: ignore[method-assign]
+    Sender.parcel = turned_parcel  # type: ignore[method-assign]
 
 
 def turned(frame: Frame[Array]) -> Frame[Array]:
