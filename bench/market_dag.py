@@ -84,7 +84,7 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
     calls = options.calls or (QUICK_CALLS if report.quick else CALLS)
     with tempfile.TemporaryDirectory() as scratch:
         wholes = {name: make(Path(scratch, name)) for name, (make, _, _) in MODELS.items()}
-        models = [Model(Path(scratch, name), target, name) for name, (_, target, _) in MODELS.items()]
+        models = [Model(Path(scratch, name), of[1], name, as_tensors=True) for name, of in MODELS.items()]
         models.append(Model(minilm(), MINILM_TARGET, MINILM))
         async with (
             Market(

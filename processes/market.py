@@ -51,11 +51,13 @@ _ENDING_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model that the market sells: its folder, the memory that a piece may need, and its name."""
+    """A model that the market sells: its folder, the memory that a piece may need, its name; `as_tensors`: cut without a
+    tokenizer."""
 
     folder: Path = DECODER
     target: str = DECODER_TARGET
     name: str = "pycoder"
+    as_tensors: bool = False
 
 
 @dataclass(slots=True)
@@ -150,6 +152,7 @@ class Market:
                 self.command(
                     "register", str(model.folder), "--target-vram", model.target, "--name", model.name,
                     "--slots", str(self._slots), "--key", self._at(f"author-{model.name}.nsec"), *where,
+                    *(("--as-tensors",) if model.as_tensors else ()),
                 )
                 for model in self._wanted
             ),
