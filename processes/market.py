@@ -51,8 +51,8 @@ _ENDING_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model that the market sells: its folder, the memory that a piece may need, its name; `as_tensors`: cut without a
-    tokenizer."""
+    """A model that the market sells: its folder, the memory that a piece may need, its name; `as_tensors`: it is cut
+    without a tokenizer."""
 
     folder: Path = DECODER
     target: str = DECODER_TARGET
