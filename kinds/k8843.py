@@ -22,6 +22,7 @@ from nodewire.protocol.chunk import chunk_of, first_seq
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.kinds import INFERENCE
 from nodewire.protocol.manifest import CUSTOMER, Manifest
+from nodewire.protocol.positions import count
 from nodewire.protocol.refusal import refusal
 
 MAX_NEW_TOKENS = 1_000_000
@@ -55,9 +56,7 @@ class SplitInference:
         merged: list[Frame[Array]] = []
         run: list[Frame[Array]] = []
         for frame in frames:
-            if run and not (
-                _adjoin(run[-1], frame) and sum(map(_positions, run)) + _positions(frame) <= MERGED_POSITIONS
-            ):
+            if run and not (_adjoin(run[-1], frame) and sum(map(count, run)) + count(frame) <= MERGED_POSITIONS):
                 merged.append(_joined(run))
                 run = []
             run.append(frame)
@@ -301,14 +300,8 @@ def _share(frame: Frame[Array], manifest: Manifest) -> tuple[int, int]:
     return chunk, units
 
 
-def _positions(frame: Frame[Array]) -> int:
-    """How many a frame of hidden states [1, n, width] has; 0 if it is none."""
-    shape = frame.tensors[0].shape if len(frame.tensors) == 1 else ()
-    return shape[1] if len(shape) == 3 and shape[0] == 1 else 0
-
-
 def _adjoin(frame: Frame[Array], after: Frame[Array]) -> bool:
-    if frame.edge != after.edge or not _positions(frame) or not _positions(after):
+    if frame.edge != after.edge or not count(frame) or not count(after):
         return False
     one, other = frame.tensors[0], after.tensors[0]
     if (one.dtype, one.shape[2]) != (other.dtype, other.shape[2]):
@@ -323,7 +316,7 @@ def _joined(run: Sequence[Frame[Array]]) -> Frame[Array]:
     first, last = run[0], run[-1]
     dtype, (_, _, width) = first.tensors[0].dtype, first.tensors[0].shape
     data = b"".join(frame.tensors[0].data for frame in run)
-    shape = (1, sum(map(_positions, run)), width)
+    shape = (1, sum(map(count, run)), width)
     return Frame(first.edge, last.seq, (Array(dtype, shape, data),), {**last.meta, "pos": first.meta["pos"]})
 
 

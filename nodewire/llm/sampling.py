@@ -15,10 +15,10 @@ from torch import Tensor
 
 from nodewire.errors import BadInput
 from nodewire.llm.config import MAX_POSITIONS
+from nodewire.protocol.guesses import MAX_LOOKAHEAD
 
 MAX_STOPS = 8
 MAX_STOP_CHARACTERS = 128
-MAX_LOOKAHEAD = 64
 MAX_TOP_LOGPROBS = 20
 MAX_BIASES = 300
 MAX_SCHEMA_CHARACTERS = 16_384

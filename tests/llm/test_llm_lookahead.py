@@ -8,8 +8,8 @@ from llm_models import Ring
 from speculated import KnowingDrafter
 
 from nodewire.errors import BadFrame, BadInput, NotAllowed
-from nodewire.llm.sampling import MAX_LOOKAHEAD
 from nodewire.protocol.frame import Frame
+from nodewire.protocol.guesses import MAX_LOOKAHEAD
 
 PROMPT = [5, 77, 130, 9, 201, 44, 12]
 TEXT = "the quick brown fox jumps over the lazy dog the quick brown"
