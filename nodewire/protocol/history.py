@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from nodewire.errors import BadFrame, NotFound
+from nodewire.errors import BadFrame, LinkLost, NotFound
 from nodewire.protocol.frame import Array, Frame, Meta
 from nodewire.protocol.guesses import SLACK_ROWS, Step, rows_of, step_of
 
@@ -144,7 +144,8 @@ class History:
         """The frames from number `first` on, as they came, but without rows that are void now.
 
         Raises:
-            NotFound: `plain` lacks some of them, or they are of a tree.
+            NotFound: `plain` lacks some of them.
+            LinkLost: they are of a tree: the job has to begin anew.
         """
         last, at, read = first - 1, -1, iter(list[Frame[Array]]())
         while True:
@@ -308,7 +309,7 @@ class History:
         """A frame that is not settled, once more."""
         step = came.step
         if step.is_tree:
-            raise NotFound(self._edge, "a tree of guesses is under way, which nobody sends again")
+            raise LinkLost(self._edge, "gone with a tree of guesses under way, which nobody sends again")
         skipped = next((i for i, row in enumerate(came.rows) if row is not None), 0)
         left = [row for row in came.rows if row is not None]
         return self._frame(step.seq, step.pos + skipped, step.epoch, left)
