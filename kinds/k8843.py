@@ -199,13 +199,14 @@ class _Closing:
         """Outputs of a task are about to go: of the driver's, a token that is its chunk's last completes that."""
         if not self._generates or task != self._job.manifest.driver.name:
             return
+        ends = any(out.meta.get("end") is True for out in outs)
         for out in outs:
             if out.edge not in self._to_customer:
                 if out.seq == 0:
                     positions = out.meta.get("tokens", 1)
                     assert isinstance(positions, int)
                     self._units = -(-positions // self._job.manifest.chunk)
-                elif out.tensors[0].shape[1] == 0:
+                elif ends:
                     self._lacks = out.seq
                 continue
             chunk = chunk_said(out)

@@ -1,8 +1,8 @@
 """A task of a generation whose driver guesses: what is computed of a frame, and what it is called. Part of kind 8843.
 
-Frames that are void are answered with ones without rows, uncomputed. A driver that enters the job is led to where its
-customer is: it gets the returns of accepted positions one by one, as if nobody had guessed, and its own frames go out
-under numbers and epochs above all that were in use before.
+Frames that are void are answered with ones without rows, uncomputed. A driver compares what comes back with what it has
+sent. One that enters the job is led to where its customer is: it gets the returns of accepted positions one by one, as
+if nobody had guessed, and its own frames go out under numbers and epochs above all that were in use before.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from kinds.k8843_waiting import Inboxes
 from nodewire.errors import BadFrame, LinkLost
 from nodewire.kind import Desk, Job
 from nodewire.protocol.chunk import chunk_of
-from nodewire.protocol.frame import Array, Frame, Meta
-from nodewire.protocol.guesses import is_computed, rows_of, without_rows
+from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.guesses import Step, is_computed, rows_of, step_of, without_rows
 from nodewire.protocol.manifest import CUSTOMER
 
 
@@ -33,8 +33,10 @@ class Guessing:
         self._drives = task == job.manifest.driver.name
         self._admitted = -1
         """The newest chunk that is."""
+        self._sent: dict[int, Step] = {}
+        """By number, the driver's frames that have not come back."""
         self._epoch = 0
-        """The newest that a driver has sent."""
+        """The newest that the driver has sent."""
         self._led: Led | None = None
         self._asked = False
 
@@ -53,31 +55,55 @@ class Guessing:
         """What the task is to compute of a frame, and what goes out without that.
 
         Raises:
-            BadFrame: the frame cannot follow those before it.
+            BadFrame: the frame cannot follow those before it, or is no answer to what was sent.
             LinkLost: this node drives in place of another, of which the customer had no token yet.
             PaymentRequired, OverBudget: as Desk.admit.
         """
+        if self._drives:
+            return await self._returned(frame), []
         self._desk.received(self._task, frame)
-        is_void = not is_computed(frame) or not await self._is_admitted(frame)
-        if not self._drives:
-            return ([], [self._empty(edge.name, frame) for edge in self._outputs]) if is_void else ([frame], [])
-        if not is_computed(frame) and frame.meta.get("epoch", 0) == self._epoch and self._led is None:
-            raise BadFrame(frame.edge, f"frame {frame.seq} was not computed, and nothing makes it void")
-        led = await self._leading()
-        if led is not None:
-            return led.returned(frame), []
-        return [without_rows(frame.edge, frame, frame.tensors[0].dtype) if is_void else frame], []
+        if not is_computed(frame) or not await self._is_admitted(frame):
+            return [], [self._empty(edge.name, frame) for edge in self._outputs]
+        return [frame], []
 
     def outs(self, frame: Frame[Array], outs: Sequence[Frame[Array]]) -> Sequence[Frame[Array]]:
         """What the task has made of a frame as it goes out: a stage's has the epoch of what it was made of."""
         if self._drives:
             if self._led is not None:
                 outs = [self._led.sent(out) if out.edge in self._inner else out for out in outs]
-            self._epoch = max((self._epoch, *(epoch_of(out) for out in outs if out.edge in self._inner)))
+            for out in outs:
+                if out.edge in self._inner:
+                    self._epoch = epoch_of(out)
+                    self._sent[out.seq] = step_of(out, self._job.lookahead)
             return outs
         if epoch := epoch_of(frame):
             outs = [replace(out, meta={**out.meta, "epoch": epoch}) for out in outs]
         return outs
+
+    async def _returned(self, frame: Frame[Array]) -> list[Frame[Array]]:
+        """What the driver is given of a return. Raises as `given`."""
+        led = await self._leading()
+        try:
+            step = step_of(frame, self._job.lookahead)
+        except BadFrame as error:
+            raise BadFrame(frame.edge, str(error)) from error
+        if led is not None and frame.seq < led.base:
+            found = led.returned(frame, step)
+            for one in found:
+                self._desk.received(self._task, one)
+                if (chunk := chunk_said(one)) > self._admitted:
+                    await self._desk.admit(chunk)
+                    self._admitted = chunk
+            return found
+        sent = self._sent.pop(frame.seq, None)
+        if sent is None or not step.answers(sent):
+            raise BadFrame(frame.edge, f"frame {frame.seq} is not the one that was sent")
+        if not is_computed(frame) and step.epoch == self._epoch:
+            raise BadFrame(frame.edge, f"frame {frame.seq} was not computed, and nothing makes it void")
+        self._desk.received(self._task, frame)
+        if not is_computed(frame) or not await self._is_admitted(frame):
+            frame = without_rows(frame.edge, frame, frame.tensors[0].dtype)
+        return [frame if led is None else led.own(frame)]
 
     async def _leading(self) -> Led | None:
         if not self._asked:
@@ -121,27 +147,26 @@ class Led:
     def __init__(self, job: Job, base: int, had: int) -> None:
         if had == 0:
             raise LinkLost("driver", "gone before its customer had a token: there is nothing to go on from")
+        self.base = base
         self._manifest = job.manifest
-        self._base, self._had = base, had
+        self._had = had
         self._end: int | None = None
         """Of the prompt."""
         self._next = 0
 
-    def returned(self, frame: Frame[Array]) -> list[Frame[Array]]:
-        """What the driver is given of a return: of what it did not send itself, the rows that it can rely on."""
-        if frame.seq >= self._base:
-            return [replace(frame, seq=frame.seq - self._base + self._had, meta=self._own(frame))]
-        pos = frame.meta.get("pos")
-        if type(pos) is not int or not is_computed(frame):
+    def returned(self, frame: Frame[Array], step: Step) -> list[Frame[Array]]:
+        """What the driver is given of a return of what another has sent, plain: the rows that it can rely on, each the
+        first that comes for its position."""
+        if not step.rows or step.is_tree:
             return []
         if self._end is None:
-            self._end = pos + frame.tensors[0].shape[1]
+            self._end = step.pos + step.rows
         found = []
         for i, row in enumerate(rows_of(frame.tensors[0])):
-            if pos + i - self._end + 1 != self._next or self._next >= self._had:
+            if step.pos + i - self._end + 1 != self._next or self._next >= self._had:
                 continue
             array = Array(frame.tensors[0].dtype, (1, 1, frame.tensors[0].shape[2]), row)
-            meta: dict[str, int | str | bytes | bool | None] = {"pos": pos + i, "tokens": 1}
+            meta: dict[str, int | str | bytes | bool | None] = {"pos": step.pos + i, "tokens": 1}
             meta["chunk"] = chunk_of(self._manifest, self._next)
             if self._next + 1 < self._had:
                 meta["replay"] = True
@@ -149,19 +174,18 @@ class Led:
             self._next += 1
         return found
 
-    def _own(self, frame: Frame[Array]) -> Meta:
-        """The meta of a frame that the driver sent, with its own epoch."""
+    def own(self, frame: Frame[Array]) -> Frame[Array]:
+        """A return of what the driver itself has sent, with its own number and epoch."""
         meta = {name: value for name, value in frame.meta.items() if name != "epoch"}
-        epoch = epoch_of(frame) - self._base
-        return {**meta, "epoch": epoch} if epoch > 0 else meta
+        if epoch := epoch_of(frame) - self.base:
+            meta["epoch"] = epoch
+        return replace(frame, seq=frame.seq - self.base + self._had, meta=meta)
 
     def sent(self, out: Frame[Array]) -> Frame[Array]:
         """What the driver sends, as the ring knows it."""
         if out.seq < self._had:
             return out
-        return replace(
-            out, seq=out.seq - self._had + self._base, meta={**out.meta, "epoch": epoch_of(out) + self._base}
-        )
+        return replace(out, seq=out.seq - self._had + self.base, meta={**out.meta, "epoch": epoch_of(out) + self.base})
 
 
 def chunk_said(frame: Frame[Array]) -> int:

@@ -36,7 +36,7 @@ class Product:
     def __init__(self, begin: Scripted, lookahead: int, *, tree: bool = True) -> None:
         self.tokens = [begin.token]
         self._tree, self._now_ns = tree, 0
-        self._flight = Flight(1, begin.token, lookahead, tree=tree)
+        self._flight = Flight(1, begin.token, lookahead, tree=tree, chunk=64)
         self._router = Router([_Drafter(begin)], clock_ns=lambda: self._now_ns)
 
     def start(self, now_ms: float) -> list[Sent]:
@@ -55,7 +55,7 @@ class Product:
         flight.returned()
         flight.grow(router.expand, router.worth, 2**40)
         frames = flight.frames(router.rows(flight.waiting) if self._tree else 1)
-        router.sent(frames)
+        router.sent([one for one in frames if one.nodes])
         return [
             Sent(one.seq, one.pos, tuple(node.token for node in one.nodes), one.epoch, one.parents, one.keep)
             for one in frames

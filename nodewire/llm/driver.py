@@ -147,7 +147,9 @@ class Driver:
             state.sampler.accept(token)
         ids = torch.cat((ids, history))
         state.prompt = n
-        state.flight = Flight(n, int(ids[-1]), state.sampling.lookahead, tree=state.router is not None)
+        # One that takes over sends what the ring knows already as if nobody had guessed: a chain, then.
+        tree = state.router is not None and frame.meta.get("replay") is not True
+        state.flight = Flight(n, int(ids[-1]), state.sampling.lookahead, tree=tree, chunk=self.program.chunk)
         if state.router is not None:
             for token in ids.tolist():
                 state.router.accept(token)
@@ -206,8 +208,7 @@ class Driver:
         flight.returned()
         if state.ended is not None:
             flight.drop()
-            last = flight.last()
-            return [*([self._hidden(state, last)] if last is not None else []), *told]
+            return [*(self._hidden(state, last) for last in flight.last()), *told]
         # The ring first: the next token waits for it, the customer's copy does not.
         return [*self._onward(state, flight, guesses=frame.meta.get("replay") is not True), *told]
 
@@ -259,7 +260,7 @@ class Driver:
             rows = router.rows(flight.waiting)
         sent = flight.frames(rows)
         if router is not None:
-            router.sent(sent)
+            router.sent([one for one in sent if one.nodes])
         return [self._hidden(state, one) for one in sent]
 
     def _speak(self, state: _Session, token: int, pos: int) -> tuple[str, Reason | None]:
@@ -277,7 +278,8 @@ class Driver:
 
     def _hidden(self, state: _Session, sent: Sent) -> Frame[Any]:
         ids = torch.tensor([node.token for node in sent.nodes], dtype=torch.int64)
-        chunk = chunk_of(1 + sent.pos - state.prompt, self.program.chunk)
+        first = sent.pos if ids.numel() else sent.pos - 1  # of no rows, of the last that it keeps
+        chunk = chunk_of(1 + first - state.prompt, self.program.chunk)
         meta: dict[str, int | str | bytes | bool | None] = {"pos": sent.pos, "chunk": chunk, "tokens": len(ids)}
         if sent.epoch:
             meta["epoch"] = sent.epoch

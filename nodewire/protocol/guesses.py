@@ -8,20 +8,24 @@ A driver that guesses sends rows before it knows that they are right, in frames 
     parents  trees: int16 per row, which of the live cells a row follows, -1 the run's end
     keep     trees: int16, which live cells, root first, join the run before this frame's rows
 
-A frame without rows stands for one that was void before it was computed.
+A frame without rows that keeps nothing stands for one that was void before it was computed: it rewinds as that did.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nodewire.errors import BadFrame
 from nodewire.protocol.frame import Array, Frame, bytes_of
 
 MAX_LOOKAHEAD = 64
 SLACK_ROWS = 64
+DEPTH = 2
+"""Times a plan's `lookahead`, how many positions a driver's guesses may be ahead of what it has accepted."""
+AHEAD_CHUNKS = 4
+"""So many chunks from the first open one on, and that, may have rows: nobody computes further ahead of its pay."""
 _MAX = 2**53
 
 
@@ -40,6 +44,12 @@ class Step:
     @property
     def is_tree(self) -> bool:
         return self.parents is not None or bool(self.keep)
+
+    def answers(self, sent: Step) -> bool:
+        """Whether this may come back for what a driver sent: the same, of a prompt its last position, or no rows."""
+        if sent.seq == 0:
+            return self == replace(sent, pos=sent.pos + sent.rows - 1, rows=1)
+        return self == sent or (not sent.keep and self == replace(sent, rows=0, parents=None))
 
 
 def step_of(frame: Frame[Array], lookahead: int) -> Step:
@@ -62,6 +72,8 @@ def step_of(frame: Frame[Array], lookahead: int) -> Step:
         raise BadFrame("rows", f"{rows} in frame {frame.seq}, at most {lookahead}")
     if parents is not None and len(parents) != rows:
         raise BadFrame("parents", f"{len(parents)} of {rows} rows")
+    if keep == ():
+        raise BadFrame("keep", "no cells")
     return Step(frame.seq, pos, rows, chunk, epoch, parents if rows else None, keep or ())
 
 

@@ -17,7 +17,7 @@ from itertools import islice
 
 from nodewire.errors import BadFrame, LinkLost, NotFound
 from nodewire.protocol.frame import Array, Frame, Meta
-from nodewire.protocol.guesses import SLACK_ROWS, Step, rows_of, step_of
+from nodewire.protocol.guesses import AHEAD_CHUNKS, DEPTH, SLACK_ROWS, Step, rows_of, step_of
 
 Plain = Callable[[int], Iterator[Frame[Array]]]
 """The plain frames of closed chunks from a seq on, out of wherever they are kept."""
@@ -87,8 +87,11 @@ class History:
         """The tree beyond the run."""
         self._again: int | None = None
         """Up to where closed positions have come once more, as long as not all have: their rows count for nothing."""
+        self._began_anew = False
+        self._reach = 0
+        """The first position that no row has come for."""
         self._counted: dict[int, int] = {}
-        """By chunk, the rows that came."""
+        """By open chunk, and the last that is closed, the rows that came."""
         self._open: list[_Came] = []
         self._settled = _Settled()
 
@@ -104,18 +107,32 @@ class History:
             return
         begins_anew = self._check(step, frame)
         self._grow(step)
-        self._count(step)
+        self._count(step, begins_anew)
         came = _Came(step, list(rows_of(frame.tensors[0])))
         self._open.append(came)
-        if step.rows or step.keep:
-            self._join(step, came, begins_anew)
+        self._join(step, came, begins_anew)
         self.last_seq, self._epoch = step.seq, step.epoch
+        self._began_anew = self._began_anew or begins_anew
+        self._reach = max(self._reach, step.pos + (step.rows if step.parents is None else 0))
 
     def lacks(self, chunk: int, positions: int | None = None) -> bool:
         """Whether rows of a chunk that is closed have still to come (`positions` of it count, or all)."""
         if self._prompt is None and self.closed < 0:
             return True
         return self._first + len(self._run) < self._bound(chunk, positions)
+
+    def came_in(self, chunk: int, positions: int | None = None) -> list[int]:
+        """Of the next chunk, of which nothing lacks, the number of the frame that each row came in."""
+        if chunk == 0:
+            return [0]
+        return [cell.came.step.seq for cell in self._run[: self._bound(chunk, positions) - self._first]]
+
+    def is_past(self, chunk: int) -> bool:
+        """Whether what came says that a chunk was accepted, though the driver has not closed it: nobody guesses so far
+        ahead (of chunk 0, that anything came after it)."""
+        if chunk == 0:
+            return self.last_seq > 0
+        return self._reach > self._bound(chunk, None) + DEPTH * self._lookahead
 
     def close(self, chunk: int, positions: int | None = None) -> list[Frame[Array]]:
         """The plain frames of the next chunk, which is final; of it `positions` count, or all.
@@ -128,7 +145,7 @@ class History:
         if self.lacks(chunk, positions):
             raise BadFrame("chunk", f"{chunk} is closed before all of its rows came on {self._edge}")
         self.closed = chunk
-        self._counted.pop(chunk, None)
+        self._counted.pop(chunk - 1, None)
         if chunk == 0:
             assert self._prompt is not None
             plain, self._prompt = [self._prompt], None
@@ -185,7 +202,7 @@ class History:
         """Whether the numbers begin anew with this frame. Raises BadFrame."""
         begins_anew = step.seq > self.last_seq + 1
         tensor = frame.tensors[0]
-        if step.seq <= self.last_seq:
+        if step.seq <= self.last_seq or (begins_anew and self._began_anew):
             raise BadFrame("seq", f"{step.seq} after {self.last_seq}")
         if (tensor.dtype, tensor.shape[2]) != self._tensor:
             raise BadFrame("tensors", "of another dtype or width than the first frame's")
@@ -193,16 +210,21 @@ class History:
             raise BadFrame("epoch", f"{step.epoch} after {self._epoch}")
         if step.pos < self._end:
             raise BadFrame("pos", f"{step.pos} is the prompt's")
-        if step.chunk != self._chunk_at(step.pos):
-            raise BadFrame("chunk", f"{step.chunk} at position {step.pos}, which is of {self._chunk_at(step.pos)}")
+        chunk = self._chunk_at(step.pos if step.rows or not step.keep else step.pos - 1)
+        if step.chunk != chunk:
+            raise BadFrame("chunk", f"{step.chunk} at position {step.pos}, which is of {chunk}")
+        if step.keep and self._chunk_at(self._length) != chunk:
+            raise BadFrame("keep", f"goes beyond the end of chunk {self._chunk_at(self._length)}")
         length = self._length + len(step.keep)
         if step.rows and step.pos > length:
             raise BadFrame("pos", f"{step.pos}, the run has {length}")
         if step.keep and step.pos != length:
             raise BadFrame("pos", f"{step.pos}, with what is kept the run has {length}")
         floor = self._first if self._again is None and not begins_anew else self._first - self._chunk
-        if step.rows and (step.pos < floor or (step.pos < self._first and step.is_tree)):
+        if step.pos < floor or (step.pos < self._first and step.is_tree):
             raise BadFrame("pos", f"{step.pos} is of a chunk that is closed")
+        if step.pos >= self._first + AHEAD_CHUNKS * self._chunk + DEPTH * self._lookahead:
+            raise BadFrame("pos", f"{step.pos}, and {self._first} is not closed")
         return begins_anew
 
     def _grow(self, step: Step) -> None:
@@ -214,20 +236,26 @@ class History:
             follows = number
         if step.parents is None:
             return
-        before = 0 if self._drops(step) else len(self._left(step.keep))
-        if any(not -1 <= parent < before + i for i, parent in enumerate(step.parents)):
-            raise BadFrame("parents", "not live cells before their own")
+        left = [] if self._drops(step) else self._left(step.keep)
+        depths = list[int]()
+        for number, parent in enumerate((*(cell.parent for cell in left), *step.parents)):
+            if not -1 <= parent < number:
+                raise BadFrame("parents", "not live cells before their own")
+            depths.append(1 + (depths[parent] if parent >= 0 else 0))
+        if max(depths) > DEPTH * self._lookahead:
+            raise BadFrame("parents", f"{max(depths)} cells after another, at most {DEPTH * self._lookahead}")
 
-    def _count(self, step: Step) -> None:
+    def _count(self, step: Step, begins_anew: bool) -> None:
         """Raises BadFrame: more rows than a chunk may have."""
-        chunk = step.chunk if step.rows else self.closed + 1
-        rows = self._counted.get(chunk, 0) + max(step.rows, 1)
+        rows = max(step.rows, 1) + (0 if begins_anew else self._counted.get(step.chunk, 0))
         if rows > self._lookahead * self._chunk + SLACK_ROWS:
-            raise BadFrame("lookahead", f"more than {self._lookahead} rows for each position of chunk {chunk}")
-        self._counted[chunk] = rows
+            raise BadFrame("lookahead", f"more than {self._lookahead} rows for each position of chunk {step.chunk}")
+        if begins_anew:  # by another driver, which does not know what the one before it has used up
+            self._counted.clear()
+        self._counted[step.chunk] = rows
 
     def _join(self, step: Step, came: _Came, begins_anew: bool) -> None:
-        drops, left = self._drops(step), self._left(step.keep)
+        drops, left, again = self._drops(step), self._left(step.keep), self._length
         stays = {(id(cell.came), cell.row) for cell in (*left, *(self._live[number] for number in step.keep))}
         for cell in self._live:
             if (id(cell.came), cell.row) not in stays:
@@ -240,7 +268,7 @@ class History:
             del self._run[max(0, step.pos - self._first) :]
             self._live = []
         if step.pos < self._first and (begins_anew or self._again is not None):
-            self._again = step.pos
+            self._again = min(step.pos, again)
         if step.parents is not None:
             self._live += [_Cell(came, row, parent) for row, parent in enumerate(step.parents)]
             return

@@ -25,10 +25,19 @@ def refusal(error: NodewireError, manifest: Manifest, edges: Collection[str]) ->
 
 
 def suspects(manifest: Manifest, now: Mapping[str, str], who: str, edge: str = "") -> frozenset[str]:
-    """Which providers send `who` what it says that it cannot compute: on `edge`, or on all if that is none of its own.
+    """Which providers send `who` what it says that it cannot compute: on `edge`, or on all if that is none of its own,
+    and then the driver, too, if it is one of the driver's.
 
     `now` has every task's provider. None are left where the frames are the customer's alone, or of its own tasks.
     """
     sources = {one.name: now.get(one.source, LOCAL) for one in manifest.edges if now.get(one.target) == who}
     found = {sources[edge]} if edge in sources else set(sources.values())
+    if edge not in sources and is_driven(manifest, edge):
+        found.add(now.get(manifest.driver.name, LOCAL))
     return frozenset(found - {LOCAL})
+
+
+def is_driven(manifest: Manifest, edge: str) -> bool:
+    """Whether the driver sends to another task on an edge."""
+    driver = manifest.driver.name
+    return any(one.name == edge and one.source == driver and one.target != CUSTOMER for one in manifest.edges)

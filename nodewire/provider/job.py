@@ -1,4 +1,4 @@
-"""One job at this provider: the desk that its kind works at. Credit, commitment, closing, results.
+"""One job at this provider: the desk that its kind works at. Credit, commitment, closing.
 
 In a job that may be judged, a chunk that has been closed is committed to and asked for when its inputs' producers have
 signed what they sent (`provider.statements`): beside the work, one chunk after the other.
@@ -11,6 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, Protocol
 
 from nodewire.errors import (
@@ -26,18 +27,17 @@ from nodewire.errors import (
     first_of,
 )
 from nodewire.kind import Job, JobKind, Mailbox, Params, Worker
-from nodewire.nostr import nip44
-from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.pay.debts import Key
 from nodewire.pay.dues import Due
 from nodewire.pay.ledger import Ledger
-from nodewire.protocol import feedback, result, sent
+from nodewire.protocol import feedback, sent
 from nodewire.protocol.chunk import Leaf, claim, leaf_of, opening
 from nodewire.protocol.close import WITHDRAW, Close
 from nodewire.protocol.codec import codings
 from nodewire.protocol.commitment import ChunkRoot
 from nodewire.protocol.frame import Array, Frame
+from nodewire.protocol.guesses import is_computed
 from nodewire.protocol.job import Request
 from nodewire.protocol.manifest import CUSTOMER, Manifest
 from nodewire.protocol.plan import LOCAL
@@ -45,14 +45,14 @@ from nodewire.protocol.sent import LACKING, Hashed, hashed, tensors_of
 from nodewire.protocol.takeover import LOST, Takeover, assigned, price_msat
 from nodewire.provider.credit import Credit
 from nodewire.provider.statements import Statements
+from nodewire.provider.telling import Publish, Telling
 from nodewire.provider.timed import Timed
 from nodewire.wire import signing
 from nodewire.wire.edges import RESTART
-from nodewire.wire.record import Record, inner_edges
+from nodewire.wire.record import Record, inner_edges, restarted
 
 log = logging.getLogger("nodewire.provider")
 
-Publish = Callable[[Event], Awaitable[None]]
 Commit = Callable[[Sequence[ChunkRoot]], Awaitable[None]]
 """Takes the roots of a chunk; they are on disk when it returns. Only then their payment is asked for."""
 
@@ -121,7 +121,7 @@ class JobRun:
         self._mailbox = mailbox
         self._worker = Timed(worker)
         self._ledger = ledger
-        self._publish = publish
+        self._telling = Telling(keys, request, manifest, publish)
         self._commit = commit
         narrowed = codings(manifest, request.plan.terms.codecs)
         self._job = Job(request.id, manifest, self.tasks, params, narrowed, request.plan.terms.lookahead)
@@ -148,6 +148,7 @@ class JobRun:
         self._record = record
         self._closing: dict[int, tuple[int, bool, int]] = {}
         """By chunk that the driver has closed, and of which rows may be lacking here: as `_finish` is given it."""
+        self._finishing: list[asyncio.Task[None]] = []
         if record is not None:
             record.attend(self._inner_edges, self._plain, self._complete)
             record.closed_before(self._first_open())
@@ -157,8 +158,11 @@ class JobRun:
         """Held by the chunk that is settled."""
         self._beside: set[asyncio.Task[None]] = set()
         self._fault: NodewireError | None = None
-        """What went wrong beside the work."""
+        """What went wrong beside the work: nothing is settled any more."""
+        self._broken: NodewireError | None = None
+        """What a member did wrong."""
         self._frames = 0
+        """Put out; what was not computed is none."""
         self._text: list[str] = []
         self._ended = asyncio.Event()
         self._joining: asyncio.Queue[str] = asyncio.Queue()
@@ -234,7 +238,7 @@ class JobRun:
             NodewireError: the job failed here; feedback says so.
         """
         broke = True
-        await self._say("processing")
+        await self._telling.say("processing")
         serving = asyncio.create_task(self._kind.serve(self._job, self._mailbox, self._worker, self))
         ended = asyncio.create_task(self._ended.wait())
         watching = asyncio.create_task(self._watch())
@@ -245,20 +249,21 @@ class JobRun:
             if serving.done() and (error := serving.exception()) is not None:
                 raise first_of(error)
             await self._ended.wait()
-            if self._fault is not None:
-                raise self._fault
+            if (broken := self._broken or self._fault) is not None:
+                raise broken
             serving.cancel()
-            await self._publish(self._result())
+            text = "".join(self._text) if self.drives else ""
+            await self._telling.result(self._roots, text, self._frames, self._worker.microseconds())
             await self.credit.all_paid(None if self._generates else self._mailbox.failed)
             broke = False
-            await self._say("success")
+            await self._telling.say("success")
         except NodewireError as error:
             broke = broke and self._broke_by(error)
             if not await self._gives_up_alone(error):
                 self._mailbox.cancel(error)
             await self._claim_unclosed()
             await self._stop_settling(error)
-            await self._say_failed(error)
+            await self._telling.failed(error, self.tasks)
             raise
         finally:
             left = (serving, ended, watching, *self._beside)
@@ -288,13 +293,16 @@ class JobRun:
         return True
 
     async def _watch(self) -> None:
-        """End a job that stands still, for it holds a slot. Raises TimedOut."""
+        """End a job that stands still, for it holds a slot; where guesses are allowed also one that computes without
+        end: nobody who never guesses may take as long for a chunk. Raises TimedOut."""
         limit_s = self.request.plan.first_result_ms / 1000 + self._patience_s
-        frames = -1
-        while frames != self._frames:
+        frames, chunk, spells = -1, 0, 0
+        while frames != self._frames and spells <= self._job.manifest.chunk:
             frames = self._frames
+            spells = spells + 1 if self._record is not None and chunk == self.open_chunk() else 0
+            chunk = self.open_chunk()
             await asyncio.sleep(limit_s)
-        raise TimedOut("frames", f"none for {limit_s:.0f} s")
+        raise TimedOut("frames", f"none for {limit_s:.0f} s, or not enough for chunk {chunk}")
 
     async def admit(self, chunk: int, units: int = 1) -> None:
         if chunk < self._replayed:
@@ -316,7 +324,7 @@ class JobRun:
         self._units[chunk] = max(units, self._units.get(chunk, 0))
 
     def produced(self, task: str, chunk: int, frame: Frame[Array]) -> None:
-        self._frames += 1
+        self._frames += is_computed(frame)
         if isinstance(text := frame.meta.get("text"), str):
             self._text.append(text)
         if self._record is None or frame.edge not in self._record.inner:  # else it may be a guess
@@ -335,8 +343,7 @@ class JobRun:
         try:
             self._hashed(*self._noted.popleft())
         except NodewireError as error:
-            self._fault = self._fault or error
-            self._ended.set()
+            self._fail(error)
         if self._noted:
             asyncio.get_running_loop().call_soon(self._hash)
 
@@ -349,6 +356,8 @@ class JobRun:
 
     def received(self, task: str, frame: Frame[Array]) -> None:
         assert self._record is not None
+        if frame.seq >= RESTART and not restarted(self._job.manifest, self.request.plan, self._takeover):
+            raise BadFrame(frame.edge, f"seq: {frame.seq}, and the driver was not replaced")
         if frame.edge in self._record.inner:
             self._record.came(frame.edge, self.attempt, frame)
         else:  # the customer's, for who computes it again
@@ -378,6 +387,8 @@ class JobRun:
     async def resumed(self, task: str) -> tuple[int, int] | None:
         if task not in self._entered:
             return None
+        if self._record is not None:
+            self._record.lead()
         base = self.attempt * RESTART
         tokens = next(one for one in self._job.manifest.outputs(task) if one.target == CUSTOMER)
         return base, await self._mailbox.resumed(tokens.name)
@@ -482,12 +493,16 @@ class JobRun:
             return
         self._record.check(chunk)
         self._closing[chunk] = units, end, attempt
-        self._record.close(chunk, positions)
+        try:
+            self._record.close(chunk, positions)
+        except BadFrame as error:  # the driver's word contradicts what it sent
+            self._broken = error
+            self._ended.set()
 
     def _complete(self, chunk: int) -> None:
         """No row of a chunk that the driver has closed is lacking."""
         self._closed.add(chunk)  # at once: its close may come twice
-        self._spawn(self._finished(chunk, *self._closing.pop(chunk)))
+        self._finishing.append(self._spawn(self._finished(chunk, *self._closing.pop(chunk))))
 
     async def _finished(self, chunk: int, units: int, end: bool, attempt: int) -> None:
         self._closed.add(chunk)
@@ -522,19 +537,23 @@ class JobRun:
             if end:
                 self._ended.set()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Do something beside the job's work; its fault ends the job."""
 
         async def guarded() -> None:
             try:
                 await work
             except NodewireError as error:
-                self._fault = self._fault or error
-                self._ended.set()
+                self._fail(error)
 
         task = asyncio.create_task(guarded())
         self._beside.add(task)
         task.add_done_callback(self._beside.discard)
+        return task
+
+    def _fail(self, error: NodewireError) -> None:
+        self._fault = self._fault or error
+        self._ended.set()
 
     async def _stop_settling(self, error: NodewireError) -> None:
         """The job failed: what cannot be committed to without its inputs' producers' word is not asked for either."""
@@ -554,10 +573,14 @@ class JobRun:
 
     async def _claim_unclosed(self) -> None:
         """The job failed: chunks whose successor had begun were complete, though the driver has not said so."""
-        if self._generates and not self.drives and self._record is None:  # who guesses may not have accepted them
-            for chunk in sorted(set(self._units) - self._closed)[:-1]:
-                self._unsigned.add(chunk)
-                await self._finish(chunk, self._units[chunk], False, self.attempt)
+        if not self._generates or self.drives:
+            return
+        left = sorted(set(self._units) - self._closed)
+        complete = left[:-1] if self._record is None else list(takewhile(self._record.is_past, left))
+        for chunk in complete:
+            self._unsigned.add(chunk)
+            await self._finish(chunk, self._units[chunk], False, self.attempt)
+        await asyncio.gather(*self._finishing)
 
     async def _ask(self, chunk: int, units: int, root: str, attempt: int) -> None:
         amount_msat = units * price_msat(self.request.plan, self._takeover, self._me, chunk)
@@ -573,45 +596,4 @@ class JobRun:
         )
         await self.credit.due(chunk)
         due = feedback.Due(chunk, attempt, units, amount_msat, root)
-        await self._say("payment-required", due=due)
-
-    async def _say_failed(self, error: NodewireError) -> None:
-        """Say why the job ended here: which edge's frames cannot be computed, or who has ended it before this node."""
-        edge = error.field if isinstance(error, BadFrame) and not error.by and self._is_fed(error.field) else ""
-        await self._say("error", error.code, edge=edge, by=error.by)
-
-    def _is_fed(self, edge: str) -> bool:
-        return any(one.name == edge and one.target in self.tasks for one in self._job.manifest.edges)
-
-    async def _say(
-        self,
-        status: feedback.Status,
-        text: str = "",
-        due: feedback.Due | None = None,
-        *,
-        edge: str = "",
-        by: str = "",
-    ) -> None:
-        event = feedback.build(
-            self._keys,
-            self.request.id,
-            self.request.customer,
-            status,
-            created_at=int(time.time()),
-            text=text,
-            due=due,
-            edge=edge,
-            by=by,
-        )
-        await self._publish(event)
-
-    def _result(self) -> Event:
-        text = "".join(self._text) if self.drives else ""
-        if len(text.encode()) > result.MAX_TEXT_BYTES:
-            text = ""  # the customer has it from the wire; an event cannot carry it
-        said = result.Said(frames=self._frames, compute_us=self._worker.microseconds(), text=text)
-        conversation = nip44.conversation_key(self._keys, self.request.customer)
-        ciphertext = nip44.encrypt(said.to_json(), conversation)
-        return result.build(
-            self._keys, self.request.id, self.request.customer, self._roots, ciphertext, created_at=int(time.time())
-        )
+        await self._telling.say("payment-required", due=due)

@@ -15,7 +15,7 @@ from nodewire.protocol.history import History
 from nodewire.protocol.manifest import CUSTOMER, Manifest
 from nodewire.protocol.plan import Plan
 from nodewire.protocol.takeover import Takeover
-from nodewire.wire.edges import Tape
+from nodewire.wire.edges import RESTART, Tape
 
 MAX_AHEAD = 1_024
 """Chunks that a driver may close before their rows are here, as to a node that still computes what came before."""
@@ -44,6 +44,7 @@ class Record:
         """Chunks that the driver has closed: how many of their positions count."""
         self._before = 0
         """Those below are closed, whoever heard it."""
+        self._led = False
 
     def attend(
         self, edges: Callable[[], Collection[str]], plain: OnPlain, closed: Callable[[int], None] = lambda chunk: None
@@ -83,9 +84,11 @@ class Record:
         except BadFrame as error:
             raise BadFrame(edge, str(error)) from error
         self._histories[edge], self._attempts[edge] = history, attempt
-        while history.closed + 1 < self._before and not history.lacks(history.closed + 1):
-            self._close(edge, history, None)
         self._advance()
+
+    def lead(self) -> None:
+        """The driver has entered here: what it puts out of what another had sent before has numbers of its own."""
+        self._led = True
 
     def check(self, chunk: int) -> None:
         """Raises BadFrame: much too early to close this chunk."""
@@ -101,38 +104,76 @@ class Record:
     def closed_before(self, chunk: int) -> None:
         """By a takeover, all chunks before `chunk` are closed."""
         self._before = max(self._before, chunk)
-        for edge, history in self._histories.items():
-            while history.closed + 1 < self._before and not history.lacks(history.closed + 1):
-                self._close(edge, history, None)
+        self._advance()
+
+    def is_past(self, chunk: int) -> bool:
+        """Whether a chunk is complete here, and the driver must have accepted it, which it has not closed."""
+        found = [self._histories.get(edge) for edge in self._edges()]
+        histories = [one for one in found if one is not None]
+        return (
+            len(histories) == len(found)
+            and not any(one.closed < chunk and one.lacks(chunk) for one in histories)
+            and any(one.is_past(chunk) for one in histories)
+        )
 
     # Inside.
 
     def _advance(self) -> None:
-        """Close what can be, the oldest chunk first."""
-        while self._wanted:
-            chunk = min(self._wanted)
-            positions, edges = self._wanted[chunk], self._edges()
-            if any(self._lacks(edge, chunk, positions) for edge in edges):
-                return
+        """Close what can be, the oldest chunk first. Raises BadFrame, naming an edge of the driver's."""
+        while self._close_next():
+            pass
+
+    def _close_next(self) -> bool:
+        edges = self._manifest_order(self._edges())
+        histories = [self._histories.get(edge) for edge in edges]
+        oldest = 1 + min((one.closed if one is not None else -1 for one in histories), default=self._newest)
+        self._tell(oldest)
+        if not edges or (oldest >= self._before and oldest > self._newest):
+            return False
+        positions = self._wanted.get(oldest)
+        found = zip(edges, histories, strict=True)
+        closing = [(edge, one) for edge, one in found if one is None or one.closed < oldest]
+        lacking = [one is None or one.lacks(oldest, positions) for _, one in closing]
+        if any(lacking) or not self._agree([one for _, one in closing if one is not None], oldest, positions):
+            return False
+        for edge, one in closing:
+            assert one is not None
+            for frame in one.close(oldest, positions):
+                self._tape.write(self._request, edge, self._attempts[edge], frame)
+                self._plain(edge, oldest, frame)
+        return True
+
+    @property
+    def _newest(self) -> int:
+        """The newest chunk that the driver says is over."""
+        return max(self._wanted, default=-1)
+
+    def _tell(self, oldest: int) -> None:
+        """Of the chunks that the driver has closed, tell those before `oldest`."""
+        for chunk in sorted(chunk for chunk in self._wanted if chunk < oldest):
             del self._wanted[chunk]
-            for edge in self._manifest_order(edges):
-                history = self._histories[edge]
-                while history.closed < chunk:
-                    self._close(edge, history, positions if history.closed + 1 == chunk else None)
             self._closed(chunk)
 
-    def _lacks(self, edge: str, chunk: int, positions: int | None) -> bool:
-        history = self._histories.get(edge)
-        return history is None or (history.closed < chunk and history.lacks(chunk, positions))
+    def _agree(self, histories: list[History], chunk: int, positions: int | None) -> bool:
+        """Whether a chunk's rows came of the same frames on all edges; if not, one is under way that makes some void.
+
+        Raises:
+            BadFrame: that follows the driver's word that they count.
+        """
+        numbers = [[self._number(seq) for seq in one.came_in(chunk, positions)] for one in histories]
+        if all(one == numbers[0] for one in numbers):
+            return True
+        if chunk > self._newest:
+            return False
+        driver = self._manifest.driver.name
+        edge = next(one.name for one in self._manifest.edges if one.name in self.inner and one.source == driver)
+        raise BadFrame(edge, f"makes rows of chunk {chunk} void, which the driver has closed")
+
+    def _number(self, seq: int) -> int:
+        return 0 if self._led and seq < RESTART else seq
 
     def _manifest_order(self, edges: Collection[str]) -> list[str]:
         return [edge.name for edge in self._manifest.edges if edge.name in edges]
-
-    def _close(self, edge: str, history: History, positions: int | None) -> None:
-        chunk = history.closed + 1
-        for frame in history.close(chunk, positions):
-            self._tape.write(self._request, edge, self._attempts[edge], frame)
-            self._plain(edge, chunk, frame)
 
 
 def restarted(manifest: Manifest, plan: Plan, takeover: Takeover | None) -> frozenset[str]:

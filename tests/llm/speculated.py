@@ -240,7 +240,7 @@ def rate(
     and a single row turn_s in all. The text is 0, 1, 2 ..."""
     now_s = 0.0
     router = Router([RankedDrafter(ranks)], clock_ns=lambda: round(now_s * 1e9))
-    flight = Flight(1, 0, lookahead, tree=True)
+    flight = Flight(1, 0, lookahead, tree=True, chunk=2**40)
     router.accept(0)
     edge_s = (turn_s - stages * stage_s) / (stages + 1)
     free_s = [0.0] * stages

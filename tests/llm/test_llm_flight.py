@@ -15,7 +15,7 @@ PROMPT = (3, 1, 4, 1, 5)
 def run(count, *, lookahead, tree, right, width=1, rows=1, eager=lambda: 1, skips=True, worth=None, seed=0):
     text = plain(PROMPT, count)
     liar = Liar([*PROMPT, *text], right, width, seed)
-    flight = Flight(len(PROMPT), PROMPT[-1], lookahead, tree=tree)
+    flight = Flight(len(PROMPT), PROMPT[-1], lookahead, tree=tree, chunk=7)
     ring = FakeRing(PROMPT, count, eager, skips=skips)
     more = {} if worth is None else {"worth": worth}
     assert decode(flight, ring, PROMPT, count, liar.expand, rows=rows, **more) == text
@@ -70,7 +70,7 @@ def test_no_more_rows_are_awaited_than_the_lookahead():
     for tree in (False, True):
         text = plain(PROMPT, 300)
         liar = Liar([*PROMPT, *text], lambda at: at % 3 != 0, 3)
-        flight = Flight(len(PROMPT), PROMPT[-1], 9, tree=tree)
+        flight = Flight(len(PROMPT), PROMPT[-1], 9, tree=tree, chunk=7)
         ring = FakeRing(PROMPT, 300, lambda: 1)
         put, most = ring.put, []
 
@@ -83,6 +83,33 @@ def test_no_more_rows_are_awaited_than_the_lookahead():
         assert max(most) == 9
 
 
+@settings(max_examples=50, deadline=None)
+@given(data=st.data())
+def test_stages_keep_the_rows_of_a_chunk_before_they_are_sent_any_behind_it(data):
+    chunk, text = data.draw(st.integers(1, 20)), plain(PROMPT, 60)
+    pattern = data.draw(st.lists(st.booleans(), min_size=1, max_size=20))
+    liar = Liar([*PROMPT, *text], lambda at: pattern[at % len(pattern)], 2)
+    flight = Flight(len(PROMPT), PROMPT[-1], data.draw(st.integers(2, 32)), tree=True, chunk=chunk)
+    ring, kept = FakeRing(PROMPT, 60, lambda: 1), [0]
+    put = ring.put
+
+    def checked(frames):
+        for sent in frames:
+            before, after = kept[-1], kept[-1] + len(sent.keep)
+            assert sent.pos == len(PROMPT) + after
+            assert (after - (not sent.nodes)) // chunk == before // chunk
+            assert sent.nodes or sent.keep
+            kept.append(after)
+        accepted = flight.head.position - len(PROMPT)
+        assert accepted // chunk * chunk <= kept[-1]
+        put(frames)
+
+    ring.put = checked
+    assert decode(flight, ring, PROMPT, 60, liar.expand, rows=data.draw(st.integers(1, 9))) == text
+    kept[-1] += sum(len(sent.keep) for sent in flight.last())
+    assert kept[-1] == flight.head.position - len(PROMPT)
+
+
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 def test_what_is_dead_before_it_is_computed_is_cancelled_in_band(tree):
     _, ring = run(200, lookahead=12, tree=tree, right=lambda at: False, eager=lambda: 0)
@@ -90,7 +117,7 @@ def test_what_is_dead_before_it_is_computed_is_cancelled_in_band(tree):
 
 
 def test_a_chain_that_is_wrong_is_rewound():
-    flight = Flight(len(PROMPT), PROMPT[-1], 4, tree=False)
+    flight = Flight(len(PROMPT), PROMPT[-1], 4, tree=False, chunk=7)
     flight.returned()
     liar = Liar([*PROMPT, *plain(PROMPT, 9)], lambda at: False, 1)
     flight.accept(plain(PROMPT, 1)[0])

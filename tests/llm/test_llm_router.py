@@ -70,7 +70,7 @@ def late(right, *, row, turns=300, lookahead=32):
     text = [random.Random(4).randrange(50) for _ in range(turns + 100)]
     now = 0
     router = Router([KnowingDrafter([*text], right, 50)], clock_ns=lambda: now)
-    flight = Flight(1, text[0], lookahead, tree=True)
+    flight = Flight(1, text[0], lookahead, tree=True, chunk=2**40)
     router.accept(text[0])
     count, found = 0, [0, 0]
     queue = [flight.awaited]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nodewire.errors import BadFrame, NotFound
 from nodewire.protocol.frame import Array, Frame
-from nodewire.protocol.guesses import Fences, packed, without_rows
+from nodewire.protocol.guesses import Fences, is_computed, packed, step_of, without_rows
 from nodewire.protocol.history import History
 
 PROMPT, CHUNK, LOOKAHEAD = 3, 4, 8
@@ -86,9 +86,25 @@ def test_live_cells_that_follow_what_was_kept_are_numbered_anew():
     history = begun()
     history.take(frame(1, 3, [1, 2, 3, 4, 5], parents=[-1, 0, 0, 2, 1]))
     history.take(frame(2, 5, [6], keep=[0, 2], parents=[0]))  # of 4, the only one left, which is number 0 now
-    history.take(frame(3, 7, [7], keep=[0, 1]))
+    history.take(frame(3, 7, [], chunk=1, keep=[0, 1]))
     history.close(0)
     assert closed(history, 1) == shown([plain(1, 1), plain(2, 3), plain(3, 4), plain(4, 6)])
+
+
+def test_a_frame_without_rows_is_of_the_chunk_of_what_it_keeps_and_nothing_keeps_beyond_a_chunk():
+    history = begun()
+    history.take(frame(1, 3, [1, 2, 3, 4, 5], parents=[-1, 0, 1, 2, 3]))
+    for lie in (
+        frame(2, 7, [6], keep=[0, 1, 2, 3]),
+        frame(2, 8, [], chunk=2, keep=[0, 1, 2, 3, 4]),
+        frame(2, 7, [], chunk=2, keep=[0, 1, 2, 3]),
+        frame(2, 3, [], keep=[]),
+    ):
+        with pytest.raises(BadFrame):
+            history.take(lie)
+    history.take(frame(2, 7, [], chunk=1, keep=[0, 1, 2, 3]))
+    assert not history.lacks(1)
+    history.take(frame(3, 8, [], chunk=2, keep=[0]))
 
 
 @pytest.mark.parametrize(
@@ -179,6 +195,91 @@ def test_rows_of_one_chunk_are_bounded_whoever_makes_them():
     assert seq == 2 * CHUNK + 64 + 1
 
 
+def test_what_was_not_computed_counts_to_the_chunk_of_what_it_stands_for():
+    """Else a stage that leaves out what is void could be over the bound where who sent it is not."""
+    came, made = begun(lookahead=2), begun(lookahead=2)
+    for history in (came, made):
+        history.take(frame(1, 3, [1, 2]))
+        history.take(frame(2, 5, [3, 4]))
+    for seq in range(3, 2 * CHUNK + 64):
+        one = frame(seq, 6 + seq % 2, [1], epoch=seq)
+        came.take(one)
+        made.take(without_rows("hidden", one, "float32") if seq % 2 else one)
+        assert all(made._counted[chunk] <= came._counted[chunk] for chunk in made._counted)
+
+
+def test_what_a_closed_chunk_had_is_not_forgotten_when_a_driver_enters_within_it():
+    history = begun(lookahead=2)
+    history.close(0)
+    for seq in range(1, 33):
+        history.take(frame(seq, 3, [seq, seq], epoch=seq))
+    history.take(frame(33, 5, [1, 2], epoch=33))
+    history.close(1)
+    for seq in range(34, 69):
+        history.take(frame(seq, 7, [1, 1], epoch=seq))
+    with pytest.raises(BadFrame) as refused:
+        for seq in range(3 + CHUNK):
+            history.take(frame(2**32 + 100 * seq, 5, [1], epoch=2**32 + seq))
+    assert refused.value.field == "seq"  # numbers begin anew once: no more stand by for a driver
+
+
+def test_a_tree_is_no_deeper_than_guesses_may_be():
+    history = begun(lookahead=2)
+    history.take(frame(1, 3, [1, 2], parents=[-1, 0]))
+    history.take(frame(2, 3, [3, 4], parents=[1, 2]))
+    with pytest.raises(BadFrame) as refused:
+        history.take(frame(3, 3, [5], parents=[3]))
+    assert refused.value.field == "parents"
+    history.take(frame(3, 3, [5], parents=[2]))
+
+
+def test_no_row_lies_far_beyond_what_is_closed():
+    history, far = begun(lookahead=2), 4 * CHUNK + 4
+    for pos in range(3, 3 + far):
+        history.take(frame(pos - 2, pos, [pos]))
+    with pytest.raises(BadFrame) as refused:
+        history.take(frame(far + 1, 3 + far, [1]))
+    assert refused.value.field == "pos"
+    history.close(0)
+    history.close(1)
+    history.take(frame(far + 1, 3 + far, [1]))
+
+
+def test_what_stands_for_a_frame_that_was_not_computed_rewinds_as_that_did():
+    history = begun()
+    history.take(frame(1, 3, [1, 2, 3]))
+    history.take(frame(2, 4, [], epoch=1))
+    assert history.lacks(1, 2)
+    with pytest.raises(BadFrame):
+        history.take(frame(3, 6, [4], epoch=1))
+    history.take(frame(3, 4, [4, 5, 6], epoch=2))
+    history.close(0)
+    assert closed(history, 1) == shown([plain(1, 1), plain(2, 4), plain(3, 5), plain(4, 6)])
+    with pytest.raises(BadFrame):
+        history.take(frame(4, 6, [], epoch=3))
+
+
+def test_a_return_is_the_frame_that_was_sent_or_has_no_rows():
+    sent = step_of(frame(4, 7, [1, 2], epoch=3, parents=[-1, 0], keep=[1]), 8)
+    assert sent.answers(sent)
+    for other in (
+        frame(4, 7, [1, 2], epoch=3, parents=[-1, 0], keep=[0]),
+        frame(4, 7, [1, 2], epoch=3, parents=[-1, -1], keep=[1]),
+        frame(4, 7, [1, 2], epoch=3, parents=[-1, 0]),
+        frame(4, 7, [], epoch=3),
+        frame(4, 8, [1, 2], epoch=3, parents=[-1, 0], keep=[1]),
+        frame(4, 7, [1, 2], epoch=2, parents=[-1, 0], keep=[1]),
+        frame(5, 7, [1, 2], epoch=3, parents=[-1, 0], keep=[1]),
+    ):
+        assert not step_of(other, 8).answers(sent)
+    guess = step_of(frame(4, 7, [1, 2], epoch=3, parents=[-1, 0]), 8)
+    assert step_of(frame(4, 7, [], epoch=3), 8).answers(guess)
+    assert not step_of(frame(4, 7, [], epoch=4), 8).answers(guess)
+    first = step_of(prompt(), 8)
+    assert step_of(frame(0, 2, [903], chunk=0), 8).answers(first)
+    assert not first.answers(first)
+
+
 def test_what_is_kept_in_memory_is_the_rows_of_open_chunks():
     history, seq = begun(), 0
     history.close(0)
@@ -204,6 +305,63 @@ def test_a_driver_that_enters_may_begin_within_the_last_closed_chunk_and_that_co
     with pytest.raises(BadFrame):
         history.take(frame(2**32 + 2, 6, [13], epoch=2**32))
     assert closed(history, 2) == shown([plain(5, 15), plain(6, 16), plain(7, 17), plain(8, 18)])
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["row", "row", "row", "rows", "void", "tree", "keep"]),
+            st.integers(-6, 1),
+            st.sampled_from([0, 0, 1]),
+            st.integers(0, 3),
+        ),
+        min_size=10,
+        max_size=60,
+    )
+)
+def test_whatever_a_driver_sends_a_stage_has_no_other_rows_behind_it_than_before_it(steps):
+    """It leaves out what waiting frames make void, as far as it looks. What it has accepted it can say behind it, and
+    at any moment all rows behind it are of the very frames that they are of before it."""
+    came, made, waiting, epoch = begun(), begun(), [], 0
+    for seq, (kind, back, more, ahead) in enumerate(steps, 1):
+        epoch += more
+        end = came._first + len(came._run) + sum(max(1, one.tensors[0].shape[1]) for one, _ in waiting)
+        n = {"row": 1, "rows": 3, "tree": 2}.get(kind, 0)
+        parents = [-1, 0] if kind == "tree" else None
+        keep = [0] if kind == "keep" else None
+        pos = max(0, end + min(back, 0))
+        chunk = None if keep is None else 1 + (pos - 1 - PROMPT) // CHUNK
+        waiting.append((frame(seq, pos, [seq] * n, epoch=epoch, parents=parents, keep=keep, chunk=chunk), ahead))
+        while waiting and len(waiting) > waiting[0][1]:
+            one = waiting.pop(0)[0]
+            fences = Fences()
+            for behind, _ in waiting:
+                fences.note(behind)
+            is_void = not is_computed(one) or fences.void(one)
+            try:
+                came.take(one)
+            except BadFrame:
+                return  # the job is over, and it is not the stage's fault
+            assert agree(came, made)
+            try:
+                made.take(without_rows("hidden", one, "float32") if is_void else one)
+            except BadFrame:
+                assert not is_void and one.meta["pos"] > made._first + len(made._run)
+                return  # nor could it have computed that
+            assert agree(came, made)
+            assert all(made._counted[chunk] <= came._counted[chunk] for chunk in made._counted)
+            chunk = came.closed + 1
+            if seq % 3 == 0 and not came.lacks(chunk) and not made.lacks(chunk):
+                assert came.came_in(chunk) == made.came_in(chunk)
+                assert closed(came, chunk) == closed(made, chunk)
+
+
+def agree(came, made):
+    """Behind a stage is the beginning of what is before it, but for what the frame makes void that it is at."""
+    before = [cell.came.step.seq for cell in came._run]
+    behind = [cell.came.step.seq for cell in made._run]
+    return all(a == b or a > made.last_seq for a, b in zip(before, behind, strict=False))
 
 
 def void(one, *later):
@@ -256,7 +414,7 @@ class Model:
             way = self.live[keep[-1]]
             self.run += way
             self.live = [one[len(way) :] for one in self.live if len(one) > len(way) and one[: len(way)] == way]
-        if numbers and (pos < PROMPT + len(self.run) or parents is None):
+        if pos < PROMPT + len(self.run) or (numbers and parents is None):
             del self.run[pos - PROMPT :]
             self.live = []
         if parents is None:
@@ -280,6 +438,7 @@ def speculated(draw, trees=True):
         if kind == "empty":
             pos = draw(st.integers(first, end + 3))
             events.append((frame(seq, pos, [], epoch=epoch), None))
+            model.take(pos, [], None, None)
             continue
         if kind == "rewind":
             epoch, pos = epoch + 1, draw(st.integers(first, end))
@@ -287,17 +446,24 @@ def speculated(draw, trees=True):
             keep = []
             last = draw(st.integers(0, len(model.live) - 1))
             keep = [model.live.index(model.live[last][:k]) for k in range(1, len(model.live[last]) + 1)]
-            pos = end + len(keep)
             numbers = numbers * draw(st.booleans())
+            keep = keep[: CHUNK - len(model.run) % CHUNK - bool(numbers)]  # no further than its chunk goes
+            pos = end + len(keep)
         if kind == "tree" or (keep and numbers and draw(st.booleans())):
             fresh = not keep and draw(st.booleans())
             left = [w for w in model.live if keep and w[: len(keep)] == model.live[keep[-1]] and len(w) > len(keep)]
-            before = len(left) if keep else 0 if fresh else len(model.live)
+            depths = [len(w) - len(keep) for w in left] if keep else [] if fresh else [len(w) for w in model.live]
             epoch += fresh
-            parents = [draw(st.integers(-1, before + i - 1)) for i in range(n)]
-        events.append((frame(seq, pos, numbers, epoch=epoch, parents=parents, keep=keep), None))
+            parents = []
+            for _ in range(n):
+                parent = draw(st.integers(-1, len(depths) - 1))
+                parents.append(parent if parent < 0 or depths[parent] < 2 * LOOKAHEAD else -1)
+                depths.append(1 + (depths[parents[-1]] if parents[-1] >= 0 else 0))
+        keep = keep or None
+        in_chunk = 1 + (pos - (not numbers) - PROMPT) // CHUNK
+        events.append((frame(seq, pos, numbers, epoch=epoch, parents=parents, keep=keep, chunk=in_chunk), None))
         model.take(pos, numbers, parents, keep, fresh)
-        while len(model.run) >= chunk * CHUNK and draw(st.booleans()):
+        while len(model.run) >= chunk * CHUNK and (len(model.run) > (chunk + 2) * CHUNK or draw(st.booleans())):
             events.append((None, (chunk, list(model.run[(chunk - 1) * CHUNK : chunk * CHUNK]))))
             chunk += 1
     return events
@@ -339,13 +505,14 @@ def test_what_is_sent_again_leads_to_the_same_plain_frames(events, late):
     def reading(seq):
         return iter([one for one in kept if one.seq >= seq])
 
-    anew, seqs = History("hidden", chunk=CHUNK, lookahead=LOOKAHEAD), []
+    anew, seqs, found = History("hidden", chunk=CHUNK, lookahead=LOOKAHEAD), [], []
     for again in producer.again(0, reading):
         seqs.append(again.seq)
         anew.take(again)
+        while anew.closed < producer.closed and not anew.lacks(anew.closed + 1):
+            found += anew.close(anew.closed + 1)
     assert seqs == list(range(1 + sum(one is not None for one, _ in events)))
-    again = [one for chunk in range(producer.closed + 1) for one in anew.close(chunk)]
-    assert shown(again) == shown(kept)
+    assert shown(found) == shown(kept)
     expected = [cell.data for cell in producer._run]
     assert [cell.data for cell in anew._run] == expected
     if not lacks:

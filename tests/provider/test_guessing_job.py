@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from nodewire.errors import BadFrame
+from nodewire.errors import BadFrame, NodewireError, OverBudget, PaymentRequired, TimedOut
 from nodewire.llm.sampling import Sampling
 from nodewire.llm.speculation.drafter import Candidate
 from nodewire.llm.whole import Whole
 from nodewire.protocol.close import Close
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.guesses import without_rows
+from nodewire.protocol.refusal import suspects
+from nodewire.wire.edges import RESTART
+from tests.kinds.inprocess import to_arrays, to_torch
 from tests.llm.guessing_driver import make_guessing
-from tests.provider.test_provider_job import PROMPT, REQUEST, folder, make_market, served  # noqa: F401
+from tests.provider.test_provider_job import PROMPT, REQUEST, folder, generate, make_market, served  # noqa: F401
 
 
 @pytest.fixture(scope="module")
@@ -160,22 +164,40 @@ async def test_what_is_kept_for_others_is_plain(folder, tmp_path, truth):  # noq
 async def test_a_budget_that_a_guess_would_break_ends_nothing(folder, tmp_path, truth):  # noqa: F811
     """Three chunks of 64 hold all tokens; guesses that run into a fourth are not computed, and nobody pays for them."""
     market = guessing(folder, tmp_path, truth, chance=1.0, depth=60, width=8, chunk=149)
-    price = market.plan.chunk_msat
-    for run in market.runs.values():
-        plan = run.request.plan
-        terms = plan.terms.model_copy(update={"max_total_msat": 2 * price})
-        run.request = run.request.__class__(
-            *(
-                plan.model_copy(update={"terms": terms}) if name == "plan" else getattr(run.request, name)
-                for name in run.request.__dataclass_fields__
-            )
-        )
+    limit(market, max_total_msat=2 * market.plan.chunk_msat)
     assert await served(market) == truth.ids
 
 
-def hidden(driver, seq, pos, rows=1, chunk=None, **meta):
+def limit(market, max_total_msat=None, first_result_ms=None):
+    """Change what the plan allows."""
+    for run in market.runs.values():
+        plan = run.request.plan
+        if max_total_msat is not None:
+            plan = plan.model_copy(update={"terms": plan.terms.model_copy(update={"max_total_msat": max_total_msat})})
+        if first_result_ms is not None:
+            plan = plan.model_copy(update={"first_result_ms": first_result_ms})
+        run.request = replace(run.request, plan=plan)
+
+
+async def until(holds):
+    async with asyncio.timeout(10):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+def put_out(stage):
+    """The newest frame behind the first stage."""
+    history = stage._record._histories.get("hidden.1")
+    return history.last_seq if history is not None else -1
+
+
+def close(driver, chunk):
+    return Close.sign(driver._keys, request=REQUEST, attempt=0, chunk=chunk, units=1, end=False)
+
+
+def hidden(driver, seq, pos, rows=1, chunk=None, ids=(1,), **meta):
     """A frame on the edge to the first stage."""
-    row = driver.embed([1]).numpy().tobytes()
+    row = driver.embed(list(ids)).numpy().tobytes()
     tensor = Array("float32", (1, rows, len(row) // 4), row * rows)
     chunk = 1 + (pos - 1) // 16 if chunk is None else chunk
     return Frame("hidden.0", seq, (tensor,), {"pos": pos, "chunk": chunk, "tokens": rows, **meta})
@@ -227,19 +249,18 @@ async def test_a_rewind_into_a_closed_chunk_is_refused(folder, tmp_path, truth):
     market = guessing(folder, tmp_path, truth, chunk=16)
     driver, stage = list(market.runs.values())[:2]
 
-    async def close():
+    async def closing():
         while not stage._record._histories or stage._record._histories["hidden.0"].last_seq < 17:
             await asyncio.sleep(0)
         for chunk in (0, 1):
-            said = Close.sign(driver._keys, request=REQUEST, attempt=0, chunk=chunk, units=1, end=False)
-            await stage.heard(said)
+            await stage.heard(close(driver, chunk))
         frame = hidden(market.actors[market.manifest.driver.name], 18, 16, epoch=1)
         market.hub.queues[stage._keys.public].put_nowait(frame)
 
-    closing = asyncio.create_task(close())
+    closed = asyncio.create_task(closing())
     sent = [{"seq": seq, "pos": seq} for seq in range(1, 18)]
     assert "closed" in await refused(market, *sent)
-    await closing
+    await closed
 
 
 async def test_what_a_newer_epoch_makes_void_is_not_computed(folder, tmp_path, truth):  # noqa: F811
@@ -296,12 +317,209 @@ async def test_a_return_that_was_not_computed_for_a_guess_that_stands_is_refused
 async def test_a_close_before_its_rows_waits_for_them_and_one_far_ahead_is_refused(folder, tmp_path, truth):  # noqa: F811
     market = guessing(folder, tmp_path, truth, chunk=16)
     driver, stage = list(market.runs.values())[:2]
-
-    def close(chunk):
-        return Close.sign(driver._keys, request=REQUEST, attempt=0, chunk=chunk, units=1, end=False)
-
-    await stage.heard(close(0))
+    await stage.heard(close(driver, 0))
     assert stage.open_chunk() == 0
     assert market.due(stage) == []
     with pytest.raises(BadFrame):
-        await stage.heard(close(2_000))
+        await stage.heard(close(driver, 2_000))
+
+
+async def test_a_row_that_is_replaced_behind_an_empty_frame_convicts_nobody(folder, tmp_path, truth):  # noqa: F811
+    """The stage leaves out what a newer epoch makes void; the driver closes the chunk as if it had computed that. What
+    the stage commits to is what it makes of what is kept of its input."""
+    market = guessing(folder, tmp_path, truth, chunk=4)
+    driver, stage = list(market.runs.values())[:2]
+    embed, queue = market.actors[market.manifest.driver.name], market.hub.queues[stage._keys.public]
+    for seq in range(5):
+        queue.put_nowait(hidden(embed, seq, seq, chunk=min(seq, 1)))
+    running = asyncio.create_task(stage.run())
+    await until(lambda: put_out(stage) == 4)
+    queue.put_nowait(hidden(embed, 5, 4, chunk=1, epoch=1, ids=(9,)))
+    queue.put_nowait(hidden(embed, 6, 4, rows=0, chunk=1, epoch=2))
+    await until(lambda: put_out(stage) == 6)
+    for chunk in (0, 1):
+        await stage.heard(close(driver, chunk))
+    assert stage.open_chunk() == 1
+    queue.put_nowait(hidden(embed, 7, 4, chunk=1, epoch=2, ids=(5,)))
+    await until(lambda: stage.open_chunk() == 2)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    tape = stage._record._tape
+    actor = market.actors["stage.0"]
+    actor.open("again", {})
+    for (_, came), (_, made) in zip(tape.read(REQUEST, "hidden.0"), tape.read(REQUEST, "hidden.1"), strict=True):
+        (again,) = actor.receive("again", to_torch(came))
+        assert to_arrays(again).tensors[0].data == made.tensors[0].data
+
+
+async def test_a_close_of_a_row_that_is_being_replaced_ends_the_job_and_names_the_driver(
+    folder,  # noqa: F811
+    tmp_path,
+    truth,
+):
+    market = guessing(folder, tmp_path, truth, chunk=4)
+    driver, stage = list(market.runs.values())[:2]
+    embed, queue = market.actors[market.manifest.driver.name], market.hub.queues[stage._keys.public]
+    receive, computing = stage._worker.receive, asyncio.Event()
+
+    async def slow(task, session, frame):
+        if frame.seq == 5:
+            computing.set()
+            await asyncio.sleep(30)
+        return await receive(task, session, frame)
+
+    stage._worker.receive = slow
+    for seq in range(5):
+        queue.put_nowait(hidden(embed, seq, seq, chunk=min(seq, 1)))
+    running = asyncio.create_task(stage.run())
+    await until(lambda: put_out(stage) == 4)
+    queue.put_nowait(hidden(embed, 5, 4, chunk=1, epoch=1, ids=(9,)))
+    await asyncio.wait_for(computing.wait(), 10)
+    for chunk in (0, 1):
+        await stage.heard(close(driver, chunk))
+    with pytest.raises(BadFrame):
+        await asyncio.wait_for(running, 10)
+    (said,) = [f for f in map(market.parsed, market.events) if f and f.status == "error"]
+    assert (said.text, said.edge) == ("bad-frame", "hidden.0")
+    last = market.manifest.tasks[-1].name
+    names = {task.name: keys for task, keys in zip(market.manifest.tasks, market.runs, strict=True)}
+    assert names["driver"] in suspects(market.manifest, names, names[last], "hidden.0")
+    assert {f.due.chunk for f in market.due(stage)} == {0}
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"keep": b"\1\0"},
+        {"keep": None},
+        {"pos": 30},
+        {"epoch": 2**40},
+        {"chunk": 7},
+        {"parents": b"\xff\xff\0\0\0\0\0\0\0\0\0\0\0\0\0\0"},
+    ],
+)
+async def test_a_return_that_is_not_what_the_driver_sent_is_refused(folder, tmp_path, truth, lie):  # noqa: F811
+    market = make_market(folder, tmp_path, lookahead=8, chunk=16)
+    driver, mailbox = market.actors[market.manifest.driver.name], next(iter(market.runs.values()))._mailbox
+    driver.program = driver.program.model_copy(update={"chunk": 16})
+    driver._make_drafters = lambda sampler: [Knowing(right_by(1.0, truth))]
+    get, told = mailbox.get, []
+
+    async def lied_to():
+        frame = await get()
+        if frame.seq > 3 and frame.meta.get("keep") and frame.tensors[0].nbytes and not told:
+            told.append(frame)
+            frame = replace(frame, meta={k: v for k, v in (frame.meta | lie).items() if v is not None})
+        return frame
+
+    mailbox.get = lied_to
+    with pytest.raises(ExceptionGroup) as ended:
+        await asyncio.wait_for(served(market), 20)
+    assert ended.group_contains(BadFrame, match=f"^{told[0].edge}: (frame {told[0].seq} is not the one|parents: )")
+
+
+async def test_a_budget_that_ends_with_a_chunk_ends_a_trees_job_as_one_and_all_of_it_is_claimed(
+    folder,  # noqa: F811
+    tmp_path,
+    truth,
+):
+    market = make_market(folder, tmp_path, lookahead=8, chunk=16)
+    driver = market.actors[market.manifest.driver.name]
+    driver.program = driver.program.model_copy(update={"chunk": 16})
+    driver._make_drafters = lambda sampler: [Knowing(right_by(1.0, truth))]
+    limit(market, max_total_msat=3 * market.plan.chunk_msat)
+    runs = [asyncio.create_task(run.run()) for run in market.runs.values()]
+    paying, customer = asyncio.create_task(market.pay_everything()), asyncio.create_task(generate(market))
+    async with asyncio.timeout(20):
+        done, _ = await asyncio.wait(runs, return_when=asyncio.FIRST_COMPLETED)
+    assert {type(run.exception()) for run in done} == {OverBudget}
+    await asyncio.sleep(0.1)
+    for run in market.runs.values():
+        assert {f.due.chunk for f in market.due(run)} == {0, 1, 2}
+    for task in (*runs, paying, customer):
+        task.cancel()
+    await asyncio.gather(*runs, paying, customer, return_exceptions=True)
+
+
+async def test_numbers_do_not_jump_where_no_driver_was_replaced(folder, tmp_path, truth):  # noqa: F811
+    market = guessing(folder, tmp_path, truth, chunk=16)
+    assert "the driver was not replaced" in await refused(market, {"seq": 1, "pos": 1}, {"seq": RESTART, "pos": 1})
+
+
+async def ended(market, stage, patience_s=0.2, first_result_ms=100):
+    """How the stage's part of the job ends, once it gets nothing that it waits for."""
+    limit(market, first_result_ms=first_result_ms)
+    stage._patience_s = stage.credit._patience_s = patience_s
+    with pytest.raises(NodewireError) as error:
+        await asyncio.wait_for(stage.run(), 20)
+    return error.value
+
+
+async def test_who_leaves_before_the_first_close_owes_the_prompt(folder, tmp_path, truth):  # noqa: F811
+    market = guessing(folder, tmp_path, truth, chunk=16)
+    stage = list(market.runs.values())[1]
+    embed, queue = market.actors[market.manifest.driver.name], market.hub.queues[stage._keys.public]
+    queue.put_nowait(hidden(embed, 0, 0, chunk=0))
+    queue.put_nowait(hidden(embed, 1, 1))
+    assert isinstance(await ended(market, stage), TimedOut)
+    assert [f.due.chunk for f in market.due(stage)] == [0]
+    assert stage._ledger.owed_msat(stage.request.customer) == 100
+
+
+async def test_who_never_closes_what_it_has_gone_beyond_owes_it(folder, tmp_path, truth):  # noqa: F811
+    market = guessing(folder, tmp_path, truth, chunk=4)
+    stage = list(market.runs.values())[1]
+    embed, queue = market.actors[market.manifest.driver.name], market.hub.queues[stage._keys.public]
+    for seq in range(40):
+        queue.put_nowait(hidden(embed, seq, seq, chunk=-(-seq // 4)))
+    paying = asyncio.create_task(market.pay_everything())
+    await stage.credit.paid(0)
+    await stage.credit.paid(1)
+    await stage.credit.paid(2)
+    await stage.credit.paid(3)
+    assert isinstance(await ended(market, stage), PaymentRequired)
+    paying.cancel()
+    assert [f.due.chunk for f in market.due(stage)] == [0, 1]
+
+
+async def test_frames_that_void_each_other_do_not_hold_a_slot(folder, tmp_path, truth):  # noqa: F811
+    market = guessing(folder, tmp_path, truth, chunk=64)
+    stage = list(market.runs.values())[1]
+    embed, queue = market.actors[market.manifest.driver.name], market.hub.queues[stage._keys.public]
+    queue.put_nowait(hidden(embed, 0, 0, chunk=0))
+
+    async def forever():
+        for seq in range(1, 500):
+            queue.put_nowait(hidden(embed, seq, 1, chunk=1, epoch=seq))
+            if seq > 2:
+                await asyncio.sleep(0.05)
+
+    sending = asyncio.create_task(forever())
+    put = stage._mailbox.put
+
+    async def late(frame):  # so that the next one waits behind
+        await asyncio.sleep(0.06)
+        await put(frame)
+
+    stage._mailbox.put = late
+    began = asyncio.get_running_loop().time()
+    assert isinstance(await ended(market, stage), TimedOut)
+    assert asyncio.get_running_loop().time() - began < 5
+    sending.cancel()
+
+
+async def test_a_chunk_has_its_time_however_many_rows_come_for_it(folder, tmp_path, truth):  # noqa: F811
+    market = guessing(folder, tmp_path, truth, chunk=4)
+    stage = list(market.runs.values())[1]
+    embed, queue = market.actors[market.manifest.driver.name], market.hub.queues[stage._keys.public]
+    queue.put_nowait(hidden(embed, 0, 0, chunk=0))
+
+    async def forever():
+        for seq in range(1, 90):
+            queue.put_nowait(hidden(embed, seq, 1, chunk=1, epoch=seq))
+            await asyncio.sleep(0.1)
+
+    sending = asyncio.create_task(forever())
+    assert isinstance(await ended(market, stage, 0.1, 100), TimedOut)
+    assert not sending.done()
+    sending.cancel()

@@ -82,6 +82,51 @@ def test_by_a_takeover_chunks_are_closed_as_their_rows_come(kept):
     assert kept.closed == []  # that it is paid for is another matter
 
 
+def both_ends(kept):
+    kept.record.attend(
+        lambda: {"hidden.0", "hidden.1"},
+        lambda edge, chunk, one: kept.plain.append((edge, chunk, one.seq)),
+        kept.closed.append,
+    )
+    for edge in ("hidden.0", "hidden.1"):
+        kept.record.write(JOB, edge, 0, frame(0, 0, 1, 2, 3, edge=edge))
+        kept.record.write(JOB, edge, 0, frame(1, 3, 4, 5, 6, 7, edge=edge))
+
+
+def test_a_close_of_rows_that_the_driver_makes_void_is_refused_and_names_its_edge(kept):
+    both_ends(kept)
+    kept.record.close(0)
+    kept.record.came("hidden.0", 0, frame(2, 6, 8, epoch=1))  # which is being computed
+    with pytest.raises(BadFrame) as refused:
+        kept.record.close(1)
+    assert refused.value.field == "hidden.0"
+    assert kept.closed == [0]
+    assert kept.plain == [("hidden.0", 0, 0), ("hidden.1", 0, 0)]
+
+
+def test_by_a_takeover_a_chunk_is_closed_on_all_edges_at_once(kept):
+    both_ends(kept)
+    kept.record.came("hidden.0", 0, frame(2, 6, 8, epoch=1))
+    kept.record.closed_before(2)
+    assert {chunk for _, chunk, _ in kept.plain} == {0}
+    kept.record.write(JOB, "hidden.1", 0, frame(2, 6, 8, epoch=1, edge="hidden.1"))
+    assert {(edge, seq) for edge, chunk, seq in kept.plain if chunk} == {
+        (edge, seq) for edge in ("hidden.0", "hidden.1") for seq in (1, 2, 3, 4)
+    }
+
+
+def test_a_chunk_that_is_not_closed_is_complete_when_what_came_goes_far_beyond_it(kept):
+    both_ends(kept)
+    assert kept.record.is_past(0)
+    assert not kept.record.is_past(1)
+    kept.record.close(0)
+    for seq in range(2, 20):
+        for edge in ("hidden.0", "hidden.1"):
+            kept.record.write(JOB, edge, 0, frame(seq, 5 + seq, seq, edge=edge))
+        assert kept.record.is_past(1) == (6 + seq > 7 + 2 * 8)
+    assert not kept.record.is_past(2)
+
+
 def test_a_reading_goes_on_where_frames_settle_and_more_come_meanwhile(kept):
     kept.record.write(JOB, "hidden.0", 0, frame(0, 0, 1, 2, 3))
     reading = kept.record.read(JOB, "hidden.0", 0)

@@ -77,13 +77,13 @@ class Sent:
 class Flight:
     """One session's. `lookahead`: the most rows that are awaited at a time; 1 is plain decoding. `tree`: the shape."""
 
-    def __init__(self, prompt: int, token: int, lookahead: int, *, tree: bool) -> None:
-        """`prompt` positions go out as frame 0, the last of them `token`."""
+    def __init__(self, prompt: int, token: int, lookahead: int, *, tree: bool, chunk: int) -> None:
+        """`prompt` positions go out as frame 0, the last of them `token`; `chunk` of further ones are paid as one."""
         self.head = Node(token, prompt - 1, accepted=True)
         self.epoch = 0
         self._sent: deque[Sent] = deque([Sent(0, 0, 0, (self.head,))])
         self._seq = 1  # the next frame's
-        self._lookahead, self._tree = lookahead, tree
+        self._prompt, self._lookahead, self._tree, self._chunk = prompt, lookahead, tree, chunk
         self._run = prompt  # the lane's length, as the stages will know it
         self._cells: list[Node] = []  # the lane's live cells, likewise, by number
         self._rows = 1  # awaited
@@ -103,9 +103,20 @@ class Flight:
         """It is back; its rows have been looked at."""
         self._sent.popleft()
 
-    def last(self) -> Sent | None:
-        """A frame of no rows by which stages keep what is accepted of their live cells; None if they have kept it."""
-        return self._send(()) if any(node.accepted for node in self._cells) else None
+    def last(self) -> list[Sent]:
+        """Frames of no rows by which stages keep what is accepted of their live cells."""
+        kept = self._kept()
+        return [*kept, self._send(())] if any(node.accepted for node in self._cells) else kept
+
+    def _kept(self) -> list[Sent]:
+        """Those of them by which they have all rows of a chunk that is accepted: it can be closed before what is behind
+        it is computed, or paid for."""
+        found: list[Sent] = []
+        while True:
+            left = self._chunk - (self._run - self._prompt) % self._chunk
+            if sum(node.accepted for node in self._cells) < left:
+                return found
+            found.append(self._send((), left))
 
     def drop(self) -> None:
         """It has ended: nothing that is in flight matters."""
@@ -175,10 +186,13 @@ class Flight:
     def frames(self, rows: int) -> list[Sent]:
         """What is to be sent now, the likeliest rows first, at most `rows` to a frame."""
         waiting, self._unsent = self._unsent, []
-        return [self._send(tuple(waiting[at : at + rows])) for at in range(0, len(waiting), rows)]
+        sent = self._kept()
+        for at in range(0, len(waiting), rows):
+            sent += [*self._kept(), self._send(tuple(waiting[at : at + rows]))]  # a head may have gone out meanwhile
+        return sent
 
-    def _send(self, nodes: tuple[Node, ...]) -> Sent:
-        sent = self._as_tree(nodes) if self._tree else self._as_chain(nodes)
+    def _send(self, nodes: tuple[Node, ...], most: int | None = None) -> Sent:
+        sent = self._as_tree(nodes, most) if self._tree else self._as_chain(nodes)
         self._seq += 1
         self._rows += len(nodes)
         self._sent.append(sent)
@@ -190,12 +204,14 @@ class Flight:
         self._run = pos + len(nodes)
         return Sent(self._seq, pos, self.epoch, nodes)
 
-    def _as_tree(self, nodes: tuple[Node, ...]) -> Sent:
-        keep = [number for number, node in enumerate(self._cells) if node.accepted]
+    def _as_tree(self, nodes: tuple[Node, ...], most: int | None) -> Sent:
+        keep = [number for number, node in enumerate(self._cells) if node.accepted][:most]
         if keep:
-            # Accepted cells stand each below the one before: what is below none of them but the last may go on.
-            last, cells = self._cells[keep[-1]], self._cells
-            self._cells = [node for node in cells if not node.accepted and _descends(node, last)]
+            # Accepted cells stand each below the one before: what is below none of them that is kept but the last may
+            # go on.
+            cells, kept = self._cells, set(keep)
+            lasting = {node for node in cells[keep[-1] :] if node.accepted}
+            self._cells = [one for number, one in enumerate(cells) if number not in kept and _first(one) in lasting]
             self.epoch += len(cells) > len(keep) + len(self._cells)
             self._run += len(keep)
         elif self._cells and nodes[0] is self.head:
@@ -220,7 +236,8 @@ def _tree(node: Node) -> Iterator[Node]:
     yield from waiting
 
 
-def _descends(node: Node | None, ancestor: Node) -> bool:
-    while node is not None and node is not ancestor:
+def _first(node: Node) -> Node:
+    """The accepted one that the node is below, or it is itself."""
+    while node.parent is not None:
         node = node.parent
-    return node is ancestor
+    return node

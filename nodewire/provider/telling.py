@@ -1,0 +1,71 @@
+"""What a provider says of one job to the relays: how it stands, what is due, and in the end its result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Collection, Sequence
+
+from nodewire.errors import BadFrame, NodewireError
+from nodewire.nostr import nip44
+from nodewire.nostr.event import Event
+from nodewire.nostr.keys import Keys
+from nodewire.protocol import feedback, result
+from nodewire.protocol.commitment import ChunkRoot
+from nodewire.protocol.job import Request
+from nodewire.protocol.manifest import Manifest
+from nodewire.protocol.refusal import is_driven
+
+Publish = Callable[[Event], Awaitable[None]]
+
+
+class Telling:
+    def __init__(self, keys: Keys, request: Request, manifest: Manifest, publish: Publish) -> None:
+        self._keys = keys
+        self._request = request
+        self._manifest = manifest
+        self._publish = publish
+
+    async def say(
+        self,
+        status: feedback.Status,
+        text: str = "",
+        due: feedback.Due | None = None,
+        *,
+        edge: str = "",
+        by: str = "",
+    ) -> None:
+        event = feedback.build(
+            self._keys,
+            self._request.id,
+            self._request.customer,
+            status,
+            created_at=int(time.time()),
+            text=text,
+            due=due,
+            edge=edge,
+            by=by,
+        )
+        await self._publish(event)
+
+    async def failed(self, error: NodewireError, tasks: Collection[str]) -> None:
+        """Say why the job ended here, where `tasks` ran: which edge's frames cannot be computed, or who has ended it
+        before this node."""
+        names_edge = isinstance(error, BadFrame) and not error.by and self._may_name(error.field, tasks)
+        await self.say("error", error.code, edge=error.field if names_edge else "", by=error.by)
+
+    def _may_name(self, edge: str, tasks: Collection[str]) -> bool:
+        """One that leads here, or, of what the driver has said against what it sent, the driver's."""
+        leads_here = any(one.name == edge and one.target in tasks for one in self._manifest.edges)
+        return leads_here or is_driven(self._manifest, edge)
+
+    async def result(self, roots: Sequence[ChunkRoot], text: str, frames: int, compute_us: tuple[int, int]) -> None:
+        """`text`: what came, of a driver; `compute_us`: median and total of the calls."""
+        if len(text.encode()) > result.MAX_TEXT_BYTES:
+            text = ""  # the customer has it from the wire; an event cannot carry it
+        said = result.Said(frames=frames, compute_us=compute_us, text=text)
+        conversation = nip44.conversation_key(self._keys, self._request.customer)
+        ciphertext = nip44.encrypt(said.to_json(), conversation)
+        event = result.build(
+            self._keys, self._request.id, self._request.customer, roots, ciphertext, created_at=int(time.time())
+        )
+        await self._publish(event)
