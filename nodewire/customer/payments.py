@@ -144,6 +144,11 @@ class JobPayments:
         return most * self._plan.chunk_msat > self._plan.terms.max_total_msat
 
     @property
+    def takeovers(self) -> tuple[Takeover, ...]:
+        """All that were accepted, the newest last."""
+        return tuple(self._takeovers)
+
+    @property
     def newest(self) -> Takeover | None:
         """The takeover by which the job's work is assigned now."""
         return self._takeovers[-1] if self._takeovers else None
