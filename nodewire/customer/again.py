@@ -6,25 +6,28 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from nodewire.customer.purchase import Purchase
-from nodewire.customer.rejected import Rejected
-from nodewire.errors import LinkLost, NodewireError, PaymentRequired, TimedOut, WorkerFailed
+from nodewire.customer.rejected import BEGINS_ANEW, Rejected, is_one_word
+from nodewire.errors import NodewireError, PaymentRequired
 from nodewire.protocol.plan import MAX_EXCLUDED, Terms
 
 MAX_AGAIN = 3
 """How often a job that nobody could go on with is begun anew."""
-_GOES_ON = (LinkLost, TimedOut, WorkerFailed, PaymentRequired, Rejected)
 
 
 def may_begin(error: NodewireError, purchase: Purchase, *, failures: int, came: bool) -> bool:
     """Whether others may do better than those who failed with `error`; `came`: there was output before."""
-    if not (isinstance(error, _GOES_ON) and purchase.is_underway and failures < MAX_AGAIN):
+    if not purchase.is_underway or failures >= MAX_AGAIN:
         return False
-    # Who asks for money before anything came means an old debt, which is being settled; else it means this job's.
-    return not (isinstance(error, PaymentRequired) and came)
+    if isinstance(error, PaymentRequired):
+        # Who asks for money before anything came means an old debt, which is being settled; else it means this job's.
+        return not came
+    return isinstance(error, BEGINS_ANEW) or is_one_word(error)
 
 
 def blamed(error: NodewireError, purchase: Purchase) -> set[str]:
     """Providers without whom the next one does better."""
+    if is_one_word(error):
+        return purchase.blamed | {error.by}
     return purchase.blamed | (error.whom if isinstance(error, Rejected) else set())
 
 
@@ -39,12 +42,15 @@ def without(terms: Terms, whom: Collection[str], spent_msat: int) -> Terms:
 class SecondChances:
     """Who is left out and may be honest: where nobody else is left each is taken back, once.
 
-    Of who refused a frame and who sent it one lies: first the one is taken back, then the others in its place.
+    Of who refused a frame and who sent it one lies: first the one is taken back, then the others in its place. Who
+    said by itself that nothing can be done is taken back by nobody; if another says so too, it is believed.
     """
 
     _waiting: list[tuple[frozenset[str], frozenset[str]]] = field(default_factory=list)
     """Who is to be taken back, and who is left out instead."""
     _had: set[str] = field(default_factory=set)
+    _words: dict[str, str] = field(default_factory=dict)
+    """By code, who was the first to say it."""
 
     def wronged(self, providers: Collection[str]) -> None:
         """These were replaced, and say that they were there."""
@@ -55,6 +61,10 @@ class SecondChances:
         if isinstance(error, Rejected) and error.refuser:
             refuser = frozenset({error.refuser})
             self._waiting += [(refuser, frozenset()), (error.producers - refuser, refuser)]
+
+    def believed(self, error: NodewireError) -> bool:
+        """Whether it is what two providers say, one in this job and the other in one before it."""
+        return is_one_word(error) and self._words.setdefault(error.code, error.by) != error.by
 
     def next(self, terms: Terms) -> Terms | None:
         """The terms with the next of them; None if there is none."""

@@ -153,7 +153,7 @@ class Answers:
             return found
         if said.text != LinkLost.code:  # who lost a link is not who broke it
             self.blamed.add(said.provider)
-        if said.text == OverBudget.code:
+        if said.text == OverBudget.code and self._claims.may_be_used_up():
             budget_msat = self._plan.terms.max_total_msat
             return OverBudget(
                 "max_total_msat", f"the budget of {budget_msat / 1000:g} sat is used up; what came is paid"
@@ -161,4 +161,6 @@ class Answers:
         if said.text == PaymentRequired.code:
             reason = f"{who} waits for a payment, of this job or of an earlier one; see `nodewire wallet settle`"
             return PaymentRequired("provider", reason)
-        return TABLE.get(said.text, WorkerFailed)("provider", f"{who} reports {said.text or 'an error'}")
+        error = TABLE.get(said.text, WorkerFailed)("provider", f"{who} reports {said.text or 'an error'}")
+        error.by = said.provider
+        return error

@@ -95,7 +95,8 @@ class Called(ABC):
                         self.terms = terms
                         continue
                     raise failure from error
-                if not may_begin(error, made, failures=failures, came=self.came()):
+                may = may_begin(error, made, failures=failures, came=self.came())
+                if not may or self._chances.believed(error):
                     raise
                 self.session.log.info("job %s ended (%s), beginning anew", made.request.id[:8], error)
                 failure, failures = error, failures + 1

@@ -32,6 +32,10 @@ class Claims:
         except NodewireError as error:
             self._background.fail(error)
 
+    def may_be_used_up(self) -> bool:
+        """Whether the budget may be too small for what is computed now."""
+        return self._payments.may_be_used_up()
+
     async def _pay(self, said: Feedback) -> None:
         for pause_s in (*_PAY_AGAIN_S, None):
             try:

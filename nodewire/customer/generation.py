@@ -83,7 +83,8 @@ class Generation:
                         self.terms = terms
                         continue
                     raise failure from error
-                if not may_begin(error, purchase, failures=again, came=len(self.ids) > bought.first):
+                may = may_begin(error, purchase, failures=again, came=len(self.ids) > bought.first)
+                if not may or self._chances.believed(error):
                     raise
                 # Nobody was left to go on: a new job begins where this one ended.
                 self.session.log.info("job %s ended (%s), beginning anew", purchase.request.id[:8], error)

@@ -136,6 +136,13 @@ class JobPayments:
         closed = self._closed
         return next(n for n in count() if (n not in closed if closed is not None else not self._may_pay(n)))
 
+    def may_be_used_up(self) -> bool:
+        """Whether the budget may be too small for a chunk that is computed now: none is further than `AHEAD` before
+        those that have come."""
+        first = self._closed.get(0, self._most_units) if self._closed is not None else 1
+        most = first + max(self.open_chunk(), self._delivered + 1) + AHEAD
+        return most * self._plan.chunk_msat > self._plan.terms.max_total_msat
+
     @property
     def takeovers(self) -> tuple[Takeover, ...]:
         """All that were accepted, the newest last."""

@@ -1,13 +1,14 @@
 """Frames of providers that their consumer cannot compute: either may lie, so what is bought anew is without both.
 
-Whoever says so signs it, and names the edge; that the customer's own frames are not meant follows from the plan.
+Whoever says so signs it, and names the edge; that the customer's own frames are not meant follows from the plan. Who
+says that the customer is at fault may lie, too: then what is bought anew is without it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nodewire.errors import BadFrame
+from nodewire.errors import BadFrame, LinkLost, NodewireError, PaymentRequired, TimedOut, WorkerFailed
 from nodewire.protocol.feedback import Feedback
 from nodewire.protocol.manifest import Manifest
 from nodewire.protocol.plan import LOCAL
@@ -26,6 +27,15 @@ class Rejected(BadFrame):
     def whom(self) -> set[str]:
         """Who may be to blame."""
         return {*self.producers, self.refuser} - {""}
+
+
+BEGINS_ANEW = (LinkLost, TimedOut, WorkerFailed, PaymentRequired, Rejected)
+"""What others may do better at, whoever says it."""
+
+
+def is_one_word(error: NodewireError) -> bool:
+    """Whether all that speaks for it is one provider, which may lie: that the customer's input is bad, say."""
+    return bool(error.by) and not isinstance(error, BEGINS_ANEW)
 
 
 def reported(said: Feedback, manifest: Manifest, now: Mapping[str, str]) -> Rejected | None:

@@ -13,7 +13,7 @@ from nodewire.customer.background import Background
 from nodewire.customer.claims import Claims
 from nodewire.customer.payments import AHEAD, JobPayments, most_units
 from nodewire.customer.planning import Draw
-from nodewire.customer.rejected import Rejected, noticed
+from nodewire.customer.rejected import Rejected, is_one_word, noticed
 from nodewire.customer.session import LocalMailbox, Session, signing_of
 from nodewire.customer.shares import Shares
 from nodewire.customer.ticketing import Tickets
@@ -181,7 +181,9 @@ class Running:
             # Providers wait for payments that cannot be made: then that is the reason, not their silence.
             late = TimedOut("output", f"none came within {deadline_s:.0f} s")
             raise next(iter(self._claims.unpaid.values()), late) from error
-        except BadFrame as error:
+        except NodewireError as error:
+            if not (isinstance(error, BadFrame) or is_one_word(error)):
+                raise
             self._deadline = None
             if (meant := await self._meant(error)) is None:
                 raise
@@ -193,28 +195,31 @@ class Running:
         """What it means that a frame on `edge` is of no use here; None if it is no provider's."""
         return noticed(error, edge, self._manifest, self.handover.assigned)
 
-    async def _meant(self, error: BadFrame) -> NodewireError | None:
+    async def _meant(self, error: NodewireError) -> NodewireError | None:
         """What has ended the job as who ended it signs it, for a neighbour may only be passing it on; None if it is the
-        error itself."""
+        error itself, `by` whom is known then."""
         if isinstance(error, Rejected):
             return None
         if not error.by:
-            return self.noticed(error, error.field)
+            return self.noticed(error, error.field) if isinstance(error, BadFrame) else None
         with suppress(TimeoutError):
             async with asyncio.timeout(WORD_S):
                 await self.background.failed.wait()
         said = Feedback("", error.by, self.request.id, self.plan.customer, "error", error.code)
         meant = self.background.failure or self.answers.reported(said)
-        return meant if isinstance(meant, Rejected) or meant.code != error.code else None
+        if isinstance(meant, Rejected) or meant.code != error.code or not meant.by:
+            return meant
+        error.by = meant.by
+        return None
 
     async def _unless_told(self, work: Coroutine[None, None, None]) -> None:
         """Do something beside the job. What a neighbour has told this node is told to `next`, too."""
         try:
             await work
-        except BadFrame as error:
-            if error.by:
+        except NodewireError as error:
+            if is_one_word(error):
                 return
-            if (meant := self.noticed(error, error.field)) is None:
+            if not isinstance(error, BadFrame) or (meant := self.noticed(error, error.field)) is None:
                 raise
             raise meant from error
 

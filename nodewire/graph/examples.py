@@ -10,18 +10,19 @@ import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
-from itertools import islice
+from itertools import chain, count, islice
 from math import prod
 from typing import Any
 
 import torch
 
 from nodewire.errors import BadInput, Unsupported
-from nodewire.graph.format import DTYPES, Input, Shape
+from nodewire.graph.format import DTYPES, MAX_SIZE, SOME, Input, Shape
 from nodewire.protocol.graph_program import MAX_DIMS
 
 MAX_EXAMPLES = 256
 BATCH = "batch"
+_DIM = re.compile(r"[a-z0-9][a-z0-9._\-]{0,63}")
 _STATIC = (bool, int, float, str, type(None), torch.dtype)
 
 Axes = Mapping[str, Sequence[str | None]]
@@ -79,11 +80,13 @@ def signature(
     calls = [_bound(module, one) for one in several(examples)]
     if not calls:
         raise BadInput("examples", "none")
-    every = [dict(named_tensors(call.arguments)) for call in calls]
+    every = [named_tensors(call.arguments) for call in calls]
     for call, found in zip(calls, every, strict=True):
         for name in every[0].keys() ^ found.keys():
             raise BadInput(name, "is a tensor in some examples only")
         _check_alike(calls[0], call)
+    if not every[0]:
+        raise BadInput("examples", "no tensor is among them: a task computes with what comes to it")
     dims = _Dims(axes or {}, every)
     inputs = {name: Input(name, _dtype(name, tensor), dims.shape(name)) for name, tensor in every[0].items()}
     for name in (axes or {}).keys() - inputs.keys():
@@ -93,6 +96,13 @@ def signature(
     if len(dims.most) > MAX_DIMS:
         raise Unsupported("examples", f"{', '.join(dims.most)} vary; at most {MAX_DIMS} sizes may: fix the others")
     largest = {dim: max(size, (most or {}).get(dim, 0)) for dim, size in dims.most.items()}
+    for dim, size in largest.items():
+        if dim in inputs or dim == SOME or not _DIM.fullmatch(dim):
+            raise BadInput(
+                "axes", f"{dim[:80]!r} cannot name a size: a-z, 0-9, _ and -, no input's name and not {SOME!r}"
+            )
+        if size > MAX_SIZE:
+            raise BadInput(dim, f"{size}, and no size is above {MAX_SIZE}")
     arguments = {key: _leaves(value, inputs, key) for key, value in calls[0].arguments.items()}
     least = max(prod(dims.sizes(k).values()) for k in range(len(calls)))
     return Signature(tuple(inputs.values()), largest, arguments, calls[0].positional, least)
@@ -100,22 +110,33 @@ def signature(
 
 def tensors_of(module: torch.nn.Module, example: Any) -> dict[str, torch.Tensor]:
     """An example's tensors by the names of the signature's inputs."""
-    return {name: tensor.detach().cpu() for name, tensor in named_tensors(_bound(module, example).arguments)}
+    return {name: tensor.detach().cpu() for name, tensor in named_tensors(_bound(module, example).arguments).items()}
 
 
-def named_tensors(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+def named_tensors(value: Any) -> dict[str, torch.Tensor]:
     """The tensors in nested mappings, sequences and dataclasses, by their paths; constants are left out.
 
     Raises:
         Unsupported: something else is among them; names its path.
+        BadInput: two of them would have one name.
     """
+    found: dict[str, torch.Tensor] = {}
+    for path, tensor in _tensors(value, ""):
+        name = _plain(path or "output")
+        if name in found:
+            raise BadInput(name, f"is what two tensors are called, {path[:80]!r} among them: rename one")
+        found[name] = tensor
+    return found
+
+
+def _tensors(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(value, torch.Tensor):
-        yield _plain(path or "output"), value
+        yield path, value
         return
     if isinstance(value, (*_STATIC, torch.SymInt)):
         return
     for key, item in _items(value, path or "output"):
-        yield from named_tensors(item, f"{path}.{key}".removeprefix("."))
+        yield from _tensors(item, f"{path}.{key}".removeprefix("."))
 
 
 def _items(value: Any, path: str) -> Iterable[tuple[Any, Any]]:
@@ -248,6 +269,8 @@ class _Dims:
         return dim
 
     def _fresh(self, name: str, axis: int) -> str:
-        if axis == 0 and BATCH not in self.most:
-            return BATCH
-        return re.sub(r"\W", "_", f"{name}_{axis}")
+        """A name that neither another dim nor an input has."""
+        plain = re.sub(r"\W", "_", f"{name[:50]}_{axis}")
+        wanted = (BATCH, plain) if axis == 0 else (plain,)
+        more = (f"{plain}_{n}" for n in count(1))
+        return next(one for one in chain(wanted, more) if one not in self.most and one not in self._every[0])

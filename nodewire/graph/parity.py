@@ -53,7 +53,7 @@ def eager(
         try:
             with torch.no_grad(), mode or nullcontext():
                 copies = {name: one.to(device if mode is None else "cpu", copy=True) for name, one in given.items()}
-                found = dict(named_tensors(said.call(module, copies)))
+                found = named_tensors(said.call(module, copies))
         finally:
             held.restore()
         return {name: found[name] for name in outputs or found}

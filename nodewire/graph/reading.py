@@ -10,6 +10,7 @@ import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, count
 from typing import Any
 
 import sympy
@@ -36,6 +37,13 @@ KNOWN = {
 """Operators that are others by another name in a functional graph."""
 _RESHAPES = ("aten.view.default", "aten.reshape.default", "aten._unsafe_view.default")
 _PLACING = ("device", "layout", "pin_memory", "non_blocking")
+INDEX_AT = {
+    "aten.embedding.default": 1,
+    "aten.index.Tensor": 1,
+    "aten.index_select.default": 2,
+    "aten.gather.default": 2,
+}
+"""Which argument of an operator are indices that must be in range."""
 _MOST_FACTORS = 8
 _BY_DATA = "makes a tensor as large as its data says: give it a size of the inputs', and a mask"
 _RELATIONS: Mapping[Any, str] = {
@@ -54,7 +62,8 @@ class Traced:
 
     `shapes` has every tensor's shape where each size is a number or a dim's name; a tensor with a derived size is not
     in it. `constants` are tensors that are part of the module's code, not of its weights. `tied` has all names of the
-    weights that have several, `places` where in the model each node was made.
+    weights that have several, `places` where in the model each node was made, `sources` what the model calls
+    each weight.
     """
 
     program: Program
@@ -62,6 +71,7 @@ class Traced:
     constants: Mapping[str, torch.Tensor]
     tied: Mapping[str, Sequence[str]] = field(default_factory=dict)
     places: Mapping[str, Place] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def paths(self) -> Mapping[str, str]:
@@ -91,9 +101,13 @@ class Reader:
         self._shapes: dict[str, Shape] = {}
         self._constants: dict[str, torch.Tensor] = {}
         self._weights: dict[str, Weight] = {}
+        self._called: dict[str, str] = {}
+        """Weights' names here, by their names in the model."""
         self._nodes: list[Node] = []
         self._places: dict[str, Place] = {}
         self._tried: set[sympy.Expr] = set()
+        self._within: list[tuple[Ref, bool]] = []
+        """Conditions of the branches that are being read, and whether each is of what holds."""
 
     def read(self, names: Sequence[str]) -> Traced:
         """The program; `names` are those of its outputs."""
@@ -122,7 +136,8 @@ class Reader:
             outputs=tuple(outputs),
         )
         tied = {names[0]: names for names in self._tied.values() if len(names) > 1}
-        return Traced(program, self._shapes, self._constants, tied, self._places)
+        sources = {name: source for source, name in self._called.items()}
+        return Traced(program, self._shapes, self._constants, tied, self._places, sources)
 
     def _read(self, graph_module: torch.fx.GraphModule, operands: Sequence[torch.fx.Node] | None) -> Sequence[Any]:
         """Read a graph; its placeholders are the operands, or the exported program's own. What it returns."""
@@ -154,10 +169,11 @@ class Reader:
             return
         wanted = own(str(spec.target))
         name = next((names[0] for names in self._tied.values() if wanted in names), wanted)
-        if name in self._weights:
-            self._names[fx] = name
+        if name in self._called:
+            self._names[fx] = self._called[name]
             return
-        name = self._name(fx, name)
+        source, name = name, self._name(fx, name)
+        self._called[source] = name
         if not isinstance(val, torch.Tensor) or val.dtype not in DTYPES.values():
             kind = str(getattr(val, "dtype", type(val).__name__)).removeprefix("torch.")
             raise BadTask(name, f"a weight of {kind}, which no task has: {', '.join(DTYPES)}")
@@ -193,6 +209,9 @@ class Reader:
         op = str(target) if is_aten else f"py.{getattr(target, '__name__', target)}"
         if op in _RESHAPES and isinstance(args[1], list) and val is not None:
             args = (args[0], [self._inferred(n, val.shape[k], place) for k, n in enumerate(args[1])])
+        if self._within and op in INDEX_AT and len(args) > INDEX_AT[op]:
+            at = INDEX_AT[op]
+            args = (*args[:at], self._in_range(args[at], fx.args[at], place), *args[at + 1 :])
         name = self._name(fx, fx.name)
         self._nodes.append(Node(name, KNOWN.get(op, op), args, kwargs))
         self._places[name] = place
@@ -219,8 +238,12 @@ class Reader:
         place = traced(fx)
         match kind, list(fx.args):
             case "cond", [condition, left, right, operands]:
-                branches = [self._results(graph(one), operands) for one in (left, right)]
                 chosen = self._condition(condition, fx.name, place)
+                branches = []
+                for one, taken in ((left, True), (right, False)):
+                    self._within.append((chosen, taken))
+                    branches.append(self._results(graph(one), operands))
+                    self._within.pop()
                 types = fx.meta["val"]
                 self._lists[fx] = [
                     self._made(f"{fx.name}.{k}", "aten.where.self", (chosen, Ref(a), Ref(b)), types[k], place)
@@ -235,6 +258,18 @@ class Reader:
 
     def _results(self, graph: torch.fx.GraphModule, operands: Any) -> list[str]:
         return [self._names[result] for result in self._read(graph, operands)]
+
+    def _in_range(self, index: Any, fx: Any, place: Place) -> Any:
+        """Indices of an operator in branches: 0 where these are not taken, since all are computed, and what the model
+        would not look up need not be there."""
+        if isinstance(index, list):
+            return [self._in_range(one, part, place) for one, part in zip(index, fx, strict=True)]
+        if not isinstance(index, Ref) or fx.meta["val"].dtype == torch.bool:
+            return index
+        for chosen, taken in self._within:
+            op, args = ("ScalarOther", (index, 0)) if taken else ("ScalarSelf", (0, index))
+            index = Ref(self._made(f"{fx.name}.taken", f"aten.where.{op}", (chosen, *args), fx.meta["val"], place))
+        return index
 
     def _condition(self, given: Any, name: str, place: Place) -> Ref:
         """A boolean tensor without dimensions."""
@@ -266,8 +301,8 @@ class Reader:
     def _fresh(self, wanted: str) -> str:
         """A name that may also stand on an edge of a manifest: no leading underscore."""
         name = re.sub(r"[^A-Za-z0-9_.\-]", "_", wanted).lstrip("_.-")[:140] or "value"
-        while name in self._taken:
-            name += ".again"
+        every = chain([name], (f"{name}.again{n if n > 1 else ''}" for n in count(1)))
+        name = next(one for one in every if one not in self._taken)
         self._taken.add(name)
         return name
 

@@ -30,8 +30,16 @@ from nodewire.graph.trace import trace
 from nodewire.graph.whitelist import OPS
 from nodewire.graph.writing import Parts, write_run
 from nodewire.kind import Registration, Say
+from nodewire.protocol.schema import Label, Name, Schema
 from nodewire.protocol.sizes import parse_size
 from nodewire.weights.blob_folder import MANIFEST
+
+
+class _Labels(Schema):
+    """What a manifest says in its author's words, checked before anything is traced."""
+
+    name: Name
+    license: Label
 
 
 def register(
@@ -75,6 +83,7 @@ def register(
         target_bytes = parse_size(target_vram)
     except ValueError as error:
         raise BadInput("target_vram", str(error)) from error
+    _Labels.from_document({"name": name, "license": license})
     if out is None and not dry_run:
         raise BadInput("out", "the folder that gets manifest and blobs; only a dry run does without")
     shown = several(examples)
@@ -151,12 +160,10 @@ def normalized(traced: Traced, slots: int = 1) -> Program:
 
 def held(model: torch.nn.Module, traced: Traced) -> Parts:
     """Weights that a module holds."""
-    tensors = dict(traced.constants)
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        tensors.setdefault(name, tensor)
+    tensors = dict((*model.named_parameters(), *model.named_buffers()))
 
     def parts(weight: str) -> tuple[torch.Tensor, ...]:
-        tensor = tensors[weight]
+        tensor = traced.constants[weight] if weight in traced.constants else tensors[traced.sources[weight]]
         if tensor.is_meta:
             raise NotFound(weight, "lies on the meta device, without a value")
         return (tensor,)

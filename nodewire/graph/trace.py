@@ -166,7 +166,7 @@ class _Whole(torch.nn.Module):
 
 
 def _flat(returned: Any, outputs: Sequence[str] | None, names: list[str]) -> tuple[torch.Tensor, ...]:
-    found = dict(named_tensors(returned))
+    found = named_tensors(returned)
     for name in outputs or ():
         if name not in found:
             raise BadInput("outputs", f"{name[:80]!r} is not returned: {', '.join(found)}")

@@ -54,13 +54,16 @@ def write_run(
 
     Raises:
         BadInput: a weight is not as large as the program declares it.
+        BadManifest: more tasks or edges than a manifest has, or labels that are none.
     """
     done = replace(
         done, tasks={task: replace(made, program=_to_customer(task, made.program)) for task, made in done.tasks.items()}
     )
     writer = Writer(done, parts, target_bytes, out, say)
     edges = writer.edges()
-    manifest = Manifest(name=name, mode="run", license=license, tasks=tuple(writer.tasks()), edges=tuple(edges))
+    tasks = tuple(writer.tasks())
+    said = {"v": 1, "name": name, "mode": "run", "license": license, "tasks": tasks, "edges": tuple(edges)}
+    manifest = Manifest.from_document(said)
     lines = tuple(report(name, done, target_bytes, modules or {}))
     return Registration(manifest, writer.blobs.paths, lines, pieces(done, modules or {}))
 

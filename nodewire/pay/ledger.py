@@ -53,6 +53,8 @@ CREATE TABLE IF NOT EXISTS broken (
 CREATE INDEX IF NOT EXISTS broken_under_way ON broken (at_s) WHERE at_s IS NULL;
 CREATE TABLE IF NOT EXISTS cursor (only_row INTEGER PRIMARY KEY CHECK (only_row = 1), at INTEGER NOT NULL) STRICT;
 """
+_OWN_FAULT = 0
+"""When a job broke off, of those that the provider itself did."""
 _KEY = "job = ? AND payee = ? AND chunk = ? AND attempt = ?"
 
 
@@ -193,8 +195,8 @@ class Ledger:
     def owe(self, due: Due, *, under_way: bool = False) -> Due:
         """Enter a due, or find it as it stands.
 
-        `under_way`: whether it must be paid hangs on how its job ends. `went_through` or `broke_off` will say that; if
-        this process ends before, `interrupted` will.
+        `under_way`: whether it must be paid hangs on how its job ends. `went_through`, `broke_off` or `interrupted`
+        will say that; the last will, too, if this process ends before.
 
         Raises:
             NotAllowed: it is entered with another customer or amount.
@@ -215,12 +217,14 @@ class Ledger:
         self._db.execute("DELETE FROM broken WHERE job = ? AND at_s IS NULL", (job,))
 
     def broke_off(self, job: str, at_s: float) -> None:
-        """A job under way broke off: what it left unpaid counts as `dues.is_too_much` says."""
+        """Others broke off a job under way: what it left unpaid counts as `dues.is_too_much` says."""
         self._db.execute("UPDATE broken SET at_s = ? WHERE job = ? AND at_s IS NULL", (int(at_s), job))
 
-    def interrupted(self, at_s: float) -> None:
-        """A provider starts anew: what was under way when its last process ended broke off."""
-        self._db.execute("UPDATE broken SET at_s = ? WHERE at_s IS NULL", (int(at_s),))
+    def interrupted(self, job: str | None = None) -> None:
+        """The provider itself broke off a job under way, or died amid all that were: their customers are not in debt
+        for what that left unpaid, however often."""
+        sql, told = "UPDATE broken SET at_s = ? WHERE at_s IS NULL", (_OWN_FAULT, *(() if job is None else (job,)))
+        self._db.execute(sql if job is None else sql + " AND job = ?", told)
 
     def forgo(self, key: Key) -> None:
         """Forget a due that no invoice was made for: nobody can pay it any more. Others stay as they are."""
@@ -325,7 +329,7 @@ class Ledger:
         sql = f"SELECT 1 {unpaid} AND due_by_s <= ? AND at_s IS NULL LIMIT 1"
         if self._db.execute(sql, (customer, int(now_s))).fetchone() is not None:
             return True
-        sql = f"SELECT min(at_s) AS broke_s {unpaid} AND at_s IS NOT NULL GROUP BY job ORDER BY broke_s"
+        sql = f"SELECT min(at_s) AS broke_s {unpaid} AND at_s <> {_OWN_FAULT} GROUP BY job ORDER BY broke_s"
         return dues.is_too_much([at_s for (at_s,) in self._db.execute(sql, (customer,))])
 
     def earned_msat(self, *, job: str | None = None) -> int:

@@ -347,6 +347,7 @@ class Provider:
             deadline = request.plan.deadline_epoch(chunk, self._market.committee.epoch_ms)
             await self._committing.commit(roots, deadline)
 
+        worker = OneManifest(served.worker, served.digest, turns(request.plan, manifest, snapshot))
         run = JobRun(
             keys=self._keys,
             request=request,
@@ -354,7 +355,7 @@ class Provider:
             params=params,
             kind=served.kind,
             mailbox=mailbox,
-            worker=OneManifest(served.worker, served.digest, turns(request.plan, manifest, snapshot)),
+            worker=worker,
             ledger=self._ledger,
             publish=self._publish,
             commit=commit,
@@ -393,6 +394,7 @@ class Provider:
             for outcome in await asyncio.gather(*beside, return_exceptions=True):
                 if isinstance(outcome, NodewireError):
                     log.info("job %s: %s", request.id[:8], outcome)
+            await worker.end()
             if chunks:
                 earned = self._ledger.earned_msat(job=request.id) / 1000
                 what = f"{', '.join(run.tasks)}, {len(chunks)} chunk{'s' * (len(chunks) > 1)}"

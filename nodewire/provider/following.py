@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
-from nodewire.errors import NodewireError, NoQuorum
+from nodewire.errors import NodewireError, NoQuorum, WorkerFailed
 from nodewire.market import Market
 from nodewire.plan.place.follow import (
     Following,
@@ -131,19 +131,33 @@ class Follower:
 
     async def _step(self, epoch: int, snapshot: Snapshot) -> None:
         candidates = await self._candidates.at(epoch, snapshot)
+        # Beside the loop: strangers decide how much there is to look at.
+        models, before, found, why = await asyncio.to_thread(self._look, candidates, epoch, snapshot)
+        if found.held is None or found.held == before.held:
+            await self._stay(found)
+            return
+        self._state = replace(before, epoch=epoch, wanted=before.wanted + 1)
+        chosen = next(one for one in models if one.digest == found.held.manifest)
+        tasks = chosen.tasks[found.held.first : found.held.end]
+        await self._go(candidates, chosen.digest, tasks, snapshot, why)
+
+    def _look(
+        self, candidates: Mapping[str, Candidate], epoch: int, snapshot: Snapshot
+    ) -> tuple[list[Model], Following, Following, str]:
+        """Models, what is held, what should be, and why."""
         models = [self._model(one, snapshot, epoch) for one in candidates.values()]
         models = [one for one in models if one.tasks]
         others = holders(snapshot, models, self._public)
-        state = replace(self._state, held=self._window(models))
+        before = replace(self._state, held=self._window(models))
         chance = Random(f"{self._public} {epoch}")
-        found = follow(models, others, self._budget.window_bytes, state, epoch, chance, self._settings)
-        if found.held is None or found.held == self._window(models):
-            await self._stay(found)
-            return
-        self._state = replace(state, epoch=epoch, wanted=state.wanted + 1)
-        chosen = next(one for one in models if one.digest == found.held.manifest)
-        tasks = chosen.tasks[found.held.first : found.held.end]
-        await self._go(candidates, chosen.digest, tasks, snapshot, _reason(others, found.held, state.held))
+        found = follow(models, others, self._budget.window_bytes, before, epoch, chance, self._settings)
+        goes = found.held is not None and found.held != before.held
+        return (
+            models,
+            before,
+            found,
+            _reason(others, found.held, before.held) if found.held is not None and goes else "",
+        )
 
     def _model(self, candidate: Candidate, snapshot: Snapshot, epoch: int) -> Model:
         """With the tasks that may be held here: those that fit a worker and have not been refused, and those held."""
@@ -213,7 +227,8 @@ class Follower:
             try:
                 self._ready = await self._windows.load(candidates[digest].address, manifest, tasks, for_)
             except NotLoaded as refused:
-                wait = _AGAIN_EPOCHS if refused.error.retryable else _NEVER_EPOCHS
+                kills = isinstance(refused.error, WorkerFailed)
+                wait = _AGAIN_EPOCHS if refused.error.retryable and not kills else _NEVER_EPOCHS
                 self._refused[digest, refused.task] = self._epoch() + wait
                 log.warning("%s is not held: %s", refused.task, refused.error)
                 return

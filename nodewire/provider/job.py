@@ -237,7 +237,7 @@ class JobRun:
         Raises:
             NodewireError: the job failed here; feedback says so.
         """
-        broke = True
+        broke = own = True  # if it is cancelled, or this software is at fault
         await self._telling.say("processing")
         serving = asyncio.create_task(self._kind.serve(self._job, self._mailbox, self._worker, self))
         ended = asyncio.create_task(self._ended.wait())
@@ -258,7 +258,7 @@ class JobRun:
             broke = False
             await self._telling.say("success")
         except NodewireError as error:
-            broke = broke and self._broke_by(error)
+            broke, own = broke and self._broke_by(error), isinstance(error, WorkerFailed) and not error.by
             if not await self._gives_up_alone(error):
                 self._mailbox.cancel(error)
             await self._claim_unclosed()
@@ -271,10 +271,12 @@ class JobRun:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
             self._mailbox.close()
-            if broke:
-                self._ledger.broke_off(self.request.id, time.time())
-            else:
+            if not broke:
                 self._ledger.went_through(self.request.id)
+            elif own:
+                self._ledger.interrupted(self.request.id)
+            else:
+                self._ledger.broke_off(self.request.id, time.time())
 
     def _broke_by(self, error: NodewireError) -> bool:
         """Whether the job broke off, and is not just unpaid: it has waited for money while others had ended it, too."""

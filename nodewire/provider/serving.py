@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from nodewire.config import Serve
-from nodewire.errors import Busy, NodewireError, NotAllowed
+from nodewire.errors import Busy, NodewireError, NotAllowed, WorkerFailed
 from nodewire.kind import JobKind, MakeWorker, Params, SharedWorker, Turn, Worker
 from nodewire.market import Market
 from nodewire.protocol.codec import OWN, Codings
@@ -133,10 +134,13 @@ class OneManifest:
         self._worker = worker
         self._digest = manifest_digest
         self._turns = turns
+        self._open: dict[tuple[str, str], None] = {}
+        """Tasks and sessions that may be open."""
         self.load = worker.load
 
     async def open(self, task: str, session: str, params: Params, codings: Codings = OWN) -> None:
         turn = self._turns.get(task, Turn())
+        self._open[task, session] = None
         await self._worker.open(loaded_name(self._digest, task), session, params, codings, turn)
 
     async def receive(self, task: str, session: str, frame: Frame[Array]) -> list[Frame[Array]]:
@@ -144,15 +148,29 @@ class OneManifest:
 
     async def close(self, task: str, session: str) -> None:
         await self._worker.close(loaded_name(self._digest, task), session)
+        self._open.pop((task, session), None)
+
+    async def end(self) -> None:
+        """Close what is still open: whoever is stopped while it opens or closes a session leaves it so, and a session
+        that nobody closes keeps its slot as long as the worker lives."""
+        for task, session in list(self._open):
+            with suppress(NodewireError):  # of a worker that has died
+                await self.close(task, session)
 
 
 async def speed(manifest: Manifest, name: str, worker: Worker) -> int:
-    """What a position takes, measured. A task that refuses to be measured is no worse for it: it claims a second."""
+    """What a position takes, measured. A task that refuses to be measured is no worse for it: it claims a second.
+
+    Raises:
+        WorkerFailed: its worker died of a single position, or that took too long: nobody is to call it.
+    """
     positions = probing.CLAIMED_AT if not manifest.task(name).engine.startswith("decoder") else 1
     while True:
         try:
             found = await probing.measure(manifest, name, worker, loaded_name(manifest.digest(), name), positions)
         except NodewireError as error:
+            if positions == 1 and isinstance(error, WorkerFailed):
+                raise
             if positions == 1:
                 log.warning("%s of %s cannot be measured, and claims 1 s a position: %s", name, manifest.name, error)
                 return 1_000_000

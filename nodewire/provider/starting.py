@@ -77,7 +77,7 @@ async def start(stack: AsyncExitStack, config: ProviderConfig) -> dict[str, Any]
     keys, pool, market = await open_market(stack, config)
     ledger = Ledger(config.ledger)
     stack.callback(ledger.close)
-    ledger.interrupted(time.time())
+    ledger.interrupted()
     wallet = SimWallet.from_file(config.wallet.url, config.wallet.token_file)
     stack.push_async_callback(wallet.close)
 

@@ -52,6 +52,8 @@ class LastingWorker:
         self._start = start
         self._process: Mortal | None = None
         self._loaded: dict[str, tuple[str, Path, Sequence[Path]]] = {}
+        self._sessions: dict[tuple[str, str], Mortal] = {}
+        """By task and session that is open, the process that has it."""
         self._starting: asyncio.Task[Mortal] | None = None
         self.starts = 0
         """Processes that have been started and had everything loaded."""
@@ -68,15 +70,21 @@ class LastingWorker:
 
     async def open(self, task: str, session: str, params: Params, codings: Codings = OWN, turn: Turn = NO_TURN) -> None:
         """As the port; the first session after a death waits until everything is loaded again."""
-        await (await self._living()).open(task, session, params, codings, turn)
+        process = await self._living()
+        await process.open(task, session, params, codings, turn)
+        self._sessions[task, session] = process
 
     async def receive(self, task: str, session: str, frame: Frame[Array]) -> list[Frame[Array]]:
-        assert self._process is not None
-        return await self._process.receive(task, session, frame)
+        """As the port. Raises WorkerFailed where the process that had the session has died, though another lives."""
+        process = self._sessions.get((task, session), self._process)
+        assert process is not None
+        return await process.receive(task, session, frame)
 
     async def close(self, task: str, session: str) -> None:
-        if self._process is not None and self._process.alive:
-            await self._process.close(task, session)
+        process = self._sessions.get((task, session), self._process)
+        if process is not None and process.alive:
+            await process.close(task, session)
+        self._sessions.pop((task, session), None)
 
     @property
     def process(self) -> Mortal | None:

@@ -145,6 +145,20 @@ async def test_what_has_come_is_counted_by_what_may_be_paid():
     assert one.came() == 2
 
 
+@pytest.mark.parametrize(
+    ("mode", "came", "chunks"), [("run", -1, 3), ("run", 4, 8), ("generate", -1, 4), ("generate", 4, 9)]
+)
+async def test_a_budget_for_more_than_can_be_computed_yet_is_not_used_up(mode, came, chunks):
+    job = payments(mode)
+    for chunk in range(came + 1):
+        await job.closed(chunk, 1 + (chunk == 0))
+        await job.delivered(chunk)
+    for budget, may_be in ((chunks, False), (chunks - 1, True)):
+        terms = plan().terms.model_copy(update={"max_total_msat": 100 * budget})
+        job._plan = plan().model_copy(update={"terms": terms})
+        assert job.may_be_used_up() is may_be
+
+
 async def test_a_call_is_one_unit_in_its_first_chunk_too():
     job = payments("embed")
     job._most_units = 1

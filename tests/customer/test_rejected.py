@@ -16,7 +16,17 @@ from nodewire.customer.answers import Answers
 from nodewire.customer.background import Background
 from nodewire.customer.embedding import Embedding
 from nodewire.customer.rejected import Rejected, noticed, reported
-from nodewire.errors import BadFrame, LinkLost, NodewireError, NoProvider, TooLarge, WorkerFailed
+from nodewire.errors import (
+    BadFrame,
+    BadInput,
+    LinkLost,
+    NodewireError,
+    NoProvider,
+    NotAllowed,
+    OverBudget,
+    TooLarge,
+    WorkerFailed,
+)
 from nodewire.protocol import feedback
 from nodewire.protocol.feedback import Feedback
 from nodewire.protocol.plan import LOCAL, Terms
@@ -133,9 +143,16 @@ async def test_of_the_customers_own_fault_the_neighbours_reason_is_kept(running)
     assert await told(running(Pool()), error, DRIVER, says(0, edge="prompt")) is error
 
 
-async def test_other_codes_are_raised_as_they_come(running):  # noqa: F811
+async def test_other_codes_are_raised_as_they_come(running, monkeypatch):  # noqa: F811
+    monkeypatch.setattr("nodewire.customer.running.WORD_S", 0.05)
     error = TooLarge("prompt", "300 tokens, the context is 256")
     assert await told(running(Pool()), error, DRIVER) is error
+
+
+async def test_of_a_fault_that_a_neighbour_passes_on_it_is_known_whose_word_it_is(running):  # noqa: F811
+    error = TooLarge("prompt", "300 tokens, the context is 256")
+    assert await told(running(Pool()), error, DRIVER, says(2, "too-large")) is error
+    assert error.by == SECOND
 
 
 async def test_a_neighbour_that_cancels_and_nobody_signs_for_it_is_blamed_with_those_before_it(running, monkeypatch):  # noqa: F811
@@ -178,6 +195,30 @@ def test_others_are_tried_for_frames_that_cannot_be_computed_and_not_for_the_cus
     assert not may_begin(TooLarge("x", "y"), made, failures=0, came=False)
     assert blamed(rejected, made) == {FIRST, SECOND}
     assert blamed(WorkerFailed("x", "y"), made) == set()
+
+
+@pytest.mark.parametrize("kind", [TooLarge, BadInput, BadFrame, OverBudget, NotAllowed, NodewireError])
+def test_others_are_tried_for_what_one_provider_says_whatever_it_is(kind):
+    made, error = Bought([]), word(kind, SECOND)
+    assert may_begin(error, made, failures=0, came=True)
+    assert not may_begin(error, made, failures=MAX_AGAIN, came=False)
+    assert blamed(error, made) == {SECOND}
+
+
+@pytest.mark.parametrize("may_be", [True, False])
+async def test_a_budget_that_is_not_used_up_is_not_used_up_because_a_provider_says_so(heard, may_be):
+    made, background = heard
+    made._claims = SimpleNamespace(may_be_used_up=lambda: may_be)
+    made._feedback(says(1, "over-budget"))
+    error = await ended(background)
+    assert isinstance(error, OverBudget)
+    assert error.by == ("" if may_be else FIRST)
+
+
+def word(kind, by: str) -> NodewireError:
+    error = kind("x", "y")
+    error.by = by
+    return error
 
 
 def terms(*excluded: str) -> Terms:
@@ -261,6 +302,29 @@ async def test_liars_without_end_are_not_tried_without_end(buying):
     errors = [lied(f"{n:064x}", f"{n + 1:064x}") for n in range(2, 40, 2)]
     one, made = buying(*errors)
     with pytest.raises(Rejected):
+        await one.buy()
+    assert len(made) == 1 + MAX_AGAIN
+
+
+async def test_who_blames_the_customer_alone_is_passed_over_and_two_are_believed(buying):
+    one, made = buying(word(BadInput, SECOND), None)
+    await one.buy()
+    assert [set(under.excluded) for under in made] == [set(), {SECOND}]
+    first, second = word(BadInput, SECOND), word(BadInput, FIRST)
+    one, made = buying(first, second, None)
+    with pytest.raises(BadInput) as caught:
+        await one.buy()
+    assert (caught.value, len(made)) == (second, 2)
+    one, made = buying(first, NoProvider("task", "nobody is left"))
+    with pytest.raises(BadInput) as caught:
+        await one.buy()
+    assert (caught.value, len(made)) == (first, 2)
+
+
+async def test_liars_with_different_stories_are_not_heard_without_end(buying):
+    stories = (BadInput, TooLarge, NotAllowed, BadFrame, OverBudget)
+    one, made = buying(*(word(kind, f"{n:064x}") for n, kind in enumerate(stories, start=1)))
+    with pytest.raises(BadFrame):
         await one.buy()
     assert len(made) == 1 + MAX_AGAIN
 

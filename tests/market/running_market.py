@@ -60,6 +60,8 @@ GUESTS = {
     "hal": Stall([], ["graph.0"], FAST_US, bond_msat=2_000_000),
     "ned": Stall([], ["graph.0"], FAST_US, patience_s=2),
     "ola": Stall([], ["graph.1"], FAST_US),
+    "pam": Stall([], ["graph.0"], FAST_US, slots=8),
+    "quin": Stall([], ["graph.1"], FAST_US, slots=8),
 }
 WORKER = '[worker]\nmemory = "60MB"'
 WIRE = "[wire]\nprivate = true"

@@ -1,15 +1,18 @@
-"""A liar downstream: who computed for it in vain bears that, but no customer more than three times in a day."""
+"""A liar downstream: who computed for it in vain bears that, but no customer more than three times in a day. What a
+provider breaks off itself no customer bears."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 
 import pytest
 from running_market import ENCODER_MSAT, STALLS
 
 from nodewire.customer.rejected import Rejected
-from nodewire.errors import PaymentRequired
+from nodewire.errors import NodewireError, PaymentRequired
 from nodewire.nostr.nip01 import Filter
 from nodewire.pay.dues import MAX_BROKEN
 from nodewire.protocol import feedback, kinds
@@ -104,3 +107,46 @@ async def test_an_honest_node_serves_on_who_a_liar_behind_it_kept_from_paying_up
             earned_msat += with_own_ledger(market, name, lambda ledger: ledger.earned_msat())
     assert earned_msat == paid_msat + (MAX_BROKEN + 2) * ENCODER_MSAT
     assert not with_own_ledger(market, "ned", lambda ledger: ledger.in_debt(me, time.time() + 10**6))
+
+
+async def test_a_provider_killed_amid_four_calls_of_one_customer_serves_it_again_when_it_is_back(market):
+    pam = (await asyncio.to_thread(market.start_provider, "pam"))["public"]
+    quin = (await asyncio.to_thread(market.start_provider, "quin"))["public"]
+    cyd, encoder = market.public["cyd"], market.encoder["address"]
+    try:
+        epoch = await market.until(lambda s: s.node(pam) is not None and s.node(quin) is not None)
+        async with market.customer("bereft") as bereft:
+            await bereft.session.market.epoch(timeout_s=10, after=epoch.body.epoch - 1)
+            me = bereft.session.keys.public
+            terms = bereft.terms.model_copy(update={"driver": "local"})
+            stuck, going = (terms.model_copy(update={"trusted": (pam, one)}) for one in (quin, cyd))
+            await bereft.embed(encoder, TEXTS, terms=stuck)  # now they are linked
+
+            def unpaid():
+                return with_own_ledger(market, "pam", lambda ledger: len(ledger.unpaid_dues(me)))
+
+            assert unpaid() == 0
+            os.kill(market.processes["quin"].pid, signal.SIGSTOP)
+            calls = [asyncio.create_task(bereft.embed(encoder, TEXTS, terms=stuck)) for _ in range(MAX_BROKEN + 1)]
+            async with asyncio.timeout(20):
+                while unpaid() < len(calls):
+                    await asyncio.sleep(0.02)
+            process = market.processes["pam"]
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            os.kill(market.processes["quin"].pid, signal.SIGCONT)
+            ended = await asyncio.gather(*calls, return_exceptions=True)
+            assert all(isinstance(one, NodewireError) for one in ended), ended
+            process.stdout.close()
+            ready = await asyncio.to_thread(market.start_provider, "pam")
+            back = await market.until(
+                lambda s: s.node(pam) is not None and list(s.ads({pam})[pam].wire) == ready["wire"]
+            )
+            await bereft.session.market.epoch(timeout_s=10, after=back.body.epoch - 1)
+            assert unpaid() == len(calls)  # nothing came of them, and nothing was paid
+            await bereft.embed(encoder, TEXTS, terms=going)
+            assert pam in bereft.last["providers"]
+            assert unpaid() == len(calls)
+    finally:
+        for name in ("pam", "quin"):
+            await asyncio.to_thread(market.stop_one, name)

@@ -295,7 +295,7 @@ def test_a_ledger_of_the_second_version_goes_on_and_its_dues_count_as_before(tmp
     db.commit()
     db.close()
     after = Ledger(path)
-    after.interrupted(50)
+    after.interrupted()
     assert after.in_debt(CUSTOMER, 100)
     assert (after.has_ended(JOB), after.came(JOB)) == (True, None)
     after.end_job("11" * 32, 2)
@@ -371,21 +371,37 @@ def test_a_job_under_way_counts_as_any_until_it_breaks_off_and_one_that_went_thr
     assert ledger.in_debt(BOB, 100)
 
 
-def test_a_restart_forgets_no_broken_job_and_breaks_off_what_was_under_way(tmp_path):
+def test_a_restart_forgets_no_broken_job_and_counts_none_that_it_broke_off_itself(tmp_path):
     path = tmp_path / "ledger.db"
     before = Ledger(path)
     for n in range(3):
         break_off(before, n, 100 + n)
-    before.owe(Due(key_of(3), CUSTOMER, 1_000, 130), under_way=True)
-    before.owe(Due(key_of(4), BOB, 1_000, 130), under_way=True)
-    before.owe(Due(key_of(5), ALICE, 1_000, 130))  # a round's of training
+    for n in range(3, 8):
+        before.owe(Due(key_of(n), CUSTOMER, 1_000, 130), under_way=True)
+    before.owe(Due(key_of(8), ALICE, 1_000, 130))  # a round's of training
     before.close()
     after = Ledger(path)
-    assert not after.in_debt(CUSTOMER, 110)
-    after.interrupted(110)
-    assert after.in_debt(CUSTOMER, 110)
-    assert (after.in_debt(BOB, 10**9), after.in_debt(ALICE, 10**9)) == (False, True)
+    assert after.in_debt(CUSTOMER, 130)
+    after.interrupted()
+    assert (after.in_debt(CUSTOMER, 10**9), after.in_debt(ALICE, 10**9)) == (False, True)
+    assert after.owed_msat(CUSTOMER) == 8_000
+    settle(after, 4)  # who wants to may pay it all the same
+    assert after.owed_msat(CUSTOMER) == 7_000
+    break_off(after, 9, 200)
+    assert after.in_debt(CUSTOMER, 200)
     after.close()
+
+
+def test_a_job_that_its_provider_broke_off_itself_counts_for_nothing_and_another_does(ledger):
+    for n in range(6):
+        ledger.owe(Due(key_of(n), CUSTOMER, 1_000, 130), under_way=True)
+        ledger.interrupted(key_of(n).job)
+    assert not ledger.in_debt(CUSTOMER, 10**9)
+    ledger.owe(Due(key_of(6), CUSTOMER, 1_000, 130), under_way=True)
+    ledger.interrupted(key_of(5).job)
+    assert ledger.in_debt(CUSTOMER, 130)
+    ledger.broke_off(key_of(6).job, 140)
+    assert not ledger.in_debt(CUSTOMER, 10**9)
 
 
 @given(st.lists(st.integers(0, 3 * DAY_S), max_size=12).map(sorted))

@@ -10,12 +10,23 @@ import numpy as np
 import pytest
 
 from kinds.k8843 import KIND
-from nodewire.errors import BadConfig, BadFrame, BadSignature, NodewireError, NotAllowed, PaymentRequired, TimedOut
+from nodewire.errors import (
+    BadConfig,
+    BadFrame,
+    BadSignature,
+    NodewireError,
+    NotAllowed,
+    PaymentRequired,
+    TimedOut,
+    WorkerFailed,
+)
 from nodewire.kind import Job
 from nodewire.llm.sampling import Sampling
 from nodewire.llm.split import split_decoder
 from nodewire.llm.whole import Whole
 from nodewire.nostr.keys import Keys
+from nodewire.pay.debts import Key
+from nodewire.pay.dues import MAX_BROKEN, Due
 from nodewire.pay.ledger import Ledger
 from nodewire.protocol import feedback, kinds, result
 from nodewire.protocol.chunk import claim
@@ -26,7 +37,9 @@ from nodewire.protocol.plan import Assignment, Plan, Terms, Verification, ends
 from nodewire.provider.committing import Committing
 from nodewire.provider.job import JobRun
 from nodewire.provider.kept import KeptWork
+from nodewire.provider.serving import OneManifest, loaded_name
 from nodewire.provider.statements import Statements
+from nodewire.provider.timed import Timed
 from nodewire.wire.record import Record
 from nodewire.wire.spool import Spool
 from tests.kinds.inprocess import Box, Direct, Hub
@@ -332,6 +345,40 @@ async def test_sessions_end_with_the_job(market):
         assert run._mailbox.closed
 
 
+class Behind(Direct):
+    """A worker that closes nothing while it computes another customer's long call."""
+
+    def __init__(self, actors):
+        super().__init__(actors)
+        self.free = asyncio.Event()
+
+    async def open(self, task, session, params, codings=None, turn=None):
+        await super().open(task, session, params, codings)
+
+    async def close(self, task, session):
+        await self.free.wait()
+        await super().close(task, session)
+
+
+async def test_sessions_end_with_the_job_though_the_worker_is_busy_as_it_ends(market):
+    digest, workers = market.manifest.digest(), []
+    for run in market.runs.values():
+        behind = Behind({loaded_name(digest, task): actor for task, actor in market.actors.items()})
+        workers.append((behind, OneManifest(behind, digest, {})))
+        run._worker = Timed(workers[-1][1])
+    serving = asyncio.create_task(served(market))
+    async with asyncio.timeout(20):
+        while sum(said.status == "success" for said in filter(None, map(market.parsed, market.events))) < len(workers):
+            await asyncio.sleep(0.005)
+    for behind, _ in workers:
+        behind.free.set()
+    await asyncio.wait_for(serving, 20)
+    assert any(behind.open_sessions for behind, _ in workers)  # of these, who was to close them had been stopped
+    for behind, one in workers:
+        await one.end()
+        assert not behind.open_sessions
+
+
 async def test_a_kind_serves_only_its_own_parameters(market):
     from nodewire.errors import BadInput
 
@@ -400,12 +447,13 @@ async def stop(running):
     await asyncio.gather(*running.values(), return_exceptions=True)
 
 
-def fail(run):
-    """A neighbour ends the job for `run`."""
-
-    async def get():
+def fail(run, error=None):
+    """Something ends the job for `run`: a neighbour, if no error is given."""
+    if error is None:
         error = PaymentRequired("chunk 0", "says a neighbour")
         error.by = HASH
+
+    async def get():
         raise error
 
     run._mailbox.get = get
@@ -466,6 +514,28 @@ async def test_a_call_that_others_ended_while_it_waited_for_money_is_no_debt(mar
         run._mailbox.cancel(NotAllowed("job", "cancelled by a neighbour"))  # which the wait for money does not hear
     assert is_in_debt(await first_unpaid(market, running)) is not others_end_it
     await stop(running)
+
+
+@pytest.mark.parametrize(
+    ("ends", "counts"), [("the worker fails", False), ("the daemon stops", False), ("a neighbour fails", True)]
+)
+async def test_only_what_others_break_off_counts_against_the_customer(market, ends, counts):
+    stage = list(market.runs.values())[1]
+    stage._ask = partial(ask_as_of_a_call, stage, stage._ask)
+    for n in range(MAX_BROKEN):
+        key = Key(f"{n:064x}", stage._keys.public, 0)
+        stage._ledger.owe(Due(key, CUSTOMER.public, 1_000, 10**9), under_way=True)
+        stage._ledger.broke_off(key.job, time.time())
+    running = await begun(market, len(market.runs))
+    if ends != "the daemon stops":
+        error = WorkerFailed("worker", "killed by SIGKILL")
+        error.by = HASH if counts else ""
+        fail(stage, error)
+        with pytest.raises(WorkerFailed):
+            await asyncio.wait_for(running[stage], 20)
+    await stop(running)
+    assert stage._ledger.owed_msat(CUSTOMER.public) > 1_000 * MAX_BROKEN
+    assert is_in_debt(stage) is counts
 
 
 async def ask_as_of_a_call(run, ask, chunk, *rest):

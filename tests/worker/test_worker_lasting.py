@@ -101,6 +101,19 @@ async def test_a_death_ends_its_sessions_and_the_next_one_finds_everything_loade
     assert len(factory.started) == 2
 
 
+async def test_a_session_of_a_process_that_died_ends_by_that_although_another_lives_by_now():
+    factory = Factory(Process(), Process())
+    worker = await loaded(factory)
+    await worker.open("a", "idle", {})
+    factory.started[0].alive = False
+    await worker.open("a", "new", {})  # another job has the worker started anew
+    with pytest.raises(WorkerFailed):  # so that a standby enters, as for those that were at a call
+        await worker.receive("a", "idle", "frame")
+    await worker.close("a", "idle")
+    assert factory.started[1].sessions == [("a", "new")]
+    assert await worker.receive("a", "new", "frame") == ["frame"]
+
+
 async def test_a_process_that_cannot_load_everything_again_is_ended_and_the_next_session_tries_another():
     factory = Factory(Process(), Process(refuses=True), Process())
     worker = await loaded(factory)

@@ -33,6 +33,9 @@ _EPSILON = 1e-9
 """So much more than a rate is taken away, for where one comes from to win a draw. Holders' rates are worlds apart."""
 _MOST_WINDOWS = 4_096
 _ROUNDS = 10
+_MOST_LOOKS = 4_000_000
+"""Services that the ripple may look at, however many nodes and tasks strangers announce: whoever's turn comes after
+that stays where it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +240,7 @@ class _Market:
 
     def _ripple(self, chance: Random) -> None:
         """Everybody else goes where it is needed most, with as many tasks as it holds, until nobody moves."""
-        order = sorted(self.others)
+        order, left = sorted(self.others), _MOST_LOOKS
         for _ in range(_ROUNDS):
             chance.shuffle(order)
             moved = False
@@ -247,8 +250,11 @@ class _Market:
                 if len({manifest for manifest, _ in served}) != 1 or max(numbers) - min(numbers) >= size:
                     continue  # no window: chosen by its operator, who will leave it so
                 ((manifest, _), rate) = next(iter(served.items()))
-                self.add(served, -1 - _EPSILON)
                 starts = range(len(self.models[manifest].tasks) - size + 1)
+                left -= len(starts) * size
+                if left < 0:
+                    return
+                self.add(served, -1 - _EPSILON)
                 first = min(starts, key=lambda at: (sorted(self.service[manifest, at + i] for i in range(size)), at))
                 self.add(served, _EPSILON)
                 rates = sorted(served.values())

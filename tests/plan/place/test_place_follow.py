@@ -6,6 +6,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nodewire.plan.place import follow as placing
 from nodewire.plan.place.follow import Following, Holder, Model, Settings, Window, follow, holders, model
 from nodewire.protocol.ad import TaskOffer
 from nodewire.protocol.snapshot import Held
@@ -88,6 +89,31 @@ def test_providers_that_follow_together_come_to_rest_with_everything_held():
             windows[name] = new
     assert {state.held.first for state in windows.values()} == {0, 2, 4}
     assert moves <= 6
+
+
+class Watched(dict):
+    """Counts how often it is looked at."""
+
+    looks = 0
+
+    def __getitem__(self, key):
+        Watched.looks += 1
+        return super().__getitem__(key)
+
+
+def test_however_many_strangers_announce_however_much_the_ripple_looks_at_no_more_than_its_bound(monkeypatch):
+    most = 1_000_000
+    monkeypatch.setattr(placing, "_MOST_LOOKS", most)
+    large = Model("dd" * 32, tuple(f"t{n}" for n in range(1_024)), (1,) * 1_024, (100,) * 1_024)
+    chance = Random(7)
+    crowd = [holder(f"{n:064x}", at := chance.randrange(724), at + 300, large.digest) for n in range(400)]
+    market = placing._Market([large], crowd)
+    market.service = Watched(market.service)
+    before = {name: dict(served) for name, served in market.others.items()}
+    Watched.looks = 0
+    market._ripple(Random(1))
+    assert 0 < Watched.looks < 2 * most
+    assert sum(market.others[name] != served for name, served in before.items()) <= 1 + most // (725 * 300)
 
 
 def test_an_epoch_counts_once():
