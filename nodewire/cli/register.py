@@ -31,6 +31,8 @@ Blossoms = Annotated[
 ]
 
 TARGET_VRAM = "1GB"
+_NAMED = 8
+"""Tasks in what is shown of a provider's file."""
 
 
 def register(
@@ -123,6 +125,16 @@ def register(
     for line in made.report:
         console.print(f"  {escape(line)}", soft_wrap=True)
     console.print(f"[bold green]registered[/] {done['address']}\n[dim]digest {done['digest']}[/]", soft_wrap=True)
+    names = [task.name for task in made.manifest.tasks]
+    notes.print("\n[dim]it can be bought once providers serve each of its tasks, which the file of one says so:[/]")
+    notes.print(escape(serving(done["address"], names)), soft_wrap=True)
+
+
+def serving(address: str, tasks: Sequence[str]) -> str:
+    """What a provider's file says to serve the first of some tasks."""
+    more = f"  # and {len(tasks) - _NAMED} more" if len(tasks) > _NAMED else ""
+    named = ", ".join(f'"{task}"' for task in tasks[:_NAMED])
+    return f'[[serve]]\nmanifest = "{address}"\ntasks = [{named}]{more}\nprice_msat = 1000'
 
 
 _CUTTING = ("target_vram", "slots", "as_tensors", "expert_groups", "most")

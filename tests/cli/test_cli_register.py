@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 
 import pytest
 import torch
@@ -19,6 +20,8 @@ from bench.carved import Carved
 from bench.dag_models import EXPERTS, _made
 from nodewire import cli
 from nodewire.cli.manifest_file import read_manifest
+from nodewire.cli.register import serving
+from nodewire.config import Serve
 from nodewire.kind import Registration
 from nodewire.nostr.nip01 import Filter
 from nodewire.nostr.pool import Pool
@@ -143,6 +146,20 @@ def test_a_module_of_ones_own_goes_from_python_to_the_market(register, servers, 
         assert torch.equal(
             Carved(asyncio.run(_fetched(servers, done["address"], tmp_path)))({"input": images})["output"], own(images)
         )
+
+
+def test_who_registers_is_told_what_a_provider_says_to_serve_it(servers, written):
+    said = subprocess.run([*NODEWIRE, "register", str(written), *servers], capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+    address = re.search(r"^registered (38840:\S+)$", said.stdout, re.MULTILINE)[1]
+    (served,) = tomllib.loads(said.stderr[said.stderr.index("[[serve]]") :])["serve"]
+    assert Serve.model_validate(served).manifest == address
+    assert served["tasks"] == ["graph.0"]
+
+
+def test_of_many_tasks_a_few_are_named():
+    (served,) = tomllib.loads(serving("38840:ab:one", [f"stage.{k}" for k in range(80)]))["serve"]
+    assert served["tasks"] == [f"stage.{k}" for k in range(8)]
 
 
 def test_it_is_published_under_another_name_and_drawn_before(register, written, tmp_path):
