@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from nodewire.graph import chain
+from nodewire.graph import in_process
 from nodewire.graph.interpret import Interpreter
 from nodewire.graph.liveness import walk
 from nodewire.kind import Registration
@@ -27,11 +27,11 @@ class Carved:
 
     def __init__(self, made: Registration) -> None:
         self.manifest: Manifest = made.manifest
-        self._tasks = {task.name: chain.load(made, task) for task in made.manifest.tasks}
+        self._tasks = {task.name: in_process.load(made, task) for task in made.manifest.tasks}
 
     def __call__(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """What the tasks make of a call's inputs: the model's outputs by name."""
-        return chain.evaluate(self.manifest, inputs, self._of)
+        return in_process.evaluate(self.manifest, inputs, self._of)
 
     def peaks(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, Peak]:
         """What each task took for a call."""
@@ -44,7 +44,7 @@ class Carved:
             return run(given, dims)
 
         self(inputs)  # what kernels keep for later calls is made by the first
-        chain.evaluate(self.manifest, inputs, self._of, measured)
+        in_process.evaluate(self.manifest, inputs, self._of, measured)
         return peaks
 
     def _of(self, task: Task) -> Interpreter:

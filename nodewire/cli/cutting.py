@@ -49,11 +49,11 @@ def cut(folder: Path, asked: Asked, out: Path | None, say: Say = lambda _: None)
     speaks = is_meta or architecture in ARCHITECTURES
     if (speaks or architecture in _ENCODERS) and not asked.as_tensors:
         _check_plain(asked)
+        if out is not None and not is_meta and not (folder / "tokenizer.json").is_file():
+            raise NotFound("tokenizer.json", f"not in {folder}: text needs one; or --as-tensors cuts it without")
         if speaks:
             from nodewire.llm.split import split_decoder
 
-            if out is not None and not is_meta and not (folder / "tokenizer.json").is_file():
-                raise NotFound("tokenizer.json", f"not in {folder}: text needs one; or --as-tensors cuts it without")
             return _with_chat(split_decoder(folder, target, out, slots=slots, name=name), folder, out)
         from nodewire.graph.split_encoder import split_encoder
 

@@ -6,7 +6,7 @@ from rich.table import Table
 
 from nodewire.cli.cutting import steps
 from nodewire.cli.output import console, counted, notes, one_line
-from nodewire.kind import Registration
+from nodewire.kind import Registration, TaskSize
 from nodewire.protocol.manifest import CUSTOMER, Edge
 from nodewire.protocol.sizes import in_units
 
@@ -23,21 +23,18 @@ def show(made: Registration) -> None:
     table = Table(box=None, header_style="bold dim")
     for title in ("task", "step", "weights", "memory", "MFLOP"):
         table.add_column(title, justify="left" if title == "task" else "right", no_wrap=True)
-    for title in ("takes most at", "no room for", "sends"):
-        table.add_column(title, overflow="fold")
     for task in manifest.tasks:
-        piece = made.pieces.get(task.name)
         table.add_row(
             one_line(task.name),
             str(at[task.name]),
             in_units(sum(blob.bytes for blob in task.weights)),
             in_units(task.memory_bytes),
             f"{task.flops / 1e6:,.1f}",
-            one_line(piece.most_at) if piece else "",
-            one_line(piece.no_room_for) if piece else "",
-            _sent(manifest.outputs(task.name)),
         )
     console.print(table)
+    for task in manifest.tasks:
+        said = [*_limits(made.pieces.get(task.name)), _sent(manifest.outputs(task.name))]
+        console.print(f"[bold]{one_line(task.name)}[/] {one_line('; '.join(said))}", soft_wrap=True)
     for line in about:
         console.print(one_line(line), soft_wrap=True)
     for name, piece in made.pieces.items():
@@ -60,13 +57,22 @@ def show(made: Registration) -> None:
         )
 
 
+def _limits(piece: TaskSize | None) -> list[str]:
+    """Where a task takes the most, and what it has no room for, as far as that is known."""
+    if piece is None:
+        return []
+    at = [f"takes most at {piece.most_at}"] if piece.most_at else []
+    return [*at, f"has no room for {piece.no_room_for}"] if piece.no_room_for else at
+
+
 def _sent(edges: tuple[Edge, ...]) -> str:
     """What leaves a task on each edge: its tensors, and what a position adds to them."""
     shown = [_edge(edge) for edge in edges[:_MOST_EDGES]]
-    return "\n".join([*shown, *([f"and {len(edges) - _MOST_EDGES} more"] if len(edges) > _MOST_EDGES else [])])
+    more = [f"and {len(edges) - _MOST_EDGES} more"] if len(edges) > _MOST_EDGES else []
+    return "sends " + ", ".join([*shown, *more])
 
 
 def _edge(edge: Edge) -> str:
     tensors = ", ".join(f"{one.dtype} [{', '.join(map(str, one.shape))}]" for one in edge.tensors)
     target = "the customer" if edge.target == CUSTOMER else edge.target
-    return one_line(f"{tensors} to {target}, {in_units(edge.bytes_per_position)} a position")
+    return f"{tensors} to {target} ({in_units(edge.bytes_per_position)} a position)"

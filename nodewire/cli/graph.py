@@ -14,7 +14,7 @@ import typer
 
 from nodewire.cli.buying import can_write
 from nodewire.cli.manifest_file import read_manifest
-from nodewire.cli.output import DEVELOPERS, Json, console, one_line, print_json
+from nodewire.cli.output import DEVELOPERS, Json, console, counted, one_line, print_json
 from nodewire.cli.roles import check_model, enter_market, naming
 from nodewire.config import AnyRole, load_role
 from nodewire.errors import BadConfig, BadInput, NodewireError, NotFound
@@ -79,7 +79,8 @@ def graph(
     if json:
         print_json(done)
     else:
-        console.print(f"[bold green]drawn[/] {one_line(found.name)}: {len(found.tasks)} tasks in {one_line(str(path))}")
+        size = counted(len(found.tasks), "task")
+        console.print(f"[bold green]drawn[/] {one_line(found.name)}: {size} in {one_line(str(path))}", soft_wrap=True)
 
 
 def add_to(app: typer.Typer) -> None:

@@ -36,7 +36,8 @@ def read_manifest(path: Path) -> Manifest:
                     continue  # a program, or weights
     except OSError as error:
         raise BadConfig(str(path), f"cannot be read: {error.strerror or error}") from error
-    raise NotFound(str(path), f"holds no {' or '.join(NAMES[:2])}, and no blob of it is a manifest")
+    cut = "; `nodewire register --out` leaves one of this model" if (path / "config.json").exists() else ""
+    raise NotFound(str(path), f"holds no {' or '.join(NAMES[:2])}, and no blob of it is a manifest{cut}")
 
 
 def _parsed(path: Path) -> Manifest:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +15,9 @@ from nodewire.cli.output import CUSTOMERS, Json, console, notes, one_line, print
 from nodewire.cli.roles import enter_market, naming
 from nodewire.config import AnyRole, load_role
 from nodewire.errors import NodewireError
+
+if TYPE_CHECKING:
+    from nodewire.protocol.manifest import Manifest
 
 
 def models(
@@ -37,6 +41,8 @@ def models(
             row = (f"{task['memory_bytes'] / 1e6:.1f} MB", str(task["providers"]), price)
             table.add_row(task["name"], *row, *_measured(task["measured"]))
         console.print(table)
+        for line in _called_with(model):
+            console.print(line, soft_wrap=True)
         if any(task["measured"] for task in model["tasks"]):
             console.print("[dim]measured by providers: the most memory, and the least time, that one of them says[/]")
         for node in model["nodes"]:
@@ -47,6 +53,33 @@ def models(
 
 def add_to(app: typer.Typer) -> None:
     app.command(rich_help_panel=CUSTOMERS)(models)
+
+
+def _called_with(model: Mapping[str, Any]) -> list[str]:
+    """What a model of mode "run" takes and gives, for people; nothing of others."""
+    lines = [
+        f"{word} {one_line(', '.join(f'{name} {kind}' for name, kind in model[word].items()))}"
+        for word in ("takes", "gives")
+        if word in model
+    ]
+    if most := model.get("most"):
+        lines[0] += f"  [dim]{one_line(', '.join(f'{dim} up to {size:,}' for dim, size in most.items()))}[/]"
+    return lines
+
+
+def _signature(manifest: Manifest) -> dict[str, Any]:
+    """The types of what a model of mode "run" takes and gives, by name, and the largest sizes that one task takes."""
+    from nodewire.protocol.signature import Signature, described
+
+    if manifest.mode != "run":
+        return {}
+    signature = Signature.of(manifest)
+    inputs, outputs = signature.inputs.items(), signature.outputs.items()
+    return {
+        "takes": {name: described(tensor) for name, tensor in inputs},
+        "gives": {name: described(tensor) for name, tensor in outputs},
+        "most": dict(signature.dims),
+    }
 
 
 def _measured(said: list[dict[str, int]]) -> tuple[str, str, str]:
@@ -75,6 +108,7 @@ async def _models(role: AnyRole) -> list[dict[str, Any]]:
         for event in await pool.fetch([Filter(kinds=frozenset({kinds.MANIFEST}), limit=200)], timeout_s=10.0):
             try:
                 manifest = await market.manifest(publish.address(event))
+                called_with = _signature(manifest)
             except NodewireError as error:
                 notes.print(f"[dim]{one_line(str(event.tag('d')))}: {one_line(str(error))}[/]", soft_wrap=True)
                 continue
@@ -104,6 +138,6 @@ async def _models(role: AnyRole) -> list[dict[str, Any]]:
                 }
                 for n, _ in holders
             ]
-            address, name, mode = publish.address(event), manifest.name, manifest.mode
-            found.append({"address": address, "name": name, "mode": mode, "tasks": tasks, "nodes": nodes})
+            said = {"address": publish.address(event), "name": manifest.name, "mode": manifest.mode}
+            found.append({**said, "tasks": tasks, "nodes": nodes, **called_with})
         return found

@@ -197,9 +197,10 @@ def _show_links(edges: list[Edge], seen: _Seen) -> None:
 
 
 def _table(edges: list[Edge], seen: _Seen) -> Table:
-    table = Table("peer", "rung", "RTT", "jitter", "predicted", "loss", "at least", "control", "lost", "", box=None)
-    for edge in edges:
-        table.add_row(
+    """Of figures those that some link has."""
+    titles = ("peer", "rung", "RTT", "jitter", "predicted", "loss", "at least", "control", "lost", "")
+    rows = [
+        (
             one_line(seen.called(edge.peer)),
             edge.rung,
             _ms(edge.rtt.median_us if edge.rtt else None),
@@ -210,14 +211,22 @@ def _table(edges: list[Edge], seen: _Seen) -> Table:
             edge.congestion or "-",
             f"{edge.lost}",
             _standing(edge, seen.now_s),
-            style=None if edge.is_open(seen.now_s) else "dim",
         )
+        for edge in edges
+    ]
+    shown = [k for k in range(len(titles)) if any(row[k] != "-" for row in rows)]
+    table = Table(box=None)
+    for k in shown:
+        table.add_column(titles[k], no_wrap=bool(titles[k]))
+    for edge, row in zip(edges, rows, strict=True):
+        table.add_row(*(row[k] for k in shown), style=None if edge.is_open(seen.now_s) else "dim")
     return table
 
 
 def _standing(edge: Edge, now_s: float) -> str:
     """Since when a link is open or over, and why it was lost the last time."""
-    age, why = _ago(edge.age_s(now_s)), one_line(edge.ending.reason) if edge.ending is not None else ""
+    age = _ago(edge.age_s(now_s))
+    why = one_line(edge.ending.reason.removeprefix(f"{edge.peer}: ")) if edge.ending is not None else ""
     if edge.is_open(now_s):
         return f"[green]open[/] for {age}" + (f" [dim]lost before: {why}[/]" if why else "")
     if edge.state == "closed":

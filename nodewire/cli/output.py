@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import inf
 from typing import Annotated, Any, NoReturn
 
 import orjson
@@ -108,15 +109,17 @@ def print_json(document: Any) -> None:
 
 
 @contextmanager
-def steps(what: str, clock_s: Callable[[], float] = time.monotonic) -> Iterator[Callable[[str], None]]:
-    """What is under way, on stderr, and how far it is: at most once a second, after the first. On a terminal it is one
-    line that changes and goes."""
-    said_s = clock_s()
+def steps(
+    what: str, clock_s: Callable[[], float] = time.monotonic, *, at_once: bool = False
+) -> Iterator[Callable[[str], None]]:
+    """What is under way, on stderr, and how far it is: at most once a second, after the first unless `at_once`, since
+    each step may take long. On a terminal it is one line that changes and goes. Steps are rich's markup."""
+    said_s = -inf if at_once else clock_s()
     with notes.status(what) as status:
 
         def tell(step: str) -> None:
             nonlocal said_s
-            if clock_s() - said_s < 1:
+            if clock_s() - said_s < 1 and not (at_once and notes.is_terminal):
                 return
             said_s = clock_s()
             status.update(f"{what}: {step}")

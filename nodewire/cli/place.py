@@ -17,6 +17,7 @@ from nodewire.cli.output import DEVELOPERS, Json, console, counted, one_line, pr
 from nodewire.cli.roles import check_model, enter_market, naming
 from nodewire.config import AnyRole, load_role
 from nodewire.errors import BadInput, NoProvider, OverMemory
+from nodewire.protocol.sizes import in_units
 
 if TYPE_CHECKING:
     from nodewire.plan.place.advise import Advice, Held
@@ -30,7 +31,6 @@ _NODES = (
     " all fields (default: the machines of --config's market)."
 )
 _SHOWN_TASKS = 12
-_UNITS = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3), ("B", 1))
 _ROOM = "Add machines or memory, or register the model anew with a smaller --target-vram"
 
 
@@ -163,7 +163,7 @@ def _show(
     table = Grid("node", "memory", "holds", *(["held now"] if holding else []), box=None, header_style="bold dim")
     for node, tasks in zip(pool.nodes, ours.held, strict=True):
         used = sum(manifest.tasks[task].memory_bytes for task in tasks)
-        row = [one_line(node.name), _of_memory(used, node.memory_bytes)]
+        row = [one_line(node.name), f"{in_units(used) if used else '-'} of {in_units(node.memory_bytes)}"]
         row.append(_names([manifest.tasks[task].name for task in tasks]))
         now = [_names(list(holding.get(node.name, ())))] if holding else []
         table.add_row(*row, *now, style=None if tasks else "dim")
@@ -193,12 +193,6 @@ def _stays(nodes: int) -> str:
     if nodes > REPLANNED:
         return f"every task is held; other placements are compared with it for up to {REPLANNED} nodes"
     return "no other placement is worth the moves"
-
-
-def _of_memory(used: int, has: int) -> str:
-    """Both in the largest unit of which there is at least one."""
-    name, unit = next((name, unit) for name, unit in _UNITS if has >= unit or unit == 1)
-    return f"{used / unit:.3g} of {has / unit:.3g} {name}"
 
 
 def _names(tasks: list[str]) -> str:

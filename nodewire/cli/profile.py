@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,7 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 from rich.table import Table
 
-from nodewire.cli.output import OPERATORS, Json, console, counted, notes, one_line, print_json
+from nodewire.cli.output import OPERATORS, Json, console, counted, notes, one_line, print_json, steps
 from nodewire.cli.roles import check_model, enter_market, load_provider, naming
 from nodewire.config import Device, ProviderConfig
 from nodewire.errors import BadInput, Busy, NotAllowed
@@ -30,7 +31,11 @@ def profile(
         Path | None, typer.Option("--config", "-c", help="A provider's TOML file: measure what it serves, as it would.")
     ] = None,
     manifest: Annotated[
-        list[str] | None, typer.Option(help="Measure all tasks of this manifest instead: an address. Repeatable.")
+        list[str] | None,
+        typer.Option(
+            help="Measure all tasks of this manifest instead: an address (repeatable), or a folder that"
+            " `nodewire.register` wrote, for which no --config is needed."
+        ),
     ] = None,
     caps: Annotated[str, typer.Option(help="Also try each task under these memory caps: 500MB,2GB.")] = "",
     device: Annotated[str, typer.Option(help="Without --config: cpu, cuda, cuda:1 or mps.")] = "cpu",
@@ -43,17 +48,24 @@ def profile(
 
     ends: list[str] = []
     limit_bytes = [_size(text) for text in caps.split(",") if text.strip()]
-    if manifest and config is None:
-        raise BadInput("--manifest", "needs a --config: its relays and stores have it")
-    for address in manifest or ():
-        check_model(address, "--manifest")
-    with notes.status("measuring") as status:
+    folder = _folder(manifest or ())
+    if manifest and folder is None:
+        for address in manifest:
+            check_model(address, "--manifest", or_file=True)
+        if config is None:
+            raise BadInput("--manifest", "needs a --config: its relays and stores have it")
+    with steps("measuring", at_once=True) as tell:
 
         def say(what: str) -> None:
-            status.update(f"measuring {one_line(what)}")
+            tell(one_line(what))
 
         if config is None:
             limits = Limits(profiling.MACHINE_BYTES, threads, _device(device))
+        elif folder is not None:
+            limits = load_provider(config).worker.limits
+        if folder is not None:
+            made = asyncio.run(_of_folder(folder, limits, limit_bytes, say))
+        elif config is None:
             made = asyncio.run(profiling.profile(limits, (), _no_blob, Path.cwd(), say=say))
         else:
             made, ends = asyncio.run(_of_role(load_provider(config), manifest or [], limit_bytes, say))
@@ -67,6 +79,41 @@ def profile(
 
 def add_to(app: typer.Typer) -> None:
     app.command(rich_help_panel=OPERATORS)(profile)
+
+
+def _folder(said: Sequence[str]) -> Path | None:
+    """The folder that --manifest names, if it names one. Raises BadInput: beside others."""
+    found = [Path(one).resolve() for one in said if Path(one).is_dir()]
+    if found and len(said) > 1:
+        raise BadInput("--manifest", f"{found[0]} is a folder, which is measured by itself")
+    return found[0] if found else None
+
+
+async def _of_folder(folder: Path, limits: Limits, caps: Sequence[int], say: Callable[[str], None]) -> Profile:
+    """The profile of what lies in a folder, with room for its largest task at least.
+
+    Raises as `registration_in`; NotAllowed: its kind is not installed.
+    """
+    from nodewire.cli.registered import registration_in
+    from nodewire.provider import profiling
+
+    made = registration_in(folder)
+
+    async def fetch(ref: BlobRef) -> Path:
+        return made.blobs[ref.sha256]
+
+    largest = max(task.memory_bytes for task in made.manifest.tasks)
+    room = replace(limits, memory_bytes=max(limits.memory_bytes, 2 * largest))
+    wanted = [(made.manifest, [task.name for task in made.manifest.tasks], _entry(made.manifest))]
+    return await profiling.profile(room, wanted, fetch, folder, caps=caps, say=say)
+
+
+def _entry(manifest: Manifest) -> str:
+    """The worker's entry of the kind that serves a manifest. Raises NotAllowed: it is not installed."""
+    kinds = installed()
+    if manifest.kind not in kinds:
+        raise NotAllowed("kind", f"no installed package serves {manifest.kind}")
+    return kinds[manifest.kind].worker_entry
 
 
 async def _of_role(
@@ -89,7 +136,6 @@ async def _of_role(
         async def fetch(ref: BlobRef) -> Path:
             return await market.fetch_blob(ref.sha256, ref.bytes)
 
-        kinds = installed()
         asked: list[tuple[Manifest, Sequence[str]]] = []
         named: dict[tuple[str, str], int | None] = {}
         if addresses:
@@ -101,11 +147,7 @@ async def _of_role(
                 named |= {(asked[-1][0].digest(), task): one.us_per_position for task in one.tasks}
             may = [await market.manifest(address) for address in role.auto.manifests]
             asked += [(one, [task.name for task in one.tasks]) for one in may]
-        wanted = []
-        for manifest, tasks in asked:
-            if manifest.kind not in kinds:
-                raise NotAllowed("kind", f"no installed package serves {manifest.kind}")
-            wanted.append((manifest, tasks, kinds[manifest.kind].worker_entry))
+        wanted = [(manifest, tasks, _entry(manifest)) for manifest, tasks in asked]
         made = await profiling.profile(role.worker.limits, wanted, fetch, role.blobs, caps=caps, say=say)
     kept = profiling.keep(role.state, made)
     return made, [f"kept in {kept}", *_claims(made, named, {manifest.digest(): manifest.name for manifest, _ in asked})]

@@ -15,8 +15,8 @@ import typer
 from rich.markup import escape
 
 from nodewire.cli.cutting import Asked, cut, told
-from nodewire.cli.output import DEVELOPERS, Json, console, notes, one_line, print_json
-from nodewire.cli.registered import is_registered
+from nodewire.cli.output import DEVELOPERS, Json, console, notes, one_line, print_json, steps
+from nodewire.cli.registered import SOURCES, is_registered
 from nodewire.cli.roles import load_customer
 from nodewire.cli.training_results import MODEL, SUMMARY, note, trained
 from nodewire.errors import BadHash, BadInput, NotFound
@@ -31,6 +31,8 @@ Blossoms = Annotated[
 ]
 
 TARGET_VRAM = "1GB"
+_NAMED = 8
+"""Tasks in what is shown of a provider's file."""
 
 
 def register(
@@ -39,7 +41,7 @@ def register(
         Path,
         typer.Argument(
             help="A Hugging Face model folder: config.json, safetensors, tokenizer.json; a Llama as Meta gives it "
-            "out; what `train` left; or what `nodewire.register` wrote."
+            "out; what `train` left; or what `nodewire.register` or --out wrote."
         ),
     ],
     config: Annotated[
@@ -87,6 +89,13 @@ def register(
             "config.json will do, and no relay, store or key is needed.",
         ),
     ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Publish nothing, and leave manifest and pieces in this folder, for `nodewire graph`, `profile` and"
+            " `place`, and to be registered later; of a dry run the manifest alone.",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Cut a model into pieces, upload them, publish the manifest."""
@@ -98,16 +107,16 @@ def register(
     if not is_registered(folder):
         name = name or (results and trained(results).get("recipe")) or folder.resolve().name.lower()
     asked = Asked(size_of(target_vram), name, slots, as_tensors, expert_groups, _sizes(most or ()))
-    if dry_run:
+    if dry_run or out is not None:
+        made = _kept(folder, asked, out, exact=exact, dry_run=dry_run)
+        if json:
+            print_json({**told(made), "out": None if out is None else str(out)})
+            return
         from nodewire.cli.dry_run import show
 
-        with _saying(folder) as say:
-            made = cut(folder, asked, None, say)
-        made = _exact(made) if exact else made
-        if json:
-            print_json(told(made))
-        else:
-            show(made)
+        show(made)
+        if out is not None:
+            console.print(f"[bold green]written[/] into {one_line(str(out))}", soft_wrap=True)
         return
     role = load_customer(config) if config is not None else None
     relays, servers = relay or (role and list(role.relays)), blossom or (role and list(role.blossom))
@@ -123,6 +132,19 @@ def register(
     for line in made.report:
         console.print(f"  {escape(line)}", soft_wrap=True)
     console.print(f"[bold green]registered[/] {done['address']}\n[dim]digest {done['digest']}[/]", soft_wrap=True)
+    names = [task.name for task in made.manifest.tasks]
+    notes.print(
+        "\n[dim]it can be bought once providers serve each of its tasks, which the file of one says so:[/]",
+        soft_wrap=True,
+    )
+    notes.print(escape(serving(done["address"], names)), soft_wrap=True)
+
+
+def serving(address: str, tasks: Sequence[str]) -> str:
+    """What a provider's file says to serve the first of some tasks."""
+    more = f"  # and {len(tasks) - _NAMED} more" if len(tasks) > _NAMED else ""
+    named = ", ".join(f'"{task}"' for task in tasks[:_NAMED])
+    return f'[[serve]]\nmanifest = "{address}"\ntasks = [{named}]{more}\nprice_msat = 1000'
 
 
 _CUTTING = ("target_vram", "slots", "as_tensors", "expert_groups", "most")
@@ -163,12 +185,31 @@ def publish_folder(
         return made, {**told(made), **published}
 
 
+def _kept(folder: Path, asked: Asked, out: Path | None, *, exact: bool, dry_run: bool) -> Registration:
+    """The model in a folder, cut and not published; `out` gets what is made of it.
+
+    Raises BadInput: `out` is a model's folder, or the model is cut already.
+    """
+    if out is not None and is_registered(folder):
+        raise BadInput("--out", f"{folder} has manifest and pieces already")
+    if out is not None and (source := next((one for one in SOURCES if (out / one).exists()), None)):
+        raise BadInput("--out", f"{out} is a model's folder, it has a {source}: name another")
+    with _saying(folder) as say:
+        made = cut(folder, asked, None if dry_run else out, say)
+    made = _exact(made) if exact else made
+    if out is not None:
+        from nodewire.weights.blob_folder import MANIFEST  # torch, which `cut` has imported
+
+        out.mkdir(parents=True, exist_ok=True)
+        (out / MANIFEST).write_bytes(made.manifest.pack())
+    return made
+
+
 @contextmanager
 def _saying(folder: Path) -> Iterator[Say]:
     """Tells on standard error how far the cutting of a folder's model is."""
-    what = f"cutting {one_line(folder.name)}"
-    with notes.status(what) as status:
-        yield lambda step: status.update(f"{what}: {one_line(step)}")
+    with steps(f"cutting {one_line(folder.name)}", at_once=True) as tell:
+        yield lambda step: tell(one_line(step))
 
 
 def _sizes(said: Sequence[str]) -> dict[str, int]:

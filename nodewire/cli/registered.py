@@ -1,4 +1,4 @@
-"""What `nodewire.register` left in a folder, a manifest and the blobs that it cites, read back to be published."""
+"""What `nodewire.register` or `nodewire register --out` left in a folder, manifest and blobs, read to be published."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from nodewire.cli.output import counted
 from nodewire.errors import BadInput, NotFound
 from nodewire.kind import Registration
 
-_SOURCES = ("config.json", "recipe.json")
+SOURCES = ("config.json", "recipe.json")
 """Of a model that is yet to be cut."""
 
 
 def is_registered(folder: Path) -> bool:
     """Whether a manifest lies in `folder`, and no model that it could be of."""
-    return any((folder / name).is_file() for name in NAMES) and not any((folder / one).exists() for one in _SOURCES)
+    return any((folder / name).is_file() for name in NAMES) and not any((folder / one).exists() for one in SOURCES)
 
 
 def registration_in(folder: Path, name: str = "") -> Registration:

@@ -14,7 +14,7 @@ from math import prod
 import torch
 
 from nodewire.errors import BadTask, NodewireError
-from nodewire.graph import chain
+from nodewire.graph import in_process
 from nodewire.graph.examples import Signature, named_tensors
 from nodewire.graph.state import Held
 from nodewire.graph.uncollected import uncollected
@@ -134,7 +134,7 @@ def drawn(made: Registration, said: Signature) -> Tensors:
 def _compared(made: Registration, given: Tensors, wanted: Tensors) -> Off:
     sizes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in given.items())
     try:
-        found = chain.evaluate(made.manifest, given, lambda task: chain.load(made, task))
+        found = in_process.evaluate(made.manifest, given, lambda task: in_process.load(made, task))
     except NodewireError as error:
         raise BadTask(error.field, f"{error.reason}; the model itself takes {sizes}") from error
     furthest = Off()

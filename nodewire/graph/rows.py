@@ -30,7 +30,7 @@ class RowRange:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A program with one lookup split: `parts[k]` names the nodes of part k, `ranges` what each new weight holds."""
+    """A program with one operator split: `parts[k]` names the nodes of part k, `ranges` what each new weight holds."""
 
     program: Program
     shapes: Mapping[str, Shape]

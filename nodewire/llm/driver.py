@@ -15,11 +15,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from nodewire.errors import BadFrame, BadInput, NotAllowed, NotFound, TooLarge
+from nodewire.errors import BadFrame, BadInput, Busy, NotAllowed, NotFound, TooLarge
 from nodewire.kind import Params
-from nodewire.llm import frames
+from nodewire.llm import frames, opening
 from nodewire.llm.grammar import Grammars
-from nodewire.llm.kv.slots import Slots
 from nodewire.llm.loader import Fill
 from nodewire.llm.programs import DriverProgram
 from nodewire.llm.sampler import Sampler
@@ -82,14 +81,15 @@ class Driver:
         self._tokenizer = tokenizer
         self._device = device
         self._grammars = Grammars(tokenizer, program.config.vocab_size, program.config.eos_token_id)
-        self._slots = Slots(program.slots)
         self._sessions: dict[str, _Session] = {}
 
     def open(self, session: str, params: Params) -> None:
-        """Raises BadInput naming a parameter (see sampling.parse_params), Busy, NotAllowed."""
+        """Raises as `opening.check`; Busy; BadInput naming a parameter (see sampling.parse_params)."""
         sampling = parse_params(params, self.program.positions)
         sampler = self._sampler(sampling)
-        self._slots.open(session)
+        opening.check(session, self._sessions)
+        if len(self._sessions) >= self.program.slots:
+            raise Busy("slots", f"all {self.program.slots} are taken")
         ends = frozenset(self.program.config.eos_token_id)
         router = Router(self._make_drafters(sampler), ends, self._clock_ns) if sampling.lookahead > 1 else None
         self._sessions[session] = _Session(sampling, sampler, TextStream(self._tokenizer, sampling.stop), router)
@@ -101,7 +101,6 @@ class Driver:
         return Sampler(sampling, size, self._grammars.grammar(schema) if schema else None)
 
     def close(self, session: str) -> None:
-        self._slots.close(session)
         self._sessions.pop(session, None)
 
     @torch.inference_mode()

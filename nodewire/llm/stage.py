@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 
-from nodewire.errors import BadFrame, BadInput, NodewireError, NotAllowed, NotFound, TooLarge
+from nodewire.errors import BadFrame, BadInput, NodewireError, NotFound
 from nodewire.kind import Params
-from nodewire.llm import frames
+from nodewire.llm import frames, opening
 from nodewire.llm.kv.lanes import Lane, Lanes
 from nodewire.llm.kv.rows import together
-from nodewire.llm.kv.slots import MAX_SESSION_NAME
 from nodewire.llm.layers import Layers
 from nodewire.llm.loader import Fill
 from nodewire.llm.programs import StageProgram
@@ -57,14 +56,11 @@ class Stage:
         self._sessions: dict[str, _Session] = {}
 
     def open(self, session: str, params: Params) -> None:
-        """Take a lane. Raises Busy, NotAllowed; BadInput: `positions` are none that the program has."""
+        """Take a lane. Raises as `opening.check`; Busy; BadInput: `positions` are none that the program has."""
         most = params.get("positions", self.program.positions)
         if type(most) is not int or not 1 <= most <= self.program.positions:
             raise BadInput("positions", f"not a number from 1 to {self.program.positions}")
-        if len(session) > MAX_SESSION_NAME:
-            raise TooLarge("session", f"a name of {len(session)} characters, at most {MAX_SESSION_NAME}")
-        if session in self._sessions:
-            raise NotAllowed("session", "open already")
+        opening.check(session, self._sessions)
         self._sessions[session] = _Session(self._lanes.open(most))
 
     def close(self, session: str) -> None:

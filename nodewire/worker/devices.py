@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nodewire.errors import BadConfig
+from nodewire.worker.rights import private_bytes
 
 SAMPLED_EVERY_S = 0.1
 _TOOL_S = 10.0
@@ -206,15 +207,6 @@ def _cpu_seconds(pid: int) -> float | None:
     except OSError:
         return None
     return (int(fields[11]) + int(fields[12])) / _CLOCK_HZ
-
-
-def private_bytes(pid: int) -> int:
-    """What a worker's cap counts; 0 once the process has ended, or where the system does not say."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmData:")), 0)
 
 
 async def _told(*command: str) -> str:

@@ -11,9 +11,9 @@ from prometheus_client.core import Metric
 from prometheus_client.process_collector import ProcessCollector
 
 from nodewire.metrics.family import Labels, counter, gauge, histogram
-from nodewire.worker.devices import private_bytes
 from nodewire.worker.figures import Figures
 from nodewire.worker.lasting import LastingWorker, Mortal
+from nodewire.worker.rights import private_bytes
 
 _WORKER = "worker"
 

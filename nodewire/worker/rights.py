@@ -80,13 +80,16 @@ def fence_system_calls(device: str) -> str:
     return "seccomp"
 
 
-def private_bytes() -> int:
-    """What RLIMIT_DATA counts: writable private memory, bytes. 0 where the system does not say."""
+def private_bytes(pid: int | None = None) -> int:
+    """What RLIMIT_DATA counts of a process, by default this one: writable private memory, bytes.
+
+    0 once it has ended, or where the system does not say.
+    """
     try:
-        status = Path("/proc/self/status").read_text()
+        status = Path("/proc", "self" if pid is None else str(pid), "status").read_text()
     except OSError:
         return 0
-    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmData:"))
+    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmData:")), 0)
 
 
 def cap_memory(memory_bytes: int) -> int:

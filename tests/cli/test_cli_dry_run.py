@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import shutil
 import sys
 
@@ -164,6 +165,28 @@ def test_the_command_needs_no_relay_no_store_and_no_key(said, folders, monkeypat
     assert "address" not in done and "digest" not in done
 
 
+def test_a_model_without_weights_is_placed_from_its_configuration_alone(said, folders, tmp_path, monkeypatch, capfd):
+    """And what was written so is no registration, which has pieces."""
+    shutil.copytree(folders / "tensors", tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
+    plan = tmp_path / "plan"
+    code, done = said(str(tmp_path / "bare"), "--as-tensors", "--target-vram", "300kB", "--out", str(plan), "--json")
+    assert (code, done["out"]) == (0, str(plan))
+    assert [one.name for one in plan.iterdir()] == ["manifest.msgpack"]
+    machines = {"nodes": [{"name": "a", "memory": "1MB"}, {"name": "b", "memory": "1MB"}]}
+    (tmp_path / "machines.json").write_text(json.dumps(machines))
+    monkeypatch.setattr(
+        sys, "argv", ["nodewire", "place", str(plan), "--nodes", str(tmp_path / "machines.json"), "--json"]
+    )
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    placed = json.loads(capfd.readouterr().out)
+    assert ended.value.code == 0, placed
+    held = [task for tasks in placed["placements"][0]["nodes"].values() for task in tasks]
+    assert {task["name"] for task in done["tasks"]} <= set(held)
+    code, refused = said(str(plan), "--json", "--dry-run")
+    assert (code, refused["error"]["code"]) == (1, "not-found")
+
+
 def test_people_see_a_table_what_is_to_be_uploaded_and_what_is_missing(said, folders, tmp_path):
     shutil.copytree(folders / "branches", tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
     code, text = said(str(tmp_path / "bare"), "--target-vram", "3MB")
@@ -172,6 +195,7 @@ def test_people_see_a_table_what_is_to_be_uploaded_and_what_is_missing(said, fol
     assert "to upload, in" in text
     assert "lacks model.safetensors" in text
     assert "merge" in text and "vision" in text
+    assert re.search(r"^vision\S* takes most at \S+ \(\S+\).*; sends float32 \[.*\] to \S+ \(", text, re.MULTILINE)
 
 
 def test_what_does_not_fit_is_named_with_a_target_that_would(said, folders):

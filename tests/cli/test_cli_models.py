@@ -1,6 +1,10 @@
-"""What `nodewire models` says of a task that providers have measured."""
+"""What `nodewire models` says of a task that providers have measured, and of a model that is called with tensors."""
 
-from nodewire.cli.models import _measured
+from nodewire.cli.models import _called_with, _measured, _signature
+from nodewire.protocol.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task, Tensor
+from tests.protocol.documents import manifest
+
+BLOB = BlobRef(sha256="ab" * 32, bytes=12)
 
 
 def test_of_a_task_the_most_memory_and_the_least_time_are_shown():
@@ -8,3 +12,30 @@ def test_of_a_task_the_most_memory_and_the_least_time_are_shown():
     wide = {"peak_bytes": 33_500_000, "us": 1_800, "positions": 64, "us_together": 9_600}
     assert _measured([quick, wide]) == ("33.5 MB", "0.9 ms", "0.15 ms of 64")
     assert _measured([]) == ("-", "-", "-")
+
+
+def test_a_model_that_is_called_with_tensors_says_which_it_takes_and_gives_and_of_what_size():
+    def edge(source: str, target: str, name: str, shape: tuple[str | int, ...]) -> Edge:
+        tensor = Tensor(name=name, dtype="float32", shape=shape)
+        between = {"source": source, "target": target, "dims": {"batch": 1_024}, "bytes_per_position": 4}
+        return Edge(name=f"{source}.to.{target}", tensors=(tensor,), **between)
+
+    task = Task(name="graph.0", engine="graph", program=BLOB, weights=(BLOB,), memory_bytes=10, slots=1, flops=1)
+    edges = (edge(CUSTOMER, "graph.0", "pixels", ("batch", 3, 8)), edge("graph.0", CUSTOMER, "scores", ("batch", 5)))
+    said = _signature(Manifest(name="own", mode="run", tasks=(task,), edges=edges))
+    assert said == {
+        "takes": {"pixels": "float32 [batch, 3, 8]"},
+        "gives": {"scores": "float32 [batch, 5]"},
+        "most": {"batch": 1_024},
+    }
+    assert _called_with(said) == [
+        r"takes pixels float32 \[batch, 3, 8]  [dim]batch up to 1,024[/]",
+        r"gives scores float32 \[batch, 5]",
+    ]
+
+
+def test_a_model_that_generates_is_called_with_text():
+    generates = manifest()
+    assert generates.mode == "generate"
+    assert _signature(generates) == {}
+    assert _called_with({"name": "one", "tasks": []}) == []

@@ -43,7 +43,7 @@ def role(tmp_path):
         health.looked([40_000, 41_000], TcpInfo(2_000, 10, 2_500_000), bytes_in=7, bytes_out=9, congestion="cubic")
     log = HealthLog(tmp_path / "state" / NAME)
     log.write(Claim((5_000, 6_000, 700), 90_000), [near, gone], now_s - 120)
-    gone.lost(now_s, LinkLost("gone", "silent \x1b[2J for 1 s"))
+    gone.lost(now_s, LinkLost(GONE, "silent \x1b[2J for 1 s"))
     log.write(Claim((5_000, 6_000, 700), 90_000), [near, gone], now_s)
     log.close()
     return tmp_path
@@ -63,8 +63,8 @@ def market(monkeypatch):
     return there
 
 
-def shown(role, *options):
-    console.width = 160
+def shown(role, *options, width=160):
+    console.width = width
     run = CliRunner().invoke(app, ["net", "--config", str(role / "role.toml"), *options])
     if run.exception is not None and not isinstance(run.exception, SystemExit):
         raise run.exception
@@ -82,7 +82,16 @@ def test_links_are_told_by_rung_round_trip_loss_and_bandwidth_and_what_was_lost_
     near, gone = rows(told[now:past])[2], rows(told[past:])[2]
     assert near.startswith("near aaaaaaaa address 40.5 ms 1.0 ms 21.7 ms 0.50 % 20.0 Mbit/s cubic 0 open for 5 min")
     assert gone.startswith("abababab address") and "lost 0 s ago" in gone and "silent" in gone
-    assert "\x1b[2J" not in told
+    assert "\x1b[2J" not in told and GONE not in told
+
+
+def test_a_narrow_terminal_shows_who_it_is_and_no_column_without_a_figure(role, market):
+    market(near=NEAR)
+    with sqlite3.connect(role / "state" / NAME) as db:
+        db.execute("UPDATE edges SET lost_ppm = NULL, bytes_per_s = 0, congestion = ''")
+    told = shown(role, width=80)
+    assert rows(told)[1] == "peer rung RTT jitter predicted lost"
+    assert "near aaaaaaaa" in told and "…" not in told
 
 
 def test_what_nodes_say_of_themselves_is_shown_as_such(role, market, monkeypatch):

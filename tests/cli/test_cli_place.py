@@ -60,8 +60,8 @@ def test_people_see_nodes_tasks_and_figures(files):
     console.width = 120
     shown = CliRunner().invoke(app, command, catch_exceptions=False).stdout
     assert "ring6: 7 tasks on 3 nodes, placed for latency; all figures are predicted" in shown
-    assert re.search(r"large +0\.7 of 1 GB +driver, stage\.0 to stage\.5", shown)
-    assert re.search(r"small +0 of 250 MB +-", shown)
+    assert re.search(r"large +700 MB of 1 GB +driver, stage\.0 to stage\.5", shown)
+    assert re.search(r"small +- of 250 MB +-", shown)
     assert "proved: nothing is quicker" in shown
     assert "parallax" in shown
 

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 
 import pytest
 import torch
@@ -19,12 +20,15 @@ from bench.carved import Carved
 from bench.dag_models import EXPERTS, _made
 from nodewire import cli
 from nodewire.cli.manifest_file import read_manifest
+from nodewire.cli.register import serving
+from nodewire.config import Serve
 from nodewire.kind import Registration
 from nodewire.nostr.nip01 import Filter
 from nodewire.nostr.pool import Pool
 from nodewire.protocol import kinds, publish
 from nodewire.store.blobs import Blobs
 from nodewire.train import vocabulary
+from tests.market.tiny_models import make_encoder
 
 logging.getLogger("torch.__trace").disabled = True  # thousands of records, which pytest would keep
 NODEWIRE = [sys.executable, "-m", "nodewire.cli"]
@@ -145,6 +149,48 @@ def test_a_module_of_ones_own_goes_from_python_to_the_market(register, servers, 
         )
 
 
+def test_a_folders_model_is_cut_into_another_folder_and_registered_from_there(register, folders, tmp_path):
+    out, how = tmp_path / "cut", ["--as-tensors", "--target-vram", "300kB"]
+    code, kept = register(str(folders / "llama"), *how, "--out", str(out))
+    assert code == 0, kept
+    assert "address" not in kept
+    assert read_manifest(out).name == "llama"
+    code, done = register(str(out))
+    assert code == 0, done
+    assert (done["address"].rpartition(":")[2], done["tasks"][0]["name"]) == ("llama", kept["tasks"][0]["name"])
+    for wrong in (
+        [str(out), "--out", str(tmp_path / "more")],
+        [str(folders / "llama"), *how, "--out", str(folders / "llama")],
+    ):
+        code, said = register(*wrong)
+        assert (code, said["error"]["field"]) == (1, "--out")
+    assert not (folders / "llama" / "manifest.msgpack").exists()
+
+
+def test_a_model_in_a_folder_is_measured_before_anybody_has_it(written, monkeypatch, capfd):
+    monkeypatch.setattr(sys, "argv", ["nodewire", "profile", "--manifest", str(written), "--json"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    said = json.loads(capfd.readouterr().out)
+    assert ended.value.code == 0, said
+    assert [(task["task"], task["refused"]) for task in said["tasks"]] == [("graph.0", "")]
+    assert said["tasks"][0]["calls"][0]["us"] > 0
+
+
+def test_who_registers_is_told_what_a_provider_says_to_serve_it(servers, written):
+    said = subprocess.run([*NODEWIRE, "register", str(written), *servers], capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+    address = re.search(r"^registered (38840:\S+)$", said.stdout, re.MULTILINE)[1]
+    (served,) = tomllib.loads(said.stderr[said.stderr.index("[[serve]]") :])["serve"]
+    assert Serve.model_validate(served).manifest == address
+    assert served["tasks"] == ["graph.0"]
+
+
+def test_of_many_tasks_a_few_are_named():
+    (served,) = tomllib.loads(serving("38840:ab:one", [f"stage.{k}" for k in range(80)]))["serve"]
+    assert served["tasks"] == [f"stage.{k}" for k in range(8)]
+
+
 def test_it_is_published_under_another_name_and_drawn_before(register, written, tmp_path):
     code, done = register(str(written), "--name", "other")
     assert (code, done["name"]) == (0, "other")
@@ -185,6 +231,14 @@ def test_a_target_that_is_too_small_is_answered_with_the_module_the_calls_and_a_
         r"^needs a target of [\d.]+[kM]B, 20 kB given, for calls of \d+ positions", said["error"]["reason"]
     )
     assert "--most sequence=" in said["error"]["reason"]
+
+
+def test_an_encoder_without_a_tokenizer_is_cut_to_be_called_with_tensors_or_not_at_all(register, tmp_path):
+    folder = make_encoder(tmp_path / "bert")
+    (folder / "tokenizer.json").unlink()
+    code, said = register(str(folder), "--target-vram", "1MB")
+    assert (code, said["error"]["field"]) == (1, "tokenizer.json")
+    assert "--as-tensors" in said["error"]["reason"]
 
 
 def test_what_is_missing_or_cut_short_is_named_before_the_model_is_built(register, folders, tmp_path):

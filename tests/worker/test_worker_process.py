@@ -14,7 +14,7 @@ from nodewire.errors import BadConfig, BadFrame, Busy, NotAllowed, NotFound, Ove
 from nodewire.kind import Limits, Turn
 from nodewire.protocol.frame import Array, Frame
 from nodewire.worker import WorkerProcess
-from nodewire.worker.devices import private_bytes
+from nodewire.worker.rights import private_bytes
 
 ENTRY = "worker_entry_for_tests"
 MIB = 2**20
