@@ -7,25 +7,28 @@ from dataclasses import dataclass, field
 
 from nodewire.customer.purchase import Purchase
 from nodewire.customer.rejected import Rejected
-from nodewire.errors import LinkLost, NodewireError, PaymentRequired, TimedOut, WorkerFailed
+from nodewire.errors import LinkLost, NodewireError, PaymentRequired, TimedOut, Unsupported, WorkerFailed
 from nodewire.protocol.plan import MAX_EXCLUDED, Terms
 
 MAX_AGAIN = 3
 """How often a job that nobody could go on with is begun anew."""
-_GOES_ON = (LinkLost, TimedOut, WorkerFailed, PaymentRequired, Rejected)
+_GOES_ON = (LinkLost, TimedOut, WorkerFailed, PaymentRequired, Rejected, Unsupported)
 
 
 def may_begin(error: NodewireError, purchase: Purchase, *, failures: int, came: bool) -> bool:
     """Whether others may do better than those who failed with `error`; `came`: there was output before."""
     if not (isinstance(error, _GOES_ON) and purchase.is_underway and failures < MAX_AGAIN):
         return False
+    if isinstance(error, Unsupported):  # by one provider; what runs here will not do it another time either
+        return bool(blamed(error, purchase))
     # Who asks for money before anything came means an old debt, which is being settled; else it means this job's.
     return not (isinstance(error, PaymentRequired) and came)
 
 
 def blamed(error: NodewireError, purchase: Purchase) -> set[str]:
     """Providers without whom the next one does better."""
-    return purchase.blamed | (error.whom if isinstance(error, Rejected) else set())
+    whom = error.whom if isinstance(error, Rejected) else {error.by} if isinstance(error, Unsupported) else set()
+    return purchase.blamed | whom - {""}
 
 
 def without(terms: Terms, whom: Collection[str], spent_msat: int) -> Terms:

@@ -578,7 +578,11 @@ class JobRun:
     async def _say_failed(self, error: NodewireError) -> None:
         """Say why the job ended here: which edge's frames cannot be computed, or who has ended it before this node."""
         edge = error.field if isinstance(error, BadFrame) and not error.by and self._is_fed(error.field) else ""
-        await self._say("error", error.code, edge=edge, by=error.by)
+        ciphertext = ""
+        if error.code in feedback.THE_CUSTOMERS and not error.by:
+            conversation = nip44.conversation_key(self._keys, self.request.customer)
+            ciphertext = nip44.encrypt(feedback.Why.of(error).to_json(), conversation)
+        await self._say("error", error.code, edge=edge, by=error.by, ciphertext=ciphertext)
 
     def _is_fed(self, edge: str) -> bool:
         return any(one.name == edge and one.target in self.tasks for one in self._job.manifest.edges)
@@ -591,6 +595,7 @@ class JobRun:
         *,
         edge: str = "",
         by: str = "",
+        ciphertext: str = "",
     ) -> None:
         event = feedback.build(
             self._keys,
@@ -602,6 +607,7 @@ class JobRun:
             due=due,
             edge=edge,
             by=by,
+            ciphertext=ciphertext,
         )
         await self._publish(event)
 
