@@ -62,7 +62,7 @@ class Tokenizer:
         with _guarded("takes no further token"):
             copy = _Tokenizer.from_str(self._tokenizer.to_str())
             copy.add_special_tokens([AddedToken(text, special=True)])
-            return str(copy.to_str()), int(copy.token_to_id(text))
+            return str(copy.to_str()), int(copy.get_vocab(with_added_tokens=True)[text])
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens left out; bytes that are no UTF-8 (yet) become U+FFFD."""
