@@ -153,10 +153,13 @@ class WorkerConfig(Section):
     device: Device = "cpu"
     compiled: Path | None = None
     """A folder of libraries made of tasks by `python -m nodewire.graph.compile`; all tasks are interpreted without."""
+    draft: Path | None = None
+    """A model folder: what drivers here may guess by, beside a session's own text. Needs a `lookahead` above 1."""
 
     @property
     def limits(self) -> Limits:
-        return Limits(self.memory, self.threads, self.device, str(self.compiled.absolute()) if self.compiled else "")
+        compiled, draft = (str(path.absolute()) if path else "" for path in (self.compiled, self.draft))
+        return Limits(self.memory, self.threads, self.device, compiled, draft)
 
 
 class BondConfig(Section):
@@ -263,6 +266,7 @@ class ProviderConfig(Role):
             raise ValueError(
                 'serve: nothing is sold here: neither [[serve]] nor [train] nor specialize = "auto" stands in the file'
             )
+        _check_draft(self.worker, self.lookahead)
         if twice := {one.manifest for one in self.serve}.intersection(self.auto.manifests):
             raise ValueError(f"auto: {min(twice)} stands in [[serve]], too")
         if "auto" in self.model_fields_set and self.specialize is None:
@@ -280,6 +284,17 @@ class CustomerConfig(Role):
     """How far generations may run ahead by guess, where providers take as much; 1 is not at all."""
     private_endpoints: bool = False
     """Pay over plain http to loopback and private addresses: for a market on this machine or in this network."""
+
+    @model_validator(mode="after")
+    def _guesses_with_its_draft(self) -> Self:
+        _check_draft(self.worker, self.lookahead)
+        return self
+
+
+def _check_draft(worker: WorkerConfig, lookahead: int) -> None:
+    """Raises ValueError: a draft model is named, and nothing that it guesses may be sent."""
+    if worker.draft is not None and lookahead == 1:
+        raise ValueError("worker.draft: does nothing with a lookahead of 1, at the top of the file")
 
 
 class BondsConfig(Section):

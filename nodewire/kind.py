@@ -27,12 +27,14 @@ Params = Mapping[str, Any]
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What a worker may use: `memory_bytes` above its empty baseline, `threads` CPU threads, `device` for tensors;
-    `compiled`, a folder of libraries that the operator has made of tasks (graph/compile.py), none if empty."""
+    `compiled`, a folder of libraries that the operator has made of tasks (graph/compile.py), none if empty; `draft`,
+    that of a model whose guesses a decoder's driver may send ahead (llm/draft.py), likewise."""
 
     memory_bytes: int
     threads: int = 1
     device: str = "cpu"
     compiled: str = ""
+    draft: str = ""
 
 
 Say = Callable[[str], None]

@@ -47,6 +47,12 @@ def generate(
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     threads: Annotated[int, typer.Option(help="CPU threads of a --local run.", min=1)] = 1,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text (may be repeated).")] = None,
+    json_schema: Annotated[
+        Path | None, typer.Option(help="A file with a JSON schema: what comes is an instance of it.")
+    ] = None,
+    logprobs: Annotated[
+        int | None, typer.Option(help="With --json or --report: each token's log-probability, and so many others'.")
+    ] = None,
     budget: Budget = "",
     edge_codec: Codecs = None,
     verify: Verify = False,
@@ -71,6 +77,10 @@ def generate(
     params: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     if stop:
         params["stop"] = stop
+    if json_schema is not None:
+        params["json_schema"] = _text(json_schema)
+    if logprobs is not None:
+        params["logprobs"] = logprobs
     if local is not None:
         done = _generate_here(local, text, params, threads=threads, stream=not json)
     else:
@@ -171,8 +181,13 @@ def _generate_here(folder: Path, prompt: str, params: dict[str, Any], *, threads
     ids: list[int] = []
     texts: list[str] = []
     moments: list[float] = []
+    likely: list[Any] = []
+
+    def told(said: str) -> None:
+        likely.append([dict(zip(("id", "logprob", "text"), row, strict=True)) for row in orjson.loads(said)])
+
     started = time.perf_counter()
-    for token, text in whole.steps(prompt, parse_params(params, whole.positions)):
+    for token, text in whole.steps(prompt, parse_params(params, whole.positions), told):
         moments.append(time.perf_counter())
         ids.append(token)
         texts.append(text)
@@ -184,6 +199,7 @@ def _generate_here(folder: Path, prompt: str, params: dict[str, Any], *, threads
     return {
         "ids": ids,
         "text": "".join(texts),
+        **({"logprobs": likely} if "logprobs" in params else {}),
         "tokens_per_s": round(rate, 1),
         "first_token_ms": round((moments[0] - started) * 1000, 1) if moments else 0.0,
     }
@@ -193,6 +209,13 @@ def _embed_here(folder: Path, texts: list[str]) -> dict[str, Any]:
     from nodewire.graph.whole import embed as embed_whole
 
     return {"vectors": embed_whole(_folder(folder), texts).tolist()}
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput("--json-schema", f"{file} cannot be read: {error}") from error
 
 
 def _folder(folder: Path) -> Path:

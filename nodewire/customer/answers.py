@@ -161,6 +161,20 @@ class Answers:
         if said.text == PaymentRequired.code:
             reason = f"{who} waits for a payment, of this job or of an earlier one; see `nodewire wallet settle`"
             return PaymentRequired("provider", reason)
-        error = TABLE.get(said.text, WorkerFailed)("provider", f"{who} reports {said.text or 'an error'}")
+        kind, why = TABLE.get(said.text, WorkerFailed), self._why(said)
+        if why is not None:
+            error = kind(why.field or "provider", f"{why.reason} (says {who})")
+        else:
+            error = kind("provider", f"{who} reports {said.text or 'an error'}")
         error.by = said.provider
         return error
+
+    def _why(self, said: Feedback) -> feedback.Why | None:
+        """What of the customer's own an error is about, if the provider says so."""
+        if said.text not in feedback.THE_CUSTOMERS or not said.ciphertext:
+            return None
+        try:
+            return feedback.Why.parse(nip44.decrypt(said.ciphertext, nip44.conversation_key(self._keys, said.provider)))
+        except NodewireError as error:
+            log.debug("what %s says of its error is ignored: %s", said.provider[:8], error)
+            return None

@@ -13,6 +13,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
@@ -150,6 +151,7 @@ class Customer:
             "ids": made.ids,
             "text": "".join(made.texts),
             "repaired": made.repaired,
+            **({"logprobs": [list(map(asdict, rows)) for rows in made.likely]} if "logprobs" in checked else {}),
             **await self._judgement(made.jobs),
         }
         if transcribe:

@@ -11,6 +11,7 @@ import numpy as np
 
 from nodewire.customer.again import SecondChances, blamed, may_begin, without
 from nodewire.customer.bought import MAX_REPAIRS, Bought, judge
+from nodewire.customer.likely import Likely, likely_of
 from nodewire.customer.planning import PATIENCE_EPOCHS
 from nodewire.customer.purchase import Purchase
 from nodewire.customer.session import Session
@@ -28,7 +29,8 @@ from nodewire.protocol.takeover import payees
 class Piece:
     """One step of a generation: its token ids and the text that became printable with them.
 
-    `position` is the first id's in the session: the prompt's tokens are those before it, by the driver's word.
+    `position` is the first id's in the session: the prompt's tokens are those before it, by the driver's word. So are
+    `likely`, where `logprobs` was asked for: the id itself first, then those that the model found likeliest.
     """
 
     text: str
@@ -36,11 +38,12 @@ class Piece:
     end: bool
     reason: str
     position: int = 0
+    likely: tuple[Likely, ...] = ()
 
 
 @dataclass(slots=True)
 class Generation:
-    """`ids` and `texts` are what is good so far; `jobs` all that were bought for it, in their order."""
+    """`ids`, `texts` and `likely` are what is good so far; `jobs` all that were bought for it, in their order."""
 
     session: Session
     kind: JobKind
@@ -54,6 +57,8 @@ class Generation:
     edge_codec: EdgeCodec | None = None
     ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
+    likely: list[tuple[Likely, ...]] = field(default_factory=list)
+    """Of each id, if that was asked for."""
     jobs: list[Bought] = field(default_factory=list)
     repaired: list[int] = field(default_factory=list)
     """From which token on something was made again."""
@@ -75,6 +80,7 @@ class Generation:
                         piece = piece_of(out)
                         self.ids += piece.ids
                         self.texts.append(piece.text)
+                        self.likely.append(piece.likely)
                         yield piece
                 return
             except NodewireError as error:
@@ -109,6 +115,7 @@ class Generation:
             self.repaired.append(bad)
             del self.ids[bad:]
             del self.texts[bad:]
+            del self.likely[bad:]
             async with aclosing(self.stream()) as pieces:
                 async for piece in pieces:
                     yield piece
@@ -150,9 +157,14 @@ class Generation:
         edge = next(e for e in self.manifest.edges if e.source == "customer")
         first, most = len(self.ids), self._left()
 
+        alternatives = self.params.get("logprobs")
+
         def accept(out: Frame[Array]) -> None:
-            if len(self.ids) - first + len(piece_of(out).ids) > most:
+            piece = piece_of(out)
+            if len(self.ids) - first + len(piece.ids) > most:
                 raise BadFrame("tokens", "more came than were asked for")
+            if alternatives is not None and not 1 <= len(piece.likely) <= 1 + alternatives:
+                raise BadFrame("logprobs", f"{len(piece.likely)} came, {1 + alternatives} were asked for")
 
         return Purchase(
             self.session,
@@ -178,12 +190,11 @@ def piece_of(frame: Frame[Array]) -> Piece:
     array, meta = only(frame, "tokens"), frame.meta
     if array.dtype != "int64" or array.shape != (1,):
         raise BadFrame("tokens", f"{array.dtype} {list(array.shape)}, not one int64")
-    ids, pos = np.frombuffer(array.data, np.int64), meta.get("pos", 0)
+    ids, pos = tuple(int(i) for i in np.frombuffer(array.data, np.int64)), meta.get("pos", 0)
     if type(pos) is not int or not 0 <= pos < 2**31:
         raise BadFrame("pos", "not a position")
-    return Piece(
-        str(meta.get("text", "")), tuple(int(i) for i in ids), meta.get("end") is True, str(meta.get("reason", "")), pos
-    )
+    likely = likely_of(meta["logprobs"], ids[0]) if "logprobs" in meta else ()
+    return Piece(str(meta.get("text", "")), ids, meta.get("end") is True, str(meta.get("reason", "")), pos, likely)
 
 
 def only(frame: Frame[Array], name: str) -> Array:

@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Collection, Sequence
 
-from nodewire.errors import NodewireError
+from nodewire.errors import NodewireError, TooLarge
 from nodewire.kind import Params
 from nodewire.nostr import nip59
 from nodewire.nostr.keys import Keys
@@ -22,13 +22,18 @@ log = logging.getLogger("nodewire.customer")
 
 
 class Tickets:
-    """The same parameters, salt and hashes of inputs for every request that the purchase takes."""
+    """The same parameters, salt and hashes of inputs for every request that the purchase takes.
+
+    Raises TooLarge: one of them alone, such as a schema, is within its bounds, and all together are too much.
+    """
 
     def __init__(self, keys: Keys, params: Params, inputs: Sequence[Frame[Array]]) -> None:
         self._keys = keys
         self._params = params
         self._salt = secrets.token_hex(32)
         self._contents = tuple((frame.edge, frame.seq, job.content_of(frame)) for frame in inputs)
+        if (size := len(self.of(_UNKNOWN).to_json())) > job.Ticket.MAX_BYTES:
+            raise TooLarge("params", f"{size} bytes with all that a ticket has, at most {job.Ticket.MAX_BYTES}")
 
     def seal(self) -> str:
         """What the request says of them."""

@@ -23,7 +23,8 @@ from nodewire.gateway.fields import Asked, Body
 from nodewire.gateway.figures import Figures
 from nodewire.gateway.keys import Keys
 from nodewire.gateway.port import Buyer, Offer
-from nodewire.gateway.refusals import HEADERS, Refusal, bad_request, response
+from nodewire.gateway.refusals import HEADERS, Refusal, bad_request, response, unsupported
+from nodewire.gateway.shaped import FORMAT
 from nodewire.metrics.endpoint import Scrapes
 from nodewire.protocol.chat import ChatTemplate
 
@@ -93,24 +94,28 @@ class Gateway:
     async def completions(self, request: web.Request) -> web.StreamResponse:
         body = await self._body(request)
         asked = fields.asked(body, frozenset({"prompt"}))
+        told = fields.logprobs_of_completion(body)
         model, offer = await self._admitted(request, asked, "generate")
         prompt = body.get("prompt")
         if isinstance(prompt, list) and len(prompt) == 1:
             prompt = prompt[0]
         if not isinstance(prompt, str) or not prompt:
             raise bad_request("prompt: one text is needed; neither several nor token ids can be taken", "prompt")
-        params = self._within(model, offer, {"max_tokens": COMPLETION_TOKENS, **asked.params})
+        params = self._within(model, offer, {"max_tokens": COMPLETION_TOKENS, **asked.params, **told})
         return await self._generate(request, model, offer, prompt, params, asked, chat=False)
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         body = await self._body(request)
-        asked = fields.asked(body, frozenset({"messages", "tools", "tool_choice", messages.VARIABLES}))
+        asked = fields.asked(body, frozenset({"messages", "tools", "tool_choice", "top_logprobs", messages.VARIABLES}))
+        told = fields.logprobs_of_chat(body)
         said, variables = messages.messages(body), messages.variables(body)
         model, offer = await self._admitted(request, asked, "generate")
         template = self._template(model, offer)
         tools = messages.tools(body, template)
         prompt = await self._rendered(template, said, tools, variables)
-        params = {"max_tokens": min(model.max_tokens, offer.context or model.max_tokens), **asked.params}
+        if tools and FORMAT in asked.names.values():
+            raise unsupported(FORMAT, f"{FORMAT}: a text that is JSON has no calls of tools; leave out one of the two")
+        params = {"max_tokens": min(model.max_tokens, offer.context or model.max_tokens), **asked.params, **told}
         calls = bool(tools) and messages.calls_are_parsed(template)
         params = {**self._within(model, offer, params), "special_tokens": False}
         return await self._generate(request, model, offer, prompt, params, asked, chat=True, tools=calls)
@@ -143,7 +148,8 @@ class Gateway:
         chat: bool,
         tools: bool = False,
     ) -> web.StreamResponse:
-        wanted = generating.Wanted(request[_KEY], model, offer, prompt, params, asked.stream, chat, tools)
+        names = {"logprobs": "top_logprobs" if chat else "logprobs", **asked.names}
+        wanted = generating.Wanted(request[_KEY], model, offer, prompt, params, asked.stream, chat, tools, names)
         return await generating.generate(request, self._desk, self._figures, wanted)
 
     async def _admitted(self, request: web.Request, asked: Asked, mode: str) -> tuple[ModelConfig, Offer]:
@@ -186,10 +192,13 @@ class Gateway:
             async with asyncio.timeout(BODY_S):
                 data = await request.read()
             body = orjson.loads(data)
+            orjson.dumps(body)  # which goes less deep: what is nested deeper cannot be handed on
         except TimeoutError as error:
             raise Refusal(408, "invalid_request_error", "the body has not come in time") from error
         except orjson.JSONDecodeError as error:
             raise bad_request(f"the body is not JSON: {str(error)[:120]}") from error
+        except orjson.JSONEncodeError as error:
+            raise bad_request("the body is nested too deeply") from error
         if not isinstance(body, dict):
             raise bad_request("the body is not a JSON object")
         return body

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nodewire.gateway.refusals import bad_request, unsupported
+from nodewire.gateway.shaped import FORMAT, shape
 
 Body = Mapping[str, Any]
 MAX_STOPS, MAX_STOP_CHARS, MAX_BIASES = 4, 64, 300
+MAX_LOGPROBS = 20
 
 
 def _number(name: str, value: Any, low: float, high: float) -> float:
@@ -101,9 +103,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -139,6 +138,8 @@ class Asked:
     stream: Streaming
     params: dict[str, Any] = field(default_factory=dict)
     """Of the job."""
+    names: dict[str, str] = field(default_factory=dict)
+    """By parameter of the job, the request's field that said it."""
 
 
 def asked(body: Body, own: frozenset[str], *, generates: bool = True) -> Asked:
@@ -147,7 +148,7 @@ def asked(body: Body, own: frozenset[str], *, generates: bool = True) -> Asked:
     Raises:
         Refusal: a field is missing, malformed, unknown, or cannot be honoured.
     """
-    common = {"model", "stream", "stream_options", *SAMPLING} if generates else {"model"}
+    common = {"model", "stream", "stream_options", "logprobs", FORMAT, *SAMPLING} if generates else {"model"}
     for name, value in body.items():
         if name in own or name in common or name in HARMLESS or value is None:
             continue
@@ -160,19 +161,42 @@ def asked(body: Body, own: frozenset[str], *, generates: bool = True) -> Asked:
         raise bad_request("you must provide a model parameter", "model")
     if not generates:
         return Asked(model, Streaming())
-    return Asked(model, _streaming(body), params(body))
+    return Asked(model, _streaming(body), *_params(body))
 
 
-def params(body: Body) -> dict[str, Any]:
-    """The job's parameters. OpenAI's defaults: a temperature of 1, and a seed of its own for each request."""
+def _params(body: Body) -> tuple[dict[str, Any], dict[str, str]]:
+    """The job's parameters, and the fields that they are from. OpenAI's defaults: a temperature of 1, and a seed of its
+    own for each request."""
     found: dict[str, Any] = {}
+    names: dict[str, str] = {}
     for name, (parameter, read) in SAMPLING.items():
         if body.get(name) is not None:
-            found[parameter] = read(name, body[name])
+            found[parameter], names[parameter] = read(name, body[name]), name
+    for parameter, value in shape(body.get(FORMAT)).items():
+        found[parameter], names[parameter] = value, FORMAT
     found.setdefault("temperature", 1.0)
     if found["temperature"] > 0:
         found.setdefault("seed", secrets.randbelow(2**63))
-    return found
+    return found, names
+
+
+def logprobs_of_chat(body: Body) -> dict[str, int]:
+    """The job's parameter for a chat's log-probabilities: `top_logprobs` says of how many others."""
+    wanted, most = body.get("logprobs"), body.get("top_logprobs")
+    if wanted is not None and not isinstance(wanted, bool):
+        raise bad_request("logprobs: neither true nor false", "logprobs")
+    if most is not None:
+        most = _integer("top_logprobs", most, 0, MAX_LOGPROBS)
+        if most and not wanted:
+            raise bad_request("top_logprobs: only with logprobs", "top_logprobs")
+    return {"logprobs": most or 0} if wanted else {}
+
+
+def logprobs_of_completion(body: Body) -> dict[str, int]:
+    """The same of a completion, whose `logprobs` is the number itself."""
+    if (wanted := body.get("logprobs")) is None:
+        return {}
+    return {"logprobs": _integer("logprobs", wanted, 0, MAX_LOGPROBS)}
 
 
 def _streaming(body: Body) -> Streaming:

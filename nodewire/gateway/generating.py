@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,8 @@ from aiohttp import web
 
 from nodewire.customer.customer import MAX_PROMPT_BYTES
 from nodewire.customer.generation import Piece
-from nodewire.errors import BadInput, NodewireError, OverBudget, TooLarge
+from nodewire.errors import BadInput, NodewireError, OverBudget, TooLarge, Unsupported
+from nodewire.gateway import logprobs
 from nodewire.gateway.config import KeyConfig, ModelConfig
 from nodewire.gateway.desk import Answer, Desk
 from nodewire.gateway.fields import Streaming
@@ -24,6 +25,9 @@ from nodewire.gateway.toolcalls import ToolCalls
 
 _FINISHES: dict[str, Finish] = {"eos": "stop", "stop": "stop", "length": "length"}
 _DONE = b"data: [DONE]\n\n"
+_PROMPT = ("prompt", "text")
+_DRIVERS = frozenset({"logit_bias", "json_schema", "json_object"})
+"""Parameters that only a driver can tell to be wrong."""
 _SPECIAL = 16
 """Tokens that a tokenizer may add to a prompt; it makes no more than one of a byte."""
 
@@ -40,6 +44,8 @@ class Wanted:
     stream: Streaming
     chat: bool
     tools: bool = False
+    names: Mapping[str, str] = field(default_factory=dict)
+    """By parameter of the job, the request's field that said it."""
 
     @property
     def units(self) -> int:
@@ -53,11 +59,17 @@ class _Course:
     """What has come of a generation."""
 
     calls: ToolCalls | None
+    chat: bool
     usage: Usage = field(default_factory=Usage)
     reason: str = ""
+    pieces: list[Piece] = field(default_factory=list)
+    """With log-probabilities, not told yet."""
+    _offset: int = 0
 
     def take(self, piece: Piece) -> tuple[str, Calls]:
         """The text, and the calls, that are certain with it."""
+        if piece.likely:
+            self.pieces.append(piece)
         if not self.usage.completion:
             self.usage.prompt = piece.position
         self.usage.completion += len(piece.ids)
@@ -67,6 +79,14 @@ class _Course:
             return piece.text, []
         text, calls = self.calls.push(piece.text)
         return text + (self.calls.end() if piece.end else ""), calls
+
+    def likelihoods(self) -> logprobs.Logprobs:
+        """Of the tokens that came since it was asked for; None if there were none."""
+        pieces, self.pieces = self.pieces, []
+        if self.chat:
+            return logprobs.of_chat(pieces)
+        at, self._offset = self._offset, self._offset + logprobs.length(pieces)
+        return logprobs.of_completion(pieces, at)
 
     @property
     def finish(self) -> Finish:
@@ -79,7 +99,8 @@ async def generate(request: web.Request, desk: Desk, figures: Figures, wanted: W
     if (size := len(wanted.prompt.encode())) > MAX_PROMPT_BYTES:
         raise too_long("messages" if wanted.chat else "prompt", f"{size} bytes, at most {MAX_PROMPT_BYTES}")
     began_s = time.perf_counter()
-    course, reply = _Course(ToolCalls() if wanted.tools else None), Reply(wanted.model.name, wanted.chat)
+    course = _Course(ToolCalls() if wanted.tools else None, wanted.chat)
+    reply = Reply(wanted.model.name, wanted.chat)
 
     def seen(piece: Piece) -> tuple[str, Calls]:
         if not course.usage.completion:
@@ -106,7 +127,8 @@ async def generate(request: web.Request, desk: Desk, figures: Figures, wanted: W
                     raise _asked_for(error, wanted) from error
             text += course.calls.end() if course.calls is not None else ""
             _count(course.usage, answer)
-            whole = reply.whole(text, course.calls.found if course.calls else [], course.finish, course.usage)
+            calls = course.calls.found if course.calls else []
+            whole = reply.whole(text, calls, course.finish, course.usage, course.likelihoods())
             return web.Response(body=orjson.dumps(whole), content_type="application/json")
         finally:
             figures.said(wanted.model.name, course.usage.prompt, course.usage.completion)
@@ -128,8 +150,9 @@ class _Told:
         try:
             async for piece in self._answer.items():
                 text, calls = seen(piece)
-                if text:
-                    await self._say(self._reply.piece(text))
+                likelihoods = self._course.likelihoods()
+                if text or likelihoods:
+                    await self._say(self._reply.piece(text, likelihoods))
                 if calls:
                     await self._say(self._reply.calls(calls))
                 if piece.end:
@@ -150,7 +173,7 @@ class _Told:
             if self._response is None:
                 raise _asked_for(error, self._wanted) from error
             if not ended:
-                await self._write(b"data: " + orjson.dumps(told(error)[1]) + b"\n\n")
+                await self._write(b"data: " + orjson.dumps(told(_asked_for(error, self._wanted))[1]) + b"\n\n")
                 return self._response
         if self._wanted.stream.usage:
             _count(self._course.usage, self._answer)
@@ -187,10 +210,15 @@ def too_long(field: str, reason: str) -> Refusal:
 
 
 def _asked_for(error: NodewireError, wanted: Wanted) -> NodewireError | Refusal:
-    """What the driver refuses is the prompt, though over relays it only says that it does: it has the tokenizer."""
-    if error.field not in ("provider", "prompt") or error.code not in (BadInput.code, TooLarge.code):
+    """What the driver refuses is the client's: a parameter, if its word for that has come, or else the prompt."""
+    if error.code not in (BadInput.code, TooLarge.code, Unsupported.code):
         return error
-    field = "messages" if wanted.chat else "prompt"
-    if isinstance(error, TooLarge):
-        return too_long(field, f"the model's context is {wanted.offer.context} tokens ({error})")
-    return bad_request(f"{field}: refused ({error})", field, error.code)
+    if error.field in wanted.params:
+        field = wanted.names.get(error.field, error.field)
+        return bad_request(f"{field}: refused ({error.reason})", field, error.code)
+    prompt = "messages" if wanted.chat else "prompt"
+    if isinstance(error, TooLarge) and error.field in (*_PROMPT, "provider"):
+        return too_long(prompt, f"the model's context is {wanted.offer.context} tokens ({error})")
+    if error.field in _PROMPT or (error.field == "provider" and not _DRIVERS & wanted.params.keys()):
+        return bad_request(f"{prompt}: refused ({error})", prompt, error.code)
+    return bad_request(str(error), None, error.code) if error.field in ("provider", "params") else error

@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from nodewire.gateway.logprobs import Logprobs
+
 Finish = Literal["stop", "length", "tool_calls"]
 Calls = list[dict[str, Any]]
 
@@ -42,7 +44,7 @@ class Reply:
     def __post_init__(self) -> None:
         self.id = self.id or f"{'chatcmpl' if self.chat else 'cmpl'}-{secrets.token_hex(12)}"
 
-    def whole(self, text: str, calls: Calls, finish: Finish, usage: Usage) -> dict[str, Any]:
+    def whole(self, text: str, calls: Calls, finish: Finish, usage: Usage, logprobs: Logprobs = None) -> dict[str, Any]:
         if self.chat:
             message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
             if calls:
@@ -50,14 +52,15 @@ class Reply:
             choice: dict[str, Any] = {"message": message}
         else:
             choice = {"text": text}
-        return {**self._object([self._choice(choice, finish)], whole=True), "usage": usage.document()}
+        return {**self._object([self._choice(choice, finish, logprobs)], whole=True), "usage": usage.document()}
 
     def opening(self) -> dict[str, Any] | None:
         """Before the first piece."""
         return self._delta({"role": "assistant", "content": ""}) if self.chat else None
 
-    def piece(self, text: str) -> dict[str, Any]:
-        return self._delta({"content": text}) if self.chat else self._object([self._choice({"text": text}, None)])
+    def piece(self, text: str, logprobs: Logprobs = None) -> dict[str, Any]:
+        said = {"delta": {"content": text}} if self.chat else {"text": text}
+        return self._object([self._choice(said, None, logprobs)])
 
     def calls(self, calls: Calls) -> dict[str, Any]:
         return self._delta({"tool_calls": calls})
@@ -71,8 +74,8 @@ class Reply:
     def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
         return self._object([self._choice({"delta": delta}, None)])
 
-    def _choice(self, said: dict[str, Any], finish: Finish | None) -> dict[str, Any]:
-        return {"index": 0, **said, "logprobs": None, "finish_reason": finish}
+    def _choice(self, said: dict[str, Any], finish: Finish | None, logprobs: Logprobs = None) -> dict[str, Any]:
+        return {"index": 0, **said, "logprobs": logprobs, "finish_reason": finish}
 
     def _object(self, choices: list[dict[str, Any]], *, whole: bool = False) -> dict[str, Any]:
         name = ("chat.completion" if whole else "chat.completion.chunk") if self.chat else "text_completion"

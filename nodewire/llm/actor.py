@@ -11,6 +11,7 @@ import torch
 from nodewire.errors import BadHash, BadInput, BadTask, OverMemory
 from nodewire.kind import Actor, Limits
 from nodewire.llm import footprint
+from nodewire.llm.draft import Draft
 from nodewire.llm.driver import Driver
 from nodewire.llm.footprint import Footprint
 from nodewire.llm.loader import open_weights
@@ -28,19 +29,25 @@ def load(engine: str, program: bytes, weights: Sequence[Path], limits: Limits) -
         BadTask, BadVersion, TooLarge: the program, or the weights' header, is not what it must be (the field says).
         BadHash: the tokenizer is not the one that the program cites.
         OverMemory: the task needs more than `limits.memory_bytes`.
+        BadConfig: the draft model that `limits` names is none, or has other tokens than the driver's.
     """
     device = _device(limits)
     if engine == "decoder.stage":
         stage = StageProgram.unpack(program)
         (tensors,) = _files(weights, 1)
-        _check_memory(stage_footprint(stage), limits)
+        _check_memory(stage_footprint(stage).total, limits)
         return Stage(stage, open_weights(tensors, stage.tensors), device)
     if engine == "decoder.driver":
         driver = DriverProgram.unpack(program)
         tensors, tokenizer = _files(weights, 2)
-        _check_memory(driver_footprint(driver), limits)
+        _check_memory(driver_footprint(driver).total, limits)
+        text = _tokenizer(driver, tokenizer)
+        draft = Draft(Path(limits.draft), driver, text) if limits.draft else None
+        if draft is not None:
+            _check_memory(driver_footprint(driver).total + draft.footprint.total, limits, " with its draft model")
         fill = open_weights(tensors, driver.tensors)
-        return Driver(driver, fill, _tokenizer(driver, tokenizer), device)
+        spoken = Tokenizer(text)
+        return Driver(driver, fill, spoken, device, draft.load(spoken, device) if draft is not None else None)
     raise BadTask("engine", f"{engine[:64]!r} is not a decoder's")
 
 
@@ -65,9 +72,9 @@ def driver_footprint(program: DriverProgram) -> Footprint:
     )
 
 
-def _check_memory(need: Footprint, limits: Limits) -> None:
-    if need.total > limits.memory_bytes:
-        raise OverMemory("memory_bytes", f"the task needs {need.total}, the limit is {limits.memory_bytes}")
+def _check_memory(need: int, limits: Limits, beside: str = "") -> None:
+    if need > limits.memory_bytes:
+        raise OverMemory("memory_bytes", f"the task{beside} needs {need}, the limit is {limits.memory_bytes}")
 
 
 def _files(weights: Sequence[Path], count: int) -> Sequence[Path]:
@@ -76,13 +83,13 @@ def _files(weights: Sequence[Path], count: int) -> Sequence[Path]:
     return weights
 
 
-def _tokenizer(program: DriverProgram, path: Path) -> Tokenizer:
+def _tokenizer(program: DriverProgram, path: Path) -> bytes:
     if program.tokenizer.bytes > MAX_TOKENIZER_BYTES or path.stat().st_size != program.tokenizer.bytes:
         raise BadTask("tokenizer", f"not the {program.tokenizer.bytes} bytes that the program cites, or too many")
     data = path.read_bytes()
     if hashlib.sha256(data).hexdigest() != program.tokenizer.sha256:
         raise BadHash("tokenizer", "not the file that the program cites")
-    return Tokenizer(data)
+    return data
 
 
 def _device(limits: Limits) -> torch.device:

@@ -16,6 +16,11 @@ from nodewire.llm.grammar import Grammar
 from nodewire.llm.sampling import Sampling, choose
 from nodewire.llm.tokenizer import Tokenizer
 
+MAX_TOLD_BYTES = 2_560
+"""Of what is told of one token's log-probabilities: a frame's header has 4,096."""
+_CUTS = (64, 16, 4, 0)
+"""Characters that a token's text is cut to, the first with which all of them fit."""
+
 
 class Sampler:
     """One session's. `vocab_size` is that of the logits."""
@@ -84,15 +89,27 @@ class Sampler:
     def told(self, logits: Tensor, token: int, before: int, tokenizer: Tokenizer) -> str:
         """The model's own log-probabilities of `token` and of the likeliest tokens, before anything bent them.
 
-        JSON: [[id, log-probability, text], ...], the chosen token first; `before` is the token before it.
+        JSON: [[id, log-probability, text], ...], the chosen token first; `before` is the token before it. Where that
+        is more than `MAX_TOLD_BYTES` the texts are cut.
         """
         chances = logits.log_softmax(0)
         top = chances.topk(min(self.sampling.logprobs or 0, len(chances)))
         rows = [(token, float(chances[token]))]
         rows += zip(top.indices.tolist(), top.values.tolist(), strict=True)
         context = tokenizer.decode([before])
-        found = [
-            [one, round(max(chance, -9999.0), 6), tokenizer.decode([before, one]).removeprefix(context)]
-            for one, chance in rows
-        ]
-        return json.dumps(found, ensure_ascii=False, separators=(",", ":"))
+        texts = [_after(context, tokenizer.decode([before, one])) for one, _ in rows]
+        found = ""
+        for cut in _CUTS:
+            said = [
+                [one, round(max(chance, -9999.0), 6), text[:cut]]
+                for (one, chance), text in zip(rows, texts, strict=True)
+            ]
+            found = json.dumps(said, ensure_ascii=False, separators=(",", ":"))
+            if len(found.encode()) <= MAX_TOLD_BYTES:
+                break
+        return found
+
+
+def _after(context: str, text: str) -> str:
+    """What a text has that its context has not: the last bytes of a character change that, too."""
+    return text[next((at for at, (a, b) in enumerate(zip(context, text, strict=False)) if a != b), len(context)) :]

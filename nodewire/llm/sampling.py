@@ -15,13 +15,13 @@ from torch import Tensor
 
 from nodewire.errors import BadInput
 from nodewire.llm.config import MAX_POSITIONS
+from nodewire.protocol import json_schema
 from nodewire.protocol.guesses import MAX_LOOKAHEAD
 
 MAX_STOPS = 8
 MAX_STOP_CHARACTERS = 128
 MAX_TOP_LOGPROBS = 20
 MAX_BIASES = 300
-MAX_SCHEMA_CHARACTERS = 16_384
 _KNOWN = frozenset(
     {"max_tokens", "temperature", "top_p", "seed", "stop", "special_tokens", "lookahead", "top_k", "min_p"}
     | {"repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "logprobs"}
@@ -160,13 +160,11 @@ def _biases(value: Any) -> tuple[tuple[int, float], ...]:
 
 def _schema(params: Mapping[str, Any]) -> str:
     schema = params.get("json_schema")
-    if schema is not None and not (isinstance(schema, str) and 0 < len(schema) <= MAX_SCHEMA_CHARACTERS):
-        raise BadInput("json_schema", f"not a text of 1 to {MAX_SCHEMA_CHARACTERS} characters")
     if not _truth(params, "json_object", False):
-        return schema or ""
+        return "" if schema is None else json_schema.check(schema)
     if schema is not None:
         raise BadInput("json_object", "json_schema says already what the text is")
-    return '{"type":"object"}'
+    return json_schema.ANY_OBJECT
 
 
 def _number(params: Mapping[str, Any], name: str, default: float, low: float, high: float) -> float:

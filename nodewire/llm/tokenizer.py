@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as _Tokenizer
 
 from nodewire.errors import BadInput, BadTask, TooLarge
@@ -50,6 +51,18 @@ class Tokenizer:
         """The tokenizer.json that it would be loaded from."""
         with _guarded("cannot be written"):
             return str(self._tokenizer.to_str())
+
+    def vocabulary(self) -> dict[str, int]:
+        """Every token's id, added ones included."""
+        with _guarded("has no vocabulary"):
+            return dict(self._tokenizer.get_vocab(with_added_tokens=True))
+
+    def with_token(self, text: str) -> tuple[str, int]:
+        """The tokenizer.json of a copy that has one more special token, and that one's id."""
+        with _guarded("takes no further token"):
+            copy = _Tokenizer.from_str(self._tokenizer.to_str())
+            copy.add_special_tokens([AddedToken(text, special=True)])
+            return str(copy.to_str()), int(copy.get_vocab(with_added_tokens=True)[text])
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens left out; bytes that are no UTF-8 (yet) become U+FFFD."""

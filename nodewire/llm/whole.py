@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Literal
@@ -72,10 +72,17 @@ class Whole:
         schema = sampling.json_schema
         return Sampler(sampling, self.config.vocab_size, self._grammars.grammar(schema) if schema else None)
 
-    def tokens(self, prompt: Sequence[int], sampling: Sampling, sampler: Sampler | None = None) -> Iterator[int]:
+    def tokens(
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        sampler: Sampler | None = None,
+        told: Callable[[str], None] = lambda said: None,
+    ) -> Iterator[int]:
         """The generated ids, up to and with an end token, `max_tokens`, the end of the context or of a schema's text.
 
-        `sampler`: a fresh one of the same sampling, for who wants to look at it.
+        `sampler`: a fresh one of the same sampling, for who wants to look at it; `told` is given `Sampler.told` of each
+        id, if log-probabilities are asked for.
         """
         if not prompt:
             raise BadInput("prompt", "empty")
@@ -85,19 +92,24 @@ class Whole:
         sampler.begin(torch.tensor(prompt, dtype=torch.int64))
         feed, start = prompt, 0
         for pos in range(len(prompt), min(len(prompt) + sampling.max_tokens, self.positions)):
-            token = sampler.choose(self.logits(feed, start), pos)
+            logits = self.logits(feed, start)
+            token = sampler.choose(logits, pos)
             sampler.accept(token)
+            if sampling.logprobs is not None:
+                told(sampler.told(logits, token, feed[-1], self.tokenizer))
             yield token
             if token in self.config.eos_token_id or sampler.ended:
                 return
             feed, start = [token], pos
 
-    def steps(self, prompt: str, sampling: Sampling) -> Iterator[tuple[int, str]]:
-        """Each generated id with the text that it makes printable; the last has the rest of the text."""
+    def steps(
+        self, prompt: str, sampling: Sampling, told: Callable[[str], None] = lambda said: None
+    ) -> Iterator[tuple[int, str]]:
+        """Each generated id with the text that it makes printable; the last has the rest. `told` as `tokens`."""
         stream = TextStream(self.tokenizer, sampling.stop)
         ids = self.tokenizer.encode(prompt, special_tokens=sampling.special_tokens)
         sampler = self.sampler(sampling)
-        for i, token in enumerate(self.tokens(ids, sampling, sampler), start=1):
+        for i, token in enumerate(self.tokens(ids, sampling, sampler, told), start=1):
             text = "" if token in self.config.eos_token_id else stream.push(token)
             last = i == sampling.max_tokens or token in self.config.eos_token_id or sampler.ended
             yield token, text + (stream.flush() if last else "")

@@ -7,16 +7,36 @@ it computed, which the customer pays by one zap.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Annotated, ClassVar, Literal, cast, get_args
 
-from nodewire.errors import BadTag
+from pydantic import StringConstraints
+
+from nodewire.errors import BadEvent, BadInput, BadTag, NodewireError, TooLarge, Unsupported
 from nodewire.nostr import event as _event
 from nodewire.nostr.event import Event
 from nodewire.nostr.keys import Keys
 from nodewire.protocol import kinds, tags
+from nodewire.protocol.schema import Schema
 
 MAX_EDGE_CHARS = 64
+THE_CUSTOMERS = frozenset({BadInput.code, TooLarge.code, Unsupported.code})
+"""Codes of errors that are about what the customer itself has sent."""
 Status = Literal["payment-required", "processing", "partial", "success", "error", "busy"]
+
+
+class Why(Schema):
+    """What an error is about that is the customer's own: the field at fault, for it alone (`ciphertext`)."""
+
+    MAX_BYTES: ClassVar[int] = 4_096
+    ERROR: ClassVar[type[BadInput]] = BadEvent
+
+    v: Literal[1] = 1
+    field: Annotated[str, StringConstraints(max_length=64)]
+    reason: Annotated[str, StringConstraints(max_length=200)] = ""
+
+    @classmethod
+    def of(cls, error: NodewireError) -> Why:
+        return cls(field=error.field[:64], reason=error.reason[:200])
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +57,8 @@ class Feedback:
     In `error` only: `edge`, what came on which cannot be computed, and `by`, the neighbour whose word it is, if not the
     provider's own.
 
-    `kind` is the request's; `ciphertext`, where there is one, is NIP-44 for the customer (of training: `delivery`).
+    `kind` is the request's; `ciphertext`, where there is one, is NIP-44 for the customer: `Why`, or of training
+    `delivery`.
     """
 
     id: str

@@ -33,6 +33,7 @@ class Telling:
         *,
         edge: str = "",
         by: str = "",
+        ciphertext: str = "",
     ) -> None:
         event = feedback.build(
             self._keys,
@@ -44,14 +45,22 @@ class Telling:
             due=due,
             edge=edge,
             by=by,
+            ciphertext=ciphertext,
         )
         await self._publish(event)
 
     async def failed(self, error: NodewireError, tasks: Collection[str]) -> None:
         """Say why the job ended here, where `tasks` ran: which edge's frames cannot be computed, or who has ended it
-        before this node."""
+        before this node; of what is the customer's own to it alone which field."""
         names_edge = isinstance(error, BadFrame) and not error.by and self._may_name(error.field, tasks)
-        await self.say("error", error.code, edge=error.field if names_edge else "", by=error.by)
+        ciphertext = ""
+        if error.code in feedback.THE_CUSTOMERS and not error.by:
+            ciphertext = nip44.encrypt(feedback.Why.of(error).to_json(), self._conversation())
+        edge = error.field if names_edge else ""
+        await self.say("error", error.code, edge=edge, by=error.by, ciphertext=ciphertext)
+
+    def _conversation(self) -> bytes:
+        return nip44.conversation_key(self._keys, self._request.customer)
 
     def _may_name(self, edge: str, tasks: Collection[str]) -> bool:
         """One that leads here, or, of what the driver has said against what it sent, the driver's."""
@@ -63,8 +72,7 @@ class Telling:
         if len(text.encode()) > result.MAX_TEXT_BYTES:
             text = ""  # the customer has it from the wire; an event cannot carry it
         said = result.Said(frames=frames, compute_us=compute_us, text=text)
-        conversation = nip44.conversation_key(self._keys, self._request.customer)
-        ciphertext = nip44.encrypt(said.to_json(), conversation)
+        ciphertext = nip44.encrypt(said.to_json(), self._conversation())
         event = result.build(
             self._keys, self._request.id, self._request.customer, roots, ciphertext, created_at=int(time.time())
         )

@@ -99,7 +99,7 @@ class WorkerProcess:
             WorkerFailed: it died while starting.
         """
         roots = [_resolved(path) for path in readable]
-        seen = [*roots, _resolved(Path(limits.compiled))] if limits.compiled else roots
+        seen = [*roots, *(_resolved(Path(folder)) for folder in (limits.compiled, limits.draft) if folder)]
         spawned = await spawn(entry, limits, seen, aligned(arena_bytes))
         try:
             async with asyncio.timeout(start_timeout_s):

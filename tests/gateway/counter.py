@@ -15,6 +15,7 @@ import numpy as np
 from nodewire import guests
 from nodewire.chat.rendering import Renderer
 from nodewire.customer.generation import Piece
+from nodewire.customer.likely import Likely
 from nodewire.errors import NodewireError, NotFound
 from nodewire.gateway.accounts import Accounts
 from nodewire.gateway.app import Gateway
@@ -85,7 +86,11 @@ class StandInOrder:
             for number, text in enumerate(self.of.says):
                 last = number == len(self.of.says) - 1 and self.of.fails is None and not self.of.hangs
                 self.cost_msat += PRICE_MSAT
-                yield Piece(text, (number,), last, self.of.reason if last else "", 10 + number)
+                most = self.params.get("logprobs")
+                likely = (
+                    () if most is None else tuple(Likely(at, -0.5 - at, said) for at, said in rows(text)[: 1 + most])
+                )
+                yield Piece(text, (number,), last, self.of.reason if last else "", 10 + number, likely)
             if self.of.fails is not None:
                 raise self.of.fails
             if self.of.hangs:
@@ -108,6 +113,11 @@ class StandInOrder:
     def _request(self) -> None:
         self.requests = (f"{self.number:064x}",)
         self.announced(self.requests[0], 64 * PRICE_MSAT)
+
+
+def rows(text: str) -> list[tuple[int, str]]:
+    """A token's own text and three others', of which one is not whole."""
+    return list(enumerate([text, text.upper(), "\ufffd", text.upper()]))
 
 
 def configured(folder: Path, **changes: Any) -> GatewayConfig:

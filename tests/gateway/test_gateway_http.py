@@ -6,17 +6,53 @@ import asyncio
 import base64
 import gzip
 import json
+from itertools import chain
 
 import numpy as np
 import pytest
 
-from nodewire.errors import TABLE, BadPlan, NoProvider, OverBudget, TooLarge, WorkerFailed
+from nodewire.errors import TABLE, BadInput, BadPlan, NoProvider, OverBudget, TooLarge, Unsupported, WorkerFailed
 from nodewire.gateway.refusals import SHAPES, told
 from tests.gateway.counter import KEY, PRICE_MSAT, StandIn, opened
 
 CHAT = {"model": "talker", "messages": [{"role": "user", "content": "hello"}]}
 TEXT = {"model": "plain", "prompt": "hello"}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {}}}
+
+
+SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"enum": [1, 2]}}}
+
+
+def bound(schema, **said):
+    return {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, **said}}
+
+
+def nested(depth):
+    return {"items": nested(depth - 1)} if depth else {}
+
+
+NO_FORMATS = [
+    "json",
+    {},
+    {"type": "xml"},
+    {"type": ["text"]},
+    {"type": "text", "more": 1},
+    {"type": "json_object", "schema": {}},
+    {"type": "json_schema"},
+    {"type": "json_schema", "json_schema": []},
+    {"type": "json_schema", "json_schema": {"name": "n"}},
+    bound(SCHEMA, name="no name"),
+    bound(SCHEMA, name=7),
+    bound(SCHEMA, strict="yes"),
+    bound(SCHEMA, description=["x"]),
+    bound(SCHEMA, more=1),
+    bound([]),
+    bound({"description": "x" * 8_200}),
+    bound({"description": '"' * 4_100}),
+    bound(nested(32)),
+    bound({"enum": list(range(513))}),
+    bound({"anyOf": [{"enum": [1, 2]}] * 171}),
+]
 
 
 async def streamed(gateway, path, body):
@@ -84,7 +120,10 @@ async def test_sampling_is_openais_with_its_defaults(tmp_path):
         ("completions", {**TEXT, "n": True}, "n"),
         ("completions", {**TEXT, "best_of": 3}, "best_of"),
         ("completions", {**TEXT, "echo": True}, "echo"),
-        ("completions", {**TEXT, "logprobs": 0}, "logprobs"),
+        ("completions", {**TEXT, "logprobs": 21}, "logprobs"),
+        ("completions", {**TEXT, "logprobs": -1}, "logprobs"),
+        ("completions", {**TEXT, "logprobs": True}, "logprobs"),
+        ("completions", {**TEXT, "top_logprobs": 1}, "top_logprobs"),
         ("completions", {**TEXT, "logit_bias": {"five": 1}}, "logit_bias"),
         ("completions", {**TEXT, "frequency_penalty": 2.1}, "frequency_penalty"),
         ("completions", {**TEXT, "min_p": -0.1}, "min_p"),
@@ -114,12 +153,19 @@ async def test_sampling_is_openais_with_its_defaults(tmp_path):
             {**CHAT, "messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "messages[0].content",
         ),
-        ("chat/completions", {**CHAT, "response_format": {"type": "json_object"}}, "response_format"),
+        *(("chat/completions", {**CHAT, "response_format": one}, "response_format") for one in NO_FORMATS),
+        (
+            "chat/completions",
+            {**CHAT, "tools": [TOOL], "response_format": {"type": "json_object"}},
+            "response_format",
+        ),
         ("chat/completions", {**CHAT, "tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
         ("chat/completions", {**CHAT, "tools": ["x"]}, "tools[0]"),
         ("chat/completions", {**CHAT, "n": 3}, "n"),
-        ("chat/completions", {**CHAT, "logprobs": True}, "logprobs"),
+        ("chat/completions", {**CHAT, "logprobs": 1}, "logprobs"),
         ("chat/completions", {**CHAT, "top_logprobs": 5}, "top_logprobs"),
+        ("chat/completions", {**CHAT, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ("chat/completions", {**CHAT, "logprobs": True, "top_logprobs": 1.5}, "top_logprobs"),
         ("chat/completions", {**CHAT, "max_completion_tokens": -1}, "max_completion_tokens"),
         ("chat/completions", {**CHAT, "reasoning_effort": "high"}, "reasoning_effort"),
         ("chat/completions", {**CHAT, "chat_template_kwargs": []}, "chat_template_kwargs"),
@@ -141,6 +187,91 @@ async def test_what_cannot_be_done_is_refused_by_its_name_and_costs_nothing(tmp_
         assert not gateway.buyer.orders
 
 
+async def test_a_format_is_the_jobs_and_a_schemas_order_stays(tmp_path):
+    async with opened(tmp_path) as gateway:
+        for one in (None, {"type": "text"}, {"type": "json_object"}, bound(SCHEMA, strict=None), bound(SCHEMA)):
+            assert (await gateway.post("chat/completions", {**CHAT, "response_format": one}))[0] == 200
+        assert (await gateway.post("completions", {**TEXT, "response_format": bound(nested(31))}))[0] == 200
+        asked = [
+            {name: order.params.get(name) for name in ("json_object", "json_schema")} for order in gateway.buyer.orders
+        ]
+    text = '{"type":"object","properties":{"b":{"type":"string"},"a":{"enum":[1,2]}}}'
+    nothing = {"json_object": None, "json_schema": None}
+    assert asked[:3] == [nothing, nothing, {**nothing, "json_object": True}]
+    assert asked[3] == asked[4] == {**nothing, "json_schema": text}
+    assert asked[5]["json_schema"].count("items") == 31
+
+
+def token(text, logprob):
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if text != "\ufffd" else None}
+
+
+async def test_log_probabilities_of_a_chat_whole_and_streamed(tmp_path):
+    async with opened(tmp_path, StandIn(says=["é", "", "end"], reason="eos")) as gateway:
+        body = {**CHAT, "logprobs": True, "top_logprobs": 2}
+        _, said = await gateway.post("chat/completions", body)
+        assert gateway.buyer.orders[0].params["logprobs"] == 2
+        told = said["choices"][0]["logprobs"]
+        assert told["refusal"] is None and len(told["content"]) == 2  # an end token is no text
+        assert told["content"][0] == {**token("é", -0.5), "top_logprobs": [token("É", -1.5), token("\ufffd", -2.5)]}
+        came, _ = await streamed(gateway, "chat/completions", body)
+        pieces = [c["logprobs"]["content"] for one in came for c in one["choices"] if c["logprobs"]]
+        assert list(chain(*pieces)) == told["content"] and len(pieces) == 2
+        _, said = await gateway.post("chat/completions", {**CHAT, "logprobs": True})
+        assert said["choices"][0]["logprobs"]["content"][0] == {**token("é", -0.5), "top_logprobs": []}
+        _, said = await gateway.post("chat/completions", {**CHAT, "logprobs": False, "top_logprobs": 0})
+        assert said["choices"][0]["logprobs"] is None and "logprobs" not in gateway.buyer.orders[-1].params
+
+
+async def test_log_probabilities_of_a_completion_whole_and_streamed(tmp_path):
+    async with opened(tmp_path) as gateway:
+        body = {**TEXT, "logprobs": 3}
+        _, said = await gateway.post("completions", body)
+        told = said["choices"][0]["logprobs"]
+        assert told["tokens"] == ["one ", "two ", "three"] and told["token_logprobs"] == [-0.5] * 3
+        assert told["text_offset"] == [0, 4, 8]
+        assert told["top_logprobs"][0] == {"ONE ": -1.5, "\ufffd": -2.5, "one ": -0.5}  # of two with one text the first
+        came, _ = await streamed(gateway, "completions", body)
+        pieces = [c["logprobs"] for one in came for c in one["choices"] if c["logprobs"]]
+        assert {name: list(chain(*(one[name] for one in pieces))) for name in told} == told and len(pieces) == 3
+        _, said = await gateway.post("completions", {**TEXT, "logprobs": 0})
+        assert said["choices"][0]["logprobs"]["top_logprobs"] == [None] * 3
+
+
+async def test_what_a_driver_refuses_is_told_as_the_field_that_said_it(tmp_path):
+    biased = {**TEXT, "logit_bias": {"100000": 1}}
+    shaped = {**CHAT, "response_format": bound(SCHEMA)}
+    cases = [
+        ("completions", biased, BadInput("logit_bias", "beyond"), ("bad-input", "logit_bias")),
+        ("completions", biased, BadInput("prompt", "empty"), ("bad-input", "prompt")),
+        ("completions", biased, BadInput("provider", "ab reports bad-input"), ("bad-input", None)),  # whose fault?
+        ("completions", TEXT, BadInput("provider", "ab reports bad-input"), ("bad-input", "prompt")),
+        ("completions", biased, TooLarge("params", "17000 bytes"), ("too-large", None)),
+        ("chat/completions", shaped, BadInput("json_schema", "none"), ("bad-input", "response_format")),
+        ("chat/completions", shaped, Unsupported("json_schema", "none"), ("unsupported", "response_format")),
+        (
+            "chat/completions",
+            {**CHAT, "logprobs": True},
+            BadInput("logprobs", "not a parameter"),
+            ("bad-input", "top_logprobs"),
+        ),
+        (
+            "completions",
+            {**TEXT, "max_completion_tokens": 5},
+            BadInput("max_tokens", "too many"),
+            ("bad-input", "max_completion_tokens"),
+        ),
+    ]
+    async with opened(tmp_path) as gateway:
+        for path, body, error, expected in cases:
+            gateway.buyer.fails, gateway.buyer.says = error, []
+            for stream in (False, True):
+                assert await gateway.refused(path, {**body, "stream": stream}) == (400, *expected), error
+            gateway.buyer.says = ["one "]
+            came, done = await streamed(gateway, path, body)
+            assert not done and came[-1]["error"]["param"] == expected[1]
+
+
 async def test_bodies_that_are_none_are_told_in_the_same_shape(tmp_path):
     async with opened(tmp_path, max_body=1_000) as gateway:
 
@@ -154,6 +285,8 @@ async def test_bodies_that_are_none_are_told_in_the_same_shape(tmp_path):
         assert await sent(b"\xff\xfe") == (400, wrong)
         assert await sent(b'{"n": NaN}') == (400, wrong)
         assert await sent(b"[" * 900) == (400, wrong)
+        deep = b'{"messages": ' + b"[" * 400 + b"]" * 400 + b"}"
+        assert await sent(deep) == (400, wrong)
         assert await sent(json.dumps(TEXT).encode(), "text/plain") == (400, wrong)  # what a web page could send
         assert await sent(b" " * 2_000) == (413, wrong)
         packed = {"Content-Type": "application/json", "Content-Encoding": "gzip"}

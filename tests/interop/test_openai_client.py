@@ -91,6 +91,68 @@ def test_a_completion(client):
     assert seeded[0].choices[0].text == seeded[1].choices[0].text
 
 
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 6}, "kind": {"enum": ["cat", "dog"]}},
+    "required": ["name", "kind"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "animal", "schema": SCHEMA, "strict": True}}
+
+
+def test_a_text_that_is_a_schemas_whole_and_streamed(client):
+    asked = {**CHAT, "response_format": FORMAT, "max_tokens": 300, "temperature": 1.5, "seed": 4}
+    whole = client.chat.completions.create(**asked)
+    found = json.loads(whole.choices[0].message.content)
+    assert list(found) == ["name", "kind"] and len(found["name"]) <= 6 and found["kind"] in ("cat", "dog")
+    assert whole.choices[0].finish_reason == "stop" and whole.usage.cost_msat > 0
+    with client.chat.completions.stream(**asked) as stream:  # which parses what is whole
+        for _ in stream:
+            pass
+        final = stream.get_final_completion()
+    assert final.choices[0].message.content == whole.choices[0].message.content
+    made = client.chat.completions.create(**CHAT, response_format={"type": "json_object"}, max_tokens=60)
+    assert made.choices[0].message.content.startswith("{")
+    with pytest.raises(openai.BadRequestError) as refused:
+        remote = {"name": "remote", "schema": {"$ref": "http://example.com/x"}}
+        client.chat.completions.create(**CHAT, response_format={"type": "json_schema", "json_schema": remote})
+    assert refused.value.param == "response_format"
+
+
+def test_log_probabilities_of_a_chat_and_of_a_completion(client):
+    asked = {**CHAT, "max_tokens": 8, "logprobs": True, "top_logprobs": 3}
+    told = client.chat.completions.create(**asked).choices[0].logprobs.content
+    assert len(told) == 8 and all(len(one.top_logprobs) == 3 for one in told)
+    for one in told:  # greedy: the token is the likeliest
+        assert one.logprob == one.top_logprobs[0].logprob <= 0 and one.token == one.top_logprobs[0].token
+        assert one.bytes is None or bytes(one.bytes).decode() == one.token
+    streamed = []
+    for chunk in client.chat.completions.create(**asked, stream=True):
+        for choice in chunk.choices:
+            streamed += choice.logprobs.content if choice.logprobs else []
+    assert [one.token for one in streamed] == [one.token for one in told]
+    assert all(abs(one.logprob - other.logprob) < 1e-3 for one, other in zip(streamed, told, strict=True))
+    legacy = client.completions.create(model="coder", prompt="the cat", max_tokens=6, temperature=0, logprobs=2)
+    said = legacy.choices[0].logprobs
+    assert len(said.tokens) == len(said.token_logprobs) == len(said.text_offset) == 6
+    assert all(one <= 0 for one in said.token_logprobs) and said.text_offset[0] == 0
+    assert client.chat.completions.create(**CHAT, max_tokens=2).choices[0].logprobs is None
+
+
+def test_a_bias_decides_and_one_for_no_token_is_its_fields_fault(client):
+    made = client.completions.create(
+        model="coder", prompt="the cat", max_tokens=3, temperature=0, logit_bias={"7": 100}
+    )
+    again = client.completions.create(
+        model="coder", prompt="the cat", max_tokens=3, temperature=0, logit_bias={"7": 100}, logprobs=0
+    )
+    assert made.choices[0].text == again.choices[0].text and len(set(again.choices[0].logprobs.tokens)) == 1
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.completions.create(model="coder", prompt="the cat", stream=stream, logit_bias={"100000": 1})
+        assert refused.value.param == "logit_bias"
+
+
 def test_embeddings_as_the_client_asks_for_them_and_as_numbers(client):
     made = client.embeddings.create(model="minilm", input=["a cat", "a dog", "rain"])  # in base64
     plain = client.embeddings.create(model="minilm", input=["a cat", "a dog", "rain"], encoding_format="float")

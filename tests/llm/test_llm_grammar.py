@@ -59,6 +59,17 @@ def test_any_object_will_do_where_only_that_is_asked(ring):
         assert isinstance(json.loads(text), dict)
 
 
+def test_white_space_has_an_end(ring):
+    """A model that would say nothing else comes to the point all the same."""
+    white = {str(token): 100 for token in range(300) if ring_text(ring, token).strip() == ""}
+    _, text, reason = ring.generate(PROMPT, max_tokens=240, json_schema='{"const":[7]}', logit_bias=white)
+    assert reason == "stop" and json.loads(text) == [7] and 3 < len(text) <= 3 + 32 * 3
+
+
+def ring_text(ring, token):
+    return ring.actors["driver"]._tokenizer.decode([token]) or "no text"
+
+
 @pytest.mark.parametrize(
     "schema",
     ["{", "[]", '{"type":"nope"}', '{"$ref":"http://example.com/x"}', '{"type":"string","pattern":"("}'],

@@ -46,15 +46,32 @@ def test_sessions_take_turns_with_one_small_model(small, whole):
         text.append(len(text))
 
 
-def test_only_what_the_lane_lacks_is_computed(small):
-    asked = []
-    logits = small.decoder.logits
+class Counted:
+    """A decoder, and what is asked of it."""
 
-    def counted(ids, pos=0):
-        asked.append((len(ids), pos))
-        return logits(ids, pos)
+    def __init__(self, decoder):
+        self.decoder, self.positions, self.asked = decoder, decoder.positions, []
 
-    small.decoder.logits = counted
+    def logits(self, ids, pos=0):
+        self.asked.append((len(ids), pos))
+        return self.decoder.logits(ids, pos)
+
+
+def test_each_session_has_a_lane_while_it_is_among_the_last_asked(plain, whole):
+    lanes = [Counted(Whole(plain)) for _ in range(2)]
+    small = SmallModel(*lanes)
+    texts = {"a": [1, 2, 3], "b": [1, 2, 3, 4, 5], "c": [9, 8]}
+    whose = {name: object() for name in texts}
+    for name in "ababacac":
+        assert (small.after(list(texts[name]), whose[name]) - whole.logits(texts[name])).abs().max() < 1e-4
+        texts[name].append(7)
+    assert lanes[0].asked == [(3, 0), (1, 3), (1, 4), (1, 5)]  # nobody took it from "a"
+    assert lanes[1].asked == [(5, 0), (1, 5), (2, 0), (1, 2)]
+
+
+def test_only_what_the_lane_lacks_is_computed(plain):
+    small = SmallModel(decoder := Counted(Whole(plain)))
+    asked = decoder.asked
     for text in ([1, 2, 3], [1, 2, 3, 4], [1, 2, 5], [1, 2, 5], [1]):
         small.after(text)
     assert asked == [(3, 0), (1, 3), (1, 2), (1, 2), (1, 0)]

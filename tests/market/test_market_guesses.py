@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-import pytest
+import json
 
+import pytest
+from running_market import WORKER
+
+from nodewire.errors import BadConfig
 from nodewire.llm.sampling import parse_params
 from nodewire.llm.whole import Whole
 from nodewire.nostr.nip01 import Filter
 from nodewire.protocol import job, kinds
 
 PROMPT = "the cat sat on the mat while the cat sat on the mat while the cat sat on"
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 20}, "sizes": {"type": "array", "maxItems": 9}},
+        "required": ["name", "sizes"],
+        "additionalProperties": False,
+    }
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +48,7 @@ async def generate(customer, market, **params):
         {"max_tokens": 140},
         {"max_tokens": 70, "temperature": 0.7, "seed": 5, "top_k": 20, "min_p": 0.02, "presence_penalty": 0.5},
         {"max_tokens": 30, "logit_bias": {"7": 100.0}, "frequency_penalty": 1.5},
+        {"max_tokens": 200, "json_schema": SCHEMA, "logprobs": 2, "temperature": 1.5, "seed": 4},
     ],
 )
 async def test_who_has_its_driver_guess_gets_the_same_tokens_and_pays_the_same(market, alone, params):
@@ -61,3 +74,30 @@ async def test_what_was_guessed_around_passes_its_judgement(market):
     assert len(ids) == 20
     assert done["repaired"] == []
     assert {one["outcome"] for one in done["verdicts"]} == {"pass"}
+
+
+async def test_a_verifier_keeps_to_the_schema_that_the_ticket_seals(market):
+    async with market.customer("schemer", lookahead=8) as schemer:
+        terms = schemer.terms.model_copy(update={"verify": "sampled"})
+        params = {"max_tokens": 200, "json_schema": SCHEMA, "logprobs": 2, "temperature": 1.5, "seed": 4}
+        await generate(schemer, market, **params, terms=terms, wait=True)
+        done = schemer.last
+    assert list(json.loads(done["text"])) == ["name", "sizes"]
+    assert [len(rows) for rows in done["logprobs"]] == [3] * len(done["ids"])
+    assert [rows[0]["id"] for rows in done["logprobs"]] == done["ids"]
+    assert done["repaired"] == [] and {one["outcome"] for one in done["verdicts"]} == {"pass"}
+
+
+async def test_a_customers_own_driver_guesses_by_the_draft_model_that_its_file_names(market, alone):
+    """Here the model itself. A folder that holds no such model is refused by its name."""
+    path = await market.customer_config("drafter", lookahead=8)
+    worker = f'[worker]\nmemory = "200MB"\ndraft = {json.dumps(str(market.decoder_folder))}'
+    plain = path.read_text()
+    path.write_text(plain.replace(WORKER, worker))
+    async with market.customer("drafter") as drafter:
+        terms = drafter.terms.model_copy(update={"driver": "local"})
+        assert await generate(drafter, market, max_tokens=100, terms=terms) == alone(max_tokens=100)
+    path.write_text(plain.replace(WORKER, worker.replace(str(market.decoder_folder), str(market.encoder_folder))))
+    async with market.customer("drafter") as drafter:
+        with pytest.raises(BadConfig, match="draft"):
+            await generate(drafter, market, max_tokens=5, terms=terms)

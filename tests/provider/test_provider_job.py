@@ -116,7 +116,7 @@ def market(folder, tmp_path):
     return make_market(folder, tmp_path)
 
 
-def make_market(folder, tmp_path, policy="none", driver="provider", lookahead=1, chunk=64, max_tokens=150):
+def make_market(folder, tmp_path, policy="none", driver="provider", lookahead=1, chunk=64, max_tokens=150, params=None):
     """A job's nodes; with the policy "sampled" they keep frames and sign what they send, each in a spool of its own."""
     registration = split_decoder(folder, 1_100_000, tmp_path, slots=1, name="tiny")
     manifest, actors = registration.manifest.model_copy(update={"chunk": chunk}), load(registration)
@@ -144,7 +144,7 @@ def make_market(folder, tmp_path, policy="none", driver="provider", lookahead=1,
     )
     request = Request(REQUEST, CUSTOMER.public, 1, 8843, plan, "", HASH, (), 10**9, (), HASH)
     market = Market(manifest, Hub(ends(manifest, plan)), plan, actors)
-    params = KIND.check(manifest, {"max_tokens": max_tokens})
+    params = KIND.check(manifest, {"max_tokens": max_tokens, **(params or {})})
 
     async def publish(event):
         market.events.append(event)

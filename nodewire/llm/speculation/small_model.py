@@ -31,19 +31,37 @@ class Decoder(Protocol):
 
 
 class SmallModel:
-    """A decoder that the drafters of several sessions take turns with: its lane has the text of the last one."""
+    """A decoder that the drafters of several sessions share: each has the lane of one of `decoders` while it is among
+    those that were asked last, and with it what was computed of its text."""
+
+    def __init__(self, *decoders: Decoder) -> None:
+        """`decoders` are the same model, each with a lane of its own."""
+        self.positions = decoders[0].positions
+        self._held = [_Held(decoder) for decoder in decoders]  # the one that was asked last stands last
+
+    def after(self, text: list[int], whose: object = None) -> Tensor:
+        """float32 [vocab] after a text of `whose`, of which only what its lane does not hold is computed."""
+        held = next((one for one in self._held if one.whose is whose), self._held[0])
+        self._held.remove(held)
+        self._held.append(held)
+        held.whose = whose
+        return held.after(text)
+
+
+class _Held:
+    """A lane, and the text that it holds."""
 
     def __init__(self, decoder: Decoder) -> None:
-        self.decoder = decoder
-        self.holds: list[int] = []
+        self.whose: object = None
+        self._decoder = decoder
+        self._text: list[int] = []
 
     def after(self, text: list[int]) -> Tensor:
-        """float32 [vocab] after a text, of which only what the lane does not hold is computed."""
-        same = min(len(text) - 1, len(self.holds))
-        if self.holds[:same] != text[:same]:
-            same = next(at for at, (held, token) in enumerate(zip(self.holds, text, strict=False)) if held != token)
-        logits = self.decoder.logits(text[same:], same)
-        self.holds = text
+        same = min(len(text) - 1, len(self._text))
+        if self._text[:same] != text[:same]:
+            same = next(at for at, (held, token) in enumerate(zip(self._text, text, strict=False)) if held != token)
+        logits = self._decoder.logits(text[same:], same)
+        self._text = text
         return logits
 
 
@@ -74,9 +92,9 @@ class SmallModelDrafter:
 
     def candidates(self, place: Path) -> Sequence[Candidate]:
         text = [*self._text[: place.start], *place.tokens]
-        if not text or len(text) > self._model.decoder.positions:
+        if not text or len(text) > self._model.positions:
             return ()
-        logits = self._model.after(text)
+        logits = self._model.after(text, self)
         if len(logits) != self._vocab_size:
             raise BadTask("draft", f"a vocabulary of {len(logits)}, the model's is {self._vocab_size}")
         accepted = len(self._text) - place.start

@@ -1,0 +1,110 @@
+"""A draft model beside a driver: a small whole decoder from a folder that the operator names, and a few lanes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nodewire.errors import BadConfig, NodewireError
+from nodewire.llm import footprint
+from nodewire.llm.checkpoint import Checkpoint, open_checkpoint
+from nodewire.llm.families import driver_tensors, stage_tensors
+from nodewire.llm.footprint import Footprint
+from nodewire.llm.kv.lanes import Lane, Lanes
+from nodewire.llm.layers import Layers
+from nodewire.llm.loader import filler
+from nodewire.llm.programs import DriverProgram
+from nodewire.llm.sampler import Sampler
+from nodewire.llm.speculation.drafter import Drafter
+from nodewire.llm.speculation.ngram import NgramDrafter
+from nodewire.llm.speculation.small_model import SmallModel, SmallModelDrafter
+from nodewire.llm.tokenizer import Tokenizer
+from nodewire.llm.vocabulary import Vocabulary
+from nodewire.weights.tensorfile import DTYPES
+
+BLOCK = 64
+"""Positions of a text that are computed at once."""
+MAX_LANES = 4
+"""Sessions that keep what the draft model has computed of them; where there are more they take turns."""
+_FIELD = "worker.draft"
+
+
+class Draft:
+    """What a folder holds, looked at and not loaded yet.
+
+    Raises:
+        BadConfig: the folder holds no decoder that can be read, or one of other tokens than the driver's.
+    """
+
+    def __init__(self, folder: Path, program: DriverProgram, tokenizer: bytes) -> None:
+        try:
+            self._checkpoint = open_checkpoint(folder)
+        except (NodewireError, OSError) as error:
+            raise BadConfig(_FIELD, f"{folder}: {error}"[:300]) from error
+        config = self._checkpoint.config
+        if config.vocab_size != program.config.vocab_size:
+            said = f"a vocabulary of {config.vocab_size}, the model's is {program.config.vocab_size}"
+            raise BadConfig(_FIELD, f"{folder}: {said}")
+        self._compares = self._checkpoint.tokenizer != tokenizer
+        self._folder, self._program = folder, program
+        self._positions = min(program.positions, config.max_position_embeddings)
+        self._lanes = min(program.slots, MAX_LANES)
+
+    @property
+    def footprint(self) -> Footprint:
+        """What it will take beside the driver, which computes nothing meanwhile, but keeps what it has."""
+        config, dtype = self._checkpoint.config, self._program.dtype
+        count, positions = config.num_hidden_layers, self._positions
+        layers = footprint.stage(config, 0, count, slots=self._lanes, positions=positions, block=BLOCK, dtype=dtype)
+        text = len(self._checkpoint.tokenizer) if self._compares else 0
+        ends = footprint.driver(config, positions=positions, dtype=dtype, tokenizer_bytes=text)
+        return Footprint(layers.weights + ends.weights, layers.caches, layers.work + ends.work, ends.tokenizer)
+
+    def load(self, tokenizer: Tokenizer, device: torch.device) -> Drafters:
+        """The drafters of a session: what its text says, and this model. Raises BadConfig: as above."""
+        if self._compares and Tokenizer(self._checkpoint.tokenizer).vocabulary() != tokenizer.vocabulary():
+            raise BadConfig(_FIELD, f"{self._folder}: its tokenizer has other tokens than the model's")
+        model = SmallModel(*_loaded(self._checkpoint, self._program, self._positions, self._lanes, device))
+        size = self._program.config.vocab_size
+        return Drafters(model, size)
+
+
+class Drafters:
+    """Makes those of one session: what its text says, and a small model that all sessions share."""
+
+    def __init__(self, model: SmallModel, vocab_size: int) -> None:
+        self._model, self._vocab_size = model, vocab_size
+
+    def __call__(self, sampler: Sampler) -> Sequence[Drafter[Any]]:
+        return [NgramDrafter(), SmallModelDrafter(self._model, sampler, self._vocab_size)]
+
+
+class _Decoder:
+    """The whole model, with one lane of its own (small_model.Decoder)."""
+
+    def __init__(self, vocabulary: Vocabulary, layers: Layers, lane: Lane) -> None:
+        self.positions = lane.positions
+        self._vocabulary, self._layers, self._lane = vocabulary, layers, lane
+
+    @torch.inference_mode()
+    def logits(self, ids: Sequence[int], pos: int = 0) -> Tensor:
+        """float32 [vocab] after `ids` at positions pos ..; what stood there is overwritten."""
+        hidden = self._vocabulary.embed(torch.tensor(ids, dtype=torch.int64))
+        return self._vocabulary.logits(self._layers.forward(hidden, pos, self._lane, only_last=True))
+
+
+def _loaded(
+    checkpoint: Checkpoint, program: DriverProgram, positions: int, lanes: int, device: torch.device
+) -> list[_Decoder]:
+    config, dtype = checkpoint.config, DTYPES[program.dtype]
+    count = config.num_hidden_layers
+    fill = filler(checkpoint.pick(chain(driver_tensors(config), stage_tensors(config, 0, count))))
+    vocabulary = Vocabulary(config, dtype, device, fill)
+    layers = Layers(config, 0, count, positions=positions, block=BLOCK, dtype=dtype, device=device, fill=fill)
+    pool = Lanes(config, count, lanes, positions, dtype, device)
+    return [_Decoder(vocabulary, layers, pool.open()) for _ in range(lanes)]

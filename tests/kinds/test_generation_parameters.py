@@ -1,0 +1,60 @@
+"""What a generation may be asked for, beyond what tests/provider/test_provider_job.py tries."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from kinds.k8843 import KIND
+from kinds.k8843_parameters import GENERATION
+from nodewire.errors import BadInput
+from nodewire.llm.sampling import parse_params
+
+TALKER = SimpleNamespace(mode="generate", context=1_000)
+SCHEMA = '{"type":"object"}'
+
+
+def test_what_is_not_asked_for_is_left_out_and_so_documents_stay_as_they_were():
+    plain = KIND.check(TALKER, {})
+    assert plain.keys() == {"max_tokens", "temperature", "top_p", "seed", "stop"} | ({"special_tokens"} & plain.keys())
+    neutral = {"logprobs": None, "json_schema": None, "json_object": False, "logit_bias": {}, "top_k": 0}
+    assert KIND.check(TALKER, neutral) == plain
+
+
+@pytest.mark.parametrize("asked", [{"logprobs": 0}, {"logprobs": 20}, {"json_schema": SCHEMA}, {"json_object": True}])
+def test_what_is_asked_for_stays_checked_twice_or_once(asked):
+    once = KIND.check(TALKER, asked)
+    assert {name: once[name] for name in asked} == asked
+    assert KIND.check(TALKER, once) == once
+    parse_params(once, 100)  # and a driver takes it
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"logprobs": 21},
+        {"logprobs": -1},
+        {"logprobs": True},
+        {"logprobs": 1.0},
+        {"logprobs": "3"},
+        {"json_object": 1},
+        {"json_object": None},
+        {"json_object": True, "json_schema": SCHEMA},
+        {"json_schema": ""},
+        {"json_schema": {"type": "object"}},
+        {"json_schema": "[]"},
+        {"json_schema": "x" * 9_000},
+    ],
+    ids=lambda asked: str(asked)[:40],
+)
+def test_what_is_out_of_bounds_is_refused_by_name(asked):
+    with pytest.raises(BadInput) as refused:
+        KIND.check(TALKER, asked)
+    assert refused.value.field == next(iter(asked))
+
+
+def test_a_driver_knows_every_parameter_of_the_table():
+    examples = {"max_tokens": 5, "temperature": 0.5, "top_p": 0.5, "seed": 1, "stop": ["x"], "special_tokens": False}
+    examples |= {"top_k": 2, "min_p": 0.1, "repetition_penalty": 1.1, "presence_penalty": 1, "frequency_penalty": 1}
+    examples |= {"logit_bias": {"5": 1.0}, "logprobs": 2, "json_schema": SCHEMA}
+    assert examples.keys() | {"json_object"} == GENERATION.keys()
+    parse_params(KIND.check(TALKER, examples), 100)
