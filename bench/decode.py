@@ -3,7 +3,9 @@
 In `one` and `ring` the model is a Llama of 8 layers, 512 wide, with random weights, float32, the same safetensors.
 
 - one: a process on one core. `ours` is the unsplit loop, `transformers` its own generate, greedy, the same tokens;
-  `bound` is what the model's matrix products alone take for a position, measured in the same rounds.
+  `bound` is what the model's matrix products alone take for a position, measured in the same rounds. `memory` is what
+  the process takes for it. `large`: a model whose weights in 8 bits are larger than the cache, in float32, bfloat16,
+  and in blocks of 8 and 4 bits.
 - ring: a driver and 2, 4 and 6 stages on this host, each with a process for its daemon's parts and one for its worker,
   links over TLS. A hop's overhead is what a turn takes more than its tasks compute, by the workers' own clocks, over
   the turn's hops.
@@ -30,7 +32,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.decode_model import write_model
+from bench.decode_model import LAYER_WEIGHTS, cache_bytes, write_large, write_model
 from bench.decoding.codec import prefilled
 from bench.decoding.crowd import measure_crowd
 from bench.decoding.lossless import QUICK_RUNS, RUNS, measured
@@ -40,6 +42,7 @@ from bench.lines import said, tell
 from bench.report import Report, percentile, run
 from bench.wan import unavailable
 from nodewire.errors import BadInput, OverMemory
+from nodewire.llm.quant.directory import quantize
 from nodewire.llm.split import split_decoder
 from processes.saying import say
 
@@ -47,6 +50,7 @@ ARMS = ["one", "ring", "wan", "crowd", "codec", "lossless"]
 STAGES, QUICK_STAGES = (2, 4, 6), (2,)
 TOKENS, QUICK_TOKENS, ROUNDS = 200, 40, 3
 WARM = 10
+QUICK_LAYERS = 4
 PROMPT = "The quick brown fox"
 
 
@@ -105,17 +109,35 @@ def _lossless(report: Report) -> None:
 
 
 async def _one(report: Report, model: Path) -> None:
-    words = [sys.executable, "-m", "bench.decode_one", str(model), str(1 if report.quick else ROUNDS)]
-    process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE)
-    text, _ = await process.communicate()
-    if process.returncode:
-        raise RuntimeError(f"bench.decode_one ended with {process.returncode}")
-    found = report.arms["one"] = json.loads(text)
+    rounds = str(1 if report.quick else ROUNDS)
+    found = report.arms["one"] = await _alone("bench.decode_one", str(model), rounds)
     say(f"one process: {found}")
     ours = found["ours_per_s"]
     report.line("one_over_transformers", round(ours / found["transformers_per_s"], 3), ">=", 1.2)
     report.line("one_of_the_bound", round(ours / found["bound_per_s"], 3), ">=", 0.8)
     report.line("one_tokens_that_differ", found["tokens_that_differ"], "==", 0)
+    memory = found["memory"] = await _alone("bench.decode_memory", str(model))
+    report.line("one_memory", round(memory["taken"] / (memory["weights"] + memory["kv"]), 3), "<=", 1.15)
+    large = model.parent / "large"
+    layers = QUICK_LAYERS if report.quick else -(-cache_bytes() * 11 // 10 // LAYER_WEIGHTS) or QUICK_LAYERS
+    write_large(large / "plain", layers)
+    for scheme in ("int8", "int4"):
+        quantize(large / "plain", large / scheme, scheme)
+    say(f"a model of {layers * LAYER_WEIGHTS / 1e6:.0f} million weights")
+    rates = found["large"] = await _alone("bench.decode_quantized", str(large), rounds, "8" if report.quick else "24")
+    say(f"beyond the cache: {rates}")
+    rates["layers"], rates["cache_bytes"] = layers, cache_bytes()
+    best = max(rates["float32_per_s"], rates["bfloat16_per_s"])
+    report.line("one_int8_over_the_best_of_float32_and_bfloat16", round(rates["int8_per_s"] / best, 3), ">=", 1.2)
+
+
+async def _alone(module: str, *words: str) -> Any:
+    """What a module prints in a process of its own."""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", module, *words, stdout=asyncio.subprocess.PIPE)
+    text, _ = await process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"{module} ended with {process.returncode}")
+    return json.loads(text)
 
 
 async def _rings(report: Report, model: Path, folder: Path) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
 
 VOCABULARY = 512
+WIDTH, INNER = 2_048, 5_632
+LAYER_WEIGHTS = 4 * WIDTH * WIDTH + 3 * WIDTH * INNER
 
 
 def write_model(folder: Path) -> None:
     """As a Hugging Face directory, float32."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -29,6 +31,55 @@ def write_model(folder: Path) -> None:
         pad_token_id=None,
     )
     LlamaForCausalLM(config).save_pretrained(folder)
+    _write_tokenizer(folder)
+
+
+def write_large(folder: Path, layers: int) -> None:
+    """The same 2048 wide, bfloat16, of 51 million weights a layer."""
+    from safetensors.torch import save_file
+
+    torch.manual_seed(0)
+    shapes = {"self_attn.q_proj": (WIDTH, WIDTH), "self_attn.o_proj": (WIDTH, WIDTH)}
+    shapes |= {f"self_attn.{name}_proj": (WIDTH, WIDTH) for name in "kv"}
+    shapes |= {"mlp.gate_proj": (INNER, WIDTH), "mlp.up_proj": (INNER, WIDTH), "mlp.down_proj": (WIDTH, INNER)}
+    tensors = {"model.norm.weight": torch.ones(WIDTH, dtype=torch.bfloat16)}
+    for name in ("model.embed_tokens", "lm_head"):
+        tensors[f"{name}.weight"] = torch.randn(VOCABULARY, WIDTH).mul_(0.02).bfloat16()
+    for layer in range(layers):
+        at = f"model.layers.{layer}"
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{at}.{name}.weight"] = torch.ones(WIDTH, dtype=torch.bfloat16)
+        for name, shape in shapes.items():
+            tensors[f"{at}.{name}.weight"] = torch.randn(shape).mul_(0.02).bfloat16()
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / "model.safetensors")
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": VOCABULARY,
+        "hidden_size": WIDTH,
+        "intermediate_size": INNER,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "max_position_embeddings": 2_048,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    _write_tokenizer(folder)
+
+
+def cache_bytes() -> int:
+    """The largest cache of a core, as Linux has it; 0 if it does not say."""
+    sizes = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    return max((int(size[:-1]) * {"K": 2**10, "M": 2**20}[size[-1]] for size in sizes), default=0)
+
+
+def _write_tokenizer(folder: Path) -> None:
+    """One token for each byte."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
     alphabet = {character: number for number, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from nodewire.llm.config import DecoderConfig
 from nodewire.llm.kv.past import How, Past
 from nodewire.llm.norm import rms_norm
+from nodewire.llm.quant.matrix import linear
 from nodewire.llm.rope import Angles, rotate
 
 
 class Attention:
     """`layer` counts from the model's first, `place` from the stage's."""
 
-    def __init__(self, config: DecoderConfig, layer: int, place: int, weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, config: DecoderConfig, layer: int, place: int, weights: Mapping[str, Any]) -> None:
         self.place = place
         self.heads, self.turning = config.num_attention_heads, config.num_attention_heads + config.num_key_value_heads
         self.head_dim, self.eps = config.head_dim, float(config.rms_norm_eps)
@@ -33,11 +34,11 @@ class Attention:
 
     def forward(self, x: Tensor, angles: Angles, past: Past) -> Tensor:
         """[n, width] in and out."""
-        qkv = F.linear(x, self.qkv, self.qkv_bias).view(len(x), -1, self.head_dim)
+        qkv = linear(x, self.qkv, self.qkv_bias).view(len(x), -1, self.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
             q = rotate(rms_norm(qkv[:, : self.heads], self.q_norm, self.eps), angles)
             k = rotate(rms_norm(qkv[:, self.heads : self.turning], self.k_norm, self.eps), angles)
         else:
             turned = rotate(qkv[:, : self.turning], angles)
             q, k = turned[:, : self.heads], turned[:, self.heads :]
-        return F.linear(past.attend(self.place, q, k, qkv[:, self.turning :], self.how), self.o, self.o_bias)
+        return linear(past.attend(self.place, q, k, qkv[:, self.turning :], self.how), self.o, self.o_bias)

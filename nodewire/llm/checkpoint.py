@@ -8,11 +8,13 @@ from itertools import chain
 from math import prod
 from pathlib import Path
 
+import torch
+
 from nodewire.errors import BadTask
 from nodewire.llm import meta_directory
 from nodewire.llm.config import DecoderConfig
 from nodewire.llm.families import driver_tensors, json_object, parse_config, stage_tensors
-from nodewire.llm.families.naming import Piece
+from nodewire.llm.families.naming import NUMBERS, Piece
 from nodewire.llm.tokenizer import MAX_TOKENIZER_BYTES
 from nodewire.protocol.stored_dtypes import CODE_OF
 from nodewire.weights.directory import SINGLE, read_bounded, read_tokenizer, stored_if_any, stored_tensors
@@ -35,11 +37,11 @@ class Checkpoint:
         """
         found = {}
         for piece in pieces:
-            for name, shape in piece.stored().items():
+            for name, (dtype, shape) in piece.stored().items():
                 stored = self.tensors.get(name)
                 if stored is None:
                     raise BadTask(f"weights.{name}", "missing")
-                dtypes = (CODE_OF["uint8"],) if piece.packed else DTYPES
+                dtypes = DTYPES if dtype == NUMBERS else (dtype, CODE_OF[dtype])
                 if stored.shape != shape or stored.dtype not in dtypes:
                     raise BadTask(f"weights.{name}", f"{stored.dtype[:20]} {list(stored.shape)}, not {list(shape)}")
                 found[name] = stored
@@ -83,10 +85,11 @@ def _dtype(said: bytes) -> str:
 
 
 def _foreseen(config: DecoderConfig, path: Path, dtype: str) -> dict[str, Stored]:
-    """A model's tensors as its configuration has them, in no file: of `dtype`, or packed bytes."""
+    """A model's tensors as its configuration has them, in no file: of `dtype`, or of what blocks are."""
     found = {}
     for piece in chain(driver_tensors(config), stage_tensors(config, 0, config.num_hidden_layers)):
-        stored, size = (CODE_OF["uint8"], 1) if piece.packed else (dtype, DTYPES[dtype].itemsize)
-        for name, shape in piece.stored().items():
-            found[name] = Stored(path, stored, shape, 0, prod(shape) * size)
+        for name, kept in piece.stored().items():
+            stored = dtype if kept.dtype == NUMBERS else kept.dtype
+            nbytes = prod(kept.shape) * getattr(torch, stored).itemsize
+            found[name] = Stored(path, stored if stored in DTYPES else CODE_OF[stored], kept.shape, 0, nbytes)
     return found

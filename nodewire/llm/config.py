@@ -8,11 +8,12 @@ what a Llama has, so that a family says only what it does otherwise.
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from nodewire.errors import BadInput, BadTask
+from nodewire.protocol.faults import shaped
 from nodewire.protocol.schema import Schema
 
 MAX_LAYERS = 1_024
@@ -139,6 +140,50 @@ class Experts(Schema):
         return self
 
 
+Scheme = Literal["int8", "int4", "w8a8", "nvfp4"]
+QUANTIZED = frozenset(
+    ("qkv", "o", "gate_up", "down", "experts_gate_up", "experts_down", "shared_gate_up", "shared_down")
+)
+"""The parameters (nodewire.llm.parameters) that are stored in blocks where a model is quantized."""
+
+
+PlainName = Annotated[str, shaped(r"^([0-9]{1,4}\.)?[a-z_]{1,32}$", "a parameter's name, a layer's number before it")]
+
+
+class Blocks(NamedTuple):
+    """Numbers of a row, `size` of them to a scale."""
+
+    scheme: Scheme
+    size: int
+
+    @property
+    def bits(self) -> int:
+        return 8 if self.scheme in ("int8", "w8a8") else 4
+
+
+class Quantization(Schema):
+    """How layers' matrices are stored: in blocks of numbers of a row that share a scale.
+
+    `int8` and `int4` are whole numbers of so many bits. `w8a8` are those of 8, and what a matrix is multiplied with is
+    rounded to as many, block by block, as it comes. `nvfp4` are numbers of E2M1 under scales of E4M3 and one float32.
+    """
+
+    scheme: Scheme
+    group_size: int = Field(ge=0, le=2**18, multiple_of=8)
+    """Numbers to a block; 0: a row is one."""
+    back_off: int = Field(default=0, ge=0, le=2**18, multiple_of=8)
+    """The same in rows that `group_size` does not divide; 0: they are stored as they are. As are those that neither
+    divides."""
+    plain: tuple[PlainName, ...] = Field(default=(), max_length=8 * MAX_LAYERS)
+    """Parameters that are stored as they are: `o` in every layer, `3.o` in one."""
+
+    def size(self, width: int) -> int:
+        """Of the blocks in rows of `width`; 0 if there are none."""
+        if not self.group_size:
+            return 0 if width % 8 else width
+        return next((size for size in (self.group_size, self.back_off) if size and width % size == 0), 0)
+
+
 class DecoderConfig(Schema):
     """A decoder-only transformer with grouped attention, rotary positions and a gated MLP or experts."""
 
@@ -204,6 +249,8 @@ class DecoderConfig(Schema):
     embedding_scale: Real | None = None
     """Embeddings are multiplied by it."""
     experts: Experts | None = None
+    quantization: Quantization | None = None
+    """Not in the document of a model that has none."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -227,7 +274,30 @@ class DecoderConfig(Schema):
             raise ValueError("rope_local_base_freq: without a sliding layer")
         if (self.hidden_act == "clamped_swiglu") != (self.swiglu_limit is not None):
             raise ValueError("swiglu_limit: is a clamped_swiglu's")
+        if self.quantization is not None:
+            if self.family == "meta":
+                raise ValueError("quantization: not in Meta's layout")
+            if self.experts is not None and self.experts.stored == "mxfp4":
+                raise ValueError("quantization: of what is stored as mxfp4")
+            if self.quantization.scheme == "nvfp4" and (self.quantization.group_size, self.quantization.back_off) != (
+                16,
+                0,
+            ):
+                raise ValueError("quantization: nvfp4 has blocks of 16")
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_none(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        document: dict[str, Any] = handler(self)
+        if self.quantization is None:
+            del document["quantization"]
+        return document
+
+    @property
+    def arithmetic(self) -> Literal["float32", "bfloat16"]:
+        """What a task computes in unless it is said: where weights have been rounded to few bits, no more is gained."""
+        how = self.quantization
+        return "float32" if how is None or how.scheme == "nvfp4" else "bfloat16"
 
     @property
     def qkv_rows(self) -> int:
@@ -246,3 +316,11 @@ class DecoderConfig(Schema):
     def experts_of(self, layer: int) -> Experts | None:
         """The mixture in a layer, if it has one."""
         return None if self.experts is None or layer in self.experts.mlp_only_layers else self.experts
+
+    def blocks_of(self, layer: int, role: str, width: int) -> Blocks | None:
+        """How the rows, `width` numbers each, of a layer's parameter are stored, if in blocks."""
+        how = self.quantization
+        if how is None or role not in QUANTIZED or role in how.plain or f"{layer}.{role}" in how.plain:
+            return None
+        size = how.size(width)
+        return Blocks(how.scheme, size) if size else None

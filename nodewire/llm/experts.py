@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,18 +11,19 @@ from torch.nn import functional as F
 
 from nodewire.llm.config import Experts
 from nodewire.llm.mlp import Gate, Mlp
+from nodewire.llm.quant.matrix import Matrix, linear
 
 
 class Mixture:
     """All of a layer's experts, and the MLP that every row goes through besides, if the model has one."""
 
-    def __init__(self, mixture: Experts, weights: Mapping[str, Tensor], gate: Gate) -> None:
+    def __init__(self, mixture: Experts, weights: Mapping[str, Any], gate: Gate) -> None:
         self.numbers, self.gate = mixture, gate
         self.scale = float(mixture.routed_scaling_factor)
         self.router, self.router_bias = weights["router"], weights.get("router_bias")
         self.correction = weights.get("router_correction")
-        self.gate_up, self.gate_up_bias = weights["experts_gate_up"], weights.get("experts_gate_up_bias")
-        self.down, self.down_bias = weights["experts_down"], weights.get("experts_down_bias")
+        self.gate_up, self.gate_up_bias = _each(weights["experts_gate_up"]), weights.get("experts_gate_up_bias")
+        self.down, self.down_bias = _each(weights["experts_down"]), weights.get("experts_down_bias")
         self.shared = (
             Mlp(weights["shared_gate_up"], weights["shared_down"], gate) if "shared_gate_up" in weights else None
         )
@@ -71,7 +73,9 @@ class Mixture:
         return groups.masked_fill(left[..., None], -torch.inf).view_as(scores)
 
     def _expert(self, number: int, x: Tensor) -> Tensor:
-        gate_up = F.linear(x, self.gate_up[number], None if self.gate_up_bias is None else self.gate_up_bias[number])
-        return F.linear(
-            self.gate(gate_up), self.down[number], None if self.down_bias is None else self.down_bias[number]
-        )
+        gate_up = linear(x, self.gate_up[number], None if self.gate_up_bias is None else self.gate_up_bias[number])
+        return linear(self.gate(gate_up), self.down[number], None if self.down_bias is None else self.down_bias[number])
+
+
+def _each(matrices: Tensor | Sequence[Matrix]) -> Sequence[Matrix]:
+    return matrices.unbind() if isinstance(matrices, Tensor) else matrices

@@ -12,7 +12,8 @@ from functools import lru_cache
 
 from nodewire.llm.config import DecoderConfig, Experts
 from nodewire.llm.kv.pages import PAGE, pages_of
-from nodewire.llm.parameters import Parameters, of_driver, of_layer
+from nodewire.llm.parameters import Parameter, Parameters, of_driver, of_layer
+from nodewire.llm.quant import sizes
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 """The dtypes that a task may compute in."""
@@ -43,14 +44,20 @@ def stage(
     item = ITEM_BYTES[dtype]
     block = min(block, positions)
     numbers = _numbers(config)
+    quantized = [one for layer in range(first, last) for one in _quantized(config, layer)]
+    each, fixed = sizes.while_multiplying(quantized, item)
     plain, exact = (sum(layer[which] for layer in numbers[first:last]) for which in (0, 1))
     per_lane = 2 * PAGE * pages_of(positions) * config.num_key_value_heads * config.head_dim * item
     tables = positions * (config.rotary * 4 * (2 if config.rope_local_base_freq else 1) + 8)
-    work = block * _work(config, first, last, positions, block, item) + 2 * positions * config.hidden_size * item
+    work = (
+        block * (_work(config, first, last, positions, block, item) + each)
+        + fixed
+        + 2 * positions * config.hidden_size * item
+    )
     return Footprint(
-        weights=plain * item + exact * _EXACT_BYTES,
+        weights=plain * item + exact * _EXACT_BYTES + sum(_in_blocks(config, item)[first:last]),
         caches=(last - first) * slots * per_lane + tables,
-        work=max(work, _loading(config, item)) + _LOAD_BYTES,
+        work=max(work, _loading(config, item), sizes.while_loading(quantized)) + _LOAD_BYTES,
     )
 
 
@@ -92,9 +99,23 @@ def _layers(config: DecoderConfig) -> list[Parameters]:
     return [of_layer(config, layer) for layer in range(config.num_hidden_layers)]
 
 
+def _quantized(config: DecoderConfig, layer: int) -> list[Parameter]:
+    """A layer's parameters that stay in blocks."""
+    if config.quantization is None:
+        return []
+    return [one for one in of_layer(config, layer).values() if one.blocks is not None]
+
+
+@lru_cache(maxsize=8)
+def _in_blocks(config: DecoderConfig, item: int) -> list[int]:
+    """Bytes of each layer's matrices in blocks."""
+    return [sum(sizes.nbytes(one, item) for one in _quantized(config, n)) for n in range(config.num_hidden_layers)]
+
+
 def _counted(parameters: Parameters) -> tuple[int, int]:
     exact = sum(parameter.count for parameter in parameters.values() if parameter.exact)
-    return sum(parameter.count for parameter in parameters.values()) - exact, exact
+    plain = sum(one.count for one in parameters.values() if not one.exact and one.blocks is None)
+    return plain, exact
 
 
 def _used(parameters: Parameters, config: DecoderConfig, layer: int) -> int:
@@ -141,9 +162,11 @@ def _inner(config: DecoderConfig, mixture: Experts | None, item: int) -> int:
 def _loading(config: DecoderConfig, item: int) -> int:
     """Bytes besides the weights while they are read: what is stored otherwise than it is kept."""
     mixture = config.experts
+    if config.quantization is not None and config.quantization.scheme == "nvfp4":
+        return _MXFP4_BYTES
     if config.family == "meta":
         return config.head_dim * config.hidden_size * item
-    if mixture is None or mixture.stored == "each":
+    if mixture is None or mixture.stored == "each" or config.quantization is not None:
         return 0
     if mixture.stored == "mxfp4":
         return _MXFP4_BYTES

@@ -7,6 +7,8 @@ the split model and the unsplit one agree to the last bit.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -21,6 +23,7 @@ from nodewire.llm.loader import Fill, load
 from nodewire.llm.mlp import Mlp, gate_of
 from nodewire.llm.norm import rms_norm
 from nodewire.llm.parameters import of_layer
+from nodewire.llm.quant import loading
 from nodewire.llm.rope import Angles, ropes
 
 
@@ -36,7 +39,8 @@ class Layer:
         device: torch.device,
         fill: Fill,
     ) -> None:
-        weights = load(of_layer(config, layer), layer_pieces(config, layer), fill, dtype, device)
+        how = (of_layer(config, layer), layer_pieces(config, layer), fill, dtype, device)
+        weights: dict[str, Any] = load(*how) | loading.load(*how)
         mixture, gate = config.experts_of(layer), gate_of(config)
         self.slides = config.slides(layer)
         self.eps = float(config.rms_norm_eps)

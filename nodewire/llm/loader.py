@@ -13,11 +13,11 @@ from nodewire.errors import BadTask
 from nodewire.llm.families.naming import Piece, Pieces
 from nodewire.llm.parameters import Parameters
 from nodewire.llm.programs import TensorType, stored_type
-from nodewire.weights import mxfp4
+from nodewire.weights import mxfp4, nvfp4
 from nodewire.weights.tensorfile import Stored, elements, read_header, read_into
 
 MXFP4_BLOCKS = 8_192
-"""Blocks that are decoded at once."""
+"""Blocks that are decoded at once, those of NVFP4 too."""
 
 
 class Fill(Protocol):
@@ -55,13 +55,16 @@ def filler(stored: Mapping[str, Stored]) -> Fill:
 def load(
     parameters: Parameters, pieces: Pieces, fill: Fill, dtype: torch.dtype, device: torch.device
 ) -> dict[str, Tensor]:
-    """The parameters in memory, each put together from its pieces; all of `dtype` but those that are exact.
+    """The parameters in memory, each put together from its pieces; all of `dtype` but those that are exact. Those that
+    stay in blocks are left out (nodewire.llm.quant.loading).
 
     Raises:
         BadTask: the file ends early, or holds a number that is not finite.
     """
     found = {}
     for role, parameter in parameters.items():
+        if parameter.blocks is not None:
+            continue
         kind = torch.float32 if parameter.exact else dtype
         found[role] = target = torch.empty(parameter.shape, dtype=kind, device=device)
         flat, at = target.view(-1), 0
@@ -74,7 +77,9 @@ def load(
 
 
 def _read(piece: Piece, flat: Tensor, fill: Fill) -> None:
-    if piece.form == "plain":
+    if piece.blocks is not None:
+        _nvfp4(piece, flat, fill)
+    elif piece.form == "plain":
         fill(piece.name, flat)
     elif piece.form == "transposed":
         _transposed(piece, flat, fill)
@@ -113,5 +118,21 @@ def _unpacked(piece: Piece, flat: Tensor, fill: Fill) -> None:
         fill(piece.scales, scales[:n], first)
         target = flat[first * mxfp4.GROUP : (first + n) * mxfp4.GROUP]
         target.copy_(mxfp4.decoded(blocks[:n], scales[:n]).view(-1))
+        if not bool(torch.isfinite(target).all()):
+            raise BadTask("weights", "a weight is not finite")
+
+
+def _nvfp4(piece: Piece, flat: Tensor, fill: Fill) -> None:
+    """As `_unpacked`."""
+    total, packed, at = len(flat) // nvfp4.GROUP, nvfp4.GROUP // 2, f"{piece.stem}.weight"
+    octets = torch.empty(MXFP4_BLOCKS, packed, dtype=torch.uint8)
+    scales, divisor = torch.empty(MXFP4_BLOCKS), torch.empty(1)
+    fill(f"{at}_global_scale", divisor)
+    for first in range(0, total, MXFP4_BLOCKS):
+        n = min(MXFP4_BLOCKS, total - first)
+        fill(f"{at}_packed", octets[:n], first * packed)
+        fill(f"{at}_scale", scales[:n], first)
+        target = flat[first * nvfp4.GROUP : (first + n) * nvfp4.GROUP]
+        target.copy_(nvfp4.decoded(octets[:n], scales[:n], divisor).view(-1))
         if not bool(torch.isfinite(target).all()):
             raise BadTask("weights", "a weight is not finite")

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nodewire.llm.config import DecoderConfig
+from nodewire.llm.quant.matrix import Matrix, linear
 
 Gate = Callable[[Tensor], Tensor]
 """[n, 2 * inner] (gate, then up) to [n, inner]; what came in may be overwritten."""
@@ -39,9 +40,9 @@ def _clamped(both: Tensor, limit: float) -> Tensor:
 
 
 class Mlp:
-    def __init__(self, gate_up: Tensor, down: Tensor, gate: Gate) -> None:
+    def __init__(self, gate_up: Matrix, down: Matrix, gate: Gate) -> None:
         self.gate_up, self.down, self.gate = gate_up, down, gate
 
     def forward(self, x: Tensor) -> Tensor:
         """[n, width] in and out."""
-        return F.linear(self.gate(F.linear(x, self.gate_up)), self.down)
+        return linear(self.gate(linear(x, self.gate_up)), self.down)

@@ -5,22 +5,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
-from nodewire.llm.config import DecoderConfig, Experts
+from nodewire.llm.config import Blocks, DecoderConfig, Experts
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """`exact` ones are float32 whatever the task computes in: they are small, and much follows from them.
 
-    `offset` is added to what is stored.
+    `offset` is added to what is stored. Those in `blocks` of whole numbers stay so (nodewire.llm.quant).
     """
 
     shape: tuple[int, ...]
     exact: bool = False
     offset: int = 0
+    blocks: Blocks | None = None
 
     @property
     def count(self) -> int:
@@ -33,7 +34,10 @@ Parameters = dict[str, Parameter]
 def of_layer(config: DecoderConfig, layer: int) -> Parameters:
     """One layer's: attention, then the MLP or the experts."""
     mixture = config.experts_of(layer)
-    return _attention(config) | (_mlp(config) if mixture is None else _mixture(config, mixture))
+    found = _attention(config) | (_mlp(config) if mixture is None else _mixture(config, mixture))
+    if config.quantization is None or config.quantization.scheme == "nvfp4":
+        return found
+    return {role: replace(one, blocks=config.blocks_of(layer, role, one.shape[-1])) for role, one in found.items()}
 
 
 def of_driver(config: DecoderConfig) -> Parameters:

@@ -14,11 +14,11 @@ from pydantic import Field, model_validator
 from nodewire.errors import BadInput, BadTask
 from nodewire.llm.config import MAX_LAYERS, MAX_POSITIONS, DecoderConfig
 from nodewire.llm.families import driver_tensors, stage_tensors
-from nodewire.llm.families.naming import Piece
+from nodewire.llm.families.naming import NUMBERS, Piece
 from nodewire.protocol.manifest import BlobRef
 from nodewire.protocol.schema import Name, Schema
 from nodewire.protocol.stored_dtypes import DTYPE_OF
-from nodewire.weights.tensorfile import Stored
+from nodewire.weights.tensorfile import DTYPES, Stored
 
 MAX_TENSORS = 32 * MAX_LAYERS
 
@@ -28,9 +28,9 @@ Positions = Annotated[int, Field(ge=1, le=MAX_POSITIONS)]
 
 
 class TensorType(Schema):
-    """A tensor as it is stored; bytes are blocks and scales of MXFP4."""
+    """A tensor as it is stored; those that are no floats are blocks, as are float8 their scales."""
 
-    dtype: Literal["float32", "bfloat16", "float16", "uint8"]
+    dtype: Literal["float32", "bfloat16", "float16", "uint8", "int8", "int32", "float8_e4m3fn"]
     shape: tuple[Annotated[int, Field(ge=1, le=2**20)], ...] = Field(min_length=1, max_length=4)
 
 
@@ -70,6 +70,11 @@ class StageProgram(Schema):
             raise ValueError("closes: only the model's last layers close the ring")
         if self.edge_in == self.edge_out:
             raise ValueError("edge_out: the same as edge_in")
+        how = self.config.quantization
+        if how is not None and how.scheme == "w8a8" and self.dtype == "float32":
+            raise ValueError(
+                "dtype: activations are rounded, which two nodes agree on within bfloat16's tolerance only"
+            )
         _check_positions(self.positions, self.config)
         _check_table(self.tensors, stage_tensors(self.config, self.first, self.last))
         return self
@@ -122,13 +127,13 @@ def stored_type(stored: Stored) -> tuple[str, tuple[int, ...]]:
 def _check_table(table: Mapping[str, TensorType], pieces: Iterable[Piece]) -> None:
     seen = set()
     for piece in pieces:
-        for name, shape in piece.stored().items():
+        for name, (dtype, shape) in piece.stored().items():
             found = table.get(name)
             if found is None:  # the first is enough: a hostile configuration names millions
                 raise ValueError(f"tensors: {name} is missing")
             if found.shape != shape:
                 raise ValueError(f"tensors: {name} has shape {found.shape}, not {shape}")
-            if (found.dtype == "uint8") != piece.packed:
+            if found.dtype not in (DTYPES if dtype == NUMBERS else (dtype,)):
                 raise ValueError(f"tensors: {name} is {found.dtype}")
             seen.add(name)
     if len(seen) != len(table):

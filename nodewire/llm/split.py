@@ -39,13 +39,14 @@ def split_decoder(
     name: str | None = None,
     context: int | None = None,
     chunk: int = 64,
-    dtype: Literal["float32", "bfloat16"] = "float32",
+    dtype: Literal["float32", "bfloat16"] | None = None,
     license: str = "",
 ) -> Registration:
     """Cut the Hugging Face directory `directory` into tasks of at most `target_bytes`, each for `slots` sessions.
 
     Blobs are written to `out`, named by their SHA-256; weights keep their stored dtype and are copied in pieces.
-    `context` bounds a session's positions (the model's own, unless less is given), `dtype` is that of the arithmetic.
+    `context` bounds a session's positions (the model's own, unless less is given), `dtype` is that of the arithmetic
+    (float32, of quantized models bfloat16, unless given).
     Without `out` it is a dry run, which needs of the directory no more than config.json; a tokenizer that is not there
     counts for nothing.
 
@@ -55,6 +56,7 @@ def split_decoder(
     """
     checkpoint = open_checkpoint(directory, is_dry=out is None)
     config = checkpoint.config
+    dtype = dtype or config.arithmetic
     positions = min(context or config.max_position_embeddings, config.max_position_embeddings)
 
     def stage_bytes(first: int, last: int) -> Footprint:

@@ -41,18 +41,21 @@ class Whole:
         directory: Path,
         *,
         context: int | None = None,
-        dtype: Literal["float32", "bfloat16"] = "float32",
+        dtype: Literal["float32", "bfloat16"] | None = None,
         device: str = "cpu",
         threads: int | None = None,
     ) -> None:
-        """`threads`: CPU threads of this process from now on (torch's own choice unless given)."""
+        """`dtype`: of the arithmetic, float32, or of quantized models bfloat16, unless given.
+
+        `threads`: CPU threads of this process from now on (torch's own choice unless given).
+        """
         if threads is not None:
             torch.set_num_threads(threads)
         checkpoint = open_checkpoint(directory)
         self.config = config = checkpoint.config
         self.tokenizer = Tokenizer(checkpoint.tokenizer)
         self.positions = min(context or config.max_position_embeddings, config.max_position_embeddings)
-        kind, where, count = DTYPES[dtype], torch.device(device), config.num_hidden_layers
+        kind, where, count = DTYPES[dtype or config.arithmetic], torch.device(device), config.num_hidden_layers
         fill = filler(checkpoint.pick(chain(driver_tensors(config), stage_tensors(config, 0, count))))
         self.vocabulary = Vocabulary(config, kind, where, fill)
         self._layers = Layers(

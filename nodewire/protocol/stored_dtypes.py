@@ -6,6 +6,7 @@ CODE_OF = {
     "float32": "F32",
     "bfloat16": "BF16",
     "float16": "F16",
+    "float8_e4m3fn": "F8_E4M3",
     "int64": "I64",
     "int32": "I32",
     "int16": "I16",

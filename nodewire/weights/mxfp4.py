@@ -26,5 +26,10 @@ def decoded(blocks: Tensor, scales: Tensor) -> Tensor:
     """
     if bool((scales == _NO_NUMBER).any()):
         raise BadTask("weights", "a scale of MXFP4 is no number")
-    halves = torch.stack((blocks & 15, blocks >> 4), -1).flatten(1)
-    return torch.ldexp(_VALUES[halves.int()], scales.int()[:, None] - 127)
+    return torch.ldexp(elements(blocks), scales.int()[:, None] - 127)
+
+
+def elements(octets: Tensor) -> Tensor:
+    """E2M1 in uint8 [n, bytes] to float32 [n, 2 bytes]."""
+    halves = torch.stack((octets & 15, octets >> 4), -1).flatten(1)
+    return _VALUES[halves.int()]

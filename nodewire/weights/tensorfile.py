@@ -27,8 +27,11 @@ PIECE_BYTES = 262_144
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """The dtypes that weights may be stored in."""
 CODES: Mapping[torch.dtype, str] = {getattr(torch, name): code for name, code in CODE_OF.items()}
-_OTHERS = {CODES[dtype]: dtype for dtype in (torch.int64, torch.int32, torch.uint8, torch.bool)}
-"""What tasks of graphs hold besides: positions, masks, counts."""
+_OTHERS = {
+    CODES[dtype]: dtype
+    for dtype in (torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool, torch.float8_e4m3fn)
+}
+"""What tasks of graphs hold besides: positions, masks, counts; and quantized weights, with their scales."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,8 @@ def _entry(path: Path, origin: int, entry: Mapping[str, Any]) -> Stored:
     if any(type(n) is not int or not 0 <= n < 2**48 for n in (*shape, start, end)) or end < start:
         raise ValueError("a number out of range")
     dtype = name if (name := DTYPE_OF.get(code)) in DTYPES else code
-    if dtype in DTYPES and prod(shape) * DTYPES[dtype].itemsize != end - start:
+    known = DTYPES.get(dtype, _OTHERS.get(dtype))
+    if known is not None and prod(shape) * known.itemsize != end - start:
         raise ValueError("shape and offsets disagree")
     return Stored(path, dtype, tuple(shape), origin + start, end - start)
 

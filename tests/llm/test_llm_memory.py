@@ -9,6 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from bench.tiny_decoders import make_family
 from nodewire.llm.actor import load
+from nodewire.llm.quant.directory import quantize
 from nodewire.llm.split import split_decoder
 from nodewire.protocol.frame import Frame
 
@@ -68,6 +69,17 @@ def test_so_does_a_stage_of_every_kind_of_layer(tmp_path, family, more, dtype):
     assert_covered(directory, dtype, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("scheme", "dtype"), [("int8", None), ("int4", None), ("w8a8", None), ("int8", "float32"), ("int4", "float32")]
+)
+@pytest.mark.parametrize("family", ["llama, yarn", "qwen2_moe"])
+def test_so_does_a_quantized_stage(tmp_path, family, scheme, dtype):
+    more = EXPERTS if family == "qwen2_moe" else {"intermediate_size": 1_024}
+    plain = make_family(tmp_path / "plain", family, torch.bfloat16, **SIZES | more)
+    quantize(plain, tmp_path / "model", scheme)
+    assert_covered(tmp_path / "model", dtype, tmp_path)
+
+
 def assert_covered(directory, dtype, tmp_path):
     """What loading and serving the longest prompt takes is what the manifest says, or somewhat less."""
     registration = split_decoder(directory, 20_000_000, tmp_path / "out", slots=2, dtype=dtype)
@@ -75,7 +87,7 @@ def assert_covered(directory, dtype, tmp_path):
         program = registration.blobs[task.program.sha256].read_bytes()
         weights = [registration.blobs[blob.sha256] for blob in task.weights]
         edge = registration.manifest.inputs(task.name)[0].name
-        hidden = torch.randn(1, 1024, 128).to(getattr(torch, dtype))
+        hidden = torch.randn(1, 1024, 128).to(getattr(torch, dtype or "bfloat16"))
         frame_bytes = hidden.nbytes  # the input is there already
 
         def serve(task=task, program=program, weights=weights, edge=edge, hidden=hidden):

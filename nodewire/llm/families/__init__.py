@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from nodewire.errors import BadInput, BadTask, TooLarge
-from nodewire.llm.config import DecoderConfig
+from nodewire.llm.config import QUANTIZED, DecoderConfig
 from nodewire.llm.families import (
+    compressed,
     gemma,
     gemma2,
     gemma3,
@@ -79,21 +80,41 @@ def parse_config(data: bytes, generation: bytes | None = None) -> DecoderConfig:
     if name is None:
         known = ", ".join(sorted(ARCHITECTURES))
         raise BadTask("architectures", f"{str(architectures)[:80]} is not one of {known}")
-    fields = Fields(config)
+    blocks = compressed.said_of(config)
+    fields = Fields(config if blocks is None else {**config, "quantization_config": None})
     document = FAMILIES[name].parse(fields)
     if "quantization_config" in fields:
-        raise BadTask("quantization_config", "quantized checkpoints of this family are not supported")
+        raise BadTask("quantization_config", f"only of the method {compressed.METHOD}, or mxfp4 of gpt-oss")
     fields.end()
     ends = json_object(generation, "generation_config.json").get("eos_token_id") if generation is not None else None
     if ends is None:
         ends = config.get("eos_token_id")
     document |= {"family": name, "eos_token_id": [] if ends is None else ends if isinstance(ends, list) else [ends]}
-    return DecoderConfig.from_document(document)
+    found = DecoderConfig.from_document(document)
+    if blocks is None:
+        return found
+    return DecoderConfig.from_document(document | {"quantization": compressed.parse(blocks, modules_of(found))})
+
+
+def modules_of(config: DecoderConfig) -> Iterator[tuple[int, str, list[Piece]]]:
+    """What may be quantized of a model that is not: layer, parameter and its pieces."""
+    for layer in range(config.num_hidden_layers):
+        for role, pieces in layer_pieces(config, layer).items():
+            if role in QUANTIZED:
+                yield layer, role, list(pieces)
 
 
 def layer_pieces(config: DecoderConfig, layer: int) -> Pieces:
     """What makes up each parameter of a layer."""
-    return meta.pieces(config, layer) if config.family == "meta" else FAMILIES[config.family].pieces(config, layer)
+    if config.family == "meta":
+        return meta.pieces(config, layer)
+    found = FAMILIES[config.family].pieces(config, layer)
+    return found if config.quantization is None else {role: _stored(config, layer, role, found[role]) for role in found}
+
+
+def _stored(config: DecoderConfig, layer: int, role: str, pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
+    blocks = config.blocks_of(layer, role, pieces[0].width)
+    return pieces if blocks is None else tuple(piece.quantized(blocks) for piece in pieces)
 
 
 def driver_pieces(config: DecoderConfig) -> Pieces:

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from nodewire.llm.config import DecoderConfig, Experts
+from nodewire.llm.config import Blocks, DecoderConfig, Experts
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
+
+
+NUMBERS = "numbers"
+"""Kept in any of the dtypes that weights may be stored in."""
+
+
+class Kept(NamedTuple):
+    """A tensor of a checkpoint: `dtype` is its name in torch, or NUMBERS."""
+
+    dtype: str
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +32,9 @@ class Piece:
     `form`: "plain", in their order; "transposed", matrices [experts, in, out] that are kept [experts, out, in];
     "mxfp4", blocks of packed bytes whose scales are the tensor `scales`, one for each; "paired", rows of heads of
     `head_dim` in which the two that turn together lie beside each other, and are kept half a head apart.
+
+    With `blocks` it is stored in these, as the compressed-tensors library lays them out
+    (https://github.com/vllm-project/compressed-tensors); `shape` is that of the numbers, rows last.
     """
 
     name: str
@@ -28,20 +42,46 @@ class Piece:
     form: Literal["plain", "transposed", "mxfp4", "paired"] = "plain"
     scales: str = ""
     head_dim: int = 0
+    blocks: Blocks | None = None
 
     @property
     def count(self) -> int:
-        """Numbers that it gives: two for a packed byte."""
-        return prod(self.shape) * (2 if self.packed else 1)
+        """Numbers that it gives: two for a byte of MXFP4."""
+        return prod(self.shape) * (2 if self.form == "mxfp4" else 1)
 
     @property
-    def packed(self) -> bool:
-        """Whether what is stored are bytes."""
-        return self.form == "mxfp4"
+    def width(self) -> int:
+        """Numbers of a row."""
+        return self.shape[1 if self.form == "transposed" else -1]
 
-    def stored(self) -> dict[str, tuple[int, ...]]:
+    @property
+    def stem(self) -> str:
+        """What the names of its blocks' tensors begin with."""
+        return self.name.removesuffix(".weight")
+
+    def quantized(self, blocks: Blocks) -> Piece:
+        """The same numbers stored in blocks. Of transposed matrices it is the rows as they are kept."""
+        experts = self.shape[:-2]
+        rows, width = (self.shape[-1], self.shape[-2]) if self.form == "transposed" else self.shape[-2:]
+        return replace(self, shape=(*experts, rows, width), form="plain", blocks=blocks)
+
+    def stored(self) -> dict[str, Kept]:
         """The tensors of the checkpoint, by name."""
-        return {self.name: self.shape} | ({self.scales: self.shape[:-1]} if self.scales else {})
+        if self.form == "mxfp4":
+            return {self.name: Kept("uint8", self.shape), self.scales: Kept("uint8", self.shape[:-1])}
+        if self.blocks is None:
+            return {self.name: Kept(NUMBERS, self.shape)}
+        (scheme, size), (*rows, width), at = self.blocks, self.shape, f"{self.stem}.weight"
+        scales = {f"{at}_scale": Kept(NUMBERS, (*rows, width // size))}
+        if scheme == "w8a8":
+            return {at: Kept("int8", self.shape)} | scales
+        if scheme == "nvfp4":
+            return {
+                f"{at}_packed": Kept("uint8", (*rows, width // 2)),
+                f"{at}_scale": Kept("float8_e4m3fn", (*rows, width // size)),
+                f"{at}_global_scale": Kept("float32", (1,)),
+            }
+        return {f"{at}_packed": Kept("int32", (*rows, width * self.blocks.bits // 32))} | scales
 
 
 Pieces = Mapping[str, tuple[Piece, ...]]

@@ -1,0 +1,72 @@
+"""Matrices in blocks from a checkpoint's tensors, some rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nodewire.errors import BadTask
+from nodewire.llm.config import Blocks
+from nodewire.llm.families.naming import Piece, Pieces
+from nodewire.llm.loader import Fill
+from nodewire.llm.parameters import Parameters
+from nodewire.llm.quant.matrix import InBlocks
+from nodewire.llm.quant.sizes import loaded_rows
+
+
+def load(
+    parameters: Parameters, pieces: Pieces, fill: Fill, dtype: torch.dtype, device: torch.device
+) -> dict[str, InBlocks | list[InBlocks]]:
+    """Those of the parameters that are in blocks; of experts, one of each.
+
+    Raises:
+        BadTask: the file ends early, or holds a scale that is not finite.
+    """
+    found: dict[str, InBlocks | list[InBlocks]] = {}
+    for role, parameter in parameters.items():
+        if parameter.blocks is None:
+            continue
+        *experts, rows, width = parameter.shape
+        made = []
+        for number in range(experts[0] if experts else 1):
+            matrix = InBlocks((rows, width), parameter.blocks, dtype, device)
+            for first, last in _steps(rows, width):
+                at = number * rows + first
+                matrix.put(first, *_read(pieces[role], parameter.blocks, at, at + last - first, fill))
+            made.append(matrix)
+        found[role] = made if experts else made[0]
+    return found
+
+
+def _steps(rows: int, width: int) -> list[tuple[int, int]]:
+    step = loaded_rows(width)
+    return [(first, min(rows, first + step)) for first in range(0, rows, step)]
+
+
+def _read(pieces: Sequence[Piece], blocks: Blocks, first: int, last: int, fill: Fill) -> tuple[Tensor, Tensor]:
+    """Rows [first, last) of the pieces put on top of each other: bytes and scales as they are stored."""
+    width = pieces[0].width
+    words = torch.empty(last - first, width * blocks.bits // 32, dtype=torch.int32)
+    scales = torch.empty(last - first, width // blocks.size)
+    at = 0
+    for piece in pieces:
+        rows = piece.count // width
+        begin, end = max(first, at), min(last, at + rows)
+        if begin < end:
+            some = slice(begin - first, end - first)
+            _fill(piece, blocks, begin - at, words[some], scales[some], fill)
+        at += rows
+    octets = words.view(torch.uint8)
+    return octets ^ 128 if blocks.scheme == "w8a8" else octets, scales
+
+
+def _fill(piece: Piece, blocks: Blocks, row: int, words: Tensor, scales: Tensor, fill: Fill) -> None:
+    signed = blocks.scheme == "w8a8"
+    name = f"{piece.stem}.weight"
+    target = words.view(torch.int8) if signed else words
+    fill(name if signed else f"{name}_packed", target, row * target.shape[1])
+    fill(f"{name}_scale", scales, row * scales.shape[1])
+    if not bool((scales.abs() < torch.finfo(torch.bfloat16).max / 16).all()):
+        raise BadTask("weights", f"a scale of {name} is too large")

@@ -1,0 +1,76 @@
+"""Numbers in blocks: how far they are moved, and that the kernels multiply with what is stored."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from nodewire.llm.config import Blocks
+from nodewire.llm.quant.matrix import InBlocks
+from nodewire.llm.quant.rounding import MOST, activations, packed, rounded, unpacked, widened
+
+CPU = torch.device("cpu")
+FLOATS = st.floats(-(2.0**100), 2.0**100, width=32)
+
+
+@st.composite
+def matrices(draw):
+    size = draw(st.sampled_from([16, 32, 64]))
+    shape = (draw(st.integers(1, 3)), size * draw(st.integers(1, 3)))
+    return torch.from_numpy(draw(arrays.arrays("float32", shape, elements=FLOATS))), size
+
+
+@settings(deadline=None)
+@given(matrices(), st.sampled_from([4, 8]))
+def test_no_number_is_moved_further_than_half_a_step_of_its_block(made, bits):
+    numbers, size = made
+    codes, scales = rounded(numbers, bits, size)
+    back = widened(codes, scales.float())
+    largest = numbers.unflatten(-1, (-1, size)).abs().amax(-1)
+    # A scale is rounded up in 8 bits: it is at most one 128th more than it would be exactly.
+    most = (largest / MOST[bits] / 2 * (1 + 2**-7)).clamp_min(torch.finfo(torch.bfloat16).tiny)
+    moved = (back - numbers).unflatten(-1, (-1, size)).abs().amax(-1)
+    assert (moved <= most * (1 + 1e-5)).all()
+    assert codes.abs().max() <= MOST[bits]
+
+
+@settings(deadline=None)
+@given(matrices(), st.sampled_from([4, 8]))
+def test_codes_come_back_from_their_bytes(made, bits):
+    codes, _ = rounded(made[0], bits, made[1])
+    words = packed(codes, bits)
+    assert words.dtype == torch.int32
+    assert words.shape[-1] * 32 == codes.shape[-1] * bits
+    assert torch.equal(unpacked(words, bits), codes)
+
+
+@settings(deadline=None)
+@given(matrices())
+def test_activations_are_moved_by_less_than_a_254th_of_their_blocks_largest(made):
+    x, size = made
+    largest = x.unflatten(-1, (-1, size)).abs().amax(-1)
+    moved = (activations(x, size) - x).unflatten(-1, (-1, size)).abs().amax(-1)
+    assert (moved <= largest / 254 * (1 + 1e-4) + 1e-37).all()
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+@pytest.mark.parametrize("rows", [16, 64, 192, 208, 40])
+@pytest.mark.parametrize("size", [16, 32, 64, 192])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_product_with_a_matrix_in_blocks_is_that_with_the_same_matrix_widened(scheme, rows, size, dtype):
+    """Whatever lies in memory: with rows in panels or not, put in one go or panel by panel."""
+    torch.manual_seed(3)
+    codes, scales = rounded(torch.randn(rows, 384), 8 if scheme == "int8" else 4, size)
+    octets = packed(codes, 8 if scheme == "int8" else 4).view(torch.uint8)
+    wide = widened(codes, scales.float())
+    bias = torch.randn(rows).to(dtype)
+    for step in (64, 256):
+        matrix = InBlocks((rows, 384), Blocks(scheme, size), dtype, CPU)
+        for first in range(0, rows, step):
+            matrix.put(first, octets[first : first + step], scales[first : first + step].float())
+        for n in (1, 3, 70):
+            x = torch.randn(n, 384).to(dtype)
+            exact = x.double() @ wide.double().T + bias.double()
+            off = (matrix.linear(x, bias).double() - exact).norm() / exact.norm()
+            assert off < (1e-6 if dtype == torch.float32 else 8e-3)
