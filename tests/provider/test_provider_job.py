@@ -368,13 +368,12 @@ async def test_sessions_end_with_the_job_though_the_worker_is_busy_as_it_ends(ma
         run._worker = Timed(workers[-1][1])
     serving = asyncio.create_task(served(market))
     async with asyncio.timeout(20):
-        while not all(run._mailbox.closed for run in market.runs.values()):
+        while sum(said.status == "success" for said in filter(None, map(market.parsed, market.events))) < len(workers):
             await asyncio.sleep(0.005)
     for behind, _ in workers:
         behind.free.set()
     await asyncio.wait_for(serving, 20)
-    assert any(behind.open_sessions for behind, _ in workers)  # of these, who was to close them had been stopped
-    for behind, one in workers:
+    for behind, one in workers:  # who was to close its session may have been stopped meanwhile
         await one.end()
         assert not behind.open_sessions
 
