@@ -205,8 +205,8 @@ class Ring:
         await place.node.close()
         await asyncio.gather(*place.tasks, return_exceptions=True)
 
-    async def tokens(self, strike=None, at=0):
-        """All tokens; the provider of the task `strike` is killed when `at` of them have come."""
+    async def tokens(self, *strike, at=0):
+        """All tokens; the providers of the tasks `strike` are killed when `at` of them have come."""
         text = PROMPT.encode()
         await self.member.mailbox.put(Frame("prompt", 0, (Array("uint8", (len(text),), text),), {"chunk": 0}))
         ids = []
@@ -217,8 +217,9 @@ class Ring:
                 ids.append(int.from_bytes(frame.tensors[0].data, "little"))
                 if frame.meta["end"]:
                     return ids
-                if strike is not None and len(ids) == at:
-                    await self.kill(self.places[self.plan.assignment(strike).provider])
+                if len(ids) == at:
+                    places = [self.places[self.plan.assignment(task).provider] for task in strike]
+                    await asyncio.gather(*map(self.kill, places))
 
 
 class Slow(Direct):
@@ -241,7 +242,7 @@ async def test_who_enters_goes_on_with_the_same_tokens_and_all_chunks_are_commit
     width,
 ):
     async with Ring(folder, tmp_path, truth, policy="sampled" if at == 33 else "none", width=width) as ring:
-        assert await ring.tokens(task, at) == truth.ids
+        assert await ring.tokens(task, at=at) == truth.ids
         assert [[one[0] for one in said.replaced] for said in ring.takeovers] == [[task]]
         victim = ring.plan.assignment(task).provider
         left = [place for place in ring.places.values() if place.run is not None and place.keys.public != victim]
@@ -260,6 +261,34 @@ async def test_who_enters_goes_on_with_the_same_tokens_and_all_chunks_are_commit
         else:
             entered = {root.chunk for who, root in ring.committed if who == assignment.standby}
             assert entered == {chunk for chunk in chunks if chunk >= first}
+
+
+@pytest.mark.parametrize("policy", ["none", "sampled"])
+@pytest.mark.parametrize("at", [33, 70])
+@pytest.mark.parametrize("stage", ["stage.0", "stage.1", "stage.2"])
+async def test_a_driver_and_a_stage_that_die_together_are_replaced_together(
+    folder,  # noqa: F811
+    tmp_path,
+    truth,  # noqa: F811
+    stage,
+    at,
+    policy,
+):
+    async with Ring(folder, tmp_path, truth, policy=policy, width=2) as ring:
+        assert await ring.tokens("driver", stage, at=at) == truth.ids
+        assert {one[0] for one in ring.takeovers[-1].replaced} == {"driver", stage}
+        gone = {ring.plan.assignment(task).provider for task in ("driver", stage)}
+        left = [place for place in ring.places.values() if place.run is not None and place.keys.public not in gone]
+        async with asyncio.timeout(20):
+            while any(not task.done() for place in left for task in place.tasks[-1:]):
+                await asyncio.sleep(0.02)
+        assert [place.failed for place in left] == [[]] * len(left)
+    chunks = set(range(1 + -(-(len(truth.ids) - 1) // CHUNK)))
+    since = {task: first for task, _, _, first in ring.takeovers[-1].replaced}
+    for assignment in ring.plan.tasks:
+        who, task = (assignment.standby if assignment.task in since else assignment.provider), assignment.task
+        made = {root.chunk for by, root in ring.committed if (by, root.task) == (who, task)}
+        assert made == {chunk for chunk in chunks if chunk >= since.get(task, 0)}
 
 
 async def test_nobody_dies_and_nobody_enters(folder, tmp_path, truth):  # noqa: F811
