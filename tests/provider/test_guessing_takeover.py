@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from kinds.k8843 import KIND
-from nodewire.errors import NodewireError
+from nodewire.errors import NodewireError, NotFound
 from nodewire.llm.split import split_decoder
 from nodewire.nostr.keys import Keys
 from nodewire.pay.ledger import Ledger
@@ -28,7 +28,7 @@ from nodewire.wire.spool import Spool
 from tests.kinds.inprocess import Direct
 from tests.kinds.llama import load
 from tests.llm.guessing_driver import make_guessing
-from tests.provider.test_guessing_job import right_by, truth  # noqa: F401
+from tests.provider.test_guessing_job import Knowing, right_by, truth  # noqa: F401
 from tests.provider.test_provider_job import CUSTOMER, HASH, PROMPT, REQUEST, folder  # noqa: F401
 
 CHUNK = 16
@@ -52,7 +52,7 @@ class Ring:
     def __init__(self, folder, path, truth, *, policy, lookahead=8, width=1, depth=6, chance=0.8):  # noqa: F811
         self.registration = split_decoder(folder, 1_060_000, path / "split", slots=1, name="tiny")
         self.manifest = self.registration.manifest.model_copy(update={"chunk": CHUNK})
-        self.path, self.policy, self.lookahead = path, policy, lookahead
+        self.path, self.policy, self.lookahead, self.make_guess = path, policy, lookahead, make_guessing
         self.guess = {"guess": right_by(chance, truth), "depth": depth, "width": width}
         count = len(self.manifest.tasks)
         self.keys = [Keys(bytes([i + 1]) * 32) for i in range(2 * count)]
@@ -156,7 +156,7 @@ class Ring:
             takeover=takeover,
         )
         actors = load(self.registration)
-        make_guessing(self.manifest, actors, self.guess["guess"], depth=self.guess["depth"], width=self.guess["width"])
+        self.make_guess(self.manifest, actors, **self.guess)
 
         async def commit(roots):
             self.committed += [(place.keys.public, root) for root in roots]
@@ -289,6 +289,32 @@ async def test_a_driver_and_a_stage_that_die_together_are_replaced_together(
         who, task = (assignment.standby if assignment.task in since else assignment.provider), assignment.task
         made = {root.chunk for by, root in ring.committed if (by, root.task) == (who, task)}
         assert made == {chunk for chunk in chunks if chunk >= since.get(task, 0)}
+
+
+def make_trees(manifest, actors, guess, *, depth, width):
+    """Have the model's own driver guess; how deep and wide is its own affair."""
+    driver = actors[manifest.driver.name]
+    driver.program = driver.program.model_copy(update={"chunk": manifest.chunk})
+    driver._make_drafters = lambda sampler: [Knowing(guess)]
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.7])
+@pytest.mark.parametrize("at", [1, 17, 33, 40, 65])
+@pytest.mark.parametrize("task", ["driver", "stage.1"])
+async def test_where_a_tree_is_live_when_somebody_dies_the_job_ends_and_nobodys_frames_are_refused(
+    folder,  # noqa: F811
+    tmp_path,
+    truth,  # noqa: F811
+    task,
+    at,
+    chance,
+):
+    ring = Ring(folder, tmp_path / "trees", truth, policy="none", chance=chance)
+    ring.make_guess = make_trees
+    async with ring:
+        with suppress(NotFound):  # then it is begun anew
+            assert await ring.tokens(task, at=at) == truth.ids
+        assert {type(error) for place in ring.places.values() for error in place.failed} <= {NotFound}
 
 
 async def test_nobody_dies_and_nobody_enters(folder, tmp_path, truth):  # noqa: F811
