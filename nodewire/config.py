@@ -252,7 +252,7 @@ class ProviderConfig(Role):
     """Bytes on disk for the frames of jobs that are under way or have just ended."""
     pow_bits: int = Field(default=8, ge=0, le=40)
     """NIP-13 work that an unknown customer's request must carry."""
-    lookahead: int = Field(default=1, ge=1, le=64)
+    lookahead: int = Field(default=8, ge=1, le=64)
     """How many rows of a frame, and for each position that is paid, a driver may have computed by guess; 1 is none."""
     patience_s: int = Field(default=30, ge=1, le=3_600)
     """How long a delivered chunk may stay unpaid before its customer is in debt."""

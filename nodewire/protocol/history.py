@@ -29,6 +29,8 @@ class _Came:
 
     step: Step
     rows: list[bytes | None]
+    kept: int = -1
+    """The first frame of which it keeps a cell, if it keeps any."""
 
 
 @dataclass(slots=True)
@@ -58,6 +60,8 @@ class _Settled:
     rows: array[int] = field(default_factory=lambda: array("Q"))
     begins: array[int] = field(default_factory=lambda: array("Q"))
     epochs: array[int] = field(default_factory=lambda: array("Q"))
+    kept: array[int] = field(default_factory=lambda: array("q"))
+    """As _Came's."""
 
 
 class History:
@@ -88,6 +92,8 @@ class History:
         self._again: int | None = None
         """Up to where closed positions have come once more, as long as not all have: their rows count for nothing."""
         self._began_anew = False
+        self._kept = -1
+        """By the last frame, as _Came's."""
         self._reach = 0
         """The first position that no row has come for."""
         self._counted: dict[int, int] = {}
@@ -168,6 +174,7 @@ class History:
         while True:
             index = bisect_right(self._settled.seqs, last)
             if index < len(self._settled.seqs):
+                self._check_again(index, first)
                 begin, count = self._settled.begins[index], self._settled.rows[index]
                 found = list(islice(read, count)) if begin == at else []
                 if len(found) < count:  # it may have grown since that reading ended
@@ -260,6 +267,7 @@ class History:
         for cell in self._live:
             if (id(cell.came), cell.row) not in stays:
                 cell.void()
+        came.kept = self._kept = min((self._live[number].came.step.seq for number in step.keep), default=-1)
         self._run += [replace(self._live[number], parent=-1) for number in step.keep]
         self._live = left
         if drops or (step.rows and step.parents is None):
@@ -298,19 +306,20 @@ class History:
         """Of frames whose rows are all closed, or void, keep the numbers only."""
         done, held = 0, {id(cell.came) for cell in (*self._run, *self._live)}
         if not self._settled.seqs:
-            self._note(0, 1, 0)
+            self._note(0, 1, 0, -1)
         while done < len(self._open) and id(self._open[done]) not in held:
             done += 1
         for came in self._open[:done]:
-            self._note(came.step.seq, sum(row is not None for row in came.rows), came.step.epoch)
+            self._note(came.step.seq, sum(row is not None for row in came.rows), came.step.epoch, came.kept)
         del self._open[:done]
 
-    def _note(self, seq: int, rows: int, epoch: int) -> None:
+    def _note(self, seq: int, rows: int, epoch: int, kept: int) -> None:
         begins = self._settled.begins[-1] + self._settled.rows[-1] if self._settled.begins else 0
         self._settled.begins.append(begins)
         self._settled.seqs.append(seq)
         self._settled.rows.append(rows)
         self._settled.epochs.append(epoch)
+        self._settled.kept.append(kept)
 
     @property
     def _length(self) -> int:
@@ -341,6 +350,13 @@ class History:
         skipped = next((i for i, row in enumerate(came.rows) if row is not None), 0)
         left = [row for row in came.rows if row is not None]
         return self._frame(step.seq, step.pos + skipped, step.epoch, left)
+
+    def _check_again(self, index: int, first: int) -> None:
+        """A settled frame is no tree's any more: whoever has cells as they came cannot keep them by it, nor who has them
+        from it by a frame that is only going out. Raises LinkLost."""
+        seq, kept = self._settled.seqs[index], self._settled.kept[index]
+        if 0 <= kept < first or 0 <= self._kept <= seq < self.last_seq:
+            raise LinkLost(self._edge, "gone with a tree of guesses sent in part, which nobody sends again")
 
     def _joined(self, index: int, found: Sequence[Frame[Array]]) -> Frame[Array]:
         """A settled frame, once more."""

@@ -292,7 +292,6 @@ class RunningMarket:
                 "blossom": [self.blossom],
                 "committee": self.committee,
                 "patience_s": stall.patience_s,
-                "lookahead": 8,
             }
             serve = [
                 "\n".join(

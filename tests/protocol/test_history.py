@@ -521,6 +521,27 @@ def test_what_is_sent_again_leads_to_the_same_plain_frames(events, late):
         assert [cell.data for cell in consumer._run] == expected
 
 
+def test_a_tree_is_sent_again_as_if_nobody_had_guessed_or_not_at_all():
+    """Its cells as they came, and what keeps them as if they had been no cells, or the other way, do not fit."""
+    producer = begun()
+    kept = producer.close(0)
+    producer.take(frame(1, 3, [1, 2, 3, 4], parents=[-1, 0, 1, 2]))
+    producer.take(frame(2, 7, [], chunk=1, keep=[0, 1, 2, 3]))
+    kept += producer.close(1)
+
+    def again(first):
+        return [(one.seq, one.tensors[0].shape[1]) for one in producer.again(first, lambda at: iter(kept[at:]))]
+
+    for first in (0, 1, 2):  # the second frame may be on its way as it is
+        with pytest.raises(NotFound):
+            again(first)
+    producer.take(frame(3, 7, [5]))
+    assert again(0) == [(0, 3), (1, 4), (2, 0), (3, 1)]
+    assert again(3) == [(3, 1)]
+    with pytest.raises(NotFound):
+        again(2)
+
+
 def test_what_was_not_kept_cannot_be_sent_again():
     producer = begun()
     producer.take(frame(1, 3, [1, 2, 3, 4]))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from kinds.k8843 import KIND
-from nodewire.errors import NodewireError
+from nodewire.errors import NodewireError, NotFound
 from nodewire.llm.split import split_decoder
 from nodewire.nostr.keys import Keys
 from nodewire.pay.ledger import Ledger
@@ -28,7 +28,7 @@ from nodewire.wire.spool import Spool
 from tests.kinds.inprocess import Direct
 from tests.kinds.llama import load
 from tests.llm.guessing_driver import make_guessing
-from tests.provider.test_guessing_job import right_by, truth  # noqa: F401
+from tests.provider.test_guessing_job import Knowing, right_by, truth  # noqa: F401
 from tests.provider.test_provider_job import CUSTOMER, HASH, PROMPT, REQUEST, folder  # noqa: F401
 
 CHUNK = 16
@@ -52,7 +52,7 @@ class Ring:
     def __init__(self, folder, path, truth, *, policy, lookahead=8, width=1, depth=6, chance=0.8):  # noqa: F811
         self.registration = split_decoder(folder, 1_060_000, path / "split", slots=1, name="tiny")
         self.manifest = self.registration.manifest.model_copy(update={"chunk": CHUNK})
-        self.path, self.policy, self.lookahead = path, policy, lookahead
+        self.path, self.policy, self.lookahead, self.make_guess = path, policy, lookahead, make_guessing
         self.guess = {"guess": right_by(chance, truth), "depth": depth, "width": width}
         count = len(self.manifest.tasks)
         self.keys = [Keys(bytes([i + 1]) * 32) for i in range(2 * count)]
@@ -156,7 +156,7 @@ class Ring:
             takeover=takeover,
         )
         actors = load(self.registration)
-        make_guessing(self.manifest, actors, self.guess["guess"], depth=self.guess["depth"], width=self.guess["width"])
+        self.make_guess(self.manifest, actors, **self.guess)
 
         async def commit(roots):
             self.committed += [(place.keys.public, root) for root in roots]
@@ -205,8 +205,8 @@ class Ring:
         await place.node.close()
         await asyncio.gather(*place.tasks, return_exceptions=True)
 
-    async def tokens(self, strike=None, at=0):
-        """All tokens; the provider of the task `strike` is killed when `at` of them have come."""
+    async def tokens(self, *strike, at=0):
+        """All tokens; the providers of the tasks `strike` are killed when `at` of them have come."""
         text = PROMPT.encode()
         await self.member.mailbox.put(Frame("prompt", 0, (Array("uint8", (len(text),), text),), {"chunk": 0}))
         ids = []
@@ -217,8 +217,9 @@ class Ring:
                 ids.append(int.from_bytes(frame.tensors[0].data, "little"))
                 if frame.meta["end"]:
                     return ids
-                if strike is not None and len(ids) == at:
-                    await self.kill(self.places[self.plan.assignment(strike).provider])
+                if len(ids) == at:
+                    places = [self.places[self.plan.assignment(task).provider] for task in strike]
+                    await asyncio.gather(*map(self.kill, places))
 
 
 class Slow(Direct):
@@ -241,7 +242,7 @@ async def test_who_enters_goes_on_with_the_same_tokens_and_all_chunks_are_commit
     width,
 ):
     async with Ring(folder, tmp_path, truth, policy="sampled" if at == 33 else "none", width=width) as ring:
-        assert await ring.tokens(task, at) == truth.ids
+        assert await ring.tokens(task, at=at) == truth.ids
         assert [[one[0] for one in said.replaced] for said in ring.takeovers] == [[task]]
         victim = ring.plan.assignment(task).provider
         left = [place for place in ring.places.values() if place.run is not None and place.keys.public != victim]
@@ -260,6 +261,60 @@ async def test_who_enters_goes_on_with_the_same_tokens_and_all_chunks_are_commit
         else:
             entered = {root.chunk for who, root in ring.committed if who == assignment.standby}
             assert entered == {chunk for chunk in chunks if chunk >= first}
+
+
+@pytest.mark.parametrize("policy", ["none", "sampled"])
+@pytest.mark.parametrize("at", [33, 70])
+@pytest.mark.parametrize("stage", ["stage.0", "stage.1", "stage.2"])
+async def test_a_driver_and_a_stage_that_die_together_are_replaced_together(
+    folder,  # noqa: F811
+    tmp_path,
+    truth,  # noqa: F811
+    stage,
+    at,
+    policy,
+):
+    async with Ring(folder, tmp_path, truth, policy=policy, width=2) as ring:
+        assert await ring.tokens("driver", stage, at=at) == truth.ids
+        assert {one[0] for one in ring.takeovers[-1].replaced} == {"driver", stage}
+        gone = {ring.plan.assignment(task).provider for task in ("driver", stage)}
+        left = [place for place in ring.places.values() if place.run is not None and place.keys.public not in gone]
+        async with asyncio.timeout(20):
+            while any(not task.done() for place in left for task in place.tasks[-1:]):
+                await asyncio.sleep(0.02)
+        assert [place.failed for place in left] == [[]] * len(left)
+    chunks = set(range(1 + -(-(len(truth.ids) - 1) // CHUNK)))
+    since = {task: first for task, _, _, first in ring.takeovers[-1].replaced}
+    for assignment in ring.plan.tasks:
+        who, task = (assignment.standby if assignment.task in since else assignment.provider), assignment.task
+        made = {root.chunk for by, root in ring.committed if (by, root.task) == (who, task)}
+        assert made == {chunk for chunk in chunks if chunk >= since.get(task, 0)}
+
+
+def make_trees(manifest, actors, guess, *, depth, width):
+    """Have the model's own driver guess; how deep and wide is its own affair."""
+    driver = actors[manifest.driver.name]
+    driver.program = driver.program.model_copy(update={"chunk": manifest.chunk})
+    driver._make_drafters = lambda sampler: [Knowing(guess)]
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.7])
+@pytest.mark.parametrize("at", [1, 17, 33, 40, 65])
+@pytest.mark.parametrize("task", ["driver", "stage.1"])
+async def test_where_a_tree_is_live_when_somebody_dies_the_job_ends_and_nobodys_frames_are_refused(
+    folder,  # noqa: F811
+    tmp_path,
+    truth,  # noqa: F811
+    task,
+    at,
+    chance,
+):
+    ring = Ring(folder, tmp_path / "trees", truth, policy="none", chance=chance)
+    ring.make_guess = make_trees
+    async with ring:
+        with suppress(NotFound):  # then it is begun anew
+            assert await ring.tokens(task, at=at) == truth.ids
+        assert {type(error) for place in ring.places.values() for error in place.failed} <= {NotFound}
 
 
 async def test_nobody_dies_and_nobody_enters(folder, tmp_path, truth):  # noqa: F811
