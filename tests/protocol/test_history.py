@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodewire.errors import BadFrame, NotFound
+from nodewire.errors import BadFrame, LinkLost, NotFound
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.guesses import Fences, is_computed, packed, step_of, without_rows
 from nodewire.protocol.history import History
@@ -533,12 +533,12 @@ def test_a_tree_is_sent_again_as_if_nobody_had_guessed_or_not_at_all():
         return [(one.seq, one.tensors[0].shape[1]) for one in producer.again(first, lambda at: iter(kept[at:]))]
 
     for first in (0, 1, 2):  # the second frame may be on its way as it is
-        with pytest.raises(NotFound):
+        with pytest.raises(LinkLost):
             again(first)
     producer.take(frame(3, 7, [5]))
     assert again(0) == [(0, 3), (1, 4), (2, 0), (3, 1)]
     assert again(3) == [(3, 1)]
-    with pytest.raises(NotFound):
+    with pytest.raises(LinkLost):
         again(2)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from kinds.k8843 import KIND
-from nodewire.errors import NodewireError, NotFound
+from nodewire.errors import NodewireError, LinkLost
 from nodewire.llm.split import split_decoder
 from nodewire.nostr.keys import Keys
 from nodewire.pay.ledger import Ledger
@@ -312,9 +312,9 @@ async def test_where_a_tree_is_live_when_somebody_dies_the_job_ends_and_nobodys_
     ring = Ring(folder, tmp_path / "trees", truth, policy="none", chance=chance)
     ring.make_guess = make_trees
     async with ring:
-        with suppress(NotFound):  # then it is begun anew
+        with suppress(LinkLost):  # then it is begun anew
             assert await ring.tokens(task, at=at) == truth.ids
-        assert {type(error) for place in ring.places.values() for error in place.failed} <= {NotFound}
+        assert {type(error) for place in ring.places.values() for error in place.failed} <= {LinkLost}
 
 
 async def test_nobody_dies_and_nobody_enters(folder, tmp_path, truth):  # noqa: F811
