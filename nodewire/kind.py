@@ -127,6 +127,19 @@ class InBlocks(Actor, Protocol):
         """How many it computes at once."""
 
 
+@runtime_checkable
+class Sized(Actor, Protocol):
+    """An actor that knows what it takes of memory."""
+
+    @property
+    def held_bytes(self) -> int:
+        """As long as it is loaded."""
+
+    @property
+    def call_bytes(self) -> int:
+        """More, at most, while it computes."""
+
+
 class Worker(Protocol):
     """A worker process as the daemon sees it (`nodewire.worker`)."""
 

@@ -110,6 +110,7 @@ class GraphActor:
         self._compiled = compiled
         self._interpreter = Interpreter(verified.program, weights, limits.device)
         self._memory_bytes, self._threads = limits.memory_bytes, limits.threads
+        self.held_bytes, self.call_bytes = verified.weight_bytes, verified.live_bytes
         self._spare_bytes = limits.memory_bytes - verified.peak_bytes
         self._waiting_bytes = 0
         self._sizes: OrderedDict[tuple[int, ...], None] = OrderedDict()

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from nodewire.errors import BadFrame, NodewireError, NotAllowed, NotFound, OverMemory, TooLarge, WorkerFailed
-from nodewire.kind import Actor, Batching, InBlocks, Limits
+from nodewire.kind import Actor, Batching, InBlocks, Limits, Sized
 from nodewire.protocol.codec import OWN, Coding, Codings
 from nodewire.protocol.frame import ITEM_BYTES, MAX_TENSORS, MXINT8, Array, Frame, bytes_of
 from nodewire.worker import libc, message, narrowing, rights
@@ -145,6 +145,8 @@ class Server:
         self._slabs = Slabs(len(outward))
         self._load, self._limits = load, limits
         self._actors: dict[str, Actor] = {}
+        self._taken_bytes: dict[str, tuple[int, int]] = {}
+        """By task, what it holds, and what it takes besides to compute."""
         self._codings: dict[tuple[str, str], Codings] = {}
         """By task and session, what is narrowed."""
         self._inbox: deque[dict[str, Any]] = deque()
@@ -240,13 +242,27 @@ class Server:
         if (size := program.stat().st_size) > MAX_PROGRAM_BYTES:
             raise TooLarge("program", f"{size} bytes, at most {MAX_PROGRAM_BYTES}")
         before, started = self._memory(), time.monotonic()
-        actor = self._actors[task] = self._load(engine, program.read_bytes(), weights, self._limits)
+        actor = self._load(engine, program.read_bytes(), weights, self._limits)
+        took = max(0, self._memory() - before)
+        self._fits(task, (actor.held_bytes, actor.call_bytes) if isinstance(actor, Sized) else (took, 0))
+        self._actors[task] = actor
         return {
-            "memory_bytes": max(0, self._memory() - before),
+            "memory_bytes": took,
             "load_ms": round((time.monotonic() - started) * 1000),
             "batches": int(actor.batches) if isinstance(actor, Batching) else 0,
             "block": actor.block if isinstance(actor, InBlocks) else 0,
         }
+
+    def _fits(self, task: str, taken: tuple[int, int]) -> None:
+        """Note what a task takes. Raises OverMemory: beside the others, each of which fits alone, no call might."""
+        every = {**self._taken_bytes, task: taken}
+        held = sum(holds for holds, _ in every.values())
+        widest = max(every, key=lambda one: every[one][1])
+        most = self._limits.memory_bytes + RESERVE_BYTES
+        if len(every) > 1 and held + every[widest][1] > most:
+            reason = f"{len(every)} tasks would hold {held} bytes, a call of {widest} takes {every[widest][1]} more"
+            raise OverMemory(task, f"{reason}, and [worker] memory allows {self._limits.memory_bytes}")
+        self._taken_bytes = every
 
     def _memory(self) -> int:
         on_device = self._limits.device.startswith("cuda")

@@ -6,12 +6,12 @@ from random import Random
 import pytest
 
 from nodewire.cli.graph_svg import draw
-from nodewire.errors import BadInput, BadManifest, NodewireError
+from nodewire.errors import BadInput, BadManifest, NodewireError, WorkerFailed
 from nodewire.plan.place.advise import advise, model
 from nodewire.plan.place.model import Node, Pool, Workload
 from nodewire.protocol.manifest import CUSTOMER, BlobRef, Edge, Manifest, Task, Tensor
 from nodewire.protocol.signature import Signature
-from nodewire.provider import probing
+from nodewire.provider import probing, serving
 
 BLOB = BlobRef(sha256="ab" * 32, bytes=2**53 - 1)
 MOST = 2**53 - 1
@@ -58,6 +58,34 @@ async def test_a_task_that_cannot_be_measured_says_so_before_it_is_called(said):
     with pytest.raises(BadInput):
         for positions in probing.sizes(said, "a"):
             await probing.measure(said, "a", None, "a", positions)
+
+
+class Dying:
+    """A worker that dies of calls of more than so many positions."""
+
+    def __init__(self, most: int):
+        self.most, self.calls = most, 0
+
+    async def open(self, *_):
+        return None
+
+    async def receive(self, task, session, frame):
+        self.calls += 1
+        if frame.tensors[0].shape[0] > self.most:
+            raise WorkerFailed("worker", "a call took longer than 120 s")
+        return []
+
+    async def close(self, *_):
+        return None
+
+
+async def test_a_task_that_kills_its_worker_however_small_the_call_is_not_offered():
+    said = one(edge(CUSTOMER, "a", dims={"n": 4_096}))
+    deadly = Dying(0)
+    with pytest.raises(WorkerFailed):
+        await serving.speed(said, "a", deadly)
+    assert deadly.calls < 8
+    assert 0 < await serving.speed(said, "a", Dying(4)) < 1_000_000
 
 
 def test_sizes_are_none_below_0():
