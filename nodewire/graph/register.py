@@ -33,6 +33,8 @@ from nodewire.kind import Registration, Say
 from nodewire.protocol.sizes import parse_size
 from nodewire.weights.blob_folder import MANIFEST
 
+SMALLER = "smaller calls need less"
+
 
 def register(
     model: torch.nn.Module,
@@ -126,15 +128,13 @@ def split(
     except OverMemory as error:
         where = traced.paths.get(error.field)
         item = {dim: most for dim, most in said.dims.items() if dim not in (BATCH, "images")}
-        one = (
-            f" ({' x '.join(f'{dim} {most}' for dim, most in item.items())})"
-            if prod(item.values()) == said.least
-            else ""
-        )
-        sizes = f"calls of {said.least} positions{one}"
+        one = ""
+        if item and prod(item.values()) == said.least:
+            one = f" ({' x '.join(f'{dim} {most}' for dim, most in item.items())})"
+        sizes = f"calls of {said.least} position{'s' * (said.least != 1)}{one}"
         raise OverMemory(
             f"{where} ({error.field})" if where else error.field,
-            f"{error.reason}, for {sizes}: smaller calls need less",
+            f"{error.reason}, for {sizes}{f': {SMALLER}' if said.least > 1 else ''}",
         ) from None
     return write_run(done, parts, target_bytes, out, name=name, license=license, modules=traced.paths, say=say)
 

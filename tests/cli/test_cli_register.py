@@ -233,6 +233,30 @@ def test_a_target_that_is_too_small_is_answered_with_the_module_the_calls_and_a_
     assert "--most sequence=" in said["error"]["reason"]
 
 
+def test_one_position_that_does_not_fit_is_not_told_of_smaller_calls(register, tmp_path):
+    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vit = {"model_type": "vit", "architectures": ["ViTModel"], "image_size": 16, "patch_size": 8, **small}
+    _made(vit, tmp_path / "vit")
+    code, said = register(str(tmp_path / "vit"), "--target-vram", "10kB")
+    assert (code, said["error"]["code"]) == (1, "over-memory")
+    assert re.search(r"^needs a target of [\d.]+kB, 10 kB given, for calls of 1 position$", said["error"]["reason"])
+
+
+def test_an_architecture_that_is_not_known_is_told_of_the_way_that_any_module_goes(register, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}))
+    code, said = register(str(tmp_path), "--dry-run")
+    assert (code, said["error"]["code"]) == (1, "unsupported")
+    assert "nodewire.register" in said["error"]["reason"]
+
+
+def test_pickled_weights_are_told_as_such(register, folders, tmp_path):
+    shutil.copytree(folders / "llama", tmp_path / "old", ignore=shutil.ignore_patterns("*.safetensors"))
+    (tmp_path / "old" / "pytorch_model.bin").write_bytes(b"")
+    code, said = register(str(tmp_path / "old"), "--as-tensors")
+    assert (code, said["error"]["field"]) == (1, "model.safetensors")
+    assert "save_pretrained" in said["error"]["reason"]
+
+
 def test_an_encoder_without_a_tokenizer_is_cut_to_be_called_with_tensors_or_not_at_all(register, tmp_path):
     folder = make_encoder(tmp_path / "bert")
     (folder / "tokenizer.json").unlink()
