@@ -1,4 +1,4 @@
-"""Generations that lose a provider in mid-job: `python -m bench.chaos [--json] [--quick] [--seed N]`.
+"""Generations that lose a provider in mid-job: `python -m bench.chaos [--json] [--quick] [--seed N] [--lookahead N]`.
 
 A market of public commands; for each generation a seeded choice of victim (any provider of its plan, the driver's
 included), signal (SIGKILL, or SIGSTOP: a black hole) and moment (before the first token, or after a random one).
@@ -144,8 +144,9 @@ def paid_twice(paid: list[dict[str, Any]], plan: Plan, takeovers: Replaced, vict
 class Trial:
     """One market and its customer; a customer whose job failed is replaced, so that no debt reaches the next job."""
 
-    def __init__(self, market: Market, alone: dict[str, list[int]], tokens: int) -> None:
-        self.market, self.alone, self.tokens = market, alone, tokens
+    def __init__(self, market: Market, alone: dict[str, list[int]], tokens: int, lookahead: int) -> None:
+        """`lookahead`: how far drivers may guess."""
+        self.market, self.alone, self.tokens, self.lookahead = market, alone, tokens, lookahead
         self.customers: list[str] = []
         self.plans: dict[str, tuple[str, Plan, str]] = {}
         """By request: the customer's name, the plan, the victim's public key."""
@@ -229,7 +230,8 @@ class Trial:
 
     async def _generate(self, customer: Customer, prompt: str, on_piece: Any = lambda count: None) -> Generated:
         model = self.market.models["pycoder"]["address"]
-        return await generate(customer, model, prompt, self.tokens, timeout_s=JOB_S, on_piece=on_piece)
+        terms = customer.terms.model_copy(update={"lookahead": self.lookahead})
+        return await generate(customer, model, prompt, self.tokens, timeout_s=JOB_S, on_piece=on_piece, terms=terms)
 
     async def _bring_back(self, victim: Provider, fault: Fault, outcome: Outcome) -> None:
         began = time.monotonic()
@@ -292,11 +294,12 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
     calm, tokens = (2, 96) if report.quick else (20, 160)
     rng = random.Random(report.seed)
     with tempfile.TemporaryDirectory(prefix="nodewire-chaos-") as folder:
-        async with Market(Path(folder), providers=options.providers) as market:
+        lines = (f"lookahead = {options.lookahead}",)
+        async with Market(Path(folder), providers=options.providers, provider_lines=lambda provider: lines) as market:
             prompts = PROMPTS[: 3 if report.quick else None]
             say("the same prompts in one process, for comparison")
             alone = await references(market, DECODER, prompts, tokens)
-            trial = Trial(market, alone, tokens)
+            trial = Trial(market, alone, tokens, options.lookahead)
             try:
                 await _measure(report, trial, rng, prompts, count, calm)
             finally:
@@ -412,6 +415,7 @@ def _kept(folder: Path, target: Path) -> Path:
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--generations", type=int, default=0, help="instead of 200, or 10 with --quick")
     parser.add_argument("--providers", type=int, default=6)
+    parser.add_argument("--lookahead", type=int, default=1, help="how far drivers may guess: 1, which is not, to 64")
     parser.add_argument("--keep", type=Path, help="copy the market's logs and books there at the end")
 
 

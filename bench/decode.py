@@ -1,4 +1,4 @@
-"""Decoding: `python -m bench.decode [--json] [--quick] [--only one,ring,wan,crowd,codec] [--chart FILE]`.
+"""Decoding: `python -m bench.decode [--json] [--quick] [--only one,ring,wan,crowd,codec,lossless] [--chart FILE]`.
 
 In `one` and `ring` the model is a Llama of 8 layers, 512 wide, with random weights, float32, the same safetensors.
 
@@ -13,6 +13,7 @@ In `one` and `ring` the model is a Llama of 8 layers, 512 wide, with random weig
   trees in flight, each at the best settings that a simulation found, over drafters that are right as often as said.
 - crowd: on the same ring 16 streams beside one, and a running stream while prompts of 4,096 tokens enter.
 - codec: a prompt's bytes and what narrowing them spoils, on the demo's decoder.
+- lossless: generations with guesses, in company and broken off, on small models of every family, beside transformers'.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from typing import Any
 from bench.decode_model import write_model
 from bench.decoding.codec import prefilled
 from bench.decoding.crowd import measure_crowd
+from bench.decoding.lossless import QUICK_RUNS, RUNS, measured
 from bench.decoding.plot import plot
 from bench.decoding.ring import Ring, measure_speculation
 from bench.lines import said, tell
@@ -41,7 +43,7 @@ from nodewire.errors import BadInput, OverMemory
 from nodewire.llm.split import split_decoder
 from processes.saying import say
 
-ARMS = ["one", "ring", "wan", "crowd", "codec"]
+ARMS = ["one", "ring", "wan", "crowd", "codec", "lossless"]
 STAGES, QUICK_STAGES = (2, 4, 6), (2,)
 TOKENS, QUICK_TOKENS, ROUNDS = 200, 40, 3
 WARM = 10
@@ -56,6 +58,8 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
         await _over_the_internet(report, arms, options.chart)
     if "codec" in arms:
         _codec(report)
+    if "lossless" in arms:
+        _lossless(report)
     if {"one", "ring"}.isdisjoint(arms):
         return
     with tempfile.TemporaryDirectory(prefix="nw-decode-") as name:
@@ -87,6 +91,17 @@ def _codec(report: Report) -> None:
         for of in ("perplexity", "all_narrowed"):
             found[codec][f"{of}_change_percent"] = round(100 * abs(found[codec][of] / bf16[of] - 1), 4)
     report.line("prefill_int8_perplexity_change_percent", found["int8"]["perplexity_change_percent"], "<=", 0.1)
+
+
+def _lossless(report: Report) -> None:
+    report.arms["lossless"] = found = measured(quick=report.quick, seed=report.seed)
+    families, sampled = found["families"].values(), found["sampled"]
+    report.line("lossless_runs", sum(one["runs"] for one in families), ">=", QUICK_RUNS if report.quick else RUNS)
+    report.line("lossless_runs_that_differ", sum(one["differ"] for one in families), "==", 0)
+    report.line("lossless_what_was_met", len(found["met"]), "==", 5)
+    report.line("lossless_logits", max(one["logits_max_difference"] for one in families), "<=", 1e-4)
+    report.line("lossless_sampled_that_differ", sampled["differ"], "==", 0)
+    report.line("lossless_sampled_variation", sampled["total_variation"], "<=", sampled["noise_floor"])
 
 
 async def _one(report: Report, model: Path) -> None:

@@ -52,12 +52,19 @@ def generate(
     verify: Verify = False,
     wait: Wait = False,
     report: Report = None,
+    transcript: Annotated[
+        Path | None,
+        typer.Option(help="Write a signed record to this JSON file, for `nodewire audit`: whose work each token is."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Continue a text on strangers' machines, streaming."""
     can_write(report)
+    can_write(transcript)
     if local is not None:
         _only_here(config=config, model=model, budget=budget, edge_codec=edge_codec, verify=verify, wait=wait)
+        if transcript is not None:
+            raise BadInput("--transcript", "what runs here with --local is nobody's word: there is nothing to sign")
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text:
         raise BadInput("prompt", "is empty; nothing was bought")
@@ -69,7 +76,10 @@ def generate(
     else:
         config, customer = needs(config, model)
         asked = Asked.said(budget, edge_codec, verify=verify, wait=wait)
+        params |= {"transcribe": True} if transcript is not None else {}
         done = uvloop.run(_generate(customer, model, text, params, asked, show=not json))
+        if transcript is not None:
+            transcript.write_bytes(orjson.dumps(done.pop("transcript"), option=orjson.OPT_INDENT_2))
         if not json:
             _show_bill(done, config, streamed=True, sampled=asked.verify)
     if report is not None:

@@ -1,6 +1,6 @@
 """`nodewire audit EVENT`: follow a job's trail through the public record, and say line by line what holds.
 
-A training's transcript is audited by `audit_training`. Of a job
+A training's transcript is audited by `audit_training`, a generation's by `audit_generation`. Of a job
 
 The plan is re-derived from what it cites; takeovers, commitments, certificates, draws, verdicts, bonds and payments are
 checked against one another; the customer's own ledger as well, if the configuration is its own.
@@ -41,7 +41,7 @@ class Depth(StrEnum):
 
 def audit(
     event: Annotated[
-        str, typer.Argument(help="Id of a job request (kind 8843), or a training's transcript.json or folder.")
+        str, typer.Argument(help="Id of a job request (kind 8843), or a generation's or training's transcript.json.")
     ],
     config: Annotated[
         Path | None, typer.Option("--config", "-c", help="A role's TOML file: relays, stores, committee.")
@@ -53,14 +53,21 @@ def audit(
     segments: Annotated[
         Depth, typer.Option(help="With a transcript: which work is computed again, where there are keys for it.")
     ] = Depth.drawn,
+    replay: Annotated[
+        bool, typer.Option("--replay", help="With a generation's transcript: make its tokens again here, one by one.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Check a job from its plan to its payments, or a training's transcript; exit code 1 if anything contradicts."""
     if (file := Path(event)).is_dir():
         file /= TRANSCRIPT
     if file.suffix == ".json" or file.is_file():
+        from nodewire.cli.audit_generation import audit_generation, is_generation
         from nodewire.cli.audit_training import audit_training
 
+        if is_generation(file):
+            audit_generation(file, config, replay=replay, as_json=json)
+            return
         audit_training(file, config, data=data, start=start, segments=segments.value, as_json=json)
         return
     id_ = event_id(event)
@@ -68,7 +75,7 @@ def audit(
         raise BadInput("--config", "a job's trail is read from relays: name a role's TOML file")
     role = load_role(config)
     with naming(role.relays):
-        found = asyncio.run(_audit(role, id_))
+        found = asyncio.run(trail_of(role, id_))
     if json:
         print_json(found)
     else:
@@ -94,7 +101,8 @@ def add_to(app: typer.Typer) -> None:
     app.command(rich_help_panel=CUSTOMERS)(audit)
 
 
-async def _audit(role: AnyRole, id_: str) -> dict[str, Any]:
+async def trail_of(role: AnyRole, id_: str) -> dict[str, Any]:
+    """What the public record says of a job: checks of its plan, findings, and the trail's lines."""
     from nodewire.nostr.nip01 import Filter
     from nodewire.plan.audit import audit as rederive
     from nodewire.protocol import beacon, certificate, job

@@ -31,6 +31,7 @@ from nodewire.customer.purchase import Purchase
 from nodewire.customer.session import Session
 from nodewire.customer.starting import start
 from nodewire.customer.summary import summary, together
+from nodewire.customer.transcribing import transcribed
 from nodewire.errors import BadInput, NotAllowed
 from nodewire.kind import JobKind, installed
 from nodewire.plan.codec import EdgeCodec
@@ -102,6 +103,7 @@ class Customer:
         begun: Begun | None = None,
         ended: Ended | None = None,
         digest: str | None = None,
+        transcribe: bool = False,
         **params: Any,
     ) -> AsyncGenerator[Piece, None]:
         """Continue `prompt` on the manifest at address `model`; `params` are those of kind 8843 (max_tokens ...).
@@ -113,7 +115,8 @@ class Customer:
         `edge_codec` has tensors between providers narrowed, which is lossy: to bf16 or int8 on every edge, or where it
         pays (auto). `terms.codecs` says it edge by edge. `begun` is told every purchase that it takes before it is
         made, `ended` what `last` is then: who has several calls under way knows by that which is whose. `digest`: of
-        the version of the manifest that it must be.
+        the version of the manifest that it must be. `transcribe`: `last` has a signed transcript, too (a document of
+        nodewire.protocol.generation).
 
         Raises:
             BadInput: a parameter or the prompt is out of range.
@@ -149,6 +152,8 @@ class Customer:
             "repaired": made.repaired,
             **await self._judgement(made.jobs),
         }
+        if transcribe:
+            done["transcript"] = (await transcribed(made)).document()
         self._tell(done, ended)
 
     async def embed(

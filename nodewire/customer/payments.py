@@ -137,6 +137,11 @@ class JobPayments:
         return next(n for n in count() if (n not in closed if closed is not None else not self._may_pay(n)))
 
     @property
+    def takeovers(self) -> tuple[Takeover, ...]:
+        """All that were accepted, the newest last."""
+        return tuple(self._takeovers)
+
+    @property
     def newest(self) -> Takeover | None:
         """The takeover by which the job's work is assigned now."""
         return self._takeovers[-1] if self._takeovers else None

@@ -109,14 +109,15 @@ class Snapshot(Schema):
 
     def ads(self, pubkeys: Collection[str]) -> dict[str, Ad]:
         """The ads (addresses, LNURL, relays) of these nodes. Raises BadInput if the blob's events are not sound."""
-        return {pubkey: _ad.parse(event) for pubkey, event in self._ad_events(pubkeys)}
+        return {pubkey: _ad.parse(event) for pubkey, event in self.ad_events(pubkeys)}
 
     def profiles(self, pubkeys: Collection[str]) -> dict[str, PublishedProfile]:
         """What these nodes have published beside their ads, which nobody certifies. Raises as `ads`."""
-        events = self._ad_events(pubkeys)
+        events = self.ad_events(pubkeys)
         return {pubkey: published_profile.parse(event, _ad.parse(event)) for pubkey, event in events}
 
-    def _ad_events(self, pubkeys: Collection[str]) -> Iterator[tuple[str, Event]]:
+    def ad_events(self, pubkeys: Collection[str]) -> Iterator[tuple[str, Event]]:
+        """By node, its ad as it has signed it. Raises as `ads`."""
         wanted = {node.ad: node.pubkey for node in self.nodes if node.pubkey in pubkeys}
         for text in self.events:
             if _id(text) in wanted:

@@ -24,7 +24,7 @@ from nodewire.errors import BadFrame, BadInput, Busy, LinkLost, NodewireError, N
 from nodewire.protocol import canonical
 from nodewire.protocol.frame import Array, Frame
 from nodewire.wire import frames, sending
-from nodewire.wire.edges import INITIAL_WINDOW_BYTES, WINDOW_BYTES, Incoming, Route, Tape, follows
+from nodewire.wire.edges import INITIAL_WINDOW_BYTES, RESTART, WINDOW_BYTES, Incoming, Route, Tape, follows
 from nodewire.wire.frames import Document
 from nodewire.wire.headers import DataHeader
 from nodewire.wire.job_edges import JobEdges
@@ -177,7 +177,8 @@ class JobMailbox:
         await self._sender.send(outgoing, parcel)
 
     async def get(self) -> Frame[Array]:
-        """The next frame that came on any edge that this node consumes, in order per edge.
+        """The next frame that came on any edge that this node consumes, in order per edge. Frames that begin anew, for
+        a driver that enters, wait until the job is in the attempt in which it did.
 
         Raises:
             LinkLost: the link to a neighbour in the job has ended (with handover: and nobody took over in time).
@@ -187,6 +188,9 @@ class JobMailbox:
             self.check()
             self._arrived.clear()
             await self._arrived.wait()
+        while self._queue[0][1].seq >= (self.attempt + 1) * RESTART:  # word of that takeover is still on its way here
+            self.check()
+            await self._moved.wait()
         incoming, frame, cost = self._queue.popleft()
         if (limit := incoming.take(cost)) is not None:
             self._grant(incoming, limit)

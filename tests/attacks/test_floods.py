@@ -257,6 +257,7 @@ def test_a_malformed_ticket_is_a_typed_error(provider, content):
 
 
 def test_a_plan_that_has_its_driver_guess_more_than_the_ad_takes_is_refused_at_a_glance(provider: Provider) -> None:
-    provider._admission.glance(requested(provider, lookahead=8), 1.0)
+    most = provider._admission._lookahead
+    provider._admission.glance(requested(provider, lookahead=most), 1.0)
     with pytest.raises(NotAllowed, match="lookahead"):
-        provider._admission.glance(requested(provider, lookahead=9), 1.0)
+        provider._admission.glance(requested(provider, lookahead=most + 1), 1.0)

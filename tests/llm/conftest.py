@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from llm_families import make_family
 from llm_models import PLAIN, ROOMY, VARIANTS, Ring, make_model
 
+from bench.tiny_decoders import make_family
 from nodewire.llm.split import split_decoder
 from nodewire.llm.whole import Whole
 

@@ -6,9 +6,9 @@ from collections import deque
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from bench.tiny_decoders import byte_tokenizer
 from nodewire.kind import Limits
 from nodewire.llm.actor import load
 from nodewire.protocol.frame import Frame
@@ -40,21 +40,6 @@ VARIANTS = {
     ),
 }
 ROOMY = Limits(memory_bytes=2**30)
-
-
-def byte_tokenizer() -> Tokenizer:
-    """Byte-level BPE: 256 bytes, one special token, and a few merges."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=["<|end|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(["the quick brown fox jumps over the lazy dog " * 4, "żółw 你好 你们 👋🏽 "], trainer)
-    return tokenizer
 
 
 def make_model(folder: Path, shape: dict, dtype: torch.dtype, **save) -> Path:

@@ -7,9 +7,9 @@ import shutil
 
 import pytest
 import torch
-from llm_families import FAMILIES, make_family
 from safetensors.torch import load_file, save_file
 
+from bench.tiny_decoders import FAMILIES, make_family
 from nodewire.llm.split import split_decoder
 from nodewire.weights.blob_folder import UNREAD
 from nodewire.weights.mxfp4 import GROUP

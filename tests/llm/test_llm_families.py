@@ -4,12 +4,12 @@ import json
 
 import pytest
 import torch
-from llm_families import FAMILIES, LONG, classes, make_family
 from llm_models import ROOMY, Ring
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from bench.tiny_decoders import FAMILIES, LONG, classes, make_family
 from nodewire.errors import BadTask
 from nodewire.llm import footprint
 from nodewire.llm.actor import load

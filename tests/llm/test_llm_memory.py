@@ -4,10 +4,10 @@ import json
 
 import pytest
 import torch
-from llm_families import make_family
 from llm_models import PLAIN, ROOMY, make_model
 from torch.profiler import ProfilerActivity, profile
 
+from bench.tiny_decoders import make_family
 from nodewire.llm.actor import load
 from nodewire.llm.split import split_decoder
 from nodewire.protocol.frame import Frame

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from llm_families import FAMILIES
 from llm_lanes import Plain, assert_close, cells, frame, whole_stage
 
+from bench.tiny_decoders import FAMILIES
 from nodewire.errors import BadFrame, BadInput, Busy, NotFound, TooLarge
 from nodewire.llm.kv.tree import MAX_LIVE
 from nodewire.llm.whole import Whole

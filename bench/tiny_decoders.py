@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from llm_models import byte_tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 SIZES = {
     "hidden_size": 64,
@@ -116,6 +116,21 @@ FAMILIES: dict[str, tuple[str, dict]] = {
     ),
 }
 """By what is particular: the class in transformers, and what its configuration says besides SIZES."""
+
+
+def byte_tokenizer() -> Tokenizer:
+    """Byte-level BPE: 256 bytes, one special token, and a few merges."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<|end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["the quick brown fox jumps over the lazy dog " * 4, "żółw 你好 你们 👋🏽 "], trainer)
+    return tokenizer
 
 
 def classes(stem: str) -> tuple[type, type]:

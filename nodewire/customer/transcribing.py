@@ -1,0 +1,72 @@
+"""A generation's transcript out of what its purchases know. What it says: `nodewire.protocol.generation`."""
+
+from __future__ import annotations
+
+from nodewire.customer.bought import Bought
+from nodewire.customer.generation import Generation
+from nodewire.customer.session import Session
+from nodewire.customer.summary import spent
+from nodewire.protocol import coordinates
+from nodewire.protocol.generation import Committed, GenerationTranscript, Part
+from nodewire.protocol.manifest import CUSTOMER, Manifest
+from nodewire.protocol.plan import Plan
+from nodewire.protocol.snapshot import Snapshot
+
+
+async def transcribed(made: Generation) -> GenerationTranscript:
+    """Of a generation that is over, signed.
+
+    Raises:
+        NotFound, BadHash ...: a plan's snapshot is not to be had any more.
+    """
+    jobs = tuple([await _part(made.session, made.manifest, bought) for bought in made.jobs])
+    keys = made.session.keys
+    said = GenerationTranscript(
+        customer=keys.public,
+        model=made.address,
+        manifest=made.manifest.to_json(),
+        size=made.manifest.chunk,
+        prompt=made.prompt,
+        ids=tuple(made.ids),
+        jobs=jobs,
+        chain="0" * 64,
+    )
+    *_, last = said.links()
+    return said.model_copy(update={"chain": last}).signed(keys)
+
+
+async def _part(session: Session, manifest: Manifest, bought: Bought) -> Part:
+    purchase = bought.purchase
+    plan = purchase.plan
+    snapshot = await session.market.snapshot(plan.snapshot)
+    cost = spent(plan, purchase.booked)
+    return Part(
+        request=purchase.request.to_json(),
+        ticket=purchase.ticket.to_json(),
+        first=bought.first,
+        ads=tuple(event.to_json() for _, event in snapshot.ad_events(plan.members())),
+        rtts_us=_round_trips(plan, manifest, snapshot),
+        takeovers=tuple(takeover.to_json() for takeover in purchase.payments.takeovers),
+        roots=tuple(
+            Committed(provider=provider, task=root.task, chunk=root.chunk, attempt=root.attempt, root=root.root)
+            for provider, root in purchase.answers.roots
+        ),
+        receipts=tuple(event.to_json() for event in purchase.receipts),
+        paid_msat=sum(cost.paid_msat.values()),
+        fees_msat=cost.fees_msat,
+        share_msat=cost.share_msat,
+    )
+
+
+def _round_trips(plan: Plan, manifest: Manifest, snapshot: Snapshot) -> tuple[tuple[str, int], ...]:
+    place = {one.task: one.provider for one in plan.tasks}
+    at = {node.pubkey: node.coordinates for node in snapshot.nodes}
+    found = []
+    for edge in manifest.edges:
+        if CUSTOMER in (edge.source, edge.target):
+            continue
+        source, target = at.get(place[edge.source]), at.get(place[edge.target])
+        if source is not None and target is not None:
+            same = place[edge.source] == place[edge.target]
+            found.append((edge.name, 0 if same else coordinates.rtt_us(source, target)))
+    return tuple(found)
