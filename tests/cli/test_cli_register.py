@@ -13,6 +13,7 @@ import tomllib
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import nodewire
@@ -175,6 +176,27 @@ def test_a_model_in_a_folder_is_measured_before_anybody_has_it(written, monkeypa
     assert ended.value.code == 0, said
     assert [(task["task"], task["refused"]) for task in said["tasks"]] == [("graph.0", "")]
     assert said["tasks"][0]["calls"][0]["us"] > 0
+
+
+def test_a_model_in_a_folder_is_run_here_as_it_would_be_by_strangers(own, written, tmp_path, monkeypatch, capfd):
+    def run(*arguments: str):
+        monkeypatch.setattr(sys, "argv", ["nodewire", "run", *arguments, "--json"])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return ended.value.code, json.loads(capfd.readouterr().out)
+
+    images, out = torch.rand(3, 3, 16, 16), tmp_path / "out.safetensors"
+    save_file({"input": images}, tmp_path / "in.safetensors")
+    save_file({"input": images[:, :2].contiguous()}, tmp_path / "wrong.safetensors")
+    code, said = run(str(written), "--input", str(tmp_path / "in.safetensors"), "--out", str(out))
+    assert code == 0, said
+    with torch.no_grad():
+        assert torch.equal(load_file(out)["output"], own(images))
+    assert said["outputs"]["output"]["shape"] == [3, 5]
+    code, said = run(str(written), "--input", str(tmp_path / "wrong.safetensors"))
+    assert (code, said["error"]["field"]) == (1, "input")
+    code, said = run(str(written), "--input", str(tmp_path / "in.safetensors"), "--wait")
+    assert (code, said["error"]["field"]) == (1, "--wait")
 
 
 def test_who_registers_is_told_what_a_provider_says_to_serve_it(servers, written):
