@@ -25,6 +25,7 @@ from nodewire.cli.buying import (
     buying,
     can_write,
     needs,
+    only_here,
 )
 from nodewire.cli.output import CUSTOMERS, Json, console, one_line, print_json
 from nodewire.config import CustomerConfig
@@ -68,7 +69,7 @@ def generate(
     can_write(report)
     can_write(transcript)
     if local is not None:
-        _only_here(config=config, model=model, budget=budget, edge_codec=edge_codec, verify=verify, wait=wait)
+        only_here("--local", config=config, model=model, budget=budget, edge_codec=edge_codec, verify=verify, wait=wait)
         if transcript is not None:
             raise BadInput("--transcript", "what runs here with --local is nobody's word: there is nothing to sign")
     text = sys.stdin.read() if prompt == "-" else prompt
@@ -113,7 +114,7 @@ def embed(
     """Turn sentences into vectors on strangers' machines."""
     can_write(report)
     if local is not None:
-        _only_here(config=config, model=model, budget=budget, edge_codec=edge_codec, verify=verify, wait=wait)
+        only_here("--local", config=config, model=model, budget=budget, edge_codec=edge_codec, verify=verify, wait=wait)
     lines = [line for line in sys.stdin.read().splitlines() if line.strip()] if texts == ["-"] else texts
     if not lines or not all(line.strip() for line in lines):
         raise BadInput("texts", "there is none, or an empty one; nothing was bought")
@@ -222,12 +223,6 @@ def _folder(folder: Path) -> Path:
     if not (folder / "config.json").is_file():
         raise BadConfig(str(folder), "holds no config.json; --local takes a Hugging Face model folder")
     return folder
-
-
-def _only_here(**market: object) -> None:
-    """Raises BadInput: a run without a market is given what only a market has."""
-    if asked := [f"--{name.replace('_', '-')}" for name, value in market.items() if value]:
-        raise BadInput(asked[0], f"--local runs the model here, without any market: leave out {' and '.join(asked)}")
 
 
 def _show_bill(done: Mapping[str, Any], config: Path, *, streamed: bool, sampled: bool) -> None:

@@ -110,6 +110,12 @@ def can_write(file: Path | None, option: str = "--report") -> None:
         raise BadInput(option, f"the folder {file.parent} does not exist")
 
 
+def only_here(what: str, **market: object) -> None:
+    """Raises BadInput: a run without a market is given what only a market has. `what` says where it runs."""
+    if asked := [f"--{name.replace('_', '-')}" for name, value in market.items() if value]:
+        raise BadInput(asked[0], f"{what} runs the model here, without any market: leave out {' and '.join(asked)}")
+
+
 def needs(config: Path | None, model: str) -> tuple[Path, CustomerConfig]:
     if config is None:
         raise BadInput("--config", "the customer's TOML file is needed (or --local FOLDER)")

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from nodewire.cli.registered import is_registered, registration_in
-from nodewire.errors import BadConfig, BadInput, NotFound, OverMemory
+from nodewire.errors import BadConfig, BadInput, NotFound, OverMemory, Unsupported
 from nodewire.kind import Registration, Say, TaskSize
 from nodewire.protocol.manifest import CUSTOMER, Manifest
 
 _ENCODERS = ("BertModel", "BertForMaskedLM")
+_ANY = "any module is cut from Python by `nodewire.register` (README.md)"
 _REMEDY = "name them with --most (--most sequence=64), or a larger --target-vram"
 
 
@@ -58,13 +59,18 @@ def cut(folder: Path, asked: Asked, out: Path | None, say: Say = lambda _: None)
         from nodewire.graph.split_encoder import split_encoder
 
         return split_encoder(folder, target, out, slots=slots, name=name)
+    from nodewire.graph.register import SMALLER
     from nodewire.graph.split_directory import split_directory
 
     groups, most = asked.expert_groups, asked.most
     try:
         return split_directory(folder, target, out, slots=slots, name=name, expert_groups=groups, most=most, say=say)
     except OverMemory as error:
+        if not error.reason.endswith(SMALLER):
+            raise
         raise OverMemory(error.field, f"{error.reason}: {_REMEDY}") from None
+    except Unsupported as error:
+        raise Unsupported(error.field, f"{error.reason}; {_ANY}") from None
 
 
 def _check_plain(asked: Asked) -> None:

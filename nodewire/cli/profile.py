@@ -42,8 +42,9 @@ def profile(
     threads: Annotated[int, typer.Option(min=1, max=256, help="Without --config: CPU threads.")] = 1,
     json: Json = False,
 ) -> None:
-    """Measure this machine and, with a configuration, each task that it serves: time, memory, and how well both were
-    predicted. A provider whose file names no speed (us_per_position) claims what was measured."""
+    """Measure this machine and, with a configuration or a folder, each task that it serves or that lies there: time,
+    memory, and how well both were predicted. A provider whose file names no speed (us_per_position) claims what was
+    measured."""
     from nodewire.provider import profiling
 
     ends: list[str] = []

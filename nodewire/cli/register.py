@@ -121,7 +121,10 @@ def register(
     role = load_customer(config) if config is not None else None
     relays, servers = relay or (role and list(role.relays)), blossom or (role and list(role.blossom))
     if not relays or not servers:
-        raise BadInput("--config", "a customer's TOML file says where to publish; or --relay and --blossom do")
+        raise BadInput(
+            "--config",
+            "a customer's TOML file says where to publish; or --relay and --blossom do; or --out keeps it here",
+        )
     author = key or (role.key if role is not None else Path("author.nsec"))
     made, done = publish_folder(folder, asked, author, relays, servers, exact=exact, show=not json)
     if results is not None:

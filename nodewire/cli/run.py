@@ -1,4 +1,4 @@
-"""`nodewire run`: named tensors through any model on the market."""
+"""`nodewire run`: named tensors through any model on the market, or through one in a folder, here."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import orjson
 import typer
 import uvloop
 
-from nodewire.cli.buying import Asked, Budget, Codecs, Report, Verify, Wait, buying, can_write
+from nodewire.cli.buying import Asked, Budget, Codecs, Report, Verify, Wait, buying, can_write, only_here
 from nodewire.cli.output import CUSTOMERS, Json, console, notes, one_line, print_json
 from nodewire.cli.roles import check_model, load_customer
 from nodewire.config import CustomerConfig
-from nodewire.errors import BadInput
+from nodewire.errors import BadInput, Unsupported
 
 if TYPE_CHECKING:
     from nodewire.protocol.frame import Array
@@ -24,8 +24,14 @@ _SHOWN = 8
 
 
 def run(
-    manifest: Annotated[str, typer.Argument(help="Address of the manifest (38840:<author>:<name>).")],
-    config: Annotated[Path, typer.Option("--config", "-c", help="The customer's TOML file.")],
+    manifest: Annotated[
+        str,
+        typer.Argument(
+            help="Address of the manifest (38840:<author>:<name>); or a folder that `register --out` or Python's"
+            " `register` wrote, whose model is run here, without any market."
+        ),
+    ],
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="The customer's TOML file.")] = None,
     input: Annotated[
         list[str] | None,
         typer.Option(
@@ -45,12 +51,33 @@ def run(
     report: Report = None,
     json: Json = False,
 ) -> None:
-    """Compute a model's outputs from named tensors on strangers' machines."""
+    """Compute a model's outputs from named tensors on strangers' machines, or here if it lies in a folder."""
     can_write(report)
     can_write(out, "--out")
-    check_model(manifest, "MANIFEST")
+    folder = Path(manifest) if Path(manifest).is_dir() else None
+    if folder is not None:
+        only_here(
+            "a folder",
+            config=config,
+            text=text,
+            budget=budget,
+            edge_codec=edge_codec,
+            verify=verify,
+            wait=wait,
+            report=report,
+        )
+    else:
+        check_model(manifest, "MANIFEST")
     if bool(input) == bool(text):
         raise BadInput("--input", "give files of tensors, or with an encoder --text, and not both")
+    if folder is not None:
+        outputs = _run_here(folder, _calls(input or (), each=each))
+        if out is not None:
+            _write(out, outputs, each=each)
+        _show(outputs, {}, each=each, values=out is None, json=json)
+        return
+    if config is None:
+        raise BadInput("--config", "the customer's TOML file is needed; a folder in place of an address is run here")
     customer, calls = load_customer(config), _calls(input or (), each=each)
     asked = Asked.said(budget, edge_codec, verify=verify, wait=wait)
     done, outputs = uvloop.run(_run(customer, manifest, calls, text or [], asked, show=not json))
@@ -59,18 +86,55 @@ def run(
         _write(out, outputs, each=each)
     if report is not None:
         report.write_bytes(orjson.dumps(done, option=orjson.OPT_INDENT_2))
+    _show(outputs, done, each=each, values=out is None, json=json)
     if json:
-        shown = [{name: _document(array, values=out is None) for name, array in one.items()} for one in outputs]
-        print_json({**done, "outputs": shown if each else shown[0]})
         return
     from nodewire.cli.shown import show_bill
 
-    for number, one in enumerate(outputs):
-        for name, array in one.items():
-            console.print(_line(f"{number}.{name}" if each else name, array), soft_wrap=True)
     show_bill(done, config, streamed=False, sampled=asked.verify)
     if not asked.verify:
         notes.print("[dim]nobody has computed it again: --verify or --wait have a sample of it checked[/]")
+
+
+def _show(
+    outputs: Sequence[Mapping[str, Array]], done: Mapping[str, Any], *, each: bool, values: bool, json: bool
+) -> None:
+    if json:
+        shown = [{name: _document(array, values=values) for name, array in one.items()} for one in outputs]
+        print_json({**done, "outputs": shown if each else shown[0]})
+        return
+    for number, one in enumerate(outputs):
+        for name, array in one.items():
+            console.print(_line(f"{number}.{name}" if each else name, array), soft_wrap=True)
+
+
+def _run_here(folder: Path, calls: Sequence[Mapping[str, Any]]) -> list[dict[str, Array]]:
+    """What the tasks in a folder make of each call, one after the other in this process.
+
+    Raises:
+        BadInput, TooLarge: a call is not what the model takes, or larger; NotFound: a blob is missing.
+        Unsupported: the model is not called with tensors.
+    """
+    from nodewire.cli.registered import registration_in
+    from nodewire.customer.arrays import array_of, raw, to_torch
+    from nodewire.graph import in_process  # torch is imported here, not before
+    from nodewire.protocol.signature import Signature
+
+    made = registration_in(folder)
+    if made.manifest.mode != "run":
+        raise Unsupported(
+            "mode", f"{made.manifest.name} serves {made.manifest.mode}; here only tensors go through tasks"
+        )
+    signature = Signature.of(made.manifest)
+    arrays = [signature.arrays(call, array_of) for call in calls]
+    for one in arrays:
+        signature.check(one)
+    outputs = []
+    for one in arrays:
+        given = {name: to_torch(array) for name, array in one.items()}
+        found = in_process.evaluate(made.manifest, given, lambda task: in_process.load(made, task))
+        outputs.append({name: raw(name, tensor) for name, tensor in found.items()})
+    return outputs
 
 
 def add_to(app: typer.Typer) -> None:

@@ -69,7 +69,7 @@ def numpy_of(array: Array) -> np.ndarray:
 def like(given: Mapping[str, Any], outputs: Mapping[str, Array]) -> dict[str, Any]:
     """Outputs in the form of the inputs `given`: torch's tensors, raw arrays, or numpy's."""
     if any(_is_torch(value) for value in given.values()):
-        return {name: _to_torch(array) for name, array in outputs.items()}
+        return {name: to_torch(array) for name, array in outputs.items()}
     if given and all(isinstance(value, Array) for value in given.values()):
         return dict(outputs)
     return {name: numpy_of(array) for name, array in outputs.items()}
@@ -105,7 +105,8 @@ def _from_torch(value: Any) -> Array:
     return Array(dtype, tuple(tensor.shape), tensor.numpy().tobytes() if dtype in ITEM_BYTES else b"")
 
 
-def _to_torch(array: Array) -> Any:
+def to_torch(array: Array) -> Any:
+    """The array as a torch tensor; the caller has imported torch."""
     torch = sys.modules["torch"]
     dtype = getattr(torch, array.dtype)
     if not array.nbytes:

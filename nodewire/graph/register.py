@@ -34,6 +34,8 @@ from nodewire.protocol.schema import Label, Name, Schema
 from nodewire.protocol.sizes import parse_size
 from nodewire.weights.blob_folder import MANIFEST
 
+SMALLER = "smaller calls need less"
+
 
 class _Labels(Schema):
     """What a manifest says in its author's words, checked before anything is traced."""
@@ -135,15 +137,13 @@ def split(
     except OverMemory as error:
         where = traced.paths.get(error.field)
         item = {dim: most for dim, most in said.dims.items() if dim not in (BATCH, "images")}
-        one = (
-            f" ({' x '.join(f'{dim} {most}' for dim, most in item.items())})"
-            if prod(item.values()) == said.least
-            else ""
-        )
-        sizes = f"calls of {said.least} positions{one}"
+        one = ""
+        if item and prod(item.values()) == said.least:
+            one = f" ({' x '.join(f'{dim} {most}' for dim, most in item.items())})"
+        sizes = f"calls of {said.least} position{'s' * (said.least != 1)}{one}"
         raise OverMemory(
             f"{where} ({error.field})" if where else error.field,
-            f"{error.reason}, for {sizes}: smaller calls need less",
+            f"{error.reason}, for {sizes}{f': {SMALLER}' if said.least > 1 else ''}",
         ) from None
     return write_run(done, parts, target_bytes, out, name=name, license=license, modules=traced.paths, say=say)
 

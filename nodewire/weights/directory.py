@@ -10,6 +10,8 @@ from nodewire.weights.tensorfile import MAX_HEADER_BYTES, Stored, read_header
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+_PICKLED = "*.bin"
+_SAVED_ANEW = "nobody loads those here; `save_pretrained` of transformers writes safetensors"
 
 
 def stored_tensors(directory: Path) -> dict[str, Stored]:
@@ -62,6 +64,8 @@ def read_tokenizer(directory: Path, max_bytes: int) -> bytes:
 def _weight_files(directory: Path) -> list[Path]:
     index = directory / INDEX
     if not index.exists():
+        if not (directory / SINGLE).exists() and any(directory.glob(_PICKLED)):
+            raise NotFound(SINGLE, f"not in {directory}, whose weights are pickled ({_PICKLED}): {_SAVED_ANEW}")
         return [_existing(directory / SINGLE)]
     try:
         names = sorted(set(json.loads(read_bounded(index, MAX_HEADER_BYTES))["weight_map"].values()))

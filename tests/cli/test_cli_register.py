@@ -13,6 +13,7 @@ import tomllib
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import nodewire
@@ -177,6 +178,27 @@ def test_a_model_in_a_folder_is_measured_before_anybody_has_it(written, monkeypa
     assert said["tasks"][0]["calls"][0]["us"] > 0
 
 
+def test_a_model_in_a_folder_is_run_here_as_it_would_be_by_strangers(own, written, tmp_path, monkeypatch, capfd):
+    def run(*arguments: str):
+        monkeypatch.setattr(sys, "argv", ["nodewire", "run", *arguments, "--json"])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return ended.value.code, json.loads(capfd.readouterr().out)
+
+    images, out = torch.rand(3, 3, 16, 16), tmp_path / "out.safetensors"
+    save_file({"input": images}, tmp_path / "in.safetensors")
+    save_file({"input": images[:, :2].contiguous()}, tmp_path / "wrong.safetensors")
+    code, said = run(str(written), "--input", str(tmp_path / "in.safetensors"), "--out", str(out))
+    assert code == 0, said
+    with torch.no_grad():
+        assert torch.equal(load_file(out)["output"], own(images))
+    assert said["outputs"]["output"]["shape"] == [3, 5]
+    code, said = run(str(written), "--input", str(tmp_path / "wrong.safetensors"))
+    assert (code, said["error"]["field"]) == (1, "input")
+    code, said = run(str(written), "--input", str(tmp_path / "in.safetensors"), "--wait")
+    assert (code, said["error"]["field"]) == (1, "--wait")
+
+
 def test_who_registers_is_told_what_a_provider_says_to_serve_it(servers, written):
     said = subprocess.run([*NODEWIRE, "register", str(written), *servers], capture_output=True, text=True)
     assert said.returncode == 0, said.stderr
@@ -231,6 +253,30 @@ def test_a_target_that_is_too_small_is_answered_with_the_module_the_calls_and_a_
         r"^needs a target of [\d.]+[kM]B, 20 kB given, for calls of \d+ positions", said["error"]["reason"]
     )
     assert "--most sequence=" in said["error"]["reason"]
+
+
+def test_one_position_that_does_not_fit_is_not_told_of_smaller_calls(register, tmp_path):
+    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vit = {"model_type": "vit", "architectures": ["ViTModel"], "image_size": 16, "patch_size": 8, **small}
+    _made(vit, tmp_path / "vit")
+    code, said = register(str(tmp_path / "vit"), "--target-vram", "10kB")
+    assert (code, said["error"]["code"]) == (1, "over-memory")
+    assert re.search(r"^needs a target of [\d.]+kB, 10 kB given, for calls of 1 position$", said["error"]["reason"])
+
+
+def test_an_architecture_that_is_not_known_is_told_of_the_way_that_any_module_goes(register, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}))
+    code, said = register(str(tmp_path), "--dry-run")
+    assert (code, said["error"]["code"]) == (1, "unsupported")
+    assert "nodewire.register" in said["error"]["reason"]
+
+
+def test_pickled_weights_are_told_as_such(register, folders, tmp_path):
+    shutil.copytree(folders / "llama", tmp_path / "old", ignore=shutil.ignore_patterns("*.safetensors"))
+    (tmp_path / "old" / "pytorch_model.bin").write_bytes(b"")
+    code, said = register(str(tmp_path / "old"), "--as-tensors")
+    assert (code, said["error"]["field"]) == (1, "model.safetensors")
+    assert "save_pretrained" in said["error"]["reason"]
 
 
 def test_an_encoder_without_a_tokenizer_is_cut_to_be_called_with_tensors_or_not_at_all(register, tmp_path):
