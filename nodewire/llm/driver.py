@@ -95,7 +95,7 @@ class Driver:
         self._sessions[session] = _Session(sampling, sampler, TextStream(self._tokenizer, sampling.stop), router)
 
     def _sampler(self, sampling: Sampling) -> Sampler:
-        """Raises BadInput, Unsupported: a bias or a schema that cannot be."""
+        """Raises BadInput, Unsupported, Busy: a bias or a schema that cannot be, or not now."""
         schema = sampling.json_schema
         size = self.program.config.vocab_size
         return Sampler(sampling, size, self._grammars.grammar(schema) if schema else None)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
-from nodewire.errors import BadInput, Unsupported
+from nodewire.errors import BadInput, Busy, Unsupported
 from nodewire.llm.tokenizer import Tokenizer
 
 try:  # now or never: a worker opens no files later
@@ -21,12 +22,14 @@ try:  # now or never: a worker opens no files later
 except ImportError:
     llguidance = None
 
+MAX_GRAMMARS = 8
+"""Under way at a time: their memory, up to 10 MB each, is no part of a driver's footprint."""
 RELEASE = "1.9."
 """Of llguidance, whose grammars NIPS.md means."""
 _END = "<|end of the schema|>"
 _WHITE = r"[ \t\n\r]{0,32}"
 """In one place: a model that says nothing else would be paid for it to the end of its tokens."""
-_MAX_LEXER_STATES = 20_000  # of 1 to 2 KiB
+_MAX_LEXER_STATES = 5_000  # of 1 to 2 KiB
 _MAX_GRAMMAR_SIZE = 100_000
 _FUEL = 500_000  # some 10 ms
 _FUEL_A_TOKEN = 100_000
@@ -39,16 +42,22 @@ class Grammars:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, ends: Sequence[int]) -> None:
         self._text, self._size, self._ends = tokenizer, vocab_size, list(ends)
         self._tokenizer: Any = None
+        self._live: WeakSet[Grammar] = WeakSet()
         self._end: int | None = None
         """What stands for an end token where the tokenizer has none of the model's: no model may say it."""
 
     def grammar(self, schema: str) -> Grammar:
-        """Raises Unsupported: llguidance is not installed, or cannot use the tokenizer. BadInput: not such a schema."""
+        """Raises Unsupported: llguidance is not installed, or cannot use the tokenizer. BadInput: not such a schema.
+        Busy: as many texts under schemas are under way as may be."""
         if llguidance is None or not llguidance.__version__.startswith(RELEASE):
             raise Unsupported("json_schema", f"this provider has no llguidance {RELEASE}x")
         if self._tokenizer is None:
             self._tokenizer = self._known()
-        return Grammar(self._tokenizer, schema, self._size, self._end)
+        if len(self._live) >= MAX_GRAMMARS:
+            raise Busy("json_schema", f"{MAX_GRAMMARS} texts under schemas are under way")
+        made = Grammar(self._tokenizer, schema, self._size, self._end)
+        self._live.add(made)
+        return made
 
     def _known(self) -> Any:
         vocabulary = self._text.vocabulary()

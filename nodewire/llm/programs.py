@@ -55,8 +55,8 @@ class StageProgram(Schema):
     slots: Slots
     positions: Positions
     """Most in one session."""
-    block: int = Field(ge=1, le=65_536)
-    """Positions computed at once."""
+    block: int = Field(ge=2, le=65_536)
+    """Positions computed at once. Parts of one row could not be told from answers of their last row alone."""
     edge_in: Name
     edge_out: Name
     tensors: Table

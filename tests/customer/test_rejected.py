@@ -25,8 +25,10 @@ from nodewire.errors import (
     NotAllowed,
     OverBudget,
     TooLarge,
+    Unsupported,
     WorkerFailed,
 )
+from nodewire.nostr import nip44
 from nodewire.protocol import feedback
 from nodewire.protocol.feedback import Feedback
 from nodewire.protocol.plan import LOCAL, Terms
@@ -113,6 +115,46 @@ async def test_a_word_of_its_own_counts_at_once_and_so_does_a_code_that_is_the_c
     assert isinstance(await ended(background), TooLarge)
 
 
+def why(who: int, code: str, text: str) -> Feedback:
+    keys = documents.PROVIDERS[who]
+    return says(who, code, ciphertext=nip44.encrypt(text, nip44.conversation_key(keys, documents.CUSTOMER.public)))
+
+
+@pytest.mark.parametrize("code", ["bad-input", "too-large", "unsupported"])
+async def test_what_is_the_customers_own_is_told_by_the_field_that_the_provider_names_to_it_alone(heard, code):
+    made, background = heard
+    text = feedback.Why(field="logit_bias", reason="a token beyond the vocabulary of 300").to_json()
+    made._feedback(why(0, code, text))
+    error = await ended(background)
+    assert (error.code, error.field) == (code, "logit_bias") and "300" in error.reason and DRIVER[:8] in error.reason
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("bad-input", "rubbish"),
+        ("bad-input", '{"v":1,"field":7}'),
+        ("bad-input", '{"v":1,"field":"' + "x" * 65 + '"}'),
+        ("bad-input", '{"v":1,"field":"x","more":1}'),
+        ("bad-input", '{"v":1,"field":"","reason":"?"}'),
+        ("worker-failed", '{"v":1,"field":"api_key"}'),
+    ],
+)
+async def test_what_says_nothing_of_that_is_no_more_than_the_code(heard, code, text):
+    made, background = heard
+    made._feedback(why(0, code, text))
+    error = await ended(background)
+    assert (error.code, error.field) == (code, "provider")
+
+
+async def test_a_word_that_another_key_would_open_is_no_word(heard):
+    made, background = heard
+    text = feedback.Why(field="seed").to_json()
+    other = nip44.encrypt(text, nip44.conversation_key(documents.PROVIDERS[1], documents.CUSTOMER.public))
+    made._feedback(says(0, "bad-input", ciphertext=other))
+    assert (await ended(background)).field == "provider"
+
+
 async def test_quoting_a_stranger_is_a_word_of_ones_own(heard):
     made, background = heard
     made._feedback(says(2, edge="hidden.1", by="ee" * 32))
@@ -184,6 +226,16 @@ async def test_what_runs_beside_leaves_what_a_neighbour_said_to_who_asks_for_it(
 
 
 # What is bought anew
+
+
+def test_another_driver_is_tried_for_what_one_does_not_support_and_none_where_it_runs_here():
+    reported_, told_, own = (Unsupported("json_schema", "no llguidance") for _ in range(3))
+    told_.by, over_relays = DRIVER, Bought([])
+    over_relays.blamed = {DRIVER}
+    assert may_begin(reported_, over_relays, failures=0, came=False)
+    assert may_begin(told_, Bought([]), failures=0, came=False) and blamed(told_, Bought([])) == {DRIVER}
+    assert not may_begin(own, Bought([]), failures=0, came=False)
+    assert not may_begin(told_, Bought([]), failures=MAX_AGAIN, came=False)
 
 
 def test_others_are_tried_for_frames_that_cannot_be_computed_and_not_for_the_customers_own():

@@ -4,8 +4,10 @@ import json
 
 import pytest
 
-from nodewire.errors import BadInput
+from nodewire.errors import BadInput, Busy
+from nodewire.llm.grammar import MAX_GRAMMARS
 from nodewire.llm.sampling import parse_params
+from nodewire.llm.whole import Whole
 
 pytest.importorskip("llguidance")
 
@@ -80,6 +82,17 @@ def test_what_is_no_schema_is_refused_before_anything_is_taken(ring, schema):
             ring.actors["driver"].open("s", {"json_schema": schema})
         assert caught.value.field == "json_schema"
     ring.actors["driver"].open("s", {})
+
+
+def test_only_so_many_texts_under_schemas_are_under_way(plain):
+    whole = Whole(plain)
+    params = parse_params({"json_schema": SCHEMA}, 256)
+    made = [whole.sampler(params) for _ in range(MAX_GRAMMARS)]
+    with pytest.raises(Busy):
+        whole.sampler(params)
+    whole.sampler(parse_params({}, 256))
+    made.pop()
+    whole.sampler(params)
 
 
 def test_a_history_that_is_none_of_the_schema_is_refused(ring):

@@ -58,6 +58,7 @@ HOSTILE = {
     "positions without end": {"positions": 2**50},
     "slots without end": {"slots": 10**9},
     "no block": {"block": 0},
+    "a block of one row": {"block": 1},
     "a norm that divides by nothing": {"config__rms_norm_eps": "0.0"},
     "a number that is none": {"config__rope_theta": "nan"},
     "a number in a long form": {"config__rope_theta": "1" * 30},

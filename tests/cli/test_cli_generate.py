@@ -1,0 +1,54 @@
+"""`nodewire generate --local`: what is asked of a text, and what is told of it, without any market."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kinds.llama import make_llama
+
+pytest.importorskip("llguidance")
+
+ROOT = Path(__file__).parent.parent.parent
+SCHEMA = {"type": "object", "properties": {"kind": {"enum": ["cat", "dog"]}}, "required": ["kind"]}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_llama(tmp_path_factory.mktemp("llama"), seed=5)
+
+
+def generate(model, *options, cwd):
+    code = "import sys; sys.path.insert(0, sys.argv.pop(1)); from nodewire.cli import main; main()"
+    command = [sys.executable, "-c", code, str(ROOT), "generate", "the cat", "--local", str(model), "--json", *options]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_a_schemas_text_with_its_log_probabilities(model, tmp_path):
+    (tmp_path / "schema.json").write_text(json.dumps({**SCHEMA, "additionalProperties": False}))
+    asked = ["--json-schema", "schema.json", "--logprobs", "2", "--temperature", "1.5", "--seed", "3"]
+    code, said = generate(model, *asked, cwd=tmp_path)
+    assert code == 0 and json.loads(said["text"])["kind"] in ("cat", "dog")
+    assert [rows[0]["id"] for rows in said["logprobs"]] == said["ids"]
+    assert all(len(rows) == 3 and rows[0].keys() == {"id", "logprob", "text"} for rows in said["logprobs"])
+    assert "logprobs" not in generate(model, "--max-tokens", "2", cwd=tmp_path)[1]
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "field"),
+    [
+        (None, ["--json-schema", "schema.json"], "--json-schema"),
+        (b"\xff\xfe", ["--json-schema", "schema.json"], "--json-schema"),
+        (b"[]", ["--json-schema", "schema.json"], "json_schema"),
+        (b'{"type": "nope"}', ["--json-schema", "schema.json"], "json_schema"),
+        (None, ["--logprobs", "21"], "logprobs"),
+    ],
+)
+def test_what_cannot_be_used_is_named(model, tmp_path, content, options, field):
+    if content is not None:
+        (tmp_path / "schema.json").write_bytes(content)
+    code, said = generate(model, *options, cwd=tmp_path)
+    assert code == 1 and said["error"]["field"] == field
