@@ -135,7 +135,7 @@ def _work(config: DecoderConfig, first: int, last: int, positions: int, block: i
     """
     width = config.hidden_size
     heads = config.num_attention_heads * config.head_dim
-    residual = (5 if config.sandwich_norms else 4) * width * item + config.rotary * 8
+    residual = (5 if config.sandwich_norms else 4) * width * item + config.rotary * 12
     if config.norm_plus_one and item != _EXACT_BYTES:
         residual += 2 * width * _EXACT_BYTES
     attention = (config.qkv_rows + heads) * item + 3 * config.qkv_rows * 4

@@ -10,7 +10,7 @@ from torch import Tensor
 from nodewire.llm.config import DecoderConfig, Linear, Llama3, LongRope, Yarn
 
 Angles = tuple[Tensor, Tensor]
-"""Cosines and sines, float32 [n, 1, rotary / 2]."""
+"""Cosines, float32 [n, 1, 1, rotary / 2]; sines, [n, 1, 2, rotary / 2], those of the first half negative."""
 
 
 def inverse_frequencies(config: DecoderConfig, positions: int) -> tuple[Tensor, float]:
@@ -64,15 +64,16 @@ def _interpolated(config: DecoderConfig, frequencies: Tensor, scaling: Yarn) -> 
 
 
 class Rope:
-    """The angles of all positions, float32 [positions, 1, rotary / 2]."""
+    """The angles of all positions."""
 
     def __init__(self, frequencies: Tensor, scale: float, positions: int, device: torch.device) -> None:
         angles = torch.arange(positions).float()[:, None] * frequencies
-        self._cos = (angles.cos() * scale)[:, None].to(device)
-        self._sin = (angles.sin() * scale)[:, None].to(device)
+        self._cos = (angles.cos() * scale)[:, None, None].to(device)
+        self._sin = (angles.sin() * scale)[:, None, None].to(device)
 
     def at(self, positions: Tensor) -> Angles:
-        return self._cos[positions], self._sin[positions]
+        sin = self._sin[positions]
+        return self._cos[positions], torch.cat((-sin, sin), 2)
 
 
 def ropes(config: DecoderConfig, positions: int, device: torch.device) -> list[Rope]:
@@ -86,7 +87,7 @@ def ropes(config: DecoderConfig, positions: int, device: torch.device) -> list[R
 def rotate(x: Tensor, angles: Angles) -> Tensor:
     """`x` [n, heads, head_dim] turned: of its first `rotary` dimensions, each with the one half of them further."""
     cos, sin = angles
-    half = cos.shape[-1]
-    low, high = x[..., :half].float(), x[..., half : 2 * half].float()
-    turned = (low * cos - high * sin).to(x.dtype), (high * cos + low * sin).to(x.dtype)
-    return torch.cat(turned if 2 * half == x.shape[-1] else (*turned, x[..., 2 * half :]), -1)
+    (n, heads, head_dim), rotary = x.shape, 2 * cos.shape[-1]
+    pairs = (x if rotary == head_dim else x[..., :rotary]).reshape(n, heads, 2, -1).float()
+    turned = (pairs * cos).addcmul_(pairs.flip(2), sin).to(x.dtype).view(n, heads, rotary)
+    return turned if rotary == head_dim else torch.cat((turned, x[..., rotary:]), -1)
