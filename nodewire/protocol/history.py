@@ -352,8 +352,8 @@ class History:
         return self._frame(step.seq, step.pos + skipped, step.epoch, left)
 
     def _check_again(self, index: int, first: int) -> None:
-        """A settled frame is no tree's any more: whoever has cells as they came cannot keep them by it, nor who has them
-        from it by a frame that is only going out. Raises LinkLost."""
+        """Whoever has cells as they came cannot keep them by a settled frame, which is no tree's any more, nor who has
+        them from it by a frame that is only going out. Raises LinkLost."""
         seq, kept = self._settled.seqs[index], self._settled.kept[index]
         if 0 <= kept < first or 0 <= self._kept <= seq < self.last_seq:
             raise LinkLost(self._edge, "gone with a tree of guesses sent in part, which nobody sends again")

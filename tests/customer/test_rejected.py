@@ -229,10 +229,8 @@ async def test_what_runs_beside_leaves_what_a_neighbour_said_to_who_asks_for_it(
 
 
 def test_another_driver_is_tried_for_what_one_does_not_support_and_none_where_it_runs_here():
-    reported_, told_, own = (Unsupported("json_schema", "no llguidance") for _ in range(3))
-    told_.by, over_relays = DRIVER, Bought([])
-    over_relays.blamed = {DRIVER}
-    assert may_begin(reported_, over_relays, failures=0, came=False)
+    told_, own = (Unsupported("json_schema", "no llguidance") for _ in range(2))
+    told_.by = DRIVER
     assert may_begin(told_, Bought([]), failures=0, came=False) and blamed(told_, Bought([])) == {DRIVER}
     assert not may_begin(own, Bought([]), failures=0, came=False)
     assert not may_begin(told_, Bought([]), failures=MAX_AGAIN, came=False)

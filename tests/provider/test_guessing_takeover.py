@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from kinds.k8843 import KIND
-from nodewire.errors import NodewireError, LinkLost
+from nodewire.errors import LinkLost, NodewireError
 from nodewire.llm.split import split_decoder
 from nodewire.nostr.keys import Keys
 from nodewire.pay.ledger import Ledger
