@@ -351,8 +351,8 @@ class History:
         return self._frame(step.seq, step.pos + skipped, step.epoch, left)
 
     def _check_again(self, index: int, first: int) -> None:
-        """A settled frame is no tree's any more: whoever has cells as they came cannot keep them by it, nor who has them
-        from it by a frame that is only going out. Raises NotFound."""
+        """A settled frame is no tree's any more: who has cells as they came cannot keep them by it, nor who has them of
+        it by a frame that is only going out. Raises NotFound."""
         seq, kept = self._settled.seqs[index], self._settled.kept[index]
         if 0 <= kept < first or 0 <= self._kept <= seq < self.last_seq:
             raise NotFound(self._edge, "a tree of guesses has been sent in part, which nobody sends again")
