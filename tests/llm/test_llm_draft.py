@@ -19,7 +19,7 @@ from nodewire.protocol.frame import Frame
 from nodewire.worker.client import WorkerProcess
 
 PROMPT = [5, 77, 130, 9, 201, 44, 12]
-SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 11}
+SAMPLED = {"temperature": 3.0, "seed": 11}
 
 
 def drafting(folder, room=2**30):
@@ -33,11 +33,12 @@ def driver_of(registration):
 
 
 def turns(ring, **params):
-    """A generation, and how many frames went around the ring for it."""
-    driver, sent = ring.actors["driver"], []
-    receive = driver.receive
+    """A generation, and how many frames went around the ring for it: each takes 100 ms by the driver's clock."""
+    driver, sent, now_ns = ring.actors["driver"], [], [0]
+    receive, driver._clock_ns = driver.receive, lambda: now_ns[0]
 
     def counted(session, frame):
+        now_ns[0] += 100_000_000
         outs = receive(session, frame)
         sent.extend(out for out in outs if out.edge != "tokens")
         return outs
@@ -56,8 +57,9 @@ def test_a_driver_with_a_draft_model_says_the_same_in_fewer_turns(registration, 
     assert turns(ring, **params) == (expected, alone)  # no guesses without lookahead
     found, frames = turns(ring, lookahead=16, **params)
     assert found == expected
-    # What the text itself says comes to nothing in a random model's text; its own copy is always right.
-    assert frames < turns(Ring(registration, ROOMY), lookahead=16, **params)[1]
+    assert frames < alone / 2  # its own copy is always right
+    if params:  # what the text itself says comes to little where it is drawn from almost everything
+        assert frames < turns(Ring(registration, ROOMY), lookahead=16, **params)[1] * 0.6
 
 
 def test_sessions_beyond_the_lanes_take_turns(registration, plain):
