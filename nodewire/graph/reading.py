@@ -1,7 +1,8 @@
 """An exported module as a program: operators as they stand, sizes as arithmetic on dims, branches as a choice of both.
 
 `torch.cond` becomes the operators of both branches and a `where` for each result. They are pure, so this is the same
-function; both are computed, with indices of 0 where a branch is not taken. Sizes that the model derives (s + 1, b * s) are `py.` operators on dims.
+function; both are computed, the one that is not taken with indices of 0. Sizes that the model derives (s + 1, b * s)
+are `py.` operators on dims.
 """
 
 from __future__ import annotations
