@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from llm_families import FAMILIES, make_family
 from llm_models import PLAIN, Ring, make_model
 from safetensors.torch import load_file, save_file
 from test_llm_families import PROMPT, split
 
+from bench.tiny_decoders import FAMILIES, make_family
 from nodewire.errors import BadInput, BadTask, Unsupported
 from nodewire.llm.checkpoint import open_checkpoint
 from nodewire.llm.config import Quantization
