@@ -158,8 +158,9 @@ def _patterns(said: object, field: str) -> Iterator[re.Pattern[str]]:
 
 
 def _pattern(module: str) -> str:
-    """Of the modules of this name in all layers."""
-    return "re:^" + re.sub(r"(?<=\\\.)\d+(?=\\\.)", r"\\d+", re.escape(module)) + "$"
+    """Of the modules of this name in all layers; the name itself of one that is in none."""
+    found = re.sub(r"(?<=\\.)\d+(?=\\.)", r"\\d+", re.escape(module))
+    return module if found == re.escape(module) else f"re:^{found}$"
 
 
 def _bad(field: str, reason: str) -> BadTask:
