@@ -116,7 +116,7 @@ def market(folder, tmp_path):
     return make_market(folder, tmp_path)
 
 
-def make_market(folder, tmp_path, policy="none", driver="provider", lookahead=1, chunk=64, max_tokens=150):
+def make_market(folder, tmp_path, policy="none", driver="provider", lookahead=1, chunk=64, max_tokens=150, params=None):
     """A job's nodes; with the policy "sampled" they keep frames and sign what they send, each in a spool of its own."""
     registration = split_decoder(folder, 1_100_000, tmp_path, slots=1, name="tiny")
     manifest, actors = registration.manifest.model_copy(update={"chunk": chunk}), load(registration)
@@ -144,7 +144,7 @@ def make_market(folder, tmp_path, policy="none", driver="provider", lookahead=1,
     )
     request = Request(REQUEST, CUSTOMER.public, 1, 8843, plan, "", HASH, (), 10**9, (), HASH)
     market = Market(manifest, Hub(ends(manifest, plan)), plan, actors)
-    params = KIND.check(manifest, {"max_tokens": max_tokens})
+    params = KIND.check(manifest, {"max_tokens": max_tokens, **(params or {})})
 
     async def publish(event):
         market.events.append(event)
@@ -253,7 +253,7 @@ async def test_no_claim_is_published_before_its_root_is_on_disk(folder, tmp_path
             claims.append((claim(on_disk), said.due.root))
 
     for run in market.runs.values():
-        run._publish, run._commit = publish, lambda roots: committing.commit(roots, 20)
+        run._telling._publish, run._commit = publish, lambda roots: committing.commit(roots, 20)
     await served(market)
     assert len(claims) == 4 * len(market.runs)
     assert all(on_disk == claimed for on_disk, claimed in claims)
@@ -373,7 +373,7 @@ async def test_sessions_end_with_the_job_though_the_worker_is_busy_as_it_ends(ma
     for behind, _ in workers:
         behind.free.set()
     await asyncio.wait_for(serving, 20)
-    for behind, one in workers:  # who was to close them may have been stopped before it could
+    for behind, one in workers:  # who was to close its session may have been stopped meanwhile
         await one.end()
         assert not behind.open_sessions
 
