@@ -34,7 +34,8 @@ def test_of_a_call_the_one_edge_that_is_a_neighbours_is_named_and_none_of_severa
     [
         (SECOND, "hidden.1", {FIRST}),
         (SECOND, "", {FIRST}),
-        (SECOND, "hidden.0", {FIRST}),  # which does not lead to it: what it says of others counts for nothing
+        (SECOND, "hidden.0", {FIRST, DRIVER}),  # which does not lead to it, but is the driver's, which speaks to all
+        (FIRST, "hidden.1", {DRIVER}),  # its own: what it says of others counts for nothing
         (SECOND, "nowhere", {FIRST}),
         (DRIVER, "return", {SECOND}),
         (DRIVER, "prompt", set()),  # the customer's
