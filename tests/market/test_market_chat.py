@@ -106,6 +106,7 @@ async def test_in_a_terminal_ctrl_c_breaks_off_an_answer_and_not_the_talk(market
     screen.until("› ")
     screen.type("/ring\n")
     assert "stage.1" in screen.until("› ")
+    time.sleep(0.5)  # input() shows its prompt a moment before it listens: a signal in between waits for the next key
     screen.type("\x03")
     screen.until("/quit leaves")
     screen.until("› ")
