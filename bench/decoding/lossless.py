@@ -21,6 +21,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
+from bench.decoding.knowing import Knowing
 from bench.tiny_decoders import FAMILIES, make_family
 from nodewire.errors import NodewireError
 from nodewire.kind import Actor, Limits
@@ -28,7 +29,6 @@ from nodewire.llm import actor
 from nodewire.llm.driver import Driver
 from nodewire.llm.loader import open_weights
 from nodewire.llm.programs import DriverProgram
-from nodewire.llm.speculation.drafter import Candidate
 from nodewire.llm.split import split_decoder
 from nodewire.llm.stage import Stage
 from nodewire.llm.tokenizer import Tokenizer
@@ -65,31 +65,6 @@ class Reference:
     prompt: list[int]
     ids: list[int]
     gaps: list[float]
-
-
-class _Drafter:
-    """A Drafter that knows the text, right as often as `right` says, at one of `width` ranks. Places are positions."""
-
-    def __init__(self, text: Sequence[int], right: float, width: int, vocabulary: int, chance: Random) -> None:
-        self._text, self._right, self._width, self._vocabulary = text, right, width, vocabulary
-        self._chance = chance
-        self._count = 0
-
-    def accept(self, token: int) -> None:
-        self._count += 1
-
-    def root(self) -> int:
-        return self._count
-
-    def after(self, place: int, token: int) -> int:
-        return place + 1
-
-    def candidates(self, place: int) -> list[Candidate]:
-        truth = self._text[place] if place < len(self._text) else 1
-        said = [(truth + 1 + rank) % self._vocabulary for rank in range(self._width)]
-        if self._chance.random() < self._right:
-            said[self._chance.randrange(self._width)] = truth
-        return [Candidate(token, rank, 0.9 / 2**rank) for rank, token in enumerate(said)]
 
 
 @dataclass
@@ -139,10 +114,14 @@ class Ring:
         tokenizer = Tokenizer(weights[1].read_bytes())
         return Driver(program, fill, tokenizer, torch.device("cpu"), lambda sampler: [self._drafter()])
 
-    def _drafter(self) -> _Drafter:
+    def _drafter(self) -> Knowing:
         assert self._opens is not None
-        of = self._opens.reference
-        return _Drafter([*of.prompt, *of.ids], self._opens.right, self._opens.width, self._vocabulary, self._chance)
+        run, chance = self._opens, self._chance
+        text = [*run.reference.prompt, *run.reference.ids]
+        right, width = run.right, run.width
+        return Knowing(
+            text, lambda at: chance.random() < right, self._vocabulary, width, lambda at: chance.randrange(width)
+        )
 
     def run(self, runs: Sequence[_Run]) -> list[list[int]]:
         """The tokens of each, some of them at a time."""

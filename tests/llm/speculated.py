@@ -185,31 +185,6 @@ class Liar:
         return [Said(token, one) for token, one in zip(said, odds, strict=True)]
 
 
-class KnowingDrafter:
-    """A Drafter that knows the text: by position right, at one rank or another, or wrong, as `right` says. Places are
-    positions."""
-
-    def __init__(self, text: Sequence[int], right: Callable[[int], bool], vocabulary: int, width: int = 1) -> None:
-        self._text, self._right, self._vocabulary, self._width = list(text), right, vocabulary, width
-        self._count = 0
-
-    def accept(self, token: int) -> None:
-        self._count += 1
-
-    def root(self) -> int:
-        return self._count
-
-    def after(self, place: int, token: int) -> int:
-        return place + 1
-
-    def candidates(self, place: int) -> list[Candidate]:
-        truth = self._text[place] if place < len(self._text) else 1
-        said = [(truth + step) % self._vocabulary for step in range(1, self._width + 1)]
-        if self._right(place):
-            said[place % self._width] = truth
-        return [Candidate(token, rank, 0.9 / 2**rank) for rank, token in enumerate(said)]
-
-
 class RankedDrafter:
     """A Drafter that names five tokens after each; by position the true one stands at the rank that `ranks` says, or is
     not among them (None). Places are positions, and whether the path to them is right. Its priors know nothing."""

@@ -5,8 +5,8 @@ import random
 import pytest
 import torch
 from llm_models import Ring
-from speculated import KnowingDrafter
 
+from bench.decoding.knowing import Knowing
 from nodewire.errors import BadFrame, BadInput, NotAllowed
 from nodewire.protocol.frame import Frame
 from nodewire.protocol.guesses import MAX_LOOKAHEAD
@@ -19,7 +19,7 @@ SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 11}
 def guessing(ring, prompt, ids, right, width=1):
     """Have the driver guess what is right where `right` says so, of a text that is known."""
     text = [*prompt, *ids]
-    ring.actors["driver"]._make_drafters = lambda sampler: [KnowingDrafter(text, right, 300, width)]
+    ring.actors["driver"]._make_drafters = lambda sampler: [Knowing(text, right, 300, width)]
 
 
 RIGHT = {

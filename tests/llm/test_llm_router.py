@@ -3,8 +3,9 @@
 import random
 
 import pytest
-from speculated import KnowingDrafter, rate
+from speculated import rate
 
+from bench.decoding.knowing import Knowing
 from nodewire.llm.speculation.flight import Flight, Node, Sent
 from nodewire.llm.speculation.odds import Odds
 from nodewire.llm.speculation.pace import Pace
@@ -69,7 +70,7 @@ def late(right, *, row, turns=300, lookahead=32):
     """(frames, rows) for the last third of so many tokens, on a ring where a row costs `row` of a turn."""
     text = [random.Random(4).randrange(50) for _ in range(turns + 100)]
     now = 0
-    router = Router([KnowingDrafter([*text], right, 50)], clock_ns=lambda: now)
+    router = Router([Knowing([*text], right, 50)], clock_ns=lambda: now)
     flight = Flight(1, text[0], lookahead, tree=True, chunk=2**40)
     router.accept(text[0])
     count, found = 0, [0, 0]
