@@ -36,7 +36,7 @@ class Back:
 
 def is_dead(frame: Sent, behind: Sequence[Sent]) -> bool:
     """Whether a frame that waits behind this one voids all of it."""
-    return any(other.epoch > frame.epoch and other.pos <= frame.pos for other in behind)
+    return not frame.keep and any(other.epoch > frame.epoch and other.pos <= frame.pos for other in behind)
 
 
 class Cells:
@@ -46,14 +46,19 @@ class Cells:
         self.run: list[int] = []
         self.live: list[tuple[int, int]] = []
         """Numbers, and the live cell that each follows."""
+        self._epoch = 0
 
     def rows(self, frame: Sent, xs: Sequence[int]) -> list[int]:
         """A frame's rows computed. Raises ValueError: it does not fit what came before."""
+        if not xs and not frame.keep:
+            return []
         if frame.keep:
             self._keep(frame.keep)
         if frame.pos > len(self.run):
             raise ValueError(f"pos {frame.pos} after {len(self.run)}")
-        if frame.pos < len(self.run) or frame.parents is None:
+        stays = frame.keep or (frame.pos == len(self.run) and frame.epoch == self._epoch)
+        self._epoch = frame.epoch
+        if not stays or frame.parents is None:
             del self.run[frame.pos :]
             self.live.clear()
         last = self.run[-1] if self.run else 0

@@ -35,7 +35,7 @@ class Product:
 
     def __init__(self, begin: Scripted, lookahead: int, *, tree: bool = True) -> None:
         self.tokens = [begin.token]
-        self._tree, self._now_ns = tree, 0
+        self._now_ns = 0
         self._flight = Flight(1, begin.token, lookahead, tree=tree, chunk=64)
         self._router = Router([_Drafter(begin)], clock_ns=lambda: self._now_ns)
 
@@ -53,8 +53,8 @@ class Product:
                 flight.accept(token)
                 self.tokens.append(token)
         flight.returned()
-        flight.grow(router.expand, router.worth, 2**40)
-        frames = flight.frames(router.rows(flight.waiting) if self._tree else 1)
+        flight.grow(router.expand, router.worth, 2**40, router.room(flight))
+        frames = flight.frames(router.width)
         router.sent([one for one in frames if one.nodes])
         return [
             Sent(one.seq, one.pos, tuple(node.token for node in one.nodes), one.epoch, one.parents, one.keep)

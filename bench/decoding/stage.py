@@ -58,7 +58,7 @@ class Stage:
                 sessions.add(frame.session)
                 continue
             behind = [other.sent for other in self._waiting[number + 1 :] if other.session == frame.session]
-            alive = frame.xs and not is_dead(frame.sent, behind)
+            alive = (frame.xs or frame.sent.keep) and not is_dead(frame.sent, behind)
             taken.append(frame if alive else Moving(frame.session, frame.sent, ()))
             rows += len(taken[-1].xs)
             sessions.add(frame.session)
@@ -68,7 +68,7 @@ class Stage:
     def end(self) -> list[Moving]:
         """What goes on to the next stage."""
         return [
-            Moving(one.session, one.sent, tuple(self._cells[one.session].rows(one.sent, one.xs)) if one.xs else ())
+            Moving(one.session, one.sent, tuple(self._cells[one.session].rows(one.sent, one.xs)))
             for one in self.computing
         ]
 

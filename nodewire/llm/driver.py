@@ -255,8 +255,8 @@ class Driver:
         if router is not None and guesses:
             # The last token's row is never needed, so neither is any after the one before it.
             last = min(self.program.positions, state.prompt + state.sampling.max_tokens) - 2
-            flight.grow(router.expand, router.worth, last)
-            rows = router.rows(flight.waiting)
+            flight.grow(router.expand, router.worth, last, router.room(flight))
+            rows = router.width
         sent = flight.frames(rows)
         if router is not None:
             router.sent([one for one in sent if one.nodes])

@@ -230,8 +230,8 @@ def rate(
                 router.accept(token, node.guesses)
                 flight.accept(token)
         flight.returned()
-        flight.grow(router.expand, router.worth, 2**40)
-        frames = flight.frames(router.rows(flight.waiting))
+        flight.grow(router.expand, router.worth, 2**40, router.room(flight))
+        frames = flight.frames(router.width)
         router.sent(frames)
         for frame in frames:
             at_s = now_s

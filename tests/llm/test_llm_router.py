@@ -36,7 +36,7 @@ def timed(turn, row, gap, noise=0.0, rows=(1, 4, 16, 32)):
         pace.sent(burst, now)
         extra = row * (len(burst[0].nodes) - 1) + chance.uniform(-noise, noise)
         pace.returned(burst[0], int(now + turn + extra))
-        now = int(now + turn + extra + gap)
+        now = int(now + turn + extra + (gap(len(burst[1].nodes)) if callable(gap) else gap))
         pace.returned(burst[1], now)
     return pace
 
@@ -45,13 +45,20 @@ def test_a_turn_and_what_a_row_and_a_frame_add_are_told_apart():
     pace = timed(150e6, 0.5e6, 3e6, noise=1e6)
     assert pace.turn_ns == pytest.approx(150e6, rel=0.02)
     assert pace.row * pace.turn_ns == pytest.approx(0.5e6, rel=0.2)
-    assert pace.room(2**62) == pytest.approx(50, rel=0.2)
+    assert pace.window(1) == pytest.approx(0.8 * 50, rel=0.2)
 
 
-def test_rows_that_cost_nothing_go_in_one_frame_and_dear_ones_in_several():
-    assert timed(150e6, 0.0, 3e6).rows(64, 2**62) == 64
-    assert 4 <= timed(150e6, 1e6, 1e6, rows=(1, 4)).rows(64, 2**62) <= 16
-    assert Pace().rows(64, 2**62) == 32
+@pytest.mark.parametrize(("row", "width"), [(0.0, 16), (0.5e6, 7), (3e6, 2)])
+def test_frames_are_as_wide_as_rows_are_cheap_and_as_many_as_a_turn_has_room_for(row, width):
+    pace = timed(150e6, 6 * row, lambda rows: 3e6 + row * (rows - 1))
+    assert pace.width(512) == width
+    turn, gap = 150e6 + 6 * row * (width - 1), 3e6 + row * (width - 1)
+    assert pace.window(width) == pytest.approx(0.8 * turn / gap, rel=0.1)
+
+
+def test_before_anything_is_measured_frames_leave_some_for_those_behind_them():
+    assert [Pace().width(lookahead) for lookahead in (1, 8, 32, 128)] == [1, 2, 4, 8]
+    assert Pace().window(4) == 3
 
 
 def test_the_first_prompt_and_skipped_frames_are_not_measured():
@@ -85,8 +92,8 @@ def late(right, *, row, turns=300, lookahead=32):
                 router.accept(text[count], node.guesses)
                 flight.accept(text[count])
         flight.returned()
-        flight.grow(router.expand, router.worth, 10**6)
-        frames = flight.frames(1_000)
+        flight.grow(router.expand, router.worth, 10**6, router.room(flight))
+        frames = flight.frames(router.width)
         router.sent(frames)
         queue += frames
         if count > turns * 2 // 3:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import count
+from itertools import count, islice
 from typing import Protocol
 
 
@@ -83,10 +83,11 @@ class Flight:
         self.epoch = 0
         self._sent: deque[Sent] = deque([Sent(0, 0, 0, (self.head,))])
         self._seq = 1  # the next frame's
-        self._prompt, self._lookahead, self._tree, self._chunk = prompt, lookahead, tree, chunk
+        self._prompt, self.lookahead, self._tree, self._chunk = prompt, lookahead, tree, chunk
         self._run = prompt  # the lane's length, as the stages will know it
         self._cells: list[Node] = []  # the lane's live cells, likewise, by number
         self._rows = 1  # awaited
+        self._stale = 0  # frames in flight from before a token that nobody had guessed
         self._unsent: list[Node] = []
 
     @property
@@ -95,13 +96,14 @@ class Flight:
         return self._sent[0] if self._sent else None
 
     @property
-    def waiting(self) -> int:
-        """Rows that go out next."""
-        return len(self._unsent)
+    def under_way(self) -> int:
+        """Frames of rows in flight; those from before a token that nobody had guessed are as good as gone."""
+        return sum(bool(sent.nodes) for sent in islice(self._sent, self._stale, None))
 
     def returned(self) -> None:
         """It is back; its rows have been looked at."""
         self._sent.popleft()
+        self._stale = max(0, self._stale - 1)
 
     def last(self) -> list[Sent]:
         """Frames of no rows by which stages keep what is accepted of their live cells."""
@@ -137,18 +139,20 @@ class Flight:
         if following is None:
             following = Node(token, before.position + 1)
             self._unsent.append(following)
+            self._stale = len(self._sent)
         following.parent, following.accepted = None, True
         self.head = following
         for node in _tree(following):
             node.chance = 1.0 if node.parent is None else node.parent.chance * node.odds
 
-    def grow(self, expand: Callable[[Node], Sequence[Guess]], worth: Worth, last: int) -> None:
-        """Take in the likeliest guesses, one after the other, while there is room and each is worth it.
+    def grow(self, expand: Callable[[Node], Sequence[Guess]], worth: Worth, last: int, most: int = 2**40) -> None:
+        """Take in the likeliest guesses, one after the other, while there is room and each is worth it, until `most`
+        rows are to go out, the head's with them.
 
         `expand` says what may follow a node, the likeliest first; no row goes beyond position `last`. A lane has two
         more: a cell for each position, and of those one for a head that finds all others taken by dead guesses.
         """
-        room = self._lookahead - self._rows - len(self._unsent)
+        room = min(self.lookahead - self._rows, most) - len(self._unsent)
         if self._tree:
             room = min(room, last + 1 - self._run - len(self._cells) - len(self._unsent))
         if room <= 0:

@@ -1,10 +1,10 @@
 """Chooses who guesses, how wide and how deep, from what was measured: rates of right guesses and the ring's pace.
 
 A row is worth sending while its chance of being right exceeds what it costs. With E tokens expected of a turn of n rows
-that each add the share c to it, E/(1 + c n) is largest where the next row's chance falls under c E / (1 + c n). Of rows
-in several frames only those of the first delay all others; later ones wait where earlier ones were right, and cost
-nothing else, as long as the ring is not full. Where guesses are bad, or rows dear, no row passes: then decoding is
-plain, and guesses are only compared with what came.
+that each add the share c to it, E/(1 + c n) is largest where the next row's chance falls under c E / (1 + c n). That
+holds of the rows beside the head's. Of those in frames behind it one in each adds c once, as long as the ring is not
+full. Where guesses are bad, or rows dear, no row passes: then decoding is plain, and guesses are only compared with
+what came.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import Any
 
 from nodewire.llm.speculation.drafter import Candidate, Drafter
-from nodewire.llm.speculation.flight import Node, Sent
+from nodewire.llm.speculation.flight import Flight, Node, Sent
 from nodewire.llm.speculation.odds import Odds
 from nodewire.llm.speculation.pace import Pace
 
-LEAST_CHANCE = 1 / 256
+LEAST_CHANCE = 1 / 1024
 """Below it nothing is sent, however cheap: others compute it."""
 MOST_GUESSES = 5
 """After one token."""
 _UNKNOWN = 0.5  # the odds of a drafter that was never asked
+_NARROW = 4  # bursts after which one is of frames of half as many rows, which tells what rows take
 _TRIES = 32  # tokens after which one that does not pay is asked again
 
 
@@ -54,10 +54,11 @@ class Router:
         self._best = tuple(Odds() for _ in drafters)  # of each one's likeliest
         self._took_ns = [0.0] * len(self._drafters)  # to be asked once
         self._clock_ns = clock_ns
-        self._count = 0
+        self._count = self._bursts = 0
         self.pace = Pace()
-        self._rows = 1  # to a frame, of late
-        self._room = inf  # for frames
+        self.width = 1
+        """Rows to a frame."""
+        self._frames = 1.0  # that may be in flight
 
     def accept(self, token: int, guesses: Sequence[Any] | None = None) -> None:
         """`token` came; `guesses` are what `expand` said of its place, if it was asked."""
@@ -116,22 +117,23 @@ class Router:
         return Scored(candidate.token, odds, number, candidate)
 
     def worth(self, chance: float, expected: float, rows: int) -> bool:
-        if chance < LEAST_CHANCE or rows >= self._rows * self._room:
+        if chance < LEAST_CHANCE:
             return False
-        cost = self.pace.row * min(1.0, self._rows / max(1, rows))
+        cost = self.pace.row / (self._frames if rows >= self.width else 1.0)
         return chance * (1 + cost * rows) > cost * max(1.0, expected)
 
-    def rows(self, burst: int) -> int:
-        """How many of `burst` rows go to a frame."""
-        found = self.pace.rows(burst, self._clock_ns())
-        if burst > 1:
-            self._rows = found
-        return found
+    def room(self, flight: Flight) -> int:
+        """How many rows may go out now, in frames of `width`."""
+        self.width = self.pace.width(flight.lookahead)
+        if not flight.under_way:
+            self._bursts += 1
+            if not self._bursts % _NARROW:
+                self.width = -(-self.width // 2)
+        self._frames = min(self.pace.window(self.width), max(1.0, flight.lookahead / self.width))
+        return max(0, round(self._frames - flight.under_way) * self.width)
 
     def sent(self, frames: list[Sent]) -> None:
         self.pace.sent(frames, self._clock_ns())
 
     def returned(self, frame: Sent) -> None:
-        now_ns = self._clock_ns()
-        self.pace.returned(frame, now_ns)
-        self._room = self.pace.room(now_ns)
+        self.pace.returned(frame, self._clock_ns())
