@@ -1,6 +1,7 @@
 """Decoding: `python -m bench.decode [--json] [--quick] [--only one,ring,wan,crowd,codec,lossless] [--chart FILE]`.
 
-In `one` and `ring` the model is a Llama of 8 layers, 512 wide, with random weights, float32, the same safetensors.
+In `one` and `ring` the model is a Llama of 8 layers (of 12 in `ring`), 512 wide, with random weights, float32, the same
+safetensors.
 
 - one: a process on one core. `ours` is the unsplit loop, `transformers` its own generate, greedy, the same tokens;
   `bound` is what the model's matrix products alone take for a position, measured in the same rounds. `memory` is what
@@ -11,8 +12,8 @@ In `one` and `ring` the model is a Llama of 8 layers, 512 wide, with random weig
   the turn's hops.
 - wan: a driver and 6 stages on machines as far from each other as Shard's (`bench.wan`), over the wire; a stage's
   computing is a wait of 3 or 10 ms for a row, and longer for more (`bench.decoding.stage`). Plain decoding, what Shard
-  began with (each result goes back the way it came), speculation turn by turn, Shard's overlapping chunks, a chain and
-  trees in flight, each at the best settings that a simulation found, over drafters that are right as often as said.
+  began with (each result goes back the way it came), speculation turn by turn, Shard's overlapping chunks, and
+  nodewire's own, each at the best settings that a simulation found, over drafters that are right as often as said.
 - crowd: on the same ring 16 streams beside one, and a running stream while prompts of 4,096 tokens enter.
 - codec: a prompt's bytes and what narrowing them spoils, on the demo's decoder.
 - lossless: generations with guesses, in company and broken off, on small models of every family, beside transformers'.
@@ -48,6 +49,8 @@ from processes.saying import say
 
 ARMS = ["one", "ring", "wan", "crowd", "codec", "lossless"]
 STAGES, QUICK_STAGES = (2, 4, 6), (2,)
+RING_LAYERS = 12
+"""As many as divide evenly among so many stages."""
 TOKENS, QUICK_TOKENS, ROUNDS = 200, 40, 3
 WARM = 10
 QUICK_LAYERS = 4
@@ -68,11 +71,12 @@ async def measure(report: Report, options: argparse.Namespace) -> None:
         return
     with tempfile.TemporaryDirectory(prefix="nw-decode-") as name:
         model = Path(name) / "model"
-        write_model(model)
         if "one" in arms:
+            write_model(model)
             await _one(report, model)
         if "ring" in arms:
-            await _rings(report, model, Path(name))
+            write_model(Path(name) / "deep", RING_LAYERS)
+            await _rings(report, Path(name) / "deep", Path(name))
 
 
 async def _over_the_internet(report: Report, arms: Sequence[str], chart: Path | None) -> None:

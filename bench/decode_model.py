@@ -12,7 +12,7 @@ WIDTH, INNER = 2_048, 5_632
 LAYER_WEIGHTS = 4 * WIDTH * WIDTH + 3 * WIDTH * INNER
 
 
-def write_model(folder: Path) -> None:
+def write_model(folder: Path, layers: int = 8) -> None:
     """As a Hugging Face directory, float32."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -21,7 +21,7 @@ def write_model(folder: Path) -> None:
         vocab_size=VOCABULARY,
         hidden_size=512,
         intermediate_size=1_536,
-        num_hidden_layers=8,
+        num_hidden_layers=layers,
         num_attention_heads=8,
         num_key_value_heads=4,
         max_position_embeddings=2_048,

@@ -18,6 +18,7 @@ from nodewire.errors import BadConfig, BadInput
 from nodewire.kind import Limits
 from nodewire.protocol.address import SPLICE_WORDS
 from nodewire.protocol.faults import in_words, shaped
+from nodewire.protocol.guesses import MAX_LOOKAHEAD
 from nodewire.protocol.schema import Hex32, Label, Msat, Name
 from nodewire.protocol.sizes import parse_size
 
@@ -146,9 +147,9 @@ class LnurlConfig(Section):
 class WorkerConfig(Section):
     memory: Size = 2 * 10**9
     threads: int = Field(default=1, ge=1, le=256)
-    processes: int = Field(default=1, ge=1, le=64)
+    processes: int = Field(default=1, ge=1, le=MAX_LOOKAHEAD)
     """Of a provider that serves: its tasks are spread over so many, each with `memory` and `threads`."""
-    batch: int = Field(default=1, ge=1, le=64)
+    batch: int = Field(default=1, ge=1, le=MAX_LOOKAHEAD)
     """Of a provider that serves: so many calls of one graph task, of several jobs, are computed as one."""
     device: Device = "cpu"
     compiled: Path | None = None
@@ -211,7 +212,7 @@ class TrainConfig(Section):
     least_msat: Msat = 1_000
     gflops: int = Field(default=10, ge=1, le=2**40)
     """The speed that the ad claims, gflop a second."""
-    concurrency: int = Field(default=1, ge=1, le=64)
+    concurrency: int = Field(default=1, ge=1, le=MAX_LOOKAHEAD)
     """Rounds at a time, each in a worker of its own."""
     deposit_ppm: int = Field(default=200_000, ge=0, le=1_000_000)
     """The part of a price that a customer pays first, unless it paid for the round before."""
@@ -252,7 +253,7 @@ class ProviderConfig(Role):
     """Bytes on disk for the frames of jobs that are under way or have just ended."""
     pow_bits: int = Field(default=8, ge=0, le=40)
     """NIP-13 work that an unknown customer's request must carry."""
-    lookahead: int = Field(default=8, ge=1, le=64)
+    lookahead: int = Field(default=8, ge=1, le=MAX_LOOKAHEAD)
     """How many rows of a frame, and for each position that is paid, a driver may have computed by guess; 1 is none."""
     patience_s: int = Field(default=30, ge=1, le=3_600)
     """How long a delivered chunk may stay unpaid before its customer is in debt."""
@@ -280,7 +281,7 @@ class CustomerConfig(Role):
     worker: WorkerConfig = WorkerConfig()
     max_chunk_msat: Msat = 100_000
     max_total_msat: Msat = 10_000_000
-    lookahead: int = Field(default=1, ge=1, le=64)
+    lookahead: int = Field(default=1, ge=1, le=MAX_LOOKAHEAD)
     """How far generations may run ahead by guess, where providers take as much; 1 is not at all."""
     private_endpoints: bool = False
     """Pay over plain http to loopback and private addresses: for a market on this machine or in this network."""

@@ -8,7 +8,6 @@ from typing import Any
 from bench.decoding.arms import Driver, Overlapping, Plain, Prompt, Synchronous
 from bench.decoding.product import Product
 from bench.decoding.stage import times
-from bench.decoding.tree import Tree
 from bench.decoding.truth import STAGES, Scripted, Truth
 from bench.decoding.virtual import turn_ms
 
@@ -26,12 +25,8 @@ def driver_of(arm: Arm, stages: int = STAGES) -> tuple[Driver, Truth]:
             return Synchronous(begin, arm["k"]), truth
         case "overlapping":
             return Overlapping(begin, arm["k"], arm["depth"]), truth
-        case "chain":
-            return Tree(begin, 1, arm["window"], branches=1), truth
         case "ours":
-            return Tree(begin, arm["width"], arm["window"], least=arm.get("least", 0.0)), truth
-        case "product":
-            return Product(begin, arm["lookahead"], tree=arm.get("tree", True)), truth
+            return Product(begin, arm["lookahead"]), truth
         case "prompt":
             return Prompt(arm["size"], arm["block"]), truth
     raise ValueError(arm["arm"])

@@ -8,7 +8,6 @@ from typing import Any
 
 NAMES = {
     "ours": "trees in flight (nodewire)",
-    "chain": "a chain in flight, token by token",
     "overlapping": "overlapping chunks (Shard), best k and depth",
     "synchronous": "synchronous, best k",
     "plain": "plain, direct return",

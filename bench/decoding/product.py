@@ -1,4 +1,4 @@
-"""nodewire's own speculation (`nodewire.llm.speculation`) as a driver of `bench.decode`, over the scripted drafter."""
+"""nodewire's speculation (`nodewire.llm.speculation`) as a driver of `bench.decode`, over the scripted drafter."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class _Drafter:
 class Product:
     """A Driver (bench.decoding.arms): what `nodewire.llm.driver` does with what comes back, less the arithmetic."""
 
-    def __init__(self, begin: Scripted, lookahead: int, *, tree: bool = True) -> None:
+    def __init__(self, begin: Scripted, lookahead: int) -> None:
         self.tokens = [begin.token]
         self._now_ns = 0
-        self._flight = Flight(1, begin.token, lookahead, tree=tree, chunk=64)
+        self._flight = Flight(1, begin.token, lookahead, tree=True, chunk=64)
         self._router = Router([_Drafter(begin)], clock_ns=lambda: self._now_ns)
 
     def start(self, now_ms: float) -> list[Sent]:

@@ -23,7 +23,7 @@ from processes.saying import say
 
 ALPHAS, QUICK_ALPHAS = (0.5, 0.7, 0.8, 0.9, 0.95), (0.8,)
 STAGES_MS, QUICK_STAGES_MS = (3.0, 10.0), (3.0,)
-SPECULATING = ("synchronous", "overlapping", "chain", "ours")
+SPECULATING = ("synchronous", "overlapping", "ours")
 PLAIN_TOKENS, QUICK_PLAIN_TOKENS, TOKENS, QUICK_TOKENS, ROUNDS = 25, 10, 250, 50, 2
 SWEPT_TOKENS, QUICK_SWEPT_TOKENS = 600, 100
 SIMULATED_TOKENS = 3_000
@@ -137,7 +137,7 @@ def _settled(report: Report, ms: float, alphas: Sequence[float]) -> dict[str, di
 
 
 def _setting(arm: Arm) -> dict[str, Any]:
-    return {name: arm[name] for name in ("k", "depth", "width", "window") if name in arm}
+    return {name: arm[name] for name in ("k", "depth", "lookahead") if name in arm}
 
 
 def _told(ms: float, arms: dict[str, dict[str, Any]], rates: dict[tuple[float, str], list[float]]) -> dict[str, Any]:

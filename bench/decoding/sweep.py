@@ -10,7 +10,7 @@ from bench.decoding.virtual import Run, alone
 
 KS, QUICK_KS = (1, 2, 3, 4, 6, 8, 12, 16, 24), (2, 8)
 FILLS, QUICK_FILLS = (0.25, 0.4, 0.6, 0.8, 1.0), (0.6, 1.0)
-WIDTHS, QUICK_WIDTHS = (2, 4, 6, 8, 12, 16, 24, 32), (8,)
+LOOKAHEADS, QUICK_LOOKAHEADS = (32, 64, 128, 256), (128,)
 """What is more than fills the ring only queues."""
 
 
@@ -24,11 +24,8 @@ def settings(arm: str, stage_ms: float, *, quick: bool = False) -> Iterator[dict
             for k in QUICK_KS if quick else KS:
                 depths = {window(stage_ms, k + 1, fill) for fill in fills}
                 yield from ({"k": k, "depth": depth} for depth in sorted(depths))
-        case "chain":
-            yield from ({"window": window(stage_ms, 1, fill)} for fill in fills)
         case "ours":
-            for width in QUICK_WIDTHS if quick else WIDTHS:
-                yield from ({"width": width, "window": window(stage_ms, width, fill)} for fill in fills)
+            yield from ({"lookahead": lookahead} for lookahead in (QUICK_LOOKAHEADS if quick else LOOKAHEADS))
         case _:
             yield {}
 

@@ -97,7 +97,7 @@ def alone(run: Run, stage_ms: float, *, relayed: bool = False) -> None:
 
     def send(frames: Sequence[Sent], now_ms: float) -> None:
         for sent in frames:
-            at_ms, took_ms = now_ms, stage_ms * times(len(sent.tokens))
+            at_ms, took_ms = now_ms, stage_ms * times(len(sent.tokens)) if sent.tokens else 0.0
             for stage, way_ms in enumerate(WAYS_MS[:-1]):
                 at_ms = free_ms[stage] = max(at_ms + way_ms, free_ms[stage]) + took_ms
             back = Back(sent.seq, tuple(map(token_of, cells.rows(sent, sent.tokens))))

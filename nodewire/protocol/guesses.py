@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from nodewire.errors import BadFrame
 from nodewire.protocol.frame import Array, Frame, bytes_of
 
-MAX_LOOKAHEAD = 64
+MAX_LOOKAHEAD = 256
 SLACK_ROWS = 64
 DEPTH = 2
 """Times a plan's `lookahead`, how many positions a driver's guesses may be ahead of what it has accepted."""

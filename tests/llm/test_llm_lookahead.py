@@ -159,7 +159,7 @@ def test_a_lookahead_that_is_none_is_refused(ring, lookahead):
 def test_a_return_is_what_was_sent_or_empty_where_it_is_dead(ring):
     guessing(ring, [1, 2, 3], [0] * 50, lambda at: False)
     driver = ring.actors["driver"]
-    driver.open("s", {"max_tokens": 9, "lookahead": 3})
+    driver.open("s", {"max_tokens": 9, "lookahead": 8})
 
     def back(seq, pos, rows=1):
         state = torch.randn(1, rows, 64, generator=torch.Generator().manual_seed(seq))
@@ -168,10 +168,14 @@ def test_a_return_is_what_was_sent_or_empty_where_it_is_dead(ring):
     driver.receive("s", Frame("prompt", 0, (torch.tensor([1, 2, 3]),)))
     sent = [frame for frame in back(0, 2) if frame.edge == "hidden.0"]
     said = [(frame.seq, frame.meta["pos"], frame.meta["parents"], frame.meta.get("keep")) for frame in sent]
-    assert said == [(1, 3, b"\xff\xff\0\0", None), (2, 4, b"\0\0", b"\0\0")]
+    assert said == [
+        (1, 3, b"\xff\xff\0\0", None),
+        (2, 4, b"\0\0\1\0", b"\0\0"),
+        (3, 4, b"\2\0\3\0", None),
+    ]
     for seq, pos, rows, error in ((2, 4, 1, NotAllowed), (1, 4, 2, BadFrame), (1, 3, 0, BadFrame), (1, 3, 1, BadFrame)):
         with pytest.raises(error):
             back(seq, pos, rows)
     (again, *_) = back(1, 3, rows=2)
-    assert (again.seq, again.meta["pos"], again.meta["epoch"], again.meta["parents"]) == (3, 4, 1, b"\xff\xff\0\0")
+    assert (again.seq, again.meta["pos"], again.meta["epoch"], again.meta["parents"]) == (4, 4, 1, b"\xff\xff\0\0")
     assert back(2, 4, rows=0) == []

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from nodewire.errors import BadFrame, TooLarge
 
-MAX_LIVE = 256
+MAX_LIVE = 512
 """Cells of one lane."""
 
 

@@ -18,6 +18,8 @@ from heapq import heappop, heappush
 from itertools import count, islice
 from typing import Protocol
 
+from nodewire.llm.kv.tree import MAX_LIVE
+
 
 class Guess(Protocol):
     """A token that may follow, and the probability that it does."""
@@ -154,7 +156,7 @@ class Flight:
         """
         room = min(self.lookahead - self._rows, most) - len(self._unsent)
         if self._tree:
-            room = min(room, last + 1 - self._run - len(self._cells) - len(self._unsent))
+            room = min(room, min(last + 1 - self._run, MAX_LIVE) - len(self._cells) - len(self._unsent))
         if room <= 0:
             return
         heap: list[tuple[float, int, Node]] = []

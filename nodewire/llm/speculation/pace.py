@@ -99,6 +99,6 @@ class Pace:
         return max(1, round(most))
 
     def window(self, rows: int) -> float:
-        """How many frames of so many rows keep the slowest stage at work for FILL of a turn; a few before that is known."""
+        """How many frames of `rows` keep the slowest stage at work for FILL of a turn; some before it is known."""
         gap_ns = self._gap.of(rows)
         return max(1.0, FILL * self._turn.of(rows) / gap_ns) if gap_ns and self.turn_ns else _UNKNOWN
