@@ -243,7 +243,7 @@ async def test_a_pair_carries_so_many_bytes_and_a_friends_pair_more(make):
 
 
 async def test_a_silent_pair_is_over_and_beside_it_another_goes_on(make):
-    at = await make(idle_s=0.2)
+    at = await make(idle_s=1.0)
     silent, spoken = await joined(at), await joined(at, OTHER_ROOM)
 
     async def speak() -> None:
