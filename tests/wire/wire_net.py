@@ -124,7 +124,7 @@ class Raw:
                 pass
 
 
-async def until(true, within_s: float = 5.0) -> None:
+async def until(true, within_s: float = 20.0) -> None:
     """Let the loop run until `true()`."""
     async with asyncio.timeout(within_s):
         while not true():
