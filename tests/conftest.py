@@ -1,4 +1,4 @@
-"""Settings of the whole suite, and how two processes share it: one trades on the market, the other does the rest."""
+"""Settings of the whole suite, and how processes share it: one trades on the market, the others do the rest."""
 
 from __future__ import annotations
 
