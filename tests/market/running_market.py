@@ -28,7 +28,7 @@ from nodewire.pay.sim_wallet import SimWallet
 from nodewire.protocol.snapshot import Snapshot
 
 NODEWIRE = [sys.executable, "-m", "nodewire.cli"]
-READY_S = 60.0
+READY_S = 120.0
 FAST_US, SLOW_US, SLOWEST_US = 1_000, 200_000, 600_000
 """So far apart that no way between two processes of a busy machine looks longer."""
 
