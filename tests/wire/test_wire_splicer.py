@@ -138,7 +138,7 @@ async def test_a_key_does_not_meet_itself_and_its_newest_connection_counts(make)
 
 
 async def test_a_third_one_waits_alone(make):
-    at = await make(wait_s=0.3)
+    at = await make(wait_s=1.0)
     one, other = await joined(at)
     third = await enter(at)
     with pytest.raises(TimedOut):
