@@ -140,7 +140,7 @@ async def test_a_request_of_the_future_is_refused(market, monkeypatch):
         glance = TrainingAdmission.glance
         # The provider's clock is what is late here: the request is an hour ahead of it.
         monkeypatch.setattr(TrainingAdmission, "glance", lambda self, event, now_s: glance(self, event, now_s - 3600))
-        monkeypatch.setattr("nodewire.customer.training.asking.FIND_S", 0.1)
+        monkeypatch.setattr("nodewire.customer.training.asking.FIND_S", 1.0)
         from nodewire.errors import NoProvider
 
         with pytest.raises(NoProvider):
