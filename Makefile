@@ -12,6 +12,8 @@ TORCH_INDEX ?=
 TORCH := torch==2.13.0
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check -qq
 ARGS ?=
+# Of the processes that run the tests one trades on the market, where it mostly waits.
+WORKERS ?= 3
 
 say = @printf '\033[1;36m»\033[0m %s\n'
 
@@ -30,7 +32,7 @@ checkpoint: $(VENV)/.installed ## train the demo's two models anew, on a market 
 	@$(VENV)/bin/python -m demo.model.make $(ARGS)
 
 test: $(VENV)/.dev ## run the tests (ARGS="-k name -x")
-	@$(VENV)/bin/python -m pytest -n 2 $(ARGS)
+	@$(VENV)/bin/python -m pytest -n $(WORKERS) $(ARGS)
 
 interop: $(VENV)/.dev ## other people's implementations against ours: OpenAI's client (ARGS="-k errors")
 	@$(PIP) install -c constraints.txt -e '.[interop]'

@@ -1,4 +1,4 @@
-"""Settings of the whole suite, and how two processes share it: one trades on the market, the other does the rest."""
+"""Settings of the whole suite, and how processes share it: one trades on the market, the others do the rest."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ settings.load_profile("nodewire")
 MARKET = "tests/market/"
 TRADING = (MARKET, "tests/interop/")
 """Whose tests ask for the running market."""
+STARTING_S = 300
+"""In which a test of a market must be over, its start included, which whoever comes first waits for."""
 
 
 @pytest.fixture(scope="session")
@@ -41,6 +43,9 @@ def market(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMarket]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(TRADING))  # what takes longest begins first
+    for item in items:
+        if item.nodeid.startswith(TRADING) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(STARTING_S))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log) -> LoadScopeScheduling:

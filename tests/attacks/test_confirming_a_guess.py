@@ -122,6 +122,7 @@ def needles(request, opening: Opening, first: Frame[Array]):
                 yield from (sketched.digest(), sketched.hexdigest().encode())
 
 
+@pytest.mark.timeout(300)  # it starts a market of its own
 async def test_a_relays_dump_does_not_confirm_a_guess_and_the_salts_do(market):
     async with market.customer("private") as customer:
         terms = customer.terms.model_copy(update={"verify": "sampled"})

@@ -171,7 +171,7 @@ async def test_units_that_the_driver_did_not_sign_are_not_paid():
     await job.delivered(0)
     await job.closed(0, 1)
     with pytest.raises(BadInput, match="driver"):
-        await asyncio.wait_for(job.asked(asks(0, 2)), 1)
+        await asyncio.wait_for(job.asked(asks(0, 2)), 10)
 
 
 def test_a_root_with_a_line_break_does_not_get_into_a_receipt():

@@ -185,7 +185,7 @@ async def test_who_cannot_be_reached_holds_up_nobody_and_nothing_longer_than_a_r
         one.begin()
         began = time.monotonic()
         await one.caught_up()
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 10 * settler.ROUND_S
         owed = {PROVIDERS[number].public for number in range(3)}
         assert await one.still_owed(owed) == {PROVIDERS[0].public, PROVIDERS[1].public}
         assert await one.still_owed(owed) == owed  # it still refuses: then it is avoided

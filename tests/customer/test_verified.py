@@ -22,9 +22,9 @@ from tests.protocol_committee.actors import committee, digest
 QUICK, SEATS = committee(
     name="quick",
     genesis_s=int(time.time()) - 100,
-    epoch_ms=200,
-    skew_ms=20,
-    beat_ms=100,
+    epoch_ms=400,
+    skew_ms=40,
+    beat_ms=200,
     bond_holders=(HOLDER.public,),
     verify_rate_ppm=1_000_000,
     verify_share_ppm=150_000,
@@ -66,7 +66,7 @@ class Followed(PublicRecord):
 
     async def follow(self, claims=()):
         roots = {(PROVIDERS[number].public, self.root(TASKS[number], 0)): None for number in range(3)}
-        async with asyncio.timeout(8):
+        async with asyncio.timeout(30):
             return await follow(self.request, roots, claims, market=self, pool=self, last_epoch=self.last)
 
     def paid(self, at_s=0):
@@ -108,9 +108,8 @@ async def test_what_was_drawn_and_judged_is_waited_for_and_no_longer():
     record = Followed()
     record.certify()
     record.judge()
-    began = time.monotonic()
     found = await record.follow()
-    assert time.monotonic() - began < 1
+    assert QUICK.epoch_at(int(time.time() * 1000)) - record.last < VERDICT_EPOCHS
     assert (found.roots, found.certified, len(found.samples), len(found.verdicts)) == (3, 3, 3, 3)
 
 
@@ -197,7 +196,7 @@ async def test_what_nobody_can_commit_to_any_more_is_made_again_unless_the_commi
 async def test_a_claim_of_an_epoch_that_is_remembered_no_more_is_looked_for_on_relays():
     """A job may have lasted for longer than certificates are remembered."""
     record = Followed()
-    claims = record.paid(at_s=int(time.time()) - 12)
+    claims = record.paid(at_s=int(time.time()) - 24)
     then = record.epoch_at(claims[0].claim.created_at)
     record.certified(then, [record.committed(number, (0,), then) for number in range(3)])
     found = await record.follow(claims)

@@ -472,7 +472,7 @@ async def test_who_hangs_up_on_vectors_has_them_not_bought(tmp_path):
 async def test_who_hangs_up_has_the_rest_not_bought(tmp_path, stream):
     async with opened(tmp_path, StandIn(hangs=True)) as gateway:
         asking = asyncio.create_task(gateway.post("completions", {**TEXT, "stream": stream}))
-        while not (gateway.buyer.orders and gateway.buyer.orders[0].requests):
+        while not (gateway.buyer.orders and gateway.buyer.orders[0].cost_msat == 3 * PRICE_MSAT):
             await asyncio.sleep(0)
         if stream:  # so that it hangs up in the middle of an answer
             await asyncio.sleep(0.05)
@@ -485,7 +485,7 @@ async def test_who_hangs_up_has_the_rest_not_bought(tmp_path, stream):
 
 
 async def test_only_so_many_are_bought_for_at_a_time_and_only_so_long(tmp_path):
-    async with opened(tmp_path, StandIn(hangs=True), max_requests=1, request_s=1) as gateway:
+    async with opened(tmp_path, StandIn(hangs=True), max_requests=1, request_s=2) as gateway:
         first = asyncio.create_task(gateway.post("completions", TEXT))
         while not gateway.buyer.orders:
             await asyncio.sleep(0)

@@ -28,7 +28,7 @@ from nodewire.pay.sim_wallet import SimWallet
 from nodewire.protocol.snapshot import Snapshot
 
 NODEWIRE = [sys.executable, "-m", "nodewire.cli"]
-READY_S = 60.0
+READY_S = 120.0
 FAST_US, SLOW_US, SLOWEST_US = 1_000, 200_000, 600_000
 """So far apart that no way between two processes of a busy machine looks longer."""
 
@@ -248,6 +248,24 @@ class RunningMarket:
     def ledger(self, name: str) -> Ledger:
         return Ledger(self._role(name).ledger)
 
+    async def settled(self, customer: str, **guests: str) -> None:
+        """Wait until providers, and `guests` (public keys by name), have booked what this customer's book says that it
+        paid them: they hear of it a little later."""
+        own, public = self.ledger(customer), self.keys(customer).public
+        sql = "SELECT sum(amount_msat) FROM dues WHERE customer = ? AND state IN ('settled', 'receipted')"
+        try:
+            for name, payee in (self.public | guests).items():
+                theirs = self.ledger(name)
+                try:
+                    paid_msat = own.spent(payee=payee).paid_msat
+                    async with asyncio.timeout(20):
+                        while (theirs._db.execute(sql, (public,)).fetchone()[0] or 0) < paid_msat:
+                            await asyncio.sleep(0.02)
+                finally:
+                    theirs.close()
+        finally:
+            own.close()
+
     def keys(self, name: str) -> Keys:
         return Keys.from_file(self._role(name).key)
 
@@ -261,7 +279,7 @@ class RunningMarket:
             following = asyncio.create_task(market.run())
             stack.callback(following.cancel)
             while True:
-                epoch = await market.epoch(timeout_s=20, after=after)
+                epoch = await market.epoch(timeout_s=40, after=after)
                 if holds(await market.snapshot(epoch.body.snapshot)):
                     return epoch
                 after = epoch.body.epoch

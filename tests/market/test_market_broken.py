@@ -48,7 +48,7 @@ async def test_an_honest_node_serves_on_who_a_liar_behind_it_kept_from_paying_up
     cyd, encoder = market.public["cyd"], market.encoder["address"]
     epoch = await market.until(lambda s: s.node(ned) is not None and s.node(ola) is not None)
     async with market.customer("jinxed") as jinxed:
-        await jinxed.session.market.epoch(timeout_s=10, after=epoch.body.epoch - 1)
+        await jinxed.session.market.epoch(timeout_s=30, after=epoch.body.epoch - 1)
         me, config = jinxed.session.keys.public, market.config_of("jinxed")
         terms = jinxed.terms.model_copy(update={"driver": "local"})
         lied_to, honest = (terms.model_copy(update={"trusted": (ned, one)}) for one in (ola, cyd))
@@ -84,6 +84,7 @@ async def test_an_honest_node_serves_on_who_a_liar_behind_it_kept_from_paying_up
         assert ned[:8] in str(refused.value)
         assert jinxed.session.payer.unpaid() == []
         paid_msat = bought * ENCODER_MSAT
+        await market.settled("jinxed", ned=ned, ola=ola)
         assert with_own_ledger(market, "ned", lambda ledger: ledger.earned_msat()) == paid_msat
 
         # Nothing of it is owed; who wants to be served by this node before a day is over may pay it all the same.
@@ -95,9 +96,11 @@ async def test_an_honest_node_serves_on_who_a_liar_behind_it_kept_from_paying_up
         assert not any(claim["paid"] or claim["owed"] for claim in claims)
         done = market.command("wallet", "settle", "--config", str(config), "--yes", "--broken", ned)["debts"]
         assert {one["provider"] for one in done if one["paid"]} == {ned}
+        await market.settled("jinxed", ned=ned, ola=ola)
         assert unpaid() == 0
         await jinxed.embed(encoder, TEXTS, terms=honest)
         assert ned in jinxed.last["providers"]
+    await market.settled("jinxed", ned=ned, ola=ola)
     spent = with_own_ledger(market, "jinxed", lambda ledger: ledger.spent())
     assert (await market.balances_msat("jinxed"))["jinxed"] == 100_000_000 - spent.paid_msat - spent.fees_msat
     earned_msat = 0
@@ -116,7 +119,7 @@ async def test_a_provider_killed_amid_four_calls_of_one_customer_serves_it_again
     try:
         epoch = await market.until(lambda s: s.node(pam) is not None and s.node(quin) is not None)
         async with market.customer("bereft") as bereft:
-            await bereft.session.market.epoch(timeout_s=10, after=epoch.body.epoch - 1)
+            await bereft.session.market.epoch(timeout_s=30, after=epoch.body.epoch - 1)
             me = bereft.session.keys.public
             terms = bereft.terms.model_copy(update={"driver": "local"})
             stuck, going = (terms.model_copy(update={"trusted": (pam, one)}) for one in (quin, cyd))
@@ -125,6 +128,7 @@ async def test_a_provider_killed_amid_four_calls_of_one_customer_serves_it_again
             def unpaid():
                 return with_own_ledger(market, "pam", lambda ledger: len(ledger.unpaid_dues(me)))
 
+            await market.settled("bereft", pam=pam, quin=quin)
             assert unpaid() == 0
             os.kill(market.processes["quin"].pid, signal.SIGSTOP)
             calls = [asyncio.create_task(bereft.embed(encoder, TEXTS, terms=stuck)) for _ in range(MAX_BROKEN + 1)]
@@ -142,7 +146,7 @@ async def test_a_provider_killed_amid_four_calls_of_one_customer_serves_it_again
             back = await market.until(
                 lambda s: s.node(pam) is not None and list(s.ads({pam})[pam].wire) == ready["wire"]
             )
-            await bereft.session.market.epoch(timeout_s=10, after=back.body.epoch - 1)
+            await bereft.session.market.epoch(timeout_s=30, after=back.body.epoch - 1)
             assert unpaid() == len(calls)  # nothing came of them, and nothing was paid
             await bereft.embed(encoder, TEXTS, terms=going)
             assert pam in bereft.last["providers"]

@@ -106,9 +106,8 @@ async def test_in_a_terminal_ctrl_c_breaks_off_an_answer_and_not_the_talk(market
     screen.until("› ")
     screen.type("/ring\n")
     assert "stage.1" in screen.until("› ")
-    time.sleep(0.5)  # input() shows its prompt a moment before it listens: a signal in between waits for the next key
     screen.type("\x03")
-    screen.until("/quit leaves")
+    screen.until("/quit leaves", again="\x03")
     screen.until("› ")
     screen.type("\x04")
     _, status = os.waitpid(process, 0)
@@ -126,12 +125,18 @@ class _Screen:
     def type(self, text: str) -> None:
         os.write(self._descriptor, text.encode())
 
-    def until(self, text: str) -> str:
-        """What has been written since the last time, up to `text`."""
+    def until(self, text: str, *, again: str = "") -> str:
+        """What has been written since the last time, up to `text`.
+
+        `again` is typed while nothing comes: input() shows its prompt a moment before it listens, and a signal in
+        between waits for the next one.
+        """
         end = time.monotonic() + WAIT_S
         while text.encode() not in self._came:
-            left_s = end - time.monotonic()
-            assert left_s > 0 and select.select([self._descriptor], [], [], left_s)[0], self._came.decode()
-            self._came += os.read(self._descriptor, 65_536)
+            assert time.monotonic() < end, self._came.decode()
+            if select.select([self._descriptor], [], [], 2)[0]:
+                self._came += os.read(self._descriptor, 65_536)
+            else:
+                self.type(again)
         before, found, self._came = self._came.partition(text.encode())
         return (before + found).decode("utf-8", "replace")

@@ -19,7 +19,7 @@ async def test_a_provider_killed_after_a_sampled_job_comes_back_passes_and_keeps
     bea, eve = market.public["bea"], market.public["eve"]
     before = await market.until(market.is_free(*STALLS))
     async with market.customer("patient") as customer:
-        await customer.session.market.epoch(timeout_s=10, after=before.body.epoch - 1)
+        await customer.session.market.epoch(timeout_s=30, after=before.body.epoch - 1)
         terms = customer.terms.model_copy(update={"verify": "sampled", "excluded": (eve,)})
         async for _ in customer.generate(market.decoder["address"], PROMPT, max_tokens=3, terms=terms):
             pass

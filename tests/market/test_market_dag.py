@@ -119,7 +119,7 @@ def by_task(dag, done) -> dict[str, str]:
 
 async def test_calls_of_a_dag_come_back_whichever_branches_they_need_and_every_provider_is_paid(dag):
     async with dag.market.customer("dora") as dora:
-        await dora.session.market.epoch(timeout_s=10, after=await dag.live() - 1)
+        await dora.session.market.epoch(timeout_s=30, after=await dag.live() - 1)
         check(await dora.run(dag.address, CALLS), CALLS)
         done = dora.last
         assert by_task(dag, done) == {"left": "ivy", "right": "joe", "join": "kai"}
@@ -186,7 +186,7 @@ async def test_a_cheat_in_one_branch_is_found_and_the_call_made_again_without_it
     dag.public["nat"] = (await asyncio.to_thread(dag.market.ready, "nat"))["public"]
     now = await dag.live("nat")
     async with dag.market.customer("dora") as dora:
-        await dora.session.market.epoch(timeout_s=10, after=now - 1)
+        await dora.session.market.epoch(timeout_s=30, after=now - 1)
         terms = dora.terms.model_copy(update={"verify": "sampled"})
         check(await dora.run(dag.address, CALLS[:1], terms=terms, wait=True), CALLS[:1])
         done = dora.last
@@ -205,7 +205,7 @@ async def test_who_sends_its_neighbour_what_cannot_be_computed_denies_nothing_an
     try:
         now = await dag.live(name)
         async with market.customer("rob") as rob:
-            await rob.session.market.epoch(timeout_s=10, after=now - 1)
+            await rob.session.market.epoch(timeout_s=30, after=now - 1)
             excluded = (dag.public["nat"],) if "nat" in dag.public else ()
             terms = rob.terms.model_copy(update={"excluded": excluded})
             check([await rob.run(dag.address, CALLS[0], terms=terms)], CALLS[:1])
@@ -230,7 +230,7 @@ async def test_who_sends_its_neighbour_what_cannot_be_computed_denies_nothing_an
 async def test_a_provider_of_a_branch_that_dies_between_calls_loses_none(dag):
     market = dag.market
     async with market.customer("dora") as dora:
-        await dora.session.market.epoch(timeout_s=10, after=await dag.live("kai") - 1)
+        await dora.session.market.epoch(timeout_s=30, after=await dag.live("kai") - 1)
         terms = dora.terms.model_copy(update={"excluded": (dag.public["nat"],) if "nat" in dag.public else ()})
         bought = []
         for number in range(6):

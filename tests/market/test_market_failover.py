@@ -34,7 +34,7 @@ async def dies(market, name, how):
                 os.kill(pid, signal.SIGCONT)
         else:
             for worker in workers:
-                await asyncio.wait_for(gone(worker), 5)
+                await asyncio.wait_for(gone(worker), 20)
             process.wait()
             process.stdout.close()
             ready = await asyncio.to_thread(market.start_provider, name)
@@ -68,7 +68,7 @@ async def test_the_standby_goes_on_with_the_same_tokens(market, task, how):
     customer_name = f"lucky-{task}-{how.name.lower()}"
     names = {public: name for name, public in market.public.items()}
     async with market.customer(customer_name) as customer:
-        await customer.session.market.epoch(timeout_s=10, after=epoch.body.epoch - 1)
+        await customer.session.market.epoch(timeout_s=30, after=epoch.body.epoch - 1)
         ids: list[int] = []
         at: list[float] = []
         struck = None
@@ -99,6 +99,7 @@ async def test_the_standby_goes_on_with_the_same_tokens(market, task, how):
     ledger = market.ledger(customer_name)
     spent = ledger.spent(job=done["request"])
     ledger.close()
+    await market.settled(customer_name)
     received = {public: earned(market, public, done["request"]) for public in market.public.values()}
     assert sum(received.values()) == spent.paid_msat == sum(done["paid_msat"].values())
     assert all(received[entered] > 0 for _, _, entered, _ in said.replaced)
@@ -113,7 +114,7 @@ async def test_a_standby_goes_on_over_narrowed_edges_as_if_nobody_had_left(marke
     names = {public: name for name, public in market.public.items()}
     codecs = dict.fromkeys(("hidden.0", "hidden.1", "hidden.2", "return"), "int8")
     async with market.customer("narrow") as customer, AsyncExitStack() as stack:
-        await customer.session.market.epoch(timeout_s=10, after=epoch.body.epoch - 1)
+        await customer.session.market.epoch(timeout_s=30, after=epoch.body.epoch - 1)
         options = {"terms": customer.terms.model_copy(update={"codecs": codecs}), "max_tokens": 120}
         undisturbed = [n async for p in customer.generate(market.decoder["address"], PROMPT, **options) for n in p.ids]
         ids: list[int] = []
@@ -134,7 +135,7 @@ async def test_a_standby_enters_a_job_that_is_judged_and_nobody_is_convicted(mar
     epoch = await market.until(lambda s: all(market.is_free(n)(s) for n in STALLS), after=now.body.epoch + 1)
     names = {public: name for name, public in market.public.items()}
     async with market.customer("judging") as customer:
-        await customer.session.market.epoch(timeout_s=10, after=epoch.body.epoch - 1)
+        await customer.session.market.epoch(timeout_s=30, after=epoch.body.epoch - 1)
         terms = customer.terms.model_copy(update={"verify": "sampled"})
         ids: list[int] = []
         struck = None
@@ -175,7 +176,7 @@ async def test_a_call_whose_provider_is_dead_is_made_again_by_others(market):
     now = await market.until(lambda s: True)
     epoch = await market.until(lambda s: all(market.is_free(n)(s) for n in STALLS), after=now.body.epoch + 1)
     async with market.customer("caller") as customer:
-        await customer.session.market.epoch(timeout_s=10, after=epoch.body.epoch - 1)
+        await customer.session.market.epoch(timeout_s=30, after=epoch.body.epoch - 1)
         texts = ["a cat", "a kitten"]
         alone = await customer.embed(market.encoder["address"], texts)
         first = customer.last
@@ -196,7 +197,7 @@ async def test_a_driver_that_has_a_live_stage_replaced_gains_nothing_and_the_sta
     epoch = await market.until(lambda s: all(market.is_free(n)(s) for n in STALLS), after=now.body.epoch + 1)
     names = {public: name for name, public in market.public.items()}
     async with market.customer("handed-over") as customer:
-        await customer.session.market.epoch(timeout_s=10, after=epoch.body.epoch - 1)
+        await customer.session.market.epoch(timeout_s=30, after=epoch.body.epoch - 1)
         ids: list[int] = []
         async with asyncio.timeout(60):
             async for piece in customer.generate(market.decoder["address"], PROMPT, max_tokens=350):
@@ -220,6 +221,7 @@ async def test_a_driver_that_has_a_live_stage_replaced_gains_nothing_and_the_sta
         # Nobody else serves the stage's tasks here, so it is back; the two that the takeover favoured are not.
         assert second.assignment("driver").provider != driver and friend not in second.providers()
         assert second.assignment("stage.0").provider == stage
+    await market.settled("handed-over")
     assert earned(market, friend, id_) == 0
     # The prompt and the first 64 tokens, of which it was told that they were over.
     of_stage_msat = sum(a.price_msat for a in first.tasks if a.provider == stage)

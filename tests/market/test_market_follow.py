@@ -75,7 +75,7 @@ async def test_what_a_provider_leaves_is_held_by_one_that_follows_demand(market,
         assert {one["task"]: one["provider"] for one in edna.last["tasks"]}["right"] == public["pip"]
         await asyncio.to_thread(market.stop_one, "pip")
         epoch = await holds(market, digest, public["una"], "right")
-        await edna.session.market.epoch(timeout_s=10, after=epoch - 1)
+        await edna.session.market.epoch(timeout_s=30, after=epoch - 1)
         for seed in range(3):
             given = call(seed, 3, seed)
             check([await edna.run(address, given)], [given])

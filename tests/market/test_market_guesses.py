@@ -67,7 +67,7 @@ async def test_who_has_its_driver_guess_gets_the_same_tokens_and_pays_the_same(m
 async def test_what_was_guessed_around_passes_its_judgement(market):
     now = await market.until(lambda s: True)
     async with market.customer("guesser", lookahead=8) as guesser:
-        await guesser.session.market.epoch(timeout_s=10, after=now.body.epoch - 1)
+        await guesser.session.market.epoch(timeout_s=30, after=now.body.epoch - 1)
         terms = guesser.terms.model_copy(update={"verify": "sampled"})
         ids = await generate(guesser, market, max_tokens=20, terms=terms, wait=True)
         done = guesser.last

@@ -64,7 +64,7 @@ async def test_a_module_of_ones_own_is_bought_of_strangers_and_says_what_it_says
             dag.public[name] = (await asyncio.to_thread(market.ready, name))["public"]
         now = await dag.live("wim", "xan")
         async with market.customer("dora-at-home") as customer:
-            await customer.session.market.epoch(timeout_s=10, after=now - 1)
+            await customer.session.market.epoch(timeout_s=30, after=now - 1)
             calls = [call(3, 5), call(6, 9), call(1, 2), call(20, 4)]  # the last is made in parts
             outputs = await customer.run(dag.address, calls)
             paid = customer.last["paid_msat"]

@@ -36,7 +36,7 @@ async def test_a_generation_goes_on_without_a_stage_that_puts_out_nan_and_who_re
     names = {public: name for name, public in market.public.items()}
     epoch = await market.until(market.is_free(*STALLS))
     async with market.customer(f"amid-{driver}") as customer:
-        await customer.session.market.epoch(timeout_s=10, after=epoch.body.epoch - 1)
+        await customer.session.market.epoch(timeout_s=30, after=epoch.body.epoch - 1)
         terms = customer.terms.model_copy(update={"driver": driver})
         ids: list[int] = []
         async with asyncio.timeout(60):

@@ -103,7 +103,7 @@ def test_a_trained_model_is_registered_served_and_bought_with_the_scores_of_trai
 
     # The operator's part: three lines in its file, and a restart.
     market.stop_one("tom")
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + 60
     while market.command(*listed)["trainers"]:
         assert time.monotonic() < deadline_s
     serve = {"manifest": registered["address"], "tasks": ["graph.0"], "price_msat": 1_009}

@@ -30,7 +30,7 @@ async def fay(market):
 async def test_honest_work_passes_and_the_customer_learns_it(market, fay):
     now = await market.until(lambda s: True)
     async with market.customer("careful") as customer:
-        await customer.session.market.epoch(timeout_s=10, after=now.body.epoch - 1)
+        await customer.session.market.epoch(timeout_s=30, after=now.body.epoch - 1)
         terms = customer.terms.model_copy(update={"verify": "sampled"})
         ids: list[int] = []
         async for piece in customer.generate(market.decoder["address"], PROMPT, max_tokens=3, terms=terms, wait=True):
@@ -168,7 +168,7 @@ async def test_a_call_that_a_cheater_had_a_hand_in_is_made_again(market, name, c
     try:
         epoch = await market.until(lambda s: (node := s.node(cheater)) is not None and node.bond_msat > 0)
         async with market.customer("calling") as customer:
-            await customer.session.market.epoch(timeout_s=10, after=epoch.body.epoch - 1)
+            await customer.session.market.epoch(timeout_s=30, after=epoch.body.epoch - 1)
             trusted = (*(public for one, public in market.public.items() if one != "bea"), cheater)
             wish = {"verify": "sampled", "trusted": trusted}
             codecs = (await narrowed(customer, market.encoder["address"], codec)).codecs if codec else {}
@@ -207,7 +207,7 @@ async def test_a_cheater_is_convicted_leaves_and_its_work_is_made_again(market):
 
     epoch = await market.until(begins, after=now.body.epoch + 1)
     async with market.customer("wary") as customer:
-        await customer.session.market.epoch(timeout_s=10, after=epoch.body.epoch - 1)
+        await customer.session.market.epoch(timeout_s=30, after=epoch.body.epoch - 1)
         terms = customer.terms.model_copy(update={"verify": "sampled", "trusted": tuple(market.public.values())})
         async for _ in customer.generate(market.decoder["address"], PROMPT, max_tokens=3, terms=terms, wait=True):
             pass
@@ -238,7 +238,7 @@ async def test_who_is_paid_and_commits_to_nothing_pays_for_it(market):
     epoch = await market.until(market.is_free("ada", "bea", "dan", "eve"), after=now.body.epoch + 1)
     try:
         async with market.customer("robbed") as customer:
-            await customer.session.market.epoch(timeout_s=10, after=epoch.body.epoch - 1)
+            await customer.session.market.epoch(timeout_s=30, after=epoch.body.epoch - 1)
             terms = customer.terms.model_copy(update={"verify": "sampled", "trusted": tuple(market.public.values())})
             async for _ in customer.generate(market.decoder["address"], PROMPT, max_tokens=3, terms=terms):
                 pass
@@ -282,7 +282,7 @@ async def test_who_sends_one_thing_and_commits_to_another_is_convicted_and_nobod
     now = await market.until(lambda s: True)
     epoch = await market.until(market.is_free(*(set(STALLS) - {"cyd"})), after=now.body.epoch + 1)
     async with market.customer("warier") as customer:
-        await customer.session.market.epoch(timeout_s=10, after=epoch.body.epoch - 1)
+        await customer.session.market.epoch(timeout_s=30, after=epoch.body.epoch - 1)
         terms = customer.terms.model_copy(update={"verify": "sampled", "trusted": tuple(market.public.values())})
         async for _ in customer.generate(market.decoder["address"], PROMPT, max_tokens=3, terms=terms, wait=True):
             pass

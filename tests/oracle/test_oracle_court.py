@@ -174,6 +174,12 @@ class Market4:
         await self.relay.until(lambda found: any(self.is_of(e, kind) for e in found), timeout_s)
         return next(e for e in self.relay.stored.values() if self.is_of(e, kind))
 
+    async def all_convict(self):
+        """Wait until every oracle counts the provider among the convicted."""
+        async with asyncio.timeout(10):
+            while not all(self.provider.keys.public in oracle.state.convicted for oracle, _ in self.courts):
+                await asyncio.sleep(0.02)
+
     @staticmethod
     def is_of(event, kind):
         return event.kind == kind and (kind != verdict.KIND or event.tag("n").startswith("verdict/"))
@@ -212,13 +218,12 @@ async def test_a_committed_chunk_is_drawn_verified_and_judged(tmp_path, cheating
             assert one[0].figures.certificate.total_us > 0
         assert market.nodes.computed or not cheating  # a tenth of the honest is computed, too
         if cheating:
-            await asyncio.sleep(0.2)
-            assert all(market.provider.keys.public in oracle.state.convicted for oracle, _ in market.courts)
+            await market.all_convict()
     votes = {}
     async with market.running():  # all of them come back, knowing only their journals and what relays have
         await asyncio.sleep(2 * market.committee.epoch_ms / 1000)
         if cheating:
-            assert all(market.provider.keys.public in oracle.state.convicted for oracle, _ in market.courts)
+            await market.all_convict()
     for event in market.relay.stored.values():
         assert event.kind != certificate.FAULT_KIND
         if event.kind == inventory.KIND and event.tag("t") == "vote":

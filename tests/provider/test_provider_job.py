@@ -193,7 +193,8 @@ async def generate(market):
     await market.box.put(Frame("prompt", 0, (Array("uint8", (len(text),), text),), {"chunk": 0}))
     ids = []
     while True:
-        frame = await asyncio.wait_for(market.box.get(), 20)
+        async with asyncio.timeout(20):  # wait_for of Python 3.11 loses a cancellation that comes with a frame
+            frame = await market.box.get()
         ids.append(int.from_bytes(frame.tensors[0].data, "little"))
         if frame.meta["end"]:
             return ids

@@ -255,7 +255,7 @@ async def test_what_a_call_lacks_was_told_before_the_job_was_open_here_and_is_as
         assert (peer, document["edge"], document["first"]) == (DRIVER.public, "hidden.0", 5)
         mine.heard(statement([frame(5)], chunk=5))
 
-    await asyncio.wait_for(mine.complete(5, tell), 1)  # a call has no state: nobody waits for another's inputs
+    await asyncio.wait_for(mine.complete(5, tell), 10)  # a call has no state: nobody waits for another's inputs
     assert [one.chunk for one in spool.sent(REQUEST)] == [5]
 
 
@@ -272,7 +272,7 @@ async def test_what_who_was_replaced_had_not_signed_its_standby_signs(mine, spoo
     await asyncio.sleep(0.01)
     assert not waiting.done()
     mine.heard(statement([frame(1)], STANDBY, chunk=1, attempt=1))
-    assert await asyncio.wait_for(waiting, 1) == 1  # the attempt by which it is to be judged
+    assert await asyncio.wait_for(waiting, 10) == 1  # the attempt by which it is to be judged
     mine.write(REQUEST, "hidden.0", 1, frame(66))  # chunk 2 goes on with the standby
     mine.heard(statement([frame(65), frame(66)], STANDBY, chunk=2, attempt=1))
     assert await mine.complete(2, silence) == 1
@@ -323,7 +323,7 @@ async def test_what_both_signed_otherwise_than_it_came_is_an_error(mine, spool):
 
 async def test_a_standby_is_waited_for_as_long_as_it_may_compute_again(mine, monkeypatch):
     mine.write(REQUEST, "hidden.0", 0, frame(0))
-    mine._plan = mine._plan.model_copy(update={"first_result_ms": 400})
+    mine._plan = mine._plan.model_copy(update={"first_result_ms": 5_000})
     waiting = asyncio.create_task(mine.complete(0, silence))
     await asyncio.sleep(0.05)
     mine.took_over(takeover(first=1))

@@ -295,7 +295,7 @@ async def test_a_server_that_trickles_is_given_up(strange, server, tmp_path, mon
 
 
 async def test_a_server_that_takes_nothing_holds_no_upload(server, tmp_path, monkeypatch):
-    monkeypatch.setattr("nodewire.store.blobs.SLOW_S", 0.2)
+    monkeypatch.setattr("nodewire.store.blobs.SLOW_S", 1.5)
     monkeypatch.setattr("nodewire.store.blobs.LEAST_BYTES_S", 10**8)
 
     async def deaf(reader, writer):
@@ -303,14 +303,14 @@ async def test_a_server_that_takes_nothing_holds_no_upload(server, tmp_path, mon
         if head.startswith(b"HEAD"):
             writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
             await reader.readuntil(b"\r\n\r\n")
-        await asyncio.sleep(30)  # and reads no more
+        await asyncio.sleep(60)  # and reads no more
 
     large = os.urandom(8_000_000)
     listening = await asyncio.start_server(deaf, "127.0.0.1", 0, limit=2**14)
     stuck = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-    async with Blobs([stuck, server], tmp_path / "a", KEYS) as mine, asyncio.timeout(10):
+    async with Blobs([stuck, server], tmp_path / "a", KEYS) as mine, asyncio.timeout(30):
         await mine.put(large)
-    async with Blobs([stuck], tmp_path / "b", KEYS) as alone, asyncio.timeout(10):
+    async with Blobs([stuck], tmp_path / "b", KEYS) as alone, asyncio.timeout(30):
         with pytest.raises(LinkLost):
             await alone.put(large)
     listening.close()

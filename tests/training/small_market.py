@@ -118,6 +118,16 @@ class Market:
         finally:
             await wallet.close()
 
+    async def booked(self, name: str, msat: int) -> None:
+        """Wait until the provider of that name knows that it has earned so much."""
+        book = Ledger(self.folder / name / "ledger.db")
+        try:
+            async with asyncio.timeout(20):
+                while book.earned_msat() < msat:
+                    await asyncio.sleep(0.01)
+        finally:
+            book.close()
+
 
 @asynccontextmanager
 async def opened(folder: Path) -> AsyncIterator[Market]:

@@ -80,7 +80,7 @@ async def test_a_provider_shows_nothing_that_the_close_does_not_draw(market, mon
     monkeypatch.setattr("nodewire.protocol.audit.ask", fishes)
     monkeypatch.setattr("nodewire.customer.training.auditing.AUDIT_S", 1.0)
     heard = asyncio.Event()
-    monkeypatch.setattr("nodewire.customer.training.asking.FIND_S", 1.0)
+    monkeypatch.setattr("nodewire.customer.training.asking.FIND_S", 3.0)
     failures: tuple[tuple[str, str], ...] = ()
 
     def watch(now, event, who):

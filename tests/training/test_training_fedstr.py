@@ -8,6 +8,7 @@ import json
 import secrets
 import time
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -134,7 +135,7 @@ async def test_diloco_is_the_same_round_and_its_outer_step_the_customers(market,
 async def test_who_does_not_pay_the_deposit_gets_nothing_trained(market, host, monkeypatch):
     monkeypatch.setattr(run, "SETTLING_S", 0.1)
     edges: list[str] = []
-    async with provider(market, "ada", fedstr=True, alter=noting(edges), patience_s=1.0) as ada, dora(market) as one:
+    async with provider(market, "ada", fedstr=True, alter=noting(edges), patience_s=3.0) as ada, dora(market) as one:
         request = await one.ask(ada.public, round_of(host))
         asked = await one.answer(request, "payment-required")
         assert next(tag for tag in asked.tags if tag[0] == "amount")[1] == str(DEPOSIT_MSAT)
@@ -146,20 +147,21 @@ async def test_who_does_not_pay_the_deposit_gets_nothing_trained(market, host, m
     assert await market.balance_msat("ada") == LEAST_MSAT
 
 
-async def test_who_does_not_pay_the_balance_is_refused_until_it_has(market, host):
+async def test_who_does_not_pay_the_balance_is_refused_until_it_has(market, host, monkeypatch):
     edges: list[str] = []
-    async with provider(market, "ada", fedstr=True, alter=noting(edges), patience_s=1.0) as ada, dora(market) as one:
-        request = await one.ask(ada.public, round_of(host, deadline=2))
+    async with provider(market, "ada", fedstr=True, alter=noting(edges)) as ada, dora(market) as one:
+        request = await one.ask(ada.public, round_of(host, deadline=60))
         await one.pay(await one.answer(request, "payment-required"))
         result = await one.answer(request, "result")
-        await asyncio.sleep(max(0.0, request.created_at + 2 + 1.1 - time.time()) + 1.0)
+        later = SimpleNamespace(time=lambda: time.time() + 60 + 20 + 3)  # its patience is over, too
+        monkeypatch.setattr(serving, "time", later)
         trained = edges.count("train")
-        refused = await one.ask(ada.public, round_of(host))
+        refused = await one.ask(ada.public, round_of(host), created_at=int(later.time()))
         assert why(await one.answer(refused, "error")) == "payment-required"
         assert edges.count("train") == trained
         await one.pay(result)
-        await asyncio.sleep(0.3)
-        await one.buy(ada.public, round_of(host))
+        await market.booked("ada", LEAST_MSAT)
+        await one.buy(ada.public, round_of(host), created_at=int(later.time()))
     assert await market.balance_msat("ada") == 2 * LEAST_MSAT
 
 
@@ -174,7 +176,7 @@ async def test_results_that_wait_for_their_balance_are_not_without_end(market, h
         assert why(await one.answer(await one.ask(ada.public, third), "error")) == "payment-required"
         for result in results:
             await one.pay(result)
-        await asyncio.sleep(0.3)
+        await market.booked("ada", 2 * LEAST_MSAT)
         await one.buy(ada.public, round_of(host, number=1, index=2))
     assert await market.balance_msat("ada") == 3 * LEAST_MSAT
 
@@ -362,7 +364,7 @@ async def test_a_provider_that_dies_goes_on_is_paid_once_and_serves_nothing_twic
             host.lost = set()
             result = await one.answer(request, "result")
             await one.pay(result)
-            await asyncio.sleep(0.3)
+            await market.booked("ada", LEAST_MSAT)
         said, trained = one.said(request), edges.count("train")
         assert (said.count("payment-required"), said.count("result")) == (1, 1)
         async with provider(market, "ada", fedstr=True, alter=noting(edges)):  # the relay sends the request again

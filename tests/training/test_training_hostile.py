@@ -140,7 +140,7 @@ async def test_a_request_of_the_future_is_refused(market, monkeypatch):
         glance = TrainingAdmission.glance
         # The provider's clock is what is late here: the request is an hour ahead of it.
         monkeypatch.setattr(TrainingAdmission, "glance", lambda self, event, now_s: glance(self, event, now_s - 3600))
-        monkeypatch.setattr("nodewire.customer.training.asking.FIND_S", 0.1)
+        monkeypatch.setattr("nodewire.customer.training.asking.FIND_S", 1.0)
         from nodewire.errors import NoProvider
 
         with pytest.raises(NoProvider):
@@ -322,7 +322,7 @@ async def test_a_transcript_cannot_keep_its_reader_busy_for_ever(market, monkeyp
 
 
 async def test_who_is_dead_and_cheapest_is_not_asked_in_each_round(market, monkeypatch):
-    monkeypatch.setattr("nodewire.customer.training.asking.ANSWER_S", 1.0)
+    monkeypatch.setattr("nodewire.customer.training.asking.ANSWER_S", 2.5)
     async with provider(market, "ada") as ada, Pool([market.relay]) as pool:
         while ada.public not in await choosing.trainers(pool):
             await asyncio.sleep(0.05)

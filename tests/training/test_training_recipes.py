@@ -165,7 +165,7 @@ async def test_frozen_weights_that_are_others_than_sealed_are_not_trained_on(mar
         return await self._seal([state.pack(other)])
 
     monkeypatch.setattr(Coordinator, "start", another)
-    monkeypatch.setattr("nodewire.customer.training.asking.FIND_S", 0.1)
+    monkeypatch.setattr("nodewire.customer.training.asking.FIND_S", 1.0)
     async with provider(market, "ada", families=FAMILIES), provider(market, "bea", families=FAMILIES):
         with pytest.raises(NoProvider):
             await train(market, "dora", given.recipe, data=given.data, start=given.start)

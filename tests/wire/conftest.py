@@ -1,5 +1,6 @@
 """The wire's tests run on uvloop, as the daemon does."""
 
+import asyncio
 import tempfile
 from pathlib import Path
 
@@ -10,6 +11,15 @@ from wire_net import Net
 
 def pytest_asyncio_loop_factories():
     return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture(autouse=True)
+async def ended():
+    """No test waits for ever: uvloop keeps from it what pytest-timeout raises in a signal's handler."""
+    loop = asyncio.get_running_loop()
+    ending = loop.call_later(100, lambda: [task.cancel("it took too long") for task in asyncio.all_tasks(loop)])
+    yield
+    ending.cancel()
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ async def channels(folder, size):
         far, _ = listening.accept()
         far.setblocking(False)
     silent, reads = Reads(size), Reads(size)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await asyncio.gather(
             tls.secured(near, shown.client, silent, is_server=False),
             tls.secured(far, shown.server, reads, is_server=True),
@@ -240,7 +240,7 @@ async def test_who_is_displaced_is_told_so_and_the_first_frames_of_others_come(n
     said = await crowd[0].document()
     assert (said["t"], said["job"], said["error"]["code"]) == ("error", job_id("0"), Busy.code)
     job = provider.open_job(JOB, {"e": Route(honest.keys.public, (provider.public,))})
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         assert (await job.get()).seq == 0
 
 

@@ -58,11 +58,10 @@ async def test_a_killed_peer_is_noticed_at_once(process):
     a, job, peer = process
     waiting = asyncio.create_task(job.get())
     await asyncio.sleep(0)
-    began = time.monotonic()
     peer.kill()
-    with pytest.raises(LinkLost):
+    with pytest.raises(LinkLost) as lost:
         await waiting
-    assert time.monotonic() - began < 1.0
+    assert "silent" not in str(lost.value)
     with pytest.raises(LinkLost):
         await job.put(Frame("there", 1))
     assert not a.peers

@@ -21,7 +21,7 @@ from tests.protocol.documents import CUSTOMER, PROVIDERS, manifest, plan
 JOB = job_id("job")
 DRIVER, FIRST, SECOND = PROVIDERS
 STANDBY = Keys(b"\x09" * 32)
-TURNS, STEP_S = 400, 0.01
+TURNS, STEP_S = 260, 0.01
 
 
 def made(task: str, data) -> bytes:

@@ -160,7 +160,7 @@ async def test_a_stage_that_dies_at_any_frame_is_replaced(ring, seq, moment, lat
     await ring.kill(1)
     await until(lambda: all(ring.members[ring.at[i]].lost == [dead] for i in (0, 2)))
     await ring.replace(1, late=late)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await driving
 
 
@@ -180,7 +180,7 @@ async def test_two_neighbours_that_die_together_are_replaced_by_one_takeover(rin
     await ring.stopped.wait()
     await ring.kill(1, 2)
     await ring.replace(1, 2)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await driving
 
 
@@ -199,7 +199,7 @@ async def test_two_neighbours_that_die_one_after_the_other_are_replaced_by_two_t
     await ring.net.link(ring.members[ring.at[0]].node, standby)
     await until(lambda: ring.members[standby.public].tape.next_seq(JOB, "e1") == 1)
     await ring.replace(2, attempt=2)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await driving
 
 
@@ -567,7 +567,7 @@ async def test_a_member_enters_for_its_neighbour_as_well(ring, dead, turns):
     driver = ring.members[ring.at[0]]
     await ring.net.link(driver.node, member.node)
     ring.serving["both"] = asyncio.create_task(serve_both(member.job, {"e0": 1, "e1": 2}))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await driving
 
 

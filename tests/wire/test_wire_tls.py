@@ -71,7 +71,7 @@ async def pair():
         await loop.sock_connect(near, listening.getsockname())
         far, _ = await loop.sock_accept(listening)
     sides = Side(), Side(1_000)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await asyncio.gather(
             tls.secured(near, client, sides[0], is_server=False), tls.secured(far, server, sides[1], is_server=True)
         )
@@ -108,7 +108,7 @@ async def test_who_leaves_without_a_goodbye_is_gone_and_what_it_wrote_before_is_
     near, far = pair
     near.channel.write(b"the last")
     near.channel.get_extra_info("socket").shutdown(socket.SHUT_WR)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         assert await far.over is None
     assert far.came == b"the last"
 
@@ -154,7 +154,7 @@ async def test_what_was_written_before_close_is_read_even_by_one_who_writes_all_
     near.channel.write(b"x" * 3 * MiB)
     near.channel.close()
     near.channel.write(b"nothing after the close")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         assert await near.over is None
         await far.over
     assert far.came == b"x" * 3 * MiB
@@ -168,7 +168,7 @@ async def test_memory_that_was_written_is_free_after_close(pair):
     data[:] = bytes(len(data))
     far.memory = bytearray(MiB)
     asyncio.get_running_loop().add_reader(far.channel.get_extra_info("socket").fileno(), far.channel._read)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await far.over
     assert far.came == expected
 
@@ -185,7 +185,7 @@ async def test_a_peer_that_reads_nothing_delays_the_close_by_a_second_at_most(pa
 async def test_an_abort_ends_both_sides(pair):
     near, far = pair
     near.channel.abort()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         assert await near.over is None
         await far.over
     assert near.channel.is_closing()
@@ -195,7 +195,7 @@ async def test_an_abort_ends_both_sides(pair):
 async def test_bytes_that_are_no_record_end_the_channel_with_an_error(pair):
     near, far = pair
     socket.socket.send(near.channel.get_extra_info("socket"), b"not a record of TLS at all" * 9)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         assert isinstance(await far.over, ssl.SSLError)
 
 
@@ -205,7 +205,7 @@ async def test_a_protocol_that_fails_ends_its_channel(pair):
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context["exception"]))
     far.buffer_updated = lambda nbytes: 1 // 0
     near.channel.write(b"x")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await far.over
     assert isinstance(told[0], ZeroDivisionError)
 
@@ -237,6 +237,6 @@ async def test_a_channel_that_its_protocol_aborts_at_once_says_nothing():
     await asyncio.gather(
         tls.secured(near, client, sides[0], is_server=False), tls.secured(far, server, sides[1], is_server=True)
     )
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await asyncio.gather(*(side.over for side in sides))
     assert not sides[1].came

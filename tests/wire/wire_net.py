@@ -104,7 +104,7 @@ class Raw:
     async def document(self) -> dict:
         """The next CONTROL document; other frames, and where the peer is, are skipped (pings answered)."""
         while True:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(20):
                 _, kind, stream, header, payload = frames.PREFIX.unpack(await self.reader.readexactly(16))
                 body = await self.reader.readexactly(header + payload)
             if kind == frames.Type.PING:
@@ -116,7 +116,7 @@ class Raw:
 
     async def is_closed(self) -> None:
         """Wait until the other end has closed."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             try:
                 while await self.reader.read(65_536):
                     pass
@@ -124,7 +124,7 @@ class Raw:
                 pass
 
 
-async def until(true, within_s: float = 5.0) -> None:
+async def until(true, within_s: float = 20.0) -> None:
     """Let the loop run until `true()`."""
     async with asyncio.timeout(within_s):
         while not true():

@@ -65,7 +65,7 @@ async def closed(payments, *chunks, units=1):
 
 async def asked(payments, said):
     assert payments.expects(said)
-    await asyncio.wait_for(payments.asked(said), 1)
+    await asyncio.wait_for(payments.asked(said), 10)
 
 
 async def test_a_takeover_that_says_it_began_long_ago_has_no_chunk_paid_a_second_time():
@@ -107,7 +107,7 @@ async def test_who_claims_a_chunk_early_and_is_replaced_in_it_is_not_paid_beside
     await closed(payments, 1)
     await asked(payments, asks(FRIEND, 1, attempt=1))
     with pytest.raises(BadInput):
-        await asyncio.wait_for(waiting, 1)
+        await asyncio.wait_for(waiting, 10)
     assert payer.paid_msat == {FRIEND.public: PRICE_MSAT}
 
 
