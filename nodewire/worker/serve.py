@@ -86,16 +86,19 @@ def _start_products() -> None:
 class _Reserve:
     """RESERVE_BYTES that are kept from actors, so that after one has used up the cap an answer can still be written.
 
-    They stay from one call to the next, and are looked after at each: not where hardly more is left, for then what an
-    earlier call kept fills the cap, and this one may be to free it.
+    They stay from one call to the next. Not where hardly more is left, for then what an earlier call kept fills the
+    cap, and this one may be to free it: that is looked at before all calls but those on frames, which are promised no
+    more than the cap.
     """
 
     def __init__(self) -> None:
         self._held: ExitStack | None = None
 
-    def hold(self) -> None:
+    def hold(self, *, may_free: bool) -> None:
         """Before a call."""
         if self._held is not None:
+            if not may_free:
+                return
             if (as_much := _mapped(RESERVE_BYTES)) is not None:
                 as_much.close()
                 return
@@ -183,7 +186,7 @@ class Server:
 
     def _answer(self, call: dict[str, Any], serve: Callable[[dict[str, Any]], dict[str, Any]]) -> bytes:
         self._unsent = None
-        self._reserve.hold()
+        self._reserve.hold(may_free=call["op"] != "receive")
         try:
             return message.pack({"id": call["id"], **serve(call)})
         except Exception as error:
@@ -194,7 +197,7 @@ class Server:
     def _answer_together(self, first: dict[str, Any]) -> None:
         """Calls of several sessions, computed as one and answered one by one; where that fails, each by itself."""
         calls = [{"op": "receive", "task": first["task"], **call} for call in (first, *first.pop("with"))]
-        self._reserve.hold()
+        self._reserve.hold(may_free=False)
         try:
             actor = self._actors[first["task"]]
             assert isinstance(actor, Batching)
