@@ -34,7 +34,7 @@ class Inboxes:
     def __init__(self, everywhere: Waiting, *, in_order_of_calls: bool) -> None:
         self._everywhere = everywhere
         self._by_call = in_order_of_calls
-        self._frames: defaultdict[str, list[tuple[int, int, Frame[Array]]]] = defaultdict(list)
+        self._frames: defaultdict[str, list[tuple[int, int, int, Frame[Array]]]] = defaultdict(list)
         self._arrived: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self._fences: defaultdict[str, Fences] = defaultdict(Fences)
         """By edge."""
@@ -43,23 +43,29 @@ class Inboxes:
 
     def put(self, task: str, frame: Frame[Array]) -> None:
         """Raises TooLarge: the neighbours send faster than this node is paid, or computes."""
-        if self._bytes + _cost(frame) > MAX_WAITING_BYTES - self._everywhere.nbytes:
+        cost = _cost(frame)
+        if self._bytes + cost > MAX_WAITING_BYTES - self._everywhere.nbytes:
             raise TooLarge("frames", f"over {self._bytes} bytes wait to be computed")
         if not self._by_call:
             self._fences[frame.edge].note(frame)
-        self.put_back(task, frame)
+        self._keep(task, frame, cost)
 
     def put_back(self, task: str, frame: Frame[Array]) -> None:
         """Have a frame wait on."""
-        self._add(_cost(frame))
+        self._keep(task, frame, _cost(frame))
+
+    def _keep(self, task: str, frame: Frame[Array], cost: int) -> None:
+        self._add(cost)
         self._count += 1
-        heappush(self._frames[task], (frame.seq if self._by_call else 0, self._count, frame))
+        heappush(self._frames[task], (frame.seq if self._by_call else 0, self._count, cost, frame))
         self._arrived[task].set()
 
     async def get(self, task: str) -> Frame[Array]:
-        await self._until(task, lambda waiting: bool(waiting))
-        *_, frame = heappop(self._frames[task])
-        self._add(-_cost(frame))
+        waiting = self._frames[task]
+        while not waiting:
+            await self._news(task)
+        _, _, cost, frame = heappop(waiting)
+        self._add(-cost)
         return frame
 
     def clear(self) -> None:
@@ -83,11 +89,14 @@ class Inboxes:
         """Return when it is."""
         await self._until(task, lambda _: self.void(frame))
 
-    async def _until(self, task: str, holds: Callable[[list[tuple[int, int, Frame[Array]]]], bool]) -> None:
+    async def _until(self, task: str, holds: Callable[[list[tuple[int, int, int, Frame[Array]]]], bool]) -> None:
         while not holds(self._frames[task]):
-            self._arrived[task].clear()
-            await self._arrived[task].wait()
+            await self._news(task)
+
+    async def _news(self, task: str) -> None:
+        self._arrived[task].clear()
+        await self._arrived[task].wait()
 
 
 def _cost(frame: Frame[Array]) -> int:
-    return sum(array.nbytes for array in frame.tensors) + 1_024  # an empty one takes room, too
+    return sum([array.nbytes for array in frame.tensors]) + 1_024  # an empty one takes room, too

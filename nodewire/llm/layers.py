@@ -25,6 +25,7 @@ from nodewire.llm.norm import rms_norm
 from nodewire.llm.parameters import of_layer
 from nodewire.llm.quant import loading
 from nodewire.llm.rope import Angles, ropes
+from nodewire.llm.step import step_of
 
 
 class Layer:
@@ -50,6 +51,7 @@ class Layer:
         )
         self.attention_norm, self.mlp_norm = weights["attention_norm"], weights["mlp_norm"]
         self.attention_out_norm, self.mlp_out_norm = weights.get("attention_out_norm"), weights.get("mlp_out_norm")
+        self.step = step_of(self) if config.rotary == config.head_dim else None
 
     def forward(self, x: Tensor, angles: Angles, past: Past) -> Tensor:
         """Hidden states [n, width] of the past's rows after this layer; `angles` are those of their positions."""
@@ -90,8 +92,20 @@ class Layers:
         full = sliding = self.full.at(past.positions)
         if self.sliding is not self.full:
             sliding = self.sliding.at(past.positions)
+        if len(x) == 1 and isinstance(past, Chain) and x.dtype == torch.float32:
+            return self._step(x, full, sliding, past)
         for layer in self.layers:
             x = layer.forward(x, sliding if layer.slides else full, past)
+        return x
+
+    def _step(self, x: Tensor, full: Angles, sliding: Angles, past: Chain) -> Tensor:
+        """`run` of a single row."""
+        alone = {slides: (cos[0, 0], sin[0, 0]) for slides, (cos, sin) in ((False, full), (True, sliding))}
+        for layer in self.layers:
+            if layer.step is not None:
+                x = layer.step.forward(x[0], alone[layer.slides], past)[None]
+            else:
+                x = layer.forward(x, sliding if layer.slides else full, past)
         return x
 
     def forward(self, hidden: Tensor, pos: int, lane: Lane, *, only_last: bool) -> Tensor:

@@ -20,10 +20,10 @@ def gate_of(config: DecoderConfig) -> Gate:
     if config.hidden_act == "clamped_swiglu":
         limit = float(config.swiglu_limit or 0)
         return lambda both: _clamped(both, limit)
-    return _silu if config.hidden_act == "silu" else _gelu
+    return silu if config.hidden_act == "silu" else _gelu
 
 
-def _silu(both: Tensor) -> Tensor:
+def silu(both: Tensor) -> Tensor:
     gate, up = both.chunk(2, -1)
     return F.silu(gate).mul_(up)
 

@@ -30,6 +30,15 @@ def bytes_of(dtype: str, shape: Sequence[int]) -> int:
     return prod(shape[:-1]) * (-(-width // BLOCK) + width)
 
 
+def check_shape(shape: Sequence[object]) -> None:
+    """Raises BadFrame: rank over 8, or a dimension that is none."""
+    if len(shape) > MAX_RANK:
+        raise BadFrame("shape", f"rank over {MAX_RANK}")
+    for n in shape:
+        if type(n) is not int or not 0 <= n < 2**40:
+            raise BadFrame("shape", "a dimension out of range")
+
+
 @dataclass(frozen=True, slots=True)
 class Array:
     """A tensor as its type and raw little-endian, row-major bytes."""
@@ -55,8 +64,7 @@ class Array:
         """
         if self.dtype not in ITEM_BYTES:
             raise BadFrame("dtype", f"{self.dtype[:20]!r} is not one of {', '.join(ITEM_BYTES)}")
-        if len(self.shape) > MAX_RANK or [n for n in self.shape if type(n) is not int or not 0 <= n < 2**40]:
-            raise BadFrame("shape", f"rank over {MAX_RANK} or a dimension out of range")
+        check_shape(self.shape)
         nbytes = bytes_of(self.dtype, self.shape)
         if nbytes > max_bytes:
             raise TooLarge("tensor", f"{nbytes} bytes, at most {max_bytes}")

@@ -18,7 +18,8 @@ class Credit:
     def __init__(self, *, patience_s: float, first: int = 0) -> None:
         """`first` is the first chunk that this provider asks money for: it may have entered the job late."""
         self._patience_s = patience_s
-        self._first = first
+        self._unpaid = first
+        """The first chunk that is not paid."""
         self._paid: set[int] = set()
         self._due: set[int] = set()
         self._changed = asyncio.Condition()
@@ -77,7 +78,9 @@ class Credit:
             raise PaymentRequired(f"chunk {missing[0]}", f"not paid within {self._patience_s:.0f} s") from error
 
     def _may(self, chunk: int) -> bool:
-        return all(earlier in self._paid for earlier in range(self._first, chunk - AHEAD + 1))
+        while self._unpaid in self._paid:
+            self._unpaid += 1
+        return chunk - AHEAD < self._unpaid
 
 
 async def _later(failed: Callable[[], Awaitable[NodewireError]]) -> NodewireError:

@@ -51,6 +51,9 @@ from nodewire.wire import signing
 from nodewire.wire.edges import RESTART
 from nodewire.wire.record import Record, inner_edges, restarted
 
+NOTED, NOTED_BYTES = 16, 65_536
+"""How many outputs of at most so many bytes wait to be hashed, if nobody waits for them."""
+
 log = logging.getLogger("nodewire.provider")
 
 Commit = Callable[[Sequence[ChunkRoot]], Awaitable[None]]
@@ -128,6 +131,7 @@ class JobRun:
         self._generates = manifest.mode == "generate"
         self._noted: deque[tuple[str, int, Frame[Array]]] = deque()
         """Task, chunk and frame of outputs that are not hashed."""
+        self._is_hashing = False
         self._hashing = asyncio.Lock()
         """Held by the chunk that is closed."""
         self._leaves: dict[tuple[int, str], list[Leaf]] = {}
@@ -333,13 +337,21 @@ class JobRun:
             self._note(task, chunk, frame)
 
     def _note(self, task: str, chunk: int, frame: Frame[Array]) -> None:
-        """Take note of an output for its chunk's commitment, and its statement. It is hashed when it has been sent."""
+        """Take note of an output for its chunk's commitment, and its statement. It is hashed when it has been sent, and
+        where nobody waits for that with others of a decoder's positions: what is done in a row takes a fraction."""
         self._noted.append((task, chunk, frame))
-        if len(self._noted) == 1:
+        is_small = sum([array.nbytes for array in frame.tensors]) <= NOTED_BYTES
+        if not (is_small and self._generates and task not in self._entered) or len(self._noted) >= NOTED:
+            self._hash_soon()
+
+    def _hash_soon(self) -> None:
+        if not self._is_hashing:
+            self._is_hashing = True
             asyncio.get_running_loop().call_soon(self._hash)
 
     def _hash(self) -> None:
         """Hash the oldest output that is noted, and the next one when others have had their turn."""
+        self._is_hashing = False
         if not self._noted:
             return
         try:
@@ -347,7 +359,7 @@ class JobRun:
         except NodewireError as error:
             self._fail(error)
         if self._noted:
-            asyncio.get_running_loop().call_soon(self._hash)
+            self._hash_soon()
 
     async def _all_hashed(self) -> None:
         """Hash what is noted now."""

@@ -103,14 +103,15 @@ class Calls:
             raise TooLarge("frame", f"{nbytes} bytes, the arena has {self._slabs.size}")
         session = str(fields.get("session", ""))
         entry = Entry(fields["task"], session, turn.customer, turn.remaining_us, nbytes, like)
-        entry.rows, entry.block = sum(map(count, frames)), block
         call = entry.what = Call(entry, fields, asyncio.get_running_loop().create_future(), limit_s, frames)
-        while not self._queue.has_room(turn.customer, nbytes):
-            self._room.clear()
-            await self._room.wait()
-            self._check_alive()
-        self._queue.offer(entry, _now_us())
-        self._send_next()
+        if not self._goes_at_once(entry):
+            entry.rows, entry.block = sum(map(count, frames)), block
+            while not self._queue.has_room(turn.customer, nbytes):
+                self._room.clear()
+                await self._room.wait()
+                self._check_alive()
+            self._queue.offer(entry, _now_us())
+            self._send_next()
         try:
             return await call.done, call.answered
         finally:
@@ -118,6 +119,21 @@ class Calls:
                 self._queue.cancel(entry)
                 self._room.set()
             call.frames, call.answered = (), []  # not to be kept until a collector finds what refers to each other
+
+    def _goes_at_once(self, entry: Entry) -> bool:
+        """What mostly happens in a decoder's ring: the worker waits, and so does nobody else. Accounts come after."""
+        if self._calls or self._next or not self._queue.is_free(entry):
+            return False
+        call: Call = entry.what
+        computes, fields = bool(call.frames), self._ready(entry)
+        if fields is None:
+            return False
+        self._post([(call, fields)])
+        if not call.done.done():  # else it made no message
+            call.expected_us = self._expected.us(entry.task, entry.nbytes) or 0 if computes else 0
+            self._queue.passed(entry, _now_us(), call.expected_us)
+            self.figures.took(0, 0)
+        return True
 
     def take(self, answer: dict[str, Any]) -> None:
         """An answer of the process. Raises KeyError, BadFrame and others: it is none."""
@@ -132,22 +148,31 @@ class Calls:
             return
         del self._calls[number]
         self._free(call.slab)
-        self._watch()
         now_us = _now_us()
         took_us, self._answered_us = now_us - max(call.sent_us, self._answered_us), now_us
         for one in call.together:
-            self._queue.done(one.entry, took_us // len(call.together))
             if one.fields["op"] == "receive":
-                self._expected.seen(one.entry.task, one.entry.nbytes, took_us // len(call.together))
                 self.figures.computing.add(took_us // len(call.together))
         if not call.done.done():
             if "error" in answer:
                 call.done.set_exception(from_dict(answer["error"]))
             else:
                 call.done.set_result(answer["ok"])
-        self._send_next()
+        if self._calls or self._next or self._queue.calls:
+            self._account(call, took_us)
+            self._send_next()
+        else:  # who waits for the answer goes first
+            asyncio.get_running_loop().call_soon(self._account, call, took_us)
         if self._calls and self._freed:
             self._tell_freed()
+
+    def _account(self, call: Call, took_us: int) -> None:
+        """Note what a call that was answered took, with those that were computed with it."""
+        self._watch()
+        for one in call.together:
+            self._queue.done(one.entry, took_us // len(call.together))
+            if one.fields["op"] == "receive":
+                self._expected.seen(one.entry.task, one.entry.nbytes, took_us // len(call.together))
 
     def _tell_freed(self) -> None:
         self._spawned.channel.write(message.pack({"op": "free", "slabs": self._freed}))
@@ -247,9 +272,9 @@ class Calls:
         for said, call in zip(numbered, calls, strict=True):
             call.sent_us, call.frames = now_us, ()
             self._calls[said["id"]] = call
+        self._spawned.channel.write(body)
         if is_idle:
             self._watch()
-        self._spawned.channel.write(body)
 
     def _placed(self, call: Call, nbytes: int) -> list[dict[str, Any]] | None:
         """Copy the tensors into the inward arena: the frames' wire form, or None while there is no room."""

@@ -17,7 +17,7 @@ class Channel(asyncio.Protocol):
     def __init__(self) -> None:
         self.ended = asyncio.Event()
         self._transport: asyncio.Transport | None = None
-        self._buffer = bytearray()
+        self._buffer = b""
         self._early: deque[dict[str, Any]] = deque()
         self._heard: Callable[[dict[str, Any]], None] = self._early.append
         self._arrived = asyncio.Event()
@@ -52,19 +52,20 @@ class Channel(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        self._buffer += data
+        if self._buffer:
+            data, self._buffer = self._buffer + data, b""
+        at, begin = 0, message.PREFIX.size
         try:
-            while len(self._buffer) >= message.PREFIX.size and self.broken is None:
-                end = message.PREFIX.size + message.body_length(bytes(self._buffer[: message.PREFIX.size]))
-                if len(self._buffer) < end:
+            while len(data) >= at + begin and self.broken is None:
+                end = at + begin + message.body_length(data[at : at + begin])
+                if len(data) < end:
                     break
-                body = bytes(self._buffer[message.PREFIX.size : end])
-                del self._buffer[:end]
+                body, at = data[at + begin : end], end
                 self._heard(message.unpack(body))
+            self._buffer = data[at:]
         except (NodewireError, KeyError, TypeError, ValueError, AttributeError) as error:
             # only a worker that has been taken over speaks so
             self.broken = error
-            self._buffer.clear()
             self.close()
         self._arrived.set()
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import nodewire
 from nodewire.errors import BadConfig, NodewireError
 from nodewire.kind import Limits
-from nodewire.worker import arena, message, rights
+from nodewire.worker import arena, cores, message, rights
 
 if TYPE_CHECKING:
     from nodewire.worker.serve import Server
@@ -42,6 +42,7 @@ def main() -> None:
 
 def _prepare(options: dict[str, Any], channel: int) -> tuple[Server, dict[str, Any]]:
     limits = Limits(**options["limits"])
+    cores.choose(limits.threads)
     inward, outward = (arena.attach(fd, options["arena_bytes"]) for fd in options["arenas"])
     rights.give_up_privileges(options["parent"])
     entry = options["entry"]

@@ -18,12 +18,13 @@ from typing import Any, TypeVar
 import msgpack
 
 from nodewire.errors import BadFrame, TooLarge
-from nodewire.protocol.frame import ITEM_BYTES, MAX_RANK, MAX_TENSORS, Array, Frame
+from nodewire.protocol.frame import ITEM_BYTES, MAX_TENSORS, Array, Frame, bytes_of, check_shape
 from nodewire.worker.arena import aligned
 
 PREFIX = struct.Struct("<I")
 MAX_MESSAGE_BYTES = 2**20
 MAX_META = 64
+_SCALARS = (int, str, bytes, bool, type(None))
 
 T = TypeVar("T")
 
@@ -94,33 +95,30 @@ def take_frame(fields: Any, arena: memoryview, copy: Callable[[Array], T]) -> Fr
     """
     if not isinstance(fields, dict):
         raise BadFrame("frame", "not a map")
-    edge, seq, meta, tensors = (fields.get(key) for key in ("edge", "seq", "meta", "tensors"))
+    edge, seq, meta, tensors = fields.get("edge"), fields.get("seq"), fields.get("meta"), fields.get("tensors")
     if not isinstance(edge, str) or len(edge) > 64:
         raise BadFrame("edge", "not a short text")
     if type(seq) is not int or seq < 0:
         raise BadFrame("seq", "not a count")
-    if not isinstance(meta, dict) or not all(
-        isinstance(key, str) and (value is None or isinstance(value, bool | int | str | bytes))
-        for key, value in meta.items()
-    ):
-        raise BadFrame("meta", "not a map of plain values")
+    if not isinstance(meta, dict):
+        raise BadFrame("meta", "not a map")
+    for key, value in meta.items():
+        if type(key) is not str or type(value) not in _SCALARS:
+            raise BadFrame("meta", "not a map of plain values")
     if not isinstance(tensors, list):
         raise BadFrame("tensors", "not a list")
     if len(tensors) > MAX_TENSORS or len(meta) > MAX_META:
         raise TooLarge("frame", f"{len(tensors)} tensors and {len(meta)} keys, at most {MAX_TENSORS} and {MAX_META}")
-    return Frame(edge, seq, tuple(copy(_array(tensor, arena)) for tensor in tensors), meta)
+    return Frame(edge, seq, tuple([copy(_array(tensor, arena)) for tensor in tensors]), meta)
 
 
 def _array(tensor: Any, arena: memoryview) -> Array:
-    match tensor:
-        case [str(dtype), list(shape), int(offset)] if (
-            dtype in ITEM_BYTES
-            and len(shape) <= MAX_RANK
-            and all(type(n) is int and 0 <= n < 2**40 for n in shape)
-            and 0 <= offset <= len(arena)
-        ):
-            extent = Array(dtype, tuple(shape), b"")
-            array = Array(dtype, tuple(shape), arena[offset : offset + extent.nbytes])
-            array.check(len(arena))
-            return array
+    if isinstance(tensor, list) and len(tensor) == 3:
+        dtype, shape, offset = tensor
+        if type(dtype) is str and dtype in ITEM_BYTES and type(shape) is list and type(offset) is int and offset >= 0:
+            check_shape(shape)
+            nbytes = bytes_of(dtype, shape)
+            if offset + nbytes > len(arena):
+                raise TooLarge("tensor", f"{nbytes} bytes at {offset}, the arena has {len(arena)}")
+            return Array(dtype, tuple(shape), arena[offset : offset + nbytes])
     raise BadFrame("tensors", "a tensor is not [dtype, shape, offset]")

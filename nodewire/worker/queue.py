@@ -135,9 +135,19 @@ class Queue:
         """Whether a call of that size could be offered now. Raises TooLarge: it never can."""
         if nbytes > self.max_bytes // 2:
             raise TooLarge("call", f"{nbytes} bytes, at most {self.max_bytes // 2} of a customer's may wait")
-        of = self._customers.get(customer) or _Customer()
+        of = self._customers.get(customer)
+        had, had_bytes = (0, 0) if of is None else (of.calls, of.nbytes)
         calls, most_bytes = self.max_calls - self.calls, self.max_bytes - self.nbytes
-        return of.calls < min(calls, self.max_calls // 2) and of.nbytes + nbytes <= min(most_bytes, self.max_bytes // 2)
+        return had < min(calls, self.max_calls // 2) and had_bytes + nbytes <= min(most_bytes, self.max_bytes // 2)
+
+    def is_free(self, entry: Entry) -> bool:
+        """Whether `entry` would wait here alone, so that it need not come in."""
+        return not self.calls and entry.nbytes <= self.max_bytes // 2
+
+    def passed(self, entry: Entry, now_us: int, expected_us: int = 0) -> None:
+        """Note what has gone by while the queue was free, as if it had been offered and taken."""
+        self.offer(entry, now_us)
+        self.take(entry, now_us, expected_us)
 
     def offer(self, entry: Entry, now_us: int) -> None:
         """Take `entry` in.

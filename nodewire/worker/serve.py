@@ -83,18 +83,38 @@ def _start_products() -> None:
     torch.mm(first, second.t(), out=product)
 
 
-@contextmanager
-def _held_back() -> Iterator[None]:
-    """Keep RESERVE_BYTES from the actor, so that after it has used up the cap an answer can still be written.
+class _Reserve:
+    """RESERVE_BYTES that are kept from actors, so that after one has used up the cap an answer can still be written.
 
-    Not where hardly more is left: then what an earlier call kept fills the cap, and this one may be to free it.
+    They stay from one call to the next. Not where hardly more is left, for then what an earlier call kept fills the
+    cap, and this one may be to free it: that is looked at before all calls but those on frames, which are promised no
+    more than the cap.
     """
-    with ExitStack() as held:
+
+    def __init__(self) -> None:
+        self._held: ExitStack | None = None
+
+    def hold(self, *, may_free: bool) -> None:
+        """Before a call."""
+        if self._held is not None:
+            if not may_free:
+                return
+            if (as_much := _mapped(RESERVE_BYTES)) is not None:
+                as_much.close()
+                return
+            self.release()
+        held = ExitStack()
         with suppress(RuntimeError):
             with _some_memory(2 * RESERVE_BYTES):
                 pass
             held.enter_context(_some_memory(RESERVE_BYTES))
-        yield
+            self._held = held
+
+    def release(self) -> None:
+        """A call has failed: to say so may take it."""
+        held, self._held = self._held, None
+        if held is not None:
+            held.close()
 
 
 @contextmanager
@@ -141,9 +161,11 @@ class Server:
 
     def __init__(self, channel: int, inward: mmap.mmap, outward: mmap.mmap, load: Load, limits: Limits) -> None:
         self._channel = channel
-        self._inward, self._outward = inward, outward
+        self._inward_bytes, self._outward = memoryview(inward), outward
         self._slabs = Slabs(len(outward))
+        self._reserve = _Reserve()
         self._load, self._limits = load, limits
+        self._on_cpu = limits.device == "cpu"
         self._actors: dict[str, Actor] = {}
         self._taken_bytes: dict[str, tuple[int, int]] = {}
         """By task, what it holds, and what it takes besides to compute."""
@@ -164,22 +186,24 @@ class Server:
 
     def _answer(self, call: dict[str, Any], serve: Callable[[dict[str, Any]], dict[str, Any]]) -> bytes:
         self._unsent = None
+        self._reserve.hold(may_free=call["op"] != "receive")
         try:
-            with _held_back():
-                return message.pack({"id": call["id"], **serve(call)})
+            return message.pack({"id": call["id"], **serve(call)})
         except Exception as error:
+            self._reserve.release()
             self._free(*(() if self._unsent is None else (self._unsent,)))
             return message.pack({"id": call["id"], "error": self._typed(call, error).as_dict()})
 
     def _answer_together(self, first: dict[str, Any]) -> None:
         """Calls of several sessions, computed as one and answered one by one; where that fails, each by itself."""
         calls = [{"op": "receive", "task": first["task"], **call} for call in (first, *first.pop("with"))]
+        self._reserve.hold(may_free=False)
         try:
-            with _held_back():
-                actor = self._actors[first["task"]]
-                assert isinstance(actor, Batching)
-                found = actor.receive_together([(call["session"], list(self._frames(call))) for call in calls])
+            actor = self._actors[first["task"]]
+            assert isinstance(actor, Batching)
+            found = actor.receive_together([(call["session"], list(self._frames(call))) for call in calls])
         except Exception:  # of memory, say; what it was is in the answer to who caused it
+            self._reserve.release()
             for call in calls:
                 self._write(self._answer(call, self._serve))
             return
@@ -221,7 +245,7 @@ class Server:
     def _frames(self, call: dict[str, Any]) -> Iterator[Frame[torch.Tensor]]:
         codings = self._codings.get((call["task"], call["session"]), OWN)
         for fields in call["frames"]:
-            yield self._taken(message.take_frame(fields, memoryview(self._inward), _as_it_is), codings)
+            yield self._taken(message.take_frame(fields, self._inward_bytes, _as_it_is), codings)
 
     def _put_all(
         self, call: dict[str, Any], *, outputs: Sequence[Frame[torch.Tensor]] | NodewireError
@@ -292,7 +316,8 @@ class Server:
             return torch.empty(array.shape, dtype=own, device=self._limits.device)
         if dtype is torch.bool:  # a peer's bytes other than 0 and 1 are undefined as bool
             return torch.frombuffer(array.data, dtype=torch.uint8).reshape(array.shape).ne(0).to(self._limits.device)
-        return torch.frombuffer(array.data, dtype=dtype).reshape(array.shape).to(self._limits.device, own, copy=True)
+        found = torch.frombuffer(array.data, dtype=dtype).view(array.shape)
+        return found.clone() if self._on_cpu and own is dtype else found.to(self._limits.device, own, copy=True)
 
     def _put(self, call: int, frame: Frame[torch.Tensor], coding: Coding | None) -> None:
         self._write(message.pack({"id": call, "frame": self._placed(frame, coding)}))
@@ -377,6 +402,7 @@ class Server:
         return found
 
     def _write(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._channel, view) :]
+        written = os.write(self._channel, data)
+        while written < len(data):
+            data = data[written:]
+            written = os.write(self._channel, data)

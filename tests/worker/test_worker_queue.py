@@ -260,3 +260,28 @@ def test_what_calls_take_is_told_by_task_and_size():
     assert expected.us("t", 90) == 1_250
     assert expected.us("t", 1_000) is None
     assert expected.us("u", 100) is None
+
+
+def test_what_passes_a_free_queue_counts_as_if_it_had_waited_there():
+    through, past = Queue(), Queue()
+    for now_us in range(0, 5_000, 1_000):
+        one, other = entry(customer="busy"), entry(customer="busy")
+        through.offer(one, now_us)
+        assert taking(through, now_us, 700) == [one]
+        assert past.is_free(other)
+        past.passed(other, now_us, 700)
+        through.done(one, 900)
+        past.done(other, 900)
+    found = []
+    for queue in (through, past):
+        for customer in ("busy", "new", "busy", "new"):
+            queue.offer(entry(customer=customer), 5_000)
+        assert not queue.is_free(entry())
+        found.append([taking(queue, 5_000, 100)[0].customer for _ in range(4)])
+    assert found[0] == found[1]
+
+
+def test_a_call_that_may_never_wait_does_not_pass_either():
+    queue = Queue(max_bytes=1_000)
+    assert queue.is_free(entry(nbytes=500))
+    assert not queue.is_free(entry(nbytes=501))

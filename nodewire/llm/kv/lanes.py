@@ -20,16 +20,16 @@ from nodewire.llm.kv.tree import Tree
 class Lanes:
     """Cells for `slots` lanes of `positions`, or for more of fewer.
 
-    `keys` and `values`: per layer [kv_heads, cells, head_dim].
+    `cells`: per layer [2, kv_heads, cells, head_dim], of which `keys` are the first and `values` the second.
     """
 
     def __init__(
         self, config: DecoderConfig, layers: int, slots: int, positions: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         size = pages_of(positions)
-        shape = (config.num_key_value_heads, PAGE * slots * size, config.head_dim)
-        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
-        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        shape = (2, config.num_key_value_heads, PAGE * slots * size, config.head_dim)
+        self.cells = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self.keys, self.values = ([both[which] for both in self.cells] for which in (0, 1))
         self.numbers = torch.arange(positions, device=device)
         self.positions = positions
         self._pages = Pages(slots, size)
@@ -58,10 +58,14 @@ class Lane:
         self.lanes.keys[layer][:, place] = keys.transpose(0, 1)
         self.lanes.values[layer][:, place] = values.transpose(0, 1)
 
+    def write_row(self, layer: int, cell: int, both: Tensor) -> None:
+        """Put one row's keys and values [2, kv_heads, head_dim] into a cell."""
+        self.lanes.cells[layer].select(2, self._start + cell).copy_(both)
+
     def read(self, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
         """Keys and values [kv_heads, end - first, head_dim], not copied."""
-        place = slice(self._start + first, self._start + end)
-        return self.lanes.keys[layer][:, place], self.lanes.values[layer][:, place]
+        keys, values = self.lanes.cells[layer].narrow(2, self._start + first, end - first).unbind()
+        return keys, values
 
     def keep(self, path: Sequence[int]) -> None:
         """Have live cells join the committed run; those that do not descend from the last of them are gone.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from nodewire.llm.kv.lanes import Lane
 from nodewire.llm.kv.past import How, Past, attention
@@ -28,6 +29,14 @@ class Chain:
         mask = self._mask(first, how.window) if n > 1 and (pos or slides) else None
         keys, values = self._lane.read(layer, first, end)
         return attention(q, keys, values, mask, how, causal=n > 1 and mask is None)
+
+    def attend_alone(self, layer: int, q: Tensor, both: Tensor, how: How) -> Tensor:
+        """`attend` of a single row, without soft caps and sinks: `q` [1, kv_heads, group, head_dim], its keys and
+        values `both` [2, kv_heads, head_dim], to [heads * head_dim]."""
+        self._lane.write_row(layer, self._pos, both)
+        first = max(0, self._end - how.window) if how.window else 0
+        keys, values = self._lane.read(layer, first, self._end)
+        return F.scaled_dot_product_attention(q, keys[None], values[None], scale=how.scale).view(-1)
 
     def _mask(self, first: int, window: int) -> Tensor:
         """bool [n, end - first]: each row sees up to its own position, and of that the last `window`."""

@@ -1,0 +1,74 @@
+"""A decode step: one row of float32 through a plain layer on a CPU, in as few operations as PyTorch has for it.
+
+A small decoder's step is half what its operations cost besides their arithmetic, so there are 15 instead of 40: a norm
+is a product and a scaling, a residual is added by the product before it, keys and values lie where both are kept.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from nodewire.llm.kv.rows import Chain
+from nodewire.llm.mlp import Mlp, silu
+from nodewire.llm.rope import Angles
+
+if TYPE_CHECKING:
+    from nodewire.llm.layers import Layer
+
+
+class Step:
+    """A layer's own; made by `step_of`. What it works in is taken once, so only one step is computed at a time."""
+
+    def __init__(self, layer: Layer, qkv: Tensor, o: Tensor, gate_up: Tensor, down: Tensor) -> None:
+        attention = layer.attention
+        kv_heads, head_dim = attention.turning - attention.heads, attention.head_dim
+        self._place, self._how, self._eps = attention.place, attention.how, layer.eps
+        self._qkv, self._qkv_bias, self._o, self._gate_up, self._down = qkv, attention.qkv_bias, o, gate_up, down
+        self._attention_norm, self._mlp_norm = layer.attention_norm, layer.mlp_norm
+        self._zero, self._normed = torch.zeros(2, qkv.shape[1])
+        self._row = torch.empty(len(qkv))
+        self._pairs = self._row[: attention.turning * head_dim].view(attention.turning, 2, -1)
+        self._turned = torch.empty_like(self._pairs)
+        queries = attention.heads * head_dim
+        self._q = self._row[:queries].view(1, kv_heads, -1, head_dim)
+        self._both = self._row[queries:].view(2, kv_heads, head_dim)
+        self._gated = torch.empty(len(gate_up))
+        self._gate, self._up = self._gated.chunk(2)
+
+    def forward(self, x: Tensor, angles: Angles, past: Chain) -> Tensor:
+        """[width] in and out; `angles` are the row's, [1, rotary / 2] and [2, rotary / 2]."""
+        cos, sin = angles
+        normed = self._norm(x, self._attention_norm)
+        if self._qkv_bias is None:
+            torch.mv(self._qkv, normed, out=self._row)
+        else:
+            torch.addmv(self._qkv_bias, self._qkv, normed, out=self._row)
+        pairs = self._pairs
+        torch.addcmul(torch.mul(pairs, cos, out=self._turned), pairs.flip(1), sin, out=pairs)
+        x = torch.addmv(x, self._o, past.attend_alone(self._place, self._q, self._both, self._how))
+        torch.mv(self._gate_up, self._norm(x, self._mlp_norm), out=self._gated)
+        return torch.addmv(x, self._down, F.silu(self._gate).mul_(self._up))
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        """As nodewire.llm.norm."""
+        scale = (float(torch.dot(x, x)) / len(x) + self._eps) ** -0.5
+        return torch.addcmul(self._zero, x, weight, value=scale, out=self._normed)
+
+
+def step_of(layer: Layer) -> Step | None:
+    """None where a layer has what only `Layer.forward` knows: experts, blocks, further norms, other dtypes."""
+    attention, mlp = layer.attention, layer.mlp
+    if not isinstance(mlp, Mlp) or mlp.gate is not silu or layer.eps <= 0:
+        return None
+    further = (layer.attention_out_norm, layer.mlp_out_norm, attention.q_norm, attention.k_norm, attention.o_bias)
+    if any(one is not None for one in further) or attention.how.softcap or attention.how.sinks is not None:
+        return None
+    matrices = [one for one in (attention.qkv, attention.o, mlp.gate_up, mlp.down) if isinstance(one, Tensor)]
+    norms = (layer.attention_norm, layer.mlp_norm)
+    if len(matrices) < 4 or any(one.dtype != torch.float32 or one.device.type != "cpu" for one in (*matrices, *norms)):
+        return None
+    return Step(layer, *matrices)
