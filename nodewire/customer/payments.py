@@ -45,15 +45,15 @@ class Paid:
 
 def most_units(manifest: Manifest, inputs: Sequence[Frame[Array]]) -> int:
     """What chunk 0 may count at most: no more than a text has bytes (and a few special tokens); ids are counted."""
-    if manifest.mode != "generate":
-        return 1
-    size = sum(
-        math.prod(array.shape) if array.dtype == "int64" else array.nbytes
-        for frame in inputs
-        for array in frame.tensors
-    )
-    positions = min(size + _SPECIAL_TOKENS, manifest.context or size + _SPECIAL_TOKENS)
-    return -(-positions // manifest.chunk)
+    return -(-most_positions(manifest, inputs) // manifest.chunk) if manifest.mode == "generate" else 1
+
+
+def most_positions(manifest: Manifest, inputs: Sequence[Frame[Array]], tokens: int = 0) -> int:
+    """What a generation's prompt, and so many tokens after it, take at most."""
+    size = _SPECIAL_TOKENS + tokens
+    for frame in inputs:
+        size += sum(math.prod(one.shape) if one.dtype == "int64" else one.nbytes for one in frame.tensors)
+    return min(size, manifest.context or size)
 
 
 class JobPayments:

@@ -175,12 +175,30 @@ async def test_one_customer_can_buy_the_same_twice_in_the_same_second(market, al
     assert bought == [alone(PROMPT, 5)[0]] * 2
 
 
+async def test_a_slot_is_for_many_short_generations_at_once(market, alone):
+    """Ada has one, of the whole context."""
+    done = []
+    async with market.customer("shirley") as shirley:
+        newest = await shirley.session.market.epoch(timeout_s=10)
+        await market.until(market.is_free("ada"), after=newest.body.epoch)
+        started = [
+            shirley.generate(market.decoder["address"], PROMPT, max_tokens=5, ended=done.append) for _ in range(3)
+        ]
+        ids = [[*(await anext(one)).ids] for one in started]  # all three are under way
+        for one, mine in zip(started, ids, strict=True):
+            async for piece in one:
+                mine += piece.ids
+    assert ids == [alone(PROMPT, 5)[0]] * 3
+    assert [market.public["ada"] in one["providers"] for one in done] == [True] * 3
+
+
 async def test_a_full_provider_says_busy_and_the_plan_that_is_drawn_without_it_can_be_audited(market, alone):
     async with market.customer("alice") as alice, market.customer("bob") as bob:
         ada = market.public["ada"]
         newest = await alice.session.market.epoch(timeout_s=10)
         await market.until(market.is_free("ada"), after=newest.body.epoch)
-        holding = alice.generate(market.decoder["address"], PROMPT, max_tokens=TOKENS)
+        context = (await alice.session.market.manifest(market.decoder["address"])).context
+        holding = alice.generate(market.decoder["address"], PROMPT, max_tokens=TOKENS, positions=context)
         await anext(holding)  # ada's only slot is taken, and the newest snapshot does not know
         ids = await generate(bob, market, "the mat", max_tokens=5)
         await holding.aclose()
