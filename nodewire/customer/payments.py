@@ -16,6 +16,7 @@ from nodewire.pay.debts import Debt, Key
 from nodewire.pay.payer import Payer
 from nodewire.pay.settlement import share_msat
 from nodewire.protocol.ad import Ad
+from nodewire.protocol.cached import WHOLE_PPM, due_msat
 from nodewire.protocol.feedback import Due, Feedback
 from nodewire.protocol.frame import Array, Frame
 from nodewire.protocol.manifest import Manifest
@@ -327,7 +328,9 @@ class JobPayments:
 
     def _check(self, provider: str, due: Due) -> None:
         then = self._then(due)
-        if due.amount_msat != due.units * price_msat(self._plan, then, provider, due.chunk) or not due.amount_msat:
+        price = price_msat(self._plan, then, provider, due.chunk)
+        cached_ppm = self._ads[provider].cached_ppm if due.cached else WHOLE_PPM
+        if due.amount_msat != due_msat(price, due.units, due.cached, cached_ppm) or not price:
             raise BadInput("amount", f"{due.amount_msat} msat is not {due.units} times the plan's price")
         gave = self.newest.replaced if self.newest is not None else ()
         stays = provider in self._doubted | self.wronged

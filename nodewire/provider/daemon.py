@@ -33,6 +33,7 @@ from nodewire.provider.following import Follower
 from nodewire.provider.holding import Holding, Kept
 from nodewire.provider.job import JobRun
 from nodewire.provider.kept import KeptWork
+from nodewire.provider.prefixes import Prefixes, whose
 from nodewire.provider.serving import OneManifest, Served
 from nodewire.provider.specializations import Specializations, part_in
 from nodewire.provider.standing import Standby, Standing
@@ -88,6 +89,7 @@ class Provider:
         kept: KeptWork,
         holding: Holding,
         patience_s: int,
+        prefixes: Prefixes,
         verifying: Verifying,
         presenter: Presenter | None,
     ) -> None:
@@ -105,6 +107,7 @@ class Provider:
         self._admission = admission
         self._withdrawals = withdrawals
         self._patience_s = patience_s
+        self._prefixes = prefixes
         self._spool = spool
         self._kept = kept
         self._holding = holding
@@ -364,6 +367,8 @@ class Provider:
             takeover=entered,
             statements=statements,
             record=record,
+            whose=whose(self._prefixes, request.customer),
+            cached_ppm=ads[self._keys.public].cached_ppm,
         )
         handover = member.handover(open_chunk=run.open_chunk, changed=run.took_over, publish=self._publish)
         run.handover = handover if member.hands_over else None

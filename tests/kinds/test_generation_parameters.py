@@ -45,6 +45,7 @@ def test_what_is_asked_for_stays_checked_twice_or_once(asked):
         {"json_schema": {"type": "object"}},
         {"json_schema": "[]"},
         {"json_schema": "x" * 9_000},
+        {"prefixes": "somebody else"},
         {"positions": 0},
         {"positions": 1_001},
         {"positions": 64.0},
