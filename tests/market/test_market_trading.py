@@ -176,7 +176,7 @@ async def test_one_customer_can_buy_the_same_twice_in_the_same_second(market, al
 
 
 async def test_a_prompt_that_begins_as_one_before_is_found_by_who_sent_that_and_costs_less(market, alone):
-    first, second = PROMPT * 4, PROMPT * 4 + " and so on"
+    first, second = PROMPT * 8, PROMPT * 8 + " and so on"
     tokenizer = Whole(market.decoder_folder).tokenizer
     units = -(-len(tokenizer.encode(second)) // 64)
     found = len(tokenizer.encode(first)) // 64

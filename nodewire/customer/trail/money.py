@@ -111,7 +111,8 @@ def _misreceipted(one: Receipt, record: Record) -> str:
         said = record.claims.get((one.provider, paid.chunk, paid.attempt))
         if said is None or said.due is None:
             return f"chunk {paid.chunk}: there is no such claim"
-        if (paid.root, paid.amount_msat, paid.units) != (said.due.root, said.due.amount_msat, said.due.units):
+        claimed = said.due.root, said.due.amount_msat, said.due.units, said.due.cached
+        if (paid.root, paid.amount_msat, paid.units, paid.cached) != claimed:
             return f"chunk {paid.chunk}: not what the provider claimed"
     return ""
 

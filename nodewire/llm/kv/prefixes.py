@@ -32,7 +32,7 @@ class Chain:
     def follow(self, rows: Tensor) -> None:
         """Another page's rows [64, width] have come."""
         data = rows.contiguous().cpu().view(torch.uint8).numpy()
-        self.key = hashlib.sha256(self.key + hashlib.sha256(data).digest()).digest()
+        self.key = hashlib.sha256(self.key + hashlib.sha256(data.data).digest()).digest()
         self.pages += 1
 
 
@@ -92,7 +92,7 @@ class Prefixes:
         for there, here in zip(self._lanes.page(pages[0]), self._lanes.page(lane.pages[kept.place]), strict=True):
             there.copy_(here)
         whole = F.pad(answer, (0, -self._width % self._slice))
-        for there, part in zip(self._slices(kept), whole.split(self._slice, dim=1), strict=False):
+        for there, part in zip(self._slices(kept), torch.split(whole, self._slice, dim=1), strict=False):
             there[:, : kept.rows] = part.view(kept.rows, len(there), -1).transpose(0, 1)
 
     def make_way(self, count: int) -> None:
