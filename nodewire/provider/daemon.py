@@ -89,12 +89,12 @@ class Provider:
         kept: KeptWork,
         holding: Holding,
         patience_s: int,
-        prefixes: Prefixes,
         verifying: Verifying,
         presenter: Presenter | None,
+        prefixes: Prefixes = "own",
     ) -> None:
         """`follower`: of demand; None where only what the configuration names is held. `presenter`: of the verdicts
-        that pay it for verifying; None without a bond."""
+        that pay it for verifying; None without a bond. `prefixes`: for whom beginnings of prompts are kept."""
         self._keys = keys
         self._pool = pool
         self._market = market

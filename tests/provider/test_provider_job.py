@@ -372,7 +372,7 @@ async def test_a_customers_prompt_that_is_too_long_keeps_its_code(market):
 async def test_sessions_end_with_the_job(market):
     await served(market)
     for run in market.runs.values():
-        assert not run._worker._worker.open_sessions
+        assert not run._finding._worker.open_sessions
         assert run._mailbox.closed
 
 
@@ -471,7 +471,7 @@ async def test_a_job_whose_input_never_comes_gives_its_slot_back(market):
         await asyncio.wait_for(run.run(), 5)
     statuses = [(f.status, f.text) for f in map(market.parsed, market.events)]
     assert statuses == [("processing", ""), ("error", "timed-out")]
-    assert not run._worker._worker.open_sessions
+    assert not run._finding._worker.open_sessions
 
 
 # What a job that ends badly means for its customer's credit.
